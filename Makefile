@@ -1,6 +1,7 @@
 # make run    the environment, then the whole pipeline; a second time it finds nothing to do
 # make test   the environment, then all tests
-# make help   everything else
+#
+# The other targets are below, each with a line of description.
 #
 # Variables:
 #   PYTHON       the Python to use: 3.11, 3.12 or 3.13; the first one found by default
@@ -10,9 +11,8 @@
 #   TORCH_INDEX  an index to take torch from, in place of pip's own
 #   WORKERS      processes that run tests side by side; 0: none, everything in this one
 #   RECIPES      the recipes to compare, or all: written into params.yaml
-#   ARGS         passed on to `python -m flows.pipeline`, to `flows.serve`, or to `flows ui`
+#   ARGS         passed on to `winnow run` or pytest
 #   AUDIT        1: `make audit` asks for known vulnerabilities, too
-#   PYTHONS      the Pythons of `make compat`; by default those found here, the environment's left out
 
 SHELL := /bin/bash
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -34,7 +34,6 @@ STAMP := $(VENV)/.installed-$(VLLM)
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 DOCS := .venv-docs
 SECURITY := .venv-security
-PYTHONS ?= $(FOUND)
 
 export DVC_NO_ANALYTICS := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -43,10 +42,10 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run env repro check test test-ray test-torchao quick compat gpu-check lint docs audit sbom bench ui serve clean help
+.PHONY: run env test test-ray test-torchao check lint docs bench gpu-check audit clean
 
-run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), ARGS="--recipe sgpo --seed 0"
-	@$(BIN)/python -m flows.pipeline $(if $(RECIPES),--experiment "$(RECIPES)") $(ARGS)
+run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), ARGS="sgpo --seed 0"
+	@$(BIN)/python -m flows run $(if $(RECIPES),$(RECIPES) --experiment) $(ARGS)
 
 env: $(STAMP)  ## the environment alone
 
@@ -73,13 +72,11 @@ endif
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-repro: env  ## the same pipeline by DVC alone
-	@PATH="$(abspath $(BIN)):$$PATH" dvc repro
+check: lint  ## before every commit: lint, types, and the tests that are not slow
+	@$(PYTEST) -m "not slow"
 
-check: lint quick  ## before every commit: lint, types, and the tests that are not slow
-
-test: env  ## all tests; what needs vLLM, a GPU or real data is skipped where that is missing
-	@$(PYTEST)
+test: env  ## all tests, or those of ARGS='-m "not slow"'; what needs vLLM, a GPU or real data is skipped where that is missing
+	@$(PYTEST) $(ARGS)
 
 test-ray: env  ## the tests on a Ray cluster of this machine (installs requirements-ray.txt beside the pins)
 	@$(PIP) --no-deps -r requirements-ray.txt
@@ -89,19 +86,6 @@ test-torchao: env  ## the tests of training with few bits (installs requirements
 	@$(PIP) --no-deps -r requirements-torchao.txt
 	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/train/test_optimizer.py tests/train/test_quantized.py
 
-quick: env  ## the tests that are not slow
-	@$(PYTEST) -m "not slow"
-
-# With CI unset, what is not installed here (vLLM, an S3 server, bubblewrap) is skipped, not refused.
-compat:  ## the tests that are not slow, on the other Pythons found here, or on PYTHONS="python3.12 ..."
-	@seen=$$($(BIN)/python -c '$(VERSION)' 2>/dev/null); \
-	for p in $(PYTHONS); do \
-	    v=$$("$$p" -c '$(VERSION)') || exit 1; \
-	    if [[ " $$seen " == *" $$v "* ]]; then continue; fi; \
-	    seen="$$seen $$v"; echo "Python $$v, in .venv-$$v"; \
-	    CI= $(MAKE) --no-print-directory quick VENV=.venv-$$v PYTHON="$$p" || exit 1; \
-	done
-
 bench: env  ## compare with TRL (installs requirements-bench.txt beside the pins), and say where the time goes
 	@$(PIP) --no-deps -r requirements-bench.txt
 	@$(BIN)/python -m tests.bench.against_trl
@@ -110,10 +94,11 @@ bench: env  ## compare with TRL (installs requirements-bench.txt beside the pins
 gpu-check: env  ## measure Winnow's parts on this machine's GPU in ten minutes; goes on where it was stopped
 	@$(BIN)/python -m tests.gpu.check --minutes 10 --out gpu-check
 
-lint: env  ## ruff (rules and format) and mypy
+lint: env  ## ruff (rules and format), mypy, and the limits of the project's size
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
 	@$(BIN)/python -m mypy
+	@$(BIN)/python -m tests.bench.measures
 
 docs: $(DOCS)/.installed  ## the documentation, in docs/_build/index.html; a warning is an error
 	@$(DOCS)/bin/python -m sphinx -W --keep-going --quiet -b html docs docs/_build
@@ -124,33 +109,21 @@ $(DOCS)/.installed: requirements-docs.txt
 	@$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	@touch $@
 
-audit: $(SECURITY)/.installed  ## what bandit finds in the code; with AUDIT=1 known vulnerabilities of the pins (internet)
+# sbom.json (CycloneDX, checked against its schema) has neither a time nor a number of its own: equal pins give equal files.
+audit: $(SECURITY)/.installed  ## what bandit finds, and sbom.json; with AUDIT=1 known vulnerabilities of the pins (internet)
 	@$(SECURITY)/bin/bandit --quiet -ll --recursive tasks flows examples
-ifneq ($(AUDIT),)
-	@$(SECURITY)/bin/pip-audit --disable-pip --no-deps -r requirements.txt -r requirements-cpu.txt
-endif
-
-# CycloneDX, checked against its schema. Written twice it is the same: neither time nor number of its own.
-sbom: $(SECURITY)/.installed  ## the software bill of materials of the pins, in sbom.json
 	@cat requirements.txt requirements-cpu.txt | $(SECURITY)/bin/cyclonedx-py requirements - --pyproject pyproject.toml \
 	    --spec-version 1.6 --output-format JSON --output-reproducible --validate --output-file sbom.json 2>/dev/null \
 	    || { echo "cyclonedx-py could not write sbom.json from the requirements" >&2; exit 1; }
-	@echo "sbom.json: $$(grep -c '"bom-ref"' sbom.json) components"
+ifneq ($(AUDIT),)
+	@$(SECURITY)/bin/pip-audit --disable-pip --no-deps -r requirements.txt -r requirements-cpu.txt
+endif
 
 $(SECURITY)/.installed: requirements-security.txt
 	@test -x $(SECURITY)/bin/python || "$(PYTHON)" -m venv $(SECURITY)
 	@$(SECURITY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	@touch $@
 
-ui: env  ## the pages of MLflow (http://127.0.0.1:5000) and Prefect (http://127.0.0.1:4200)
-	@$(BIN)/python -m flows ui $(ARGS)
-
-serve: env  ## the pipeline on a schedule: ARGS='--cron "0 3 * * *"'; wants a Prefect server
-	@$(BIN)/python -m flows.serve $(ARGS)
-
 clean:  ## caches of tools; neither the environment, nor data, nor DVC's cache
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build docs/reference
 	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
-
-help:
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

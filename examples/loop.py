@@ -1,13 +1,13 @@
-"""GRPO with Winnow's own idea, in one page, on Winnow's own parts: an engine, a grader, a learner.
+"""GRPO with sGPO group sizes, in one page, on Winnow's own parts: an engine, a grader, a learner.
 
     python examples/loop.py [--steps 20] [--threads 2]
 
-Profile every prompt once, drop those that are always or never solved, size each group by its pass
-rate (sGPO), then sample, grade, estimate, update. It learns sums with the policy in data/policy.
+Profile every prompt once, drop prompts that are always or never solved, and size each group by its
+pass rate (sGPO). Then sample, grade, estimate and update. The policy in data/policy learns sums.
 
-What `winnow run` adds: the recipe's other slots (who is sampled next, replay, selection), samples
-that are kept and reused, checkpoints, accounts of what it cost, sampling beside the update, many
-processes. `tasks/train/loop/loop.py` is the same loop with all of it."""
+`winnow run` adds the recipe's other slots (choice of the next prompts, replay, selection), stored
+and reused samples, checkpoints, cost accounts, sampling during the update, and several processes.
+`tasks/train/loop/loop.py` is the same loop with all of these."""
 
 import argparse
 from pathlib import Path
@@ -29,18 +29,18 @@ from tasks.train.learner.learner import Learner
 from tasks.train.learner.ranks import Ranks
 from tasks.train.methods.advantage import grpo
 from tasks.train.methods.loss import clip
-from tasks.train.rollouts import Estimate, Ints, Rollouts
+from tasks.train.rollouts import Ints, Rollouts, make_rollouts
 from tasks.train.settings import LearnerSettings, TrainSettings
 
 SAMPLING = Sampling(max_tokens=64)
 NUM_TRAIN, NUM_TEST = 128, 128
 NUM_PROFILED = 8  # samples of every prompt in the profile
-NUM_PROMPTS = 8  # groups of a step
+NUM_PROMPTS = 8  # groups per step
 LEARNING_RATE = 3e-4
 
 
 class Loop:
-    """The policy, its engine and its grader, and what they are asked about."""
+    """The policy with its engine, its grader and the problems."""
 
     def __init__(self, engine: Engine, grader: Grader, learner: Learner) -> None:
         self.engine, self.grader, self.learner = engine, grader, learner
@@ -53,7 +53,7 @@ class Loop:
         self.prompts = [self.tokenizer(question).input_ids for question, _ in self.problems]
 
     def rollouts(self, rows: Ints, counts: Ints, seed: str) -> Rollouts:
-        """`counts[q]` graded rollouts of the problem in `rows[q]`, from the policy as it is."""
+        """Return `counts[q]` graded rollouts of the problem in `rows[q]`, by the current policy."""
         # sample
         prompts = [self.prompts[row] for row in rows]
         seeds = [sample_seed(seed, number) for number in range(int(counts.sum()))]
@@ -71,33 +71,31 @@ class Loop:
                 )
             ]
         )
-        num = len(verdicts)
-        return Rollouts(
+        return make_rollouts(
             rows,
             prompts,
             request.owner_B(),
-            samples,
-            texts,
-            [verdict.outcome for verdict in verdicts],
-            np.array([verdict.reward for verdict in verdicts]),
-            np.full(num, self.learner.version),
-            np.zeros(num, dtype=np.bool_),
-            [{}] * num,
+            token_ids=samples.token_ids,
+            logprobs=samples.logprobs,
+            versions=[[self.learner.version] * len(ids) for ids in samples.token_ids],
+            reason=samples.finish_reasons,
+            outcome=[verdict.outcome for verdict in verdicts],
+            reward=[verdict.reward for verdict in verdicts],
         )
 
     def pass_rates(self, rows: Ints, num_samples: int, seed: str) -> "np.ndarray":
-        """The share of correct rollouts of each problem."""
+        """Return the share of correct rollouts of each problem."""
         found = self.rollouts(rows, np.full(len(rows), num_samples), seed)
         return np.bincount(found.group_B, found.is_correct_B()) / num_samples
 
     def learn(self, found: Rollouts) -> float:
-        """Move the policy along the gradient of these rollouts; their mean reward."""
+        """Update the policy on these rollouts, and return their mean reward."""
         advantages_B = grpo.advantage(found.rewards_B, found.group_B)
         keep_B = ~found.is_error_B()
-        estimate = Estimate(keep_B, advantages_B[found.owner_N()], None)
+        found = found.estimated(keep_B, advantages_B[found.owner_N()])
         loss = clip.Method(clip.Settings())
-        if estimate.has_advantage_B(found).any():
-            self.learner.compute_gradient(found, estimate, loss)
+        if found.has_advantage_B().any():
+            self.learner.compute_gradient(found, loss)
             self.learner.step(LEARNING_RATE)
             self.engine.set_weights(self.learner.weights())
         return float(found.rewards_B.mean())
@@ -120,13 +118,13 @@ def main() -> None:
         train, test = np.split(np.arange(NUM_TRAIN + NUM_TEST), [NUM_TRAIN])
         before = loop.pass_rates(test, 4, "test")
 
-        # profile once, drop what teaches nothing, and size groups by the inverse of the pass rate
+        # profile once, drop prompts without a signal, size groups by the inverse of the pass rate
         rates = loop.pass_rates(train, NUM_PROFILED, "profile")
         kept = (rates > 0.0) & (rates < 1.0)
         rows, sizes = train[kept], np.clip(np.ceil(2.0 / rates[kept]), 4, 16).astype(np.int64)
         print(f"{kept.sum()} of {len(rates)} prompts are solved sometimes")
 
-        # easy to hard, then again
+        # from easy to hard, then from the start again
         order = np.argsort(-rates[kept], kind="stable")
         bar = tqdm(range(options.steps), "train", unit="step")
         for step in bar:

@@ -1,8 +1,8 @@
-"""Orchestration: Prefect owns order, retries and schedules; DVC, run as a subprocess, owns what is
-up to date.
+"""Orchestration: Prefect manages order, retries and schedules; DVC, run as a subprocess, decides
+which stages are up to date.
 
-Nothing here phones home. The switches stand before anything is imported that reads them. A
-value that the environment has already stays."""
+No library sends telemetry. The variables are set before any module that reads them is imported.
+Variables that are already set in the environment keep their values."""
 
 import os
 
@@ -13,12 +13,12 @@ QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # else each event that is not sent is printed
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # else each unsent event is printed
     "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
 
-HEARTBEAT_SECONDS = 30  # of a flow run, after three of which without a word it has crashed
+HEARTBEAT_SECONDS = 30  # of a flow run; three without a heartbeat mean a crash
 QUIET["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] = str(HEARTBEAT_SECONDS)
 
 for _name, _value in QUIET.items():

@@ -1,46 +1,57 @@
-"""The `winnow` command, one word for each thing to do: `winnow --help`.
+"""The command `winnow`: `winnow --help` lists its subcommands.
 
-`python -m flows` is the same. Each word's module is imported when it is asked for."""
+`python -m flows` is the same command. Only the module of the given subcommand is imported."""
 
 import argparse
 import importlib
+import importlib.metadata
 import os
 import sys
 
-from flows import commands, logs
-from flows.selection import SelectionError
-from tasks.common import process
+import shtab
+
+from flows import logs
+from flows.pipeline import commands, summary
+from flows.pipeline.selection import SelectionError
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
+from tasks.common.processes import ending
 
-PASSED_ON = {
-    "run": ("flows.pipeline", "bring the experiment up to date (python -m flows.pipeline)"),
-    "serve": ("flows.serve", "the pipeline on a schedule (python -m flows.serve)"),
-}
 WORDS = {
-    "init": "ask for model, data and GPU, and write them into params.yaml",
+    "run": "bring the experiment up to date",
+    "serve": "the pipeline on a schedule",
+    "init": "ask for model, data, GPU and budget, and write params.yaml or a new project",
     "doctor": "everything that is wrong, before anything is run",
     "plan": "what would run, why, and what it would cost; runs nothing",
+    "dag": "the stages, as a tree in the terminal",
+    "data": "prompts as the policy receives them, with the verdict on their golds",
+    "advise": "from the profile alone, which recipe to run",
     "eval": "a policy on named benchmarks, by lm-evaluation-harness",
-    "push": "a trained policy, with a model card, to a hub, a bucket or a folder",
+    "push": "a trained policy, with a model card, to a hub, a bucket or a folder; or a record",
     "params": "every value that the pipeline runs with, and where it is from",
     "recipes": "what params.yaml can name, or the settings of one",
-    "read": "rollouts of a recipe, before and after training",
+    "read": "rollouts of a recipe, before and after training; or results of DVC's experiments",
     "ui": "the pages of Prefect and MLflow, until Ctrl-C",
+    "bench": "recipes tuned alike at several budgets, by a protocol",
+    "store": "inspect and maintain the rollout store",
 }
+COMPLETION = "--print-completion"
+SERVERS = {"serve": "flows.serve.schedule", "ui": "flows.serve.ui"}
 REFUSALS = (ParamsError, ArtifactError, SelectionError, commands.CommandError)
 
 
 def parser_of(word: str | None) -> argparse.ArgumentParser:
-    """The parser; only the module of `word` is imported for its options."""
+    """Return the parser. Only the module of `word` is imported; for COMPLETION, all modules are."""
     parser = argparse.ArgumentParser(
         prog="winnow", description="Prompts, rollouts and training, from profile to report."
     )
+    version = importlib.metadata.version("winnow")
+    parser.add_argument("--version", action="version", version=f"winnow {version}")
+    shtab.add_argument_to(parser, COMPLETION, help="completion for a shell: bash, zsh or tcsh")
     parts = parser.add_subparsers(dest="word", metavar="WORD", required=True)
-    for name, (_, text) in PASSED_ON.items():
-        parts.add_parser(name, help=text, add_help=False)
     for name, text in WORDS.items():
-        module = importlib.import_module(f"flows.{name}") if name == word else None
+        path = SERVERS.get(name, f"flows.cli.{name}")
+        module = importlib.import_module(path) if word in (name, COMPLETION) else None
         part = parts.add_parser(
             name,
             help=text,
@@ -49,31 +60,29 @@ def parser_of(word: str | None) -> argparse.ArgumentParser:
         )
         if module:
             module.add_options(part)
+            part.set_defaults(do=module.run)
     return parser
 
 
 def main() -> int:
-    """The status of what was asked for; 1 with a message when it was refused, 130 when
-    interrupted."""
+    """Return the exit status: 1 with a message for bad input, 130 after an interrupt."""
     arguments = sys.argv[1:]
-    word = arguments[0] if arguments else None
-    if word in PASSED_ON:
-        sys.argv = [f"winnow {word}", *arguments[1:]]
-        return int(importlib.import_module(PASSED_ON[word][0]).main())
-    options = parser_of(word).parse_args(arguments)
+    options = parser_of(arguments[0] if arguments else None).parse_args(arguments)
     logs.speak()
-    process.interrupt_on_terminate()
-    os.chdir(commands.ROOT)
+    ending.interrupt_on_terminate()
+    if options.word not in ("run", "init", "bench"):  # relative to the current folder
+        os.chdir(commands.ROOT)
     try:
-        return int(importlib.import_module(f"flows.{options.word}").run(options))
+        return int(options.do(options))
     except REFUSALS as error:
         print(error, file=sys.stderr)
         return 1
     except BrokenPipeError:  # of `winnow params | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return int(options.word == "run")  # its output is incomplete
     except KeyboardInterrupt:
-        return process.interrupted()
+        print(f"interrupted; to go on: {summary.same_command()}", file=sys.stderr)
+        return ending.interrupted()
 
 
 if __name__ == "__main__":

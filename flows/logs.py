@@ -1,31 +1,28 @@
-"""Warnings of every library reach the terminal, also where logging was set up before."""
+"""Write the warnings of every library to the terminal, even if logging was set up before."""
 
 import logging
 
-FORMAT = "%(message)s"
-
 
 class Terminal(logging.StreamHandler):  # type: ignore[type-arg]
-    """Warnings on standard error. What Prefect has to say, its server keeps."""
+    """Write warnings to standard error. Prefect's messages are excluded: its server stores them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.setLevel(logging.WARNING)
-        self.setFormatter(logging.Formatter(FORMAT))
         self.addFilter(lambda record: not record.name.startswith("prefect"))
 
 
 def speak() -> None:
-    """Have the root logger write warnings, through one handler of ours.
+    """Let the root logger write warnings, through one handler of Winnow's.
 
-    Importing Prefect puts a handler of its own on the root logger, at the level that hides its log
-    from the terminal, and with it everybody else's. Our loggers also go to the log of the flow run
-    (`PREFECT_LOGGING_EXTRA_LOGGERS`)."""
+    Importing Prefect adds a handler to the root logger. Its level hides Prefect's log from the
+    terminal, and also the log of every other library. Winnow's loggers also write to
+    the log of the flow run (`PREFECT_LOGGING_EXTRA_LOGGERS`)."""
     root = logging.getLogger()
     for handler in list(root.handlers):
         if isinstance(handler, Terminal) or type(handler).__module__.startswith("prefect"):
             root.removeHandler(handler)
     root.addHandler(Terminal())
-    logging.raiseExceptions = False  # Prefect's handler would print each log that it cannot send
+    logging.raiseExceptions = False  # else Prefect's handler prints each unsent record
     for name in ("flows", "tasks"):
         logging.getLogger(name).setLevel(logging.INFO)

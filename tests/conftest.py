@@ -18,8 +18,8 @@ import torch
 from s3fs import S3FileSystem
 
 from tasks.common.locations import open_location
-from tasks.grading import sandbox
-from tasks.grading.sandbox_command import Sandbox
+from tasks.grading.programs import sandbox
+from tasks.grading.programs.command import Sandbox
 from tests import once, s3_server
 from tests.policies import make_guesser, make_policy
 from tests.report import browser

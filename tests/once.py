@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.common.process import exclusive
+from tasks.common.processes.locks import exclusive
 
 folder = Path()  # where they stand: one for all workers, set when a worker begins
 

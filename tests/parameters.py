@@ -10,8 +10,12 @@ PROJECT = Path(__file__).resolve().parents[1]
 
 
 def every_value() -> dict[str, Any]:
-    """Every value with its default, and every built-in recipe; the experiment is the project's."""
+    """Every value with its default, and every built-in recipe; the experiment is the project's,
+    without its budget."""
     values = params.load(PROJECT / "params.yaml")
     everyone = {"recipes": recipes.names(values), "seeds": [0]}
     experiment = as_dict(values, "experiment")
-    return {**complete({**values, "experiment": everyone}), "experiment": experiment}
+    return {
+        **complete({**values, "experiment": everyone}),
+        "experiment": {**experiment, "budget": None},
+    }

@@ -15,7 +15,7 @@ import urllib.request
 import uuid
 from pathlib import Path
 
-from tasks.common.parent import die_with_parent
+from tasks.common.processes.ending import die_with_parent
 from tests.patience import PATIENCE
 
 PROGRAMS = (

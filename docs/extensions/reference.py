@@ -1,8 +1,8 @@
-"""The API reference: a page for each package, written from the docstrings before Sphinx reads its
+"""The API reference: one page per package, written from the docstrings before Sphinx reads its
 sources.
 
 The files are parsed, never imported, so the reference builds without torch or any other library of
-the project. Docstrings are Markdown. What starts with an underscore is left out."""
+the project. Docstrings are Markdown. Names with a leading underscore are excluded."""
 
 import ast
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def write_reference(app: Any) -> None:
-    """Write `reference/`; a page that would not change keeps its time, so Sphinx reads it once."""
+    """Write `reference/`. An unchanged page keeps its time, so Sphinx reads it only once."""
     folder = Path(app.srcdir) / "reference"
     folder.mkdir(exist_ok=True)
     pages = {f"{name}.md": text for name, text in packages()}
@@ -32,7 +32,7 @@ def write_reference(app: Any) -> None:
 
 
 def packages() -> Iterator[tuple[str, str]]:
-    """(dotted name, page) of every package that has something to say."""
+    """Yield (dotted name, page) of every package with documentation."""
     for top in PACKAGES:
         for folder in sorted({path.parent for path in (ROOT / top).rglob("*.py")}):
             name = ".".join(folder.relative_to(ROOT).parts)
@@ -43,7 +43,8 @@ def packages() -> Iterator[tuple[str, str]]:
 
 
 def section(package: str, path: Path) -> str:
-    """One module: its docstring, its public constants with a docstring, classes and functions."""
+    """Return the section of a module: its docstring, its public constants with a docstring, classes
+    and functions."""
     tree = ast.parse(path.read_text())
     about = ast.get_docstring(tree)
     if path.stem == "__init__":
@@ -60,7 +61,7 @@ def section(package: str, path: Path) -> str:
 
 
 def public(body: list[ast.stmt]) -> Iterator[Definition]:
-    """The classes and functions of a body that have a docstring and no underscore."""
+    """Yield the classes and functions of a body with a docstring and without an underscore."""
     for node in body:
         if not isinstance(node, Definition) or node.name.startswith("_"):
             continue
@@ -69,8 +70,8 @@ def public(body: list[ast.stmt]) -> Iterator[Definition]:
 
 
 def variables(body: list[ast.stmt], all_of_them: bool = False) -> Iterator[tuple[str, str]]:
-    """(declaration, docstring) of the names that a body assigns: those with a string below them,
-    or, of a class, all."""
+    """Yield (declaration, docstring) of the names that a body assigns: names with a string below
+    them, or all names of a class."""
     for node, below in zip(body, [*body[1:], ast.Pass()], strict=True):
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=hint):
@@ -87,7 +88,7 @@ def variables(body: list[ast.stmt], all_of_them: bool = False) -> Iterator[tuple
 
 
 def definition(node: Definition, depth: int, method: bool = False) -> str:
-    """A class with its fields and methods, or a function."""
+    """Return a class with its fields and methods, or a function."""
     about = ast.get_docstring(node) or ""
     if isinstance(node, ast.ClassDef):
         inner = [directive("attribute", *entry, depth=depth - 1) for entry in fields(node)]
@@ -108,19 +109,19 @@ def definition(node: Definition, depth: int, method: bool = False) -> str:
 
 
 def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """The arguments as they are written, without `self` and `cls`."""
+    """Return the arguments as written, without `self` and `cls`."""
     written = ast.unparse(node.args)
     first, _, rest = written.partition(", ")
     return rest if first in ("self", "cls") else written
 
 
 def fields(node: ast.ClassDef) -> list[tuple[str, str]]:
-    """The fields of a dataclass or a Protocol."""
+    """Return the fields of a dataclass or a Protocol."""
     return [entry for entry in variables(node.body, all_of_them=True) if ":type:" in entry[0]]
 
 
 def directive(kind: str, title: str, about: str, depth: int) -> str:
-    """A directive of Sphinx's Python domain, fenced by `depth` backticks."""
+    """Return a directive of Sphinx's Python domain, fenced by `depth` backticks."""
     fence = "`" * depth
     return f"{fence}{{py:{kind}}} {title}\n\n{about}\n{fence}\n"
 

@@ -1,5 +1,4 @@
-"""What a plan is expected to cost and yield, before anything is trained. Training never reads
-it."""
+"""The expected cost and yield of a plan, before training. No training reads it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ import polars as pl
 
 from tasks.allocate.visits import Compared, Visits
 from tasks.common import registry
-from tasks.common.ledger import Architecture, charged_flops, paper_training_flops
+from tasks.common.accounting.ledger import Architecture, charged_flops, paper_training_flops
 from tasks.common.statistics import mixed_probability
 
 METHODS = Path(__file__).parents[1] / "train" / "methods"
@@ -20,8 +19,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def reading_slots(train: Mapping[str, Any]) -> list[str]:
-    """The slots of a recipe's section `train` whose methods read the profile's samples."""
-    return [
+    """Return the keys of a recipe's section `train` that read the profile's samples: slots by their
+    methods, and a warm start by its data."""
+    warm = (train.get("warm_start") or {}).get("data") == "profile"
+    return ["warm_start"] * warm + [
         slot
         for slot, spec in train.items()
         if isinstance(spec, Mapping)
@@ -38,8 +39,8 @@ def forecast(
     strategy: str,
     train: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what the plan is expected to cost and yield, beside a uniform plan with its largest
-    group size. `train` is the recipe's section, as params.yaml has it."""
+    """Return the expected cost and yield of the plan, and of a uniform plan with its largest group
+    size. `train` is the recipe's section, as in params.yaml."""
     profiled = compared.profile.select(profiled_tokens().sum()).item()
     train = {**train, **{slot: completed(slot, train[slot]) for slot in ("select", "replay")}}
 
@@ -58,12 +59,12 @@ def forecast(
 
 
 def completed(slot: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A slot's mapping with the defaults of its method, whose file is not imported."""
+    """Return a slot's mapping with the defaults of its method, without importing its file."""
     return {**registry.defaults(METHODS / slot / f"{spec['method']}.py"), **spec}
 
 
 def profiled_tokens() -> pl.Expr:
-    """Tokens of a prompt's samples in the profile, the prompt counted with each."""
+    """Return the tokens of a prompt's samples in the profile. The prompt counts once per sample."""
     return pl.col("num_samples").cast(pl.Int64) * pl.col("prompt_tokens") + pl.col(
         "completion_tokens"
     )
@@ -80,11 +81,11 @@ def expect(
     was profiled, with `profiled` tokens spent on the profile.
 
     Mixed groups follow from each prompt's posterior pass rate, tokens from its mean length; both
-    drift as the policy learns. What is updated is what `select` keeps and what is replayed, every
-    epoch; the old log-probabilities of several updates are scored. A replayed group is taken as
-    mixed and kept whole, and a kept part of a mixed group counts as mixed. Left out: features that
-    a slot asks for, rollouts of advantage 0 that an advantage leaves out, whom control prefers, and
-    the steps before a replay is full."""
+    drift as the policy learns. Every epoch updates the rollouts that `select` keeps and the
+    replayed ones; with several updates the old log-probabilities are scored. A replayed group
+    counts as mixed and whole, and a kept part of a mixed group counts as mixed. Not modelled:
+    features that a slot requests, zero advantages that a method excludes, the prompts that control
+    prefers, and the steps before a replay buffer is full."""
     counted, profile = visits.counted, compared.profile
     num_V, sizes_V = counted["visits"].to_numpy(), counted["group_size"].to_numpy()
     mixed_V = mixed_probability(
@@ -96,7 +97,7 @@ def expect(
     kept_V = kept_share(sizes_V, mixed_V, select)
     tokens, kept = float(tokens_V.sum()), float(tokens_V @ kept_V)
     in_mixed = float(tokens_V @ (mixed_V if select["method"] == "mixed" else mixed_V * kept_V))
-    # of every batch, beside the fresh rest of it
+    # the replayed share of every batch; the rest is fresh
     share = train["replay"].get("share", 0.0)
     replayed = tokens * share / (1.0 - share) if share < 1.0 else 0.0
     if reading_slots({"replay": train["replay"]}):
@@ -105,8 +106,9 @@ def expect(
         )
     updated, in_mixed = (updates["epochs"] * (part + replayed) for part in (kept, in_mixed))
     is_several = updates["epochs"] * updates["minibatches"] > 1
+    warm = num_demonstrations(train) * tokens / rollouts
     fixed = charged_flops(
-        architecture, generated=profiled, reference=(tokens + replayed) * is_several
+        architecture, generated=profiled, updated=warm, reference=(tokens + replayed) * is_several
     )
     return {
         "visits": visits.num,
@@ -116,7 +118,7 @@ def expect(
         "mixed_groups": mixed,
         "mixed_rate": mixed / visits.num,
         "tokens": tokens,
-        "tokens_updated": updated,
+        "tokens_updated": updated + warm,
         "flops_charged": fixed + charged_flops(architecture, generated=tokens, updated=updated),
         "flops_charged_mixed": fixed
         + charged_flops(architecture, generated=tokens, updated=in_mixed),
@@ -126,7 +128,7 @@ def expect(
 
 
 def mixed_sample_tokens(visits: Visits, profile: pl.DataFrame, capacity: int | None) -> float:
-    """Tokens of the profile's samples of the first `capacity` prompts whose groups are mixed."""
+    """Return the tokens of profiled samples, for the first `capacity` prompts with mixed groups."""
     graded = pl.col("num_samples") - pl.col("error")
     first = pl.Series(visits.rows).unique(maintain_order=True)
     prompts = profile.select("correct", graded=graded, tokens=profiled_tokens())[first]
@@ -134,9 +136,16 @@ def mixed_sample_tokens(visits: Visits, profile: pl.DataFrame, capacity: int | N
     return float(mixed.head(capacity or len(mixed))["tokens"].sum())
 
 
+def num_demonstrations(train: Mapping[str, Any]) -> int:
+    """Return the number of completions that a recipe's warm start imitates, with repetition. They
+    are expected to be as long as rollouts."""
+    warm = train.get("warm_start")
+    return int(warm["steps"] * warm["batch_size"]) if warm else 0
+
+
 def kept_share(sizes: npt.NDArray[np.int64], mixed: Floats, select: Mapping[str, Any]) -> Floats:
-    """[V] the share of each visit's rollouts that a selector is expected to keep: those of mixed
-    groups, or `keep` of a group. Of other selectors nothing is known beforehand: all."""
+    """[V] Return the share of each visit's rollouts that a selector is expected to keep: mixed
+    groups, or `keep` rollouts per group. Other selectors count as keeping all."""
     if select["method"] == "mixed":
         return mixed
     return np.asarray(np.minimum(sizes, select.get("keep", sizes)) / sizes)

@@ -1,14 +1,14 @@
-"""Whether profiling pays: what a plan made from the profile saves against one that visits every
-prompt alike, for the same information about the gradient.
+"""Whether profiling pays: the saving of a plan made from the profile over a plan that visits every
+prompt equally, for the same information about the gradient.
 
-Where the noise of a rollout's score dominates, a group of G rollouts of a prompt with pass rate p
-adds information in proportion to (G - 1) p (1 - p). So much of it a plan has for what it costs, the
-profile included, and so much a uniform plan without one. Their ratio is the saving: above 1 the
-profile pays for itself. It pays where many prompts are dead, and the more passes share its cost.
+If the noise of a rollout's score dominates, a group of G rollouts of a prompt with pass rate p adds
+information in proportion to (G - 1) p (1 - p). Each plan has a ratio of information to cost. The
+cost includes the profile, which a uniform plan does not need. The saving is the quotient of the two
+ratios: above 1 the profile pays for itself. It pays if many prompts are dead, and more so the more
+passes share its cost.
 
-It is a model: pass rates are those of the profile, which drift as the policy learns, and of a
-saving in information a run keeps a part. Left out: what slots of the loop save.
-"""
+It is a model: pass rates are the profiled ones, which drift as the policy learns, and a run
+realises only part of a saving in information. Savings by slots of the loop are not included."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -25,12 +25,12 @@ Floats = npt.NDArray[np.float64]
 
 ACCOUNTS = ("rollouts", "charged", "charged_mixed")
 NUM_DRAWS = 200
-MAX_PROMPTS = 20_000  # that the interval is drawn from; of more it is narrower by the square root
+MAX_PROMPTS = 20_000  # sampled for the interval; for more, it is narrowed by the square root
 
 
 def judge(compared: Compared) -> dict[str, Any]:
-    """By account: `saving`, its 95 % interval (`low`, `high`) over prompts and pass rates, and
-    `passes_to_pay`, the number of passes from which on profiling pays, None where it never does."""
+    """Return, by account: `saving`, its 95 % interval (`low`, `high`) over prompts and pass rates,
+    and `passes_to_pay`, the number of passes from which profiling pays (None if it never does)."""
     profile, prior, passes = compared.profile, compared.prior, compared.uniform.times
     plans = compared.plan, compared.uniform, compared.samples
     saving = savings([visits.counted for visits in plans], expected(prior))
@@ -55,8 +55,8 @@ def judge(compared: Compared) -> dict[str, Any]:
 
 
 def expected(prior: tuple[float, float]) -> Any:
-    """Of prompts by their counts: the expected p (1 - p), the chance of a mixed group, and a weight
-    of one each."""
+    """Return a function from prompts by their counts to the expected p (1 - p), the probability of
+    a mixed group, and weights of 1."""
 
     def of(visits: pl.DataFrame) -> tuple[Floats, Floats, Floats]:
         correct, graded, size = (
@@ -71,7 +71,7 @@ def expected(prior: tuple[float, float]) -> Any:
 
 
 def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Generator) -> Any:
-    """The same for pass rates drawn from their posteriors, and prompts drawn anew."""
+    """Return the same function, for pass rates from their posteriors and resampled prompts."""
     correct = profile["correct"].to_numpy()
     graded = (profile["num_samples"] - profile["error"]).to_numpy()
     rates = rng.beta(prior[0] + correct, prior[1] + graded - correct)
@@ -86,8 +86,8 @@ def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Gener
 
 
 def savings(compared: Sequence[pl.DataFrame], known: Any) -> dict[str, tuple[float, float | None]]:
-    """By account the saving of the first of three plans over the second, the third being the
-    profile's samples; and how many times the plan must be run for the profile to pay."""
+    """Return, by account, the saving of the first of three plans over the second, and how many
+    times the plan must run for the profile to pay. The third plan is the profile's samples."""
     mine, theirs, samples = compared
     information, cost = totals(mine, known)
     uniform_information, uniform_cost = totals(theirs, known)
@@ -100,19 +100,19 @@ def savings(compared: Sequence[pl.DataFrame], known: Any) -> dict[str, tuple[flo
     found: dict[str, tuple[float, float | None]] = {}
     for account in ACCOUNTS:
         worth = uniform_cost[account] / max(uniform_information, 1e-300) * information
-        left = worth - cost[account]  # what a run of the plan saves, without the profile
+        left = worth - cost[account]  # the saving of one run of the plan, without the profile
         to_pay = profiled[account] / left if left > 0 else None
         found[account] = worth / (cost[account] + profiled[account]), to_pay
     return found
 
 
 def totals(visits: pl.DataFrame, known: Any) -> tuple[float, Mapping[str, float]]:
-    """The information of all visits, and their cost by account: rollouts, or tokens of a forward,
-    of which an update takes three."""
+    """Return the information of all visits, and their cost by account: rollouts, or tokens of a
+    forward pass (an update counts as three)."""
     spread, mixed, weights = known(visits)
     rollouts = visits["group_size"].to_numpy() * visits["visits"].to_numpy() * weights
     size, tokens = visits["group_size"].to_numpy(), rollouts * visits["tokens"].to_numpy()
-    # not as a dot product: two hundred of this length would wait for the threads of the BLAS
+    # no dot product: two hundred of this length would wait for the BLAS threads
     information = float((rollouts * (size - 1) / size * spread).sum())
     return information, {
         "rollouts": float(rollouts.sum()),
@@ -122,7 +122,7 @@ def totals(visits: pl.DataFrame, known: Any) -> tuple[float, Mapping[str, float]
 
 
 def judgement_words(judgement: Mapping[str, Any]) -> str:
-    """The judgement on the charged account without dead updates, for people."""
+    """Return the judgement in words, for the charged account without dead updates."""
     found = judgement["charged_mixed"]
     words = (
         f"{found['saving']:.2f} times less compute (95 % interval {found['low']:.2f} to "

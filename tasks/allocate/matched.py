@@ -1,7 +1,7 @@
 """Uniform plans with the expected cost of sGPO's plan, its profile included.
 
-A comparison at equal cost needs a baseline of that cost. Cost is counted in tokens of training: a
-profiled token is a forward (2 P), a trained one is generated and updated (8 P, no reference
+A comparison at equal cost needs a baseline at the same cost. Cost is counted in trained tokens: a
+profiled token costs a forward pass (2 P), a trained token generation and update (8 P, no reference
 policy), so four profiled tokens cost as much as one trained token."""
 
 import numpy as np
@@ -20,7 +20,7 @@ PROFILED_PER_TRAINED = 4.0  # profiled tokens that cost as much as one trained t
 
 
 def expected_tokens(visits: pl.DataFrame, profile: pl.DataFrame) -> Floats:
-    """Return the expected tokens of each visit (row, group_size), (num_visits,)."""
+    """Return the expected tokens of each visit (row, group_size), shape (num_visits,)."""
     tokens = prompts_of(profile)["tokens"].to_numpy()[visits["row"].to_numpy()]
     return np.asarray(visits["group_size"].to_numpy() * tokens)
 
@@ -28,8 +28,8 @@ def expected_tokens(visits: pl.DataFrame, profile: pl.DataFrame) -> Floats:
 def sgpo_plan(
     profile: pl.DataFrame, passes: int, rng: np.random.Generator, settings: dict[str, object]
 ) -> tuple[pl.DataFrame, float]:
-    """Return sGPO's visits under its `settings`, and the cost of them and the profile in tokens of
-    training."""
+    """Return sGPO's visits under its `settings`, and the cost of these visits and the profile in
+    trained tokens."""
     visits = pl.concat(sgpo.allocate(profile, passes, rng, **settings).phases)  # type: ignore[arg-type]
     profiled = int(profile.select(profiled_tokens().sum()).item())
     spent = float(expected_tokens(visits, profile).sum())
@@ -43,8 +43,8 @@ def uniform_until(
     profile: pl.DataFrame,
     rng: np.random.Generator,
 ) -> list[pl.DataFrame]:
-    """Return passes over the prompts in `rows` in random orders, each with `group_size`; the last
-    one is cut where `budget` is spent."""
+    """Return passes over the prompts in `rows` in random orders, each with `group_size`. The last
+    pass is cut at the point where `budget` is spent."""
     at_least(1, allocate__group_size=group_size)  # empty groups would never spend the budget
     passes: list[pl.DataFrame] = []
     while budget > 0 and len(rows):

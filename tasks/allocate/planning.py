@@ -1,7 +1,7 @@
-"""From a profile to a plan: which prompt is visited when, with how many rollouts, and why.
+"""From a profile to a plan: each prompt's visits, their order, the group sizes and the reasons.
 
-A strategy (one file in `strategies/`) decides what is in a pass. Here its phases become the PLAN
-table, and its decisions the DECISIONS table."""
+A strategy (one file in `strategies/`) decides the content of a pass. This module turns its phases
+into the PLAN table, and its decisions into the DECISIONS table."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from tasks.common.params import ParamsError, gathered
 @dataclass(frozen=True)
 class Allocation:
     """The result of a strategy: its phases in order (row, group_size, pass), and its decisions: the
-    columns of DECISIONS, but `row`, the prompt's row in the profile, in place of prompt_id."""
+    columns of DECISIONS, with `row`, the prompt's row in the profile, in place of prompt_id."""
 
     phases: list[pl.DataFrame]
     decisions: pl.DataFrame
 
 
 class EmptyPlanError(ParamsError):
-    """The strategy leaves nothing to train on."""
+    """Raised if the strategy selects no prompts to train on."""
 
 
 def phase(number: int, rows: pl.Series, group_size: int) -> pl.DataFrame:
@@ -47,7 +47,7 @@ def decide(
     profile: pl.DataFrame, rows: pl.Series, decision: str, group_size: int, reason: str
 ) -> pl.DataFrame:
     """Return the decision about the prompts in these rows of the profile. The reason begins with
-    what was observed."""
+    the observed counts."""
     graded = pl.col("num_samples") - pl.col("error")
     known = profile.select("row", "pass_rate", "correct", graded=graded)[rows]
     # one text for equal counts, however many prompts have them
@@ -65,15 +65,15 @@ def decide(
 
 
 def solved_words(size: int, sizes: list[int]) -> str:
-    """Return in words which pass rates a bucket is for."""
+    """Return in words the pass rates that a bucket covers."""
     if size == sizes[-1]:
         return f"at most one success in {size} expected"
     return f"a success expected in fewer than {sizes[sizes.index(size) + 1]} rollouts"
 
 
 def load_strategy(spec: Mapping[str, Any]) -> tuple[ModuleType, Callable[..., Allocation]]:
-    """The strategy a recipe names, and its `allocate` with the recipe's settings bound, for a
-    PROFILE table; both are checked by name, and group sizes and shares by value."""
+    """Return the strategy that a recipe names, and its `allocate` with the recipe's settings bound,
+    for a PROFILE table. Both are checked by name, and group sizes and shares by value."""
     module = registry.load(strategies, spec.get("strategy"), "allocate.strategy")
     settings = {key: value for key, value in spec.items() if key != "strategy"}
     bound = registry.bind(module.allocate, settings, "allocate")
@@ -86,7 +86,7 @@ def load_strategy(spec: Mapping[str, Any]) -> tuple[ModuleType, Callable[..., Al
 
 
 def check_ranges(settings: Mapping[str, Any]) -> None:
-    """Raise ParamsError for group sizes below 1 and for what is no share, by the names that
+    """Raise ParamsError for group sizes below 1 and for shares outside [0, 1], by the names that
     strategies have in common."""
     with gathered() as problems:
         if (size := settings.get("group_size", 1)) < 1:
@@ -103,8 +103,8 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
 
 
 def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame:
-    """Return the PLAN table of the phases, and beside its columns `row`. Raises EmptyPlanError with
-    the histogram if there is nothing to visit."""
+    """Return the PLAN table of the phases, with the additional column `row`. Raises EmptyPlanError
+    with the histogram if there is nothing to visit."""
     numbered = [
         frame.with_columns(
             pl.lit(number, pl.Int32).alias("phase"),

@@ -1,36 +1,39 @@
-"""The stage `allocate`: from the profile to a recipe's plan, with the reason of every decision."""
+"""The stage `allocate`: from the profile to a recipe's plan, with a reason for every decision."""
 
 import importlib
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from tasks.allocate.budget import planned, profile_cost, require_rest, warm_start_cost
 from tasks.allocate.forecast import forecast, reading_slots
-from tasks.allocate.gates import check_gates
 from tasks.allocate.judgement import judge, judgement_words
 from tasks.allocate.planning import check_decisions, load_strategy, make_plan
 from tasks.allocate.settings import AllocateSettings, Gates
-from tasks.allocate.visits import compare
+from tasks.allocate.visits import Compared, compare
 from tasks.common import params, recipes, stage
-from tasks.common.artifacts import DECISIONS, PLAN, PROFILE, ROLLOUTS, SAMPLES
+from tasks.common.accounting.ledger import Architecture
+from tasks.common.accounting.spending import CellBudget
+from tasks.common.artifacts import DECISIONS, PLAN, PROFILE, SAMPLES
 from tasks.common.files import digest_file
-from tasks.common.ledger import Architecture
 from tasks.common.sealed import read_sealed, write_sealed
-from tasks.common.spending import LENGTHS, CellBudget, generation_cost, rows_in
 from tasks.engines.settings import Sampling
 from tasks.train.settings import SLOTS, TrainSettings, with_method
 
 logger = logging.getLogger(__name__)
+ENDED = (
+    "completions end after one token: set `raw: true` of the sources if the policy was not trained "
+    "on chats, and leave out `raw` and `prompt_template` if it was"
+)
 
 
 def main(run: stage.Stage) -> None:
-    """Apply the recipe's strategy, and write the plan, the decisions and the forecast; and the
-    profile's samples of the plan's prompts, where a slot of the recipe reads them."""
+    """Apply the recipe's strategy, and write the plan, the decisions and the forecast. If a slot of
+    the recipe reads the profile's samples, also write the samples of the plan's prompts."""
     recipe, seed = run.coordinates()
     settings = run.section("allocate", AllocateSettings)
     layout = run.layout
@@ -39,7 +42,7 @@ def main(run: stage.Stage) -> None:
     train |= {slot: with_method(slot, train[slot]) for slot in SLOTS}
     spec, readers = chosen["allocate"], reading_slots(train)
     strategy, allocate = load_strategy(spec)
-    # in one chunk, from which rows are taken ten times as fast
+    # one chunk: gathering rows is ten times as fast
     profile = PROFILE.read(layout.profile / "profile.parquet").rechunk()
     check_gates(run.section("gates", Gates), profile, run.section("sampling", Sampling).max_tokens)
     card = read_sealed(layout.policy_card)
@@ -74,19 +77,79 @@ def main(run: stage.Stage) -> None:
     DECISIONS.write(out / "decisions.parquet", decisions)
     samples = SAMPLES.frame([])
     if readers:
-        # by name: it needs the store, and with it torch, which no other recipe does
+        # by name: it imports the store and torch, which other recipes do not need
         samples = importlib.import_module(".samples", __package__).samples_of(run, plan)
         logger.info("%d samples of the profile for train.%s", len(samples), ", ".join(readers))
     SAMPLES.write(out / "samples.parquet", samples)
-    write_budget(run, out / "budget.json", architecture, recipe if reads_profile else None)
+    write_budget(run, architecture, compared, train, reads_profile=reads_profile)
     write_sealed(out / "forecast.json", expected)
     run.tracker.metrics({key: float(value) for key, value in expected["plan"].items()})
     for name in ("plan.parquet", "forecast.json"):
         run.tracker.artifact(out / name)
 
 
+def write_budget(
+    run: stage.Stage,
+    architecture: Architecture,
+    compared: Compared,
+    train: Mapping[str, Any],
+    *,
+    reads_profile: bool,
+) -> None:
+    """Write the compute that the cell may spend. Raises ParamsError if the profile, where the
+    recipe reads it, and a warm start cost at least the budget."""
+    recipe, seed = run.coordinates()
+    path = run.layout.plan(recipe, seed) / "budget.json"
+    budget = run.section("experiment", params.Experiment).budget
+    if budget is None:
+        write_sealed(path, {"budget": None})
+        return
+    account, plan = budget.account, planned(compared, train)
+    spent = profile_cost(run.layout, account, architecture) if reads_profile else 0.0
+    warm = warm_start_cost(account, architecture, plan.prompt, plan.completion, train)
+    require_rest(budget, recipe, spent, warm)
+    CellBudget(account, budget.amount, spent).write(path)
+
+
+def check_gates(gates: Gates, profile: pl.DataFrame, max_tokens: int) -> None:
+    """Raise ParamsError, with a remedy, if a profile does not pass: a policy that never succeeds
+    learns nothing, and truncated completions do not measure the policy."""
+    samples, errors, solved = profile.select(
+        pl.col("num_samples").sum(), pl.col("error").sum(), pl.col("correct").sum()
+    ).row(0)
+    cut_off = profile.select((pl.col("truncated_rate") * pl.col("num_samples")).sum()).item()
+    solved_rate, cut_off_rate = solved / max(samples - errors, 1), cut_off / max(samples, 1)
+    observed = (
+        f"of {samples} samples {solved} are correct ({solved_rate:.1%}), and {cut_off_rate:.1%} "
+        f"are cut off at sampling.max_tokens {max_tokens}"
+    )
+    ended = (profile["completion_tokens_max"] <= 1) & (profile["truncated_rate"] == 0)
+    if cut_off_rate > max(gates.max_truncated_rate, 0.5):
+        advice = "raise sampling.max_tokens, or make the policy write less"
+    elif 2 * ended.sum() > len(profile):
+        advice = ENDED
+        logger.warning("%d of %d prompts get no text at all: %s", ended.sum(), len(profile), ENDED)
+    else:
+        advice = (
+            "use easier prompts or a stronger policy, and look at the answers that were extracted "
+            "(data/profile/rollouts.parquet): the verifier may not find them"
+        )
+    if solved_rate < gates.min_solved_rate:
+        broken = f"gates.min_solved_rate {gates.min_solved_rate:g} is not reached; to train "
+        way_out = "lower it"
+    elif cut_off_rate > gates.max_truncated_rate:
+        broken = f"gates.max_truncated_rate {gates.max_truncated_rate:g} is passed; to train "
+        way_out = "raise it"
+    else:
+        return
+    raise params.ParamsError(
+        f"the profile stops the run before training: {observed}. What to change: {advice}. "
+        f"({broken}all the same, {way_out}.)"
+    )
+
+
 def log_plan(decisions: pl.DataFrame, expected: Mapping[str, Any]) -> None:
-    """Log what was decided about the prompts, and what is expected of the plan."""
+    """Log the decisions about the prompts, and the forecast of the plan."""
     counts = decisions.group_by("decision").len().sort("len", descending=True)
     for decision, count in counts.iter_rows():
         logger.info("%s: %d of %d prompts", decision, count, len(decisions))
@@ -98,30 +161,8 @@ def log_plan(decisions: pl.DataFrame, expected: Mapping[str, Any]) -> None:
         logger.info("%s", judgement_words(expected["judgement"]))
 
 
-def write_budget(
-    run: stage.Stage, path: Path, architecture: Architecture, reader: str | None
-) -> None:
-    """Write what the cell may spend; a recipe that reads the profile (`reader` is its name) pays
-    for it. Raises ParamsError where the profile alone costs as much."""
-    budget = run.section("experiment", params.Experiment).budget
-    if budget is None:
-        write_sealed(path, {"budget": None})
-        return
-    spent = 0.0
-    if reader is not None:
-        rows = ROLLOUTS.read_columns(run.layout.profile / "rollouts.parquet", list(LENGTHS))
-        spent = generation_cost(budget.account, architecture, rows_in(rows))
-    if spent >= budget.amount:
-        raise params.ParamsError(
-            f"experiment.budget is {budget.amount:.3g} of {budget.account}, and the profile, which "
-            f"recipe '{reader}' reads, took {spent:.3g} of it: raise the amount, lower "
-            "profile.num_samples, or leave the recipe out"
-        )
-    CellBudget(budget.account, budget.amount, spent).write(path)
-
-
 def warn_if_few_learnable(profile: pl.DataFrame, mixed_rate: float) -> None:
-    """Warn when this policy can learn from almost no prompt."""
+    """Warn if this policy can learn from almost no prompt."""
     graded = pl.col("num_samples") - pl.col("error")
     is_learnable = (pl.col("correct") > 0) & (pl.col("correct") < graded)
     learnable = int(profile.select(is_learnable.sum()).item())

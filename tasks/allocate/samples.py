@@ -16,15 +16,15 @@ from tasks.store.settings import StoreSettings
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections that say what the profile sampled, and where it is."""
+    """The sections that define the profile's samples and their location."""
 
     sampling: Sampling
     store: StoreSettings
 
 
 def samples_of(run: Stage, plan: pl.DataFrame) -> pl.DataFrame:
-    """The SAMPLES of the plan's prompts, in the order in which it first visits them. Raises
-    ArtifactError where the store lacks some."""
+    """Return the SAMPLES of the plan's prompts, in the order of their first visit. Raises
+    ArtifactError if samples are missing from the store."""
     layout, sections = run.layout, run.sections(Sections)
     visited = plan.select("prompt_id").unique(keep="first", maintain_order=True)
     prompts = PROMPTS.read(layout.prompts("train")).join(visited, on="prompt_id", how="semi")

@@ -8,7 +8,7 @@ class AllocateSettings:
     """The section `allocate`, common to all recipes; the strategy is the recipe's."""
 
     passes: int = 4  # over the curriculum
-    seed: int = 0  # beside that of the run: every run draws its own subset and order
+    seed: int = 0  # added to the run's seed: every run draws its own subset and order
 
     def __post_init__(self) -> None:
         at_least(1, allocate__passes=self.passes)
@@ -17,7 +17,7 @@ class AllocateSettings:
 
 @settings
 class Gates:
-    """The section `gates`: what the profile must show before anything is trained on it."""
+    """The section `gates`: conditions that the profile must meet before training."""
 
     min_solved_rate: float = 0.001  # of all samples; 0 lets everything pass
     max_truncated_rate: float = 0.95  # of all samples, at sampling.max_tokens; 1 lets all pass

@@ -1,5 +1,5 @@
-"""A plan beside a uniform one, counted: how often prompts of which counts are visited with which
-group size. In this stage a prompt is its row in the profile: ids of millions compare slowly."""
+"""A plan and a uniform plan as counts: the visits by a prompt's counts and the group size.
+Prompts are rows of the profile here, because comparing millions of ids is slow."""
 
 from dataclasses import dataclass
 
@@ -17,9 +17,9 @@ COUNTS = ["correct", "graded"]
 
 @dataclass(frozen=True)
 class Visits:
-    """Visits in their order, `times` over: the prompt's row in the profile and the group size, each
-    of shape (num_visits,). `counted` has a row for every different (correct, graded, group_size):
-    `visits`, their number, and `tokens`, the mean tokens of one rollout."""
+    """Visits in order, repeated `times` times: the prompt's row in the profile and the group size,
+    each of shape (num_visits,). `counted` has a row per distinct (correct, graded, group_size):
+    `visits`, the number, and `tokens`, the mean tokens of a rollout."""
 
     rows: Rows
     sizes: Ints
@@ -34,8 +34,9 @@ class Visits:
 
 @dataclass(frozen=True)
 class Compared:
-    """The visits of a plan, of a uniform plan with its largest group size and as many passes, and
-    of sampling the profile; and the Beta distribution (a, b) of the prompts' pass rates."""
+    """The visits of a plan, of a uniform plan with the same largest group size and number of
+    passes, and of the profile's sampling; and the Beta distribution (a, b) of the prompts' pass
+    rates."""
 
     profile: pl.DataFrame
     plan: Visits
@@ -45,7 +46,8 @@ class Compared:
 
 
 def compare(plan: pl.DataFrame, profile: pl.DataFrame) -> Compared:
-    """Count a plan (row, group_size, pass). Millions of prompts are then some dozens of rows."""
+    """Count a plan's visits (row, group_size, pass), for millions of prompts in some dozens of
+    rows."""
     passes = int(plan["pass"].max()) + 1  # type: ignore[arg-type]
     prompts, mean = prompts_of(profile), pl.col("tokens").mean()
     every = prompts.group_by(*COUNTS, "num_samples").agg(mean, prompts=pl.len()).sort(pl.all())
@@ -66,8 +68,8 @@ def compare(plan: pl.DataFrame, profile: pl.DataFrame) -> Compared:
 
 
 def by_prompt(visits: Visits, profile: pl.DataFrame, rows: Rows) -> pl.DataFrame:
-    """Return the visits of the prompts in these rows: how often each is visited with each size, its
-    counts and tokens, and as `prompt` its place among `rows`."""
+    """Return the visits of the prompts in these rows: the visits with each size, the counts and
+    tokens, and as `prompt` the index into `rows`."""
     place = np.full(len(profile), -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
     prompts = place[visits.rows]
@@ -79,7 +81,7 @@ def by_prompt(visits: Visits, profile: pl.DataFrame, rows: Rows) -> pl.DataFrame
 
 
 def prompts_of(profile: pl.DataFrame) -> pl.DataFrame:
-    """What a model of visits knows of each prompt: counts and mean tokens of one rollout."""
+    """Return the inputs for a model of visits: each prompt's counts and mean tokens per rollout."""
     return profile.select(
         "correct",
         graded=pl.col("num_samples") - pl.col("error"),

@@ -1,4 +1,4 @@
-"""The benchmark: which recipe reaches an accuracy for the least compute, tuned alike.
+"""The benchmark: which recipe reaches an accuracy with the least compute, under equal tuning.
 
-`protocol` reads the file that is fixed before the runs, `cells` runs one of them, `runner` all that
-are missing, `results` keeps a line each, `headline` compares."""
+`protocol` reads the file that is fixed before the runs, `cells` runs one cell, `runner` all missing
+cells, `results` stores one line per cell, `headline` compares."""

@@ -1,8 +1,7 @@
 """Run one cell: the stages' own `main`, in this process, over folders of the cell and its family.
 
-Prompts, policy, profile and baseline are a family's, made once. Plan, training and evaluation are
-the cell's, in a folder that goes when the cell is done; a killed cell goes on from its checkpoint.
-"""
+Prompts, policy, profile and baseline are made once per family. Plan, training and evaluation are
+per cell, in a folder that is removed at the end; a killed cell resumes from its checkpoint."""
 
 import importlib
 import logging
@@ -10,7 +9,7 @@ import platform
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,14 @@ from tasks.benchmark.keys import code_of, values_of
 from tasks.benchmark.protocol import BenchmarkCell, Values
 from tasks.benchmark.results import Line, digits
 from tasks.common import recipes
+from tasks.common.accounting.device_time import DeviceTime, Seconds
+from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.common.artifacts import CURVE, PLAN, PROMPTS, ROLLOUTS, TRAIN_ROLLOUTS
-from tasks.common.device_time import DeviceTime, Seconds
 from tasks.common.files import digest, read_json, write_json
 from tasks.common.layout import Layout
-from tasks.common.ledger import ACCOUNTS
-from tasks.common.scores import score_prompts
 from tasks.common.sealed import read_sealed
 from tasks.common.stage import Stage
+from tasks.common.statistics import score_prompts
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +37,11 @@ FAMILY_STAGES = {
     "profile": ("ingest", "policy", "profile", "sampling", "verify", "engine", "store"),
     "evaluate": ("ingest", "policy", "evaluate", "sampling", "verify", "engine"),
 }
-"""The stages of a family, and the sections that their results depend on; those that are stages,
-also with their code."""
+"""The stages of a family, and the sections on which their results depend. For sections that are
+stages, the results also depend on the stage's code."""
 
 TRAINING = ("generate", "score", "update")
-# from a tiny policy's run to one that a GPU is bought for: lengths, and rollouts in a wave
+# scaling from a tiny policy's run to a GPU run: lengths, and rollouts in a wave
 LENGTHS = ("sample_index", "prompt_tokens", "completion_tokens")  # of the profile's rollouts
 LENGTH_FACTOR = 40.0
 ROWS_FACTOR = 16
@@ -51,7 +50,7 @@ THINNING = 3  # a stream of random numbers beside those of training
 
 @dataclass(frozen=True)
 class CellLayout(Layout):
-    """A cell's folder; what all cells of a family share stands under the family's."""
+    """A cell's folder. Data that all cells of a family share is in the family's folder."""
 
     family: Layout
 
@@ -78,16 +77,16 @@ def family_layout(work: Path, family: str) -> Layout:
 def run_stage(
     name: str, values: Values, layout: Layout, recipe: str | None = None, seed: int | None = None
 ) -> None:
-    """A stage's `main`, without a record."""
+    """Run a stage's `main` without a record."""
     main = importlib.import_module(f"tasks.{name}.run").main
     main(Stage.unrecorded(name, values, layout, recipe, seed))
 
 
 def prepare_family(work: Path, family: str, values: Values, policy: Layout | None) -> None:
-    """Prompts, policy, profile and baseline of a family, each made once. `policy` is a data root
-    whose policy is taken, the same parameters having made it."""
+    """Make prompts, policy, profile and baseline of a family, each once. `policy` is a data root
+    with a policy made from the same parameters, which is copied."""
     layout = family_layout(work, family)
-    code = code_of(values, next(iter(values["recipes"])))  # these stages are alike for all
+    code = code_of(values, next(iter(values["recipes"])))  # the same for all recipes
     for name, sections in FAMILY_STAGES.items():
         mark = layout.root / "done" / f"{name}.json"
         behind = {section: code[section] for section in sections if section in code}
@@ -104,7 +103,7 @@ def prepare_family(work: Path, family: str, values: Values, policy: Layout | Non
 
 
 def run_cell(cell: BenchmarkCell, work: Path) -> Line:
-    """Plan, train and measure a cell; its line of the results file. A failure is a line, too."""
+    """Plan, train and measure a cell, and return its result line. A failed cell has a line, too."""
     layout = CellLayout(work / "cells" / cell.key, family_layout(work, cell.family))
     started, cpu = time.perf_counter(), time.process_time()
     line: Line = {
@@ -133,9 +132,9 @@ def run_cell(cell: BenchmarkCell, work: Path) -> Line:
 
 
 def fit_plan(cell: BenchmarkCell, layout: CellLayout) -> None:
-    """The recipe's plan of as many passes as the budget needs, the last of them thinned at random
-    to the budget; the order of what is left stays. What it takes of the profile's samples is in the
-    family's store."""
+    """Write the recipe's plan with as many passes as the budget needs. The last pass is thinned at
+    random to fit the budget; the order of the remaining visits does not change. The profile's
+    samples come from the family's store."""
     store = {**cell.params["store"], "location": str(layout.family.store.absolute())}
 
     def plan_of(passes: int) -> pl.DataFrame:
@@ -152,8 +151,8 @@ def fit_plan(cell: BenchmarkCell, layout: CellLayout) -> None:
 
 
 def thinned(plan: pl.DataFrame, budget: int, rng: np.random.Generator) -> pl.DataFrame:
-    """The plan with so many visits of its last pass, taken at random, that it keeps to the budget;
-    at least one visit in all."""
+    """Return the plan with a random subset of its last pass that fits the budget, and with at least
+    one visit in all."""
     last = int(plan["pass"].max())  # type: ignore[arg-type]
     is_last = plan["pass"].to_numpy() == last
     sizes = plan["group_size"].to_numpy().astype(np.int64)
@@ -171,7 +170,7 @@ def thinned(plan: pl.DataFrame, budget: int, rng: np.random.Generator) -> pl.Dat
 
 
 def measure(cell: BenchmarkCell, layout: CellLayout) -> Line:
-    """What the cell reached and cost."""
+    """Return the results and costs of the cell."""
     out = layout.train(cell.recipe, cell.seed)
     flops = read_sealed(out / "flops.json")
     forecast = read_sealed(layout.plan(cell.recipe, cell.seed) / "forecast.json")
@@ -180,7 +179,7 @@ def measure(cell: BenchmarkCell, layout: CellLayout) -> Line:
     train = recipes.recipe(cell.params, cell.recipe)["train"]
     passes, time_of = passes_of(train, PROMPTS.read(layout.prompts("train"))), DeviceTime()
     seconds = device_seconds(rollouts, passes, time_of)
-    if not passes.is_seen and not passes.has_reference:  # then replay or a judge scored
+    if not passes.is_seen and not passes.has_reference:  # so replay or a judge scored
         parameters = read_sealed(layout.policy_card)["num_matmul_parameters"]
         num_tokens = flops["charged"]["score"] / (2.0 * parameters)
         seconds += Seconds(score=scoring_seconds(num_tokens, rollouts, time_of))
@@ -217,19 +216,14 @@ def measure(cell: BenchmarkCell, layout: CellLayout) -> Line:
 
 
 def parts_of(seconds: Seconds) -> Mapping[str, float]:
-    return {
-        "decode": round(seconds.decode, 3),
-        "prefill": round(seconds.prefill, 3),
-        "score": round(seconds.score, 3),
-        "update": round(seconds.update, 3),
-    }
+    return {part: round(value, 3) for part, value in asdict(seconds).items()}
 
 
 @dataclass(frozen=True)
 class Passes:
-    """What the trainer does with a step's rollouts: how often it updates by them, whether a slot
-    asks to see them before that, also the norm of each one's gradient, and whether each that is
-    kept has a KL term."""
+    """The trainer's passes over a step's rollouts: the number of update epochs, whether a slot
+    requires a forward pass before the update, whether it also requires the norm of each rollout's
+    gradient, and whether each kept rollout has a KL term."""
 
     epochs: int = 1
     is_seen: bool = False
@@ -238,7 +232,7 @@ class Passes:
 
 
 def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
-    """The passes of a recipe's section `train`, by what its slots ask for."""
+    """Return the passes of a recipe's section `train`, by the requirements of its slots."""
     loading = importlib.import_module("tasks.train.loading")  # by name: no stage imports another
     features = [
         loading.load_method(slot, train[slot], prompts=prompts).features
@@ -254,10 +248,10 @@ def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
 
 
 def device_seconds(rollouts: pl.DataFrame, passes: Passes, time_of: DeviceTime) -> Seconds:
-    """What the steps of a TRAIN_ROLLOUTS table would take: a wave of the fresh ones each, a prefill
-    a group, the passes that slots ask for, an update of those with a gradient. Lengths are scaled
-    by LENGTH_FACTOR; a wave is one of ROWS_FACTOR times the rollouts, and takes its share of that:
-    a few rows alone would leave the device idle."""
+    """Return the modelled seconds for the steps of a TRAIN_ROLLOUTS table: per step one wave of the
+    fresh rollouts, a prefill per group, the passes that slots require, and an update of rollouts
+    with a gradient. Lengths are scaled by LENGTH_FACTOR. A wave has ROWS_FACTOR times the rollouts,
+    and a step is charged its share: a few rows alone would leave the device idle."""
     seconds = Seconds()
     for (_step,), rows in rollouts.group_by("step", maintain_order=True):
         prompts, completions = lengths_of(rows)
@@ -270,7 +264,7 @@ def device_seconds(rollouts: pl.DataFrame, passes: Passes, time_of: DeviceTime) 
             decode=wave_of(prompts[fresh], completions[fresh], time_of),
             prefill=time_of.read(prompts[fresh][first]),
             score=passes.is_seen * time_of.read(whole)
-            # each rollout's gradient by itself, beside the pass that all slots look at
+            # each rollout's gradient separately, beside the pass that all slots share
             + passes.has_norms * time_of.update(whole)
             + passes.has_reference * time_of.read(whole[kept]),
             update=passes.epochs * time_of.update(whole[updated]),
@@ -279,14 +273,14 @@ def device_seconds(rollouts: pl.DataFrame, passes: Passes, time_of: DeviceTime) 
 
 
 def scoring_seconds(num_tokens: float, rollouts: pl.DataFrame, time_of: DeviceTime) -> float:
-    """What reading so many tokens would take, in rollouts as long as those of the table."""
+    """Return the modelled seconds to read so many tokens, in rollouts of the table's lengths."""
     prompts, completions = lengths_of(rollouts)
     whole = prompts + completions
     return num_tokens * LENGTH_FACTOR / float(whole.sum()) * time_of.read(whole)
 
 
 def profile_seconds(rollouts: pl.DataFrame, time_of: DeviceTime) -> Seconds:
-    """What sampling a profile would take: one wave of everything, and a prefill a prompt."""
+    """Return the modelled seconds to sample a profile: one wave, and one prefill per prompt."""
     factor = LENGTH_FACTOR
     prompts, completions = (
         (rollouts[f"{name}_tokens"].to_numpy() * factor).astype(np.int64)
@@ -299,7 +293,7 @@ def profile_seconds(rollouts: pl.DataFrame, time_of: DeviceTime) -> Seconds:
 
 
 def lengths_of(rows: pl.DataFrame) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-    """Tokens of prompts and completions, scaled."""
+    """Return the token counts of prompts and completions, scaled."""
     lengths = (rows["prompt_tokens"], rows["token_ids"].list.len())
     prompts, completions = (
         (column.to_numpy() * LENGTH_FACTOR).astype(np.int64) for column in lengths
@@ -308,7 +302,7 @@ def lengths_of(rows: pl.DataFrame) -> tuple["np.ndarray[Any, Any]", "np.ndarray[
 
 
 def wave_of(prompts: Any, completions: Any, time_of: DeviceTime) -> float:
-    """A rollout's share of a wave, times the rollouts, with as many at once as the device holds."""
+    """Return the seconds of these rollouts as a share of a wave at the device's largest batch."""
     if not len(prompts):
         return 0.0
     held = float((prompts + completions).mean())

@@ -1,4 +1,4 @@
-"""A figure for each family: accuracy against compute, a line for every recipe."""
+"""A figure for each family: accuracy against compute, one line per recipe."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 from tasks.benchmark.headline import Runs
 from tasks.common.files import replace_file
 
-# what is on the x axis: its unit, and its name
+# the x axes: unit and name
 PANELS = {
     "charged": (1e12, "charged, TFLOPs"),
     "charged_mixed": (1e12, "charged_mixed, TFLOPs"),
@@ -18,12 +18,12 @@ PANELS = {
 }
 MARKS = "osD^vP*X"
 FEW = 10
-"""Recipes whose names fit into a panel; those of more stand beside the panels."""
+"""The most recipes with names inside a panel; with more, the names are beside the panels."""
 
 
 def write_figure(path: Path, runs: Mapping[str, Runs]) -> None:
-    """Write the figure as SVG, the same bytes for the same runs. A point is the mean over seeds, a
-    bar their range; compute is on a logarithmic axis."""
+    """Write the figure as SVG, with the same bytes for the same runs. A point is the mean over
+    seeds, a bar their range; compute is on a logarithmic axis."""
     with mpl.rc_context({"svg.hashsalt": "winnow", "svg.fonttype": "none", "font.size": 9}):
         size = (11, 3.6) if len(runs) <= FEW else (14, 5)
         figure = Figure(figsize=size, layout="constrained")

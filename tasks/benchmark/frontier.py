@@ -1,5 +1,5 @@
-"""The frontier of a recipe in an account: what a run cost in it, which settings of a search stand
-on it, and the compute at which it reaches an accuracy.
+"""The frontier of a recipe in an account: the cost of a run in it, the settings of a search on the
+frontier, and the compute at which it reaches an accuracy.
 
 Legend: D draws, P points."""
 
@@ -9,25 +9,25 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.benchmark.results import Line
-from tasks.common.ledger import ACCOUNTS
+from tasks.common.accounting.ledger import ACCOUNTS
 
 Floats = npt.NDArray[np.float64]
 
-# modelled seconds, also for an update that costs half and twice as much beside generating
+# modelled seconds, also with updates at half and at twice the cost relative to generation
 UPDATE_FACTORS = {
     "device_seconds": 1.0,
     "device_seconds, updates half": 0.5,
     "device_seconds, updates double": 2.0,
 }
-LEARNING = ("score", "update")  # parts of modelled seconds that the trainer takes
+LEARNING = ("score", "update")  # the trainer's parts of modelled seconds
 MEASURES = ("rollouts", *ACCOUNTS, *UPDATE_FACTORS, "cpu_seconds")
 EQUAL = ("rollouts", "cpu_seconds")
 """Accounts in which settings are chosen at equal rollouts: rollouts themselves, and CPU seconds,
-which depend on the machine and on what else it did."""
+which depend on the machine and its other load."""
 
 
 def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
-    """What a run cost in one account."""
+    """Return the cost of a run in one account."""
     if measure == "rollouts":
         return float(line["rollouts"] + line["rollouts_profile"] / uses)
     if measure in UPDATE_FACTORS:
@@ -44,7 +44,7 @@ def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
 
 
 def best_by_budget(trials: Iterable[Line]) -> dict[int, Line]:
-    """The trial of each budget that validation likes best, smallest budget first."""
+    """Return the trial with the best validation at each budget, smallest budget first."""
     found: dict[int, Line] = {}
     for trial in trials:
         best = found.get(trial["budget"])
@@ -54,9 +54,9 @@ def best_by_budget(trials: Iterable[Line]) -> dict[int, Line]:
 
 
 def chosen(trials: Sequence[Line], measure: str) -> list[Line]:
-    """The trials whose settings are run on test for an account: the best of each budget, and those
-    between which a straight line on the logarithmic axis of the account's compute leaves no trial
-    above it. So a setting that gives up a little accuracy for much less of this compute is run."""
+    """Return the trials with settings to run on test for an account: the best of each budget, and
+    the trials on the upper convex hull of accuracy over the logarithm of the account's compute. So
+    a setting with slightly less accuracy for much less of this compute is also run."""
     found = list(best_by_budget(trials).values())
     if measure in EQUAL:
         return found
@@ -68,7 +68,7 @@ def chosen(trials: Sequence[Line], measure: str) -> list[Line]:
 
 
 def hull(x: Floats, y: Floats) -> list[int]:
-    """The corners of the rising part of the upper hull of points, from left to right."""
+    """Return the corners of the rising part of the upper hull of points, from left to right."""
     corners: list[int] = []
     for place in np.lexsort((-y, x)).tolist():
         if corners and y[place] <= y[corners[-1]]:
@@ -80,14 +80,14 @@ def hull(x: Floats, y: Floats) -> list[int]:
 
 
 def is_below(x: Floats, y: Floats, first: int, middle: int, last: int) -> bool:
-    """Whether the middle point is not above the line through the two others."""
+    """Return whether the middle point is on or below the line through the two others."""
     rise, run = y[last] - y[first], x[last] - x[first]
     return bool((y[middle] - y[first]) * run <= rise * (x[middle] - x[first]))
 
 
 def reach(cost_P: Floats, accuracy_DP: Floats, target_D: Floats) -> Floats:
-    """[D] the compute at which the monotone curve through these points reaches the target, between
-    them on a logarithmic axis; infinite where it does not."""
+    """[D] Return the compute at which the monotone curve through these points reaches the target,
+    interpolated on a logarithmic axis; infinite if it never does."""
     order = np.argsort(cost_P, kind="stable")
     log_P, best_DP = np.log(cost_P[order]), np.maximum.accumulate(accuracy_DP[:, order], axis=1)
     place_D = (best_DP < target_D[:, None] - 1e-12).sum(axis=1)

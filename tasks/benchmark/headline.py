@@ -2,18 +2,19 @@
 accuracy, as a ratio, with its interval.
 
 A recipe's frontier on a family in an account is the monotone curve through (compute, test accuracy)
-of the settings that were chosen for this account, each the mean over the seeds. The targets are the
-accuracies that the reference reaches at its own budgets, but for the largest: there a recipe that
-is as good reaches the target or does not by chance, and where it does its ratio is above 1.
+of the settings chosen for this account, each as the mean over the seeds. The targets are the
+accuracies of the reference at its own budgets, except the largest. There an equally good recipe
+reaches the target only by chance, and if it does its ratio is above 1.
 
-The interval is a hierarchical bootstrap: prompts are drawn once for all recipes, which answer the
-same ones, seeds for every recipe and settings, and for every recipe what its search found, by as
-much as the searches of the family's recipes differ. With one search this is left out.
+The interval is a hierarchical bootstrap. Prompts are drawn once for all recipes, because all answer
+the same ones. Seeds are drawn for every recipe and settings. For every recipe the result of its
+search is drawn, with the variance between searches of the family's recipes. With one search this
+last part is omitted.
 
-Profiling is charged in full to who reads the profile; `uses` says over how many runs it is
-amortised. A ratio above 1 means less compute than the reference. A target that a frontier does not
-reach is said to be so, and counts as a ratio of 0 in the draws; one that is below a frontier's
-first point is counted at that point's compute, which makes the ratio a lower bound.
+Profiling is charged in full to the recipes that read the profile; `uses` is the number of runs over
+which it is amortised. A ratio above 1 means less compute than the reference. A target that a
+frontier does not reach is reported as such, and counts as a ratio of 0 in the draws. A target below
+a frontier's first point is counted at that point's compute, so the ratio is a lower bound.
 
 Legend: D draws, S seeds, P test prompts, N points of a frontier."""
 
@@ -32,10 +33,10 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times less compute than the reference; None where the target is not reached. Below
-    the first point of the frontier the true ratio is larger (`is_bound`), and so may the
-    upper end be where it is `most`, the largest that the points can show. `reached` is the share of
-    draws that reach the target."""
+    """How many times less compute than the reference; None if the target is not reached. Below the
+    first point of the frontier the true ratio is larger (`is_bound`). An upper end equal to `most`,
+    the largest ratio that the points can show, may also be larger. `reached` is the share of draws
+    that reach the target."""
 
     value: float | None
     low: float | None
@@ -47,7 +48,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Point:
-    """Settings that were run on test at a budget: a line for every seed."""
+    """Settings that were run on test at a budget, with one line per seed."""
 
     budget: int
     lines: Sequence[Line]
@@ -57,11 +58,11 @@ class Point:
         return [line["test"] for line in self.lines]
 
     def cost(self, measure: str, uses: float = 1.0) -> float:
-        """The mean compute, with the profile's share."""
+        """Return the mean compute, including the profile's share."""
         return float(np.mean([cost_of(line, measure, uses) for line in self.lines]))
 
     def rates(self) -> Floats:
-        """[S, P] the pass rate of every test prompt."""
+        """[S, P] Return the pass rate of every test prompt."""
         return np.array(
             [
                 np.array(counts_of(line["correct"])) / np.maximum(counts_of(line["trials"]), 1)
@@ -72,10 +73,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Runs:
-    """A recipe on a family. `frontier` are by account the places of its points, `best` by budget
-    that of the settings that validation likes best, `searches` the same of each search that is
-    complete. `is_equal` says that in some account the settings are those chosen at equal rollouts,
-    because its own have not been run."""
+    """A recipe on a family. `frontier` has, by account, the indices of its points; `best`, by
+    budget, the index of the settings with the best validation; `searches` the same for each
+    complete search. `is_equal` means that some account uses the settings chosen at equal rollouts,
+    because its own settings have not been run."""
 
     name: str
     points: Sequence[Point]
@@ -85,19 +86,19 @@ class Runs:
     is_equal: bool
 
     def is_all_of(self, other: "Runs") -> bool:
-        """Whether the other's settings at every budget are this recipe's own."""
+        """Return whether the other's settings at every budget are also this recipe's own."""
         mine = {id(line) for point in self.points for line in point.lines}
         best = [other.points[place].lines[0] for place in other.best.values()]
         return all(id(line) in mine for line in best)
 
     def reads_profile(self) -> bool:
-        """Whether the recipe is charged for profiling."""
+        """Return whether the recipe is charged for profiling."""
         return any(line["rollouts_profile"] for point in self.points for line in point.lines)
 
 
 def make_runs(name: str, lines: Collection[Line], num_seeds: int) -> Runs | None:
-    """What `lines`, trials and tests of one recipe or of several that train the same policy, show
-    of it. None without settings that were run on test with every seed."""
+    """Return the runs in `lines`, trials and tests of one recipe or of several that train the same
+    policy. Return None if no settings were run on test with every seed."""
     by_settings: dict[str, list[Line]] = {}
     good = [line for line in lines if "failed" not in line]
     for line in good:
@@ -137,7 +138,7 @@ def make_runs(name: str, lines: Collection[Line], num_seeds: int) -> Runs | None
 
 
 def all_runs(protocol: Protocol, family: str, lines: Collection[Line]) -> dict[str, Runs]:
-    """The recipes of the protocol that have been run on test, by name."""
+    """Return the recipes of the protocol that have been run on test, by name."""
     found = {}
     for contestant in protocol.contestants:
         runs = runs_of(protocol, family, [contestant.recipe], lines)
@@ -149,14 +150,14 @@ def all_runs(protocol: Protocol, family: str, lines: Collection[Line]) -> dict[s
 def runs_of(
     protocol: Protocol, family: str, recipes: Collection[str], lines: Collection[Line]
 ) -> Runs | None:
-    """What the family's lines show of these recipes, taken as one."""
+    """Return the runs of these recipes in the family's lines, combined as one."""
     mine = [line for line in lines if line["family"] == family and line["recipe"] in recipes]
     return make_runs(" or ".join(f"`{recipe}`" for recipe in recipes), mine, len(protocol.seeds))
 
 
 def target_budgets(reference: Runs, others: Collection[Runs]) -> list[int]:
-    """The budgets of the reference whose accuracies are targets: all but the largest, unless it is
-    the only one, or every other recipe was run beyond it."""
+    """Return the budgets of the reference at which its accuracy is a target: all but the largest,
+    unless it is the only one, or every other recipe was run beyond it."""
     *smaller, largest = reference.best
     is_passed = all(max(runs.best) > largest for runs in others)
     return [*smaller, largest] if is_passed or not smaller else smaller
@@ -164,16 +165,16 @@ def target_budgets(reference: Runs, others: Collection[Runs]) -> list[int]:
 
 @dataclass(frozen=True)
 class Spread:
-    """By how much the accuracies that searches of one recipe lead to deviate, and from how many
-    degrees of freedom that is known."""
+    """The standard deviation of the accuracies from different searches of one recipe, and its
+    degrees of freedom."""
 
     deviation: float
     freedom: int
 
 
 def spread_of(found: Collection[Runs]) -> Spread | None:
-    """The deviation of one search, pooled over recipes and their budgets: of one recipe two
-    searches say next to nothing. None where no recipe has two."""
+    """Return the deviation of one search, pooled over recipes and their budgets: two searches of
+    one recipe are too few. Return None if no recipe has two searches."""
     squares, freedom = 0.0, 0
     for runs in found:
         if len(runs.searches) < 2:
@@ -199,9 +200,9 @@ class Draws:
 
 
 def resample(mine: Runs, reference: Runs, num_draws: int, spread: Spread | None = None) -> Draws:
-    """Prompts are drawn once for both, which answer the same ones; seeds for each point; and for
-    each recipe one deviation of its search. Draws of S seeds spread too little by
-    sqrt((S - 1) / S), and a normal quantile is too small for S - 1 degrees of freedom: their
+    """Draw prompts once for both recipes, which answer the same ones, seeds for each point, and for
+    each recipe one deviation of its search. The deviation of draws of S seeds is too small by
+    sqrt((S - 1) / S), and a normal quantile is too small for S - 1 degrees of freedom: the
     deviations are widened by both."""
     rng = np.random.default_rng(0)
     mine_rates, reference_rates = ([p.rates() for p in runs.points] for runs in (mine, reference))
@@ -231,20 +232,20 @@ def resample(mine: Runs, reference: Runs, num_draws: int, spread: Spread | None 
 
 
 def widening(num_seeds: int) -> float:
-    """What the deviations of draws of so few seeds lack."""
+    """Return the factor that corrects the deviation of draws of so few seeds."""
     quantiles = stats.t.ppf(0.5 + LEVEL / 2, num_seeds - 1) / stats.norm.ppf(0.5 + LEVEL / 2)
     return float(quantiles * np.sqrt(num_seeds / (num_seeds - 1)))
 
 
 def mean_of(parts: Sequence[Floats]) -> Floats:
-    """The accuracy at each point."""
+    """Return the accuracy at each point."""
     return np.array([rates_SP.mean() for rates_SP in parts])
 
 
 def ratios(
     mine: Runs, reference: Runs, measure: str, draws: Draws, uses: float = 1.0
 ) -> dict[int, Ratio]:
-    """How many times less compute `mine` takes to what the reference reaches at each budget."""
+    """Return how many times less compute `mine` needs for each accuracy of the reference."""
     places = mine.frontier[measure], reference.frontier[measure]
     costs = tuple(
         np.array([runs.points[place].cost(measure, uses) for place in its])
@@ -252,7 +253,7 @@ def ratios(
     )
 
     def needed(which: int, accuracy: tuple[Floats, Floats], target: int) -> Floats:
-        """[D] the compute to the accuracy of the reference's point `target`."""
+        """[D] Return the compute to the accuracy of the reference's point `target`."""
         own = accuracy[which][:, list(places[which])]
         return reach(costs[which], own, accuracy[1][:, target])
 
@@ -271,9 +272,9 @@ def ratios(
 
 
 def update_cost(reference: Runs) -> float:
-    """rho: the modelled cost of updating a rollout over that of generating it, in the reference's
-    runs at their largest budget. Their updated share is that of `charged_mixed`, a quarter of
-    `charged` being generation."""
+    """Return rho: the modelled cost of updating a rollout over the cost of generating it, in the
+    reference's runs at their largest budget. Their updated share is from `charged_mixed`;
+    generation is a quarter of `charged`."""
     line = reference.points[reference.best[max(reference.best)]].lines[0]
     charged, mixed = line["flops"]["charged"], line["flops"]["charged_mixed"]
     share = (mixed - charged / 4.0) / (0.75 * charged)

@@ -1,4 +1,4 @@
-"""What the result of a cell depends on: the parameters and the code of every stage behind it."""
+"""The inputs of a cell's result: the parameters and the code of every stage before it."""
 
 import importlib
 import json
@@ -25,19 +25,19 @@ SECTIONS: dict[str, tuple[str, ...] | None] = {
     "evaluate": None,
     "engine": ("name", "device", "dtype", "max_rows"),
     "verify": ("seconds", "memory_gb", "verifiers"),
-    "store": ("logprobs",),  # without them replay of the profile scores, which costs
+    "store": ("logprobs",),  # without them, replay of the profile has to score, at a cost
 }
-"""The sections whose values can change a line, and which of their keys (None: all). The other keys
-say where something is, how long to wait for it, or when to give up."""
+"""The sections with values that can change a line, and their relevant keys (None: all). The other
+keys are locations, waiting times and time limits."""
 
 SHARED_STAGES = ("ingest", "policy", "profile")
 RECIPE_STAGES = ("allocate", "train", "evaluate")
-OWN_FILES = ("tasks/benchmark/cells.py", "tasks/common/device_time.py")
-"""What a benchmark adds to the stages: how a plan is cut, and what is measured."""
+OWN_FILES = ("tasks/benchmark/cells.py", "tasks/common/accounting/device_time.py")
+"""The benchmark's own code, besides the stages: the cutting of plans, and the measurements."""
 
 
 def values_of(params: Values, sections: Iterable[str]) -> dict[str, Any]:
-    """The values of `sections` that can change a result."""
+    """Return the values of `sections` that can change a result."""
     found = {}
     for name in sections:
         keys, section = SECTIONS[name], params[name]
@@ -46,9 +46,9 @@ def values_of(params: Values, sections: Iterable[str]) -> dict[str, Any]:
 
 
 def code_of(params: Values, recipe: str, root: Path = ROOT) -> dict[str, str]:
-    """A digest for each stage of the code that it can run for this recipe, of the files under
-    `root`."""
-    # a benchmark asks for the same many times, whatever the seed
+    """Return, for each stage, a digest of the code that it can run for this recipe, from the files
+    under `root`."""
+    # cached: a benchmark needs the same digests many times, independent of the seed
     alone: dict[str, Any] = {"experiment": {"recipes": [recipe], "seeds": [0]}}
     alone["recipes"] = {recipe: params["recipes"][recipe]}
     return dict(digests(json.dumps({**params, **alone}, sort_keys=True), recipe, root))
@@ -66,5 +66,5 @@ def digests(params: str, recipe: str, root: Path) -> dict[str, str]:
 
 @cache
 def digest_of(cell: Any, root: Path) -> str:
-    """The digest of a cell of the stage `code`."""
+    """Return the digest of a cell of the stage `code`."""
     return digest(cell.digests(root))

@@ -1,12 +1,11 @@
-"""What a family is like, and what a model of variance expects an oracle of its pass rates to save.
+"""Facts about a family, and the saving of an oracle of its pass rates under a model of variance.
 
-Where the noise of a rollout's score dominates, a rollout of a prompt with pass rate p has
-information p (1 - p) with the baseline p, (G - 1) / G of that in a group of G, and
-p (1 - p) (1 - m) where the rarer outcome, of share m, alone is updated. An oracle samples the
-quarter of the prompts that is worth most for its cost, and updates whichever way is cheaper. What
-it saves is its information for the cost over that of groups of eight of every prompt. It is an
-estimate and bounds nothing: a policy also learns, prompts teach about others, and published runs
-have saved more."""
+If the noise of a rollout's score dominates, a rollout of a prompt with pass rate p has information
+p (1 - p) with the baseline p, (G - 1) / G times that in a group of G, and p (1 - p) (1 - m) if only
+the rarer outcome, with share m, is updated. An oracle samples the quarter of the prompts with the
+most information per cost, and uses the cheaper kind of update. Its saving is its information per
+cost, relative to groups of eight for every prompt. It is an estimate, not a bound: a policy
+also learns, prompts generalise to others, and published runs have saved more."""
 
 from typing import Any
 
@@ -17,12 +16,12 @@ from tasks.common.statistics import Floats, fit_beta
 
 GROUP_SIZE = 8
 BEST_SHARE = 0.25
-UPDATE_COST = 3.0  # in FLOPs, of generating a rollout
+UPDATE_COST = 3.0  # relative to generating a rollout, in FLOPs
 NUM_DRAWS = 50  # of every prompt's pass rate, from its posterior
 
 
 def family_facts(profile: pl.DataFrame) -> dict[str, Any]:
-    """Numbers of a PROFILE table, and what the oracle saves by account."""
+    """Return statistics of a PROFILE table, and the saving of the oracle by account."""
     rates, num = profile["pass_rate"].drop_nulls(), profile["num_samples"]
     return {
         "prompts": len(profile),
@@ -37,8 +36,8 @@ def family_facts(profile: pl.DataFrame) -> dict[str, Any]:
 
 
 def true_rates(profile: pl.DataFrame) -> Floats:
-    """Pass rates as they spread in truth: draws from every prompt's posterior. Those of a few
-    samples spread too far, and the best of them are chosen for their luck."""
+    """Return estimates of the true pass rates: draws from every prompt's posterior. Rates from a
+    few samples are spread too widely, and selecting the best of them selects for luck."""
     correct = profile["correct"].to_numpy()
     graded = (profile["num_samples"] - profile["error"]).to_numpy()
     a, b = fit_beta(correct, graded)
@@ -48,7 +47,7 @@ def true_rates(profile: pl.DataFrame) -> Floats:
 
 
 def oracle_saving(rates: Floats) -> dict[str, float]:
-    """By account, how many times less compute the oracle takes for the same information."""
+    """Return, by account, how many times less compute the oracle needs for the same information."""
     spread, rarer = rates * (1.0 - rates), np.minimum(rates, 1.0 - rates)
     is_one_sided = (1.0 - rarer) / (1.0 + UPDATE_COST * rarer) > 1.0 / (1.0 + UPDATE_COST)
     information = spread * np.where(is_one_sided, 1.0 - rarer, 1.0)

@@ -2,8 +2,8 @@
 that is fixed before the runs.
 
 A cell is one run: a family, a recipe with settings, a budget of rollouts, a seed. Its key is the
-digest of all that its result depends on, the code included, so that a finished cell is never run
-again, and one whose code has changed is another cell."""
+digest of all inputs of its result, including the code. A finished cell is never run again, and a
+cell with changed code is a new cell."""
 
 import importlib
 import itertools
@@ -20,15 +20,16 @@ from tasks.common import params
 from tasks.common.code import ROOT
 from tasks.common.files import digest
 from tasks.common.params import ParamsError
+from tasks.common.recipes import merged
 
 Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Search:
-    """How recipes are tuned: random points of `axes` (values of keys of the section `train`, common
-    to all), of which `keep_share` go on from a budget to the next. There is a search for each of
-    `seeds`, with points of its own; no test run has one of them."""
+    """How recipes are tuned: random points of `axes` (values for keys of the section `train`,
+    common to all). A share `keep_share` of the points continues from one budget to the next. There
+    is one search for each of `seeds`, with its own points; no test run uses these seeds."""
 
     axes: dict[str, list[Any]]
     keep_share: float
@@ -37,7 +38,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A recipe of the parameter file, how many settings it tries at the smallest of its budgets
+    """A recipe of the parameter file, the number of settings to try at the smallest of its budgets
     (rollouts of training), and its own main knob: a key within the recipe, such as
     `allocate.group_size`, with the values to try."""
 
@@ -50,7 +51,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Family:
-    """What a family changes in the parameter file, and the budgets at which it is run."""
+    """The changes of a family to the parameter file, and its budgets."""
 
     budgets: list[int]
     changes: Values
@@ -58,9 +59,9 @@ class Family:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The file. `title` is that of its page, `parameters` names the parameter file. The others are
-    compared with the better of the recipes in `reference`, which train the same policy. `seeds` are
-    those of the test runs."""
+    """The file. `title` is the title of its page, `parameters` names the parameter file. Recipes
+    are compared with the better of the recipes in `reference`, which train the same policy. `seeds`
+    are the seeds of the test runs."""
 
     title: str
     parameters: str
@@ -72,14 +73,14 @@ class Protocol:
     num_bootstrap: int
 
     def budgets(self, family: str, contestant: Contestant) -> list[int]:
-        """The budgets of a recipe on a family, smallest first."""
+        """Return the budgets of a recipe on a family, smallest first."""
         return [b for b in contestant.budgets if b in self.families[family].budgets]
 
     def only(
         self, families: Collection[str] | None, recipes: Collection[str] | None = None
     ) -> "Protocol":
-        """The part of it that is about these families and recipes; None: about all. Raises
-        ParamsError for one that it has not."""
+        """Return the part of the protocol for these families and recipes; None means all. Raises
+        ParamsError for unknown names."""
         compared = [contestant.recipe for contestant in self.contestants]
         for kind, asked, there in (
             ("family", families, list(self.families)),
@@ -97,9 +98,9 @@ class Protocol:
 
 @dataclass(frozen=True)
 class BenchmarkCell:
-    """One run: what it is, the parameters that it runs with, and by stage the digest of the code
-    that it can run. `measures` is `validation` for a trial of the search and `test` for a run at
-    the chosen settings."""
+    """One run: its identity, its parameters, and by stage the digest of the code that it can run.
+    `measures` is `validation` for a trial of the search and `test` for a run at the chosen
+    settings."""
 
     family: str
     recipe: str
@@ -112,39 +113,39 @@ class BenchmarkCell:
 
     @property
     def key(self) -> str:
-        """The digest of all that the result depends on, the code of its stages included."""
+        """The digest of all inputs of the result, including the code of its stages."""
         chosen = self.params["recipes"][self.recipe]
         what = [chosen, values_of(self.params, SECTIONS), self.code]
         return digest([self.recipe, self.budget, self.seed, self.measures, *what])
 
     @property
     def identity(self) -> str:
-        """What the cell is within its protocol, whatever code runs it."""
+        """The cell's place in its protocol, independent of the code."""
         return identity_of({**vars(self), "settings": dict(self.settings)})
 
     @property
     def name(self) -> str:
-        """For people."""
+        """A name for display."""
         return f"{self.family} {self.recipe} {self.budget} {self.measures} {self.seed}"
 
 
 def identity_of(line: Mapping[str, Any]) -> str:
-    """What a line is about, without what made it."""
+    """Return the identity of a line's cell, without code."""
     names = ("family", "recipe", "budget", "seed", "measures", "settings")
     return digest([line[name] for name in names])
 
 
 def settings_of(line: Mapping[str, Any]) -> str:
-    """What a test run shares with those of the other seeds, and with the trial it follows from."""
+    """Return the key that a test run shares with its other seeds and with its trial."""
     return digest([line[name] for name in ("family", "recipe", "budget", "settings")])
 
 
 def read_protocol(path: Path) -> tuple[Protocol, Values]:
-    """The protocol, and the parameters it starts from. Raises ParamsError for what does not fit."""
+    """Return the protocol and its base parameters. Raises ParamsError for invalid content."""
     protocol = params.parse(params.load(path), Protocol, path.name)
     names = [contestant.recipe for contestant in protocol.contestants]
     everyone = {"recipes": [*dict.fromkeys([*names, *protocol.reference])], "seeds": [0]}
-    effective = importlib.import_module("tasks.code.effective")  # by name: it is a stage's
+    effective = importlib.import_module("tasks.code.effective")  # by name: it belongs to a stage
     written = params.load(path.parent / protocol.parameters)
     values = effective.complete({**written, "experiment": everyone})
     if not protocol.reference or {*protocol.reference} - {*names} or len({*names}) < len(names):
@@ -168,7 +169,7 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
 
 def check_keys(file: str, search: Search, contestant: Contestant, recipe: Values) -> None:
     """Raise ParamsError for a key that the recipe does not have: each of its trials would fail, and
-    a failure is a result."""
+    a failure counts as a result."""
     for key in (*(f"train.{axis}" for axis in search.axes), contestant.knob):
         found: Any = recipe
         for part in key.split("."):
@@ -177,26 +178,16 @@ def check_keys(file: str, search: Search, contestant: Contestant, recipe: Values
             found = found[part]
 
 
-def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Values:
-    """`values` with `changes` put in, mapping by mapping."""
-    result = dict(values)
-    for key, change in changes.items():
-        old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(change, Mapping)
-        result[key] = merged(old, change) if both else change  # type: ignore[arg-type]
-    return result
-
-
 def dotted(key: str, value: Any) -> Values:
-    """{"a": {"b": value}} for the key `a.b`."""
+    """Return {"a": {"b": value}} for the key `a.b`."""
     for part in reversed(key.split(".")):
         value = {part: value}
     return dict(value)
 
 
 def trials(search: Search, contestant: Contestant, seed: int) -> list[Values]:
-    """The settings that a recipe tries first in the search of this seed: its own, then distinct
-    points of the grid, drawn alike for all recipes."""
+    """Return the settings that a recipe tries first in the search of this seed: its own, then
+    distinct random points of the grid, the same for all recipes."""
     axes = {f"train.{key}": values for key, values in search.axes.items()}
     if contestant.values:
         axes[contestant.knob] = contestant.values
@@ -206,7 +197,7 @@ def trials(search: Search, contestant: Contestant, seed: int) -> list[Values]:
 
 
 def survivors(num_trials: int, keep_share: float, rung: int) -> int:
-    """How many trials run at the budget of this place."""
+    """Return the number of trials that run at this rung's budget."""
     return max(math.ceil(num_trials * keep_share**rung), 1)
 
 
@@ -220,9 +211,9 @@ def make_cell(
     settings: Mapping[str, Any],
     root: Path = ROOT,
 ) -> BenchmarkCell:
-    """The cell with its own parameters: the family's, and one recipe, which carries the settings.
-    A key of the section `train` that a recipe names is whole, so what the settings change of it is
-    put into the base section's value. The code is that under `root`."""
+    """Return the cell with its own parameters: the family's, and one recipe that contains the
+    settings. A recipe's key of the section `train` replaces the whole base value, so partial
+    settings are merged into the base value. The code is under `root`."""
     name, changes = family[0], family[1].changes
     changed = merged(values, changes)
     chosen = changed["recipes"][recipe]

@@ -1,7 +1,7 @@
-"""The results file: a line of JSON for every finished cell, so that a table fills over several
-sittings and on several machines. Lines are appended. None is deleted or changed afterwards; the
-field `superseded`, the reason why a line no longer counts, is all that is ever added to one. Beside
-the file stands what the families are like (`.facts.json`)."""
+"""The results file: one line of JSON for every finished cell, so that a table can be filled in
+several sittings and on several machines. Lines are appended, and never deleted. The only later
+change is the field `superseded`, the reason why a line no longer counts. The facts of the families
+are in a file beside it (`.facts.json`)."""
 
 import json
 import os
@@ -15,8 +15,8 @@ Line = dict[str, Any]
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Every line of the file, superseded ones among them. A line cut off by a kill is left out.
-    Raises ArtifactError for one that is no result."""
+    """Return every line of the file, including superseded ones. A line cut off by a kill is
+    skipped. Raises ArtifactError for a line that is not a result."""
     found: list[Line] = []
     if not path.exists():
         return found
@@ -29,26 +29,26 @@ def read_lines(path: Path) -> list[Line]:
             line["key"]
             found.append(line)
         except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):  # it has no end: the kill came while it was written
+            if number == len(lines):  # no line end: a kill interrupted the write
                 continue
             raise ArtifactError(f"{path}: line {number} is no result: {error}") from error
     return found
 
 
 def current(lines: Collection[Line]) -> dict[str, Line]:
-    """The lines that count, by the key of their cell; a cell that failed and ran again has its last
-    line."""
+    """Return the valid lines by the key of their cell. For a cell that failed and ran again, the
+    last line is valid."""
     return {line["key"]: line for line in lines if "superseded" not in line}
 
 
 def read_results(path: Path) -> dict[str, Line]:
-    """The lines of a file that count, by the key of their cell."""
+    """Return the valid lines of a file by the key of their cell."""
     return current(read_lines(path))
 
 
 def supersede(path: Path, keys: Collection[str], reason: str) -> int:
-    """Mark the lines of these keys that count as superseded; how many there were. The other lines
-    keep their bytes."""
+    """Mark the valid lines of these keys as superseded, and return their number. Other lines keep
+    their bytes."""
     content = path.read_bytes()
     texts, num = content.split(b"\n"), 0
     for place, text in enumerate(texts[:-1]):
@@ -61,44 +61,34 @@ def supersede(path: Path, keys: Collection[str], reason: str) -> int:
 
 
 def facts_file(path: Path) -> Path:
-    """Where the facts of a results file stand."""
+    """Return the path of the facts of a results file."""
     return path.with_suffix(".facts.json")
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """What the families of a results file are like, by name; of those that were prepared."""
+    """Return the facts of a results file by family, for the families that were prepared."""
     file = facts_file(path)
     return dict(read_json(file)) if file.exists() else {}
 
 
 def append_result(path: Path, line: Mapping[str, Any]) -> None:
-    """Add a line, on the disk when this returns. What a kill left of the line before is ended, so
-    that this one stands alone."""
+    """Append a line and sync it to disk. Terminate a partial last line first, so that the new line
+    stands alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(line, sort_keys=True) + "\n"
     with path.open("a+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        if end:
-            file.seek(end - 1)
-            if file.read(1) != b"\n":
-                cut_unfinished(path)
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
 
 
-def cut_unfinished(path: Path) -> None:
-    """Drop what stands after the last end of a line."""
-    content = path.read_bytes()
-    with path.open("r+b") as file:
-        file.truncate(content.rfind(b"\n") + 1)
-
-
 def digits(counts: "list[int]") -> str:
-    """Counts of up to 35 as one character each: what every prompt's correct samples are kept as."""
+    """Return counts of up to 35 as one character each, as lines store correct samples by prompt."""
     return "".join("0123456789abcdefghijklmnopqrstuvwxyz"[count] for count in counts)
 
 
 def counts_of(text: str) -> list[int]:
-    """The inverse of `digits`."""
+    """Return the counts in a text of `digits`."""
     return [int(character, 36) for character in text]

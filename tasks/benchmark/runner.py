@@ -1,9 +1,9 @@
-"""Run what a protocol asks for and the results file lacks, some cells at a time.
+"""Run the cells of a protocol that the results file lacks, some at a time.
 
-What can run next follows from the results file alone: a trial goes on to the next budget when all
-trials of this one are done and it is among the best on validation; when all searches of a recipe
+The next cells follow from the results file alone. A trial continues to the next budget when all
+trials of this budget are done and it is among the best on validation. When all searches of a recipe
 are done, the settings that an account or a search chooses are run on test, with every seed. So a
-benchmark that is killed, or stopped for the night, goes on where it was."""
+benchmark that is killed or stopped continues from the same state."""
 
 import logging
 import multiprocessing
@@ -26,7 +26,6 @@ from tasks.benchmark.protocol import (
     Values,
     identity_of,
     make_cell,
-    merged,
     settings_of,
     survivors,
     trials,
@@ -45,26 +44,27 @@ from tasks.benchmark.sharing import Shared
 from tasks.common.artifacts import PROFILE
 from tasks.common.files import write_json
 from tasks.common.layout import Layout
-from tasks.common.parent import die_with_parent
+from tasks.common.processes.ending import die_with_parent
 from tasks.common.progress import progress
+from tasks.common.recipes import merged
 from tasks.common.stage import StageError
 
 logger = logging.getLogger(__name__)
 
-SECONDS_A_ROLLOUT = 1 / 250  # of training, until cells have been measured
-POLL_SECONDS = 10.0  # between two looks at what other machines have done
-SECONDS_ALWAYS = 20.0  # to start, to validate, to test
+SECONDS_A_ROLLOUT = 1 / 250  # of training; the default until cells have been measured
+POLL_SECONDS = 10.0  # between two checks of other machines' results
+SECONDS_ALWAYS = 20.0  # per cell: start, validation, test
 
 
 Find = Callable[[BenchmarkCell], Line | None]
-"""The line of a cell, if it has one."""
+"""A function that returns the line of a cell, or None."""
 
 
 def runnable(
     protocol: Protocol, values: Values, results: Mapping[str, Line]
 ) -> Iterator[BenchmarkCell]:
-    """The cells whose turn it is and that have no line, in the order in which they should run: what
-    the first recipes reach is known before the last ones are tried."""
+    """Yield the cells that can run next and have no line, in the order in which they should run:
+    the results of the first recipes are known before the last ones are tried."""
 
     def find(cell: BenchmarkCell) -> Line | None:
         return results.get(cell.key)
@@ -79,7 +79,7 @@ def runnable(
 def turn(
     protocol: Protocol, values: Values, family: str, contestant: Contestant, find: Find
 ) -> Iterator[BenchmarkCell]:
-    """The cells of a recipe on a family as far as the lines allow, finished ones among them."""
+    """Yield a recipe's cells on a family, including finished ones, until one has no result."""
     owner = (family, protocol.families[family])
 
     def made(
@@ -109,8 +109,8 @@ def turn(
 
 
 def tested(trials: Collection[Line]) -> list[Line]:
-    """The trials whose settings are run on test, each settings once: those that some account
-    chooses, and what each search alone likes best, from which the spread of searches follows."""
+    """Return the trials with settings to run on test, each settings once: the choices of each
+    account, and the best trials of each search alone, from which the spread of searches follows."""
     good = [line for line in trials if "failed" not in line]
     wanted = [trial for measure in MEASURES if good for trial in chosen(good, measure)]
     for seed in dict.fromkeys(line["seed"] for line in good):
@@ -120,7 +120,7 @@ def tested(trials: Collection[Line]) -> list[Line]:
 
 
 def lines_of(protocol: Protocol, values: Values, family: str, find: Find) -> list[Line]:
-    """The lines that the cells of a family have, as far as they allow."""
+    """Return the existing lines of the cells that `turn` yields for a family."""
     found = {
         line["key"]: line
         for contestant in protocol.contestants
@@ -131,10 +131,10 @@ def lines_of(protocol: Protocol, values: Values, family: str, find: Find) -> lis
 
 
 def due(protocol: Protocol, values: Values, lines: Collection[Line]) -> list[Line]:
-    """The lines that are shown: those of the protocol's cells, without the lines of other settings,
-    of other code, of an older protocol, or of a search that is not complete. A family whose
-    reference has not been run on test shows superseded lines in their place: of each recipe those
-    with the last reason, which were superseded together."""
+    """Return the lines to show: the lines of the protocol's cells, without other settings, other
+    code, an older protocol, or an incomplete search. If a family's reference has not been run on
+    test, return superseded lines instead: for each recipe the lines with the last reason, which
+    were superseded together."""
     results = current(lines)
     marked = [line for line in lines if "superseded" in line]
     last = {(line["family"], line["recipe"]): line["superseded"] for line in marked}
@@ -158,7 +158,7 @@ def due(protocol: Protocol, values: Values, lines: Collection[Line]) -> list[Lin
 
 
 def supersede_others(protocol: Protocol, values: Values, file: Path, reason: str) -> None:
-    """Mark the lines that are of no cell of the protocol as it and its code are now."""
+    """Mark the lines that belong to no cell of the current protocol and code."""
     results = current(read_lines(file))
     own = {
         line["key"]
@@ -170,13 +170,13 @@ def supersede_others(protocol: Protocol, values: Values, file: Path, reason: str
 
 
 def reached(line: Line) -> float:
-    """The validation accuracy of a trial; one that failed comes last."""
+    """Return the validation accuracy of a trial; a failed trial comes last."""
     return float(line.get("validation", -1.0))
 
 
 def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int) -> float:
-    """What is left at least, in hours, at the rate of the cells that are done: how many settings
-    will be run on test is not known before the searches are done."""
+    """Return a lower bound of the remaining hours, at the rate of the finished cells: the number of
+    settings to run on test is unknown before the searches are done."""
     finished = [line for line in results.values() if "failed" not in line]
     rate = SECONDS_A_ROLLOUT
     if finished:
@@ -195,7 +195,7 @@ def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int
 
 
 def prepare(protocol: Protocol, values: Values, work: Path, file: Path, project: Layout) -> None:
-    """What the cells of each family share; what it is like is written beside the results."""
+    """Make the data that the cells of each family share, and write the facts beside the results."""
     facts = read_facts(file)
     for name, family in protocol.families.items():
         changed = merged(values, family.changes)
@@ -214,9 +214,8 @@ def run(
     workers: int,
     shared: Shared | None = None,
 ) -> None:
-    """Run everything that is missing, `workers` cells at a time; a line is written as soon as its
-    cell is done. With `shared` other machines run cells of the same protocol, and their lines are
-    taken over."""
+    """Run all missing cells, `workers` at a time. A line is written as soon as its cell is done.
+    With `shared` other machines run cells of the same protocol, and their lines are added here."""
     results = read_results(file)
     marked = {line["key"] for line in read_lines(file) if "superseded" in line}
     if shared:
@@ -234,13 +233,9 @@ def run(
         try:
             while True:
                 if shared:
-                    lines = shared.new_lines()  # they may have been put there before their mark
-                    for line in (each for each in lines if each["key"] not in marked):
-                        if "failed" in results.get(line["key"], {"failed": ""}):
-                            append_result(file, line)
-                            results[line["key"]] = line
+                    take_over(shared, file, results, marked)
                     for held in running.values():
-                        shared.claim(held.key)  # still at it
+                        shared.claim(held.key)  # still running
                 busy = {cell.key for cell in running.values()}
                 waiting = [c for c in runnable(protocol, values, results) if c.key not in busy]
                 free = (c for c in waiting if shared is None or shared.claim(c.key))
@@ -255,14 +250,7 @@ def run(
                 done, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
                 for future in done:
                     cell = running.pop(future)
-                    try:
-                        line = future.result()
-                    except BrokenProcessPool as error:
-                        names = ", ".join(sorted(c.name for c in (cell, *running.values())))
-                        raise StageError(
-                            f"a worker was killed while these cells ran: {names}. Run the same "
-                            "command again to go on; with fewer --workers, if memory was short"
-                        ) from error
+                    line = line_of(future, [cell, *running.values()])
                     append_result(file, line)
                     results[cell.key] = line
                     if shared:
@@ -275,8 +263,31 @@ def run(
             raise
 
 
+def line_of(future: Future[Line], ran: Collection[BenchmarkCell]) -> Line:
+    """Return the line of a cell that has ended. Raises StageError, with the names of the cells that
+    `ran`, if a worker was killed."""
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        names = ", ".join(sorted(cell.name for cell in ran))
+        raise StageError(
+            f"a worker was killed while these cells ran: {names}. Run the same command again to go "
+            "on; with fewer --workers, if memory was short"
+        ) from error
+
+
+def take_over(shared: Shared, file: Path, results: dict[str, Line], marked: set[str]) -> None:
+    """Add the lines of other machines to the results. A line that is `marked` as superseded may
+    have been shared before the mark."""
+    for line in shared.new_lines():
+        is_missing = "failed" in results.get(line["key"], {"failed": ""})
+        if is_missing and line["key"] not in marked:
+            append_result(file, line)
+            results[line["key"]] = line
+
+
 def start_worker() -> None:
-    """A worker ends with its parent, is stopped by it alone, and leaves the cores to the others."""
+    """Configure a worker: it ends with its parent, ignores interrupts, and uses one thread."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)

@@ -1,10 +1,10 @@
-"""One benchmark on several machines: finished cells and claims in a place that all of them reach, a
-folder or `s3://bucket/prefix`.
+"""One benchmark on several machines: finished cells and claims in a shared place, a folder or
+`s3://bucket/prefix`.
 
-A machine claims a cell before it runs it, and others leave it alone; a claim that is older than
-CLAIM_SECONDS is that of a machine that died. Buckets have no locks, so two machines that claim at
+A machine claims a cell before it runs it, and the others skip claimed cells. A claim older than
+CLAIM_SECONDS belongs to a machine that died. Buckets have no locks, so two machines that claim at
 the same moment both run the cell, and each keeps its own line. Machines of one kind make the same
-line but for its seconds; of different kinds, their policies differ by rounding."""
+line except for its seconds; on different kinds, policies differ by rounding."""
 
 import json
 import socket
@@ -16,12 +16,12 @@ from tasks.benchmark.results import Line
 from tasks.common.files import ArtifactError, digest, replace_file
 from tasks.common.locations import open_location, reaching
 
-CLAIM_SECONDS = 600.0  # a claim is renewed at every look at the others
+CLAIM_SECONDS = 600.0  # a claim is renewed at every poll
 
 
 def owner_of(work: Path) -> str:
-    """The benchmark that works in a folder of this machine, which but one process may: after a
-    restart it is the same owner."""
+    """Return the owner for a work folder of this machine. Only one process may use the folder, so
+    the owner is the same after a restart."""
     return f"{socket.gethostname()}-{digest(str(work.resolve()))}"
 
 
@@ -34,22 +34,21 @@ class Shared:
         self.known: set[str] = set()
 
     def new_lines(self) -> list[Line]:
-        """The lines that other machines, or earlier runs, have put there and that were not read
-        yet."""
+        """Return the lines from other machines or earlier runs that have not been read yet."""
         with reaching(self.location):
             folder = f"{self.root}/lines"
             names = self.files.ls(folder, detail=False) if self.files.exists(folder) else []
         lines = []
         for path in sorted(name for name in names if name.endswith(".json")):
             key = path.rsplit("/", 1)[-1].removesuffix(".json")
-            if key not in self.known and path.endswith(".json"):
+            if key not in self.known:
                 lines.append(self.read(path))
                 self.known.add(key)
         return lines
 
     def put(self, line: Line) -> None:
-        """Give a finished cell to the others, unless they have it. A failure is not given: another
-        machine may do better."""
+        """Share a finished cell, unless its line is already there. A failure is not shared: another
+        machine may succeed."""
         path = f"{self.root}/lines/{line['key']}.json"
         with reaching(self.location):
             is_there = self.files.exists(path)
@@ -58,7 +57,7 @@ class Shared:
             self.known.add(line["key"])
 
     def claim(self, key: str) -> bool:
-        """Whether this machine may run the cell; if so it is claimed."""
+        """Claim the cell, and return whether this machine may run it."""
         path = f"{self.root}/claims/{key}.json"
         with reaching(self.location):
             found = self.read(path) if self.files.exists(path) else None
@@ -69,7 +68,7 @@ class Shared:
         return True
 
     def read(self, path: str) -> dict[str, Any]:
-        """An object. Raises ArtifactError for one that is not ours."""
+        """Return an object. Raises ArtifactError if it is not a line of the benchmark."""
         with reaching(self.location):
             content = self.files.cat_file(path)
         try:
@@ -80,7 +79,7 @@ class Shared:
             ) from error
 
     def write(self, path: str, value: Line) -> None:
-        """Put an object there, whole or not at all."""
+        """Write an object atomically."""
         content = (json.dumps(value, sort_keys=True) + "\n").encode()
         with reaching(self.location):
             if "file" not in self.files.protocol:

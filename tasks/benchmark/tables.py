@@ -1,5 +1,4 @@
-"""The results as a page: the headline, the points behind it, and the settings that were chosen; and
-as the short table of the README."""
+"""The results as a page: the headline, the points behind it, and the chosen settings."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,17 +20,15 @@ from tasks.benchmark.headline import (
 from tasks.benchmark.protocol import Protocol, Values
 from tasks.benchmark.results import Line, read_facts, read_lines
 from tasks.benchmark.runner import due
-from tasks.common.files import ArtifactError, replace_file
-from tasks.common.ledger import ACCOUNTS
+from tasks.common.accounting.ledger import ACCOUNTS
+from tasks.common.files import replace_file
 
 SHOWN = [name for name in MEASURES if name != "charged_paper"]
-SHORT = ["rollouts", "charged", "charged_mixed", "executed", "device_seconds"]
-USES = 4  # runs that share a profile, in the table of amortised profiling
-BEGIN, END = "<!-- benchmark: begin -->\n", "<!-- benchmark: end -->\n"
+USES = 4  # runs that share a profile, in the rows of amortised profiling
 
 
 def write_tables(protocol: Protocol, values: Values, file: Path) -> None:
-    """Write the page of a results file beside it, and a figure for each family."""
+    """Write the page beside its results file, and a figure for each family."""
     lines = due(protocol, values, read_lines(file))
     figures = {}
     for family in protocol.families:
@@ -44,24 +41,6 @@ def write_tables(protocol: Protocol, values: Values, file: Path) -> None:
     replace_file(file.with_suffix(".md"), lambda stream: stream.write(text.encode()))
 
 
-def split_readme(readme: Path) -> tuple[str, str]:
-    """What stands before and after the short table. Raises ArtifactError without its marks."""
-    before, begin, rest = readme.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ArtifactError(f"{readme} has no lines {BEGIN.strip()} and {END.strip()}: add them")
-    return before, after
-
-
-def write_readme(protocol: Protocol, values: Values, file: Path, readme: Path) -> None:
-    """Put the short table between its marks in `readme`."""
-    before, after = split_readme(readme)
-    lines = due(protocol, values, read_lines(file))
-    table = "\n".join(short(protocol, lines)) + "\n"
-    new = f"{before}{BEGIN}{table}{END}{after}".encode()
-    replace_file(readme, lambda stream: stream.write(new))
-
-
 def page(
     protocol: Protocol,
     lines: list[Line],
@@ -69,14 +48,14 @@ def page(
     source: str,
     figures: Mapping[str, Path],
 ) -> Iterator[str]:
-    """The page, line by line."""
+    """Yield the page, line by line."""
     failed = [line for line in lines if "failed" in line]
     machines = sorted({line["machine"] for line in lines})
     seconds = sum(line["seconds"] for line in lines)
     yield f"# {protocol.title}"
     yield ""
     yield (
-        f"Made from `{source}` by `python -m flows.benchmark`: {len(lines)} cells, "
+        f"Made from `{source}` by `winnow bench`: {len(lines)} cells, "
         f"{len(failed)} of them failed, {seconds / 3600:.1f} hours of one core; "
         f"{'; '.join(machines) or 'nothing has run yet'}. "
         "[The guide](../guide/benchmark.md) says how to read it."
@@ -107,7 +86,7 @@ def page(
 
 
 def superseded_words(lines: list[Line]) -> Iterator[str]:
-    """Why results that are shown no longer count, reason by reason; nothing where all do."""
+    """Yield the reasons why lines on the page are superseded; nothing if none is."""
     reasons: dict[str, list[str]] = {}
     for line in lines:
         if "superseded" in line:
@@ -127,13 +106,13 @@ def superseded_words(lines: list[Line]) -> Iterator[str]:
 
 
 def reference_words(protocol: Protocol) -> str:
-    """The reference in words."""
+    """Return the reference in words."""
     names = " and ".join(f"`{name}`" for name in protocol.reference)
     return f"the better of {names}" if len(protocol.reference) > 1 else names
 
 
 def caveats(runs: Mapping[str, Runs], reference: Runs) -> Iterator[str]:
-    """What the ratios of a family do not say."""
+    """Yield the limits of a family's ratios."""
     others = [mine for mine in runs.values() if not mine.is_all_of(reference)]
     if len(reference.best) == 1 and any(
         mine.best.keys() == reference.best.keys() for mine in others
@@ -152,7 +131,7 @@ def caveats(runs: Mapping[str, Runs], reference: Runs) -> Iterator[str]:
 
 
 def facts_words(facts: Mapping[str, Any]) -> str:
-    """What the initial policy makes of a family, and what a model expects pass rates to save."""
+    """Return the pass rates of the initial policy on a family, and their modelled saving."""
     savings = " and ".join(f"{value:.1f} in `{name}`" for name, value in facts["oracle"].items())
     return (
         f"{facts['prompts']:,} training prompts, {facts['never']:.0%} never solved and "
@@ -166,7 +145,7 @@ def facts_words(facts: Mapping[str, Any]) -> str:
 
 
 def headline(runs: dict[str, Runs], reference: Runs, protocol: Protocol) -> Iterator[str]:
-    """Ratios at each accuracy of the reference that is a target."""
+    """Yield the ratios at each target accuracy of the reference."""
     others = [mine for mine in runs.values() if not mine.is_all_of(reference)]
     if not others:
         return
@@ -202,44 +181,8 @@ def headline(runs: dict[str, Runs], reference: Runs, protocol: Protocol) -> Iter
         yield ""
 
 
-def short(protocol: Protocol, lines: list[Line]) -> Iterator[str]:
-    """What the README shows: at the reference's largest target, every family and recipe that has
-    been run at all its budgets."""
-    table, notes = [], dict[str, list[str]]()
-    for family in protocol.families:
-        runs = all_runs(protocol, family, lines)
-        reference = runs_of(protocol, family, protocol.reference, lines)
-        whole = {
-            contestant.recipe: runs[contestant.recipe]
-            for contestant in protocol.contestants
-            if contestant.recipe in runs
-            and list(runs[contestant.recipe].best) == protocol.budgets(family, contestant)
-        }
-        if reference is None:
-            continue
-        others = [mine for mine in whole.values() if not mine.is_all_of(reference)]
-        if not others:
-            continue
-        budget, spread = target_budgets(reference, others)[-1], spread_of(list(whole.values()))
-        for words in caveats(whole, reference):
-            notes.setdefault(words, []).append(family)
-        for mine in others:
-            draws = resample(mine, reference, protocol.num_bootstrap, spread)
-            cells = [
-                ratio_words(ratios(mine, reference, measure, draws)[budget]) for measure in SHORT
-            ]
-            table.append(f"| {family} | {mine.name} | {budget:,} | {' | '.join(cells)} |")
-    if statement := list(superseded_words(lines)):
-        yield from (*statement[1:], "")
-    yield f"| family | recipe | target | {' | '.join(SHORT)} |"
-    yield "|---" * (len(SHORT) + 3) + "|"
-    yield from table
-    for words, families in notes.items():
-        yield from ("", f"{', '.join(f'`{family}`' for family in families)}: {words}")
-
-
 def tuned(lines: list[Line]) -> Iterator[str]:
-    """The best setting of each recipe, search and budget on validation, so far."""
+    """Yield the best setting so far of each recipe, search and budget on validation."""
     tried: dict[tuple[str, int, int], list[Line]] = {}
     for line in lines:
         if line["measures"] == "validation" and "failed" not in line:
@@ -259,13 +202,13 @@ def tuned(lines: list[Line]) -> Iterator[str]:
 
 
 def settings_words(line: Line) -> str:
-    """What a run changed in its recipe."""
+    """Return the changes of a run to its recipe."""
     changed = ", ".join(f"{key} {value}" for key, value in line["settings"].items())
     return changed or "as in params.yaml"
 
 
 def ratio_words(ratio: Ratio) -> str:
-    """A ratio with its interval; a dash for one that is not reached."""
+    """Return a ratio with its interval, or that it is not reached."""
     if ratio.value is None:
         return f"not reached ({ratio.reached:.0%} of draws)"
     low, high = ("not reached" if end is None else f"{end:.2f}" for end in (ratio.low, ratio.high))
@@ -276,12 +219,12 @@ def ratio_words(ratio: Ratio) -> str:
 
 
 def amount_words(measure: str, amount: float) -> str:
-    """FLOPs in TFLOPs; rollouts and seconds whole."""
+    """Return FLOPs in TFLOPs; rollouts and seconds as whole numbers."""
     return f"{amount / 1e12:.3f} T" if measure in ACCOUNTS else f"{amount:,.0f}"
 
 
 def points(runs: dict[str, Runs]) -> Iterator[str]:
-    """Every point of every frontier, with its settings."""
+    """Yield every point of every frontier, with its settings."""
     yield f"| recipe | budget | seeds | test | spread | {' | '.join(SHOWN)} | settings | code |"
     yield "|---" * (len(SHOWN) + 7) + "|"
     for mine in runs.values():

@@ -1,13 +1,13 @@
-"""python -m tasks.code --params params.yaml --data data: for every cell a digest file of its code,
-and the settings that it runs with.
+"""python -m tasks.code --params params.yaml --data data: write for every cell a digest file of its
+code, and its settings.
 
     data/code/grpo/train.json          {"files": {"tasks/models/policy.py": "91c0...", ...},
                                         "versions": {"torch": "2.13.0", ...}}
     data/code/grpo/train.params.yaml   train: {learning_rate: 0.0003, ...}
 
-Every other stage depends on its two files, and on no code: a comment makes no stage run again, and
-a new method none but the recipes that name it. Takes about a second and keeps no record. Which
-files count: `cells.py`; which do not: `left_out.py`; which settings: `effective.py`."""
+Every other stage depends on its two files, and not on code: a new comment reruns no stage, and a
+new method only the recipes that name it. It takes about a second and keeps no record. The counted
+files are in `cells.py`, the excluded files in `left_out.py`, the settings in `effective.py`."""
 
 import argparse
 import sys
@@ -18,14 +18,15 @@ import yaml
 
 from tasks.code.cells import cells
 from tasks.code.effective import complete, of_cells
-from tasks.common import params, parent
+from tasks.common import params
 from tasks.common.code import ROOT
-from tasks.common.files import write_json, write_text
+from tasks.common.files import ArtifactError, write_json, write_text
 from tasks.common.layout import Layout
+from tasks.common.processes import ending
 
 
 def write(values: dict[str, Any], root: Path, folder: Path) -> None:
-    """Leave exactly the files of the experiment in `folder`."""
+    """Write the files of the experiment in `folder`, and remove all others."""
     whole = complete(values)
     wanted = set()
     for name, cell in cells(whole, root).items():
@@ -40,14 +41,14 @@ def write(values: dict[str, Any], root: Path, folder: Path) -> None:
 
 
 def main() -> int:
-    parent.die_with_parent()
+    ending.die_with_parent()
     parser = argparse.ArgumentParser(prog="python -m tasks.code")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameter file")
     parser.add_argument("--data", type=Path, default=Path("data"), help="data root")
     options = parser.parse_args()
     try:
         write(params.load(options.params), ROOT, Layout(options.data).code_folder)
-    except params.ParamsError as error:
+    except (params.ParamsError, ArtifactError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

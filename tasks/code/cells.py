@@ -1,8 +1,8 @@
-"""Which code every cell of the pipeline can run. A cell is a stage, or a stage of one recipe.
+"""The code that every cell of the pipeline can run. A cell is a stage, or a stage of one recipe.
 
-A cell's files are those that its `__main__` reaches by imports and by modules' names, and what the
-registries load by the names in the cell's own parameters: the source, the strategy, the methods in
-the slots, the engine, the verifiers."""
+A cell's files are the files that its `__main__` reaches by imports and by module names, and the
+files that the registries load by the names in the cell's own parameters: the source, the strategy,
+the methods in the slots, the engine, the verifiers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from tasks.common.registry import declares
 Params = Mapping[str, Any]
 
 AUTO_ENGINES = ("hf", "vllm")
-"""What `engine.name: auto` can become. Both count, wherever this runs: whether there is a GPU must
-not make a digest another one."""
+"""The engines of `engine.name: auto`. Both count on every machine: a digest must not depend on the
+presence of a GPU."""
 
 POLICY = "tasks/policy/"
 TINY_MAKERS = ("tasks.policy.tiny",)
@@ -29,9 +29,9 @@ EXTERNAL_MAKERS = ("tasks.policy.source", "tasks.policy.card")
 
 @dataclass(frozen=True)
 class Cell:
-    """The modules from which a cell's code is reached. `within` cuts it to a folder;
-    `versioned` says whether the versions of its libraries count. `read` are modules whose files the
-    cell looks into and does not run."""
+    """The modules from which a cell's code is reached. `within` restricts the files to a folder;
+    `versioned` states whether the versions of its libraries count. `read` are modules with files
+    that the cell reads and does not run."""
 
     modules: tuple[str, ...]
     read: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Cell:
     versioned: bool = True
 
     def digests(self, root: Path) -> dict[str, Any]:
-        """What the cell's digest file holds: `files` and `versions`."""
+        """Return the content of the cell's digest file: `files` and `versions`."""
         looked_into = {path for name in self.read if (path := module_file(name, root))}
         reached = {
             path.relative_to(root).as_posix(): path
@@ -59,8 +59,8 @@ class Cell:
 
 
 def cells(values: Params, root: Path) -> dict[str, Cell]:
-    """Every cell of the experiment by the name of its digest file, without the suffix. `values` are
-    complete (see `effective.py`)."""
+    """Return every cell of the experiment, keyed by the name of its digest file without the suffix.
+    `values` are complete (see `effective.py`)."""
     engines, verifiers = engine_modules(values, root), verifier_modules(values, root)
     found = {
         "ingest": Cell(("tasks.ingest.__main__", *source_modules(values, root), *verifiers)),
@@ -74,22 +74,24 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
         strategy = named("tasks.allocate.strategies", [chosen["allocate"]["strategy"]], root)
         slots = slot_modules(chosen["train"], root)
         found |= {
-            f"{name}/allocate": allocate_cell(strategy, readers_of(slots, root)),
+            f"{name}/allocate": allocate_cell(strategy, readers_of(slots, root), chosen["train"]),
             f"{name}/train": Cell(("tasks.train.__main__", *slots, *engines, *verifiers)),
             f"{name}/evaluate": found["baseline"],
         }
     return found
 
 
-def allocate_cell(strategy: list[str], readers: tuple[str, ...]) -> Cell:
-    """The strategy, and where a slot reads the profile's samples, what fetches them."""
-    more = ("tasks.allocate.samples",) if readers else ()
+def allocate_cell(strategy: list[str], readers: tuple[str, ...], train: Params) -> Cell:
+    """Return the cell of the strategy; if a slot or a warm start reads the profile's samples, it
+    includes the module that loads them."""
+    is_warm = (train.get("warm_start") or {}).get("data") == "profile"
+    more = ("tasks.allocate.samples",) if readers or is_warm else ()
     return Cell(("tasks.allocate.__main__", *strategy, *more), read=readers)
 
 
 def policy_cell(values: Params, root: Path) -> Cell:
-    """Only what makes the weights: code that the policy shares with other stages, its card and the
-    versions of libraries must not make it again."""
+    """Return the cell of the code that makes the weights. Code that the policy shares with other
+    stages, its card and the versions of libraries must not cause a new policy."""
     policy = values["policy"]
     if policy["source"] != "tiny":
         return Cell(EXTERNAL_MAKERS, within=POLICY, versioned=False)
@@ -109,19 +111,21 @@ def source_modules(values: Params, root: Path) -> list[str]:
 
 
 def verifier_modules(values: Params, root: Path) -> list[str]:
-    """The verifiers in use, and the process that loads them by name."""
+    """Return the verifiers in use, and the process that loads them by name."""
     files = verifiers_in_use(values, root)
     return ["tasks.grading.verifier_worker", *named("tasks.grading.verifiers", files, root)]
 
 
 def slot_modules(train: Params, root: Path) -> list[str]:
-    """The methods in the slots of a recipe, and the environments that they name; a folder of
+    """Return the methods in the slots of a recipe, and the environments that they name; a folder of
     `methods` is a slot."""
     folders = sorted(path for path in (root / "tasks/train/methods").iterdir() if path.is_dir())
     found = []
     for folder in folders:
-        spec = train.get(folder.name)
-        if isinstance(spec, dict):
+        specs = train.get(folder.name)
+        for spec in specs if isinstance(specs, list) else [specs]:
+            if not isinstance(spec, dict):
+                continue
             found += named(f"tasks.train.methods.{folder.name}", [spec.get("method")], root)
             environment = spec.get("environment")
             if isinstance(environment, dict):
@@ -130,13 +134,13 @@ def slot_modules(train: Params, root: Path) -> list[str]:
 
 
 def readers_of(slots: Iterable[str], root: Path) -> tuple[str, ...]:
-    """The methods that read the profile: `allocate` looks for that line in their files."""
+    """Return the methods that read the profile, by the line `reads_profile = True` in a file."""
     files = {module: module_file(module, root) for module in slots}
     return tuple(name for name, file in files.items() if file and declares(file, "reads_profile"))
 
 
 def named(package: str, names: Iterable[Any], root: Path) -> list[str]:
-    """The modules of a registry that go by `names`; those that are not there are left out, and so
-    is what would lead out of its folder."""
+    """Return the modules of a registry with these `names`, except missing modules and names that
+    would lead out of its folder."""
     modules = [f"{package}.{name}" for name in names if str(name).isidentifier()]
     return [module for module in modules if module_file(module, root)]

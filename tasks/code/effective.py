@@ -1,8 +1,8 @@
 """The effective settings: the defaults, params.yaml and the recipe, merged.
 
-The stage `code` writes for every cell the values that can change its results, and the cell depends
-on that file. So a changed value, or a changed default, runs again exactly the cells that it can
-change. What cannot change a result is left out: tracking, guards, places and speed."""
+For every cell the stage `code` writes the values that can change its results, and the cell depends
+on that file. So a changed value, or a changed default, makes exactly those cells stale that it can
+change. Values that cannot change a result are excluded: tracking, guards, places and speed."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -62,22 +62,22 @@ SECTIONS: dict[str, type] = {
     "report": ReportSettings,
     "tracking": Tracking,
 }
-"""Each section with the dataclass that it is read into."""
+"""The dataclass of each section."""
 
 GRADING = ("seconds", "memory_gb", "verifiers")  # keys of `verify` that can change a verdict
 SAMPLER = ("name", "dtype")  # keys of `engine` that can change a rollout of training
-FORECAST = ("updates", "select", "replay")  # keys of `train` that a plan's forecast reads
+FORECAST = ("updates", "select", "replay", "warm_start")  # keys of `train` for a forecast
 
 
 def complete(values: Values) -> dict[str, Any]:
-    """Return all values: every section with its defaults, and the recipes of the experiment as they
-    differ from the section `train`. Raises ParamsError with all that is wrong."""
+    """Return all values: every section with its defaults, and the recipes of the experiment with
+    their differences from the section `train`. Raise ParamsError with all problems."""
     with gathered() as problems:
         for name in values:
             if name not in (*SECTIONS, "recipes"):
                 problems.add(unknown(f"section '{name}' is unknown; sections", name, SECTIONS))
         found = {name: problems.of(as_dict, values, name) for name in SECTIONS}
-        found["train"] = problems.of(train_of, values.get("train") or {})
+        found["train"] = problems.of(train_of, values)
         named = (found["experiment"] or {}).get("recipes", ())
         found["recipes"] = recipes_of(problems, values, named)
     return found
@@ -88,14 +88,14 @@ def as_dict(values: Values, name: str) -> dict[str, Any]:
     return asdict(section(values, name, SECTIONS[name]))
 
 
-def train_of(train: Values) -> dict[str, Any]:
-    """Return the section `train` with the defaults of its methods, too."""
-    return asdict(settings_of(train))
+def train_of(values: Values) -> dict[str, Any]:
+    """Return the section `train`, including the defaults of its methods."""
+    return asdict(settings_of(recipes.base_train(values)))
 
 
 def recipes_of(problems: Problems, values: Values, names: Iterable[str]) -> dict[str, Any]:
     """Return the recipes with all settings of their methods, after checking them. A mistake that
-    several share is one problem."""
+    several recipes share is one problem."""
     found, wrong = {}, defaultdict[str, list[str]](list)
     for name in names:
         try:
@@ -111,15 +111,17 @@ def recipes_of(problems: Problems, values: Values, names: Iterable[str]) -> dict
 
 
 def complete_recipe(values: Values, name: str) -> recipes.Recipe:
-    """Return what differs from the section `train`, a slot with all settings of its method."""
+    """Return the differences from the section `train`, with complete slots and warm start."""
     train, own = cell_of(values, name)["train"], recipes.resolved(values, name)
-    slots = {slot: train[slot] for slot in SLOTS if slot in own["train"]}
-    return {**own, "train": {**own["train"], **slots}}
+    more = ("shape", "warm_start")
+    whole = {key: train[key] for key in (*SLOTS, *more) if key in own["train"]}
+    return {**own, "train": {**own["train"], **whole}}
 
 
 def cell_of(values: Values, name: str) -> dict[str, Any]:
-    """Return what the recipe is allocated and trained by: `allocate`, and `train` with all settings
-    of its methods, checked beside the other sections that training reads."""
+    """Return the values with which the recipe is allocated and trained: `allocate`, and `train`
+    with all settings of its methods, checked together with the other sections that training
+    reads."""
     chosen = recipes.recipe(values, name)
     with gathered() as problems:
         problems.of(load_strategy, chosen["allocate"])
@@ -129,8 +131,8 @@ def cell_of(values: Values, name: str) -> dict[str, Any]:
 
 
 def of_cells(whole: Values) -> dict[str, Values]:
-    """Return the values that can change the results of every cell, by the name of its file without
-    the suffix. `whole` is complete."""
+    """Return the values that can change the results of every cell, keyed by the name of its file
+    without the suffix. `whole` is complete."""
     grading = {"verify": {key: whole["verify"][key] for key in GRADING}}
     sampled = {"sampling": whole["sampling"], **grading}
     measured = {"evaluate": whole["evaluate"], **sampled}
@@ -152,7 +154,7 @@ def of_cells(whole: Values) -> dict[str, Values]:
             "gates": whole["gates"],
             "sampling": whole["sampling"],
             "train": {
-                # which of them read the profile's samples
+                # determines whether a slot reads the profile's samples
                 **{slot: {"method": train[slot]["method"]} for slot in SLOTS},
                 **{key: train[key] for key in FORECAST},
             },

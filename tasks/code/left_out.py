@@ -1,23 +1,21 @@
-"""What stands in no digest on purpose, each with the reason: it cannot change a result.
+"""Files and libraries that are excluded from every digest on purpose, each with the reason why it
+cannot change a result.
 
-Everything else that a stage can load is in its digest. A line here claims that no change of
-that file, of whatever kind, makes another number; a file that does a little of both is not for this
-list."""
+Everything else that a stage can load is in its digest. A line here claims that no change of that
+file, of any kind, changes a number; a file with mixed contents does not belong in this list."""
 
 FILES = {
     "tasks/code/": "digests of the code; the stages do not load it",
-    "tasks/common/changes.py": "the words for what changed",
+    "tasks/common/config/changes.py": "the words for what changed",
     "tasks/common/code.py": "digests of the code, for records",
-    "tasks/common/forks.py": "how a stage's process starts",
-    "tasks/common/journal.py": "the record, until the tracking server has it",
     "tasks/common/locations.py": "how a place is reached: the same bytes come from all of them",
-    "tasks/common/parent.py": "when a process ends",
-    "tasks/common/pipelines.py": "which run of the record a stage belongs to",
-    "tasks/common/process.py": "signals and locks",
+    "tasks/common/processes/ending.py": "when a process ends",
+    "tasks/common/processes/forks.py": "how a stage's process starts",
+    "tasks/common/processes/locks.py": "one writer at a time",
     "tasks/common/progress.py": "the progress bar",
-    "tasks/common/remedy.py": "the words for how to get a damaged file back",
+    "tasks/common/recovery.py": "the words for how to get a damaged file back",
     "tasks/common/stage.py": "the command line, logging, the exit status",
-    "tasks/common/tracking": "the record in MLflow",
+    "tasks/common/tracking/": "the record in MLflow",
     "tasks/engines/cluster/": "on which machine a process runs, and when it starts again",
     "tasks/engines/devices.py": "the locks of GPUs",
     "tasks/engines/memory.py": "stops a training that does not fit the GPU, and does nothing else",
@@ -26,16 +24,18 @@ FILES = {
     "tasks/store/compaction.py": "upkeep: rows move to fewer files, none changes",
     "tasks/store/usage.py": "the words for what a stage reused and sampled",
 }
-"""A file, or all that begins so: its path, and why."""
+"""A path, or a prefix of paths, and the reason."""
 
 LIBRARIES = {
     "aiohttp": "moves bytes",
     "botocore": "moves bytes",
     "fsspec": "moves bytes",
     "httpx": "moves bytes",
+    "httpx2": "moves bytes",
     "huggingface_hub": "fetches what a commit hash names",
     "matplotlib": "draws the report's plots",
     "mlflow": "the record",
+    "openai": "moves bytes",
     "plotly": "draws the report's page",
     "psutil": "processes",
     "pyarrow": "a file format",
@@ -44,7 +44,7 @@ LIBRARIES = {
     "tqdm": "the progress bar",
     "yaml": "a file format",
 }
-"""A module that some stage imports, and why its version does not matter."""
+"""A module that some stage imports, and the reason why its version does not matter."""
 
 POLICY = {
     "tasks/common/": "reads parameters, writes files, draws the bar",
@@ -54,14 +54,13 @@ POLICY = {
     "tasks/models/": "saves, loads and describes a policy, whatever its weights",
     "tasks/__init__.py": "empty",
     "tasks/policy/__main__.py": "the command line",
-    "tasks/policy/run.py": "made, then recorded",
-    "tasks/policy/making.py": "made here, or fetched",
+    "tasks/policy/run.py": "made here or fetched, then recorded",
     "tasks/policy/card.py": "what is said of a policy",
     "tasks/policy/source.py": "fetches external policies; counts for those",
 }
-"""For the stage `policy` alone, whose result is kept in git: only what makes the weights counts."""
+"""For the stage `policy` alone, with its result in git: only code that makes the weights counts."""
 
 
 def is_left_out(path: str) -> bool:
-    """Whether the file of this path, from the root of the project, cannot change a result."""
+    """Return whether the file at this path, relative to the project, cannot change a result."""
     return path.startswith(tuple(FILES))

@@ -1,4 +1,4 @@
-"""Every value that a run uses, and where it is from; and a parameter file without the defaults."""
+"""Every value that a run uses, and its origin; and a parameter file without the defaults."""
 
 import dataclasses
 import io
@@ -8,10 +8,10 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tasks.code.effective import SECTIONS, cell_of, complete, train_of
+from tasks.code.effective import SECTIONS, as_dict, cell_of, complete, train_of
 from tasks.common import params, recipes
-from tasks.common.changes import MISSING, find
-from tasks.common.params import ParamsError
+from tasks.common.config.changes import MISSING, find
+from tasks.common.params import ParamsError, is_required
 
 Values = Mapping[str, Any]
 Row = tuple[str, Any, str]
@@ -20,7 +20,7 @@ MERGE = re.compile(r"^[^#]*(^|[{,\s])<<\s*:", re.MULTILINE)
 
 
 def rows(values: Values) -> list[Row]:
-    """Return every value of every section: its dotted name, itself, and where it is from."""
+    """Return every value of every section: its dotted name, the value, and its origin."""
     whole = complete(values)
     return [
         (name, value, DEFAULT if find(values, name) is MISSING else FILE)
@@ -30,13 +30,13 @@ def rows(values: Values) -> list[Row]:
 
 
 def recipe_rows(values: Values, name: str) -> list[Row]:
-    """Return every value that the recipe is allocated and trained with, as `rows`."""
+    """Return every value with which the recipe is allocated and trained, in the form of `rows`."""
     chosen, own = cell_of(values, name), recipes.resolved(values, name)
 
     def origin(key: str) -> str:
         if find(own, key) is not MISSING:
             return f"recipe {name}"
-        slot = ".".join(key.split(".")[:2])  # one that the recipe names is whole
+        slot = ".".join(key.split(".")[:2])  # a slot that the recipe names is whole
         is_replaced = isinstance(find(own, f"{slot}.method"), str)
         return DEFAULT if is_replaced or find(values, key) is MISSING else FILE
 
@@ -44,7 +44,7 @@ def recipe_rows(values: Values, name: str) -> list[Row]:
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Every value that is no mapping, with its dotted name."""
+    """Yield every value that is not a mapping, with its dotted name."""
     if not isinstance(value, Mapping) or not value:
         yield name, value
         return
@@ -53,16 +53,16 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def minimal(text: str) -> str:
-    """Return a parameter file without what is a default, and without recipes that equal a built-in
-    one; the comments beside all else stay. Raises ParamsError for a file that cannot be read."""
+    """Return a parameter file without default values, and without recipes that equal a built-in
+    one; other comments stay. Raise ParamsError for an unreadable file."""
     if MERGE.search(text):
         raise ParamsError("a file that merges mappings with << is not shortened: write them out")
     file = YAML()
     file.width, file.preserve_quotes = 110, True
-    shown, values = file.load(text), params.parsed(text)  # `no` is a text to the former
+    shown, values = file.load(text), params.parsed(text)  # ruamel reads `no` as a text
     complete(values)
     for name in [name for name in values if name in SECTIONS]:
-        drop(shown, values, name, defaults_of(name))
+        drop(shown, values, name, defaults_of(values, name))
     own = values.get("recipes") or {}
     for name in [name for name in own if is_built_in(values, name)]:
         del own[name], shown["recipes"][name]
@@ -73,29 +73,19 @@ def minimal(text: str) -> str:
     return out.getvalue()
 
 
-def defaults_of(section: str) -> dict[str, Any]:
-    """The defaults of a section's fields, of those that have one."""
+def defaults_of(values: Values, section: str) -> dict[str, Any]:
+    """Return the defaults of a section's fields; fields without a default are as in the file."""
     if section == "train":
-        return train_of({})
-    cls = SECTIONS[section]
-    found = {field.name: default_of(field) for field in dataclasses.fields(cls)}
-    return {name: value for name, value in found.items() if value is not MISSING}
-
-
-def default_of(field: "dataclasses.Field[Any]") -> Any:
-    """The default of a field as plain values, or MISSING."""
-    value = field.default
-    if field.default_factory is not dataclasses.MISSING:
-        value = field.default_factory()
-    if value is dataclasses.MISSING:
-        return MISSING
-    is_nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return dataclasses.asdict(value) if is_nested else value
+        return train_of({"experiment": values["experiment"]})
+    fields = dataclasses.fields(SECTIONS[section])
+    needed = {field.name: values[section][field.name] for field in fields if is_required(field)}
+    found = as_dict({section: needed}, section)
+    return {name: value for name, value in found.items() if name not in needed}
 
 
 def drop(shown: Any, values: Any, key: str, usual: Any) -> None:
-    """Remove the key, or the parts of its mapping, that are as usual, from what is shown and from
-    its values. A slot is kept whole."""
+    """Remove the key, or the parts of its mapping, that equal the default `usual`, from `shown` and
+    `values`. A slot is kept whole."""
     value = values[key]
     if value != usual and isinstance(value, dict) and is_merged(usual):
         for name in [name for name in value if name in usual]:
@@ -105,12 +95,12 @@ def drop(shown: Any, values: Any, key: str, usual: Any) -> None:
 
 
 def is_merged(usual: Any) -> bool:
-    """Whether a default is a mapping that is taken key by key; a slot is not."""
+    """Return whether a default is a mapping that is merged key by key; a slot is not."""
     return isinstance(usual, Mapping) and "method" not in usual
 
 
 def is_built_in(values: Values, name: str) -> bool:
-    """Whether a recipe of the file is the built-in one of its name."""
+    """Return whether a recipe of the file equals the built-in recipe of its name."""
     others = {key: recipe for key, recipe in values["recipes"].items() if key != name}
     without = {**values, "recipes": others}
     return name in recipes.names(without) and cell_of(values, name) == cell_of(without, name)

@@ -1,5 +1,5 @@
-"""The JSON schema of params.yaml, for editors: from the dataclasses of the sections, whose comments
-beside the fields are the descriptions."""
+"""The JSON schema of params.yaml, for editors, from the dataclasses of the sections. The comments
+beside their fields are the descriptions."""
 
 import dataclasses
 import importlib
@@ -35,26 +35,19 @@ def schema() -> Schema:
         "type": "object",
         "properties": properties,
         "additionalProperties": False,
-        "required": [name for name, cls in SECTIONS.items() if needs_keys(cls)],
+        "required": [name for name in SECTIONS if "required" in properties[name]],
     }
 
 
-def needs_keys(cls: type) -> bool:
-    return any(is_required(field) for field in dataclasses.fields(cls))
-
-
 def of_class(cls: type) -> Schema:
-    """A dataclass of parameters."""
+    """Return the schema of a dataclass of parameters."""
     comments = dict(FIELD.findall(inspect.getsource(cls)))
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
     found: Schema = {
         "description": " ".join((cls.__doc__ or "").split()),
         "type": "object",
-        "properties": {
-            field.name: of_slot(field.name) if field.name in SLOTS else of_hint(hints[field.name])
-            for field in fields
-        },
+        "properties": {field.name: of_field(field.name, hints[field.name]) for field in fields},
         "additionalProperties": False,
     }
     for name, part in found["properties"].items():
@@ -64,8 +57,15 @@ def of_class(cls: type) -> Schema:
     return found
 
 
+def of_field(name: str, hint: Any) -> Schema:
+    """Return the schema of a field of a section."""
+    if name in SLOTS:
+        return of_slot(name)
+    return {"type": "array", "items": of_slot(name)} if name == "shape" else of_hint(hint)
+
+
 def of_slot(name: str) -> Schema:
-    """A slot: a method of its folder, and that method's settings."""
+    """Return the schema of a slot: a method of its folder, and that method's settings."""
     package = importlib.import_module(f"tasks.train.methods.{name}")
     return {
         "type": "object",
@@ -74,7 +74,7 @@ def of_slot(name: str) -> Schema:
 
 
 def of_hint(hint: Any) -> Schema:
-    """A type of a field."""
+    """Return the schema of a field's type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return of_class(typing.cast(type, hint))

@@ -1,14 +1,14 @@
-"""Which verifiers an experiment can use, as far as parameters and sources say.
+"""The verifiers that an experiment can use, as far as parameters and sources determine them.
 
-Which verifier grades a prompt is written in the prompt's row, which the code cannot know. But a row
-has it from its source, and a source has it from one of these places, the first that is there:
+The verifier of a prompt is in the prompt's row, which is not available here. But a row copies it
+from its source, and a source sets it in the first of these places that exists:
 
 - the entry's own key `verifier`, which replaces every other: a name, or names by a column's values;
 - keys `verifier` anywhere in the entry's settings, of the same two forms;
 - a verifier's name as a string in the preset's file.
 
 A source with none of them may use any: then all verifiers count. A configured verifier
-(`verify.verifiers`) stands for its file, and for those that its settings name."""
+(`verify.verifiers`) counts as its file and the verifiers that its settings name."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ PACKAGE = "tasks.grading.verifiers"
 
 
 def verifiers_in_use(values: Mapping[str, Any], root: Path) -> list[str]:
-    """The names of the files in `verifiers/` that can grade a prompt of this experiment."""
+    """Return the names of the files in `verifiers/` that can grade a prompt of this experiment."""
     configured = values["verify"]["verifiers"]
     files = verifier_files(root)
     known = files | set(configured)
@@ -38,7 +38,7 @@ def verifiers_in_use(values: Mapping[str, Any], root: Path) -> list[str]:
 
 
 def of_source(entry: Mapping[str, Any], known: set[str], root: Path) -> set[str]:
-    """The verifiers that the rows of one entry of `ingest.sources` can name."""
+    """Return the verifiers that the rows of one entry of `ingest.sources` can name."""
     if entry.get("verifier"):
         return set(names(entry["verifier"], known))
     if set_there := set(under_key(entry.get("settings"), "verifier", known)):
@@ -48,7 +48,7 @@ def of_source(entry: Mapping[str, Any], known: set[str], root: Path) -> set[str]
 
 
 def under_key(value: Any, key: str, known: set[str]) -> Iterator[str]:
-    """Every verifier that stands under `key`, however deep."""
+    """Yield every verifier under `key`, at any depth."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if name == key:
@@ -61,7 +61,7 @@ def under_key(value: Any, key: str, known: set[str]) -> Iterator[str]:
 
 
 def names(value: Any, known: set[str]) -> Iterator[str]:
-    """A verifier's name, or the known names in a choice by a column."""
+    """Yield a verifier's name, or the known names in a choice by a column."""
     if isinstance(value, str):
         yield value
     else:
@@ -69,7 +69,7 @@ def names(value: Any, known: set[str]) -> Iterator[str]:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every string in a value, keys of mappings among them."""
+    """Yield every string in a value, including the keys of mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -82,6 +82,6 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def verifier_files(root: Path) -> set[str]:
-    """The names of all verifiers that have a file."""
+    """Return the names of all verifiers that have a file."""
     folder = root.joinpath(*PACKAGE.split("."))
     return {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}

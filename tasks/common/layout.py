@@ -1,4 +1,4 @@
-"""Where every file of the pipeline stands, once: stages meet only in these places."""
+"""The paths of all files of the pipeline: stages meet only in these places."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything stands under one data root. Another root is another, independent world."""
+    """The paths under one data root. Data roots are independent of each other."""
 
     root: Path
 
@@ -15,7 +15,7 @@ class Layout:
         return self.root / "code"
 
     def code(self, stage: str, recipe: str | None = None) -> Path:
-        """The digests of the code that a stage, or a stage of one recipe, can run."""
+        """Return the path of the code digests of a stage, or of a stage of one recipe."""
         return self.code_folder / (recipe or "") / f"{stage}.json"
 
     def prompts(self, split: str) -> Path:
@@ -47,7 +47,7 @@ class Layout:
         return self.recipe(recipe) / str(seed) / "train"
 
     def trained_card(self, recipe: str, seed: int) -> Path:
-        """The digest of the trained policy."""
+        """Return the file with the digest of the trained policy."""
         return self.train(recipe, seed) / "policy.json"
 
     def replayed(self, recipe: str, seed: int) -> Path:
@@ -65,13 +65,17 @@ class Layout:
         return self.root / "store"
 
     def sampling_note(self, cell: str) -> Path:
-        """The note of what a stage last asked of the store, what it sampled and why. It is for
-        people, and not an output of the stage."""
+        """Return the note of a stage's last requests to the store, its samples and the reasons. It
+        is for users, and not an output of the stage."""
         return self.root / "draws" / f"{cell}.json"
 
     def run_note(self, stage: str) -> Path:
-        """The note of when and why the flow last ran or restored a stage. It is for people."""
+        """Return the note of when and why the flow last ran or restored a stage, for users."""
         return self.root / "notes" / f"{stage}.json"
+
+    def measured(self, cell: str) -> Path:
+        """Return the path of times and lost work of `profile` or `grpo-0`: equal runs differ."""
+        return self.root / "measured" / f"{cell}.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -79,11 +83,11 @@ class Layout:
 
     @property
     def unfinished_policy(self) -> Path:
-        """What a policy that is being made here had learned when it was last saved."""
+        """Return the last saved weights of a policy that is being trained here."""
         return self.checkpoints / "policy.safetensors"
 
     def finished(self, recipe: str, seed: int) -> Path:
-        """Where a training keeps its results until DVC has recorded them."""
+        """Return the folder of a training's results until DVC has recorded them."""
         return self.checkpoints / "finished" / recipe / str(seed)
 
     @property
@@ -92,7 +96,7 @@ class Layout:
 
     @property
     def judged(self) -> Path:
-        """The verdicts of language models that judge."""
+        """Return the database of the verdicts of judging language models."""
         return self.root / "judged.sqlite"
 
     @property
@@ -100,7 +104,7 @@ class Layout:
         return self.root / "tracking"
 
     def written_by(self, stage: str, recipe: str | None, seed: int | None) -> list[Path]:
-        """The folders that a stage cannot do without, in the order in which it needs them."""
+        """Return the folders that a stage must be able to write, in the order of their use."""
         cell = (recipe or "", seed or 0)
         sampled = [self.store, self.locks]
         return {

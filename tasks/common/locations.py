@@ -1,12 +1,12 @@
-"""Places where files lie: a folder of this machine, or `s3://bucket/prefix` (AWS, MinIO, R2, Ceph,
-...) through s3fs.
+"""Locations of files: a folder of this machine, or `s3://bucket/prefix` (AWS, MinIO, R2, Ceph, ...)
+through s3fs.
 
-Credentials, region and endpoint come from the usual AWS environment and profiles
-(`AWS_ACCESS_KEY_ID`, `AWS_PROFILE`, `AWS_ENDPOINT_URL`, ...) and from nowhere else: no parameter
-takes them. A location with a user name or a key in it is refused before it can reach a log. The
-libraries that sign requests log them when they debug, session token included; here they never do.
+Credentials, region and endpoint come only from the usual AWS environment and profiles
+(`AWS_ACCESS_KEY_ID`, `AWS_PROFILE`, `AWS_ENDPOINT_URL`, ...): no parameter accepts them. A location
+that contains a user name or a key is refused before it can reach a log. The libraries that sign
+requests log them at debug level, session token included; this is disabled here.
 
-An object appears whole or not at all, and overwriting replaces it whole. Left out: locking (S3 has
+An object appears atomically, and overwriting replaces it atomically. Left out: locking (S3 has
 none), other stores."""
 
 import logging
@@ -21,13 +21,12 @@ import fsspec
 from aiohttp import ClientError as HttpError
 from botocore import exceptions as boto
 
-from tasks.common import disk
-from tasks.common.files import ArtifactError, WriteError
+from tasks.common.files import ArtifactError, WriteError, explain_write
 
 # Requests that are refused, time out, or are answered with 5xx or "slow down" are sent again after
-# a random wait of up to 1, 2, 4, 8, 16 seconds: a server may be away for a quarter of a minute (on
-# average; half of one at most), and one that accepts and is silent costs at most 80 seconds.
-# AWS_MAX_ATTEMPTS sets another number of tries. By itself s3fs would repeat all of it five times.
+# a random wait of up to 1, 2, 4, 8, 16 seconds. So a server may be away for 15 seconds on average
+# and 30 at most, and a server that accepts but never answers costs at most 80 seconds.
+# AWS_MAX_ATTEMPTS sets another number of tries. By default s3fs would repeat all of it five times.
 ATTEMPTS = 6
 CONNECT_SECONDS = 5
 READ_SECONDS = 8
@@ -42,11 +41,11 @@ MISSING = (
 )
 SILENT = (boto.HTTPClientError, boto.ConnectionError, HttpError, TimeoutError, ConnectionError)
 UNREACHED = (OSError, boto.BotoCoreError, boto.ClientError, HttpError)
-"""What reading or writing a location may raise, when it is not what is read that is wrong."""
+"""Exceptions of reading or writing a location that are not caused by its content."""
 
 
 def is_remote(location: str) -> bool:
-    """Whether `location` is in a bucket; ArtifactError when it is neither that nor a path."""
+    """Return whether `location` is in a bucket. Raise ArtifactError if it is not valid."""
     scheme, separator, rest = location.partition("://")
     if not separator:
         return False
@@ -63,11 +62,9 @@ def is_remote(location: str) -> bool:
 
 
 def open_location(location: str) -> tuple[Any, str]:
-    """The file system (fsspec) that holds `location`, and the path in it, without a slash at its
-    end.
+    """Return the file system (fsspec) of `location`, and the path in it, without a trailing slash.
 
-    Nothing is asked of the server yet. Use it under `reaching(location)`.
-    """
+    No request is sent to the server yet. Use it inside `reaching(location)`."""
     if not is_remote(location):
         return fsspec.filesystem("file"), str(Path(location).expanduser().absolute())
     quiet_loggers()
@@ -83,13 +80,13 @@ def open_location(location: str) -> tuple[Any, str]:
         "retries": {"mode": "standard", "total_max_attempts": attempts},
     }
     files = fsspec.filesystem("s3", config_kwargs=config, use_listings_cache=False)
-    files.retries = 1  # the attempts above are counted once, not five times over
+    files.retries = 1  # else each attempt above counts five times
     return files, location.removeprefix("s3://").rstrip("/")
 
 
 def quiet_loggers() -> None:
-    """Keep the libraries that sign requests from logging them, whatever level the program logs
-    at."""
+    """Keep the libraries that sign requests from logging them, whatever the program's log level
+    is."""
     for name in SIGNERS:
         logger = logging.getLogger(name)
         logger.setLevel(max(logger.level, logging.WARNING))
@@ -97,17 +94,16 @@ def quiet_loggers() -> None:
 
 @contextmanager
 def reaching(location: str) -> Iterator[None]:
-    """Turn what goes wrong while `location` is read or written into an ArtifactError that says what
-    to do.
+    """Turn an error while `location` is read or written into an ArtifactError with the remedy.
 
-    Damage to what is there is not meant: a caller that may set a damaged file aside reads its bytes
-    in here, and looks at them outside."""
+    Damaged content is excluded: a caller that may set a damaged file aside reads its bytes inside
+    this block, and parses them outside."""
     try:
         yield
     except WriteError:
         raise
     except UNREACHED as error:
-        if not is_remote(location) and (said := disk.explain(error, Path(location))):
+        if not is_remote(location) and (said := explain_write(error, Path(location))):
             raise WriteError(said) from error
         why = explain(error) if is_remote(location) else getattr(error, "strerror", None) or error
         raise ArtifactError(f"{location}: {why}") from error
@@ -115,21 +111,21 @@ def reaching(location: str) -> Iterator[None]:
 
 @contextmanager
 def open_file(location: str) -> Iterator[BinaryIO]:
-    """The file at `location`, to be read in pieces. Errors, also while it is read, as of
-    `reaching`."""
+    """Yield the file at `location`, to be read in pieces. Raise the errors of `reaching`, also
+    during reads."""
     files, path = open_location(location)
     with reaching(location), files.open(path, "rb") as file:
         yield file
 
 
 def explain(error: Exception) -> str:
-    """What went wrong and what to do, without anything that a server or a library may quote from a
+    """Return the fault and the remedy, without text that a server or a library may quote from a
     credential."""
     if isinstance(error, MISSING):
         return "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     if (
         isinstance(error, OSError) and error.filename
-    ):  # of this machine: a disk may be full, a folder not ours
+    ):  # of this machine: a full disk, or another user's folder
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, PermissionError):
         return (
@@ -155,17 +151,17 @@ def explain(error: Exception) -> str:
 
 
 def code(error: Exception) -> str:
-    """The server's own word for the error, such as ` (NoSuchBucket)`, where it gave one."""
+    """Return the server's own error code, such as ` (NoSuchBucket)`, or an empty string."""
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
     found = response.get("Error", {}).get("Code")
     return f" ({found})" if found else ""
 
 
 def named_endpoint() -> str | None:
-    """The endpoint that the environment names."""
+    """Return the endpoint from the environment."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def endpoint() -> str:
-    """The endpoint in words."""
+    """Return the endpoint in words."""
     return named_endpoint() or "that of the profile, or AWS; AWS_ENDPOINT_URL sets another"

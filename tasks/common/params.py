@@ -1,8 +1,9 @@
-"""params.yaml: read once, checked strictly, handed on as frozen dataclasses.
+"""params.yaml: read once, checked strictly, passed on as frozen dataclasses.
 
-The file names what differs from the defaults, which stand beside the fields of the dataclasses. A
-section is read into its dataclass; an unknown key or a value of the wrong type is an error with the
-key's full name and the nearest one that exists. All problems of a section are found at once."""
+The file sets the values that differ from the defaults, which are beside the fields of the
+dataclasses. A section is read into its dataclass; an unknown key or a value of the wrong type is an
+error with the key's full name and the nearest existing key. All problems of a section are found at
+once."""
 
 import copy
 import dataclasses
@@ -26,8 +27,8 @@ CELL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 
 class ParamsError(ValueError):
-    """Keys of a parameter file are missing, unknown, or have values that make no sense; `problems`
-    has a message each."""
+    """Keys of a parameter file are missing, unknown, or have invalid values; `problems` contains a
+    message for each."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
@@ -37,8 +38,8 @@ class ParamsError(ValueError):
 @dataclass_transform(frozen_default=True)
 def settings(cls: type[T]) -> type[T]:
     """Make `cls` a frozen dataclass of parameters; a default may be a list or a mapping. The stage
-    `code` writes the values of its fields for every cell that reads them, so the defaults are left
-    out of the digests of the code."""
+    `code` writes the values of its fields for every cell that reads them, so the code digests
+    exclude the defaults."""
     for name, value in list(vars(cls).items()):
         if name in cls.__annotations__ and isinstance(value, list | dict):
             setattr(cls, name, dataclasses.field(default_factory=partial(copy.deepcopy, value)))
@@ -47,8 +48,8 @@ def settings(cls: type[T]) -> type[T]:
 
 @settings
 class Budget:
-    """`experiment.budget`: what every cell spends, its profile included where the recipe reads it
-    (see `tasks/common/spending.py`)."""
+    """`experiment.budget`: the compute of every cell, including the profile if the recipe reads it
+    (see `tasks/common/accounting/spending.py`)."""
 
     account: Literal["rollouts", "tokens", "charged", "charged_mixed", "executed"] = "executed"
     amount: float = 6.0e11  # of the account: rollouts, tokens or FLOPs
@@ -59,7 +60,7 @@ class Budget:
 
 @settings
 class Experiment:
-    """The section `experiment`: the axes of the DVC matrix, and what each of its cells spends."""
+    """The section `experiment`: the axes of the DVC matrix, and the budget of each cell."""
 
     recipes: list[str]  # files of recipes/, or keys under `recipes`; each trained from one policy
     seeds: list[int]  # of the runs of every recipe
@@ -78,7 +79,7 @@ class Experiment:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return the whole file as a dictionary. Raises ParamsError when it is missing or is not a
+    """Return the whole file as a dictionary. Raise ParamsError if it is missing or is not a
     mapping."""
     try:
         params = parsed(path.read_text())
@@ -104,13 +105,13 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """Return what a YAML text stands for."""
+    """Return the value of a YAML text."""
     return yaml.load(text, Loader)  # nosec B506  # a SafeLoader
 
 
 class Loader(yaml.SafeLoader):
     """YAML with numbers as DVC reads them (1e-4), without duplicate keys, and without merges of
-    lists, which double what they merge."""
+    lists, which double their content."""
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -140,24 +141,24 @@ Loader.add_implicit_resolver(
 
 
 def in_one_line(error: yaml.YAMLError) -> str:
-    """What is wrong, and where."""
+    """Return the error and its place in one line."""
     mark = getattr(error, "problem_mark", None)
     place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
     return " ".join(str(getattr(error, "problem", None) or error).split()) + place
 
 
 def num_values(value: Any, known: dict[int, float]) -> float:
-    """How many values YAML's aliases make of a value, without making them: each is looked at once.
-    One that holds itself has no end."""
+    """Return how many values result from a value with YAML's aliases, without expanding them: each
+    value is visited once. A value that contains itself counts as infinite."""
     if id(value) not in known:
-        known[id(value)] = math.inf  # until its parts are counted
+        known[id(value)] = math.inf  # a placeholder until its parts are counted
         parts = value.values() if isinstance(value, dict) else as_list(value)
         known[id(value)] = 1 + sum(num_values(part, known) for part in parts)
     return known[id(value)]
 
 
 def check_cells(values: Mapping[str, Any], file: str) -> None:
-    """Raise ParamsError naming a recipe or a seed that can be no part of a path."""
+    """Raise ParamsError that names a recipe or a seed that cannot be part of a path."""
     recipes, experiment = values.get("recipes"), values.get("experiment")
     for name in recipes if isinstance(recipes, dict) else ():
         check_recipe(name, f"{file}: a key of recipes")
@@ -173,7 +174,7 @@ def check_cells(values: Mapping[str, Any], file: str) -> None:
 
 
 def as_list(value: Any) -> list[Any]:
-    """A list as it is; nothing for what is none, which is refused where it is read."""
+    """Return a list unchanged, and an empty list for other values, which a later check refuses."""
     return value if isinstance(value, list) else []
 
 
@@ -187,7 +188,7 @@ def check_recipe(name: Any, where: str) -> None:
 
 
 def coordinates(stage: str) -> tuple[str, str | None, int | None]:
-    """(name, recipe, seed) of a stage as DVC names it: `train@sgpo-0`, `allocate@sgpo`,
+    """Return (name, recipe, seed) of a stage as DVC names it: `train@sgpo-0`, `allocate@sgpo`,
     `profile`."""
     name, _, cell = stage.partition("@")
     recipe, _, seed = cell.rpartition("-")
@@ -197,8 +198,8 @@ def coordinates(stage: str) -> tuple[str, str | None, int | None]:
 
 
 def check_finite(value: Any, file: str, *keys: str) -> None:
-    """Raise ParamsError naming a number that is infinite or none: it would stand in no digest, and
-    in no JSON file."""
+    """Raise ParamsError that names a number which is infinite or NaN: digests and JSON files cannot
+    contain it."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             check_finite(part, file, *keys, str(key))
@@ -213,14 +214,14 @@ def check_finite(value: Any, file: str, *keys: str) -> None:
 
 
 def section(params: Mapping[str, Any], name: str, cls: type[T]) -> T:
-    """The section `name` as the dataclass `cls`; all of it is default where the file has none."""
+    """Return the section `name` as the dataclass `cls`, with defaults only if the file lacks it."""
     value = params.get(name)
     return parse({} if value is None else value, cls, name)
 
 
 def sections(params: Mapping[str, Any], cls: type[T]) -> T:
-    """Several sections at once: a dataclass whose fields are named as sections and typed as their
-    dataclasses."""
+    """Return several sections at once, as a dataclass with a field per section, typed as the
+    section's dataclass."""
     hints = typing.get_type_hints(cls)
     with gathered() as problems:
         found = {name: problems.of(section, params, name, hint) for name, hint in hints.items()}
@@ -228,8 +229,8 @@ def sections(params: Mapping[str, Any], cls: type[T]) -> T:
 
 
 def parse(value: Any, cls: type[T], where: str) -> T:
-    """`value` (from YAML) as the dataclass `cls`; `where` is the key's name in messages. Raises
-    ParamsError with all that is wrong."""
+    """Return `value` (from YAML) as the dataclass `cls`; `where` is the key's name in messages.
+    Raise ParamsError with all problems."""
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if not isinstance(value, dict):
         raise ParamsError(
@@ -253,7 +254,7 @@ def check_keys(
     where: str,
     problems: "Problems",
 ) -> None:
-    """Add the keys that are not allowed, and those that are missing but for misspelt ones."""
+    """Add the unknown keys, and the missing keys unless an unknown key is their misspelling."""
     misspelt = set()
     for key in value:
         if key not in allowed:
@@ -270,8 +271,8 @@ def is_required(field: "dataclasses.Field[Any]") -> bool:
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """`value` checked against a type hint. Whole numbers are accepted for floats, nothing else is
-    converted."""
+    """Return `value` checked against a type hint. Whole numbers are accepted for floats; nothing
+    else is converted."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -307,8 +308,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def convert_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:
-    """`value` as the one of a union's types that it can be: null, one of the words of a Literal, or
-    the first other."""
+    """Return `value` as the matching type of a union: null, a word of a Literal, or the first other
+    type."""
     if value is None and type(None) in arguments:
         return None
     words = [word for a in arguments for word in typing.get_args(a)]  # of a Literal
@@ -321,7 +322,7 @@ def convert_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:
 
 
 class Problems:
-    """What is wrong so far, so that one message reports all of it."""
+    """A collection of problems, so that one message reports all of them."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -330,12 +331,13 @@ class Problems:
         self.messages.append(message)
 
     def report(self) -> None:
-        """Raise ParamsError with all of it, where there is something."""
+        """Raise ParamsError with all problems, if there are any."""
         if self.messages:
             raise ParamsError(*dict.fromkeys(self.messages))
 
     def of(self, function: Any, *arguments: Any) -> Any:
-        """The function's result; None, with what is wrong added, where it raises ParamsError."""
+        """Return the function's result. If it raises ParamsError, add the problems and return
+        None."""
         try:
             return function(*arguments)
         except ParamsError as error:
@@ -345,50 +347,49 @@ class Problems:
 
 @contextmanager
 def gathered() -> Iterator[Problems]:
-    """Raise ParamsError at the end of the block with all problems that were added in it."""
+    """Raise ParamsError at the end of the block with all problems added in it."""
     problems = Problems()
     yield problems
     problems.report()
 
 
 def unknown(what: str, value: object, known: Iterable[object]) -> str:
-    """A message that lists what there is, with the nearest of it: `what`: a, b; did you mean a?"""
+    """Return a message with the known names and the nearest one: `WHAT: a, b; did you mean a?`"""
     guess = meant(value, known)
     return f"{what}: {listed(known)}{f'; did you mean {guess}?' if guess else ''}"
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names with commas between them; of very many the first."""
+    """Return the names with commas between them; only the first MAX_LISTED of a long list."""
     shown = [str(name) for name in names]
     more = f" and {len(shown) - MAX_LISTED} more" if len(shown) > MAX_LISTED else ""
     return (", ".join(shown[:MAX_LISTED]) or "no settings") + more
 
 
 def meant(value: object, known: Iterable[object]) -> str | None:
-    """The one of `known` that is most like `value`, if one is."""
+    """Return the name in `known` that is most similar to `value`, or None."""
     close = difflib.get_close_matches(str(value), [str(name) for name in known], 1)
     return close[0] if close else None
 
 
 def at_least(least: float, **values: float) -> None:
-    """Raise ParamsError naming the values that are below `least`; `__` in a name stands for a
-    dot."""
+    """Raise ParamsError that names the values below `least`; `__` in a name stands for a dot."""
     in_range({name: value for name, value in values.items() if value < least}, f"at least {least}")
 
 
 def above_zero(**values: float) -> None:
-    """Raise ParamsError naming the values that are not above 0; `__` in a name stands for a dot."""
+    """Raise ParamsError that names the values not above 0; `__` in a name stands for a dot."""
     in_range({name: value for name, value in values.items() if not value > 0}, "above 0")
 
 
 def share(**values: float) -> None:
-    """Raise ParamsError naming the values that are below 0 or above 1; `__` in a name stands for a
+    """Raise ParamsError that names the values below 0 or above 1; `__` in a name stands for a
     dot."""
     in_range({n: v for n, v in values.items() if not 0 <= v <= 1}, "from 0 to 1")
 
 
 def in_range(outside: Mapping[str, float], range_: str) -> None:
-    """Raise ParamsError naming every value of `outside`."""
+    """Raise ParamsError that names every value of `outside`."""
     if outside:
         raise ParamsError(
             *(f"{n.replace('__', '.')} is {v}; it must be {range_}" for n, v in outside.items())

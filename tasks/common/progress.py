@@ -1,4 +1,4 @@
-"""Progress bars with rate and time left, on the terminal or, without one, as a line every few
+"""Progress bars with rate and remaining time, on the terminal or, without one, as a line every few
 seconds."""
 
 import os
@@ -12,8 +12,8 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 @contextmanager
 def progress(total: float | None, label: str, unit: str) -> Iterator["tqdm[None]"]:
-    """A bar of `total` `unit`s; log lines are printed above it. Without a terminal it prints every
-    ten seconds."""
+    """Yield a progress bar up to `total`, counted in `unit`; log lines are printed above it.
+    Without a terminal, print the bar every ten seconds."""
     interactive = sys.stderr.isatty()
     with (
         logging_redirect_tqdm(),
@@ -26,7 +26,7 @@ def progress(total: float | None, label: str, unit: str) -> Iterator["tqdm[None]
             mininterval=0.2 if interactive else 10.0,
             maxinterval=1.0 if interactive else 20.0,
             leave=True,
-            disable=os.environ.get("RANK", "0") != "0",  # of several ranks, one shows it
+            disable=os.environ.get("RANK", "0") != "0",  # only rank 0 shows it
         ) as bar,
     ):
         yield bar

@@ -1,10 +1,10 @@
 """Recipes by name: a file of `recipes/`, or a key under `recipes` in params.yaml.
 
-A recipe has `allocate` (its strategy) and `train` (what differs from the section `train`; a slot
-that it names replaces the section's whole). With `from: NAME` it is the recipe NAME with its own
-values merged in, key by key; another method of a slot, or another strategy, replaces the whole
+A recipe has `allocate` (its strategy) and `train` (its differences from the section `train`; a slot
+that it names replaces the section's whole slot). With `from: NAME` it is the recipe NAME with its
+own values merged in, key by key; another method of a slot, or another strategy, replaces the whole
 mapping. A recipe of params.yaml takes precedence over a file of the same name; without a strategy
-or `from` it is made from that file, so an override of one of its keys changes the built-in one."""
+or `from` it extends that file, so an override of one of its keys changes the built-in recipe."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,19 +16,20 @@ from tasks.common.params import ParamsError, unknown
 FOLDER = Path(__file__).resolve().parent.parent.parent / "recipes"
 KEYS = ("from", "allocate", "train")
 CHOICES = ("method", "strategy")
-"""Keys that say what the other keys of a mapping are about."""
+"""Keys that determine the meaning of the other keys of a mapping."""
+POINTS = {"decay_share": 0.2, "branches": [0.25, 0.5]}  # defaults of `train` with a budget
 
 Recipe = dict[str, Any]
 
 
 def names(values: Mapping[str, Any]) -> list[str]:
-    """The recipes that params.yaml may name: the built-in ones, then its own."""
+    """Return the recipes that params.yaml may name: the built-in ones, then its own."""
     own = own_recipes(values)
     return sorted({path.stem for path in FOLDER.glob("*.yaml")} - {*own}) + list(own)
 
 
 def own_recipes(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The section `recipes`. Raises ParamsError where it is no mapping."""
+    """Return the section `recipes`. Raise ParamsError if it is not a mapping."""
     own = values.get("recipes")
     if own is not None and not isinstance(own, dict):
         raise ParamsError(f"recipes must be a mapping of names to recipes; it is {own!r}")
@@ -36,26 +37,32 @@ def own_recipes(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def describe(name: str) -> str:
-    """What a built-in recipe is, and its paper, as its file begins; nothing where there is none."""
+    """Return the description and paper of a built-in recipe from its file, or an empty string."""
     path = FOLDER / f"{name}.yaml"
     lines = path.read_text().splitlines()[:2] if path.exists() else []
     return " ".join(line.removeprefix("# ") for line in lines)
 
 
 def recipe(values: Mapping[str, Any], name: str) -> Recipe:
-    """The recipe `name`: `allocate`, and `train` as the base section with the recipe's keys
-    replaced. Raises ParamsError where there is none, or where it is none."""
-    found = resolved(values, name)
-    base = values.get("train") or {}
-    if not isinstance(base, dict):
-        raise ParamsError(f"train must be a mapping; it is {base!r}")
+    """Return the recipe `name`: `allocate`, and `train` as the base section with the recipe's keys
+    replaced. Raise ParamsError if it is unknown or invalid."""
+    found, base = resolved(values, name), base_train(values)
     changes = {key: over(base.get(key), value) for key, value in found["train"].items()}
     return {**found, "train": {**base, **changes}}
 
 
+def base_train(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section `train`, with POINTS if `experiment.budget` is set."""
+    base, experiment = values.get("train") or {}, values.get("experiment")
+    if not isinstance(base, dict):
+        raise ParamsError(f"train must be a mapping; it is {base!r}")
+    has_budget = isinstance(experiment, dict) and experiment.get("budget") is not None
+    return {**(POINTS if has_budget else {}), **base}
+
+
 def of_cell(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:
-    """The recipe with all that it runs with, as the stage `code` left it in `folder`; without that
-    as `recipe`."""
+    """Return the recipe with all its values, as the stage `code` wrote it in `folder`; without that
+    file, return it as `recipe` does."""
     found = recipe(values, name)
     for key in ("allocate", "train"):
         path = folder / name / f"{key}.params.yaml"
@@ -65,15 +72,15 @@ def of_cell(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:
 
 
 def over(base: Any, value: Any) -> Any:
-    """A key of the section `train` as a recipe changes it: a slot is replaced, other mappings are
-    merged."""
+    """Return a key of the section `train` as a recipe changes it: a slot is replaced, other
+    mappings are merged."""
     is_slot = isinstance(value, dict) and "method" in value
     return merged(base, value) if are_alike(base, value) and not is_slot else value
 
 
 def resolved(values: Mapping[str, Any], name: str, above: tuple[str, ...] = ()) -> Recipe:
-    """The recipe's own `allocate` and `train`, with those of the recipes it is made from. `above`
-    are the recipes that are made from it."""
+    """Return the recipe's own `allocate` and `train`, merged with the recipes that it extends.
+    `above` are the recipes that extend it."""
     where, file = f"recipes.{name}", FOLDER / f"{name}.yaml"
     is_own = name in own_recipes(values) and name not in above
     if name in above and (not file.exists() or above.count(name) > 1):
@@ -92,7 +99,7 @@ def resolved(values: Mapping[str, Any], name: str, above: tuple[str, ...] = ()) 
 
 
 def is_part(found: Any) -> bool:
-    """Whether a recipe has neither a strategy nor another recipe that it is made from."""
+    """Return whether a recipe has neither a strategy nor a recipe that it extends."""
     if not isinstance(found, dict) or "from" in found:
         return False
     allocate = found.get("allocate")
@@ -100,7 +107,7 @@ def is_part(found: Any) -> bool:
 
 
 def check(found: Any, where: str) -> None:
-    """Raise ParamsError unless a recipe is made of the mappings that it can have."""
+    """Raise ParamsError unless a recipe consists of the permitted mappings."""
     if not isinstance(found, dict):
         raise ParamsError(f"{where} must be a mapping with allocate and train; it is {found!r}")
     if wrong := [key for key in found if key not in KEYS]:
@@ -113,8 +120,8 @@ def check(found: Any, where: str) -> None:
 
 
 def merged(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` put in, mapping by mapping; one with another method or strategy is
-    replaced whole."""
+    """Return `base` with `changes` merged in, mapping by mapping; a mapping with another method or
+    strategy is replaced as a whole."""
     result = dict(base)
     for key, change in changes.items():
         old = result.get(key)
@@ -123,7 +130,7 @@ def merged(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def are_alike(old: Any, new: Any) -> bool:
-    """Whether two values are mappings about the same thing."""
+    """Return whether two values are mappings of the same method and strategy."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return False
     return all(new.get(key, old.get(key)) == old.get(key) for key in CHOICES)

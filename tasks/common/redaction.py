@@ -1,4 +1,4 @@
-"""Addresses without their secrets, before they are shown or recorded."""
+"""Remove secrets from addresses, before they are shown or recorded."""
 
 import re
 from urllib.parse import urlsplit
@@ -10,11 +10,11 @@ ADDRESS = re.compile(
 
 
 def without_secrets(text: str) -> str:
-    """The text with every address in it cut down to scheme, host and path: without user, password,
-    and what follows `?`, the key of a signed address."""
+    """Return the text with every address reduced to scheme, host and path: without user, password,
+    and the query after `?`, the key of a signed address."""
     return ADDRESS.sub(r"\g<scheme>\g<rest>", text)
 
 
 def has_credentials(address: str) -> bool:
-    """Whether an address holds a user or a password."""
+    """Return whether an address contains a user or a password."""
     return "@" in urlsplit(address).netloc

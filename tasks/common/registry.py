@@ -1,8 +1,8 @@
 """The file name is the registry: `load(package, "sgpo", ...)` imports `package/sgpo.py`. A new
 method is a new file.
 
-Settings from params.yaml are bound to a method's keyword-only arguments, and an unknown or missing
-one is an error that names it and lists what the method takes."""
+Settings from params.yaml are bound to a method's keyword-only arguments. An unknown or missing
+argument is an error that names it and lists the arguments of the method."""
 
 import ast
 import functools
@@ -19,8 +19,8 @@ from tasks.common.params import ParamsError, check_keys, convert, gathered, unkn
 
 
 def names(package: ModuleType) -> list[str]:
-    """The files and folders of `package` that can be named; those in its `SHARED` serve the
-    others."""
+    """Return the files and folders of `package` that can be named, excluding its `SHARED` modules,
+    which serve the others."""
     shared = getattr(package, "SHARED", ())
     return sorted(
         module.name
@@ -30,8 +30,8 @@ def names(package: ModuleType) -> list[str]:
 
 
 def load(package: ModuleType, name: Any, where: str) -> ModuleType:
-    """The file `name` of `package`; ParamsError says which key (`where`) named it and which names
-    there are."""
+    """Import the file `name` of `package`. Raise ParamsError with the key (`where`) and the
+    existing names if there is no such file."""
     check(package, name, where)
     return importlib.import_module(f"{package.__name__}.{name}")
 
@@ -43,8 +43,8 @@ def check(package: ModuleType, name: Any, where: str) -> None:
 
 
 def declares(file: Path, flag: str) -> bool:
-    """Whether a method's file has a line `flag = True`. It is read, not imported: who asks need not
-    load what the file needs."""
+    """Return whether a method's file has a line `flag = True`. The file is read, not imported: the
+    caller need not load its dependencies."""
     lines = ast.parse(file.read_bytes()).body if file.exists() else []
     return any(
         isinstance(line, ast.Assign)
@@ -55,7 +55,7 @@ def declares(file: Path, flag: str) -> bool:
 
 
 def defaults(file: Path) -> dict[str, Any]:
-    """The constant defaults of a method's settings: its file is read, not imported."""
+    """Return the constant defaults of a method's settings. Its file is read, not imported."""
     lines = ast.parse(file.read_bytes()).body if file.exists() else []
     return {
         line.target.id: ast.literal_eval(line.value)
@@ -71,8 +71,8 @@ def defaults(file: Path) -> dict[str, Any]:
 def bind(
     function: Callable[..., Any], settings: Mapping[str, Any], where: str
 ) -> Callable[..., Any]:
-    """`function` with its keyword-only arguments set from `settings`, which must name all that have
-    no default and no other, with values of the types that the function declares."""
+    """Return `function` with its keyword-only arguments set from `settings`, which must contain all
+    arguments without a default and no unknown ones, with values of the declared types."""
     parameters = inspect.signature(function).parameters
     allowed = [n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
     required = [n for n in allowed if parameters[n].default is inspect.Parameter.empty]

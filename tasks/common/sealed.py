@@ -1,4 +1,8 @@
-"""JSON files of the pipeline, with a checksum, so that damage and edits by hand are noticed.
+"""Files of the pipeline with a checksum, so that damage and manual edits are noticed wherever a
+file is copied.
+
+The footer of a Parquet file contains the sha256 of all bytes of the file, computed with the 64
+characters of the checksum itself as zeros. The file stays plain Parquet. JSON files are objects:
 
     {
       "charged": {"generate": 1.2e9, ...},
@@ -6,31 +10,47 @@
     }
 
 The checksum is the last key of the object, so the file stays plain JSON. It is computed over the
-values, in one order of keys and without white space: what is checked is exactly what is used, and
-a file that was only formatted in another way is still whole. Equal values make equal files.
+values, with sorted keys and without white space: the checked values are exactly the used ones, and
+a reformatted file is still valid. Equal values result in equal files.
 
-What has no checksum, and why: the metrics that DVC shows (`report/metrics`; the key would be one of
-them, and no stage reads them), `report/leaderboard.json` (a list; its checksum stands in
+Files without a checksum: the metrics that DVC shows (`report/metrics`; the key would be one of
+them, and no stage reads them), `report/leaderboard.json` (a list; its checksum is in
 `report/summary.json`), and the digests of the code (no stage reads them, and the stage `code`
 writes them before every run)."""
 
 import hashlib
+import io
 import json
 import logging
+import os
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tasks.common.files import ArtifactError, write_text
-from tasks.common.remedy import remedy
-from tasks.common.seal import KEY, DamagedError
+from tasks.common.recovery import how_to_restore
 
 logger = logging.getLogger(__name__)
 
+KEY = "winnow-sha256"
+BLANK = b"0" * 64  # a placeholder during the computation
+METADATA = {KEY: BLANK.decode()}
+"""Metadata required in the footer of a file before it is sealed."""
+
+END = 8  # bytes: the footer's length and Parquet's magic number
+
+
+class DamagedError(ArtifactError):
+    """The bytes of a file differ from the written ones."""
+
+
+# ------------------------------------------------------------------------------------------ JSON
+
 
 class Sealed(dict[str, Any]):
-    """The values of a sealed file. ArtifactError names the file where one is missing, at any depth:
-    it is another file then, or of an earlier version."""
+    """The values of a sealed file. A missing key, at any depth, raises ArtifactError with the name
+    of the file: it is another file, or of an earlier version."""
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         super().__init__(
@@ -41,30 +61,30 @@ class Sealed(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         raise ArtifactError(
             f"{self.path} has no {key}: another file is in its place, or it is of an earlier "
-            f"version. {remedy(self.path)}"
+            f"version. {how_to_restore(self.path)}"
         )
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` and its checksum as indented JSON, whole or not at all."""
+    """Write `value` and its checksum atomically as indented JSON."""
     text = encode(value)
     write_text(path, text)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Read what `write_sealed` wrote. Raises ArtifactError, which names the file and how to get it
-    back, where it is missing, damaged or edited; and later, for a key that it does not have."""
+    """Read a file of `write_sealed`. Raise ArtifactError, with the file and how to restore it, if
+    it is missing, damaged or edited; and later, for a key that it lacks."""
     try:
         return Sealed(path, decode(path.read_bytes()))
     except FileNotFoundError as error:
         raise ArtifactError(f"{path} does not exist: run the stage that makes it first") from error
     except DamagedError as error:
-        raise DamagedError(f"{path} {error}. {remedy(path)}") from error
+        raise DamagedError(f"{path} {error}. {how_to_restore(path)}") from error
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """Read a sealed file that nothing depends on: empty where it is missing, and with a warning
-    where it is damaged."""
+    """Read a sealed file on which nothing depends. Return an empty dictionary if it is missing or,
+    with a warning, if it is damaged."""
     try:
         return Sealed(path, decode(path.read_bytes()))
     except FileNotFoundError:
@@ -75,14 +95,14 @@ def read_note(path: Path) -> dict[str, Any]:
 
 
 def encode(value: Mapping[str, Any]) -> str:
-    """The text of a sealed file."""
+    """Return the text of a sealed file."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    plain = json.loads(text)  # keys as they will be read: JSON has no numbers there
+    plain = json.loads(text)  # keys as they will be read: JSON keys are strings
     return json.dumps({**plain, KEY: checksum(plain)}, indent=2, ensure_ascii=False) + "\n"
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """The values in a sealed file; DamagedError says what is wrong with it."""
+    """Return the values in a sealed file. Raise DamagedError with the fault if it is damaged."""
     try:
         value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
@@ -95,6 +115,68 @@ def decode(content: bytes) -> dict[str, Any]:
 
 
 def checksum(value: Any) -> str:
-    """The sha256 of a JSON value, whatever the order of its keys."""
+    """Return the sha256 of a JSON value, independent of the order of its keys."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+# --------------------------------------------------------------------------------------- Parquet
+
+
+def add_checksum(file: BinaryIO) -> None:
+    """Write the checksum into an open Parquet file with METADATA in its footer."""
+    offset = checksum_offset(file)
+    checksum = checksum_of(file, offset)
+    file.seek(offset)
+    file.write(checksum)
+    file.seek(0, io.SEEK_END)
+
+
+def verify_parquet(file: BinaryIO) -> None:
+    """Raise DamagedError unless an open file is byte for byte as it was sealed."""
+    offset = checksum_offset(file)
+    file.seek(offset)
+    if file.read(len(BLANK)) != checksum_of(file, offset):
+        raise DamagedError("its content does not match its checksum")
+
+
+def verify_file(path: Path) -> None:
+    """Verify the file at `path` as `verify_parquet` does, once per process and file state."""
+    status = os.stat(path)
+    verify_state(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def verify_state(path: Path, inode: int, size: int, modified: int) -> None:
+    with path.open("rb") as file:
+        verify_parquet(file)
+
+
+def checksum_of(file: BinaryIO, offset: int) -> bytes:
+    """Return the checksum of an open file; the field for the checksum begins at `offset`."""
+    checksum = hashlib.sha256()
+    file.seek(0)
+    left = offset
+    while left and (piece := file.read(min(left, 1 << 20))):
+        checksum.update(piece)
+        left -= len(piece)
+    checksum.update(BLANK)
+    file.seek(offset + len(BLANK))
+    while piece := file.read(1 << 20):
+        checksum.update(piece)
+    return checksum.hexdigest().encode()
+
+
+def checksum_offset(file: BinaryIO) -> int:
+    """Return the offset of the checksum. It follows its key in the footer; the rows before could
+    contain the key as well."""
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(size - END, 0))
+    start = size - END - int.from_bytes(file.read(4), "little")
+    file.seek(max(start, 0))
+    footer = file.read()
+    key = footer.rfind(KEY.encode())
+    offset = start + key + len(KEY) + 2  # the value's type and length are in between
+    if start < 0 or key < 0 or offset + len(BLANK) > size:
+        raise DamagedError("its end, with the checksum, is missing")
+    return offset

@@ -1,8 +1,8 @@
-"""Rows of a table too large for memory: added in any order, read back sorted, a part at a time.
+"""Rows of a table too large for memory: added in any order, read back sorted, one part at a time.
 
-They lie in one file without a name, beside the output that they are for: however the process ends,
-its disk space is free again. Left out: a merge of sorted runs. Rows are numbered without gaps, so a
-row's number says to which part it belongs."""
+They are in one unnamed file, beside the output that needs them: however the process ends, its disk
+space is released. Left out: a merge of sorted runs. Rows are numbered without gaps, so a row's
+number determines its part."""
 
 import io
 import tempfile
@@ -16,25 +16,25 @@ ROW = "row"  # the column with a row's number
 
 
 class Spill:
-    """Add rows, then read the parts. Part n has the rows from n `rows_per_part` on. Use as a
-    context manager, or call `close`."""
+    """Add rows, then read the parts. Part n starts with row n * `rows_per_part`. Use as a context
+    manager."""
 
     def __init__(self, folder: Path, rows_per_part: int) -> None:
         self.folder = folder
         self.rows_per_part = rows_per_part
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, closed in `close`
-        self.pieces: dict[int, list[tuple[int, int]]] = {}  # of a part: offset and bytes
+            self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, closed in `__exit__`
+        self.pieces: dict[int, list[tuple[int, int]]] = {}  # per part: offset and bytes
 
     def __enter__(self) -> "Spill":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.file.close()  # releases the disk space
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Keep rows, which are numbered by their column `row`."""
+        """Store rows, numbered by their column `row`."""
         numbered = rows.with_columns(part=pl.col(ROW) // self.rows_per_part)
         for (part,), piece in numbered.partition_by(
             "part", include_key=False, as_dict=True
@@ -43,10 +43,10 @@ class Spill:
 
     def write(self, part: int, piece: pl.DataFrame) -> None:
         """Append some rows of one part."""
-        # the oldest level copies only what a piece has, not what it was cut from
+        # the oldest level copies only the piece, not the frame that it is a slice of
         buffer = io.BytesIO()
         piece.write_ipc(buffer, compression="lz4", compat_level=pl.CompatLevel.oldest())
-        # released here: one that an error's traceback keeps crashes the garbage collector of 3.12.1
+        # released here: a buffer kept by a traceback crashes the garbage collector of 3.12.1
         with buffer.getbuffer() as content, writing(self.folder):
             offset = self.file.seek(0, io.SEEK_END)
             self.file.write(content)
@@ -54,14 +54,10 @@ class Spill:
             self.pieces.setdefault(part, []).append((offset, len(content)))
 
     def part(self, number: int) -> pl.DataFrame:
-        """Return the rows of one part in order. Of a row that was added again, the last counts."""
+        """Return the rows of one part in order. If a row was added twice, the last one counts."""
         read = []
         for offset, length in self.pieces[number]:
             self.file.seek(offset)
             read.append(pl.read_ipc(io.BytesIO(self.file.read(length))))
         rows = pl.concat(read).sort(ROW, maintain_order=True)
         return rows.unique(ROW, keep="last", maintain_order=True)
-
-    def close(self) -> None:
-        """Give the disk space back."""
-        self.file.close()

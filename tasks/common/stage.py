@@ -1,12 +1,11 @@
-"""What the `__main__` of every stage shares: coordinates from the command line, logging, tracking,
-an honest exit.
+"""The shared parts of every stage's `__main__`: coordinates from the command line, logging,
+tracking, and a correct exit status.
 
     python -m tasks.train --params params.yaml --data data --recipe sgpo --seed 0
 
-The command line takes coordinates only. Values come from the parameter file. Under DVC, recipe and
-seed come from the stage's name in DVC_STAGE (`train@sgpo-0`): in a command, a shell would read
-them.
-"""
+The command line contains coordinates only. Values come from the parameter file. Under DVC, recipe
+and seed come from the stage's name in DVC_STAGE (`train@sgpo-0`): in a command, a shell would
+interpret them."""
 
 import argparse
 import atexit
@@ -22,23 +21,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.common import disk, forks, params, process, tracking
-from tasks.common.files import ArtifactError, require_writable
+from tasks.common import params, tracking
+from tasks.common.files import ArtifactError, explain_write, require_writable
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
+from tasks.common.processes import ending, forks
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class StageError(RuntimeError):
-    """The stage cannot go on, and the message says why and what to do."""
+    """The stage cannot continue; the message contains the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One run of one stage: its coordinates, its parameters, where files stand, and the record it
-    writes."""
+    """One run of one stage: its coordinates, its parameters, the paths of its files, and its
+    record."""
 
     name: str
     params: dict[str, Any]
@@ -57,7 +57,7 @@ class Stage:
         recipe: str | None = None,
         seed: int | None = None,
     ) -> "Stage":
-        """A run without a record, for callers that are no command."""
+        """Return a run without a record, for callers other than commands."""
         options = argparse.Namespace(
             dry_run=False, from_rollouts=None, resume=None, copy=False, before=[]
         )
@@ -67,7 +67,7 @@ class Stage:
         return params.section(self.params, name, cls)
 
     def coordinates(self) -> tuple[str, int]:
-        """Recipe and seed of a stage that has both."""
+        """Return the recipe and seed of a stage that has both."""
         assert self.recipe is not None
         assert self.seed is not None
         return self.recipe, self.seed
@@ -84,12 +84,12 @@ def run(
     options: Callable[[argparse.ArgumentParser], None] | None = None,
     before: Callable[[argparse.Namespace], None] | None = None,
 ) -> None:
-    """Run `main(Stage)` of a stage's module, such as tasks.train.run, and leave with its status: 0,
-    1 with a message, or 130 when interrupted.
+    """Run `main(Stage)` of a stage's module, such as tasks.train.run, and exit with its status: 0,
+    1 with a message, or 130 if interrupted.
 
-    The module is imported where the work is done (see `forks`), and so is what `before` imports,
-    which runs there first. A stage `of_cell` takes a recipe and a seed. They are required, unless
-    `alone` names the stage that the command is without them."""
+    The module is imported in the process that does the work (see `forks`), as are the imports of
+    `before`, which runs there first. A stage `of_cell` takes a recipe and a seed. They are
+    required, unless `alone` is the name of the stage without them."""
     name = module.split(".")[1]
     parser = argparse.ArgumentParser(prog=f"python -m tasks.{name}")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameter file")
@@ -104,29 +104,29 @@ def run(
     arguments = parser.parse_args()
     if of_cell:
         set_cell(parser, arguments, alone)
-    atexit.register(gc.freeze)  # at its end Python would look for garbage in torch: two seconds
+    atexit.register(gc.freeze)  # else Python collects torch's garbage at exit: two seconds
     status = forks.run_forked(f"tasks.{name}")
     if status is not None:
         sys.exit(status)
     if before:
         before(arguments)
     name = alone if alone and arguments.recipe is None else name
-    rank = os.environ.get("RANK", "0")  # of several, one says how it goes, and each what is wrong
+    rank = os.environ.get("RANK", "0")  # rank 0 logs progress, every rank logs warnings
     logging.basicConfig(
         level=logging.INFO if rank == "0" else logging.WARNING,
         format=f"%(asctime)s {name}{'' if rank == '0' else f' (rank {rank})'}: %(message)s",
         datefmt="%H:%M:%S",
     )
-    for noisy in ("httpx", "alembic", "mlflow", "httpcore", "urllib3"):
+    for noisy in ("httpx", "httpx2", "alembic", "mlflow", "httpcore", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    process.interrupt_on_terminate()
+    ending.interrupt_on_terminate()
     sys.exit(_run(name, module, arguments))
 
 
 def set_cell(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, alone: str | None
 ) -> None:
-    """Take the recipe and the seed that were not given from the name of DVC's stage."""
+    """Set a missing recipe and seed from the name of DVC's stage."""
     named = os.environ.get("DVC_STAGE", "").rpartition(":")[2]  # after the file of another root
     if (arguments.recipe, arguments.seed) == (None, None):
         name, arguments.recipe, arguments.seed = params.coordinates(named or alone or "")
@@ -150,10 +150,10 @@ def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
         values = params.load(arguments.params)
         settings = params.section(values, "tracking", tracking.Tracking)
         layout = Layout(arguments.data)
-        # of the ranks of one stage, one writes the record; a dry run writes nothing
+        # only rank 0 of a stage writes the record; a dry run writes nothing
         is_main = os.environ.get("RANK", "0") == "0" and not getattr(arguments, "dry_run", False)
         for place in layout.written_by(name, recipe, seed) if is_main else ():
-            require_writable(place)  # now, and not when hours of work are to be kept there
+            require_writable(place)  # now, not after hours of work
         record = (
             tracking.track(settings, layout, name, recipe, seed)
             if is_main
@@ -163,12 +163,12 @@ def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
             main(Stage(name, values, layout, recipe, seed, arguments, tracker))
     except KeyboardInterrupt:
         logger.warning("interrupted; run the same command again to go on")
-        return process.interrupted()
+        return ending.interrupted()
     except (ParamsError, ArtifactError, StageError) as error:
         logger.error("%s", error)
         return getattr(error, "status", 1)
     except Exception as error:
-        said = disk.explain(error, arguments.data)
+        said = explain_write(error, arguments.data)
         if said is None:
             raise
         logger.error("%s", said)

@@ -1,4 +1,4 @@
-"""The statistics of pass rates: intervals, unbiased pass@k, and how likely a group is to carry a
+"""The statistics of pass rates: intervals, unbiased pass@k, and the probability that a group has a
 gradient."""
 
 import math
@@ -6,17 +6,37 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 from scipy import optimize, special, stats
 
-MANY = 100_000  # rows of counts, of which there are few different ones
+POINT = 0.01  # of accuracy
+MANY = 100_000  # rows of counts, with few distinct ones
 Floats = npt.NDArray[np.float64]
+
+
+def score_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per prompt: successes and trials of its samples, and the greedy success.
+
+    An `error` is Winnow's own failure: it is excluded from numerator and denominator. Every other
+    outcome except `correct` counts as a failure of the policy."""
+    valid = pl.col("outcome") != "error"
+    greedy = pl.col("greedy")
+    return rollouts.group_by("prompt_id", maintain_order=True).agg(
+        (valid & ~greedy & (pl.col("outcome") == "correct")).sum().cast(pl.Int64).alias("correct"),
+        (valid & ~greedy).sum().cast(pl.Int64).alias("trials"),
+        (pl.col("outcome") == "correct")
+        .cast(pl.Float64)
+        .filter(greedy & valid)
+        .first()
+        .alias("greedy"),
+    )
 
 
 def wilson_interval(
     successes: npt.ArrayLike, trials: npt.ArrayLike, confidence: float = 0.95
 ) -> tuple[Floats, Floats]:
-    """Wilson's score interval for a binomial share, elementwise; (nan, nan) where there was no
-    trial."""
+    """Return Wilson's score interval for a binomial share, elementwise; (nan, nan) without
+    trials."""
     n = np.asarray(trials, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.asarray(successes, dtype=np.float64) / n
@@ -28,11 +48,8 @@ def wilson_interval(
 
 
 def pass_at_k(correct: npt.ArrayLike, trials: npt.ArrayLike, k: int) -> Floats:
-    """The unbiased estimate 1 - C(n-c, k) / C(n, k) for each prompt (Chen et al., arXiv
-    2107.03374).
-
-    nan where a prompt has fewer than k trials.
-    """
+    """Return the unbiased estimate 1 - C(n-c, k) / C(n, k) for each prompt (Chen et al., arXiv
+    2107.03374), nan for a prompt with fewer than k trials."""
     c, n = np.asarray(correct, dtype=np.float64), np.asarray(trials, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         log_failing = log_binomial(n - c, k) - log_binomial(n, k)
@@ -40,7 +57,7 @@ def pass_at_k(correct: npt.ArrayLike, trials: npt.ArrayLike, k: int) -> Floats:
 
 
 def log_binomial(n: Floats, k: int) -> Floats:
-    """log C(n, k), which does not overflow."""
+    """Return log C(n, k) without overflow."""
     return np.asarray(special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1))
 
 
@@ -51,12 +68,12 @@ def bootstrap_interval(
     confidence: float = 0.95,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float]:
-    """Percentile interval of the mean of `values` within `bounds`, a value a prompt [P]: prompts
-    are resampled, because the samples of one prompt are not independent. Where all values are
-    equal, that of `equal_interval`."""
+    """Return the percentile interval of the mean of `values` within `bounds`, one value per prompt
+    [P]: prompts are resampled, because the samples of one prompt are not independent. If all values
+    are equal, return `equal_interval`."""
     values_P = np.asarray(values, dtype=np.float64)
     num_prompts = len(values_P)
-    if len(np.unique(values_P.round(12))) == 1:  # equal but for rounding
+    if len(np.unique(values_P.round(12))) == 1:  # equal up to rounding
         return equal_interval(float(values_P[0]), num_prompts, bounds, confidence)
     means = []
     for _ in range(num_bootstrap):
@@ -68,15 +85,16 @@ def bootstrap_interval(
 def crossed_interval(
     values_SP: npt.ArrayLike, bounds: tuple[float, float], confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Interval of the mean of values by seed and prompt [S, P], S and P at least 2, within
-    `bounds`: seeds and prompts are both drawn, and every seed answers the same prompts.
+    """Return the interval of the mean of values by seed and prompt [S, P], S and P at least 2,
+    within `bounds`: seeds and prompts are both random, and every seed answers the same prompts.
 
-    The variance of the mean is that of the seeds' means over S plus that of the prompts' means over
-    P, less what both count of the noise of single answers (two-way random effects; Searle, Casella
-    and McCulloch, Variance Components, 1992), with Satterthwaite's degrees of freedom. Where the
-    seeds' means are equal it is that of the prompts' means alone, or if prompts differ no more than
-    noise, that of the noise. A bootstrap of two or three seeds is far too narrow where seeds
-    differ, and of noise alone too wide (Owen, Annals of Applied Statistics 1, 2007)."""
+    The variance of the mean is the variance of the seeds' means over S plus the variance of the
+    prompts' means over P, minus the noise of single answers that both count (two-way random
+    effects; Searle, Casella and McCulloch, Variance Components, 1992), with Satterthwaite's degrees
+    of freedom. If the seeds' means are equal, only the term of the prompts' means counts, or, if
+    prompts differ no more than noise, only the noise. A bootstrap of two or three seeds is far too
+    narrow if seeds differ, and too wide for noise alone (Owen, Annals of Applied Statistics 1,
+    2007)."""
     values = np.asarray(values_SP, dtype=np.float64)
     num_seeds, num_prompts = values.shape
     mean, seeds_S, prompts_P = values.mean(), values.mean(axis=1), values.mean(axis=0)
@@ -92,7 +110,7 @@ def crossed_interval(
         ]
     )
     is_noise = terms[1] + terms[2] < 0  # prompts that differ no more than noise
-    if len(np.unique(seeds_S.round(12))) == 1:  # their variance is 0, and has no noise either
+    if len(np.unique(seeds_S.round(12))) == 1:  # their variance is 0, without noise
         terms = np.abs(terms) * (np.arange(3) == (2 if is_noise else 1))
     elif is_noise:
         terms[1:] = 0.0
@@ -105,19 +123,41 @@ def crossed_interval(
 def equal_interval(
     value: float, num: int, bounds: tuple[float, float], confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Interval of a mean of which `num` equal values were seen: a bootstrap would say that it is
-    exact. The share of other values may be up to Wilson's upper end for 0 of `num`, and these may
-    lie anywhere within `bounds`. At a bound of shares this is Wilson's interval itself."""
+    """Return the interval of a mean after `num` equal values: a bootstrap would have the width
+    zero. The share of other values may be up to Wilson's upper end for 0 of `num`, and they may be
+    anywhere within `bounds`. At a bound of shares this is Wilson's interval itself."""
     others = float(wilson_interval(0, num, confidence)[1])
     return value - others * (value - bounds[0]), value + others * (bounds[1] - value)
+
+
+def half_width(
+    num_prompts: int, num_samples: int, counts: tuple[npt.ArrayLike, npt.ArrayLike] | None = None
+) -> float:
+    """Return the expected half width of the 95 % interval of a difference paired over prompts, if
+    both policies have the same pass rates p. A prompt's mean of n samples has the variance p (1 -
+    p) / n, and the difference of two such means has twice that variance. The mean of p (1 - p) is
+    the unbiased estimate from `counts` (correct, trials), if some prompt has two trials; else 1/4,
+    its maximum. Policies that differ more on some prompts have a wider interval."""
+    spread = 0.25
+    if counts is not None:
+        c, n = (np.asarray(values, dtype=np.float64) for values in counts)
+        if (n > 1).any():
+            spread = float((c * (n - c) / (n * (n - 1)))[n > 1].mean())
+    return float(stats.norm.ppf(0.975) * np.sqrt(2.0 * spread / (num_samples * num_prompts)))
+
+
+def needed_for_a_point(half: float, num: int) -> int:
+    """Return the number of prompts, or seeds, for a half width of one point. `num` of them resulted
+    in the half width `half`, which falls with the root of their number."""
+    return math.ceil(num * (half / POINT) ** 2)
 
 
 def fit_beta(
     correct: npt.ArrayLike, trials: npt.ArrayLike, prompts: npt.ArrayLike = 1.0
 ) -> tuple[float, float]:
-    """Beta(a, b) that makes the observed counts most likely: how true pass rates spread over these
-    prompts, or over so many `prompts` with each pair of counts. Of many prompts, those with equal
-    counts are one term of the sum."""
+    """Return (a, b) of the Beta distribution with the highest likelihood of the observed counts:
+    the distribution of true pass rates over these prompts, or over `prompts` prompts with each pair
+    of counts. Of many prompts, those with equal counts are one term of the sum."""
     counts: tuple[npt.NDArray[Any], ...] = (np.asarray(correct), np.asarray(trials))
     weights = np.broadcast_to(np.asarray(prompts, dtype=np.float64), counts[0].shape)
     if len(weights) > MANY:
@@ -143,12 +183,12 @@ def mixed_probability(
     group_size: npt.ArrayLike,
     prior: tuple[float, float],
 ) -> Floats:
-    """P(a group has a success and a failure), expected over each prompt's posterior Beta(a + c, b +
-    n - c).
+    """Return P(a group has a success and a failure), in expectation over each prompt's posterior
+    Beta(a + c, b + n - c).
 
-    The plug-in 1 - p^G - (1-p)^G is 0 for a prompt seen 0 of 8 times, and too high for prompts that
-    were chosen because their estimate came out near one half; the posterior under the prior of all
-    prompts is neither."""
+    The plug-in 1 - p^G - (1-p)^G is 0 for a prompt with 0 of 8 successes, and too high for prompts
+    chosen because their estimate is near one half; the posterior under the prior of all prompts
+    avoids both errors."""
     counts = np.broadcast_arrays(correct, trials, group_size)
     if counts[0].size > MANY:
         (some_correct, some_trials, some_sizes), place = distinct(*counts)
@@ -162,13 +202,13 @@ def mixed_probability(
 
 
 def distinct(*counts: npt.NDArray[Any]) -> tuple[tuple[npt.NDArray[Any], ...], npt.NDArray[Any]]:
-    """Return the different rows of some columns of small counts, and the place of each row among
+    """Return the distinct rows of some columns of small counts, and the index of each row among
     them."""
     shape = tuple(int(values.max()) + 1 for values in counts)
     numbers = np.ravel_multi_index(tuple(values.astype(np.int64) for values in counts), shape)
     if math.prod(shape) > len(numbers):
         found, place = np.unique(numbers, return_inverse=True)
-    else:  # a table of what occurs, which needs no sorting
+    else:  # a lookup table needs no sorting
         occurs = np.bincount(numbers, minlength=math.prod(shape)) > 0
         found, place = np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[numbers]
     return np.unravel_index(found, shape), place

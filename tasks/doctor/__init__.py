@@ -1,3 +1,3 @@
-"""What can be said of a run before it: what is wrong, and what it would cost.
+"""Checks of a run before it starts: its faults, and its expected cost.
 
 Loaded by name, as the stages are."""

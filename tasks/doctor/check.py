@@ -1,14 +1,13 @@
-"""Everything that can be known to be wrong before the first stage runs, at once."""
+"""All faults that can be found before the first stage runs, at once."""
 
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tasks.common import params
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
-from tasks.doctor import machine, parameters, places, servers
+from tasks.doctor import forecast, machine, parameters, places, servers
 
 
 @dataclass(frozen=True)
@@ -27,28 +26,24 @@ def examine(file: Path, layout: Layout) -> Findings:
         return Findings([str(error)], [])
     errors, values = parameters.check(written)
     if errors or values is None:
-        return Findings([*errors, *what_can_be_seen(written)], [])
+        with suppress(KeyError, TypeError, AttributeError, ParamsError):
+            # check the readable sections, even if others are not
+            errors += places.check_model(written)
+            errors += places.check_data(written, layout)[0]
+        return Findings(errors, [])
     model = places.describe_model(values, layout)
     unanswered, silent = servers.check(values)
+    mismatched, unused = places.check_chat(values)
+    misread, unreached = places.check_data(values, layout)
     errors = [
         *places.check_model(values),
-        *places.check_data(values),
+        *misread,
         *places.check_writable(values, layout),
         *places.check_context(values, model),
         *places.check_disk(values, layout, model),
         *machine.check(values, model, machine.gpus()),
         *unanswered,
+        *forecast.refusals(values, layout, values["experiment"]["recipes"]),
+        *mismatched,
     ]
-    return Findings(errors, [*places.silent_tracking(values), *silent])
-
-
-def what_can_be_seen(values: Mapping[str, Any]) -> list[str]:
-    """The model and the data, where the sections that name them can be read although others
-    cannot."""
-    found = []
-    for look in (places.check_model, places.check_data):
-        try:
-            found += look(values)
-        except (KeyError, TypeError, AttributeError):
-            continue  # what is wrong with that section has been said
-    return found
+    return Findings(errors, [*unused, *unreached, *places.silent_tracking(values), *silent])

@@ -1,36 +1,44 @@
-"""What stages that are to run will cost: tokens, FLOPs, hours and GPU-hours, each as an interval.
+"""The expected cost of stages: tokens, FLOPs, hours and GPU-hours, each as an interval.
 
-FLOPs are charged ones: 2 P a token sampled, 6 P a token updated, 2 P a token scored again. Lengths
-are those of the profile, where there is one; training changes them, so it is given half to twice of
-them. Without a profile a completion is a tenth of `sampling.max_tokens` to all of it. What the
-rollout store has already is not known here: the stages that sample through it may cost nothing."""
+FLOPs are charged FLOPs: 2 P a sampled token, 6 P an updated token, 2 P a token scored again.
+Lengths come from the profile, if there is one; training changes them, so its interval is from half
+to twice these lengths. Without a profile a completion is between a tenth of `sampling.max_tokens`
+and all of it. The content of the rollout store is unknown here: stages that sample through it may
+cost nothing."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from tasks.allocate import budget
+from tasks.allocate.budget import Planned
+from tasks.allocate.forecast import num_demonstrations
 from tasks.common import recipes
+from tasks.common.accounting.ledger import Architecture
+from tasks.common.accounting.spending import generation_cost
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
+from tasks.common.params import ParamsError, Problems
 from tasks.common.sealed import read_sealed
 from tasks.doctor import machine, places
-from tasks.doctor.ranges import NOTHING, Range, around, exactly
+from tasks.doctor.ranges import NOTHING, Range, around, exactly, spanning
 from tasks.doctor.rates import STAGE_SECONDS, Rates, rates
 
 Values = Mapping[str, Any]
 Coordinates = tuple[str, str | None, int | None]
 CHARACTERS_PER_TOKEN = Range(1.0, 4.0, 6.0)
-UNKNOWN_PROMPT = Range(16.0, 100.0, 400.0)  # tokens, before there is any prompt
+UNKNOWN_PROMPT = Range(16.0, 100.0, 400.0)  # tokens, before any prompt exists
+DRIFT = Range(0.5, 1.0, 2.0)  # factor on a completion's tokens by training
 SAMPLING = ("profile", "baseline", "evaluate")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one stage costs."""
+    """The cost of one stage."""
 
     tokens: Range = NOTHING
     flops: Range = NOTHING
@@ -48,12 +56,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class World:
-    """What is known before the run: parameters P, prompts by split, tokens of a prompt and of a
-    completion, and how fast the machine is."""
+    """The known values before the run: the policy's FLOPs, the profile if it exists, prompts by
+    split, tokens of a prompt and of a completion, and the speed of the machine."""
 
     values: Values
     layout: Layout
-    num_parameters: float
+    architecture: Architecture
+    profile: pl.DataFrame | None
     prompts: Mapping[str, Range]
     prompt: Range
     completion: Range
@@ -62,61 +71,63 @@ class World:
 
 
 def forecast(
-    values: Values, layout: Layout, stages: Sequence[Coordinates], stale: Sequence[Coordinates]
+    values: Values, layout: Layout, stages: Sequence[Coordinates]
 ) -> tuple[list[Cost | None], str]:
-    """The cost of every stage, and where the rates are from. A stage's plan is read where `stale`
-    does not have it; None: nothing is known of the policy yet."""
+    """Return the cost of every stage, and the source of the rates. A cost is None if the policy is
+    still unknown."""
     world = look(values, layout)
     if world is None:
         return [None] * len(stages), "the policy is not on this machine yet: its size is unknown"
-    return [cost(world, stage, stale) for stage in stages], world.rates.source
+    return [cost(world, stage) for stage in stages], world.rates.source
 
 
 def look(values: Values, layout: Layout) -> World | None:
-    """What is known of a data root; None where the policy's size is not."""
-    size = matmul_parameters(values, layout)
-    if size is None:
+    """Return the known values of a data root, or None if the policy's size is unknown."""
+    architecture = architecture_of(values, layout)
+    if architecture is None:
         return None
     there = [] if values["engine"]["device"] == "cpu" else machine.gpus()
-    prompt, completion = lengths(values, layout)
+    profile = None
+    with suppress(ArtifactError):
+        profile = budget.read_profile(layout)
+    prompt, completion = lengths(values, layout, profile)
     splits = values["ingest"]["splits"]
     prompts = {
         name: num_prompts(layout.prompts(name), splits[name])
         for name in ("train", "validation", "test")
     }
-    known = rates(layout, size, there[0].name if there else None)
-    return World(values, layout, size, prompts, prompt, completion, known, len(there))
+    gpu = there[0].name if there else None
+    known = rates(layout, float(architecture.num_matmul_parameters), gpu)
+    return World(
+        values, layout, architecture, profile, prompts, prompt, completion, known, len(there)
+    )
 
 
-def matmul_parameters(values: Values, layout: Layout) -> float | None:
-    """P of the FLOPs; all parameters where the policy is not described yet."""
+def architecture_of(values: Values, layout: Layout) -> Architecture | None:
+    """Return the policy's architecture from its card. Without a card all parameters multiply and
+    attention costs nothing; return None if their number is unknown, too."""
     with suppress(ArtifactError, KeyError, TypeError):
         card = read_sealed(layout.policy_card)
         if card["source"] == values["policy"]["source"]:
-            return float(card["num_matmul_parameters"])
+            return Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
     model = places.describe_model(values, layout)
-    return float(model.num_parameters) if model else None
+    return Architecture(model.num_parameters, 0, 0, 0) if model else None
 
 
 def num_prompts(path: Path, wanted: int | None) -> Range:
-    """The prompts of a split: those that are there, else those that are asked for."""
+    """Return the number of prompts in a split: existing ones, else the requested number."""
     with suppress(OSError, pl.exceptions.PolarsError):
         return exactly(pl.scan_parquet(path).select(pl.len()).collect().item())
     return exactly(wanted) if wanted is not None else Range(100.0, 10_000.0, 1e6)
 
 
-def lengths(values: Values, layout: Layout) -> tuple[Range, Range]:
-    """Tokens of a prompt and of a completion."""
+def lengths(values: Values, layout: Layout, profile: pl.DataFrame | None) -> tuple[Range, Range]:
+    """Return the tokens of a prompt and of a completion."""
     limit = values["sampling"]["max_tokens"]
-    with suppress(OSError, pl.exceptions.PolarsError, ZeroDivisionError, TypeError):
-        columns = ("num_samples", "prompt_tokens", "completion_tokens")
-        sums = pl.scan_parquet(layout.profile / "profile.parquet").select(
-            pl.col("num_samples").sum(),
-            pl.col("prompt_tokens").mean(),
-            pl.col("completion_tokens").sum(),
-        )
-        samples, prompt, completion = (sums.collect()[name].item() for name in columns)
-        return exactly(prompt), around(completion / samples, 1.1).at_most(limit)
+    if profile is not None:
+        names = ("num_samples", "prompt_tokens", "completion_tokens")
+        num_samples, prompt, completion = profile.select(names).mean().row(0)
+        return exactly(prompt), around(completion / num_samples, 1.1).at_most(limit)
     completion = Range(0.1 * limit, 0.5 * limit, limit)
     with suppress(OSError, pl.exceptions.PolarsError, TypeError):
         texts = pl.scan_parquet(layout.prompts("train")).select(
@@ -126,81 +137,152 @@ def lengths(values: Values, layout: Layout) -> tuple[Range, Range]:
     return UNKNOWN_PROMPT, completion
 
 
-def cost(world: World, stage: Coordinates, stale: Sequence[Coordinates]) -> Cost:
-    """What one stage costs."""
-    name, recipe, seed = stage
+def cost(world: World, stage: Coordinates) -> Cost:
+    """Return the cost of one stage."""
+    name, recipe, _ = stage
     values = world.values
-    if name == "train" and recipe is not None and seed is not None:
-        return training(world, recipe, seed, is_planned=("allocate", recipe, seed) not in stale)
+    if name == "train" and recipe is not None:
+        return training(world, recipe)
     if name == "profile":
         rollouts = world.prompts["train"] * values["profile"]["num_samples"]
     elif name in SAMPLING:
-        rollouts = world.prompts["test"] * (values["evaluate"]["num_samples"] + 1)  # one is greedy
+        rollouts = world.prompts["test"] * (values["evaluate"]["num_samples"] + 1)  # +1: greedy
     else:
         return of_policy(world) if name == "policy" else spent(NOTHING, NOTHING, NOTHING, 0)
-    # what is in the store already costs nothing
+    # rollouts in the store cost nothing
     completion = world.completion if name != "evaluate" else drifted(world)
     tokens = rollouts * (world.prompt + completion)
     tokens = Range(0.0, tokens.middle, tokens.high) if name == "profile" else tokens
-    flops = tokens * (2.0 * world.num_parameters)
+    flops = tokens * (2.0 * world.architecture.num_matmul_parameters)
     gpus = min(max(values["engine"]["num_replicas"], 1), world.num_gpus)
     return spent(tokens, flops, flops.at(world.rates.sampling * max(gpus, 1)), gpus)
 
 
 def of_policy(world: World) -> Cost:
-    """Making the tiny policy; fetching another is not forecast."""
+    """Return the cost of making the tiny policy; the download of another is not forecast."""
     policy = world.values["policy"]
     if policy["source"] != "tiny":
         return spent(NOTHING, NOTHING, NOTHING, 0)
     tokens = exactly(float(policy["tiny"]["training"]["tokens"]))
-    flops = tokens * (6.0 * world.num_parameters)
+    flops = tokens * (6.0 * world.architecture.num_matmul_parameters)
     return spent(tokens, flops, flops.at(world.rates.training), 0)
 
 
-def training(world: World, recipe: str, seed: int, *, is_planned: bool) -> Cost:
-    """Rollouts, updates and the validation curve of one run."""
+def training(world: World, recipe: str) -> Cost:
+    """Return the cost of one run: rollouts, updates and the validation curve."""
     train = recipes.recipe(world.values, recipe)["train"]
-    generated, updated = rollout_tokens(world, recipe, seed, is_planned)
+    scored = train["updates"]["epochs"] * train["updates"]["minibatches"] > 1
+    scores = int(scored) + int(train["kl_coefficient"] > 0)
+    runs = [trained(world, recipe, plan) for plan in plans_of(world, recipe)]
+    tokens = [run.rollouts * (run.prompt + run.completion) for run in runs]
+    updated = Range(*(num * run.kept for num, run in zip(tokens, runs, strict=True)))
     points = 1.0 / train["validation"]["every_share"] + 1.0
     validated = world.prompts["validation"] * (train["validation"]["num_samples"] * points)
     validation = validated * (world.prompt + drifted(world))
-    scored = train["updates"]["epochs"] * train["updates"]["minibatches"] > 1
-    scores = int(scored) + int(train["kl_coefficient"] > 0)
-    forwards = generated * (1.0 + scores) + validation
-    flops = forwards * (2.0 * world.num_parameters) + updated * (6.0 * world.num_parameters)
+    forwards = Range(*tokens) * (1.0 + scores) + validation
+    warm_tokens = (world.prompt + world.completion) * float(num_demonstrations(train))
+    num_forwards = forwards + updated * (3.0 * train["updates"]["epochs"])
+    num_forwards += warm_tokens * 3.0
+    flops = spanning(num_forwards * (2.0 * world.architecture.num_matmul_parameters))
     gpus = min(max(world.values["engine"]["num_processes"], 1), world.num_gpus)
     hours = flops.at(world.rates.training * max(gpus, 1))
-    return spent(generated + validation, flops, hours, gpus)
+    return spent(spanning(Range(*tokens) + validation), flops, hours, gpus)
 
 
-def rollout_tokens(world: World, recipe: str, seed: int, is_planned: bool) -> tuple[Range, Range]:
-    """Tokens that are sampled and tokens that are updated: those of the plan's own forecast, else
-    as if every prompt were visited with the recipe's largest group."""
-    chosen = recipes.recipe(world.values, recipe)
-    train, drift = chosen["train"], Range(0.5, 1.0, 2.0)
-    if is_planned:
-        with suppress(ArtifactError, KeyError, TypeError):
-            plan = read_sealed(world.layout.plan(recipe, seed) / "forecast.json")["plan"]
-            updated = exactly(plan["tokens_updated"]) * drift
-            return exactly(plan["tokens"]) * drift, updated
-    spec = chosen["allocate"]
+def plans_of(world: World, recipe: str) -> list[Planned]:
+    """Return the recipe's plan with the shortest and least updated rollouts, the expected ones, and
+    the longest: from the profile if there is one, else with the recipe's largest group for every
+    prompt, or for a part of them."""
+    chosen, limit = recipes.recipe(world.values, recipe), world.values["sampling"]["max_tokens"]
+    spec, train = chosen["allocate"], chosen["train"]
+    with suppress(ParamsError):  # a plan may have no visit
+        if world.profile is not None:
+            compared = budget.compared_plan(world.values, world.profile, recipe)
+            plan = budget.planned(compared, train)
+            completion = (exactly(plan.completion) * DRIFT).at_most(limit)
+            return [replace(plan, completion=length) for length in completion]
     size = spec.get("group_size") or max(spec.get("buckets", [8]))
     share = exactly(1.0) if spec["strategy"] == "uniform" else Range(0.05, 0.4, 1.0)
     rollouts = world.prompts["train"] * (world.values["allocate"]["passes"] * size) * share
-    if train["max_steps"] is not None and train["batch"]["unit"] == "rollouts":
-        rollouts = rollouts.at_most(train["max_steps"] * train["batch"]["size"])
-    generated = rollouts * (world.prompt + drifted(world))
-    kept = Range(0.1, 0.5, 1.0) if train["select"]["method"] != "all" else exactly(1.0)
-    return generated, generated * kept * train["updates"]["epochs"]
+    mixed = Range(0.1, 0.5, 1.0)
+    kept = exactly(1.0) if train["select"]["method"] == "all" else mixed
+    parts = zip(rollouts, world.prompt, drifted(world), kept, mixed, strict=True)
+    return [Planned(part[0], size, *part[1:]) for part in parts]
+
+
+def trained(world: World, recipe: str, plan: Planned) -> Planned:
+    """Return the plan with the number of rollouts that the run reaches."""
+    chosen, limit = recipes.recipe(world.values, recipe), budget.budget_of(world.values)
+    is_charged = limit is not None and budget.is_profile_charged(chosen)
+    profile = of_profile(world, limit.account).middle if limit and is_charged else 0.0
+    rollouts = budget.rollouts_of(limit, world.architecture, plan, chosen["train"], profile)
+    return replace(plan, rollouts=rollouts)
+
+
+def of_profile(world: World, account: str) -> Range:
+    """Return the cost of the profile in a budget's account: exact if a profile with the requested
+    prompts and samples exists, otherwise an estimate."""
+    wanted = world.values["ingest"]["splits"]["train"]
+    prompts, num_samples = world.prompts["train"], world.values["profile"]["num_samples"]
+    prompts = prompts if wanted is None else prompts.at_most(wanted)
+    there = [] if world.profile is None else world.profile["num_samples"].to_list()
+    if there == [num_samples] * round(prompts.middle):
+        with suppress(ArtifactError):
+            return exactly(budget.profile_cost(world.layout, account, world.architecture))
+    lengths = zip(world.prompt, world.completion, strict=True)
+    groups = [budget.group(num_samples, *pair) for pair in lengths]
+    return prompts * Range(*(generation_cost(account, world.architecture, g) for g in groups))
+
+
+def refusals(values: Values, layout: Layout, names: Sequence[str]) -> list[str]:
+    """Return why `allocate` would refuse recipes with a profile and warm start that use up the
+    budget: at their lowest cost, as long as there is no profile."""
+    limit, world, problems = budget.budget_of(values), look(values, layout), Problems()
+    if limit is None or world is None:
+        return []
+    for name in names:
+        chosen = recipes.recipe(values, name)
+        is_charged = budget.is_profile_charged(chosen)
+        least = of_profile(world, limit.account).low if is_charged else 0.0
+        lengths = world.prompt.low, world.completion.low
+        warm = budget.warm_start_cost(limit.account, world.architecture, *lengths, chosen["train"])
+        problems.of(budget.require_rest, limit, name, least, warm, "takes at least")
+    return problems.messages
+
+
+def fits(values: Values, layout: Layout, names: Sequence[str]) -> dict[str, dict[str, Range]]:
+    """Return the result of `fit` for each recipe; empty without a budget, or if the policy is still
+    unknown."""
+    world = look(values, layout)
+    if world is None or budget.budget_of(values) is None:
+        return {}
+    return {name: fit(world, name) for name in names}
+
+
+def fit(world: World, recipe: str) -> dict[str, Range]:
+    """Return the rollouts, steps and passes within the budget of a recipe's cell, and the hours,
+    including a profile that the cell pays for."""
+    chosen, plans = recipes.recipe(world.values, recipe), plans_of(world, recipe)[::-1]
+    rollouts = [trained(world, recipe, plan).rollouts for plan in plans]  # the longest first
+    passes = sorted(num / plan.rollouts for num, plan in zip(rollouts, plans, strict=True))
+    total = training(world, recipe)
+    if budget.is_profile_charged(chosen):
+        total += cost(world, ("profile", None, None))
+    return {
+        "rollouts": Range(*rollouts),
+        "steps": Range(*rollouts) * (1.0 / budget.step_size(plans[0], chosen["train"])),
+        "passes": Range(*passes) * float(world.values["allocate"]["passes"]),
+        "hours": total.hours,
+        "GPU-hours": total.gpu_hours,
+    }
 
 
 def drifted(world: World) -> Range:
-    """Tokens of a completion after training, which changes them."""
-    limit = world.values["sampling"]["max_tokens"]
-    return (world.completion * Range(0.5, 1.0, 2.0)).at_most(limit)
+    """Return the tokens of a completion after training, which changes them."""
+    return (world.completion * DRIFT).at_most(world.values["sampling"]["max_tokens"])
 
 
 def spent(tokens: Range, flops: Range, seconds: Range, num_gpus: int) -> Cost:
-    """A stage's cost, with what it takes to start one."""
+    """Return a stage's cost, including the time to start the stage."""
     hours = (seconds + STAGE_SECONDS) * (1.0 / 3600.0)
     return Cost(tokens, flops, hours, hours * float(num_gpus))

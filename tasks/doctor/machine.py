@@ -1,16 +1,13 @@
-"""Whether training and its engine fit the GPU, asked of nvidia-smi: torch is not imported."""
+"""Check that training and its engine fit the GPU, with nvidia-smi: torch is not imported."""
 
 import importlib.util
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tasks.common.files import ArtifactError
-from tasks.doctor.places import Model
+from tasks.doctor.places import Model, Values
 from tasks.engines.memory import WEIGHT, check_memory, training_memory
 
-Values = Mapping[str, Any]
 MIB = 2**20
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.free,memory.total", "--format=csv,noheader,nounits")
 
@@ -25,7 +22,7 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs of this machine; none where nvidia-smi is not there or says nothing usable."""
+    """Return the GPUs of this machine; empty if nvidia-smi is missing or its output is unusable."""
     try:
         done = subprocess.run(QUERY, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -34,7 +31,7 @@ def gpus() -> list[Gpu]:
 
 
 def parsed(text: str) -> list[Gpu]:
-    """What nvidia-smi says of each GPU; one whose memory it does not know is left out."""
+    """Return the GPUs in the output of nvidia-smi, except GPUs with unknown memory."""
     found = []
     for line in text.splitlines():
         name, *numbers = [part.strip() for part in line.split(",")]
@@ -45,7 +42,7 @@ def parsed(text: str) -> list[Gpu]:
 
 
 def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
-    """What does not fit the GPUs."""
+    """Return the settings that do not fit the GPUs."""
     engine = values["engine"]
     if engine["device"] == "cuda" and not there:
         return ["engine.device is cuda, and nvidia-smi finds no GPU here; set auto or cpu"]
@@ -63,8 +60,8 @@ def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
 
 
 def memory(values: Values, model: Model, there: list[Gpu]) -> list[str]:
-    """Training and engine against the first GPU, as the stage itself checks it when it has loaded
-    the weights. Adapters are small, and not counted."""
+    """Return why training and engine do not fit the first GPU, with the stage's own check after
+    loading the weights. Adapters are small, and not counted."""
     engine, train, gpu = values["engine"], values["train"], there[0]
     lora = train["lora"]
     name = engine["name"]

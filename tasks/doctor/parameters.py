@@ -1,10 +1,8 @@
-"""What is wrong with the parameters, as the stages themselves find it, all of it at once."""
+"""All faults of the parameters at once, found by the checks of the stages themselves."""
 
 import importlib
 import importlib.util
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tasks.code.effective import complete
@@ -22,11 +20,10 @@ from tasks.policy.settings import Policy
 from tasks.train.environments.environment import load_environment
 
 Values = Mapping[str, Any]
-REGISTERED = re.compile(r'^(?:DATASET_NAME = |register_dataset\(\s*)"(\w+)"', re.MULTILINE)
 
 
 def check(values: Values) -> tuple[list[str], dict[str, Any] | None]:
-    """Return what is wrong, and the complete values; None where they cannot be read."""
+    """Return the faults, and the complete values, or None if they cannot be read."""
     problems = Problems()
     whole: dict[str, Any] | None = problems.of(complete, values)
     for look in (check_sources, check_families, check_verifiers):
@@ -42,45 +39,17 @@ def check_sources(values: Values) -> None:
     settings = section(values, "ingest", Ingest)
     chosen = sources(settings.sources)
     check_splits(settings.splits, shares(chosen))
-    with gathered() as problems:
-        for number, source in enumerate(chosen):
-            if source.preset == "reasoning_gym":
-                where = f"ingest.sources[{number}].settings.tasks"
-                problems.of(
-                    check_generated, [task["name"] for task in source.settings["tasks"]], where
-                )
-
-
-def check_generated(names: list[str], where: str) -> None:
-    """Raise ParamsError for tasks that the library reasoning_gym does not have. It is imported,
-    which takes seconds, only where its files do not show one."""
-    if {*names} <= reasoning_gym_tasks():
-        return
-    known = sorted(importlib.import_module("reasoning_gym.factory").DATASETS)
-    with gathered() as problems:
-        for number, name in enumerate(names):
-            if name not in known:
-                problems.add(
-                    unknown(f"{where}[{number}].name is {name!r}; reasoning_gym has", name, known)
-                )
-
-
-def reasoning_gym_tasks() -> set[str]:
-    """Return the library's tasks, as its files register them."""
-    spec = importlib.util.find_spec("reasoning_gym")
-    files = Path(str(spec.origin)).parent.glob("**/*.py") if spec else ()
-    return {name for path in files for name in REGISTERED.findall(path.read_text())}
 
 
 def check_families(values: Values) -> None:
-    """Check the skills of the policy that is made here."""
+    """Check the skills of a policy that is made here."""
     settings = section(values, "policy", Policy)
     if settings.source == "tiny":
         settings_of(settings.tiny.families)
 
 
 def check_environments(whole: Values) -> None:
-    """Load what the conversations of the experiment's recipes are held with."""
+    """Load the environments of the conversations in the experiment's recipes."""
     with gathered() as problems:
         for recipe in whole["recipes"].values():
             generate = recipe["train"].get("generate", whole["train"]["generate"])
@@ -89,7 +58,7 @@ def check_environments(whole: Values) -> None:
 
 
 def check_verifiers(values: Values) -> None:
-    """Load every verifier that is configured, and look for those that a source names."""
+    """Load every configured verifier, and check that the verifiers named by sources exist."""
     configured = section(values, "verify", Verify).verifiers
     problems = Problems()
     for name in configured:
@@ -105,7 +74,7 @@ def check_verifiers(values: Values) -> None:
 
 
 def under_verifier(value: Any, where: str) -> list[tuple[str, str]]:
-    """Every text under a key `verifier`, however deep, and where it stands."""
+    """Return every text under a key `verifier`, at any depth, with its place."""
     if isinstance(value, list):
         parts = [(f"{where}[{number}]", inner) for number, inner in enumerate(value)]
         return [pair for place, inner in parts for pair in under_verifier(inner, place)]
@@ -119,7 +88,7 @@ def under_verifier(value: Any, where: str) -> list[tuple[str, str]]:
 
 
 def not_installed(whole: Values) -> list[str]:
-    """Packages that the parameters ask for and this environment lacks."""
+    """Return the packages that the parameters require and this environment lacks."""
     found = [
         f"tracking.also names {name}, which is not installed: python -m pip install --constraint "
         f'requirements.txt --editable ".[{name}]", or take it out'
@@ -136,6 +105,6 @@ def not_installed(whole: Values) -> list[str]:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package is there; a folder of its name, as a tracker leaves, is none."""
+    """Return whether a package is installed; a tracker's folder of its name does not count."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None

@@ -1,29 +1,37 @@
-"""What the pipeline reads and where it writes: there, readable, writable, large enough.
+"""Checks of the pipeline's inputs and outputs: existing, readable, writable, large enough.
 
-Nothing is downloaded. What lies on the Hugging Face hub is looked for in its cache on this machine;
-of a web address nothing is asked."""
+A policy is not downloaded: for one on the Hugging Face hub, the cache of this machine is checked.
+Of a remote source only the first rows are read."""
 
 import math
 import os
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from tasks.common import recipes
 from tasks.common.files import ArtifactError, read_json, require_writable
 from tasks.common.layout import Layout
-from tasks.common.params import ParamsError, meant
+from tasks.common.params import ParamsError, listed, meant, section
 from tasks.common.sealed import read_sealed
-from tasks.ingest.fetching import HUB as DATA_HUB
-from tasks.models.folder import check_folder, shapes_in
+from tasks.ingest.candidates import MARKER, Row
+from tasks.ingest.files.formats import Rejection
+from tasks.ingest.reading import rows, sources
+from tasks.ingest.settings import Ingest
+from tasks.models.folder import check_folder, check_tokenizer, has_chat_template, shapes_in
 from tasks.policy.source import HUB as POLICY_HUB
 
 Values = Mapping[str, Any]
 GIB = 2**30
+NUM_ROWS = 20  # read per source
 TRACKING_SECONDS = 3.0
 FLOAT32 = 4  # bytes
 TRAINING_STATE = 3  # weights and AdamW's two moments
@@ -31,8 +39,8 @@ TRAINING_STATE = 3  # weights and AdamW's two moments
 
 @dataclass(frozen=True)
 class Model:
-    """What is known of a policy before it is loaded; `vocab_size` and `max_length` are None where
-    its configuration does not say."""
+    """The known sizes of a policy before it is loaded; `vocab_size` and `max_length` are None if
+    its configuration lacks them."""
 
     num_parameters: int
     vocab_size: int | None
@@ -40,42 +48,24 @@ class Model:
 
 
 def model_folder(source: str) -> Path | None:
-    """Where the policy lies on this machine, if it does."""
+    """Return the folder of the policy on this machine, or None."""
     if source.startswith("hf://"):
         return hub_snapshot(source)
     return None if "://" in source or source == "tiny" else Path(source).expanduser()
 
 
-def hub_cache() -> Path:
-    """The hub's cache, as huggingface_hub finds it."""
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-
-
 def hub_snapshot(source: str) -> Path | None:
-    """The cached folder of one revision of a model."""
-    match = POLICY_HUB.fullmatch(source)
-    if match is None:
+    """Return the cached folder of one revision of a model, or None."""
+    if (match := POLICY_HUB.fullmatch(source)) is None:
         return None
-    return cached(f"models--{match['name'].replace('/', '--')}", match["revision"])
-
-
-def cached(repository: str, revision: str) -> Path | None:
-    """The snapshot of a repository in the hub's cache. A branch or tag is a file with the
-    commit."""
-    folder = hub_cache() / repository
-    with suppress(OSError):
-        revision = (folder / "refs" / revision).read_text().strip()
-    snapshot = folder / "snapshots" / revision
-    return snapshot if snapshot.is_dir() else None
-
-
-def is_offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    with suppress(LocalEntryNotFoundError):
+        found = snapshot_download(match["name"], revision=match["revision"], local_files_only=True)
+        return Path(found)
+    return None
 
 
 def check_model(values: Values) -> list[str]:
-    """Whether the policy's folder is one, or its name can be fetched."""
+    """Return the faults of the policy's folder, or of its name if it would be fetched."""
     source = values["policy"]["source"]
     if source == "tiny" or source.startswith("s3://"):
         return [] if source == "tiny" else raised(bucket_has, source)
@@ -86,8 +76,11 @@ def check_model(values: Values) -> list[str]:
                 "hf://org/name@revision"
             ]
         folder = hub_snapshot(source)
-        if folder is None:
-            return not_cached("policy.source", source)
+        if folder is None:  # the stage fetches it, unless offline
+            return [
+                f"policy.source: {source} is not in the hub's cache ({constants.HF_HUB_CACHE}) and "
+                "HF_HUB_OFFLINE is set: unset it, or set a local path"
+            ] * constants.HF_HUB_OFFLINE
     elif "://" in source:
         return [
             f"policy.source is {source!r}; choose from: tiny, a folder, hf://org/name@revision, "
@@ -98,11 +91,12 @@ def check_model(values: Values) -> list[str]:
         if not folder.is_dir():
             guess = "; did you mean tiny?" if meant(source, ["tiny"]) else near(folder)
             return [f"policy.source: {folder} is not a folder{guess}"]
-    return [f"policy.source: {m}" for m in raised(check_folder, folder)]
+    found = raised(check_folder, folder) or raised(check_tokenizer, folder)
+    return [f"policy.source: {m}" for m in found]
 
 
 def raised(check: Callable[..., object], *arguments: Any) -> list[str]:
-    """Return what a check that stops at the first problem reports; nothing where all is well."""
+    """Return the error of a check that stops at the first problem, or an empty list."""
     try:
         check(*arguments)
     except (ParamsError, ArtifactError) as error:
@@ -110,64 +104,90 @@ def raised(check: Callable[..., object], *arguments: Any) -> list[str]:
     return []
 
 
-def not_cached(where: str, location: str) -> list[str]:
-    """What is not in the hub's cache is fetched by its stage, unless that is forbidden."""
-    if not is_offline():
-        return []
-    return [
-        f"{where}: {location} is not in the hub's cache ({hub_cache()}), and HF_HUB_OFFLINE is "
-        "set: unset it, or set a local path"
-    ]
-
-
 def near(path: Path) -> str:
-    """The neighbour whose name is most like that of a path that is not there."""
+    """Return a hint with the neighbour that has the name most similar to a missing path's."""
+    if path.exists():
+        return ""
     with suppress(OSError):
         guess = meant(path.name, [other.name for other in path.parent.iterdir()])
-        if guess and guess != path.name:
+        if guess:
             return f"; did you mean {path.parent / guess}?"
     return "" if path.parent.is_dir() else f"; {path.parent} is not there either"
 
 
-def check_data(values: Values) -> list[str]:
-    """Whether the files of the sources are there and can be read."""
-    return [
-        message
-        for number, entry in enumerate(values["ingest"]["sources"])
-        if isinstance(path := entry["settings"].get("path"), str)
-        for message in source_file(path, f"ingest.sources[{number}].settings.path")
-    ]
+def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
+    """Return (errors, remarks): read a few rows of every source as `ingest` does; of a remote file,
+    the first ones. A remote source that cannot be read is an error only if its prompts are not here
+    yet."""
+    errors, remarks, found = list[str](), list[str](), list[Row | Rejection]()
+    settings = section(values, "ingest", Ingest)
+    for number, source in enumerate(sources(settings.sources)):
+        location = str(source.settings.get("path", ""))
+        try:
+            found += rows(number, source, settings.max_prompt_characters, None, NUM_ROWS)
+        except (ParamsError, ArtifactError) as error:
+            is_remote = "://" in location
+            is_here = is_remote and layout.prompts("train").is_file()
+            hint = "" if is_remote or not location else near(Path(location).expanduser())
+            (remarks if is_here else errors).append(f"ingest.sources[{number}]: {error}{hint}")
+    needing = [name for name in values.get("recipes", {}) if needs_solutions(values, name)]
+    usable = [row for row in found if isinstance(row, Row)]
+    if needing and usable and not any(row.solution for row in usable):
+        remarks.append(
+            f"recipe {listed(needing)}: train.warm_start.data is solutions, and the first rows of "
+            "the sources have no worked solution: name its field as `solution` in the settings of "
+            "a source (preset mapping), or set data: profile"
+        )
+    return errors, remarks
 
 
-def source_file(location: str, where: str) -> Iterator[str]:
-    """One file of a source."""
-    scheme = location.partition("://")[0] if "://" in location else ""
-    if scheme in ("http", "https"):
-        return
-    if scheme == "hf":
-        match = DATA_HUB.fullmatch(location)
-        if match is None:
-            yield f"{where}: {location} is not hf://datasets/ORG/NAME@REVISION/PATH/OF/THE/FILE"
-            return
-        name = match["name"].replace("/", "--")
-        folder = cached(f"datasets--{name}", match["revision"] or "main")
-        if folder is None or not (folder / match["file"]).exists():
-            yield from not_cached(where, location)
-    elif scheme == "s3":
-        yield from (f"{where}: {message}" for message in raised(bucket_has, location))
-    elif scheme:
-        yield f"{where}: {location!r} is not a location: give a file, s3://, hf:// or https://"
-    else:
-        path = Path(location).expanduser()
-        if not path.is_file():
-            what = "is a folder, not a file" if path.is_dir() else "does not exist"
-            yield f"{where}: {path} {what}{near(path)}"
-        elif not os.access(path, os.R_OK):
-            yield f"{where}: {path} cannot be read: check its permissions"
+def needs_solutions(values: Values, recipe: str) -> bool:
+    """Return whether a recipe first imitates worked solutions."""
+    chosen = recipes.recipe(values, recipe)["train"].get("warm_start") or {}
+    return chosen.get("data") == "solutions"
+
+
+def policy_has_template(values: Values) -> bool | None:
+    """Return whether the policy has a chat template, or None if it is not on this machine yet."""
+    source = values["policy"]["source"]
+    folder = model_folder(source)
+    if source != "tiny" and (folder is None or not folder.is_dir()):
+        return None
+    with suppress(ArtifactError):  # a broken file is reported elsewhere
+        return folder is not None and has_chat_template(folder)
+    return None
+
+
+def check_chat(values: Values) -> tuple[list[str], list[str]]:
+    """Return errors for sources that are incompatible with the policy's chat template, and remarks
+    for sources that do not use it."""
+    errors, remarks, has_template = list[str](), list[str](), policy_has_template(values)
+    for number, entry in enumerate(values["ingest"]["sources"]):
+        own = "{prompt}" if entry.get("raw") else entry.get("prompt_template")
+        if entry.get("system") is not None and has_template is False:
+            errors.append(
+                f"ingest.sources[{number}].system: the policy has no chat template, so there are "
+                "no messages: write the text into prompt_template instead"
+            )
+        elif own is not None and has_template and not MARKER.search(own):
+            remarks.append(
+                f"ingest.sources[{number}]: prompts are plain text, and the policy's chat template "
+                "is not used: remove raw or prompt_template if the policy was trained on chats"
+            )
+    return errors, remarks
+
+
+def prompt_form(values: Values) -> str:
+    """Return the form in which the policy receives prompts, in words."""
+    return {
+        True: "in the policy's chat template, unless their source has raw or prompt_template",
+        False: "plain text: the policy has no chat template",
+        None: "in the policy's chat template, if it has one",
+    }[policy_has_template(values)]
 
 
 def bucket_has(location: str) -> None:
-    """Raise ArtifactError where a bucket has nothing at `location`, or does not answer."""
+    """Raise ArtifactError if a bucket has nothing at `location`, or does not answer."""
     from tasks.common.locations import open_location, reaching
 
     files, path = open_location(location)
@@ -177,7 +197,7 @@ def bucket_has(location: str) -> None:
 
 
 def check_writable(values: Values, layout: Layout) -> list[str]:
-    """Whether the data root, the store and the record can be written."""
+    """Return why the data root, the store or the record cannot be written."""
     store = values["store"]["location"]
     found = [f"the data root: {m}" for m in raised(require_writable, layout.root)]
     if store and "://" in store:
@@ -192,7 +212,7 @@ def check_writable(values: Values, layout: Layout) -> list[str]:
 
 
 def bucket_takes(location: str) -> None:
-    """Raise ArtifactError where no object can be written below `location`."""
+    """Raise ArtifactError if no object can be written below `location`."""
     from tasks.common.locations import open_location, reaching
 
     files, path = open_location(location)
@@ -203,7 +223,7 @@ def bucket_takes(location: str) -> None:
 
 
 def silent_tracking(values: Values) -> list[str]:
-    """A tracking server that does not answer stops nothing: its records wait in files."""
+    """Return a remark if the tracking server does not answer: its records then wait in files."""
     uri = values["tracking"]["uri"] or ""
     if not uri.startswith(("http://", "https://")):
         return []
@@ -218,8 +238,8 @@ def silent_tracking(values: Values) -> list[str]:
 
 
 def describe_model(values: Values, layout: Layout) -> Model | None:
-    """The sizes of the policy: those of its card where that is of the same source, else of its
-    files; None where it is not on this machine yet."""
+    """Return the sizes of the policy: from its card if that has the same source, else from its
+    files. Return None if the policy is not on this machine yet."""
     source = values["policy"]["source"]
     with suppress(ArtifactError, KeyError, TypeError, OSError):
         card = read_sealed(layout.policy_card)
@@ -231,22 +251,17 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
     with suppress(ArtifactError, OSError, ValueError):
         config = read_json(folder / "config.json")
         config = {**config, **config.get("text_config", {})}
-        weights = sorted(folder.glob("*.safetensors"))
+        weights = folder.glob("*.safetensors")  # only their headers are read
         return Model(
-            sum(num_elements(path) for path in weights),
+            sum(math.prod(shape) for path in weights for shape in shapes_in(path).values()),
             config.get("vocab_size"),
             config.get("max_position_embeddings"),
         )
     return None
 
 
-def num_elements(path: Path) -> int:
-    """The numbers in a safetensors file, by its header alone."""
-    return sum(math.prod(shape) for shape in shapes_in(path).values())
-
-
 def check_context(values: Values, model: Model | None) -> list[str]:
-    """Whether completions fit the policy's context at all."""
+    """Return a fault if no completion fits the policy's context."""
     limit, asked = model.max_length if model else None, values["sampling"]["max_tokens"]
     if limit is None or asked < limit:
         return []
@@ -257,7 +272,7 @@ def check_context(values: Values, model: Model | None) -> list[str]:
 
 
 def check_disk(values: Values, layout: Layout, model: Model | None) -> list[str]:
-    """Whether the trained policies (each also in DVC's cache) and the checkpoints fit the disk."""
+    """Return a fault if trained policies (also in DVC's cache) and checkpoints exceed the disk."""
     if model is None:
         return []
     weights = FLOAT32 * model.num_parameters

@@ -1,15 +1,19 @@
-"""A number that is not known yet: at least, expected, at most."""
+"""A number that is not yet known: its lower bound, expected value and upper bound."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Range:
-    """`low`, `middle` and `high` of a number that is not negative."""
+    """`low`, `middle` and `high` of a non-negative number."""
 
     low: float
     middle: float
     high: float
+
+    def __iter__(self) -> Iterator[float]:
+        return iter((self.low, self.middle, self.high))
 
     def __add__(self, other: "Range") -> "Range":
         return Range(self.low + other.low, self.middle + other.middle, self.high + other.high)
@@ -19,7 +23,7 @@ class Range:
         return Range(self.low * factor.low, self.middle * factor.middle, self.high * factor.high)
 
     def at(self, rate: "Range") -> "Range":
-        """So much work at a rate: the least work at the highest rate, and so on."""
+        """Return the time of this work at a rate: the least work at the highest rate, and so on."""
         return Range(self.low / rate.high, self.middle / rate.middle, self.high / rate.low)
 
     def at_most(self, limit: float) -> "Range":
@@ -31,8 +35,14 @@ def exactly(number: float) -> Range:
 
 
 def around(number: float, factor: float) -> Range:
-    """From `number / factor` to `number * factor`."""
+    """Return the range from `number / factor` to `number * factor`."""
     return Range(number / factor, number, number * factor)
+
+
+def spanning(numbers: Range) -> Range:
+    """Return three estimates as a range: with a fixed budget the shortest rollouts need not take
+    the fewest tokens."""
+    return Range(min(numbers), numbers.middle, max(numbers))
 
 
 NOTHING = exactly(0.0)

@@ -1,5 +1,5 @@
-"""Engines sample completions. Each is a file or a folder here, named in `engine.name`; SHARED lists
-the files that they have in common."""
+"""Engines, which sample completions. Each is a file or a folder here, and `engine.name` names it.
+SHARED lists the files that the engines have in common."""
 
 SHARED = (
     "choosing",

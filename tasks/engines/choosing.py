@@ -1,4 +1,4 @@
-"""How a token is chosen: from a row's logits and one uniform number, with the same result on every
+"""The choice of a token from a row's logits and one uniform number. The result is the same on every
 machine and in every batch.
 
 Legend: B rows, V vocabulary.
@@ -26,8 +26,8 @@ def choose(
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
     logprobs = truncated_logprobs(logits, sampling.top_p, sampling.top_k)
-    # invert the distribution function: the first token whose cumulative probability exceeds the
-    # number
+    # invert the distribution function: choose the first token with a cumulative probability above
+    # the number
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
     tokens = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
     tokens = tokens.clamp_max(logits.shape[1] - 1)

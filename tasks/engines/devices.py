@@ -1,9 +1,9 @@
-"""The GPUs of this machine that a stage computes on, and the lock that it holds on each.
+"""The GPUs of this machine that a stage computes on, and the lock on each of them.
 
-Two stages on one GPU would take each other's memory. So a second one waits: of another flow, of a
-deployment, or of a `dvc repro` beside them. The locks are files in one folder of the machine, named
-by the GPU's own number, whatever CUDA_VISIBLE_DEVICES calls it; the kernel frees them when the
-process ends. A CPU is shared, and has no lock."""
+Two stages on one GPU would compete for its memory. So a second stage waits, whether another flow, a
+deployment or a concurrent `dvc repro` started it. The locks are files in one folder of the machine.
+Their names contain the GPU's UUID, which does not depend on CUDA_VISIBLE_DEVICES. The kernel
+releases them when the process ends. A CPU is shared, and has no lock."""
 
 import os
 import tempfile
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from tasks.common.process import exclusive
+from tasks.common.processes.locks import exclusive
 from tasks.engines.loading import engine_name, num_trainer_gpus
 from tasks.engines.settings import EngineSettings
 from tasks.models.policy import torch_device
@@ -22,7 +22,7 @@ FOLDER = "WINNOW_LOCKS"
 
 
 def sampling_gpus(settings: EngineSettings) -> list[str]:
-    """The GPUs that the engine computes on; none of this machine's where servers are named."""
+    """Return the GPUs that the engine computes on. The list is empty for servers elsewhere."""
     if settings.urls or settings.has_cluster_engines:
         return []
     replicas = settings.num_replicas if engine_name(settings) == "server" else 1
@@ -30,7 +30,7 @@ def sampling_gpus(settings: EngineSettings) -> list[str]:
 
 
 def training_gpus(settings: EngineSettings, num_processes: int) -> list[str]:
-    """The GPUs of the trainer's processes and of the engine."""
+    """Return the GPUs of the trainer's processes and of the engine."""
     if settings.cluster != "local":  # Ray places them
         return []
     device = torch_device(settings.device)
@@ -41,7 +41,7 @@ def training_gpus(settings: EngineSettings, num_processes: int) -> list[str]:
 
 
 def first_gpus(device: torch.device, num: int) -> list[str]:
-    """The unique numbers of the first `num` GPUs that this process sees; none on a CPU."""
+    """Return the UUIDs of the first `num` GPUs that this process sees; an empty list on a CPU."""
     if device.type != "cuda":
         return []
     seen = min(num, torch.cuda.device_count())
@@ -50,8 +50,8 @@ def first_gpus(device: torch.device, num: int) -> list[str]:
 
 @contextmanager
 def held(gpus: Iterable[str]) -> Iterator[None]:
-    """Hold the lock of every one of these GPUs, one after the other in the same order everywhere:
-    two stages never wait for each other."""
+    """Hold the lock of each of these GPUs. Every process acquires the locks in the same order, so
+    two stages never deadlock."""
     with ExitStack() as stack:
         for gpu in sorted(set(gpus)):
             stack.enter_context(exclusive(folder() / f"gpu-{gpu}", f"the GPU {gpu}"))
@@ -59,10 +59,10 @@ def held(gpus: Iterable[str]) -> Iterator[None]:
 
 
 def folder() -> Path:
-    """Where the locks of this machine stand, for all its users: `winnow-locks` in the temporary
-    folder, or what WINNOW_LOCKS names."""
+    """Return the folder of this machine's locks, which all its users share: WINNOW_LOCKS if it is
+    set, else `winnow-locks` in the temporary folder."""
     path = Path(os.environ.get(FOLDER) or Path(tempfile.gettempdir()) / "winnow-locks")
     path.mkdir(parents=True, exist_ok=True)
-    with suppress(PermissionError):  # another user made it
+    with suppress(PermissionError):  # another user created it
         path.chmod(0o1777)
     return path

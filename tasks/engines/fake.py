@@ -1,9 +1,9 @@
-"""An engine for tests: a made-up distribution instead of a model, under the whole engine contract.
+"""An engine for tests: the whole engine contract, with a made-up distribution instead of a model.
 
-The logits of the next token are a hash of the weights and of every token before it. So completions
-are cheap, differ between policies and prompts, and change when `set_weights` brings other weights.
-It runs only where WINNOW_FAKE_ENGINE=1 is set: the rollout store does not distinguish engines, and
-nothing made up may get into it."""
+The logits of the next token are a hash of the weights and of all tokens before it. So completions
+are cheap, differ between policies and prompts, and change with the weights. The engine requires
+WINNOW_FAKE_ENGINE=1: the rollout store does not distinguish engines, and must not contain made-up
+completions."""
 
 import hashlib
 import os
@@ -17,19 +17,19 @@ from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError, read_json
 from tasks.engines.choosing import choose, hashed_uniforms
-from tasks.engines.engine import IsEnough, OnEnded, Request, Samples, check_lengths, never
+from tasks.engines.engine import IsEnough, Request, Samples, StoppableEngine, check_lengths
 from tasks.engines.settings import EngineSettings
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids
 from tasks.models.weights import as_saved
 
 States = npt.NDArray[np.uint64]
 LOGIT_RANGE = 8.0  # logits are between 0 and this
-STOP_BIAS = 2.0  # gives completions of about ten tokens with a vocabulary of a hundred
+STOP_BIAS = 2.0  # completions have about ten tokens with a vocabulary of a hundred
 
 
-class FakeEngine:
-    """Samples from `next_logits`; `names` are the weights in the policy's files, whose digest is
-    the seed."""
+class FakeEngine(StoppableEngine):
+    """An engine that samples from `next_logits`. `names` are the weights in the policy's files;
+    their digest is the seed."""
 
     name = "fake"
     version = "1"
@@ -52,12 +52,6 @@ class FakeEngine:
         """Sample from the distribution of `weights` from now on."""
         saved = dict(as_saved(weights))
         self.seed = weights_seed({name: saved[name] for name in self.names})
-
-    def sleep(self) -> None:
-        """Nothing is held between calls."""
-
-    def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
-        return self.generate_until(request, never(on_ended))
 
     def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
         prompts = request.prompts
@@ -94,7 +88,7 @@ class FakeEngine:
         tokens: list[int],
         logprobs: list[float],
     ) -> npt.NDArray[np.bool]:
-        """Add a token to each of `rows`. Return which rows it ended."""
+        """Append a token to each of `rows`. Return a mask of the rows that ended."""
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             samples.token_ids[row].append(token)
             samples.logprobs[row].append(logprob)
@@ -114,14 +108,14 @@ def weights_seed(weights: Mapping[str, torch.Tensor]) -> int:
 
 
 def advance(states_B: States, tokens_B: npt.NDArray[np.int64]) -> States:
-    """Return the states of B prefixes after one more token each."""
+    """Return the states [B] of the prefixes after one more token each."""
     with np.errstate(over="ignore"):
         mixed = (states_B ^ tokens_B.astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
     return np.asarray(mixed ^ (mixed >> np.uint64(29)))
 
 
 def prefix_state(seed: int, tokens: Sequence[int]) -> int:
-    """Return the state that the next token depends on: of the weights and every token so far."""
+    """Return a hash of the weights and all tokens so far, which determines the next logits."""
     state = np.array([seed], dtype=np.uint64)
     for token in tokens:
         state = advance(state, np.array([token]))
@@ -129,15 +123,15 @@ def prefix_state(seed: int, tokens: Sequence[int]) -> int:
 
 
 def next_logits(states_B: States, vocab_size: int, stop_ids: Sequence[int]) -> torch.Tensor:
-    """[B, V] logits between 0 and LOGIT_RANGE, plus STOP_BIAS for the stop tokens."""
+    """Return logits [B, V] between 0 and LOGIT_RANGE, plus STOP_BIAS for the stop tokens."""
     logits = torch.from_numpy(LOGIT_RANGE * hashed_uniforms(states_B.tolist(), vocab_size)).float()
     logits[:, list(stop_ids)] += STOP_BIAS
     return logits
 
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> FakeEngine:
-    """Return the engine for `policy`, of which it uses only the weights' bytes, the vocabulary and
-    the stop tokens."""
+    """Return the engine for `policy`. It uses only the bytes of the policy's weights, its
+    vocabulary and its stop tokens."""
     if os.environ.get("WINNOW_FAKE_ENGINE") != "1":
         raise ArtifactError(
             "engine.name fake makes up its completions, for tests only (WINNOW_FAKE_ENGINE=1): set "

@@ -1,5 +1,5 @@
-"""What sampling executes, in forward FLOPs: prompts that are read once for their completions, turns
-of conversations, and completions that go on after a stop or with new weights."""
+"""The forward FLOPs that sampling executes: for a prefill that completions share, for turns of
+conversations, and for completions that continue after a stop or with new weights."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tasks.common.ledger import Architecture, decode_flops, forward_flops, prefill_flops
+from tasks.common.accounting.ledger import Architecture, decode_flops, forward_flops, prefill_flops
 from tasks.engines.engine import Request, Samples
 
 
@@ -16,8 +16,8 @@ def completion_flops(
 ) -> float:
     """Return the executed forward FLOPs of all completions of a request.
 
-    One that goes on, after a stop or with new weights, reads its prompt and all that it has written
-    again: an engine keeps no keys of old weights. Of conversations see `turn_flops`."""
+    A completion that continues, after a stop or with new weights, repeats the prefill of its prompt
+    and tokens: an engine keeps no keys of old weights. For conversations see `turn_flops`."""
     prompt_tokens = [len(prompt) for prompt in request.prompts]
     if samples.is_action is not None:
         own = samples.is_action
@@ -56,10 +56,10 @@ def resumed_flops(
     spans: Sequence[tuple[int, int]],
     prefix_block: int,
 ) -> float:
-    """Return the executed forward FLOPs of completions of one prompt that go on together. A span is
-    the number of tokens that a completion had, and of those that it wrote then.
+    """Return the executed forward FLOPs of completions of one prompt that continue together. A span
+    is the number of earlier tokens of a completion, and the number of tokens sampled now.
 
-    The prompt's whole blocks are read once: a prefix cache has them for all after the first."""
+    The prompt's whole blocks are computed once: later completions find them in the prefix cache."""
     shared = float(prompt_tokens // prefix_block * prefix_block) if prefix_block > 1 else 0.0
     again = [
         prefill_flops(architecture, prompt_tokens + before)
@@ -70,7 +70,7 @@ def resumed_flops(
 
 
 def changes(versions: Sequence[int]) -> list[int]:
-    """Return the places whose version is not that of the place before, the first among them."""
+    """Return the positions at which the version changes, including position 0."""
     places = enumerate(itertools.pairwise(versions), start=1)
     later = [place for place, (before, after) in places if before != after]
     return [0, *later] if versions else []
@@ -83,11 +83,11 @@ def turn_flops(
     is_action: Sequence[Sequence[bool]],
     prefix_block: int,
 ) -> npt.NDArray[np.float64]:
-    """Return the executed forward FLOPs of each of B conversations, whose tokens are the policy's
-    where `is_action` says so.
+    """Return the executed forward FLOPs of each of B conversations. `is_action` marks the policy's
+    tokens.
 
-    The first turns share their prompt's prefill. A later turn reads its whole context, but for the
-    whole blocks that a prefix cache has of it: all that was fed before, without the last token."""
+    The first turns share their prompt's prefill. A later turn computes its whole context, except
+    the whole blocks in the prefix cache: all tokens fed before, without the last token."""
     turns_B = [turns_of(own) for own in is_action]
     lengths = [turns[0][1] for turns in turns_B]
     flops = sample_flops(architecture, prompt_tokens, num_samples, lengths, prefix_block)
@@ -106,7 +106,7 @@ def turn_flops(
 
 
 def turns_of(is_action: Sequence[bool]) -> list[tuple[int, int]]:
-    """Return where each of the policy's turns begins, and its length. The first begins at 0."""
+    """Return the start and the length of each of the policy's turns. The first starts at 0."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], is_action, [False]]).astype(np.int8)))
     return [(int(start), int(end - start)) for start, end in edges.reshape(-1, 2)]
 
@@ -118,10 +118,10 @@ def sample_flops(
     completion_tokens: Sequence[int],
     prefix_block: int,
 ) -> npt.NDArray[np.float64]:
-    """Return the executed forward FLOPs of each of B completions; the shared part of a prefill is
+    """Return the executed forward FLOPs of each of B completions. The shared part of a prefill is
     split evenly over the prompt's completions.
 
-    `completion_tokens` has one entry a completion, in the order of `Samples`. Padding is not
+    `completion_tokens` has one entry per completion, in the order of `Samples`. Padding is not
     counted. The contract suite compares this with torch's own counter."""
     flops = np.zeros(len(completion_tokens))
     start = 0

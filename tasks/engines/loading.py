@@ -1,4 +1,4 @@
-"""Which engine serves a stage, made for a policy, and whether it fits the GPU beside training."""
+"""The choice and creation of a stage's engine, and the check that it fits the GPU with training."""
 
 import importlib.util
 from typing import cast
@@ -15,9 +15,9 @@ from tasks.models.policy import Policy
 
 
 def engine_name(settings: EngineSettings) -> str:
-    """Return the engine's name. `auto` is `server` where URLs or several replicas are set, `vllm`
-    on a machine with a GPU where vLLM is installed, else `hf`; `server` where a cluster has
-    engines."""
+    """Return the engine's name. `auto` means `server` if URLs, several replicas or engines of a
+    cluster are set. Otherwise it means `vllm` if this machine has a GPU and vLLM is installed, else
+    `hf`."""
     if settings.name != "auto":
         return settings.name
     if settings.urls or settings.num_replicas > 1 or settings.has_cluster_engines:
@@ -29,7 +29,7 @@ def load_engine(
     settings: EngineSettings, policy: Policy, model: PreTrainedModel | None = None
 ) -> Engine:
     """Return the engine `settings.name` for `policy`. With the trainer's `model`, the engine must
-    replace its weights in place; one that can samples from `model` itself."""
+    support new weights in place. If it can, it samples from `model` itself."""
     name = engine_name(settings)
     module = registry.load(engines, name, "engine.name")
     return cast(Engine, module.load(settings, policy, model))
@@ -38,9 +38,9 @@ def load_engine(
 def num_trainer_gpus(
     settings: EngineSettings, num_processes: int, device: torch.device, num_gpus: int | None = None
 ) -> int:
-    """How many GPUs the `num_processes` of a trainer keep to themselves: all of theirs where this
-    process sees one for every server that it starts as well; else none, and the engine's are the
-    first ones, too."""
+    """Return the number of GPUs that a trainer of `num_processes` does not share with the engine:
+    one per process if this process sees enough additional GPUs for the servers that it starts.
+    Otherwise return 0: trainer and engine use the same first GPUs."""
     if device.type != "cuda" or engine_name(settings) != "server" or settings.urls:
         return 0
     if settings.has_cluster_engines:  # on other GPUs, or other machines
@@ -52,8 +52,8 @@ def num_trainer_gpus(
 def check_shared_gpu(
     settings: EngineSettings, num_processes: int, device: torch.device, training: TrainingMemory
 ) -> None:
-    """Raise ArtifactError when training, whose weights are loaded, and the engine do not fit the
-    GPU together. On a CPU nothing is checked."""
+    """Raise ArtifactError if training, with its weights already loaded, and the engine do not fit
+    the GPU together. On a CPU, check nothing."""
     if device.type != "cuda":
         return
     name = engine_name(settings)

@@ -1,9 +1,9 @@
-"""Whether the trainer and its engine fit one GPU, checked before any work is done.
+"""The check that the trainer and its engine fit one GPU, before any work starts.
 
-Counts what is known beforehand: what training allocates besides the loaded weights, and the share
-that the engine reserves. Left out: activations and the masks of attention, which depend on
-`learner.max_tokens_per_micro_batch`, and the few weights that a backward pass holds twice for a
-moment."""
+It counts the memory that is known beforehand: the allocations of training besides the loaded
+weights, and the share that the engine reserves. Left out: activations and attention masks, which
+depend on `learner.max_tokens_per_micro_batch`, and the few weights that a backward pass keeps twice
+for a moment."""
 
 from dataclasses import dataclass
 
@@ -12,18 +12,18 @@ from tasks.common.files import ArtifactError
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 MOMENTS = 2  # AdamW keeps two numbers per weight
-MOMENT = {32: FLOAT32, 8: 1 + FLOAT32 / 256}  # bytes of one; in 8 bits 256 share a float32 scale
-# bytes of a frozen weight; in 4 bits 64 share a scale of a byte, and 256 scales one in float32
+MOMENT = {32: FLOAT32, 8: 1 + FLOAT32 / 256}  # bytes; in 8 bits 256 moments share a float32 scale
+# bytes of a frozen weight; in 4 bits 64 weights share a 1-byte scale, 256 scales a float32 scale
 WEIGHT = {32: FLOAT32, 4: 0.5 + 1 / 64 + FLOAT32 / (256 * 64)}
 LOGITS_COPIES = 4  # logits, log-probabilities, probabilities, and their product: [n, V] each
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes that training allocates besides the loaded weights: AdamW's moments and the reference
-    policy for as long as it runs, and weights that are sharded and not loaded yet; gradients,
-    autocast's low-precision copy of the weights and the
-    logits of a chunk during the update only."""
+    """Bytes that training allocates besides the loaded weights. AdamW's moments, the reference
+    policy and sharded weights that are not loaded yet stay for the whole run. Gradients,
+    autocast's low-precision copy of the weights and the logits of a chunk exist only during the
+    update."""
 
     moments: float
     reference: float
@@ -34,12 +34,12 @@ class TrainingMemory:
 
     @property
     def lasting(self) -> float:
-        """What is there while the engine samples, too."""
+        """Bytes that stay allocated while the engine samples."""
         return self.moments + self.reference + self.weights
 
     @property
     def update(self) -> float:
-        """What exists only during the update."""
+        """Bytes allocated only during the update."""
         return self.gradients + self.low_precision + self.logits
 
     def __str__(self) -> str:
@@ -65,37 +65,30 @@ def training_memory(
     num_trained: int | None = None,
     optimizer_bits: int = 32,
 ) -> TrainingMemory:
-    """The memory of training `num_parameters` in float32, of which autocast casts `num_cast`, with
-    the logits of `tokens_per_chunk` tokens at once. Where every rank holds one of `num_shards`
-    parts of the policy, its weights are not loaded yet; the one layer that is gathered at a time is
-    not counted, nor its low-precision copy. `num_trained` are those of adapters, where they alone
-    are trained. AdamW's moments have `optimizer_bits`; those of tensors too small for 8 are not
-    told apart."""
+    """Return the memory of training `num_parameters` in float32. Autocast casts `num_cast` of them.
+    The logits of `tokens_per_chunk` tokens are in memory at once. If the policy is split over
+    `num_shards` ranks, its weights are not loaded yet; the one layer that is gathered at a time and
+    its low-precision copy are not counted. `num_trained` is the number of adapter parameters if
+    only adapters are trained. AdamW's moments have `optimizer_bits`; tensors too small for 8 bits
+    are counted like the others."""
     weights = FLOAT32 * num_parameters
     trained = weights if num_trained is None else FLOAT32 * num_trained
     moments = MOMENTS * MOMENT[optimizer_bits] * trained / FLOAT32
-    if num_shards is not None:
-        part = weights / num_shards
-        return TrainingMemory(
-            moments=moments / num_shards,
-            reference=part if has_reference else 0,
-            gradients=trained / num_shards,
-            low_precision=0,
-            logits=LOGITS_COPIES * FLOAT32 * tokens_per_chunk * vocab_size,
-            weights=part,
-        )
+    is_sharded = num_shards is not None
+    num_parts = num_shards or 1
     return TrainingMemory(
-        moments=moments,
-        reference=weights if has_reference else 0,
-        gradients=trained,
-        low_precision=BFLOAT16 * num_cast,
+        moments=moments / num_parts,
+        reference=weights / num_parts if has_reference else 0,
+        gradients=trained / num_parts,
+        low_precision=0 if is_sharded else BFLOAT16 * num_cast,
         logits=LOGITS_COPIES * FLOAT32 * tokens_per_chunk * vocab_size,
+        weights=weights / num_parts if is_sharded else 0,
     )
 
 
 def peak_bytes(training: TrainingMemory, engine_bytes: float, *, sleeps: bool) -> float:
-    """Return the most memory that training and its engine take besides the loaded weights. An
-    engine that sleeps has freed its memory for the time of the update."""
+    """Return the peak memory of training and its engine besides the loaded weights. An engine that
+    sleeps frees its memory during the update."""
     together = max(engine_bytes, training.update) if sleeps else engine_bytes + training.update
     return training.lasting + together
 
@@ -103,7 +96,7 @@ def peak_bytes(training: TrainingMemory, engine_bytes: float, *, sleeps: bool) -
 def check_memory(
     training: TrainingMemory, engine_bytes: float, free_bytes: float, *, sleeps: bool
 ) -> None:
-    """Raise ArtifactError, with the sizes in GiB and what to change, when the trainer and its
+    """Raise ArtifactError, with the sizes in GiB and the settings to change, if the trainer and its
     engine do not fit."""
     needed = peak_bytes(training, engine_bytes, sleeps=sleeps)
     if needed <= free_bytes:

@@ -1,4 +1,4 @@
-"""The sections `sampling` and `engine`. Read without torch."""
+"""The sections `sampling` and `engine`. This module does not import torch."""
 
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -53,10 +53,10 @@ class EngineSettings:
     memory_fraction: float = 0.5  # of the GPU's memory (vllm)
     sleep: bool = True  # training on a GPU: vLLM lends its memory to the update
     threads: int = 1  # CPU threads of a stage; 1 where cores are shared
-    num_processes: int = 1  # data parallel training: one a GPU; the same steps whatever the number
+    num_processes: int = 1  # of data parallel training, one per GPU; steps do not depend on it
     cluster: Cluster | Literal["local"] = "local"  # or a Ray cluster: a mapping
     urls: list[str] = []  # server: OpenAI-compatible endpoints; the key is in OPENAI_API_KEY
-    num_replicas: int = 1  # server without urls: vLLM servers started on this machine, one a GPU
+    num_replicas: int = 1  # server without urls: vLLM servers on this machine, one per GPU
     weight_transfer: Literal["file", "nccl"] = "file"  # how servers get new weights
     max_retries: int = 8  # server: of a request, and of a server in a row, before the stage stops
     timeout_seconds: float = 600.0  # server: of one request
@@ -84,7 +84,7 @@ class EngineSettings:
             )
 
     def check_cluster(self) -> None:
-        """Raise ParamsError for settings that a cluster excludes."""
+        """Raise ParamsError for settings that are incompatible with a cluster."""
         if self.cluster == "local":
             return
         if self.urls or self.num_replicas != 1 or self.num_processes != 1:
@@ -102,13 +102,13 @@ class EngineSettings:
 
     @property
     def has_cluster_engines(self) -> bool:
-        """Whether vLLM servers are to run on the machines of a cluster."""
+        """Whether vLLM servers run on the machines of a cluster."""
         return self.cluster != "local" and self.cluster.engines > 0
 
 
 def parse_url(url: str) -> str:
-    """Return the base URL of a server's API, `http://host:8000/v1`. Raises ParamsError when `url`
-    cannot be one."""
+    """Return the base URL of a server's API, `http://host:8000/v1`. Raises ParamsError if `url`
+    is not a valid base URL."""
     parts = urlsplit(url)
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ParamsError(

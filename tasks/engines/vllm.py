@@ -1,10 +1,10 @@
 """vLLM in this process: sampling on a GPU, and on a CPU by vLLM's CPU build.
 
-Every completion is a request of its own with its own seed; prefix caching computes the prefill of a
-prompt once for all its completions, in whole blocks of the cache. Log-probabilities are those of
-the distribution sampled from (`processed_logprobs`). In training on a GPU it sleeps during the
-update: weights move to main memory, and the cache's memory is freed. For engines in other processes
-and on other machines see `server`."""
+Every completion is a separate request with its own seed. Prefix caching computes the prefill of a
+prompt once for all its completions, in whole blocks of the cache. Log-probabilities are under the
+sampling distribution (`processed_logprobs`). During an update on a GPU the engine sleeps: weights
+move to main memory, and the cache's memory is freed. For engines in other processes and on other
+machines see `server`."""
 
 import os
 from collections.abc import Mapping
@@ -80,11 +80,11 @@ class VllmEngine:
         return self.decode(request, never(on_ended), "FINAL_ONLY")
 
     def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
-        # of a completion that is stopped nothing more is said, so each step must say its token
+        # a stopped completion has no final output, so each step must return its token
         return self.decode(request, is_enough, "DELTA")
 
     def decode(self, request: Request, is_enough: IsEnough, kind: str) -> Samples:
-        """The loop of `LLM.generate`; `kind` is that of vLLM's outputs."""
+        """Run the loop of `LLM.generate`. `kind` is the kind of vLLM's outputs."""
         check_lengths(request, self.max_length)
         owners = request.owner_B().tolist()
         samples = Samples([[] for _ in owners], [[] for _ in owners], ["abort"] * len(owners))
@@ -115,8 +115,8 @@ class VllmEngine:
         return samples
 
     def sampling_params(self, request: Request) -> list[Any]:
-        """Return the parameters of each completion. It ends at the policy's stop tokens, the same
-        in every engine."""
+        """Return the parameters of each completion. Completions end at the policy's stop tokens,
+        as in every engine."""
         sampling = request.sampling
         return [
             self.vllm.SamplingParams(
@@ -134,11 +134,11 @@ class VllmEngine:
         ]
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Load the weights into the running model and clear the prefix cache, which holds the old
-        policy's keys and values.
+        """Load the weights into the running model, and clear the prefix cache of the old policy's
+        keys and values.
 
-        `weights` must include tied ones (`NamedWeights` does): vLLM keeps a packed copy of the
-        output head. Raises ArtifactError where vLLM does not find its own weights in them."""
+        `weights` must include tied weights (`NamedWeights` does): vLLM keeps a packed copy of the
+        output head. Raises ArtifactError if vLLM does not find all its weights in them."""
         self.wake()
         (takes_head,) = self.llm.apply_model(has_head)
         named = (each for each in as_saved(weights) if takes_head or each[0] != f"{HEAD}.weight")
@@ -163,8 +163,8 @@ class VllmEngine:
             self.asleep = True
 
     def wake(self) -> None:
-        """Allocate the GPU's memory again, after freeing what the trainer's allocator keeps in
-        reserve."""
+        """Allocate the GPU's memory again, after freeing the cached memory of the trainer's
+        allocator."""
         if self.asleep:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -173,15 +173,15 @@ class VllmEngine:
 
 
 def executor() -> str:
-    """The way vLLM runs its model, in this process either way. Among the processes that torchrun
-    started it is told so: it then takes the GPU of LOCAL_RANK, where the trainer is, and samples by
-    itself in the group that exists. On its own it would take the first GPU in every process."""
+    """Return vLLM's executor. Both executors run the model in this process. In a process of
+    torchrun, `external_launcher` uses the GPU of LOCAL_RANK, like the trainer, and samples by
+    itself in the existing group. `uni` would use the first GPU in every process."""
     return "external_launcher" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "uni"
 
 
 def chosen_logprobs(completion: Any) -> list[float]:
-    """Return the log-probability of each sampled token; an empty list when they were not asked
-    for."""
+    """Return the log-probability of each sampled token; an empty list if they were not
+    requested."""
     if completion.logprobs is None:
         return []
     return [
@@ -191,8 +191,8 @@ def chosen_logprobs(completion: Any) -> list[float]:
 
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> VllmEngine:
-    """Return the engine for `policy`. The trainer's model is not shared; its weights arrive by
-    `set_weights`."""
+    """Return the engine for `policy`. It does not share the trainer's model; `set_weights` loads
+    the weights."""
     if model is not None:
         check_updates(model)
     return VllmEngine(settings, policy, trains=model is not None)

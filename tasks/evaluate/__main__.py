@@ -1,10 +1,10 @@
-"""python -m tasks.evaluate [--recipe R --seed S]: measure a trained policy on the test prompts, or
-without a recipe the initial policy, the baseline of every trained policy."""
+"""python -m tasks.evaluate [--recipe R --seed S]: measure a trained policy on the test prompts.
+Without a recipe, measure the initial policy, the baseline of every trained policy."""
 
-from tasks.common import parent
+from tasks.common.processes import ending
 
 if __name__ == "__main__":
-    parent.die_with_parent()
+    ending.die_with_parent()
     from tasks.common import stage
 
     stage.run("tasks.evaluate.run", of_cell=True, alone="baseline")

@@ -1,9 +1,9 @@
 """Evaluate a policy on a set of prompts: pass@1, unbiased pass@k, greedy accuracy, with intervals,
 overall and per level.
 
-`baseline` and `evaluate` share it, so that the policy is measured before and after training in the
-same way, on the same prompts with the same seeds. Intervals resample prompts, not samples, because
-the samples of one prompt are not independent."""
+`baseline` and `evaluate` share this code, so that the policy is measured before and after training
+in the same way, on the same prompts with the same seeds. Intervals resample prompts, not samples,
+because the samples of one prompt are not independent."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,10 +16,9 @@ import polars as pl
 
 from tasks.common.artifacts import OUTCOMES, PROMPTS, Layout
 from tasks.common.files import ArtifactError, digest_file
-from tasks.common.scores import score_prompts
 from tasks.common.sealed import write_sealed
 from tasks.common.stage import Stage
-from tasks.common.statistics import bootstrap_interval, pass_at_k
+from tasks.common.statistics import bootstrap_interval, pass_at_k, score_prompts
 from tasks.evaluate.settings import Evaluate
 from tasks.grading.graded import graded_rollouts, write_rollouts
 from tasks.grading.settings import Verify
@@ -29,8 +28,8 @@ from tasks.store.usage import Usage, cell_name
 
 
 def run_evaluation(run: Stage, policy: Policy, out: Path) -> None:
-    """Measure `policy` on the test prompts and write to `out`, for the stages `baseline` and
-    `evaluate`."""
+    """Measure `policy` on the test prompts, and write the results to `out`, for the stages
+    `baseline` and `evaluate`."""
     settings = run.section("evaluate", Evaluate)
     test = run.layout.prompts("test")
     prompts = PROMPTS.read(test)
@@ -92,15 +91,15 @@ def evaluate_policy(
 
 
 class Tally:
-    """What the metrics need of a ROLLOUTS table, counted part by part."""
+    """The counts of a ROLLOUTS table that the metrics require, added part by part."""
 
     def __init__(self) -> None:
         self.scores: list[pl.DataFrame] = []
-        self.outcomes: Counter[str] = Counter()  # of the sampled ones, as `truncated`
+        self.outcomes: Counter[str] = Counter()  # of sampled rollouts only, as is `truncated`
         self.truncated = 0
 
     def add(self, rollouts: pl.DataFrame) -> None:
-        """Count some rollouts. Those of a prompt may come in several parts."""
+        """Count some rollouts. The rollouts of a prompt may be in several parts."""
         sampled = rollouts.filter(~pl.col("greedy"))
         self.scores.append(score_prompts(rollouts))
         self.outcomes.update(dict(sampled["outcome"].value_counts().iter_rows()))
@@ -116,8 +115,8 @@ class Tally:
 
 
 def measure(tally: Tally, prompts: pl.DataFrame, settings: Evaluate) -> dict[str, Any]:
-    """Return the metrics of graded rollouts. An `error` is left out of numerator and denominator;
-    every other failure counts as 0."""
+    """Return the metrics of graded rollouts. An `error` is left out of numerator and denominator.
+    Every other failure counts as 0."""
     scores = tally.by_prompt().join(
         prompts.select("prompt_id", "source", "level"), on="prompt_id", maintain_order="left"
     )
@@ -128,7 +127,7 @@ def measure(tally: Tally, prompts: pl.DataFrame, settings: Evaluate) -> dict[str
         )
     rates = (graded["correct"] / graded["trials"]).to_numpy()
     greedy = graded["greedy"].drop_nulls().to_numpy()
-    rng = np.random.default_rng(0)  # for the intervals only, so equal rollouts give equal metrics
+    rng = np.random.default_rng(0)  # only for intervals: equal rollouts yield equal metrics
     low, high = bootstrap_interval(rates, settings.num_bootstrap, rng)
     greedy_low, greedy_high = bootstrap_interval(greedy, settings.num_bootstrap, rng)
     return {
@@ -161,7 +160,7 @@ def pass_at(graded: pl.DataFrame, settings: Evaluate) -> Mapping[str, float | No
 
 def by_level(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
     """Return the accuracy for each level. With several sources, return it for each source and each
-    of its levels (`math`, `math 3`), because levels of different sources are not comparable."""
+    level of a source (`math`, `math 3`): levels of different sources are not comparable."""
     if graded["source"].n_unique() < 2:
         return by_part(graded.with_columns(part="level"))
     levels = graded.filter(pl.col("level") != "").with_columns(

@@ -1,8 +1,8 @@
-"""Turn sampled rows into graded rollouts, the table ROLLOUTS: the verdict on every completion,
-while others are still sampled, and all of it in order.
+"""Turn sampled rows into graded rollouts, the table ROLLOUTS: grade completions while others are
+still being sampled, and return all rollouts in order.
 
-Texts are in memory some at a time; the rest, and the verdicts, wait in files. What is kept of a
-rollout are the eight bytes that tell whether its text has been judged."""
+Only some texts are in memory at a time; the other texts and the verdicts are in files. Memory keeps
+an 8-byte digest per rollout, which identifies texts that have already been graded."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,49 +19,49 @@ from tasks.common.artifacts import ROLLOUTS
 from tasks.common.progress import progress
 from tasks.common.spill import ROW, Spill
 from tasks.grading.background import BackgroundGrader
-from tasks.grading.grader import Answer, parts_of
+from tasks.grading.grader import Answer
 from tasks.grading.settings import Verify
 from tasks.grading.verdict import Verdict
 
-MAX_WAITING = 2  # batches that wait to be judged, before sampling waits for them
-MAX_WHOLE = 2  # parts of a table that is written in one piece
-JUDGED = ("outcome", "answer", "reward", "score", "parts")  # columns that come from a verdict
+MAX_WAITING = 2  # ungraded batches, above which sampling waits
+MAX_WHOLE = 2  # parts of a table that is still written in one piece
+JUDGED = ("outcome", "answer", "reward", "score", "parts")  # columns filled from a verdict
 SAMPLED = (ROW, *(name for name in ROLLOUTS.columns if name not in (*JUDGED, "greedy")))
 
 
 class Source(Protocol):
-    """Where rollouts come from, such as `store.rollouts.StoredRollouts`.
+    """A source of rollouts, such as `store.rollouts.StoredRollouts`.
 
-    Its parts hold a number `row` from 0 to `num_rows`, the columns SAMPLED, and of the prompt
-    `verifier`, `answer`, the gold, and `prompt`, its text. All rollouts of a prompt are within
-    `rows_per_part` rows."""
+    Its parts contain a number `row` from 0 to `num_rows`, the columns SAMPLED, and three columns of
+    the prompt: `verifier`, `answer` (the gold) and `prompt` (the text). All rollouts of a prompt
+    are within `rows_per_part` rows."""
 
     num_rows: int
     rows_per_part: int
 
     def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-        """Yield every rollout once, in any order; `on_sampled` gets some of them before."""
+        """Yield every rollout once, in any order. `on_sampled` receives some of them earlier."""
         ...
 
 
 class GradedRollouts:
-    """The rollouts of one source: `judge` and `add` what it gives, `finish`, then read `parts`."""
+    """The rollouts of one source. Call `judge` and `add`, `keep_verdicts(0)`, then read `parts`."""
 
     def __init__(
         self, source: Source, grader: BackgroundGrader, rows: Spill, verdicts: Spill, greedy: bool
     ) -> None:
         self.num_parts = -(-source.num_rows // source.rows_per_part)
         self.greedy = greedy
-        self.judge_flops = 0.0  # of language models, once all is judged
+        self.judge_flops = 0.0  # of language models, set once everything is graded
         self.grader = grader
         self.rows = rows
         self.verdicts = verdicts
         self.waiting: deque[tuple[pl.Series, Future[list[Verdict]]]] = deque()
-        # of each rollout a digest of the text that was judged; 0: none was
+        # per rollout: the digest of the text that was graded, 0 if none was
         self.judged = np.zeros(source.num_rows, np.uint64)
 
     def judge(self, rows: pl.DataFrame) -> None:
-        """Have completions judged in the background, except those that were judged before."""
+        """Submit completions for grading in the background, except completions already graded."""
         places = rows[ROW].to_numpy()
         digests = rows.select("text", "finish_reason").hash_rows().to_numpy()
         new = self.judged[places] != digests
@@ -73,19 +73,19 @@ class GradedRollouts:
         self.keep_verdicts(MAX_WAITING)
 
     def keep_verdicts(self, max_waiting: int) -> None:
-        """Keep the verdicts that are there. Wait while more than `max_waiting` batches are to be
-        judged; raises what stopped the grader."""
+        """Store the verdicts that are ready. Wait while more than `max_waiting` batches are
+        ungraded. Raise the error that stopped the grader."""
         while self.waiting and (len(self.waiting) > max_waiting or self.waiting[0][1].done()):
             rows, verdicts = self.waiting.popleft()
             self.verdicts.add(verdict_columns(verdicts.result()).with_columns(rows))
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Add rollouts, and have them judged."""
+        """Add rollouts, and submit them for grading."""
         self.judge(rows)
         self.rows.add(rows.select(SAMPLED))
 
     def parts(self) -> Iterator[pl.DataFrame]:
-        """Yield the ROLLOUTS table in the order of the rows, whole prompts at a time."""
+        """Yield the ROLLOUTS table in row order, with whole prompts in each part."""
         for number in range(self.num_parts):
             rows, verdicts = self.rows.part(number), self.verdicts.part(number)
             if not rows[ROW].equals(verdicts[ROW]):
@@ -100,8 +100,8 @@ class GradedRollouts:
 def graded_rollouts(
     source: Source, settings: Verify, folder: Path, *, greedy: bool, judged: Path | None = None
 ) -> Iterator[GradedRollouts]:
-    """The rollouts of `source`, all of them judged. `folder` has the room for their texts; the file
-    `judged` has the verdicts of language models."""
+    """Yield the rollouts of `source`, all graded. Their texts are spilled to files in `folder`; the
+    file `judged` contains the verdicts of language models."""
     with ExitStack() as stack:
         rows, verdicts = (
             stack.enter_context(Spill(folder, source.rows_per_part)) for _ in range(2)
@@ -121,10 +121,10 @@ def graded_rollouts(
 def write_rollouts(
     path: Path, graded: Sequence[GradedRollouts], on_part: Callable[[pl.DataFrame], object]
 ) -> None:
-    """Write the ROLLOUTS table of all that is `graded`, one after the other, whole or not at all.
-    `on_part` gets every part of it, whole prompts at a time.
+    """Write the ROLLOUTS table of all of `graded`, in sequence and atomically. `on_part` receives
+    every part, which contains whole prompts.
 
-    What is small is written in one piece, as all other tables are."""
+    A small table is written in one piece, like all other tables."""
 
     def parts() -> Iterator[pl.DataFrame]:
         for part in chain.from_iterable(one.parts() for one in graded):
@@ -153,6 +153,9 @@ def verdict_columns(verdicts: Sequence[Verdict]) -> pl.DataFrame:
         "answer": [verdict.answer for verdict in verdicts],
         "reward": [verdict.reward for verdict in verdicts],
         "score": [verdict.score for verdict in verdicts],
-        "parts": [parts_of(verdict) for verdict in verdicts],
+        "parts": [
+            [{"verifier": name, "score": score} for name, score in verdict.parts]
+            for verdict in verdicts
+        ],
     }
     return pl.DataFrame(values, schema={name: ROLLOUTS.columns[name] for name in JUDGED})

@@ -1,12 +1,10 @@
-"""Grading: completions and gold answers in, verdicts out, by verifiers in processes that can be
-killed.
+"""Grade completions against gold answers, with verifiers that run in processes that can be killed.
 
-An answer that takes longer than a limit is marked `timeout` and its process replaced; no other
-answer is affected. One whose process is killed is judged again, alone. The verdict on a completion
-cut off at the token limit is always `truncated`."""
+An answer that exceeds a limit is marked `timeout` and its process is replaced; no other answer is
+affected. An answer whose process was killed is judged again, alone. The verdict on a completion cut
+off at the token limit is always `truncated`."""
 
 import logging
-import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,22 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.common.files import ArtifactError
-from tasks.common.pool import Died, Pool, TimedOut, python
-from tasks.grading import verifiers
+from tasks.common.processes.pool import Died, Pool, TimedOut
 from tasks.grading.settings import Verify
 from tasks.grading.verdict import JudgeUsage, Verdict
 
 if TYPE_CHECKING:
-    from tasks.grading.judging import Judge
+    from tasks.grading.judge import Judge
 
 logger = logging.getLogger(__name__)
 
-MAX_CHARACTERS = 1 << 20  # of a completion: only the end of a longer one is graded
+MAX_CHARACTERS = 1 << 20  # of a completion: only the end of a longer completion is graded
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One completion to be graded; `prompt` is empty where it is not known."""
+    """One completion to grade. `prompt` is empty if it is unknown."""
 
     verifier: str
     completion: str
@@ -43,11 +40,11 @@ class FailureRateError(ArtifactError):
 
 
 class Grader:
-    """A pool of verifier processes, started when first needed. Use as a context manager, or call
+    """A pool of verifier processes, started on first use. Use it as a context manager, or call
     `close`.
 
-    `judged` is the file in which the verdicts of language models are kept; without it a verifier
-    `judge` gives errors."""
+    `judged` is the file that stores the verdicts of language models. Without it, the verifier
+    `judge` returns errors."""
 
     def __init__(self, settings: Verify, judged: Path | None = None) -> None:
         self.settings = settings
@@ -57,12 +54,6 @@ class Grader:
         self.names: set[str] = set()
         self.num_graded = 0
         self.num_failed = 0
-
-    @property
-    def may_judge(self) -> bool:
-        """Whether a language model may be asked."""
-        configured = self.settings.verifiers
-        return self.judged is not None and any(is_judge(name, configured) for name in configured)
 
     def __enter__(self) -> "Grader":
         return self
@@ -78,11 +69,10 @@ class Grader:
         min_judged: int = 0,
         total: int = 0,
     ) -> list[Verdict]:
-        """Return a verdict for each answer, in order. Raises FailureRateError with examples when
-        too many of all the answers that this grader has seen could not be graded, but not before it
-        has seen `min_judged`: a training step is a small sample, and one prompt that cannot be
-        graded must not end a run. Where `total` answers are to come in all, it is raised when they
-        are too many of those."""
+        """Return a verdict for each answer, in order. Raise FailureRateError, with examples, when
+        too many of the answers seen by this grader could not be graded, but only after `min_judged`
+        answers: a training step is a small sample, and one prompt that cannot be graded must not
+        end a run. If `total` answers are expected, the limit is a share of `total`."""
         # truncated completions are not judged
         waiting = [i for i, answer in enumerate(answers) if not answer.truncated]
         requests = [
@@ -98,14 +88,14 @@ class Grader:
     def check_golds(
         self, golds: Sequence[tuple[str, str]], on_checked: Callable[[int], object] | None = None
     ) -> list[Verdict]:
-        """Return a verdict on every (verifier, gold answer): `correct` if it can be used; `error`
-        where the verifier cannot read it; `timeout`; or the verdict on a completion that gives
-        exactly this gold."""
+        """Return a verdict on each (verifier, gold answer): `correct` if the gold is usable;
+        `error` if the verifier cannot read it; `timeout`; or the verdict on a completion with
+        exactly this gold as its answer."""
         return self.judge([(name, None, gold, "") for name, gold in golds], on_checked)
 
     def find_copies(self, rows: Sequence[tuple[str, str, str]]) -> list[str]:
         """Return, for each (verifier, gold, prompt), the formula of the prompt that equals the gold
-        and that the verifier takes for no answer; empty without one."""
+        but that the verifier rejects as an answer; an empty string if there is none."""
         verdicts = self.judge([(name, None, gold, prompt) for name, gold, prompt in rows], None)
         return [verdict.answer if verdict.outcome == "wrong" else "" for verdict in verdicts]
 
@@ -121,18 +111,18 @@ class Grader:
         requests: Sequence[tuple[str, str | None, str, str]],
         on_done: Callable[[int], object] | None,
     ) -> list[Verdict]:
-        """Return the verdict on every (verifier, completion or None, gold, prompt)."""
+        """Return the verdict on each (verifier, completion or None, gold, prompt)."""
         if not requests:
             return []
         by_judge: dict[str, list[int]] = {}
         others: list[int] = []
         for place, (name, completion, *_) in enumerate(requests):
-            asks = self.judged and completion and is_judge(name, self.settings.verifiers)
-            (by_judge.setdefault(name, []) if asks else others).append(place)
+            judged = self.judged and completion and is_judge(name, self.settings.verifiers)
+            (by_judge.setdefault(name, []) if judged else others).append(place)
         verdicts: dict[int, Verdict] = {}
         for name, places in by_judge.items():
-            asked = [(str(requests[place][1]), requests[place][2]) for place in places]
-            found = self.judge_of(name).grade(asked, on_done or (lambda _: None))
+            answers = [(str(requests[place][1]), requests[place][2]) for place in places]
+            found = self.judge_of(name).grade(answers, on_done or (lambda _: None))
             verdicts.update(zip(places, found, strict=True))
         if others:
             pool = self.started({requests[place][0] for place in others})
@@ -142,12 +132,10 @@ class Grader:
         return [verdicts[place] for place in range(len(requests))]
 
     def judge_of(self, name: str) -> "Judge":
-        """Return the judge of this name."""
+        """Return the judge with this name."""
         if name not in self.judges:
-            from tasks.grading.judging import (  # only who judges loads the client
-                Judge,
-                VerdictStore,
-            )
+            # import the client only if there is a judge
+            from tasks.grading.judge import Judge, VerdictStore
 
             assert self.judged is not None
             store = VerdictStore(self.judged)
@@ -155,7 +143,7 @@ class Grader:
         return self.judges[name]
 
     def judge_cost(self) -> JudgeUsage:
-        """Return what all judges have cost since this was asked last."""
+        """Return the cost of all judges since the last call."""
         total = JudgeUsage()
         for judge in self.judges.values():
             total += judge.usage
@@ -163,10 +151,9 @@ class Grader:
         return total
 
     def started(self, names: set[str]) -> Pool:
-        """Return a pool whose processes have loaded these verifiers. A pool without some of them is
-        replaced."""
+        """Return a pool of processes that have loaded these verifiers. Replace a pool that lacks
+        one of them."""
         if self.pool is None or not names <= self.names:
-            check_verifiers(names, self.settings)
             self.close()
             self.names |= names
             configuration = {
@@ -175,7 +162,7 @@ class Grader:
                 "memory": int(self.settings.memory_gb * 2**30),
             }
             self.pool = Pool(
-                python("tasks.grading.verifier_worker"),
+                "tasks.grading.verifier_worker",
                 configuration,
                 self.settings.processes,
                 self.settings.seconds,
@@ -184,7 +171,7 @@ class Grader:
         return self.pool
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         if self.pool is not None:
             self.pool.close()
             self.pool = None
@@ -192,8 +179,8 @@ class Grader:
     def check_failures(
         self, answers: Sequence[Answer], verdicts: Sequence[Verdict], min_judged: int, total: int
     ) -> None:
-        """Raise FailureRateError when the share of `timeout` and `error` is above the limit. Below
-        it, log a warning."""
+        """Raise FailureRateError when the share of `timeout` and `error` is above the limit. Log a
+        warning for failures below it."""
         failed = [
             i for i, verdict in enumerate(verdicts) if verdict.outcome in ("timeout", "error")
         ]
@@ -220,8 +207,8 @@ class Grader:
 
 
 def verdict_of(reply: Any, limit: float) -> Verdict:
-    """Return the verdict in a worker's reply, or for a worker that was killed, after `limit`
-    seconds, or died."""
+    """Return the verdict in a worker's reply. A worker that was killed after `limit` seconds yields
+    `timeout`; a worker that died yields `error`."""
     if isinstance(reply, TimedOut):
         return Verdict("timeout", str(reply), seconds=limit)
     if isinstance(reply, Died):
@@ -230,22 +217,6 @@ def verdict_of(reply: Any, limit: float) -> Verdict:
     return Verdict(outcome, answer, partial, tuple((name, score) for name, score in parts), seconds)
 
 
-def parts_of(verdict: Verdict) -> list[dict[str, Any]]:
-    """Return the scores of a composite's parts in the form of the column `parts`."""
-    return [{"verifier": name, "score": score} for name, score in verdict.parts]
-
-
-def check_verifiers(names: set[str], settings: Verify) -> None:
-    """Raise ArtifactError for a name that is neither a file in `verifiers/` nor configured in
-    params.yaml."""
-    files = {module.name for module in pkgutil.iter_modules(verifiers.__path__)}
-    known = files | set(settings.verifiers)
-    if unknown := sorted(names - known):
-        raise ArtifactError(
-            f"verifier '{unknown[0]}' is unknown; choose from: {', '.join(sorted(known))}"
-        )
-
-
 def is_judge(name: str, configured: dict[str, dict[str, Any]]) -> bool:
-    """Whether a verifier asks a language model."""
+    """Return whether a verifier is a language model."""
     return bool(configured.get(name, {}).get("method", name) == "judge")

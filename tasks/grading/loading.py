@@ -1,21 +1,23 @@
-"""Load a verifier by its name: the file of that name in `verifiers/`, its settings, and its
-version.
+"""Load a verifier by name: the file of that name in `verifiers/`, its settings, and its version.
 
-A verifier is one file with `verify(completion, answer) -> Verdict`. Settings are keyword-only
-arguments of `verify`; a verifier with settings gets a name and values in params.yaml
-(`verify.verifiers`), one without is known by the name of its file. The file may also have:
+A verifier is one file with `verify(completion, answer) -> Verdict`. Its settings are keyword-only
+arguments of `verify`, or, if there are many, a dataclass `Settings` that `verify` receives as the
+argument `settings`. A verifier with settings has a name and values in params.yaml
+(`verify.verifiers`); a verifier without settings uses the name of its file. The file may also
+define:
 
-- `canonical_completion(answer)`: a completion that gives exactly this gold, with which golds are
-  checked before any sampling; None where a gold cannot be given in one completion (then it only
-  must not be an `error`). Without the function it is the gold itself.
-- `uses(settings)`: names of verifiers that this one calls; `verify` then takes them as `verifiers`,
-  by name.
+- `canonical_completion(answer)`: returns a completion with exactly this gold as its answer, to
+  check golds before sampling; None if no single completion can contain the gold (the gold must then
+  not be an `error`). Without the function, the gold itself is the completion. Set
+  `canonical_completion = None` if no completion can contain a gold.
+- `uses(settings)`: returns the names of verifiers that this verifier calls; `verify` then receives
+  them as `verifiers`, by name.
 - `ALONE = True`: no other verifier may call it.
-- `ready(settings)`: fills caches before the processes that grade are forked, and raises ParamsError
-  where the verifier cannot work on this machine; called when it is loaded.
-- `EXAMPLE`: settings as a block of params.yaml, which the error shows where they are missing.
-- `LIBRARIES`: packages on which its verdicts depend; their versions are part of its own.
-- `ANSWERS = True`: it looks for an answer. It then gets only what follows the last `</think>`,
+- `ready(settings)`: fills caches before the grading processes are forked, and raises ParamsError if
+  the verifier cannot work on this machine; called when the verifier is loaded.
+- `EXAMPLE`: settings as a block of params.yaml, shown in the error for missing settings.
+- `LIBRARIES`: packages that affect its verdicts; their versions are part of its version.
+- `ANSWERS = True`: it extracts an answer. It then receives only the text after the last `</think>`,
   unless the setting `after_think` is false.
 - `REFUSES_COPIES = True`: its answers are formulas. An answer that copies a formula of the prompt
   is then `wrong` (see `copying`).
@@ -24,43 +26,93 @@ A verifier that calls others passes the prompt on: `verify(completion, answer, p
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from textwrap import indent
 from types import ModuleType
 from typing import Any
 
 from tasks.common.code import version_of as code_version
 from tasks.common.files import digest
-from tasks.common.params import ParamsError, convert
-from tasks.common.registry import bind
+from tasks.common.params import ParamsError, convert, parse, unknown
+from tasks.common.registry import bind, names
 from tasks.common.registry import load as load_file
-from tasks.grading import copying, verifiers
-from tasks.grading.answers import after_think
-from tasks.grading.golds import read_gold
+from tasks.grading import verifiers
+from tasks.grading.answers import copying
+from tasks.grading.answers.golds import read_gold
+from tasks.grading.answers.marked import after_think
 from tasks.grading.verdict import Verdict
 
 Configured = Mapping[str, Mapping[str, Any]]
-Verify = Callable[..., Verdict]  # of a completion, a gold and, where it is known, a prompt
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """One loaded verifier. `verify` judges a completion by its gold and, where it is known, its
-    prompt. `check` judges a gold: `correct`, or what is wrong with it. `copy` returns the formula
-    of a prompt that equals its gold, or None: an answer that copies it is `wrong`. `version`
-    changes with the code, the settings, the libraries and the verifiers that it uses."""
+    """One loaded verifier. `function` is its `verify` with the settings bound; `others` are the
+    verifiers that it calls. `version` changes with the code, the settings, the libraries and the
+    called verifiers."""
 
-    verify: Verify
-    check: Callable[[str], Verdict]
-    copy: Callable[[str, str], str | None]
+    module: ModuleType
+    function: Callable[..., Verdict]
+    others: tuple["Verifier", ...]
+    after_think: bool
     version: str
+
+    def verify(self, completion: str, answer: str, prompt: str = "") -> Verdict:
+        """Return the verdict on a completion, given its gold and, if known, its prompt. An answer
+        must not copy a formula of the prompt."""
+        if self.others:
+            return self.function(completion, answer, prompt)
+        verdict = self.judge(completion, answer)
+        if prompt and verdict.outcome == "correct" and self.refuses_copies:
+            formula = copying.copied(verdict.answer, read_gold(answer).answers, prompt)
+            if formula is not None and self.is_correct(formula, answer):
+                return Verdict("wrong", verdict.answer)
+        return verdict
+
+    def judge(self, completion: str, answer: str) -> Verdict:
+        """Return the verdict on a completion, or on the text after its reasoning."""
+        return self.function(after_think(completion) if self.after_think else completion, answer)
+
+    def is_correct(self, formula: str, answer: str) -> bool:
+        """Return whether a completion with this formula as its answer would be correct."""
+        return self.judge(rf"\boxed{{{formula}}}", answer).outcome == "correct"
+
+    @property
+    def refuses_copies(self) -> bool:
+        return getattr(self.module, "REFUSES_COPIES", False)
+
+    def check(self, answer: str) -> Verdict:
+        """Return the verdict on a gold: the first fault found by a called verifier, the verdict on
+        the gold's canonical completion, or `correct`."""
+        usable = Verdict("correct", "")
+        if self.others:
+            verdicts = (other.check(answer) for other in self.others)
+            return next((verdict for verdict in verdicts if verdict.outcome != "correct"), usable)
+        give = getattr(self.module, "canonical_completion", lambda gold: gold)
+        completion = give and give(answer)
+        verdict = self.function(completion or "", answer)
+        return usable if completion is None and verdict.outcome != "error" else verdict
+
+    def copy(self, answer: str, prompt: str) -> str | None:
+        """Return the formula of a prompt that equals the gold, or None. An answer that copies it is
+        `wrong`."""
+        if self.others:  # the first one determines the outcome
+            return self.others[0].copy(answer, prompt)
+        if not self.refuses_copies:
+            return None
+        found = copying.candidates(read_gold(answer).answers, prompt)
+        return next((formula for formula in found if self.is_correct(formula, answer)), None)
 
 
 def load(name: str, configured: Configured, users: tuple[str, ...] = ()) -> Verifier:
-    """Return the verifier `name`. Raises ParamsError for an unknown file or setting. `users` are
-    the verifiers that use it, outermost first."""
+    """Return the verifier `name`. Raise ParamsError for an unknown file or setting. `users` are the
+    verifiers that call it, outermost first."""
     where = f"verify.verifiers.{name}"
     if name in users:
         raise ParamsError(f"{where} uses itself: {' -> '.join([*users, name])}")
+    if name not in configured and name not in (files := names(verifiers)):
+        known = sorted({*files, *configured})
+        raise ParamsError(unknown(f"verifier {name!r} is unknown; choose from", name, known))
     settings = {"method": name, **configured.get(name, {})}
     module = load_file(verifiers, settings.pop("method"), f"{where}.method")
     if name not in configured and hasattr(module, "EXAMPLE"):
@@ -78,80 +130,16 @@ def load(name: str, configured: Configured, users: tuple[str, ...] = ()) -> Veri
     if hasattr(module, "uses"):
         others = {other: load(other, configured, (*users, name)) for other in module.uses(settings)}
         settings["verifiers"] = others
-    verify = bind(module.verify, settings, where)
+    function: Callable[..., Verdict]
+    ready: Any = settings
+    if hasattr(module, "Settings"):
+        ready = parse(settings, module.Settings, where)
+        function = partial(module.verify, settings=ready)
+    else:
+        function = bind(module.verify, settings, where)
     if hasattr(module, "ready"):
-        module.ready(settings)
-    version = version_of(module, every, {other: one.version for other, one in others.items()})
-    check = checker(module, verify, list(others.values()))
-    if others:  # the first decides what is correct
-        return Verifier(verify, check, next(iter(others.values())).copy, version)
-    if after:
-        verify = after_thinking(verify)
-    if getattr(module, "REFUSES_COPIES", False):
-        return Verifier(without_copies(verify), check, copy_finder(verify), version)
-    return Verifier(lambda text, answer, _="": verify(text, answer), check, no_copy, version)
-
-
-def after_thinking(verify: Verify) -> Verify:
-    """Return a verifier that gets only what follows the reasoning."""
-    return lambda completion, answer: verify(after_think(completion), answer)
-
-
-def without_copies(verify: Verify) -> Verify:
-    """Return a verifier that gets the prompt as well, and takes no copy of its formulas."""
-
-    def judge(completion: str, answer: str, prompt: str = "") -> Verdict:
-        verdict = verify(completion, answer)
-        if prompt and verdict.outcome == "correct":
-            formula = copying.copied(verdict.answer, read_gold(answer).answers, prompt)
-            if formula is not None and verify(boxed(formula), answer).outcome == "correct":
-                return Verdict("wrong", verdict.answer)
-        return verdict
-
-    return judge
-
-
-def copy_finder(verify: Verify) -> Callable[[str, str], str | None]:
-    """Return `Verifier.copy` for a verifier that takes copies."""
-
-    def copy(answer: str, prompt: str) -> str | None:
-        found = copying.candidates(read_gold(answer).answers, prompt)
-        passing = (one for one in found if verify(boxed(one), answer).outcome == "correct")
-        return next(passing, None)
-
-    return copy
-
-
-def no_copy(answer: str, prompt: str) -> None:
-    """Return None: the answers of this verifier are no formulas."""
-
-
-def boxed(formula: str) -> str:
-    """Return a completion that gives this formula."""
-    return rf"\boxed{{{formula}}}"
-
-
-def checker(module: ModuleType, verify: Verify, others: list[Verifier]) -> Callable[[str], Verdict]:
-    """Return the check of a gold: by every verifier that this one uses, or whether the canonical
-    completion of the gold is `correct`."""
-    usable = Verdict("correct", "")
-
-    def check(answer: str) -> Verdict:
-        if others:
-            verdicts = [other.check(answer) for other in others]
-            return next((verdict for verdict in verdicts if verdict.outcome != "correct"), usable)
-        completion = answer
-        if hasattr(module, "canonical_completion"):
-            completion = module.canonical_completion(answer)
-        verdict = verify(completion or "", answer)
-        return usable if completion is None and verdict.outcome != "error" else verdict
-
-    return check
-
-
-def version_of(module: ModuleType, settings: Mapping[str, Any], others: Mapping[str, str]) -> str:
-    """A digest of the code (not of comments and layout), the settings, the libraries, and the
-    verifiers it calls."""
-    modules = [module.__name__, __name__]
-    code = [code_version(name, getattr(module, "LIBRARIES", ())) for name in modules]
-    return digest([code, dict(settings), dict(others)])[:12]
+        module.ready(ready)
+    # covers the code without comments and layout, libraries, settings and the other verifiers
+    code = [code_version(n, getattr(module, "LIBRARIES", ())) for n in (module.__name__, __name__)]
+    version = digest([code, every, {other: one.version for other, one in others.items()}])[:12]
+    return Verifier(module, function, tuple(others.values()), after, version)

@@ -10,7 +10,7 @@ class Verify:
     """The section `verify`: the limits of the processes that grade. A stage stops when the share of
     the outcomes `timeout` and `error` is above `max_failure_rate`."""
 
-    processes: int = 2  # that grade side by side, where there is work for them
+    processes: int = 2  # that grade in parallel
     seconds: float = 5.0  # of CPU time limit an answer
     memory_gb: float = 4.0  # (2^30 bytes of address space) limit a process
     max_failure_rate: float = 0.05  # of outcomes `timeout` and `error`

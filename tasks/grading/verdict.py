@@ -1,4 +1,4 @@
-"""A verifier's verdict on one completion. It has a module of its own so that a worker starts
+"""The verdict of a verifier on one completion, in a separate module so that a worker process starts
 without torch."""
 
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ class Verdict:
     """`outcome` is one of artifacts.OUTCOMES; `answer` is the extracted answer, or the reason for
     `error` and `timeout`.
 
-    `partial` is the verifier's own score in [0, 1], where it gives one. `parts` are the scores of a
-    composite's verifiers, in its order; then `partial` is their weighted sum. `seconds` is the CPU
-    time that it took."""
+    `partial` is the verifier's score in [0, 1], if it computes one. `parts` are the scores of the
+    verifiers of a composite, in order; `partial` is then their weighted sum. `seconds` is the CPU
+    time of the verdict."""
 
     outcome: str
     answer: str
@@ -21,21 +21,21 @@ class Verdict:
 
     @property
     def score(self) -> float:
-        """The score in [0, 1]: the verifier's own, else 1 for `correct` and 0 for everything
-        else."""
+        """The score in [0, 1]: the verifier's score if set, else 1 for `correct` and 0 for every
+        other outcome."""
         return float(self.outcome == "correct") if self.partial is None else self.partial
 
     @property
     def reward(self) -> float:
-        """The reward in training: for a composite the weighted sum, else 1 for `correct` and 0 for
-        everything else."""
+        """The reward in training: the weighted sum for a composite, else 1 for `correct` and 0 for
+        every other outcome."""
         return self.score if self.parts else float(self.outcome == "correct")
 
 
 @dataclass
 class JudgeUsage:
-    """What judging cost: requests of this run, verdicts that were known, and the tokens and FLOPs
-    of all of them, so that what was judged before is not free."""
+    """The cost of judging: requests of this run, reused verdicts, and the tokens and FLOPs of both.
+    Reused verdicts count, so that earlier judging is not reported as free."""
 
     requests: int = 0
     tokens: int = 0

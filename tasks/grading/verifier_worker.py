@@ -1,30 +1,30 @@
-"""The processes in which verifiers run, of a pool (tasks/common/pool.py).
+"""The worker processes of a pool (tasks/common/processes/pool.py), in which verifiers run.
 
-The configuration holds the verifiers and the limits, and the handshake's reply the verifiers'
-versions. Requests are answers, [verifier, completion, gold, prompt]. Where the completion is null,
-the gold is checked, or with a prompt, whether a formula of the prompt equals it.
+The configuration contains the verifiers and the limits; the handshake returns the versions of the
+verifiers. A request is an answer, [verifier, completion, gold, prompt]. If the completion is null,
+the worker checks the gold; with a prompt, it checks whether a formula of the prompt equals it.
 
-Only here are errors caught broadly: a verifier that raises has produced the outcome `error`, which
-never counts as a wrong answer. An answer that needs more memory than the limit is a `timeout`, like
-one that needs more time."""
+This is the only place that catches errors broadly: a verifier that raises yields the outcome
+`error`, which never counts as a wrong answer. An answer that exceeds the memory limit or
+the time limit is a `timeout`."""
 
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.common import pool_worker
 from tasks.common.params import ParamsError
+from tasks.common.processes import pool_worker
 from tasks.grading.loading import Verifier, load
 from tasks.grading.verdict import Verdict
 
-MAX_ANSWER = 1000  # characters of an extracted answer that are kept
+MAX_ANSWER = 1000  # characters kept of an extracted answer
 
 
 def judge(
     verifiers: Mapping[str, Verifier], name: str, completion: str | None, answer: str, prompt: str
 ) -> Verdict:
-    """Return the verdict of the verifier `name`; without a completion, its verdict on the gold, or
-    `wrong` with the formula of the prompt that equals the gold."""
+    """Return the verdict of the verifier `name`. Without a completion, return its verdict on the
+    gold, or `wrong` with the formula of the prompt that equals the gold."""
     try:
         verifier = verifiers[name]
         if completion is not None:
@@ -43,8 +43,8 @@ def judge(
 
 
 def reply_of(verdict: Verdict, seconds: float) -> list[Any]:
-    """Return the verdict and its CPU time in JSON's types. Lone surrogates in the answer are
-    replaced, because a table cannot hold them."""
+    """Return the verdict and its CPU time in JSON types. Lone surrogates in the answer are
+    replaced, because a table cannot store them."""
     answer = verdict.answer[:MAX_ANSWER].encode("utf-8", "replace").decode()
     return [verdict.outcome, answer, verdict.partial, verdict.parts, seconds]
 

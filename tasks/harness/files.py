@@ -1,17 +1,17 @@
-"""Task files of one's own: what they could run, and a digest of all that they read.
+"""The user's own task files: the code that they could run, and a digest of all that they read.
 
-lm-evaluation-harness lets a task file run Python: `!function` imports what stands beside it, a
-metric that it does not know is loaded from a folder or a hub, and a pickled table runs code when it
-is read. None of that is taken from a file unless its user says that it is trusted. Templates of
-prompts are rendered in jinja2's sandbox (see `run`)."""
+lm-evaluation-harness lets a task file run Python: `!function` imports a module beside it, an
+unknown metric is loaded from a folder or a hub, and a pickled table runs code when it is read. All
+of these are refused unless the user declares the file as trusted. Templates of prompts are rendered
+in jinja2's sandbox (see `run`)."""
 
 import glob
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from tasks.common.config.yaml_entries import Entry, entries
 from tasks.common.files import ArtifactError, digest, digest_file
-from tasks.common.tagged import Entry, entries
 
 FORMATS = ("json", "csv", "parquet", "arrow", "text")
 HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -19,8 +19,8 @@ TRUST = "--trust-tasks runs it"
 
 
 def task_files(folder: Path, trusted: Path | None = None) -> list[Path]:
-    """The YAML files below `folder`, and those that they include; but for the ones below `trusted`,
-    which come with the harness. Raises ArtifactError where there are none."""
+    """Return the YAML files below `folder` and their includes, except files below `trusted`, which
+    come with the harness. Raise ArtifactError if there are none."""
     if not folder.is_dir():
         raise ArtifactError(f"--include-path {folder} is not a folder")
     waiting = sorted(folder.glob("**/*.yaml"))
@@ -39,8 +39,7 @@ def task_files(folder: Path, trusted: Path | None = None) -> list[Path]:
 
 
 def check(paths: Collection[Path], metrics: Collection[str]) -> None:
-    """Raise ArtifactError with every line that could run code; `metrics` are those of the harness
-    itself."""
+    """Raise ArtifactError with every line that could run code; `metrics` are the harness's own."""
     found = [
         f"{path} line {entry.line}: {problem}"
         for path in paths
@@ -52,7 +51,7 @@ def check(paths: Collection[Path], metrics: Collection[str]) -> None:
 
 
 def runs_code(entry: Entry, folder: Path, metrics: Collection[str]) -> str | None:
-    """How an entry could run code, and what to do; None where it could not."""
+    """Return how an entry could run code, and the remedy, or None if it could not."""
     key = entry.keys[-1] if entry.keys else ""
     if entry.tag:
         return f"{entry.tag} {entry.text}".rstrip() + f" is Python; {TRUST}"
@@ -75,22 +74,22 @@ def is_true(entry: Entry) -> bool:
 
 
 def is_data(source: str, folder: Path) -> bool:
-    """Whether a data set is read as data: tables of known formats, or a hub's, whose scripts the
-    library `datasets` does not run any more."""
+    """Return whether a data set is read as data: tables of supported formats, or a hub's data set,
+    since the library `datasets` no longer runs scripts."""
     is_place = Path(source).exists() or (folder / source).exists()
     return source in FORMATS or (HUB.fullmatch(source) is not None and not is_place)
 
 
 def fingerprint(paths: Collection[Path]) -> str:
-    """A digest of task files, of the Python beside them and of the tables that they name: with
-    another, results are others. Raises ArtifactError for a table that is not there."""
+    """Return a digest of task files, of the Python beside them and of the tables that they name,
+    which determine the results. Raise ArtifactError for a missing table."""
     beside = {other for path in paths for other in path.parent.glob("*.py")}
     tables = {Path(table) for path in paths for table in data_files(path)}
     return digest(sorted([str(p), digest_file(p)] for p in {*paths, *beside, *tables}))
 
 
 def data_files(path: Path) -> Iterator[str]:
-    """The files on this machine that a task file names as its data."""
+    """Yield the files on this machine that a task file names as its data."""
     for entry in entries(path):
         if "data_files" not in entry.keys or "://" in entry.text:
             continue

@@ -1,8 +1,8 @@
 """A policy on tasks of lm-evaluation-harness, one after the other, each recorded when it is done.
 
 The policy is loaded by the harness itself (its models `hf` and `vllm`), from the files that any
-Hugging Face program reads, and not by an engine of ours: numbers are to be comparable with those of
-others. A task whose record is there already is not run again."""
+Hugging Face program reads, and not by one of our engines: the numbers must be comparable with other
+people's. A task with a record is not run again."""
 
 import logging
 import time
@@ -18,10 +18,11 @@ import torch
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tasks.common import params, process
+from tasks.common import params
 from tasks.common.files import ArtifactError, digest_file
 from tasks.common.layout import Layout
 from tasks.common.params import meant
+from tasks.common.processes import locks
 from tasks.common.sealed import read_sealed, write_sealed
 from tasks.engines.loading import engine_name
 from tasks.engines.settings import EngineSettings
@@ -40,14 +41,14 @@ logger = logging.getLogger(__name__)
 INSTALL = 'python -m pip install --constraint requirements.txt --editable ".[eval]"'
 BACKENDS = ("hf", "vllm")
 FAILURES = (OSError, ValueError, KeyError, ImportError, TemplateError, torch.OutOfMemoryError)
-COUNTS = ("alias", "sample_len")  # what the harness lists among metrics and is none
-BATCH_SIZE = 16  # of hf on a CPU; elsewhere the harness finds one
+COUNTS = ("alias", "sample_len")  # no metrics, although the harness lists them
+BATCH_SIZE = 16  # of hf on a CPU; elsewhere the harness chooses it
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for. None: as the task's own file says; of `backend` and `batch_size`, what
-    fits the machine; of `limit`, all of a task."""
+    """The request. None means the default of the task's own file; for `backend` and `batch_size`,
+    whatever fits the machine; for `limit`, all problems of a task."""
 
     tasks: list[str]
     limit: int | None
@@ -62,15 +63,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Index:
-    """The tasks that there are, and what the files of one's own among them are made of."""
+    """The available tasks, and the digest of the user's own files among them."""
 
     manager: Any
     include: Path | None
     fingerprint: str | None
 
     def names(self, asked: list[str]) -> list[str]:
-        """The tasks and groups that were asked for, tags replaced by what has them. Raises
-        ArtifactError for a name that is not known, and for a task that runs what a policy wrote."""
+        """Return the requested tasks and groups, with each tag replaced by its tasks. Raise
+        ArtifactError for an unknown name, and for a task that runs programs written by a policy."""
         known, found = self.manager.task_index, list[str]()
         for name in asked:
             if name not in known:
@@ -87,15 +88,15 @@ class Index:
         return list(dict.fromkeys(found))
 
     def source(self, name: str) -> str | None:
-        """The digest of the files that a task comes from; None for one of the harness, which its
-        version stands for."""
+        """Return the digest of the files of a task, or None for a task of the harness, which the
+        harness's version identifies."""
         file = self.manager.task_index[name].yaml_path
         is_own = self.include and file and Path(file).is_relative_to(self.include)
         return self.fingerprint if is_own else None
 
 
 def require_harness() -> ModuleType:
-    """The package `lm_eval`. Raises ArtifactError with the command that installs it."""
+    """Return the package `lm_eval`. Raise ArtifactError with the command that installs it."""
     if find_spec("lm_eval") is None:
         raise ArtifactError(f"lm_eval is not installed; install it with: {INSTALL}")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -103,8 +104,9 @@ def require_harness() -> ModuleType:
 
 
 def open_index(asked: list[str], include: Path | None, trust_tasks: bool) -> Index:
-    """The tasks of the harness, and those of the folder `include`, whose code is refused unless it
-    is trusted. Those of the harness, some ten thousand files, are read where one is asked for."""
+    """Return the tasks of the harness and of the folder `include`. Code in that folder is refused
+    unless it is trusted. The harness's own tasks, some ten thousand files, are read only if one is
+    requested."""
     harness = require_harness()
     tasks = import_module("lm_eval.tasks")
     import_module("lm_eval.api.metrics")
@@ -126,8 +128,8 @@ def open_index(asked: list[str], include: Path | None, trust_tasks: bool) -> Ind
 
 
 def sandbox_templates(utils: Any) -> None:
-    """Have the harness render prompts in jinja2's sandbox: in a plain environment, as it has, a
-    template reaches all of Python."""
+    """Let the harness render prompts in jinja2's sandbox: in its default environment a template can
+    reach all of Python."""
     plain = utils.env
     utils.env = ImmutableSandboxedEnvironment(
         undefined=plain.undefined, keep_trailing_newline=plain.keep_trailing_newline
@@ -136,7 +138,7 @@ def sandbox_templates(utils: Any) -> None:
 
 
 def open_cell(layout: Layout, cell: Subject) -> Policy:
-    """The policy of a cell. Raises ArtifactError where it has not been trained."""
+    """Return the policy of a cell. Raise ArtifactError if it has not been trained."""
     if cell.recipe is None or cell.seed is None:
         return read_policy(layout)
     folder = layout.train(cell.recipe, cell.seed) / "policy"
@@ -146,7 +148,7 @@ def open_cell(layout: Layout, cell: Subject) -> Policy:
 
 
 class Harness:
-    """One policy on the tasks that were asked for. It is loaded for the first that must be run."""
+    """One policy on the requested tasks. It is loaded for the first task that must be run."""
 
     def __init__(
         self, layout: Layout, values: Mapping[str, Any], cell: Subject, asked: Asked, index: Index
@@ -165,7 +167,7 @@ class Harness:
         self.model: Any = None
 
     def settings(self, task: str) -> dict[str, Any]:
-        """What a task is measured with."""
+        """Return the settings with which a task is measured."""
         return {
             "backend": self.backend,
             "dtype": self.engine.dtype,
@@ -177,7 +179,7 @@ class Harness:
         }
 
     def path(self, task: str) -> Path:
-        """Where the record of a task stands."""
+        """Return the path of a task's record."""
         key = {
             "policy": self.policy.digest,
             "settings": self.settings(task),
@@ -206,7 +208,7 @@ class Harness:
         return record
 
     def evaluate(self, task: str) -> Mapping[str, Any]:
-        """What the harness returns for one task."""
+        """Return the harness's results for one task."""
         limit = self.asked.max_tokens
         try:
             found = import_module("lm_eval").simple_evaluate(
@@ -225,7 +227,7 @@ class Harness:
         return dict(found)
 
     def loaded(self) -> Any:
-        """The policy as a model of the harness."""
+        """Return the policy as a model of the harness."""
         if self.model is None:
             torch.set_num_threads(self.engine.threads)
             registry = import_module("lm_eval.api.registry")
@@ -244,25 +246,25 @@ class Harness:
 
 
 def backend(engine: EngineSettings) -> str:
-    """The model of the harness that is like our engine; `hf` in place of servers."""
+    """Return the model of the harness that corresponds to our engine; `hf` in place of servers."""
     name = engine_name(engine)
     return name if name in BACKENDS else "hf"
 
 
 def versions(backend: str) -> dict[str, str]:
-    """The packages that the numbers come from."""
+    """Return the versions of the packages that compute the numbers."""
     names = ("lm_eval", "torch", "vllm" if backend == "vllm" else "transformers")
     return {name: version_of(name) for name in names}
 
 
 def version_of(name: str) -> str:
-    """The version of an installed module, whatever its distribution is called."""
+    """Return the version of an installed module, whatever its distribution is called."""
     return metadata.version(metadata.packages_distributions()[name][0])
 
 
 def measured(task: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    """A record's part of what the harness returned: the metrics of the task or group, those of a
-    group's tasks, and how many problems there were."""
+    """Return the record's part of the harness's results: the metrics of the task or group, the
+    metrics of a group's tasks, and the number of problems."""
     named = {**results["results"], **results.get("groups", {})}
     samples = results["n-samples"]
     return {
@@ -274,8 +276,8 @@ def measured(task: str, results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metrics(values: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """`exact_match,strict-match` and its standard error as one metric, `exact_match/strict-match`;
-    a filter that is none is left out of the name."""
+    """Return `exact_match,strict-match` and its standard error as one metric,
+    `exact_match/strict-match`; the filter `none` is omitted from the name."""
     found = {}
     for key, value in values.items():
         name, _, kind = key.partition(",")
@@ -290,15 +292,14 @@ def metrics(values: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is one; the harness writes N/A where it has none."""
+    """Return whether a value is a number; the harness writes N/A if it has none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def measure(
     layout: Layout, values: Mapping[str, Any], cells: list[Subject], asked: Asked
 ) -> Iterator[tuple[Subject, Path, Record]]:
-    """Yield the record of every cell and task: those that are there already, and those that are
-    made now."""
+    """Yield the record of every cell and task: existing records, and new ones."""
     index = open_index(asked.tasks, asked.include, asked.trust_tasks)
     tasks = index.names(asked.tasks)
     for cell in cells:
@@ -310,5 +311,5 @@ def measure(
                 logger.info("%s on %s: it has been measured", cell.name, task)
                 yield cell, path, read_sealed(path)
                 continue
-            with process.exclusive(lock, "the device"):
+            with locks.exclusive(lock, "the device"):
                 yield cell, path, harness.run(task)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from tasks.common import parent
+from tasks.common.processes import ending
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -12,7 +12,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    parent.die_with_parent()
+    ending.die_with_parent()
     from tasks.common import stage
 
     stage.run("tasks.ingest.run", options=add_options)

@@ -1,30 +1,26 @@
-"""Golds of other forms than one text: JSON in text, the box of a solution, several golds, a
+"""Golds in other forms than one text: JSON in text, the box of a solution, several golds, a
 tolerance.
 
 Several golds become the JSON text `{"any": [...]}` or `{"all": [...]}`, a gold with a tolerance
-`{"answer": ..., "tolerance": ...}`; several may carry a `tolerance`, too. A verifier that does not
-read these rejects the row with its reason. Which lists are golds is never guessed: `[-2,7]` may be
-an interval."""
+`{"answer": ..., "tolerance": ...}`; several golds may also have a `tolerance`. A verifier that does
+not support these rejects the row with its reason. Lists are never assumed to be golds: `[-2,7]` may
+be an interval."""
 
 import json
 import math
 from typing import Any, Literal
 
-from tasks.grading.answers import gold_boxed
+from tasks.grading.answers.marked import gold_boxed
 from tasks.ingest.candidates import as_text, is_text_or_number
-from tasks.ingest.fields import MISSING, decoded
+from tasks.ingest.fields import MISSING, Unusable, decoded
 
 Golds = Literal["any", "all"]
 Extract = Literal["boxed", "####"]
 
 
-class Unusable(ValueError):
-    """Why a row's gold or prompt cannot be used."""
-
-
 def gold(value: Any, golds: Golds | None, tolerance: Any) -> Any:
-    """Return one gold: of a list of several, and with a tolerance (null, empty: none), the JSON
-    text. What is no list, text or number is returned as it is."""
+    """Return one gold: JSON text for a list of several and for a gold with a tolerance (null or
+    empty: none). A value that is not a list, text or number is returned unchanged."""
     if golds is not None and isinstance(value, list):
         texts = several(value)
         value = texts[0] if texts else None
@@ -39,7 +35,7 @@ def gold(value: Any, golds: Golds | None, tolerance: Any) -> Any:
 
 
 def several(values: list[Any]) -> list[str]:
-    """Return the different golds of a list as texts. Raises Unusable if one is empty or no text."""
+    """Return the distinct golds of a list as texts. Raise Unusable if one is empty or not text."""
     for value in values:
         if not is_text_or_number(value) or not as_text(value).strip():
             raise Unusable(f"one of the golds is {value!r:.80}, neither text nor a finite number")
@@ -47,12 +43,12 @@ def several(values: list[Any]) -> list[str]:
 
 
 def is_given(tolerance: Any) -> bool:
-    """Whether the row has a tolerance."""
+    """Return whether the row has a tolerance."""
     return tolerance is not None and tolerance is not MISSING and tolerance != ""
 
 
 def width(tolerance: Any) -> float:
-    """Return a tolerance as a number. Raises Unusable if it is none, or not above 0."""
+    """Return a tolerance as a number. Raise Unusable if it is not a number above 0."""
     try:
         number = math.nan if isinstance(tolerance, bool) else float(tolerance)
     except (TypeError, ValueError):
@@ -63,18 +59,19 @@ def width(tolerance: Any) -> float:
 
 
 def from_json(value: Any, path: str) -> Any:
-    """Return the list or mapping in JSON text; what is no text, or blank, is returned as it is."""
+    """Return the list or mapping in JSON text; a blank text and any other value are returned
+    unchanged."""
     if not isinstance(value, str) or not value.strip():
         return value
     found = decoded(value)
     if found is MISSING:
-        raise Unusable(f"the field {path} holds no JSON list or object: {value!r:.120}")
+        raise Unusable(f"the field {path} has no JSON list or object: {value!r:.120}")
     return found
 
 
 def extracted(solution: Any, what: Extract | None) -> Any:
-    """Return the gold in a worked solution: the content of its last box, or of those that belong
-    together, or what follows `####`."""
+    """Return the gold in a worked solution: the content of its last box or joined boxes, or the
+    text after `####`."""
     if what is None or not isinstance(solution, str) or not solution.strip():
         return solution
     if what == "boxed":

@@ -1,8 +1,8 @@
-"""What a source yields, and how it becomes a clean row or a rejection with a reason.
+"""The rows that a source yields, and their conversion to clean rows or to rejections with a reason.
 
-A source reads and does not judge. It passes on each prompt and gold as it found them, and the rules
-below apply to all sources. Nothing is dropped silently: what does not become a row becomes a
-rejection with its raw text."""
+A source only reads and does not judge. It passes on each prompt and gold unchanged, and the rules
+below apply to all sources. No row is dropped silently: a row that raises Unusable becomes a
+rejection with its reason and its raw text."""
 
 import json
 import math
@@ -15,11 +15,14 @@ from typing import Any
 
 from tasks.ingest import chat
 from tasks.ingest.fields import MISSING as MISSING
+from tasks.ingest.fields import Unusable as Unusable
 from tasks.ingest.fields import field as field
-from tasks.ingest.formats import printable
+from tasks.ingest.files.formats import Record, printable
+from tasks.ingest.files.formats import Rejection as Rejection
+from tasks.ingest.settings import Source
 
 MAX_LABEL = 200  # characters of a level or a source
-# special tokens with which chats of well-known policies begin and end turns: ChatML and Llama 3,
+# special tokens at the beginning and end of turns in well-known chat formats: ChatML and Llama 3,
 # DeepSeek, Gemma, Mistral, Llama 2
 MARKER = re.compile(
     r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(?:start|end)_of_turn>|<[be]os>|\[/?INST\]|</?s>"
@@ -29,37 +32,24 @@ UNPRINTED = ("Cc", "Zl", "Zp")  # Unicode's control characters and separators of
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row of a source before it is judged: `prompt` (text or chat messages), `answer` and
-    `level` as found; `content` is its raw text. `question` is the question alone where the source
-    has it, or null."""
+    """One row before validation, as read: `prompt` is text or chat messages; `question` is only the
+    question and `solution` a worked solution, if the source has them. `source` replaces the entry's
+    source."""
 
-    source: str
-    line: int
-    content: str
     prompt: Any
     answer: Any
     verifier: str
-    level: Any
+    level: Any = None
     question: Any = None
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """A row of the table `rejected`. Lines count from 1; for a generator they count its
-    problems."""
-
-    source: str
-    line: int
-    reason: str
-    detail: str
-    content: str
+    source: Any = None
+    solution: Any = None
 
 
 @dataclass(frozen=True)
 class Row:
     """A clean prompt. `asked` is the question without template and system message, as far as the
-    source tells it apart; prompts are compared by it. `template` was put around the text of a plain
-    prompt. `marker` is the first special token of a well-known policy that the text spells, or
+    source provides it separately; prompts are compared by it. `template` is the template applied to
+    a plain prompt. `marker` is the first special token of a well-known policy in the text, or
     empty. `line` and `content` are kept in case a later check rejects the row."""
 
     source: str
@@ -73,105 +63,98 @@ class Row:
     answer: str
     verifier: str
     level: str
+    solution: str | None = None
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What applies to every row of a source: the template, and the longest prompt in characters;
-    null for neither."""
+def clean(candidate: Candidate, record: Record, source: Source, max_characters: int | None) -> Row:
+    """Return the row, with its prompt in the source's template (null: none) and otherwise verbatim.
+    Raise Unusable if it cannot be used, for example if the prompt is longer than `max_characters`
+    (null: no limit).
 
-    template: str | None
-    max_characters: int | None
-
-
-def clean(candidate: Candidate, limits: Limits) -> Row | Rejection:
-    """Return the row, its prompt put into the template and otherwise verbatim, or the reason why it
-    cannot be used.
-
-    Chat messages in a template become plain text; without a template they stay messages."""
-    problem = problem_of(candidate)
-    if problem is not None:
-        return rejection(candidate, *problem)
-    # the whole prompt as plain text, the question in it, and the messages if there is no template
+    Chat messages in a template become plain text; without a template they stay messages. The
+    source's system message replaces any existing one, and turns plain text into a chat."""
+    check(candidate)
+    # the whole prompt as plain text, the question in it, and its messages
     text = asked = candidate.prompt
-    messages = None
-    if isinstance(candidate.prompt, list):
-        found = chat.messages_of(candidate.prompt)
-        if isinstance(found, str):
-            return rejection(candidate, "malformed", found)
-        text = chat.flattened(found)
-        asked = chat.asked(found)
-        messages = json.dumps(found, ensure_ascii=False) if limits.template is None else None
+    messages = [{"role": "user", "content": text}]
+    is_chat = isinstance(candidate.prompt, list)
+    if is_chat:
+        messages = chat.messages_of(candidate.prompt)
+        text, asked = chat.flattened(messages), chat.asked(messages)
     if not asked.strip():
-        return rejection(candidate, "empty_prompt", f"the prompt is {asked!r}")
-    if limits.max_characters is not None and len(text) > limits.max_characters:
-        detail = (
+        raise Unusable(f"the prompt is {asked!r}", "empty_prompt")
+    if max_characters is not None and len(text) > max_characters:
+        raise Unusable(
             f"the prompt has {len(text)} characters, ingest.max_prompt_characters is "
-            f"{limits.max_characters}"
+            f"{max_characters}",
+            "too_long",
         )
-        return rejection(candidate, "too_long", detail)
-    prompt = limits.template.replace("{prompt}", text) if limits.template else asked
+    if source.system is not None:
+        turns = [one for one in messages if one["role"] not in chat.SYSTEM]
+        messages, is_chat = [{"role": "system", "content": source.system}, *turns], True
+    template = source.template
+    prompt = template.replace("{prompt}", text) if template else asked
     marker = MARKER.search(text)
     if isinstance(candidate.question, str) and candidate.question.strip():
         asked = candidate.question
     has_level = candidate.level is not None and candidate.level is not MISSING
-    level = as_text(candidate.level).strip() if has_level else ""
     return Row(
-        candidate.source,
-        candidate.line,
-        candidate.content,
-        asked,
-        prompt,
-        messages,
-        limits.template,
-        marker[0] if marker else "",
-        as_text(candidate.answer).strip(),
-        candidate.verifier,
-        level,
+        source=candidate.source,
+        line=record.line,
+        content=record.content,
+        asked=asked,
+        prompt=prompt,
+        messages=json.dumps(messages, ensure_ascii=False) if is_chat and template is None else None,
+        template=template,
+        marker=marker[0] if marker else "",
+        answer=as_text(candidate.answer).strip(),
+        verifier=candidate.verifier,
+        level=as_text(candidate.level).strip() if has_level else "",
+        solution=solution_of(candidate),
     )
 
 
-def rejection(candidate: Candidate, reason: str, detail: str) -> Rejection:
-    """Return the candidate as a rejection."""
-    return Rejection(printable(candidate.source), candidate.line, reason, detail, candidate.content)
+def solution_of(candidate: Candidate) -> str | None:
+    """Return the worked solution; None if it is blank, or not text that a table can store."""
+    text = candidate.solution
+    is_usable = isinstance(text, str) and text.strip() and not undecodable(text)
+    return text.strip() if is_usable else None
 
 
-def problem_of(candidate: Candidate) -> tuple[str, str] | None:
-    """Return the reason and the detail if the candidate is unusable."""
+def check(candidate: Candidate) -> None:
+    """Raise Unusable with the reason if a candidate is unusable."""
     prompt = candidate.prompt
     answer = candidate.answer
     for name in ("prompt", "answer", "level", "source", "question"):
         value = getattr(candidate, name)
         if value is MISSING and name != "level":
-            return "missing_field", f"there is no {name} field"
+            raise Unusable(f"there is no {name} field", "missing_field")
         bad = next((problem for text in texts(value) if (problem := undecodable(text))), None)
         if bad:
-            return "undecodable", f"the {name} has {bad}"
+            raise Unusable(f"the {name} has {bad}", "undecodable")
         if name in ("level", "source") and value is not MISSING and value is not None:
             problem = label_problem(as_text(value).strip())
             if problem:
-                return "malformed", f"the {name} {problem}: it labels tables; choose another field"
+                raise Unusable(f"the {name} {problem}: it labels tables; choose another field")
     if prompt is None or (
         isinstance(prompt, str | list)
         and not (prompt.strip() if isinstance(prompt, str) else prompt)
     ):
-        return "empty_prompt", f"the prompt is {prompt!r}"
+        raise Unusable(f"the prompt is {prompt!r}", "empty_prompt")
     if answer is None or (isinstance(answer, str) and not answer.strip()):
-        return "empty_answer", f"the answer is {answer!r}"
+        raise Unusable(f"the answer is {answer!r}", "empty_answer")
     if not isinstance(candidate.question, str | None):
-        return "malformed", f"the question is {type(candidate.question).__name__}, not text"
+        raise Unusable(f"the question is {type(candidate.question).__name__}, not text")
     if not isinstance(prompt, str | list):
-        return "malformed", f"the prompt is {type(prompt).__name__}, neither text nor chat messages"
+        raise Unusable(f"the prompt is {type(prompt).__name__}, neither text nor chat messages")
     if not is_text_or_number(answer) and not isinstance(answer, bool):
-        return (
-            "malformed",
-            f"the answer is {printable(repr(answer))}, neither text, number nor boolean"[:200],
+        raise Unusable(
+            f"the answer is {printable(repr(answer))}, neither text, number nor boolean"[:200]
         )
-    return None
 
 
 def label_problem(text: str) -> str | None:
-    """Return why a text cannot be a label in tables, charts and records, or None."""
+    """Return the reason that a text cannot be a label in tables, charts and records, or None."""
     if len(text) > MAX_LABEL:
         return f"has {len(text):,} characters, and can have {MAX_LABEL}"
     if bad := next((c for c in text if unicodedata.category(c) in UNPRINTED), None):
@@ -189,7 +172,7 @@ def texts(value: Any, depth: int = 8) -> Iterator[str]:
 
 
 def undecodable(text: str) -> str | None:
-    """Return what `text` contains that is not a character, or None."""
+    """Return a description of anything in `text` that is not a character, or None."""
     if "\0" in text:
         return "a NUL byte"
     try:
@@ -200,14 +183,14 @@ def undecodable(text: str) -> str | None:
 
 
 def is_text_or_number(value: Any) -> bool:
-    """Whether a value is text or a finite number."""
+    """Return whether a value is text or a finite number."""
     if isinstance(value, float | Decimal):
         return math.isfinite(value)
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def as_text(value: Any) -> str:
-    """Return text as it is, numbers without exponent or bare `.0` (145.0 is `145`, 1e20 is `1` and
+    """Return text unchanged, numbers without exponent or bare `.0` (145.0 is `145`, 1e20 is `1` and
     20 zeros), and booleans as `true` and `false`."""
     if isinstance(value, float | Decimal):
         return f"{Decimal(str(value)):f}".removesuffix(".0")

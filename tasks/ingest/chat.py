@@ -1,42 +1,43 @@
-"""Prompts that are chat messages: checked here, kept as they are, and rendered by the policy's own
-template later.
+"""Prompts that are chat messages: validated here, kept unchanged, and rendered with the policy's
+chat template later.
 
-The `prompt` of such a row is the question in plain text: all messages except the system's.
-Duplicates are found by it, so the same question with another system message, or with none, is a
-duplicate. Messages may have `from` and `value` in place of `role` and `content`. An empty last turn
-of the assistant, which waits for the answer, is dropped. Left out: tools, images."""
+The `prompt` of such a row is the question in plain text: all messages except system messages. It is
+used to find duplicates, so the same question with another system message, or with none, is a
+duplicate. Messages may use `from` and `value` instead of `role` and `content`. An empty last turn
+of the assistant, a placeholder for the answer, is dropped. Not supported: tools, images."""
 
 from typing import Any
+
+from tasks.ingest.fields import Unusable
 
 SYSTEM = ("system", "developer")
 ROLES = (*SYSTEM, "user", "assistant")
 SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
-"""The role of those who speak in the field `from`, where it goes by another name."""
+"""The role of a speaker in the field `from`, if it has another name."""
 
 
-def messages_of(value: list[Any]) -> list[dict[str, str]] | str:
-    """Return the messages with `role` and `content` only, or a text that says why they are not a
-    prompt."""
+def messages_of(value: list[Any]) -> list[dict[str, str]]:
+    """Return the messages with only `role` and `content`. Raise Unusable if there is no prompt."""
     messages: list[dict[str, str]] = []
     value = [renamed(message) for message in value]
     if len(value) > 1 and is_waiting(value[-1]):
         value = value[:-1]
     for number, message in enumerate(value, 1):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
-            return f"message {number} has no role of {', '.join(ROLES)}"
+            raise Unusable(f"message {number} has no role of {', '.join(ROLES)}")
         if message.get("tool_calls"):
-            return f"message {number} calls tools"
+            raise Unusable(f"message {number} calls tools")
         content = text_of(message.get("content"))
         if content is None:
-            return f"message {number} is not text"
+            raise Unusable(f"message {number} is not text")
         messages.append({"role": message["role"], "content": content})
     if not messages or messages[-1]["role"] != "user":
-        return "the last message is not the user's"
+        raise Unusable("the last message is not the user's")
     return messages
 
 
 def renamed(message: Any) -> Any:
-    """Return a message of `from` and `value` with `role` and `content`; any other as it is."""
+    """Return a message of `from` and `value` with `role` and `content`; others unchanged."""
     if not isinstance(message, dict) or "role" in message or "from" not in message:
         return message
     speaker = message["from"]
@@ -45,7 +46,7 @@ def renamed(message: Any) -> Any:
 
 
 def is_waiting(message: Any) -> bool:
-    """Whether a message is an empty turn of the assistant."""
+    """Return whether a message is an empty turn of the assistant."""
     return (
         isinstance(message, dict)
         and message.get("role") == "assistant"
@@ -55,7 +56,7 @@ def is_waiting(message: Any) -> bool:
 
 
 def text_of(content: Any) -> str | None:
-    """Return the text of a message, joined if it is given in parts; None if a part is not text."""
+    """Return the text of a message, with its parts joined; None if a part is not text."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else part for part in content]
         texts = [part for part in parts if isinstance(part, str)]
@@ -64,7 +65,7 @@ def text_of(content: Any) -> str | None:
 
 
 def asked(messages: list[dict[str, str]]) -> str:
-    """Return the question: the text of all messages except the system's."""
+    """Return the question: the text of all messages except system messages."""
     return "\n\n".join(message["content"] for message in messages if message["role"] not in SYSTEM)
 
 

@@ -1,8 +1,7 @@
-"""Values of a row by path, and prompts put together from several of them.
+"""Values of a row by path, and prompts assembled from several of them.
 
-A path has names and indices (`reward_model.ground_truth[0].x`). It also leads through text that
-holds JSON. Several paths may be given (`problem|question`): the first one that the row has counts.
-"""
+A path consists of names and indices (`reward_model.ground_truth[0].x`), and can lead into JSON
+text. Several alternative paths may be given (`problem|question`): the first one present counts."""
 
 import json
 import re
@@ -10,14 +9,24 @@ from functools import lru_cache
 from typing import Any
 
 MISSING = object()
-"""The value of a field that the source's row does not have."""
+"""The value of a field that is missing in the source's row."""
 STEP = re.compile(r"\.?(?P<name>[^.\[\]]+)|\[(?P<index>\d+)\]")
 BRACES = re.compile(r"\{\{|\}\}|\{(?P<path>[^{}\s][^{}]*)\}")
 
 
+class Unusable(ValueError):
+    """A row cannot be used. `reason` is its reason in the table `rejected`, and the message its
+    detail. `source` replaces the entry's source."""
+
+    def __init__(self, detail: str, reason: str = "malformed", source: str | None = None) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.source = source
+
+
 def field(record: Any, path: str) -> Any:
-    """Return the value at `path`, or MISSING. A name that contains signs of a path itself is found
-    too."""
+    """Return the value at `path`, or MISSING. A field name that itself contains path characters is
+    also found."""
     if isinstance(record, dict) and path in record:
         return record[path]
     found = (at(record, steps(one.strip())) for one in path.split("|"))
@@ -26,7 +35,7 @@ def field(record: Any, path: str) -> Any:
 
 @lru_cache(maxsize=256)
 def steps(path: str) -> tuple[str | int, ...]:
-    """Return the names and indices of a path; a path that has other parts is one name."""
+    """Return the names and indices of a path; a path with other parts is a single name."""
     found = list(STEP.finditer(path))
     if "".join(step[0] for step in found) != path:
         return (path,)
@@ -57,29 +66,19 @@ def decoded(text: str) -> Any:
         return MISSING
 
 
-def is_template(prompt: str) -> bool:
-    """Whether a prompt is a text with fields in braces, and not the name of a field."""
-    return any(found["path"] for found in BRACES.finditer(prompt))
-
-
-def paths(template: str) -> list[str]:
-    """Return the paths in a template, without the mark of those that may be empty."""
-    found = (match["path"] for match in BRACES.finditer(template))
-    return [path.removesuffix("?") for path in found if path]
+def paths(template: str) -> dict[str, bool]:
+    """Return the paths in a template, and whether each is marked as optional: `{context?}`. The
+    name of a field contains none."""
+    found = [match["path"] for match in BRACES.finditer(template) if match["path"]]
+    return {path: f"{path}?" in found for path in (one.removesuffix("?") for one in found)}
 
 
 def filled(template: str, values: dict[str, str]) -> str:
-    """Return the template with its fields replaced, and `{{` by `{`. The text is stripped, since a
-    field that may be empty leaves its blank."""
+    """Return the template with its fields replaced, and `{{` replaced by `{`. The text is stripped,
+    because an empty optional field leaves its blank."""
 
     def text(found: re.Match[str]) -> str:
         path = found["path"]
         return values[path.removesuffix("?")] if path else found[0][0]
 
     return BRACES.sub(text, template).strip()
-
-
-def may_be_empty(template: str) -> set[str]:
-    """Return the paths marked as such: `{context?}`."""
-    found = (match["path"] for match in BRACES.finditer(template))
-    return {path.removesuffix("?") for path in found if path and path.endswith("?")}

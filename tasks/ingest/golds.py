@@ -1,32 +1,33 @@
-"""Reject golds that their own verifier does not accept: a completion that gives the gold must be
+"""Reject golds that fail their own verifier: a completion with the gold as its answer must be
 graded as correct.
 
-Otherwise every rollout of the prompt would be masked or graded as wrong, after paying for sampling
+Otherwise every rollout of the prompt would be masked or graded as wrong, after the cost of sampling
 them all.
 
-Two facts about the golds are reported: which take longest, and how many equal a formula of their
-prompt, which would be graded as correct if it were copied into the answer. So is how many prompts
-spell special tokens of chats, which are sampled as text."""
+The report lists the slowest golds, the number of golds that equal a formula of their prompt (an
+answer that copies it is graded as wrong), and the number of prompts that contain special tokens of
+chats, which are sampled as text."""
 
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from tasks.grading.grader import Grader
 from tasks.grading.verdict import Verdict
 from tasks.ingest.candidates import Rejection, Row
 
 CHUNK_ROWS = 4096  # checked in one call of the grader
-MAX_SLOW = 10  # golds that are named
-MAX_SEARCHED = 1000  # rows of a source whose prompts are searched: it takes longer than the golds
+MAX_SLOW = 10  # golds listed in the report
+MAX_SEARCHED = 1000  # rows per source with a searched prompt: slower than checking the golds
 
 
 @dataclass
 class Report:
-    """What is known of the golds: the CPU seconds and the place of the slowest, and by source the
-    first rows, whose prompts are searched, those with a formula that equals the gold, and those
-    whose text has special tokens."""
+    """Facts about the golds: the CPU seconds and places of the slowest, and counts by source: of
+    rows with a searched prompt, of rows with a formula that equals the gold, and of rows with
+    special tokens in the text."""
 
     slowest: list[tuple[float, str]] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
@@ -55,14 +56,10 @@ class Report:
 def check(
     found: Iterable[tuple[int, Row | Rejection]], grader: Grader, report: Report
 ) -> Iterator[tuple[int, Row | Rejection]]:
-    """Yield what was found, in order, with the rows whose gold fails as rejections."""
-    chunk: list[tuple[int, Row | Rejection]] = []
-    for item in found:
-        chunk.append(item)
-        if len(chunk) == CHUNK_ROWS:
-            yield from check_chunk(chunk, grader, report)
-            chunk = []
-    yield from check_chunk(chunk, grader, report)
+    """Yield the items in order, with rows that have a failing gold replaced by rejections."""
+    items = iter(found)
+    while chunk := list(islice(items, CHUNK_ROWS)):
+        yield from check_chunk(chunk, grader, report)
 
 
 def check_chunk(
@@ -84,7 +81,7 @@ def check_chunk(
 def add_to(
     report: Report, rows: Sequence[Row], verdicts: Sequence[Verdict], grader: Grader
 ) -> None:
-    """Add what is known of some rows."""
+    """Add the facts about some rows."""
     times = [
         (verdict.seconds, f"{row.verifier} {row.answer[:80]!r} ({place(row)})")
         for row, verdict in zip(rows, verdicts, strict=True)
@@ -107,19 +104,18 @@ def add_to(
 
 
 def place(row: Row) -> str:
-    """Return where a row was read."""
+    """Return the source and line of a row."""
     return f"{row.source}, line {row.line}"
 
 
 def failed(row: Row, verdict: Verdict) -> Rejection:
-    """Return the rejection of a row whose gold fails."""
+    """Return the rejection of a row with a failing gold."""
     detail = (
         f"the verifier {row.verifier} grades the gold {row.answer[:200]!r} against itself as "
         f"{verdict.outcome}"
     )
-    return Rejection(
-        row.source, row.line, "unusable_answer", f"{detail}: {verdict.answer[:200]}", row.content
-    )
+    detail = f"{detail}: {verdict.answer[:200]}"
+    return Rejection(row.line, row.content, "unusable_answer", detail, row.source)
 
 
 def equal(pairs: Sequence[tuple[str, str, str]], grader: Grader) -> list[bool]:

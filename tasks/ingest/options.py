@@ -1,8 +1,8 @@
 """The options of a multiple-choice question as lines `A. ...`, and the gold as one of their
-letters, or as several (`ACD`), all of which are right.
+letters, or as several correct ones (`ACD`).
 
-Options come as a list, as a mapping from label to text, as a mapping of two lists (`text`,
-`label`), in fields of their own, or as text that has its letters already."""
+Options are a list, a mapping from label to text, a mapping of two lists (`text`, `label`), values
+of separate fields, or a text that already contains its letters."""
 
 import json
 import re
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
-from tasks.ingest.fields import MISSING, decoded
-from tasks.ingest.identity import key
+from tasks.ingest.fields import MISSING, Unusable, decoded
+from tasks.ingest.questions.identity import key
 
 # a number needs a blank after it: 1.5 and 1:2 are options
 LABEL = re.compile(r"\(?(?P<label>[A-Z])\s*[).:]\s*|\(?(?P<number>\d\d?)[).]\s+")
 BETWEEN = re.compile(r"[\s,;&/]+(?:and\s+)?")  # letters of a gold: A, C and D
-ROUND_IT = " ().:"  # signs around a letter: (C), C.
+ROUND_IT = " ().:"  # characters around a letter: (C), C.
 
 
 @dataclass(frozen=True)
 class Options:
-    """The lines to show; by letter the text of each option, and the source's own labels in the same
-    order. Both are empty where the source has the options as one text."""
+    """The lines to show, the text of each option in letter order, and the source's own labels in
+    the same order. The last two are empty if the source has the options as one text."""
 
     lines: str
     texts: tuple[str, ...]
     labels: tuple[str, ...]
 
 
-def options_of(value: Any) -> Options | str:
-    """Return the options, or a text that says why they are none."""
+def options_of(value: Any) -> Options:
+    """Return the options. Raise Unusable if the value is not a valid set of options."""
     if isinstance(value, str) and value.strip():
         return Options(value.strip(), (), ())
     if isinstance(value, dict) and {"text", "label"} <= set(value):
@@ -42,9 +42,9 @@ def options_of(value: Any) -> Options | str:
     else:
         labels, texts = None, value
     if not isinstance(texts, list) or not 2 <= len(texts) <= len(ascii_uppercase):
-        return f"the options are {shortened(value)}, not a list or mapping of 2 to 26"
+        raise Unusable(f"the options are {shortened(value)}, not a list or mapping of 2 to 26")
     if not all(isinstance(text, str | int | float) for text in texts):
-        return f"the options are {shortened(value)}, not all of them text"
+        raise Unusable(f"the options are {shortened(value)}, not all of them text")
     letters = ascii_uppercase[: len(texts)]
     plain, own = unlabelled([str(text) for text in texts])
     known = [str(label).strip(ROUND_IT) for label in labels or own or letters]
@@ -58,8 +58,8 @@ def shortened(value: Any) -> str:
 
 
 def unlabelled(texts: list[str]) -> tuple[list[str], list[str]]:
-    """Return the texts without their labels, and these, where each begins with its own letter or
-    number (`B) 6`, `(2) 6`); else the texts, and no labels."""
+    """Return the texts without their labels, and the labels, if each text begins with its own
+    letter or number (`B) 6`, `(2) 6`); else the texts, and no labels."""
     found = [LABEL.match(text) for text in texts]
     labels = [label["label"] or label["number"] for label in found if label]
     numbers = [str(number) for number in range(1, len(texts) + 1)]
@@ -70,15 +70,15 @@ def unlabelled(texts: list[str]) -> tuple[list[str], list[str]]:
 
 
 def shuffled(texts: Sequence[str]) -> list[str]:
-    """Return options that stand in fields of their own, the right one always in the same, in an
-    order that depends on their content."""
+    """Return the options of separate fields, where the correct one is always in the same field, in
+    an order that depends on their content."""
     whole = "\0".join(texts)
     return sorted(texts, key=lambda text: key(f"{whole}\0{text}"))
 
 
 def letters_of(answer: Any, options: Options, first: int) -> str | None:
-    """Return the letters of the gold, in their order: of one option, of a list of several, or of
-    several in one text (`ACD`, `A, C and D`). None if one of them is none, or occurs twice."""
+    """Return the letters of the gold in order: of one option, of a list of several, or of several
+    in one text (`ACD`, `A, C and D`). None if one of them is not an option, or occurs twice."""
     if isinstance(answer, str):
         if one := letter(answer, options, first):
             return one
@@ -94,8 +94,8 @@ def letters_of(answer: Any, options: Options, first: int) -> str | None:
 
 def letter(answer: Any, options: Options, first: int) -> str | None:
     """Return the letter of the gold: a label, a letter, a position counted from `first`, or the
-    text of an option. None if it is none of them, or if text is a position and another option as
-    well."""
+    text of an option. None if it matches none, or if a text is both a position and the text of
+    another option."""
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
     text = str(answer).strip()

@@ -3,32 +3,35 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tasks.common import registry
+from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError, parse
 from tasks.common.progress import progress
 from tasks.ingest import sources as presets
-from tasks.ingest.candidates import Candidate, Limits, Rejection, Row, clean, field
-from tasks.ingest.fetching import local_file
-from tasks.ingest.formats import Record, Unreadable, records
+from tasks.ingest.candidates import Candidate, Rejection, Row, Unusable, clean, field
+from tasks.ingest.files.fetching import local_file
+from tasks.ingest.files.formats import Record, printable, records
 from tasks.ingest.selection import (
     Between,
     between,
     chosen_verifier,
     conditions_of,
-    excluded,
-    no_verifier,
     placeholder,
     question_of,
+    select,
     verifier_of,
 )
 from tasks.ingest.settings import Source
 
+HEAD_BYTES = 8 << 20  # of a remote file, fetched to examine a few rows
+
 
 def load(preset: str) -> Any:
-    """Return the module of a preset. Raises ParamsError listing the presets if there is none."""
+    """Return the module of a preset. Raise ParamsError that lists the presets if it is unknown."""
     return registry.load(presets, preset, "ingest.sources: the preset")
 
 
@@ -54,6 +57,12 @@ def check(source: Source, where: str) -> None:
         raise ParamsError(
             f"ingest.sources: prompt_template {source.prompt_template!r} must hold {{prompt}} once"
         )
+    given = (source.system is not None, source.prompt_template is not None, source.raw)
+    if sum(given) > 1:
+        raise ParamsError(
+            f"{where}: give one of system, raw and prompt_template: raw and prompt_template make "
+            "plain text, which has no system's message"
+        )
     if source.weight is not None and not 0 < source.weight < float("inf"):
         raise ParamsError(f"ingest.sources: weight is {source.weight}; it must be above 0")
     if source.max_rows is not None and source.max_rows < 1:
@@ -78,7 +87,8 @@ def settings_of(source: Source) -> Any:
 
 
 def num_rows(source: Source) -> int | None:
-    """Return how many rows a source generates; None for files, which say it only when read."""
+    """Return the number of rows that a source generates; None for files, which must be read
+    first."""
     number = getattr(settings_of(source), "num_prompts", None)
     return number if isinstance(number, int) else None
 
@@ -86,8 +96,8 @@ def num_rows(source: Source) -> int | None:
 def read(
     chosen: list[Source], max_characters: int | None, folder: Path | None
 ) -> Iterator[tuple[int, Row | Rejection]]:
-    """Yield every row of every source in order, clean or rejected, with the source's index. Files
-    that are not on this machine are fetched into `folder` first."""
+    """Yield every row of every source in order, clean or rejected, with the source's index. Remote
+    files are first fetched into `folder`."""
     with progress(None, "ingest", "row") as bar:
         for index, source in enumerate(chosen):
             for row in rows(index, source, max_characters, folder):
@@ -96,17 +106,21 @@ def read(
 
 
 def rows(
-    index: int, source: Source, max_characters: int | None, folder: Path | None
+    index: int,
+    source: Source,
+    max_characters: int | None,
+    folder: Path | None,
+    limit: int | None = None,
 ) -> Iterator[Row | Rejection]:
-    """Yield the rows of one source. Raises ParamsError if it has none, or if all of them lack a
-    field, or are not those that it asks for."""
-    limits = Limits(source.prompt_template, max_characters)
+    """Yield the rows of one source, or the first `limit` of them; for a remote file, from its first
+    HEAD_BYTES. Raise ParamsError if it has no rows, if all of them lack a field, or (without a
+    limit) if none is used; first rows do not show what others have."""
     where = f"ingest.sources[{index}] ({source.preset})"
     row = None
     num_rows = 0
     reasons: Counter[str] = Counter()
-    for found in candidates(source, folder):
-        row = found if isinstance(found, Rejection) else clean(found, limits)
+    max_bytes = None if limit is None else HEAD_BYTES
+    for row in islice(judged(source, max_characters, folder, max_bytes), limit):
         if isinstance(row, Row) and isinstance(source.question, Between):
             part = between(row.asked, source.question)
             reasons["marked"] += part is not None
@@ -116,6 +130,8 @@ def rows(
         yield row
     if row is None:
         raise ParamsError(f"{where} has no rows: check its settings")
+    if num_rows == limit:
+        return
     if isinstance(source.question, Between) and reasons[""] and not reasons["marked"]:
         raise ParamsError(
             f"{where}: none of {reasons['']} prompts has the texts {source.question.between} of "
@@ -126,6 +142,8 @@ def rows(
             f"{where}: in every one of {num_rows} rows {row.detail}. Check the names of the "
             f"fields; the last row is {row.content[:300]}"
         )
+    if limit is not None:
+        return
     if isinstance(row, Rejection) and reasons["filtered"] + reasons["no_verifier"] == num_rows:
         raise ParamsError(
             f"{where}: none of {num_rows} rows is used: {row.detail}. Check the columns and "
@@ -133,39 +151,55 @@ def rows(
         )
 
 
-def candidates(source: Source, folder: Path | None) -> Iterator[Candidate | Rejection]:
-    """Yield the candidates of a source: those its module generates, or those it makes of a file's
-    records."""
-    module = load(source.preset)
-    settings = settings_of(source)
-    if hasattr(module, "read"):
-        for found in module.read(settings):
-            named = isinstance(found, Candidate) and source.verifier is not None
-            yield replace(found, verifier=source.verifier) if named else found
-        return
+def judged(
+    source: Source, max_characters: int | None, folder: Path | None, max_bytes: int | None
+) -> Iterator[Row | Rejection]:
+    """Yield the records of a source as rows or rejections."""
+    module, settings = load(source.preset), settings_of(source)
     name = getattr(settings, "name", source.preset)
     conditions = conditions_of(source.where, "where")
-    with local_file(settings.path, folder) as path:
-        for record in records(path, settings.path):
-            if isinstance(record, Unreadable):
-                yield Rejection(name, record.line, record.reason, record.detail, record.content)
-            elif reason := excluded(record.fields, conditions):
-                yield Rejection(name, record.line, *reason, record.content)
-            else:
-                yield as_asked(module.candidate(record, settings), record, source)
+
+    def row_of(record: Record) -> Row | Rejection:
+        found = Candidate(None, None, "", source=name)
+        try:
+            select(record.fields, conditions)
+            found = module.candidate(record, settings)
+            found = replace(found, source=name if found.source is None else found.source)
+            return clean(chosen(found, record, source), record, source, max_characters)
+        except Unusable as error:
+            place = printable(error.source or found.source)
+            return Rejection(record.line, record.content, error.reason, str(error), place)
+
+    for record in records_of(module, settings, folder, max_bytes):
+        yield row_of(record) if isinstance(record, Record) else replace(record, source=name)
 
 
-def as_asked(found: Candidate | Rejection, record: Record, source: Source) -> Candidate | Rejection:
-    """Return a candidate with the verifier and the question that the entry asks for."""
-    if isinstance(found, Candidate) and source.verifier is not None:
-        verifier = chosen_verifier(source.verifier, record.fields)
-        if verifier is None:
-            detail = no_verifier(source.verifier, record.fields)
-            return Rejection(found.source, record.line, "no_verifier", detail, record.content)
-        found = replace(found, verifier=verifier)
-    if isinstance(found, Candidate) and (name := placeholder(found.prompt)):
+def records_of(
+    module: Any, settings: Any, folder: Path | None, max_bytes: int | None
+) -> Iterator[Record | Rejection]:
+    """Yield the records that a source's module generates, or the records of its file. If only
+    `max_bytes` of the file were fetched, it may be unreadable: Parquet is read from its end, JSON
+    as a whole."""
+    if hasattr(module, "read"):
+        yield from module.read(settings)
+        return
+    with local_file(settings.path, folder, max_bytes) as path:
+        try:
+            yield from records(path, settings.path)
+        except ArtifactError:
+            if max_bytes is None or path.stat().st_size < max_bytes:
+                raise
+            yield Rejection(1, "", "too_large", "only the beginning of the file was fetched")
+
+
+def chosen(found: Candidate, record: Record, source: Source) -> Candidate:
+    """Return a candidate with the verifier and the question of the entry. Raise Unusable for a
+    prompt with an image placeholder."""
+    if source.verifier is not None:
+        found = replace(found, verifier=chosen_verifier(source.verifier, record.fields))
+    if name := placeholder(found.prompt):
         detail = f"the prompt has the place of an image, {name}, and images are not read"
-        return Rejection(found.source, record.line, "needs_image", detail, record.content)
-    if isinstance(found, Candidate) and isinstance(source.question, str):
+        raise Unusable(detail, "needs_image")
+    if isinstance(source.question, str):
         found = replace(found, question=field(record.fields, source.question))
     return found

@@ -1,4 +1,4 @@
-"""The stage `ingest`: from the sources to prompts with answers, in three splits."""
+"""The stage `ingest`: read sources and write prompts with answers, in three splits."""
 
 import logging
 from dataclasses import asdict, dataclass
@@ -10,13 +10,13 @@ from tasks.common.files import digest_file, temporary_folder
 from tasks.common.stage import Stage
 from tasks.grading.grader import Grader
 from tasks.grading.settings import Verify
-from tasks.ingest import contamination, duplicates, golds, splits, writing
+from tasks.ingest import golds, splits, writing
+from tasks.ingest.questions import contamination, duplicates
+from tasks.ingest.questions.shared_text import SharedText, SharedTexts
 from tasks.ingest.reading import load, num_rows, read, sources
 from tasks.ingest.settings import Ingest, Source
 from tasks.ingest.splits import Share
 from tasks.ingest.spool import Spool
-from tasks.ingest.summary import table
-from tasks.ingest.wrappers import Wrapper, Wrappers
 
 logger = logging.getLogger("tasks.ingest")
 
@@ -30,7 +30,7 @@ class Sections:
 
 
 def main(stage: Stage) -> None:
-    """Read, judge and split all rows, and write the tables; with --dry-run print the counts."""
+    """Read, check and split all rows, and write the tables; with --dry-run print the counts."""
     sections = stage.sections(Sections)
     settings = sections.ingest
     chosen = sources(settings.sources)
@@ -50,25 +50,25 @@ def main(stage: Stage) -> None:
 def ingest(
     settings: Ingest, chosen: list[Source], verify: Verify, folder: Path, report: golds.Report
 ) -> tuple[Spool, pl.DataFrame, pl.DataFrame]:
-    """Return all rows read (their texts in `folder`), the index with the outcome of each row, and
-    the contaminated pairs. What is known of the golds is added to `report`."""
+    """Return all rows read (with texts in `folder`), the index with the outcome of each row, and
+    the contaminated pairs. Add facts about the golds to `report`."""
     # read every row, and check every gold with its verifier
     spool = Spool(folder, settings.seed)
-    wrappers = Wrappers(n for n, source in enumerate(chosen) if may_be_wrapped(source))
+    samples = SharedTexts(n for n, source in enumerate(chosen) if may_share_text(source))
     with Grader(verify) as grader:
         for entry, found in golds.check(
             read(chosen, settings.max_prompt_characters, folder), grader, report
         ):
             spool.add(entry, found)
-            wrappers.add(entry, found)
-        # compare questions without what all prompts of their source share
-        unwrap(spool, wrappers.found())
+            samples.add(entry, found)
+        # compare questions without the text shared by all prompts of their source
+        compare_without_shared_text(spool, samples.found())
         index = spool.close().index
-        # golds of the same question that differ only in spelling are one
+        # golds of the same question that differ only in spelling are unified
         texts = spool.take(duplicates.differing(index)["row"], "answer", "verifier")
         index = duplicates.unify(index, texts, lambda pairs: golds.equal(pairs, grader))
     index = duplicates.resolve(index, [source.split for source in chosen])
-    # split the rest; a training row that the evaluation contains as well is rejected
+    # split the remaining rows; reject training rows that are also in the evaluation
     pairs = [pl.DataFrame(schema=contamination.PAIRS)]
 
     def contaminated(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
@@ -81,33 +81,33 @@ def ingest(
 
 
 def shares(chosen: list[Source]) -> list[Share]:
-    """Return what the entries say of where their rows go."""
+    """Return the settings of the entries that decide where their rows go."""
     return [Share(one.split, one.weight, one.max_rows, num_rows(one)) for one in chosen]
 
 
-def may_be_wrapped(source: Source) -> bool:
-    """Whether the prompts of a source may share an instruction that is no part of the question:
-    those of a file, unless the entry says what the question is."""
+def may_share_text(source: Source) -> bool:
+    """Return whether the prompts of a source may share an instruction that is not part of the
+    question: true for files, unless the entry names the question."""
     return source.question is None and not hasattr(load(source.preset), "read")
 
 
-def unwrap(spool: Spool, wrappers: dict[tuple[int, str], Wrapper]) -> None:
-    """Compare the rows of wrapped sources without their wrappers."""
-    for (entry, source), wrapper in wrappers.items():
+def compare_without_shared_text(spool: Spool, found: dict[tuple[int, str], SharedText]) -> None:
+    """Compare the rows of each source without the text that its prompts share."""
+    for (entry, source), shared in found.items():
         logger.info(
             "ingest.sources[%d] (%s): questions are compared without what its prompts share: %r "
             "before, %r after",
             entry,
             source,
-            wrapper.start,
-            wrapper.end,
+            shared.start,
+            shared.end,
         )
 
     def question(entry: int, source: str, asked: str) -> str:
-        wrapper = wrappers.get((entry, source))
-        return wrapper.stripped(asked) if wrapper else asked
+        shared = found.get((entry, source))
+        return shared.stripped(asked) if shared else asked
 
-    if wrappers:
+    if found:
         spool.compare_by(question)
 
 
@@ -123,3 +123,32 @@ def write(stage: Stage, spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) 
         logger.info("%s: %d prompts", name, num_prompts)
         if not num_prompts:
             logger.warning("no stage that measures on %s can run without prompts in it", name)
+
+
+def table(index: pl.DataFrame) -> str:
+    """Return the outcome of every row as a text table: a line per source, with the rows of each
+    split and the rows rejected for each reason. `unused` counts good rows that no split needed."""
+    fate = pl.coalesce(pl.col("reason").cast(pl.String), "split", pl.lit("unused"))
+    counts = index.group_by(pl.col("source").cast(pl.String), fate=fate).len()
+    reasons = (
+        index["reason"].cast(pl.String).drop_nulls().value_counts(sort=True)["reason"].to_list()
+    )
+    names = ["read", *splits.NAMES, "unused", *reasons]
+    numbers = {(source, what): number for source, what, number in counts.iter_rows()}
+    rows = [["source", *names]]
+    for source in index["source"].cast(pl.String).unique(maintain_order=True):
+        cells = {name: numbers.get((source, name), 0) for name in names}
+        cells["read"] = sum(cells.values())
+        rows.append([source, *map(str, cells.values())])
+    totals = [str(sum(int(row[column]) for row in rows[1:])) for column in range(1, len(names) + 1)]
+    rows.append(["all", *totals])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(aligned(row, widths)) for row in rows)
+
+
+def aligned(row: list[str], widths: list[int]) -> list[str]:
+    """Return the padded cells: the first left-aligned, the numbers right-aligned."""
+    return [
+        row[0].ljust(widths[0]),
+        *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+    ]

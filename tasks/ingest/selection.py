@@ -1,9 +1,8 @@
-"""What an entry of `ingest.sources` says of the rows of its file, whatever the preset: which to use
-(`where`), which verifier grades each (`verifier`), and what of a prompt is the question
+"""The keys of an entry of `ingest.sources` that apply to the rows of any file: the rows to use
+(`where`), the verifier of each row (`verifier`), and the part of a prompt that is the question
 (`question`).
 
-A row that is not used is a rejection with its reason, as any other. Left out: conditions other than
-equality."""
+An unused row becomes a rejection with a reason. Not supported: conditions other than equality."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 
 from tasks.common.params import ParamsError, parse
 from tasks.ingest.candidates import as_text
-from tasks.ingest.fields import MISSING, field
+from tasks.ingest.fields import MISSING, Unusable, field
 
 REJECT = "reject"
 PLACEHOLDER = re.compile(r"<image[ _]?\d*>")
@@ -21,7 +20,7 @@ IMAGES = ("image", "images")
 
 @dataclass(frozen=True)
 class ByColumn:
-    """The verifier by the value of a column; `otherwise` is a verifier, or `reject`."""
+    """The verifier selected by the value of a column; `otherwise` is a verifier, or `reject`."""
 
     column: str
     values: dict[str, str]
@@ -30,14 +29,13 @@ class ByColumn:
 
 @dataclass(frozen=True)
 class Between:
-    """Which part of a prompt is the question: what is between two texts; null: from its start, to
-    its end."""
+    """The question as the part of a prompt between two texts; null for its start or its end."""
 
     between: list[str | None]
 
 
 def verifier_of(value: Any, where: str) -> str | ByColumn:
-    """Return a verifier's name, or the choice by a column. Raises ParamsError for anything else."""
+    """Return a verifier's name, or the choice by a column. Raise ParamsError for anything else."""
     if isinstance(value, str):
         return value
     chosen = parse(value, ByColumn, where)
@@ -45,7 +43,7 @@ def verifier_of(value: Any, where: str) -> str | ByColumn:
 
 
 def question_of(value: Any, where: str) -> str | Between | None:
-    """Return the name of a field or the two texts around the question. Raises ParamsError for
+    """Return the name of a field or the two texts around the question. Raise ParamsError for
     anything else."""
     if value is None or isinstance(value, str):
         return value
@@ -59,7 +57,7 @@ def question_of(value: Any, where: str) -> str | Between | None:
 
 
 def conditions_of(value: Any, where: str) -> dict[str, frozenset[str]]:
-    """Return the allowed values of each column as texts. Raises ParamsError for a column without
+    """Return the allowed values of each column as texts. Raise ParamsError for a column without
     values."""
     conditions = {}
     for column, allowed in (value or {}).items():
@@ -70,64 +68,60 @@ def conditions_of(value: Any, where: str) -> dict[str, frozenset[str]]:
     return conditions
 
 
-def excluded(
-    fields: Mapping[str, Any], conditions: Mapping[str, frozenset[str]]
-) -> tuple[str, str] | None:
-    """Return the reason and the detail if a row is none of those asked for, or needs an image."""
+def select(fields: Mapping[str, Any], conditions: Mapping[str, frozenset[str]]) -> None:
+    """Raise Unusable if a row does not meet the conditions, or requires an image."""
     for column, allowed in conditions.items():
         value = field(fields, column)
         if value is MISSING:
-            return "filtered", f"there is no field {column}, by which `where` chooses"
+            raise Unusable(f"there is no field {column}, by which `where` chooses", "filtered")
         if as_text(value) not in allowed:
-            return "filtered", f"{column} is {as_text(value)[:80]!r}, which `where` does not name"
+            shown = f"{column} is {as_text(value)[:80]!r}"
+            raise Unusable(f"{shown}, which `where` does not name", "filtered")
     for name in IMAGES:
         if is_named(fields.get(name)):
-            return "needs_image", f"the field {name} names an image, and images are not read"
-    return None
+            detail = f"the field {name} names an image, and images are not read"
+            raise Unusable(detail, "needs_image")
 
 
 def is_named(image: Any) -> bool:
-    """Whether a value names an image; a table may have a mapping of nulls for none."""
+    """Return whether a value names an image; some tables use a mapping of nulls for no image."""
     return any(image.values()) if isinstance(image, dict) else bool(image)
 
 
 def placeholder(prompt: Any) -> str | None:
-    """Return the place of an image that a prompt names, if there is one."""
-    found = (PLACEHOLDER.search(text) for text in said(prompt))
+    """Return the image placeholder in a prompt, or None."""
+    found = (PLACEHOLDER.search(text) for text in texts_of(prompt))
     return next((match[0] for match in found if match), None)
 
 
-def said(prompt: Any) -> Iterator[str]:
-    """Yield the texts of a prompt that is text or messages."""
+def texts_of(prompt: Any) -> Iterator[str]:
+    """Yield the texts of a prompt, which is text or messages."""
     if isinstance(prompt, str):
         yield prompt
     elif isinstance(prompt, list):
         for message in prompt:
             if isinstance(message, dict):
-                yield from said(message.get("content", message.get("value")))
+                yield from texts_of(message.get("content", message.get("value")))
 
 
-def chosen_verifier(spec: str | ByColumn, fields: Mapping[str, Any]) -> str | None:
-    """Return the verifier of a row; None if the row is to be rejected."""
+def chosen_verifier(spec: str | ByColumn, fields: Mapping[str, Any]) -> str:
+    """Return the verifier of a row. Raise Unusable if there is none."""
     if isinstance(spec, str):
         return spec
     value = field(fields, spec.column)
-    named = None if value is MISSING else spec.values.get(as_text(value))
-    name = spec.otherwise if named is None else named
-    return None if name == REJECT else name
-
-
-def no_verifier(spec: ByColumn, fields: Mapping[str, Any]) -> str:
-    """Return why a row has no verifier."""
-    value = field(fields, spec.column)
-    if value is MISSING:
-        return f"there is no field {spec.column}, which names the verifier"
-    return f"{spec.column} is {as_text(value)[:80]!r}, for which `verifier` names none"
+    name = spec.otherwise
+    detail = f"there is no field {spec.column}, which names the verifier"
+    if value is not MISSING:
+        name = spec.values.get(as_text(value), spec.otherwise)
+        detail = f"{spec.column} is {as_text(value)[:80]!r}, for which `verifier` names none"
+    if name == REJECT:
+        raise Unusable(detail, "no_verifier")
+    return name
 
 
 def between(asked: str, marks: Between) -> str | None:
-    """Return the part of a prompt between the first mark's first place and the second's last; None
-    if one of them is not there, or nothing is left."""
+    """Return the part of a prompt between the first occurrence of the first mark and the last
+    occurrence of the second; None if a mark is missing or the part is empty."""
     start, end = marks.between
     if start is not None:
         _, found, asked = asked.partition(start)

@@ -16,7 +16,7 @@ class Sizes:
 
 @settings
 class Contamination:
-    """The section `ingest.contamination`: training prompts that validation or test ask too are
+    """The section `ingest.contamination`: training prompts that are also in validation or test are
     dropped."""
 
     overlap: float | None = 0.7  # shared n-grams of the shorter prompt; null: only equal prompts
@@ -39,12 +39,19 @@ class Source:
     preset: str  # a file of tasks/ingest/sources
     settings: dict[str, Any]  # of that file
     prompt_template: str | None = None  # with {prompt} once: "Question: {prompt}\\nAnswer:"
+    system: str | None = None  # the system's message of chats, in place of one that they have
+    raw: bool = False  # plain text, without the policy's chat template
     verifier: Any = None  # in place of the preset's: a name, or the choice by a column
     weight: float | None = None  # share of every split, relative to the other weights
     max_rows: int | None = None  # of this source
     split: Literal["train", "validation", "test"] | None = None  # where all of its rows go
     where: dict[str, Any] | None = None  # rows by the values of columns
     question: Any = None  # the field that has the question alone, or the texts around it
+
+    @property
+    def template(self) -> str | None:
+        """The text around a plain prompt; None leaves that to the policy's chat template."""
+        return "{prompt}" if self.raw else self.prompt_template
 
 
 @settings
@@ -55,7 +62,7 @@ class Ingest:
     seed: int = 0  # of the splits
     splits: Sizes = Sizes()  # rows each
     max_prompt_characters: int | None = 20000  # longer prompts are rejected; null: no limit
-    contamination: Contamination = Contamination()  # what counts as the same prompt
+    contamination: Contamination = Contamination()  # when two prompts are the same
 
     def __post_init__(self) -> None:
         if not self.sources:

@@ -1,8 +1,8 @@
 """Split prompts into train, validation and test by their content, so that the order of sources and
 rows does not matter.
 
-Every prompt has a place in an order that depends on the seed and its own content. Test takes the
-first places, then validation, then train. A split that a source names takes only rows of such
+Every prompt has a place in an order that depends only on the seed and its content. Test takes the
+first places, then validation, then train. A split named by sources takes only rows of these
 sources."""
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ import polars as pl
 
 from tasks.common.params import ParamsError
 from tasks.common.stage import StageError
-from tasks.ingest.duplicates import ALIVE, reject
+from tasks.ingest.questions.duplicates import ALIVE, reject
 from tasks.ingest.settings import Sizes
 
 NAMES = ("train", "validation", "test")
@@ -22,8 +22,8 @@ NAMES = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Share:
-    """The settings of an entry of `ingest.sources` that decide where its rows go. `num_rows` is how
-    many it has at most, where that is known before they are read."""
+    """The settings of an entry of `ingest.sources` that decide where its rows go. `num_rows` is its
+    maximum number of rows, if known before reading."""
 
     split: str | None
     weight: float | None
@@ -31,12 +31,12 @@ class Share:
     num_rows: int | None = None
 
     def most(self) -> int | None:
-        """Return the most rows that the entry can give; None if that is not known."""
+        """Return the maximum number of rows of the entry; None if unknown."""
         return min((n for n in (self.max_rows, self.num_rows) if n is not None), default=None)
 
 
 def check(sizes: Sizes, shares: Sequence[Share]) -> None:
-    """Raise ParamsError for sizes that are wrong whatever the sources hold."""
+    """Raise ParamsError for sizes that are invalid regardless of the sources' content."""
     for name in NAMES:
         size = getattr(sizes, name)
         named = [entry for entry, share in enumerate(shares) if share.split == name]
@@ -80,7 +80,7 @@ def check_most(sizes: Sizes, shares: Sequence[Share]) -> None:
 
 
 def pools(shares: Sequence[Share]) -> Iterator[tuple[list[str], list[int]]]:
-    """Yield the splits that take rows from the same entries, with these."""
+    """Yield groups of splits that take rows from the same entries, with these entries."""
     named = [share.split for share in shares]
     for split in (*NAMES, None):
         names = [name for name in NAMES if (name if name in named else None) == split]
@@ -94,11 +94,11 @@ def split(
     shares: Sequence[Share],
     contaminated: Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame],
 ) -> pl.DataFrame:
-    """Return the index with `split`, null for rows that no split needed.
+    """Return the index with the column `split`, null for rows that no split needed.
 
     `contaminated(train, evaluation)` returns the rows of `train` (a part of the index) that must
-    not be trained on, as `reject` takes them. Raises StageError with the numbers if there are too
-    few rows."""
+    not be trained on, in the form that `reject` accepts. Raise StageError with the counts if there
+    are too few rows."""
     pool = index.filter(ALIVE).select("row", "entry", "folded", "place")
     pool = capped(pool, shares).sort("place", "row")
     chosen: list[pl.DataFrame] = []
@@ -120,7 +120,7 @@ def split(
 
 
 def capped(rows: pl.DataFrame, shares: Sequence[Share]) -> pl.DataFrame:
-    """Keep at most `max_rows` of each entry, the first in the order of the splits."""
+    """Return at most `max_rows` rows of each entry, the first ones in the order of the splits."""
     if all(share.max_rows is None for share in shares):
         return rows
     caps = pl.DataFrame({"cap": [share.max_rows for share in shares]}, schema={"cap": pl.Int64})
@@ -135,7 +135,7 @@ def capped(rows: pl.DataFrame, shares: Sequence[Share]) -> pl.DataFrame:
 def take(
     rows: pl.DataFrame, size: int | None, weights: dict[int, float], what: str
 ) -> pl.DataFrame:
-    """Return the first `size` of `rows` (None: all). If entries have weights, return each one's
+    """Return the first `size` of `rows` (None: all). If entries have weights, return each entry's
     share (None: as many rows as the weights allow)."""
     if not weights:
         wanted = max(rows.height, 1) if size is None else size
@@ -160,7 +160,7 @@ def take(
 
 
 def parts(size: int, weights: dict[int, float]) -> dict[int, int]:
-    """Return how many of `size` rows each entry gives by its weight. The cumulative shares are
+    """Return the number of rows of `size` for each entry, by weight. The cumulative shares are
     rounded, so that the numbers sum to `size`."""
     total = sum(weights.values())
     ends = [round(size * end / total) for end in accumulate(weights.values())]
@@ -176,7 +176,7 @@ def rejections(index: pl.DataFrame) -> str:
 
 
 def too_few(what: str, wanted: int, available: int) -> str:
-    """Return the message for a split with too few prompts."""
+    """Return the error message for a split with too few prompts."""
     return (
         f"the split {what} needs {wanted} prompts and {available} are left: lower ingest.splits, "
         "or add sources"

@@ -1,7 +1,7 @@
-"""All rows read, in the order they were found.
+"""All rows read, in the order of reading.
 
-Texts are in Parquet files of a temporary folder. In memory is an index of about fifty bytes a row,
-on which all decisions are made. So a million rows take little more memory than a thousand."""
+Texts are in Parquet files in a temporary folder. Memory contains an index of about fifty bytes per
+row, on which all decisions are made, so a million rows take little more memory than a thousand."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,10 +10,10 @@ from typing import Any
 import polars as pl
 
 from tasks.ingest.candidates import Rejection, Row
-from tasks.ingest.identity import keys, prompt_id, question_keys
+from tasks.ingest.questions.identity import keys, prompt_id, question_keys
 
-CHUNK_ROWS = 20_000  # of a file
-PASS_ROWS = 50_000  # held in memory when rows are read in another order
+CHUNK_ROWS = 20_000  # per file
+PASS_ROWS = 50_000  # in memory at a time when rows are read in another order
 
 TEXTS = {
     "row": pl.UInt32,
@@ -30,6 +30,7 @@ TEXTS = {
     "answer": pl.String,
     "verifier": pl.String,
     "level": pl.String,
+    "solution": pl.String,
 }
 OF_ROW = [name for name in TEXTS if name in Row.__dataclass_fields__]
 INDEX = {
@@ -43,12 +44,12 @@ INDEX = {
     "gold": pl.UInt64,
     "place": pl.UInt64,
 }
-"""`entry` is the position in `ingest.sources`; `reason` is null for a row that is not rejected; the
-keys are those of `identity.keys`, null for rows that were rejected when read."""
+"""`entry` is the position in `ingest.sources`; `reason` is null for rows that are not rejected; the
+keys come from `identity.keys` and are null for rows that were rejected when read."""
 
 
 class Spool:
-    """Add rows, then `close`; after that, read them back in any order."""
+    """A store of rows: add rows, then call `close`; after that, read them back in any order."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -61,7 +62,7 @@ class Spool:
         self.index = pl.DataFrame(schema=INDEX)
 
     def add(self, entry: int, found: Row | Rejection) -> None:
-        """Keep one row of the source `entry`."""
+        """Store one row of the source `entry`."""
         known = {"row": self.num_rows, "source": found.source, "line": found.line}
         if isinstance(found, Row):
             columns = {name: getattr(found, name) for name in OF_ROW}
@@ -87,8 +88,8 @@ class Spool:
         self.keys = []
 
     def compare_by(self, question: Callable[[int, str, str], str]) -> None:
-        """Compare every row by question(entry, source, asked) in place of what it was added with.
-        Files are changed one at a time."""
+        """Replace the compared text of every row with question(entry, source, asked). Files are
+        rewritten one at a time."""
         self.flush()
         for number, file in enumerate(self.files):
             part = self.parts[number]
@@ -102,14 +103,14 @@ class Spool:
                 self.parts[number] = part.with_columns(columns_of(asked))
 
     def close(self) -> "Spool":
-        """Complete `index`; nothing is added any more."""
+        """Complete `index`; no rows can be added after this."""
         self.flush()
         self.index = pl.concat([self.index, *self.parts], rechunk=True)
         self.parts = []
         return self
 
     def chunks(self, *columns: str) -> Iterator[pl.DataFrame]:
-        """Yield all rows in the order they were found, a file at a time."""
+        """Yield all rows in the order of reading, one file at a time."""
         for file in self.files:
             yield pl.read_parquet(file, columns=["row", *columns])
 
@@ -124,13 +125,13 @@ class Spool:
         return wanted.join(pl.concat(found), on="row", how="left", maintain_order="left")
 
     def ordered(self, rows: pl.Series, *columns: str) -> Iterator[pl.DataFrame]:
-        """Yield the texts of `rows` in that order, some at a time."""
+        """Yield the texts of `rows` in that order, in parts."""
         for start in range(0, len(rows), PASS_ROWS):
             yield self.take(rows[start : start + PASS_ROWS], *columns)
 
 
 def columns_of(asked: Sequence[str | None]) -> list[pl.Series]:
-    """Return the columns of question keys, null where there is no question."""
+    """Return the columns of question keys, null for rows without a question."""
     keys = [{} if text is None else question_keys(text) for text in asked]
     return [
         pl.Series(name, [each.get(name) for each in keys], pl.UInt64) for name in ("text", "folded")
@@ -138,8 +139,8 @@ def columns_of(asked: Sequence[str | None]) -> list[pl.Series]:
 
 
 def compact(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the same rows without the texts of rows that were filtered out, which a filtered table
-    keeps in memory."""
+    """Return the same rows without the texts of filtered rows, which a filtered table keeps in
+    memory."""
     copied = pl.from_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
     assert isinstance(copied, pl.DataFrame)
     return copied

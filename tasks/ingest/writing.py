@@ -1,5 +1,5 @@
-"""The stage's tables, from the index and the texts behind it: splits, rejections, and contaminated
-pairs."""
+"""Write the tables of the stage from the index and the stored texts: splits, rejections, and
+contaminated pairs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,28 +7,29 @@ from pathlib import Path
 import polars as pl
 
 from tasks.common.artifacts import CONTAMINATION, PROMPTS, REJECTED
-from tasks.ingest.duplicates import ALIVE
+from tasks.ingest.questions.duplicates import ALIVE
 from tasks.ingest.spool import Spool
 
 DETAILS = {
-    "duplicate": "the same question with the same answer is in {}",
-    "conflicting_answers": "the same question has the answer {!r} in {}",
+    "duplicate": "the same question with the same answer is in {place}",
+    "conflicting_answers": "the same question has the answer {answer!r} in {place}",
     "contaminated": (
-        "the question is also asked by {}, which is in the split {}: see contamination.parquet"
+        "the question is also asked by {place}, which is in the split {split}: see "
+        "contamination.parquet"
     ),
 }
 
 
 def write_prompts(path: Path, spool: Spool, index: pl.DataFrame, name: str) -> int:
-    """Write one split in the order of its rows' places. Return the number of its prompts."""
+    """Write one split, ordered by the places of its rows. Return the number of its prompts."""
     rows = index.filter(pl.col("split") == name).sort("place", "row")["row"]
     PROMPTS.write_parts(path, (part.drop("row") for part in spool.ordered(rows, *PROMPTS.columns)))
     return len(rows)
 
 
 def write_rejected(path: Path, spool: Spool, index: pl.DataFrame) -> None:
-    """Write every rejected row with its reason and its content, in the order it was found."""
-    # rows rejected after reading: their detail names another row
+    """Write every rejected row with its reason and its content, in the order of reading."""
+    # for rows rejected after reading, the detail names another row
     later = index.filter(~ALIVE & pl.col("other").is_not_null())
     others = spool.take(later["other"].unique().sort(), "source", "line", "answer")
     known = others.join(index.select("row", "split"), on="row", maintain_order="left").select(
@@ -49,17 +50,13 @@ def write_rejected(path: Path, spool: Spool, index: pl.DataFrame) -> None:
 
 
 def detail(row: dict[str, str]) -> str:
-    """Return why a row was rejected after reading, with the row that it repeats or contradicts, or
-    that is in the evaluation."""
-    values = {
-        "conflicting_answers": (row["answer"][:200], row["place"]),
-        "contaminated": (row["place"], row["split"]),
-    }
-    return DETAILS[row["new"]].format(*values.get(row["new"], (row["place"],)))
+    """Return the reason that a row was rejected after reading, with the row that it repeats or
+    contradicts, or that is in the evaluation."""
+    return DETAILS[row["new"]].format(**{**row, "answer": row["answer"][:200]})
 
 
 def joined(chunk: pl.DataFrame, details: pl.DataFrame) -> pl.DataFrame:
-    """Return the rejected rows of a part of the spool as a REJECTED table."""
+    """Return the rejected rows of one part of the spool as a REJECTED table."""
     return (
         chunk.join(details, on="row", how="left", maintain_order="left")
         .with_columns(
@@ -76,7 +73,7 @@ def write_contamination(path: Path, spool: Spool, index: pl.DataFrame, pairs: pl
 
 
 def pair_parts(spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield the CONTAMINATION table, some pairs at a time."""
+    """Yield the CONTAMINATION table in parts."""
     columns = ("source", "line", "asked")
     for part in pairs.iter_slices(50_000):
         train = spool.take(part["row"].unique().sort(), *columns)

@@ -1,6 +1,6 @@
-"""What low-rank adapters (LoRA, arXiv 2106.09685) in a policy's modules do to its weights. Training
-puts them there (`train/learner/lora.py`): every forward of the policy computes them, and without
-them it is the policy that it began as."""
+"""Low-rank adapters (LoRA, arXiv 2106.09685) in a policy's modules, and their effect on its
+weights. Training adds them (`train/learner/lora.py`). Every forward of the policy computes them;
+without them the policy is the initial policy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-NAME = "default"  # peft's, of the first adapter
+NAME = "default"  # peft's name of the first adapter
 
 
 def has_adapters(model: torch.nn.Module) -> bool:
@@ -17,7 +17,7 @@ def has_adapters(model: torch.nn.Module) -> bool:
 
 
 def adapted_layers(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the layers with an adapter by their names."""
+    """Return the layers with an adapter, by name."""
     return {name: module for name, module in model.named_modules() if is_adapted(module)}
 
 
@@ -27,7 +27,7 @@ def is_adapted(module: torch.nn.Module) -> bool:
 
 
 def merged_weight(module: Any) -> torch.Tensor:
-    """Return the weight of a linear layer, with what its adapter adds."""
+    """Return the weight of a linear layer, including its adapter."""
     if not is_adapted(module):
         weight: torch.Tensor = module.weight
         return weight
@@ -36,12 +36,12 @@ def merged_weight(module: Any) -> torch.Tensor:
 
 
 def is_quantized(weight: torch.Tensor) -> bool:
-    """Return whether a frozen weight is held in 4 bits: in torchao's NF4Tensor."""
+    """Return whether a frozen weight is stored in 4 bits, as torchao's NF4Tensor."""
     return hasattr(weight, "get_original_weight")
 
 
 def dense(weight: Any) -> torch.Tensor:
-    """Return the values that a weight in 4 bits stands for; any other as it is."""
+    """Return the dequantized values of a weight in 4 bits, and any other weight unchanged."""
     found: torch.Tensor = weight.get_original_weight() if is_quantized(weight) else weight
     return found
 
@@ -54,14 +54,14 @@ def adapter_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
 def add_delta(
     weight: torch.Tensor, low: torch.Tensor, high: torch.Tensor, factor: float
 ) -> torch.Tensor:
-    """Return the weight [out, in] of a layer and its adapter together."""
+    """Return the sum [out, in] of a layer's weight and its adapter."""
     return torch.addmm(weight, high.to(weight), low.to(weight), alpha=factor)
 
 
 @contextmanager
 def adapters_off(model: torch.nn.Module) -> Iterator[None]:
-    """Compute without the adapters: the policy as it began. Without gradient only: peft's own
-    switch changes what requires one, which FSDP has taken note of."""
+    """Compute without the adapters, as the initial policy. Use this only without gradients. peft's
+    own switch would change requires_grad, which FSDP has already recorded."""
     layers = [*adapted_layers(model).values()]
     for layer in layers:
         layer._disable_adapters = True

@@ -1,10 +1,10 @@
-"""A policy's chat template, rendered in a process that can be killed.
+"""The rendering of a policy's chat template, in a process that can be killed.
 
-A template comes with the policy and is a program: it can loop, or ask for all memory. It runs in
-jinja's sandbox, in the process of a pool (tasks/common/pool.py), under the limits below.
+A template comes with the policy and is a program: it can loop, or allocate all memory. It runs in
+jinja's sandbox, in the process of a pool (tasks/common/processes/pool.py), under the limits below.
 
-The rollout store's key holds a digest of the rendered prompt, so rendering must not change from day
-to day: a template that prints today's date always gets the same one."""
+The rollout store's key contains a digest of the rendered prompt, so rendering must not change from
+day to day: a template that prints today's date always gets the same date."""
 
 import datetime
 import json
@@ -15,9 +15,9 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tasks.common import pool_worker
 from tasks.common.files import ArtifactError
-from tasks.common.pool import Died, Pool, TimedOut, python
+from tasks.common.processes import pool_worker
+from tasks.common.processes.pool import Died, Pool, TimedOut
 
 DATE = datetime.date(2024, 7, 26)  # the default of Llama 3's templates
 SECONDS = 5.0  # of CPU time, for one conversation
@@ -27,18 +27,18 @@ MAX_AT_ONCE = 1024  # conversations
 MAX_CHARACTERS = 10_000_000  # of one rendered conversation
 
 Conversation = tuple[Sequence[Mapping[str, Any]], bool]
-"""Messages, and whether the beginning of the policy's turn follows them."""
+"""Messages, and whether to add the beginning of the policy's turn."""
 
 
 class TemplateFailed(ArtifactError):
-    """The template did not render the conversation of this number; the message says why."""
+    """The template failed to render the conversation `number`. The message states the reason."""
 
     number = 0
 
 
 class Template:
-    """The chat template `text` with the tokenizer's special tokens; its process starts when it is
-    first needed."""
+    """The chat template `text` with the tokenizer's special tokens. Its process starts at the first
+    use."""
 
     def __init__(self, text: str, special_tokens: Mapping[str, Any]) -> None:
         configuration = {
@@ -46,13 +46,13 @@ class Template:
             "special_tokens": json.loads(json.dumps(dict(special_tokens), default=str)),
             "memory": MEMORY_GB << 30,
         }
-        self.pool = Pool(python("tasks.models.chat"), configuration, 1, SECONDS, CLOCK_FACTOR)
+        self.pool = Pool("tasks.models.chat", configuration, 1, SECONDS, CLOCK_FACTOR)
         weakref.finalize(self, self.pool.close)
 
     def render(self, conversations: Sequence[Conversation]) -> Iterator[str | TemplateFailed]:
-        """Yield the text of every conversation, or how the template failed on it. They are rendered
-        as they are asked for, one and then ever more at a time: who stops at the first failure
-        waits for few."""
+        """Yield the text of every conversation, or the template's failure. Conversations are
+        rendered lazily in chunks of increasing size, starting with one: a caller that stops at the
+        first failure waits for few."""
         start, size = 0, 1
         while start < len(conversations):
             chunk = [list(one) for one in conversations[start : start + size]]
@@ -60,12 +60,12 @@ class Template:
             start, size = start + size, min(2 * size, MAX_AT_ONCE)
 
     def close(self) -> None:
-        """End the process; another starts when it is needed."""
+        """End the process. The next use starts another."""
         self.pool.close()
 
 
 def in_words(reply: Any) -> str | TemplateFailed:
-    """A reply of the process: what was rendered, or a sentence."""
+    """Return the rendered text in a reply of the process, or the failure in words."""
     if isinstance(reply, TimedOut):
         return TemplateFailed(f"the policy's chat template ran for more than {SECONDS:g} s on it")
     if isinstance(reply, Died):
@@ -75,8 +75,8 @@ def in_words(reply: Any) -> str | TemplateFailed:
 
 
 def prepare(configuration: Any) -> tuple[dict[str, Any], pool_worker.Answer]:
-    """What the process does with the pool's configuration. The template is compiled by the workers,
-    which are under limits."""
+    """Return the handshake's reply, and the function that answers requests. The workers compile the
+    template, because they run under limits."""
     template, tokens = configuration["template"], configuration["special_tokens"]
     return {}, lambda request: answer(template, tokens, *request)
 
@@ -84,7 +84,7 @@ def prepare(configuration: Any) -> tuple[dict[str, Any], pool_worker.Answer]:
 def answer(
     template: str, tokens: Mapping[str, Any], messages: Any, add_generation_prompt: bool
 ) -> list[str | None]:
-    """Return [text, null], or [null, what went wrong]."""
+    """Return [text, null], or [null, reason of the failure]."""
     try:
         texts: Any = render_jinja_template(
             conversations=[messages],
@@ -98,7 +98,7 @@ def answer(
         return [None, f"refuses it: {error}"]
     except MemoryError:
         return [None, f"needs more than {pool_worker.memory_gb():.3g} GB of memory for it"]
-    except Exception as error:  # whatever a template raises is its own fault
+    except Exception as error:  # any exception here is the template's fault
         return [None, f"fails on it: {type(error).__name__}: {error}"]
     text = str(texts[0])
     if len(text) > MAX_CHARACTERS:

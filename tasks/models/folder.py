@@ -1,7 +1,7 @@
-"""A policy's folder: what it may hold, and its digest, which covers everything that is loaded.
+"""A policy's folder: its permitted files, and its digest, which covers all files that are loaded.
 
-Pickled weights are refused, because unpickling runs code; so is whatever would lead the loader out
-of the folder: an index or a setting that names another place, a link, an adapter's base model."""
+Pickled weights are rejected, because unpickling runs code. References out of the folder are
+rejected, too: an index or a setting that names another place, a link, an adapter's base model."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from tasks.common.files import ArtifactError, digest_folder, read_json
 from tasks.common.layout import Layout
-from tasks.common.remedy import remedy
+from tasks.common.recovery import how_to_restore
 from tasks.common.sealed import read_sealed
 
 DATA_FILES = (
@@ -25,7 +25,7 @@ DATA_FILES = (
     "additional_chat_templates/*.jinja",
 )
 POLICY_FILES = (*DATA_FILES, "*.py")
-OBJECTS = (  # what libraries read as JSON objects
+OBJECTS = (  # files that libraries read as JSON objects
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -33,15 +33,18 @@ OBJECTS = (  # what libraries read as JSON objects
     "special_tokens_map.json",
     "added_tokens.json",
 )
-MAX_REASON = 300  # characters of what a library says
+MAX_REASON = 300  # characters of a library's message
+VOCABULARIES = (
+    *("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", "*.model", "*.tiktoken"),
+)
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 PLAIN_WEIGHTS = re.compile(r"[^/\\]+\.safetensors")
 EXPLICIT_WEIGHTS = re.compile(r"[^/\\]+\.safetensors(\.index\.json)?")
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ArtifactError unless `folder` holds a Hugging Face causal LM with safetensors weights,
-    and nothing in it leads out of it."""
+    """Raise ArtifactError unless `folder` contains a Hugging Face causal LM with safetensors
+    weights, without references out of the folder."""
     if not (folder / "config.json").is_file():
         raise ArtifactError(f"{folder} is not a policy: it has no config.json")
     check_links(folder)
@@ -67,12 +70,32 @@ def check_folder(folder: Path) -> None:
         )
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Raise ArtifactError for a folder without a tokenizer: transformers would create one with
+    three tokens. A tokenizer with its own code may have its tokens in any file."""
+    path = folder / "tokenizer_config.json"
+    if any(any(folder.glob(name)) for name in VOCABULARIES):
+        return
+    if not (path.is_file() and "auto_map" in as_mapping(path)):
+        raise ArtifactError(
+            f"{folder} has no tokenizer (none of {', '.join(VOCABULARIES)}): "
+            "copy the tokenizer's files into it from the model that it was made from"
+        )
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Return whether a policy has a chat template."""
+    path = folder / "tokenizer_config.json"
+    is_inside = path.is_file() and bool(as_mapping(path).get("chat_template"))
+    return is_inside or (folder / "chat_template.jinja").is_file()
+
+
 @contextmanager
 def loading(
     folder: Path, what: str, kinds: tuple[type[Exception], ...] = (Exception,)
 ) -> Iterator[None]:
-    """Turn whatever a library raises at the files of a policy into one sentence (ArtifactError)
-    that names the file at fault, as far as it can be told. `what` is what is loaded of them."""
+    """Convert any error of a library at the files of a policy into an ArtifactError of one
+    sentence, which names the file at fault if possible. `what` names the loaded object."""
     try:
         yield
     except ArtifactError:
@@ -93,8 +116,8 @@ def loading(
 
 
 def check_weights(folder: Path) -> None:
-    """Raise ArtifactError for a folder without safetensors, or with a file that is damaged or was
-    cut short."""
+    """Raise ArtifactError for a folder without safetensors files, or with a damaged or truncated
+    one."""
     if weights := sorted(folder.glob("*.safetensors")):
         for path in weights:
             shapes_in(path)
@@ -110,8 +133,8 @@ def check_weights(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that are loaded of a policy: those that its index names, the one of the
-    usual name, or else all."""
+    """Return the safetensors files from which a policy is loaded: the files in its index, else
+    model.safetensors, else all."""
     index, usual = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists():
         return sorted({folder / name for name in as_mapping(index)["weight_map"].values()})
@@ -119,8 +142,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def shapes_in(path: Path) -> dict[str, list[int]]:
-    """The shape of every tensor in a safetensors file, by its header. Raises ArtifactError where it
-    has none, or not one that the file fits byte for byte."""
+    """Return the shape of every tensor in a safetensors file, from its header. Raises ArtifactError
+    if the file has no header, or does not match it byte for byte."""
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_slice(name).get_shape() for name in list(file.keys())}
@@ -131,8 +154,8 @@ def shapes_in(path: Path) -> dict[str, list[int]]:
 
 
 def check_index(path: Path) -> None:
-    """Raise ArtifactError unless an index of weights names nothing but *.safetensors files beside
-    it."""
+    """Raise ArtifactError unless an index of weights names only *.safetensors files in its own
+    folder."""
     files = as_mapping(path).get("weight_map")
     if not isinstance(files, dict):
         raise ArtifactError(f"{path} has no weight_map: it is not an index of weights")
@@ -145,12 +168,12 @@ def check_index(path: Path) -> None:
 
 
 def is_plain(name: Any, pattern: re.Pattern[str], folder: Path) -> bool:
-    """Whether `name` is that of a file in `folder`, without any path."""
+    """Return whether `name` is the bare name of a file in `folder`, and matches `pattern`."""
     return isinstance(name, str) and bool(pattern.fullmatch(name)) and (folder / name).is_file()
 
 
 def as_mapping(path: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
+    """Return the JSON object in a file. Raises ArtifactError if it is not an object."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise ArtifactError(f"{path} is not a JSON object: it is damaged, or not of a model")
@@ -158,8 +181,8 @@ def as_mapping(path: Path) -> dict[str, Any]:
 
 
 def check_links(folder: Path) -> None:
-    """Raise ArtifactError for a link that leaves the folder. In the Hugging Face cache, files are
-    links from snapshots/REVISION to the blobs of the same model."""
+    """Raise ArtifactError for a link that leaves the folder. In the Hugging Face cache, links from
+    snapshots/REVISION to the blobs of the same model are allowed."""
     own = folder.resolve()
     roots = [own, own.parents[1] / "blobs"] if own.parent.name == "snapshots" else [own]
     for path in policy_files(folder):
@@ -172,24 +195,24 @@ def check_links(folder: Path) -> None:
 
 
 def policy_files(folder: Path) -> Iterator[Path]:
-    """What is read of a policy, links included."""
+    """Yield the files of a policy (see POLICY_FILES), including links."""
     for pattern in POLICY_FILES:
         yield from sorted(folder.glob(pattern))
 
 
 def policy_digest(folder: Path) -> str:
-    """16 hex digits of weights, configuration and tokenizer (the chat templates count)."""
+    """Return 16 hex digits: the digest of weights, configuration, tokenizer and chat templates."""
     return digest_folder(folder, POLICY_FILES)
 
 
 def trained_digest(layout: Layout, recipe: str, seed: int) -> str:
-    """The digest of the policy that a recipe and a seed trained. Raises ArtifactError where its
-    files are not those that training wrote."""
+    """Return the digest of the policy that a recipe and a seed trained. Raises ArtifactError if its
+    files have changed since training."""
     folder = layout.train(recipe, seed) / "policy"
     digest = str(read_sealed(layout.trained_card(recipe, seed))["digest"])
     if policy_digest(folder) != digest:
         raise ArtifactError(
             f"the trained policy in {folder} is not what training wrote ({digest}). "
-            f"{remedy(folder)}"
+            f"{how_to_restore(folder)}"
         )
     return digest

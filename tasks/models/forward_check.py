@@ -1,10 +1,10 @@
-"""Whether the forwards in `packing` compute what a model's class does.
+"""The check that the forwards in `packing` agree with a model's own forward.
 
-Attention gets windows, caps and sinks as arguments and masks, and each class names its own. One
-that is missed changes log-probabilities without an error, in the trainer and in the engine `hf`
-alike. So both forwards are compared with the model's own forward and its own eager attention,
-before anything is sampled. Left out: what shows only in text longer than some tokens and is no
-window."""
+Attention gets windows, caps and sinks as arguments and masks, with different names in each class.
+An argument that is missed changes log-probabilities without an error, in the trainer and in the
+engine `hf` alike. So both forwards are compared with the model's own forward and its own eager
+attention, before any sampling. Left out: differences, other than windows, that appear only in text
+longer than a few tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,20 +16,20 @@ from transformers import PreTrainedModel
 from tasks.common.files import ArtifactError
 from tasks.models.packing import ATTENTION, forward, forward_rows, head_logits, pack
 
-LENGTH = 12  # tokens of the sequence that is computed
-NARROW = 4  # tokens of a window that it goes past
-# where configurations and modules of transformers keep the size of an attention window
+LENGTH = 12  # tokens of the test sequence
+NARROW = 4  # tokens of a window that is shorter than the sequence
+# attributes for the size of an attention window in configurations and modules of transformers
 WINDOWS = ("sliding_window", "attention_chunk_size")
 
 
 @torch.no_grad()
 def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
-    """Raise ArtifactError when hidden states and `head_logits` do not give the model's own logits:
-    its class does something that is not computed here. With `packed`, the hidden states are those
-    of a packed forward.
+    """Raise ArtifactError if the hidden states and `head_logits` do not yield the model's own
+    logits: its class computes something that this forward does not. With `packed`, check the hidden
+    states of a packed forward.
 
-    Windows are tested with another size. A sequence longer than a window of 4,096 tokens would take
-    a large policy minutes on a CPU, and the size changes nothing about how attention gets it."""
+    Windows are tested with a smaller size: a sequence longer than a window of 4,096 tokens would
+    take a large policy minutes on a CPU, and attention gets windows of any size in the same way."""
     name = type(model).__name__
     has_body = model.base_model is not model
     is_standard = has_body and (model._supports_attention_backend or not packed)
@@ -48,15 +48,15 @@ def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
 
 
 def gives_own_logits(model: PreTrainedModel, *, packed: bool) -> bool:
-    """Whether the logits of a made-up sequence are the model's own. In 16 bits eager attention
-    rounds by more than a fault may show, and torch's attention takes its place."""
+    """Return whether the logits of a made-up sequence are the model's own. In 16 bits, rounding in
+    eager attention may exceed the effect of a fault, so torch's attention is used instead."""
     ids = [(7 * n + 3) % model.config.get_text_config().vocab_size for n in range(LENGTH)]
     whole = torch.tensor([ids], device=model.device)
     is_precise = model.dtype == torch.float32
     with with_eager_attention(model) if is_precise else nullcontext():
         expected = model(input_ids=whole, use_cache=False).logits[0].float()
     if packed:
-        # two prompts that are prefixes of it, each with a continuation that follows it
+        # two prompts that are prefixes of the sequence, each with its continuation
         packing, _, _ = pack(
             [ids[:5], ids[:3]], np.array([0, 0]), [ids[5:], ids[5:9]], model.device
         )
@@ -71,7 +71,7 @@ def gives_own_logits(model: PreTrainedModel, *, packed: bool) -> bool:
 
 @contextmanager
 def with_eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """The model with its own eager attention in place of `packing.handed_attention`."""
+    """Use the model's own eager attention in place of `packing.handed_attention`."""
     is_handed = model.config._attn_implementation == ATTENTION
     if is_handed:
         model.set_attn_implementation("eager")
@@ -84,9 +84,9 @@ def with_eager_attention(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def resized_windows(model: PreTrainedModel, size: int) -> Iterator[int | None]:
-    """The model with attention windows of `size` tokens in place of its own. Yields the smallest of
-    its own; None: it has none. transformers makes masks from the configuration's windows, and
-    modules hand theirs to attention."""
+    """Set the model's attention windows to `size` tokens. Yield the smallest original window, or
+    None if the model has none. transformers makes masks from the configuration's windows, and
+    modules pass their windows to attention."""
     models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     configs = [config for each in models for config in (each.config, each.config.get_text_config())]
     own = [

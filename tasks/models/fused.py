@@ -2,10 +2,10 @@
 time is the overhead of calls.
 
 It replaces transformers' own modules (`packing.forward`), for sampling only: rotary tables are
-computed once, the weights of norms are folded into the projections behind them, projections of the
+computed once, the weights of norms are folded into the projections after them, projections of the
 same states are one product, sums are folded into products, and weights are transposed (a product of
-few rows is up to twice as fast). All of that needs copies of the weights. So large models, whose
-time goes into products anyway, are left to the modules, like everything that `fits` refuses.
+few rows is up to twice as fast). All of this requires copies of the weights. Large models spend
+their time in products anyway: they use transformers' modules, like every model that `fits` rejects.
 
 Legend: N packed tokens, H query heads, K key-value heads, D size of a head.
 """
@@ -21,14 +21,14 @@ from tasks.models.adapters import merged_weight
 from tasks.models.packing import Attend
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-# rotary embeddings whose tables depend on the current length of the sequence
+# rotary embeddings with tables that depend on the current length of the sequence
 CHANGING_ROTATIONS = {"dynamic", "longrope"}
 # above this, copying the weights costs more than it saves
 MAX_PARAMETERS = 200_000_000
 
 
 def fits(model: PreTrainedModel) -> bool:
-    """Whether this file computes what the model's class does, and whether that pays."""
+    """Return whether this forward supports the model, and saves time."""
     config: Any = model.config
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     known = (
@@ -40,8 +40,8 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 class Projection:
-    """Projections of the same states as one product: their weights joined, transposed, and
-    multiplied by the weight of the norm before them. Adapters are added to the weights."""
+    """Projections of the same states as one product. Their weights are concatenated, transposed,
+    and multiplied by the weight of the norm before them. Adapters are added to the weights."""
 
     def __init__(self, *modules: Any, norm: Any = None) -> None:
         weight = torch.cat([merged_weight(module) for module in modules])
@@ -62,8 +62,8 @@ class Projection:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: its projections, joined and with the norm before them folded in, and its attention
-    settings."""
+    """The fused projections of one layer, which include the norm before them, and the layer's
+    attention settings."""
 
     qkv: "Projection"
     head_norms: torch.Tensor | None
@@ -75,7 +75,7 @@ class Layer:
 
 
 class FusedForward:
-    """`packing.forward` of one model, from copies of its weights. The engine makes one for every
+    """`packing.forward` of one model, with copies of its weights. The engine creates one for every
     call, since the weights may have changed."""
 
     def __init__(self, model: PreTrainedModel, max_length: int) -> None:
@@ -115,7 +115,7 @@ class FusedForward:
             Projection(mlp.gate_proj, mlp.up_proj, norm=module.post_attention_layernorm),
             Projection(mlp.down_proj),
             attention.scaling,
-            # a Mistral's attention reads it from the configuration, a Llama's never does
+            # Mistral's attention reads it from the configuration, Llama's does not
             self.body.config.sliding_window
             if type(self.body).__name__ == "MistralModel"
             else getattr(attention, "sliding_window", None),
@@ -124,7 +124,7 @@ class FusedForward:
     def __call__(
         self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """[N, hidden size] the last hidden states without the weight of the last norm; see
+        """Return the last hidden states [N, hidden size], without the weight of the last norm; see
         `packing.forward`."""
         hidden = embedding(ids_N, self.body.embed_tokens.weight)
         cos = self.cos.index_select(0, positions_N)
@@ -137,7 +137,9 @@ class FusedForward:
             value = states[:, rotated:]
             if layer.head_norms is not None:
                 query_key = self.scale(query_key) * layer.head_norms
-            query_key = rotate(query_key, cos, sin)
+            # the rotary position embedding; `sin` carries the sign
+            turned = query_key.roll(query_key.shape[-1] // 2, -1)
+            query_key = torch.addcmul(query_key * cos, turned, sin)
             query = query_key[:, : self.heads]
             key = query_key[:, self.heads :]
             # attention and the gated MLP, each added to the residual by its last projection
@@ -148,8 +150,8 @@ class FusedForward:
         return self.scale(hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, V] the logits of what `__call__` returns; the head holds the weight of the last
-        norm."""
+        """Return the logits [N, V] of hidden states from `__call__`. The head's weights include the
+        weight of the last norm."""
         return self.head(hidden)
 
     def scale(self, states: torch.Tensor) -> torch.Tensor:
@@ -157,8 +159,3 @@ class FusedForward:
         length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
         mean_square = torch.addcmul(self.epsilon, length, length, value=1.0 / states.shape[-1])
         return states * mean_square.rsqrt_()
-
-
-def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding of [N, heads, D]; `sin` carries the sign."""
-    return torch.addcmul(states * cos, states.roll(states.shape[-1] // 2, -1), sin)

@@ -1,12 +1,12 @@
-"""Text of users that spells tokens of the policy's own, such as `<|im_end|>`. Encoded as those
-tokens it would end its turn and begin another, the system's for example. So it is encoded as text.
+"""User text that spells tokens of the policy, such as `<|im_end|>`. Encoded as those tokens, it
+would end its turn and begin another, for example the system's. So it is encoded as plain text.
 
-Where such a token begins, a mark follows its first character. A chat template renders the marked
-text like any other. What it renders is encoded between the marks, each part by itself, so that no
-tokenizer sees the token whole. Text without such tokens is encoded as it always was.
+A mark is inserted after the first character of such a token. A chat template renders the marked
+text like any other text. The rendered text is split at the marks, and each part is encoded by
+itself, so that no tokenizer sees the whole token. Text without such tokens is encoded as usual.
 
-Protected are the special tokens, and other added tokens with which the chat template begins or ends
-turns (some policies do not call theirs special). Other added tokens, such as `<think>`, stay."""
+Protected are the special tokens, and other added tokens that begin or end turns in the chat
+template (some policies do not mark these as special). Others, such as `<think>`, stay tokens."""
 
 import re
 import weakref
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-# of planes for private use, from which a mark is taken that no text has
+# characters of the planes for private use: the mark is a character that no text contains
 MARKS = range(0xF0000, 0x10FFFE)
 Render = Callable[[], str]
 
@@ -24,9 +24,8 @@ patterns: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, re.Patter
 
 
 def mark_for(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, turns: Render) -> str | None:
-    """A character for `marked` that is in none of `texts`; None where none of them spells a
-    protected token. `turns()` is a short conversation as the chat template renders
-    it."""
+    """Return a character for `marked` that none of `texts` contains, or None if no text spells a
+    protected token. `turns()` returns a short conversation, rendered by the chat template."""
     found = patterns.setdefault(tokenizer, {})
     if "added" not in found:
         found["added"] = pattern_of(added_tokens(tokenizer))
@@ -40,14 +39,14 @@ def mark_for(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, turns: Re
 
 
 def marked(text: str, tokenizer: PreTrainedTokenizerBase, mark: str) -> str:
-    """The text with `mark` after the first character of every protected token."""
+    """Return the text with `mark` after the first character of every protected token."""
     return patterns[tokenizer]["protected"].sub(lambda found: found[0] + mark, text)
 
 
 def encode_marked(
     text: str, tokenizer: PreTrainedTokenizerBase, mark: str | None, *, add_special_tokens: bool
 ) -> list[int]:
-    """The token ids of a text with marks, or of one without, for which `mark` is None."""
+    """Return the token ids of a text with marks, or of a text without marks if `mark` is None."""
     first, *rest = [text] if mark is None else text.split(mark)
     token_ids = list(tokenizer(first, add_special_tokens=add_special_tokens).input_ids)
     for part in rest:
@@ -56,19 +55,20 @@ def encode_marked(
 
 
 def added_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
-    """All added tokens, and whether each is a special one."""
+    """Return all added tokens, and whether each is special."""
     added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
     return {**added, **dict.fromkeys(tokenizer.all_special_tokens, True)}
 
 
 def protected(tokenizer: PreTrainedTokenizerBase, turns: str) -> list[str]:
-    """The special tokens, and other added ones in a short conversation as it is rendered."""
+    """Return the special tokens, and other added tokens in the rendered short conversation."""
     return [text for text, special in added_tokens(tokenizer).items() if special or text in turns]
 
 
 def pattern_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Matches the first character of a token, wherever one begins. A token of one character cannot
-    be taken apart. By first characters, or a search would try thousands of tokens everywhere."""
+    """Return a pattern that matches the first character of each token in a text. It omits tokens of
+    one character, which cannot be split. It groups tokens by their first character, or a search
+    would try thousands of tokens at every position."""
     rests: dict[str, list[str]] = {}
     for token in tokens:
         if len(token) > 1:

@@ -1,11 +1,11 @@
-"""Many sequences packed into one without padding: a forward in which only attention knows which
-tokens see each other.
+"""Many sequences packed into one without padding: a forward in which only attention distinguishes
+the sequences.
 
-transformers accepts an attention function of our own, for every architecture whose attention is
-standard. Ours passes queries, keys and values on to the `attend` argument of the call. So the same
-modules prefill prompts, decode one token for each of many rows, and compute rollouts that share
-their prompts (as in Prefix Grouper, arXiv 2506.05433), and no linear layer, norm or head ever sees
-a padding token. Left out: packed attention with biases, caps or sinks (refused by name).
+transformers accepts a custom attention function, for every architecture with standard attention.
+Ours passes queries, keys and values to the `attend` argument of the call. So the same modules
+prefill prompts, decode one token for each of many rows, and compute rollouts that share their
+prompts (as in Prefix Grouper, arXiv 2506.05433), and no linear layer, norm or head ever sees a
+padding token. Left out: packed attention with biases, caps or sinks (an error names them).
 
 Legend: N tokens packed together, H query heads, K key-value heads, D size of a head; a block has R
 sequences of T queries and S keys."""
@@ -31,15 +31,15 @@ Bools = npt.NDArray[np.bool_]
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float, int | None], torch.Tensor]
 
 ATTENTION = "handed"
-# arguments that some models give to attention, and that no `attend` here computes
+# arguments that some models pass to attention, and that no `attend` here computes
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-# of the length of a block's longest sequence; a shorter sequence starts a new block
+# share of the length of a block's longest sequence; a shorter sequence starts a new block
 MIN_LENGTH_RATE = 0.6
-# longer sequences that see themselves only are attended to without a bias, which would be [T, T]
+# longer sequences that attend only to themselves need no bias, which would be [T, T]
 MAX_BIASED_LENGTH = 1024
-# queries of such a sequence that are computed together where a layer has a window
+# queries of such a sequence that are computed together if a layer has a window
 BAND = 512
-# the position of a padding key: after every query, so that none sees it
+# the position of a padding key: after every query, so that no query sees it
 PADDING_POSITION = 2**62
 
 
@@ -55,9 +55,9 @@ def handed_attention(
     is_plain: bool = False,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention that transformers calls: the `attend` of the forward. Without one, torch's own,
-    or the eager attention of the model where torch's would ignore an argument. With `is_plain` the
-    mask is ignored."""
+    """Return the attention for transformers, computed by the `attend` of the forward. Without
+    `attend`, use torch's attention, or the model's eager attention if torch's would ignore an
+    argument. With `is_plain`, ignore the mask."""
     extra = [name for name in UNSUPPORTED if others.get(name) is not None]
     if attend is None:
         mask = None if is_plain else attention_mask
@@ -83,8 +83,8 @@ def eager_attention(
     mask: torch.Tensor | None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The eager attention in the file of the model. `mask` is True where a query sees a key; None:
-    it sees all keys up to its own position."""
+    """Return the eager attention from the model's own file. `mask` is True where a query sees a
+    key. With None, a query sees all keys up to its own position."""
     if mask is None:
         length = query.shape[2]
         mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()[None, None]
@@ -102,7 +102,7 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 def forward(
     model: PreTrainedModel, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
 ) -> torch.Tensor:
-    """[N, hidden size] the last hidden states of tokens `ids_N` at `positions_N` of their
+    """Return the last hidden states [N, hidden size] of tokens `ids_N` at `positions_N` of their
     sequences."""
     hidden: torch.Tensor = model.base_model(
         input_ids=ids_N[None],
@@ -115,18 +115,18 @@ def forward(
 
 
 def unused_mask(ids: torch.Tensor) -> torch.Tensor:
-    """What transformers passes on to attention as it is, as it does every mask of four dimensions,
-    and attention ignores."""
+    """Return a mask that attention ignores. transformers passes it on unchanged, as it does every
+    mask of four dimensions."""
     return ids.new_zeros((1, 1, 1, 1))
 
 
 def forward_rows(model: PreTrainedModel, ids_BL: torch.Tensor, **others: Any) -> Any:
-    """transformers' own outputs of the body for sequences that begin at their rows' first token.
-    What follows a sequence is not seen by it: the model is causal. Where some layers see a window
-    only, transformers makes the masks, and the host wait for the device."""
+    """Return transformers' outputs of the body, for sequences that begin at their rows' first
+    token. The model is causal, so a sequence does not see later tokens. If some layers have a
+    window, transformers makes the masks, and the host waits for the device."""
     if not is_plainly_causal(model):
         return model.base_model(input_ids=ids_BL, use_cache=False, **others)
-    # without a mask transformers looks for several sequences in a row, and makes the host wait
+    # without a mask, transformers searches rows for several sequences, and the host waits
     positions_L = torch.arange(ids_BL.shape[1], device=ids_BL.device)
     return model.base_model(
         input_ids=ids_BL,
@@ -139,7 +139,7 @@ def forward_rows(model: PreTrainedModel, ids_BL: torch.Tensor, **others: Any) ->
 
 
 def is_plainly_causal(model: PreTrainedModel) -> bool:
-    """Whether every layer attends to all tokens before, by the attention above."""
+    """Return whether every layer attends to all earlier tokens, by the attention above."""
     config: Any = model.config.get_text_config()
     if config._attn_implementation != ATTENTION or not model._supports_attention_backend:
         return False
@@ -148,25 +148,8 @@ def is_plainly_causal(model: PreTrainedModel) -> bool:
     return getattr(config, "sliding_window", None) is None
 
 
-class ModuleForward:
-    """Hidden states and logits of packed sequences by transformers' own modules."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-
-    def __call__(
-        self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
-    ) -> torch.Tensor:
-        """See `forward`."""
-        return forward(self.model, ids_N, positions_N, attend)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `head_logits`."""
-        return head_logits(self.model, hidden)
-
-
 def head_logits(model: PreTrainedModel, hidden_ND: torch.Tensor) -> torch.Tensor:
-    """[N, V] the logits of the last hidden states, as the model's own forward computes them
+    """Return the logits [N, V] of the last hidden states, as the model's own forward computes them
     (`check_forward` compares the two)."""
     config: Any = model.config.get_text_config()
     logits: torch.Tensor = model.get_output_embeddings()(hidden_ND)
@@ -181,12 +164,12 @@ def head_logits(model: PreTrainedModel, hidden_ND: torch.Tensor) -> torch.Tensor
 
 @dataclass(frozen=True)
 class Block:
-    """Sequences of similar length whose attention is computed together; only here are they padded.
+    """Sequences of similar length, padded only here, to compute their attention together.
 
-    `queries` [R, T] and `keys` [R, S] are indices into the packed tokens, `query_positions` and
-    `key_positions` the positions of those tokens in their sequences; a query sees the keys up to
-    its own position. `kept` lists the indices of [R * T] that are not padding. `is_causal` marks
-    long sequences that see themselves only: no dense bias is made for them."""
+    `queries` [R, T] and `keys` [R, S] are indices into the packed tokens. `query_positions` and
+    `key_positions` are the positions of those tokens in their sequences. A query sees the keys up
+    to its own position. `kept` lists the indices into [R * T] that are not padding. `is_causal`
+    marks long sequences that attend only to themselves: they get no dense bias."""
 
     queries: torch.Tensor
     keys: torch.Tensor
@@ -196,9 +179,9 @@ class Block:
     is_causal: bool
 
     def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-        """[R, 1, T, S] what is added to the scores: 0 where a query sees a key, next to minus
-        infinity elsewhere. Of a causal block with a window the bias of a band (see
-        `banded_attention`), and without one None."""
+        """Return the bias [R, 1, T, S] for the scores: 0 where a query sees a key, and the lowest
+        finite number elsewhere. For a causal block, return the bias of a band (see
+        `banded_attention`) if the window is shorter, else None."""
         if not self.is_causal:
             query, key = self.query_positions[:, :, None], self.key_positions[:, None, :]
         elif window is None or window >= self.keys.shape[1]:
@@ -218,13 +201,13 @@ class Block:
         bias: torch.Tensor | None,
         scaling: float,
     ) -> torch.Tensor:
-        """[len(kept), H, D] attention of the block's queries."""
+        """Return the attention [len(kept), H, D] of the block's queries."""
         # gather to [R, heads, T or S, D], attend, then drop padding: [R, H, T, D] -> [kept, H, D]
         states = gather(query, self.queries), gather(key, self.keys), gather(value, self.keys)
         if self.is_causal and bias is not None:
             found = banded_attention(*states, bias, scaling)
         else:
-            # padding stands behind every query that counts, where causal attention does not look
+            # padding is behind every real query, where causal attention does not look
             found = fused_attention(*states, bias, scaling, is_causal=self.is_causal)
         flat = found.transpose(1, 2).flatten(2).flatten(0, 1)
         return flat.index_select(0, self.kept).view(-1, *query.shape[1:])
@@ -232,7 +215,7 @@ class Block:
 
 @dataclass
 class Packing:
-    """Packed sequences, block after block, and the attention among them."""
+    """Packed sequences, block after block, and their attention."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -248,7 +231,7 @@ class Packing:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        """[N, H, D] attention, block by block; see `Attend`."""
+        """Return the attention [N, H, D], computed block by block; see `Attend`."""
         kind = (window, query.dtype)
         if kind not in self.biases:  # the same for every layer of the same kind
             self.biases[kind] = [block.bias(window, query.dtype) for block in self.blocks]
@@ -260,16 +243,16 @@ class Packing:
         return torch.cat(found)
 
     def num_pairs(self) -> int:
-        """The number of query-key pairs that attention computes, padding included."""
+        """Return the number of query-key pairs that attention computes, including padding."""
         return sum(block.queries.numel() * block.keys.shape[1] for block in self.blocks)
 
 
 def banded_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    """[R, H, T, D] causal attention within a window, some queries at a time and the keys that they
-    see. All bands are cut from one `bias` [1, 1, BAND, BAND + window - 1]: a query stands in it
-    `window - 1` columns after its row."""
+    """Return the causal attention [R, H, T, D] within a window, for one band of queries and the
+    keys that they see at a time. All bands use slices of one `bias` [1, 1, BAND, BAND + window - 1]
+    in which row i is the query at column `i + window - 1`."""
     reach = bias.shape[3] - BAND  # keys before a band's first query that it sees
     parts = []
     for start in range(0, query.shape[2], BAND):
@@ -290,10 +273,10 @@ def fused_attention(
     *,
     is_causal: bool = False,
 ) -> torch.Tensor:
-    """[R, H, T, D] torch's attention.
+    """Return torch's attention [R, H, T, D].
 
-    On a GPU its kernels take groups of query heads neither with a bias nor in float32, and torch
-    would silently make all scores [R, H, T, S]: keys and values are repeated for every head there.
+    On a GPU, its kernels support groups of query heads neither with a bias nor in float32. torch
+    would silently allocate all scores [R, H, T, S], so keys and values are repeated for every head.
     """
     group_size = query.shape[1] // key.shape[1]
     if query.is_cuda and group_size > 1:
@@ -310,8 +293,8 @@ def fused_attention(
 
 
 def gather(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """[R, heads, T, D] the states [N, heads, D] at `indices` [R, T]. Of all ways to index,
-    `index_select` over rows has the fastest backward on a CPU."""
+    """Return the states [N, heads, D] at `indices` [R, T], as [R, heads, T, D]. Among all ways to
+    index, `index_select` over rows has the fastest backward on a CPU."""
     flat = states.reshape(len(states), -1).index_select(0, indices.flatten())
     return flat.view(*indices.shape, *states.shape[1:]).transpose(1, 2)
 
@@ -325,8 +308,8 @@ class Segments:
     lengths: Ints
 
     def padded_indices(self, rows: Ints) -> tuple[Ints, Bools]:
-        """[len(rows), longest] the packed indices of the tokens of `rows`, and a mask of those that
-        are not padding. Padding repeats the last token's index."""
+        """Return the packed indices [len(rows), longest] of the tokens of `rows`, and a mask that
+        is False for padding. Padding repeats the last token's index."""
         steps = np.arange(self.lengths[rows].max())
         last = np.maximum(self.lengths[rows] - 1, 0)
         indices = self.starts[rows][:, None] + np.minimum(steps, last[:, None])
@@ -339,14 +322,14 @@ def pack(
     continuations: Sequence[Sequence[int]],
     device: torch.device,
 ) -> tuple[Packing, Segments, Segments]:
-    """Pack every prompt once, then each continuation, which sees prompt `owners[i]` and itself.
-    Return the packing and the segments of prompts and of continuations."""
-    # where everything goes: prompts first, then continuations
+    """Pack every prompt once, then each continuation i, which sees prompt `owners[i]` and itself.
+    Return the packing, the segments of prompts, and the segments of continuations."""
+    # the order of packed tokens: prompts first, then continuations
     prompt_blocks, prompt_segments = lay_out(prompts, 0)
     num_prompt_tokens = int(prompt_segments.lengths.sum())
     continuation_blocks, segments = lay_out(continuations, num_prompt_tokens)
     total = num_prompt_tokens + int(segments.lengths.sum())
-    # token ids, and positions: a continuation counts on from the end of its prompt
+    # token ids, and positions: a continuation's positions start at the end of its prompt
     ids = np.zeros(total, dtype=np.int64)
     positions = np.zeros(total, dtype=np.int64)
     prompt_firsts = np.zeros(len(prompts), dtype=np.int64)
@@ -372,8 +355,8 @@ def pack(
 
 
 def lay_out(sequences: Sequence[Sequence[int]], first: int) -> tuple[list[Ints], Segments]:
-    """Lay sequences one after another from index `first` on, the longest first. Return those of
-    similar length as blocks, and the segment of each."""
+    """Assign consecutive places from index `first` on to sequences, the longest first. Return
+    blocks of sequences of similar length, and the segment of each sequence."""
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     starts = np.empty(len(lengths), dtype=np.int64)
@@ -397,7 +380,7 @@ def make_block(
     *,
     is_causal: bool,
 ) -> Block:
-    """Return a block from packed indices and the masks of those that are not padding."""
+    """Return a block for packed indices, and masks that are False for padding."""
     key_positions = np.where(is_key, positions[keys], PADDING_POSITION)
     return Block(
         to_device(queries, device),

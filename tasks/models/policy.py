@@ -1,7 +1,7 @@
-"""A policy on disk: its digest, its FLOPs figures, and how it is loaded.
+"""A policy on disk: its digest, its FLOPs figures, and its loading.
 
-Any Hugging Face causal language model in safetensors form (tasks/models/folder.py). Code that comes
-with a model runs only when the user sets `policy.trust_remote_code`."""
+A policy is any Hugging Face causal language model in safetensors form (tasks/models/folder.py).
+Code that comes with a model runs only if the user sets `policy.trust_remote_code`."""
 
 import logging
 import string
@@ -20,23 +20,32 @@ from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging as transformers_logging
 
+from tasks.common.accounting.ledger import Architecture
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.common.ledger import Architecture
 from tasks.common.sealed import read_sealed
-from tasks.models.folder import as_mapping, check_folder, loading, policy_digest, trained_digest
+from tasks.models.folder import (
+    as_mapping,
+    check_folder,
+    check_tokenizer,
+    loading,
+    policy_digest,
+    trained_digest,
+)
 from tasks.models.packing import ATTENTION
 
 logger = logging.getLogger(__name__)
 MODEL = "the model that config.json describes"
 TOKENIZER = "the tokenizer (tokenizer.json, tokenizer_config.json)"
-transformers_logging.disable_progress_bar()  # the stage shows its own
+# keys of tokenizer_config.json that depend on how the tokenizer was loaded (HF_HUB_OFFLINE)
+NOT_SAVED = ("is_local", "local_files_only")
+transformers_logging.disable_progress_bar()  # the stage has its own progress bar
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy that can be loaded: its folder, its content digest, and the sizes that its FLOPs are
-    counted with."""
+    """A policy that can be loaded: its folder, its content digest, and the sizes that determine its
+    FLOPs."""
 
     folder: Path
     digest: str
@@ -46,8 +55,8 @@ class Policy:
 
 
 def read_policy(layout: Layout) -> Policy:
-    """Return the initial policy that the stage `policy` made or named. Raises ArtifactError where
-    its files are not those that the stage read or made."""
+    """Return the initial policy that the stage `policy` made or named. Raises ArtifactError if its
+    files have changed since that stage."""
     card = read_sealed(layout.policy_card)
     folder = layout.policy if card["location"] is None else Path(card["location"])
     if policy_digest(folder) != card["digest"]:
@@ -60,22 +69,22 @@ def read_policy(layout: Layout) -> Policy:
 
 
 def read_trained(layout: Layout, recipe: str, seed: int) -> Policy:
-    """Return the policy that a recipe and a seed trained. Errors as of `trained_digest`."""
+    """Return the policy that a recipe and a seed trained. Raises the errors of `trained_digest`."""
     digest = trained_digest(layout, recipe, seed)
     folder = layout.train(recipe, seed) / "policy"
     return open_policy(folder, digest, read_sealed(layout.policy_card))
 
 
 def open_policy(folder: Path, digest: str, card: dict[str, Any]) -> Policy:
-    """Return the policy in `folder` with the FLOPs figures of `card` (a trained policy shares those
-    of its initial policy)."""
+    """Return the policy in `folder` with the FLOPs figures of `card` (a trained policy has the same
+    figures as its initial policy)."""
     check_folder(folder)
     architecture = Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
     return Policy(folder, digest, architecture, card["max_length"], card["trust_remote_code"])
 
 
 def describe(model: PreTrainedModel) -> dict[str, Any]:
-    """Return what `policy.json` holds of a model: its class, sizes, and the numbers that determine
+    """Return a model's entries in `policy.json`: its class, sizes, and the numbers that determine
     its FLOPs."""
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
@@ -100,7 +109,7 @@ def describe(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def num_experts(config: Any) -> int:
-    """The number of experts in a layer, 1 for a dense model. Models use three names for it."""
+    """Return the experts per layer, 1 for a dense model. Models use three names for the number."""
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
         if getattr(config, name, None):
             return int(getattr(config, name))
@@ -113,18 +122,17 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     trust_remote_code: bool = False,
-    attention: str = ATTENTION,
 ) -> PreTrainedModel:
-    """Load the model in `folder` in evaluation mode: without dropout, whatever its config says.
-    Raises ArtifactError where the files do not hold every tensor in its shape."""
+    """Load the model in `folder` in evaluation mode: without dropout, regardless of its config.
+    Raises ArtifactError if a tensor is missing from the files, or has another shape."""
     check_folder(folder)
-    trusted, kinds = trust_remote_code, (ImportError, ValueError)  # of what is quantised
+    trusted, kinds = trust_remote_code, (ImportError, ValueError)  # errors of quantised policies
     with loading(folder, MODEL, kinds):
         check_quantization(folder)
         loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # of this machine
             folder,
             dtype=dtype,
-            attn_implementation=attention,
+            attn_implementation=ATTENTION,
             use_safetensors=True,
             trust_remote_code=trusted,
             output_loading_info=True,
@@ -136,8 +144,8 @@ def load_model(
 
 
 def check_quantization(folder: Path) -> None:
-    """Raise ArtifactError for a quantisation that transformers does not support: it would take the
-    tensors for those of a policy without."""
+    """Raise ArtifactError for a quantisation that transformers does not support: it would interpret
+    the tensors as unquantised weights."""
     settings = as_mapping(folder / "config.json").get("quantization_config")
     if settings and not AutoHfQuantizer.supports_quant_method(settings):
         raise ArtifactError(
@@ -148,8 +156,8 @@ def check_quantization(folder: Path) -> None:
 
 
 def check_tensors(folder: Path, found: dict[str, Any]) -> None:
-    """Raise ArtifactError where what transformers found in a policy's files is not all that its
-    configuration asks for. `found` is its `output_loading_info`."""
+    """Raise ArtifactError if a tensor of the configuration is missing from a policy's files, or has
+    another shape there. `found` is transformers' `output_loading_info`."""
     if missing := sorted(found["missing_keys"]):
         raise ArtifactError(
             f"{folder}: its files hold no {missing[0]}"
@@ -165,8 +173,9 @@ def check_tensors(folder: Path, found: dict[str, Any]) -> None:
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load the tokenizer in `folder`. Raises ArtifactError when it cannot be loaded, is empty, or
-    has no end-of-sequence token."""
+    """Load the tokenizer in `folder`. Raises ArtifactError if there is none, or it cannot be
+    loaded, is empty, or has no end-of-sequence token."""
+    check_tokenizer(folder)
     trusted = trust_remote_code
     with loading(folder, TOKENIZER):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)  # nosec B615
@@ -180,11 +189,13 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
         raise ArtifactError(
             f"{folder}: the tokenizer has no eos_token, so no completion could end: set one"
         )
+    for key in NOT_SAVED:
+        tokenizer.init_kwargs.pop(key, None)
     return tokenizer  # type: ignore[no-any-return]
 
 
 def stop_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every token that ends a completion: the tokenizer's and those of generation_config.json."""
+    """Return all tokens that end a completion, from the tokenizer and generation_config.json."""
     ids = {int(tokenizer.eos_token_id)}
     path = folder / "generation_config.json"
     listed = as_mapping(path).get("eos_token_id") if path.is_file() else None
@@ -215,7 +226,7 @@ def save_policy(
 
 
 def torch_device(name: str) -> torch.device:
-    """Return the device; `auto` is the GPU where there is one."""
+    """Return the device. `auto` is the GPU if there is one, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

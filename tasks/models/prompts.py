@@ -1,7 +1,8 @@
 """Text to token ids and back: prompts for the policy, completions for verifiers.
 
-Plain text is encoded as it is; chat messages are rendered by the policy's own chat template. What
-users' text spells of the policy's special tokens stays text (`literal`)."""
+The policy's own chat template renders chat messages. If the policy has such a template, a plain
+question is a user's message, unless its source has its own template. Otherwise it is encoded as
+plain text. Special tokens of the policy in users' text stay text (`literal`)."""
 
 import json
 import weakref
@@ -16,24 +17,25 @@ from tasks.models.chat import Conversation, Template, TemplateFailed
 from tasks.models.literal import encode_marked, mark_for, marked
 from tasks.models.policy import Policy
 
-# a conversation with the end of a turn of each side, and the beginning of the next
+# a conversation with the end of a turn of each role, and the beginning of the next turn
 SHORT = [
     {"role": "user", "content": "1"},
     {"role": "assistant", "content": "2"},
     {"role": "user", "content": "3"},
 ]
+WITH_SYSTEM = [{"role": "system", "content": "0"}, *SHORT]  # some templates reject it
 templates: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, Template] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> Template:
-    """The chat template of a tokenizer. Raises TemplateFailed when it has none."""
+    """Return the chat template of a tokenizer. Raises TemplateFailed if it has none."""
     if tokenizer.chat_template is None:
         raise TemplateFailed(
-            "it is chat messages, and the policy has no chat template: set prompt_template of its "
-            'entry in `ingest.sources` (such as "{prompt}") to make it plain text, or use a policy '
-            "with a template"
+            "it is chat messages, and the policy has no chat template: set raw: true in its "
+            "entry in `ingest.sources`, and no system, to make it plain text, or use a policy with "
+            "a template"
         )
     if tokenizer not in templates:
         try:
@@ -48,7 +50,7 @@ def encode_chats(
     conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizerBase
 ) -> list[list[int]]:
     """Return the token ids of conversations, rendered by the policy's chat template. Raises
-    TemplateFailed with the number of the first that cannot be rendered."""
+    TemplateFailed with the number of the first conversation that fails."""
     encoded, template = [], template_of(tokenizer)
     marks = [mark_of([one["content"] for one in turns], tokenizer) for turns, _ in conversations]
     pairs = zip(conversations, marks, strict=True)
@@ -62,13 +64,13 @@ def encode_chats(
 
 
 def mark_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """As `literal.mark_for`, for the policy's own chat template, if it has one."""
+    """Return `literal.mark_for` of the texts, with the policy's chat template, if it has one."""
 
     def turns() -> str:
         if tokenizer.chat_template is None:
             return ""
-        (text,) = template_of(tokenizer).render([(SHORT, False)])
-        return text if isinstance(text, str) else ""
+        texts = template_of(tokenizer).render([(SHORT, False), (WITH_SYSTEM, False)])
+        return "".join(text for text in texts if isinstance(text, str))
 
     return mark_for(texts, tokenizer, turns)
 
@@ -76,7 +78,7 @@ def mark_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str | N
 def with_mark(
     messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, mark: str | None
 ) -> Sequence[Mapping[str, Any]]:
-    """The messages with `mark` where their text spells special tokens."""
+    """Return the messages, with `mark` inserted into special tokens in their text."""
     if mark is None:
         return messages
     return [{**one, "content": marked(one["content"], tokenizer, mark)} for one in messages]
@@ -89,8 +91,8 @@ def encode_plain(
     *,
     add_special_tokens: bool = True,
 ) -> list[int]:
-    """Return the token ids of plain text. `template` is what was put around it and may have special
-    tokens of its own."""
+    """Return the token ids of plain text. `template` is the text around the question: special
+    tokens in it are encoded as tokens."""
     before, _, after = (template or "{prompt}").partition("{prompt}")
     if not (text.startswith(before) and text.endswith(after)):
         before = after = ""
@@ -104,12 +106,13 @@ def encode_plain(
 def render_reply(
     text: str, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], *, is_chat: bool
 ) -> list[int]:
-    """Return the token ids that follow a finished turn of the policy: the reply `text`, and what
-    begins the next turn. Plain text as it is; in a chat as the template has a user's message after
-    an assistant's, which is read off a conversation of its own: some templates change earlier turns
-    when they render again. `stop_ids` are the tokens that end a turn.
+    """Return the token ids that follow a finished turn of the policy: the reply `text`, and the
+    beginning of the next turn. Plain text is encoded unchanged. In a chat, the tokens are taken
+    from a short separate conversation, in which a user's message follows an assistant's: some
+    templates change earlier turns when they render again. `stop_ids` are the tokens that end a
+    turn.
 
-    Raises ArtifactError for a template that rewrites the turn before a reply, or ends none."""
+    Raises ArtifactError if the template rewrites the turn before a reply, or does not end it."""
     if not is_chat:
         return encode_plain(text, tokenizer, add_special_tokens=False)
     question = [{"role": "user", "content": "1"}]
@@ -118,7 +121,7 @@ def render_reply(
     asked, finished, whole = encode_chats(
         [(question, True), (turn, False), (reply, True)], tokenizer
     )
-    # what the template writes after the stop token of the policy's turn belongs to the reply
+    # tokens of the template after the stop token of the policy's turn belong to the reply
     pairs = enumerate(zip(asked, finished, strict=False))
     begin = next((place for place, (a, b) in pairs if a != b), min(len(asked), len(finished)))
     stops = [n for n in range(begin, len(finished)) if finished[n] in stop_ids]
@@ -138,19 +141,37 @@ def render_reply(
     return whole[end:]
 
 
+def messages_of(
+    row: Sequence[Any], tokenizer: PreTrainedTokenizerBase
+) -> list[dict[str, str]] | None:
+    """Return the chat messages of a row of the table PROMPTS (prompt, messages, template), or None
+    for plain text."""
+    prompt, messages, template = row
+    if messages is not None:
+        return list(json.loads(messages))
+    is_plain = template is not None or tokenizer.chat_template is None
+    return None if is_plain else [{"role": "user", "content": prompt}]
+
+
 def encode_prompts(
     prompts: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, policy: Policy, room: int
 ) -> list[list[int]]:
-    """Return the token ids of every prompt, chat messages rendered by the policy's template. Raises
-    ArtifactError naming the first prompt that cannot be rendered, or the shortest that leaves no
-    room for `room` more tokens."""
-    chat = prompts.filter(pl.col("messages").is_not_null())
-    rendered = iter(encode_messages(chat, tokenizer))
+    """Return the token ids of every prompt, with chat messages rendered by the policy's template.
+    Raises ArtifactError, with the prompt's id, for the first prompt that fails to render, the first
+    prompt without tokens, or the shortest prompt that leaves no room for `room` more tokens."""
+    rows = prompts.select("prompt", "messages", "template").rows()
+    turns = [messages_of(row, tokenizer) for row in rows]
+    rendered = iter(encode_messages(prompts, turns, tokenizer))
     encoded = [
-        encode_plain(text, tokenizer, template) if messages is None else next(rendered)
-        for text, messages, template in prompts.select("prompt", "messages", "template").iter_rows()
+        encode_plain(text, tokenizer, template) if one is None else next(rendered)
+        for one, (text, _, template) in zip(turns, rows, strict=True)
     ]
-    bad = [row for row, ids in enumerate(encoded) if not ids or len(ids) + room > policy.max_length]
+    if [] in encoded:
+        raise ArtifactError(
+            f"prompt {prompts['prompt_id'][encoded.index([])]} encodes to no token: check its text "
+            "and the policy's tokenizer and chat template"
+        )
+    bad = [row for row, ids in enumerate(encoded) if len(ids) + room > policy.max_length]
     if bad:
         row = min(bad, key=lambda row: len(encoded[row]))
         raise ArtifactError(
@@ -163,17 +184,25 @@ def encode_prompts(
     return encoded
 
 
-def encode_messages(prompts: pl.DataFrame, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Return the token ids of prompts that are all chat messages, as `encode_prompts`."""
-    if prompts.is_empty():
+def encode_messages(
+    prompts: pl.DataFrame,
+    turns: Sequence[list[dict[str, str]] | None],
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[list[int]]:
+    """Return the token ids of the prompts that are chat messages, for `encode_prompts`. `turns` are
+    the messages of each prompt, None for plain text."""
+    chats = [row for row, one in enumerate(turns) if one is not None]
+    if not chats:
         return []
     try:
-        encoded = encode_chats([(json.loads(one), True) for one in prompts["messages"]], tokenizer)
+        encoded = encode_chats([(turns[row] or [], True) for row in chats], tokenizer)
     except TemplateFailed as error:
-        raise ArtifactError(f"prompt {prompts['prompt_id'][error.number]}: {error}") from error
-    finally:
-        if tokenizer in templates:
-            templates[tokenizer].close()  # the next prompts are asked for much later
+        row = chats[error.number]
+        is_plain = prompts["messages"][row] is None
+        advice = "; raw: true of its entry in `ingest.sources` leaves the template out"
+        raise ArtifactError(
+            f"prompt {prompts['prompt_id'][row]}: {error}{advice if is_plain else ''}"
+        ) from error
     return encoded
 
 
@@ -182,8 +211,7 @@ def decode(
     finish_reasons: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[str]:
-    """Return the text of each completion, without the token that ended it and without other special
-    tokens."""
+    """Return the text of each completion, without its stop token and other special tokens."""
     bodies = [
         list(ids[:-1] if reason == "stop" else ids)
         for ids, reason in zip(token_ids, finish_reasons, strict=True)

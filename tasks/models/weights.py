@@ -1,4 +1,4 @@
-"""A policy's weights as engines take them, whatever form the trainer holds them in."""
+"""A policy's weights in the form that engines load, from any form that the trainer uses."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,22 +16,22 @@ LAYER = re.compile(r".*?\.\d+\.")  # a name up to the number of its layer
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether this process holds some rows of the model's parameters only."""
+    """Return whether this process stores only some rows of the model's parameters."""
     return isinstance(model, FSDPModule)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor with all its rows. Where it is sharded, every rank must ask for it."""
+    """Return the tensor with all its rows. If it is sharded, every rank must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class NamedWeights(Mapping[str, torch.Tensor]):
-    """Every weight under its name in the model, the tied output head included, adapters added to
-    the weights of their layers. What is sharded or adapted is put together when it is asked for, so
-    that never all of it exists at once. Of a sharded policy all ranks must ask for the same weights
-    in the same order.
+    """Every weight under its name in the model, including the tied output head, with adapters added
+    to the weights of their layers. Sharded or adapted weights are computed at access, so that they
+    never all exist at once. With a sharded policy, all ranks must access the same weights in the
+    same order.
 
-    An engine that gets tied weights without `lm_head.weight` may silently keep its stale packed
+    An engine that loads tied weights without `lm_head.weight` may silently keep its stale packed
     copy."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -64,12 +64,12 @@ class NamedWeights(Mapping[str, torch.Tensor]):
 
 
 def as_saved(weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights with the names and shapes of a policy's files, which are those that vLLM loads.
-    In memory the experts of a layer, for one, are a single tensor under another name.
+    """Yield the weights with the names and shapes of a policy's files, which vLLM loads. In memory,
+    for example, the experts of a layer are a single tensor under another name.
 
-    transformers' own reverse takes all weights at once. It gets one layer at a time, so that never
-    all of a sharded or adapted policy exists at once. Every weight is asked for once, in order. A
-    mapping that is not `NamedWeights` is taken as it is."""
+    transformers' own reverse conversion expects all weights at once. It gets one layer at a time,
+    so that a whole sharded or adapted policy never exists at once. Every weight is read once, in
+    order. A mapping that is not `NamedWeights` is yielded unchanged."""
     if not isinstance(weights, NamedWeights) or is_saved_as_it_is(weights.model):
         yield from weights.items()
         return
@@ -79,11 +79,11 @@ def as_saved(weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.T
 
 
 def is_saved_as_it_is(model: PreTrainedModel) -> bool:
-    """Whether transformers converted no weight when it loaded the model."""
+    """Return whether transformers converted no weight when it loaded the model."""
     return getattr(model, "_weight_conversions", None) == []
 
 
 def layer_of(name: str) -> str:
-    """What the weights of a layer have in common; of a weight outside layers its whole name."""
+    """Return the prefix of a weight's layer, or the whole name of a weight outside layers."""
     found = LAYER.match(name)
     return found[0] if found else name

@@ -2,11 +2,11 @@
 
 import argparse
 
-from tasks.common import parent
+from tasks.common.processes import ending
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Options of this stage alone."""
+    """Add the options of this stage."""
     parser.add_argument(
         "--copy",
         action="store_true",
@@ -15,7 +15,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    parent.die_with_parent()
+    ending.die_with_parent()
     from tasks.common import stage
 
     stage.run("tasks.policy.run", options=options)

@@ -4,13 +4,13 @@ pipeline.
     {"source": "tiny", "location": null, "digest": "91c0...", "trust_remote_code": false,
      "architecture": "Qwen3ForCausalLM", "num_parameters": 438656, ..., "vocab_size": 100}
 
-A policy made here is complete in `policy/`. Of an external policy only configuration and tokenizer
-are copied there: the weights stay at `location`, and are read only to check them. Of one that
-is copied (`--copy`), as a later round's is, the weights are there as well."""
+`policy/` contains the whole policy if it was made here. For an external policy, it contains only
+configuration and tokenizer: the weights stay at `location`, and are read only to check them. With
+`--copy`, as in later rounds, it contains the weights as well."""
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,9 @@ from tasks.models.policy import (
 )
 
 NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-PIECE = 2**24  # numbers that are looked at together
+PIECE = 2**24  # numbers that are checked together
 
-# files of an external policy that are copied
+# files to copy from an external policy
 DESCRIPTIVE_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
@@ -55,26 +55,22 @@ def write_own(
 
 
 def write_external(
-    source: str, location: Path, trust_remote_code: bool, folder: Path
+    source: str, location: Path, trust_remote_code: bool, folder: Path, *, copy: bool = False
 ) -> dict[str, Any]:
-    """Check the policy at `location` and copy the files that describe it to `folder`. Return its
-    card."""
+    """Check the policy at `location`, and copy the files that describe it to `folder`. With `copy`,
+    also copy the weights: the policy in `folder` is then complete. Return its card."""
     described = checked(location, trust_remote_code)
-    copy_files(location, DESCRIPTIVE_FILES, folder)
+    patterns = POLICY_FILES if copy else DESCRIPTIVE_FILES
+    with whole_folder(folder) as temporary:
+        for path in sorted({path for pattern in patterns for path in location.glob(pattern)}):
+            shutil.copyfile(path, temporary / path.name)
+    if copy:
+        return card(source, None, policy_digest(folder), trust_remote_code, described)
     return card(source, str(location), policy_digest(location), trust_remote_code, described)
 
 
-def write_copy(
-    source: str, location: Path, trust_remote_code: bool, folder: Path
-) -> dict[str, Any]:
-    """As `write_external`, with the weights: the policy in `folder` needs nothing elsewhere."""
-    described = checked(location, trust_remote_code)
-    copy_files(location, POLICY_FILES, folder)
-    return card(source, None, policy_digest(folder), trust_remote_code, described)
-
-
 def checked(location: Path, trust_remote_code: bool) -> dict[str, Any]:
-    """Return what `describe` says of the model at `location`, once it is known to be complete."""
+    """Return `describe` of the model at `location`, after checking that it is complete."""
     check_folder(location)
     with loading(location, MODEL):
         described = describe(skeleton(location, trust_remote_code))
@@ -83,13 +79,6 @@ def checked(location: Path, trust_remote_code: bool) -> dict[str, Any]:
     stop_token_ids(location, tokenizer)
     check_numbers(location)
     return described
-
-
-def copy_files(location: Path, patterns: Iterable[str], folder: Path) -> None:
-    """Make `folder` hold exactly the files at `location` that match one of the patterns."""
-    with whole_folder(folder) as temporary:
-        for path in sorted({path for pattern in patterns for path in location.glob(pattern)}):
-            shutil.copyfile(path, temporary / path.name)
 
 
 def card(
@@ -106,7 +95,7 @@ def card(
 
 
 def skeleton(location: Path, trust_remote_code: bool) -> PreTrainedModel:
-    """Return the model without weights: shapes on torch's meta device, which take no memory."""
+    """Return the model without weights: its shapes on torch's meta device, which uses no memory."""
     trusted = trust_remote_code
     config = AutoConfig.from_pretrained(location, trust_remote_code=trusted)  # nosec B615
     with torch.device("meta"):
@@ -116,9 +105,9 @@ def skeleton(location: Path, trust_remote_code: bool) -> PreTrainedModel:
 
 
 def check_shapes(location: Path, trust_remote_code: bool) -> None:
-    """Raise ArtifactError where the files do not hold every tensor in its shape. They are matched
-    as in loading, on the meta device, which reads their headers alone. Quantised policies are left
-    to the engine: their tensors have names and shapes of their own."""
+    """Raise ArtifactError if a tensor is missing from the files, or has another shape. Tensors are
+    matched as in loading, but on the meta device, which reads only the headers. Quantised policies
+    are left to the engine, because their tensors have other names and shapes."""
     if "quantization_config" in as_mapping(location / "config.json"):
         return
     loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder of this machine
@@ -133,8 +122,8 @@ def check_shapes(location: Path, trust_remote_code: bool) -> None:
 
 
 def check_numbers(location: Path) -> None:
-    """Raise ArtifactError for weights that are not numbers: a policy that holds one answers
-    nothing."""
+    """Raise ArtifactError for weights that are not finite: a policy with one cannot sample
+    completions."""
     with progress(None, "check weights", "number") as bar:
         for path in weight_files(location):
             with safe_open(path, framework="pt") as file:
@@ -153,14 +142,14 @@ def check_numbers(location: Path) -> None:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `folder` if the block succeeds. Until then the old one
-    stays."""
+    """Yield a temporary folder that replaces `folder` if the block succeeds. Until then the old
+    folder stays."""
     with temporary_folder(folder.parent, folder.name) as scratch:
         new = scratch / "new"
         old = scratch / "old"
         new.mkdir()
         yield new
-        # the files reach the disk before the folder gets its name
+        # flush the files to disk before the rename
         for path in new.iterdir():
             path.chmod(0o644)
             with path.open("rb") as file:

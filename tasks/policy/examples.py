@@ -1,8 +1,8 @@
 """Training text of the tiny policy: pairs (prompt, completion) from one or more families, mixed by
 weight.
 
-Seeds start at 2^40. Prompts that `ingest` generates use the small seeds that people write in
-params.yaml, so no example here has the seed of an evaluation prompt."""
+Seeds start at 2^40. Prompts that `ingest` generates use small seeds from params.yaml, so no example
+here has the seed of an evaluation prompt."""
 
 import random
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ SEEDS_PER_POLICY = 2**32
 
 
 def load(family: Family) -> Any:
-    """Return the module of a family. Raises ParamsError listing the families if there is none."""
+    """Return the module of a family. Raises ParamsError with a list of families if none exists."""
     return registry.load(families, family.name, "policy.tiny.families: the name")
 
 
 def phrases(chosen: list[Family]) -> list[str]:
-    """Return the fixed phrases of the families, each of which becomes one token."""
+    """Return the fixed phrases of the families. Each phrase becomes one token."""
     return [phrase for family in chosen for phrase in load(family).PHRASES]
 
 
@@ -48,8 +48,8 @@ def settings_of(chosen: list[Family]) -> list[Any]:
 def draw(
     chosen: list[Family], seed: int, num_examples: int, first_chunk: int = 0
 ) -> Iterator[list[tuple[str, str]]]:
-    """Yield chunks of `num_examples` shuffled pairs (prompt, completion) without end, from the
-    chunk of that number on."""
+    """Yield chunks of about `num_examples` shuffled pairs (prompt, completion) without end, from
+    chunk `first_chunk` on."""
     modules, settings = [load(family) for family in chosen], settings_of(chosen)
     total = sum(family.weight for family in chosen)
     per_chunk = num_examples + len(chosen)  # seeds; every family draws at least one example

@@ -1,14 +1,20 @@
 """The stage `policy`: make the initial policy, or fetch it."""
 
 import logging
+import math
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from tasks.common.layout import Layout
+from tasks.common.sealed import write_sealed
 from tasks.common.stage import Stage
 from tasks.engines.devices import first_gpus, held
 from tasks.models.policy import torch_device
-from tasks.policy.making import provide
+from tasks.policy.card import write_external, write_own
 from tasks.policy.settings import Policy
+from tasks.policy.source import resolve
+from tasks.policy.tiny import make
 from tasks.train.settings import CheckpointSettings
 
 logger = logging.getLogger("tasks.policy")
@@ -27,3 +33,21 @@ def main(stage: Stage) -> None:
     logger.info(
         "policy %s: %s, %d parameters", card["digest"], card["architecture"], card["num_parameters"]
     )
+
+
+def provide(
+    settings: Policy, layout: Layout, *, copy: bool = False, every_seconds: float = math.inf
+) -> dict[str, Any]:
+    """Write the tiny policy, after training it, or the external one to `policy/`. Write and return
+    its card, `policy.json`. With `copy`, include the external policy's weights. Training continues
+    from a checkpoint, saved every `every_seconds`, and deletes it when it is done."""
+    if settings.source == "tiny":
+        made = make(settings.tiny, layout.unfinished_policy, every_seconds)
+        card = write_own(*made, layout.policy)
+    else:
+        trusted, downloads = settings.trust_remote_code, layout.root / "policy_download"
+        location = resolve(settings.source, downloads, trusted)
+        card = write_external(settings.source, location, trusted, layout.policy, copy=copy)
+    write_sealed(layout.policy_card, card)
+    layout.unfinished_policy.unlink(missing_ok=True)
+    return card

@@ -1,10 +1,10 @@
-"""Where an external policy comes from: a local folder, `hf://org/name@revision`,
+"""The source of an external policy: a local folder, `hf://org/name@revision`,
 `s3://bucket/folder`.
 
 Only weights in safetensors form, configuration and tokenizer are fetched (and the model's own
-Python files when `trust_remote_code` is set). A Hugging Face model stays in the hub's cache; an S3
-model goes to `policy_download/` under the data root, into a folder named by its content, so that
-the same model is not fetched twice."""
+Python files if `trust_remote_code` is set). A Hugging Face model stays in the hub's cache. An S3
+model is copied to `policy_download/` under the data root, into a folder named by a digest of its
+content, so that the same model is not fetched twice."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
-    """Return the absolute folder of the policy `source`, fetched if it is not local."""
+    """Return the absolute folder of the policy `source`, after fetching it if it is not local."""
     patterns = POLICY_FILES if trust_remote_code else DATA_FILES
     scheme = source.partition("://")[0] if "://" in source else ""
     if scheme == "hf":
@@ -48,8 +48,8 @@ def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
 
 
 def from_hub(source: str, patterns: tuple[str, ...]) -> Path:
-    """Return the hub's snapshot of one revision. Without a revision, the same parameters could name
-    another model tomorrow."""
+    """Return the hub's snapshot of one revision. A revision is required: without one, the same
+    parameters could name another model tomorrow."""
     match = HUB.fullmatch(source)
     if match is None:
         raise StageError(
@@ -87,7 +87,7 @@ def from_store(store: Any, prefix: str, downloads: Path, patterns: tuple[str, ..
 
 
 def fetch(store: Any, files: list[str], target: Path) -> None:
-    """Copy `files` into a new folder, which gets its name when it is complete."""
+    """Copy `files` into a temporary folder, and rename it to `target` when it is complete."""
     with temporary_folder(target.parent, target.name) as temporary:
         with progress(sum(store.size(path) for path in files), "download", "B") as bar:
             for path in files:

@@ -1,10 +1,10 @@
-"""The tiny policy: a Qwen3 of under half a million parameters, trained here from scratch in minutes
-on one core. Other sizes make larger ones, on a GPU in minutes as well.
+"""The tiny policy: a Qwen3 with under half a million parameters, trained here from scratch in
+minutes on one core. Other settings make larger policies, in minutes on a GPU.
 
-It exists so that the whole pipeline runs anywhere. It is imperfect on purpose: sampled at
-temperature 1, it solves its problems with probabilities all over the range from 0 to 1 (see
-`families/chain_sum.py`), so that profiling, allocation and reinforcement learning have something to
-do. head_dim is 32, the smallest that vLLM accepts."""
+With it, the whole pipeline runs on any machine. It is imperfect on purpose: at temperature 1, it
+solves its problems with probabilities over the whole range from 0 to 1 (see
+`families/chain_sum.py`), so that profiling, allocation and reinforcement learning have an effect.
+head_dim is 32, the smallest that vLLM accepts."""
 
 import math
 from dataclasses import asdict
@@ -27,9 +27,9 @@ HEAD_DIM = 32
 def make(
     settings: Tiny, unfinished: Path | None = None, every_seconds: float = math.inf
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Train the tiny policy. Equal settings give equal weights on one machine's CPU: it uses one
-    thread and its own seeds. The file `unfinished`, written so often, is what a making that was
-    killed goes on from, with the same result."""
+    """Train the tiny policy. Equal settings yield equal weights on one machine's CPU: training uses
+    one thread and its own seeds. The file `unfinished` is a checkpoint, written every
+    `every_seconds`: a killed training continues from it with the same result."""
     torch.set_num_threads(1)
     tokenizer = character_tokenizer(phrases(settings.families), settings.model.max_length)
     with torch.random.fork_rng():

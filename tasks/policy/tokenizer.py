@@ -1,7 +1,7 @@
-"""The tiny policy's tokenizer: one token per character, and one for each fixed phrase.
+"""The tiny policy's tokenizer: one token per character, and one token per fixed phrase.
 
 It is a real `tokenizers` file, so transformers and vLLM load it like any other. Every printable
-ASCII character and the newline have a token, so any English prompt can be encoded; other characters
+ASCII character and the newline have a token, so any English prompt can be encoded. Other characters
 become `<unk>`. There is no chat template: the policy continues plain text."""
 
 import string
@@ -14,7 +14,7 @@ CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
 
 
 def character_tokenizer(phrases: list[str], max_length: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with a token per character and one for each of `phrases`."""
+    """Return a tokenizer with one token per character, and one for each of `phrases`."""
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, UNK, *CHARACTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")

@@ -1,12 +1,12 @@
-"""Supervised training of the tiny policy: next-token loss on completions, batches of similar
+"""Supervised training of the tiny policy: next-token loss on completions, in batches of similar
 lengths.
 
 Length buckets matter: without them most of a batch is padding. The loss of a batch is divided by
-the *average* number of completion tokens of a batch, not by its own: short completions are in the
-same batch, and each of their tokens would otherwise have more weight.
+the *average* number of completion tokens per batch, not by the batch's own number: short
+completions are in the same batch, and each of their tokens would otherwise have more weight.
 
-On a GPU products are in bfloat16, weights and optimizer in float32 (autocast); on a CPU all is in
-float32, and equal settings give equal weights.
+On a GPU, products are in bfloat16, and weights and optimizer in float32 (autocast). On a CPU, all
+numbers are in float32, and equal settings yield equal weights.
 
 Shapes: B rows, T tokens, V vocabulary."""
 
@@ -30,8 +30,8 @@ IGNORED = -100
 def encode(
     tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]]
 ) -> list[tuple[list[int], int]]:
-    """Return of every pair the token ids of prompt, completion and end, and the number of prompt
-    tokens."""
+    """Return, for every pair, the token ids of prompt, completion and end-of-sequence token, and
+    the number of prompt tokens."""
     prompts, completions = (
         tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         for texts in zip(*pairs, strict=True)
@@ -65,8 +65,8 @@ def collate(rows: list[tuple[list[int], int]], pad: int) -> tuple[Tensor, Tensor
 
 
 def learning_rate(settings: Training, done_rate: float) -> float:
-    """Return the learning rate: linear up over the first `warmup_rate` of the tokens, then linear
-    down to 0."""
+    """Return the learning rate. It rises linearly over the first `warmup_rate` of the tokens, then
+    falls linearly to 0."""
     if done_rate < settings.warmup_rate:
         return settings.learning_rate * max(done_rate, 0.01) / settings.warmup_rate
     return settings.learning_rate * (1 - done_rate) / (1 - settings.warmup_rate)
@@ -80,9 +80,9 @@ def train(
     seed: int,
     unfinished: Unfinished | None = None,
 ) -> None:
-    """Train `model` in place on chunks of pairs (prompt, completion) for `tokens` tokens. `chunks`
-    yields them from the chunk of a number on. What `unfinished` has is gone on with, and it is
-    brought up to date between chunks."""
+    """Train `model` in place on chunks of pairs (prompt, completion) for `settings.tokens` tokens.
+    `chunks(number)` yields chunks from that number on. Training continues from the checkpoint
+    `unfinished`, and updates it between chunks."""
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.95), weight_decay=settings.weight_decay
     )
@@ -126,8 +126,8 @@ def step(
     settings: Training,
     done_rate: float,
 ) -> Tensor:
-    """Make one optimizer step. Return the loss: its sum over completion tokens / `divisor`. It is
-    left where it is: to read it would wait for the GPU. Right padding needs no mask."""
+    """Perform one optimizer step. Return the loss: its sum over completion tokens / `divisor`. It
+    stays on the device, because a read would wait for the GPU. Right padding needs no mask."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(settings, done_rate)
     device = model.device

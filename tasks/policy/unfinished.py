@@ -1,9 +1,9 @@
-"""A policy half made: a kill loses what came after it was last saved, and what is made in the end
-is what nobody's interruption would have changed.
+"""The checkpoint of an unfinished policy: a kill loses only the work after the last save, and the
+final policy is the same as without an interruption.
 
-One file, which appears whole: the weights, AdamW's state and, in the header, how far the training
-came, what it is a training of, and the checksum of the tensors. One that is damaged, or of other
-settings, is passed over. It is safetensors: nothing in it can execute anything."""
+It is one file, written whole or not at all: the weights, AdamW's state and, in the header, the
+progress, the digest of the settings, and the checksum of the tensors. A file that is damaged, or of
+other settings, is ignored. The format is safetensors, which cannot execute code."""
 
 import hashlib
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Unfinished:
-    """The file at `path`, of a training of `settings`, written about every so many seconds."""
+    """The file at `path`, for a training with `settings`, written about every `every_seconds`."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], every_seconds: float) -> None:
         self.path, self.key, self.every_seconds = path, digest(dict(settings)), every_seconds
@@ -35,7 +35,7 @@ class Unfinished:
         num_chunks: int,
         num_tokens: int,
     ) -> None:
-        """Save what so many chunks and tokens made, unless that was done a short time ago."""
+        """Save the state after `num_chunks` and `num_tokens`, unless the last save was recent."""
         if time.monotonic() - self.saved < self.every_seconds:
             return
         tensors = {name: tensor.cpu() for name, tensor in tensors_of(model, optimizer).items()}
@@ -50,8 +50,8 @@ class Unfinished:
         self.saved = time.monotonic()
 
     def load(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-        """Put what was saved in its place, and return the numbers of chunks and tokens that made
-        it: none where there is nothing to go on with."""
+        """Restore the saved state, and return its numbers of chunks and tokens. Return zeros if
+        there is no usable file."""
         try:
             with safe_open(self.path, "pt") as file:
                 header = file.metadata() or {}
@@ -73,7 +73,7 @@ class Unfinished:
 
 
 def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The parameters and AdamW's tensors under names that say whose they are."""
+    """Return the parameters and AdamW's tensors, under names that include the parameter's name."""
     tensors = {}
     for name, parameter in model.named_parameters():
         tensors[f"policy.{name}"] = parameter.detach()
@@ -88,18 +88,18 @@ def restore(
     optimizer: torch.optim.Optimizer,
     tensors: Mapping[str, torch.Tensor],
 ) -> None:
-    """The inverse of `tensors_of`, in place."""
+    """Restore the result of `tensors_of` in place."""
     for name, parameter in model.named_parameters():
         parameter.copy_(tensors[f"policy.{name}"])
         optimizer.state[parameter] = {
-            "step": tensors[f"step.{name}"],  # which AdamW wants on the CPU
+            "step": tensors[f"step.{name}"],  # AdamW requires it on the CPU
             "exp_avg": tensors[f"exp_avg.{name}"].to(parameter.device),
             "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter.device),
         }
 
 
 def checksum(tensors: Mapping[str, torch.Tensor]) -> str:
-    """The sha256 of the tensors, in the order of their names."""
+    """Return the sha256 of the tensors, in the order of their names."""
     found = hashlib.sha256()
     for name in sorted(tensors):
         found.update(tensors[name].flatten().numpy().data)

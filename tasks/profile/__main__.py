@@ -1,10 +1,10 @@
-"""python -m tasks.profile: sample every training prompt a few times and count how often it is
-solved."""
+"""python -m tasks.profile: sample every training prompt a few times, and count the correct
+samples."""
 
-from tasks.common import parent
+from tasks.common.processes import ending
 
 if __name__ == "__main__":
-    parent.die_with_parent()
+    ending.die_with_parent()
     from tasks.common import stage
 
     stage.run("tasks.profile.run")

@@ -1,4 +1,4 @@
-"""The profile: how hard every prompt is for this policy, from a few graded samples each.
+"""The profile: the difficulty of every prompt for this policy, from a few graded samples each.
 
 Recipes compute their filter, group sizes and order from it (sGPO, arXiv 2606.08854, section on
 profiling: N = 8 samples under the initial policy, with the same sampler and limits as in
@@ -13,15 +13,15 @@ from tasks.common.artifacts import OUTCOMES, PROFILE
 from tasks.common.files import ArtifactError
 from tasks.common.statistics import fit_beta, mixed_probability, wilson_interval
 
-# group sizes that the summary gives the share of mixed groups for
+# the summary contains the share of mixed groups for these group sizes
 GROUP_SIZES = (2, 4, 8, 16, 32)
 
 
 def profile_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
     """Return a PROFILE table, one row per prompt in the order of the ROLLOUTS table.
 
-    A sample whose outcome is `error` is our own failure: it has a column, and is left out of the
-    pass rate's denominator."""
+    A sample with the outcome `error` is Winnow's own failure. It is counted in a column, and left
+    out of the pass rate's denominator."""
     counts = [
         (pl.col("outcome") == outcome).sum().cast(pl.Int32).alias(outcome) for outcome in OUTCOMES
     ]
@@ -44,8 +44,8 @@ def profile_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
 
 
 def summarize(profile: pl.DataFrame, group_sizes: Sequence[int] = GROUP_SIZES) -> dict[str, Any]:
-    """Return a summary: the number of prompts at each pass rate, and for each group size the share
-    of groups expected to be mixed (to carry a gradient) if every prompt got such a group."""
+    """Return a summary: the number of prompts at each pass rate, and for each group size the
+    expected share of mixed groups (groups with a gradient) if every prompt gets such a group."""
     graded = profile.filter(pl.col("pass_rate").is_not_null())
     if graded.is_empty():
         raise ArtifactError(

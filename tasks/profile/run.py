@@ -1,14 +1,16 @@
 """The stage `profile`: from the training prompts and the policy to a pass rate for every prompt."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import polars as pl
 
 from tasks.common import stage
+from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.common.artifacts import PROFILE, PROMPTS
 from tasks.common.files import digest_file
-from tasks.common.ledger import ACCOUNTS
 from tasks.common.sealed import write_sealed
 from tasks.grading.graded import graded_rollouts, write_rollouts
 from tasks.grading.grader import Grader
@@ -55,15 +57,7 @@ def main(run: stage.Stage) -> None:
     profile = pl.concat(profiles)
     with Grader(verify) as grader:
         summary = summarize(profile) | {"verifiers": grader.versions(prompts["verifier"].unique())}
-    logger.info(
-        "%d prompts: mean pass rate %.3f, never solved %d, always solved %d; groups of 8 expected "
-        "to be mixed: %.1f %%",
-        len(profile),
-        summary["pass_rate_mean"],
-        summary["never_solved"],
-        summary["always_solved"],
-        100 * summary["mixed_rate"]["8"],
-    )
+    log_summary(summary, len(profile))
 
     PROFILE.write(layout.profile / "profile.parquet", profile)
     write_sealed(layout.profile / "summary.json", summary)
@@ -71,10 +65,9 @@ def main(run: stage.Stage) -> None:
     ledger = sampling_cost(costs, policy, "profile", charged=True)
     ledger.add("profile", **dict.fromkeys(ACCOUNTS, graded.judge_flops))
     write_sealed(layout.profile / "flops.json", ledger.as_dict())
-    write_sealed(
-        layout.profile / "cost.json",
-        {"seconds": {"profile": round(float(costs["seconds"].sum()), 3)}},
-    )
+    of = digest_file(layout.profile / "profile.parquet")
+    seconds = {"profile": round(float(costs["seconds"].sum()), 3)}
+    write_sealed(layout.measured("profile"), {"of": of, "seconds": seconds})
     run.tracker.tags({"rollouts": stored.usage.summary})
     run.tracker.metrics(
         {
@@ -84,3 +77,16 @@ def main(run: stage.Stage) -> None:
         }
     )
     run.tracker.artifact(layout.profile / "summary.json")
+
+
+def log_summary(summary: Mapping[str, Any], num_prompts: int) -> None:
+    """Log a summary of the prompts' difficulty."""
+    logger.info(
+        "%d prompts: mean pass rate %.3f, never solved %d, always solved %d; groups of 8 expected "
+        "to be mixed: %.1f %%",
+        num_prompts,
+        summary["pass_rate_mean"],
+        summary["never_solved"],
+        summary["always_solved"],
+        100 * summary["mixed_rate"]["8"],
+    )

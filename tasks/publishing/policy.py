@@ -1,8 +1,8 @@
-"""A trained policy with all that says where it comes from, to a hub, a bucket or a folder: weights
-and tokenizer, a model card, the recipe's settings, the plan, the ledger, and its result on test.
+"""Publishing a trained policy with its provenance to a hub, a bucket or a folder: weights and
+tokenizer, a model card, the recipe's settings, the plan, the ledger, and its test result.
 
-On a hub all of it is one commit. Elsewhere the card is written last: a place without one was not
-finished."""
+On a hub all files are one commit. Elsewhere the card is written last: a place without a card is
+incomplete."""
 
 import json
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from httpx2 import HTTPError
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData
-from huggingface_hub.errors import HfHubHTTPError
 
 from tasks.common import params, recipes
 from tasks.common.files import ArtifactError
@@ -28,6 +28,7 @@ SECTIONS = {"sampling": Sampling, "profile": ProfileSettings}
 HUB = "hf://"
 CARD = "README.md"
 ACCOUNTS = ("charged", "charged_mixed", "executed")
+PARTS = ("generate", "score", "update")  # phases of training that count as the policy's cost
 LOADING = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -56,9 +57,9 @@ def push(
     *,
     overwrite: bool,
 ) -> list[str]:
-    """Write the policy of a cell to `hf://ORG/NAME`, `s3://bucket/prefix` or a folder; the names of
-    the files. Raises ArtifactError for a cell that is not finished, and for a place that has files
-    already unless they may be overwritten."""
+    """Write the policy of a cell to `hf://ORG/NAME`, `s3://bucket/prefix` or a folder, and return
+    the names of the files. Raise ArtifactError for an unfinished cell, and for a place that already
+    has files unless they may be overwritten."""
     files = collect(layout, values, cell)
     texts = {
         CARD: card(layout, cell, destination),
@@ -72,7 +73,7 @@ def push(
 
 
 def collect(layout: Layout, values: Mapping[str, Any], cell: TrainedPolicy) -> dict[str, Path]:
-    """Return the files of a cell by their names at the destination."""
+    """Return the files of a cell, keyed by their names at the destination."""
     train, plan = layout.train(cell.recipe, cell.seed), layout.plan(cell.recipe, cell.seed)
     named = {
         "ledger.json": train / "flops.json",
@@ -89,13 +90,13 @@ def collect(layout: Layout, values: Mapping[str, Any], cell: TrainedPolicy) -> d
         raise ArtifactError(
             f"{cell.name} has no {missing[0]}: run the pipeline first. The experiment has: {known}"
         )
-    trained_digest(layout, cell.recipe, cell.seed)  # refuses what is damaged
+    trained_digest(layout, cell.recipe, cell.seed)  # refuses damaged weights
     weights = {path.name: path for path in sorted((train / "policy").iterdir()) if path.is_file()}
     return {**weights, **named}
 
 
 def settings(values: Mapping[str, Any], cell: TrainedPolicy, layout: Layout) -> dict[str, Any]:
-    """Return all that the cell was allocated and trained with."""
+    """Return all settings with which the cell was allocated and trained."""
     chosen = recipes.of_cell(values, cell.recipe, layout.code_folder)
     allocate = {**values.get("allocate", {}), **chosen["allocate"]}
     return {
@@ -108,13 +109,9 @@ def settings(values: Mapping[str, Any], cell: TrainedPolicy, layout: Layout) -> 
 
 
 def card(layout: Layout, cell: TrainedPolicy, destination: str) -> str:
-    """Return the model card: what it is, what it reached and cost, and how to load it."""
+    """Return the model card: the policy's origin, its results and cost, and how to load it."""
     metrics = read_sealed(layout.evaluation(cell.recipe, cell.seed) / "metrics.json")
-    ledger = read_sealed(layout.train(cell.recipe, cell.seed) / "flops.json")
-    policy, forecast = (
-        read_sealed(layout.policy_card),
-        read_sealed(layout.plan(cell.recipe, cell.seed) / "forecast.json"),
-    )
+    policy = read_sealed(layout.policy_card)
     source = policy.get("location") or policy["source"]
     is_of_hub = policy["source"].startswith(HUB)
     data = ModelCardData(
@@ -123,8 +120,7 @@ def card(layout: Layout, cell: TrainedPolicy, destination: str) -> str:
         base_model=policy["source"].removeprefix(HUB).split("@")[0] if is_of_hub else None,
         tags=["rlvr", "winnow", cell.recipe],
     )
-    costs = "\n".join(f"| {name} | {ledger[name]['total']:.4g} |" for name in ACCOUNTS)
-    profile = "The profile's cost is not in these." if forecast["reads_profile"] else ""
+    costs = "\n".join(f"| {name} | {total:.4g} |" for name, total in bill(layout, cell).items())
     interval = f"{metrics['pass_at_1_low']:.1%} to {metrics['pass_at_1_high']:.1%}"
     is_on_hub = destination.startswith(HUB)
     place = destination.removeprefix(HUB) if is_on_hub else "PATH/OF/THIS/FOLDER"
@@ -140,11 +136,11 @@ Winnow, from `{source}` (digest `{policy["digest"]}`).
 On {metrics["num_prompts"]} test prompts, {metrics["num_samples"]} samples each: pass@1
 {metrics["pass_at_1"]:.1%} (95 % interval {interval}), greedy {metrics["greedy"]:.1%}.
 
-| account | FLOPs of training |
+| account | FLOPs |
 |---|---|
 {costs}
 
-{profile}
+As on the leaderboard: with the profile where the recipe reads it, without validation.
 
 `recipe.json` has all settings, `plan.parquet` which prompts were visited with how many rollouts,
 `ledger.json` the compute by phase and account, `curve.parquet` the validations, `metrics.json` the
@@ -155,6 +151,17 @@ test.
     return str(ModelCard(text, ignore_metadata_errors=True))
 
 
+def bill(layout: Layout, cell: TrainedPolicy) -> dict[str, float]:
+    """Return the FLOPs of a cell by account, as on the report's leaderboard."""
+    train = layout.train(cell.recipe, cell.seed)
+    ledger = read_sealed(train / "flops.json")
+    totals = {name: sum(ledger[name][part] for part in PARTS) for name in ACCOUNTS}
+    if read_sealed(layout.plan(cell.recipe, cell.seed) / "forecast.json")["reads_profile"]:
+        profile = read_sealed(layout.profile / "flops.json")
+        totals = {name: total + profile[name]["profile"] for name, total in totals.items()}
+    return totals
+
+
 def to_hub(
     name: str,
     files: Mapping[str, Path],
@@ -162,7 +169,7 @@ def to_hub(
     cell: TrainedPolicy,
     overwrite: bool,
 ) -> None:
-    """Make the repository, private, where there is none, and write everything in one commit."""
+    """Create the repository (private) if it is missing, and write everything in one commit."""
     hub = HfApi()
     try:
         if hub.repo_exists(name) and hub.file_exists(name, CARD) and not overwrite:
@@ -174,8 +181,9 @@ def to_hub(
             [CommitOperationAdd(path, content[path]) for path in sorted(content)],
             commit_message=f"Add the policy of {cell.name}",
         )
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise ArtifactError(f"{HUB}{name}: {str(error).splitlines()[0]}") from error
+    except (HTTPError, OSError, ValueError) as error:  # errors of the hub and of the connection
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise ArtifactError(f"{HUB}{name}: {said}") from error
 
 
 def to_location(
@@ -187,7 +195,7 @@ def to_location(
         if not overwrite and store.exists(place) and store.ls(place):
             raise ArtifactError(f"{destination} is not empty: name another place, or --overwrite")
         store.makedirs(place, exist_ok=True)
-        if store.exists(f"{place}/{CARD}"):  # until all is replaced, it is not finished
+        if store.exists(f"{place}/{CARD}"):  # the place is incomplete until all is replaced
             store.rm_file(f"{place}/{CARD}")
         with progress(sum(path.stat().st_size for path in files.values()), "push", "B") as bar:
             for name, path in files.items():

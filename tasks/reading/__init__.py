@@ -1,1 +1,1 @@
-"""Rollouts for people, in the terminal. Loaded by name, as the stages are."""
+"""Rollouts as text for the terminal. Loaded by name, as the stages are."""

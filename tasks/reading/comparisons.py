@@ -1,7 +1,8 @@
-"""Test prompts with samples of the policy before and after training, their verdicts and the answers
-that were extracted."""
+"""Test prompts with samples of the policy before and after training, their verdicts and the
+extracted answers."""
 
 import difflib
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ import polars as pl
 from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
-from tasks.reading.escaping import escaped
 
+RULE = "=" * 78  # before each prompt
 SIDES = ("before", "after")
 MOVES = {
     "learned": pl.col("after") > pl.col("before"),
@@ -20,14 +21,14 @@ MOVES = {
     "solved": (pl.col("before") == 1) & (pl.col("after") == 1),
     "unsolved": (pl.col("before") == 0) & (pl.col("after") == 0),
 }
-"""Classes of prompts by the shares of correct samples before and after. An outcome is a class, too:
-the prompts with such a sample after training."""
+"""Classes of prompts by the shares of correct samples before and after. Each outcome is also a
+class: the prompts with such a sample after training."""
 CLASSES = (*MOVES, *OUTCOMES)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which prompts, and how many samples of each side."""
+    """The requested prompts, and the number of samples per side."""
 
     prompt: str | None
     kind: str | None
@@ -36,8 +37,8 @@ class Wanted:
 
 
 def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str]:
-    """The chosen prompts as text, one after the other. Raises ArtifactError where there is none,
-    and where the recipe has not been evaluated."""
+    """Yield the chosen prompts as text. Raise ArtifactError if there are none, or if the recipe has
+    not been evaluated."""
     files = paths(layout, recipe, seed)
     rates = pass_rates(files)
     chosen = choose(rates, files["after"], wanted)
@@ -51,7 +52,8 @@ def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str
 
 
 def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
-    """The tables of both sides. Raises ArtifactError naming what there is, where one is missing."""
+    """Return the tables of both sides. Raise ArtifactError with the existing ones if one is
+    missing."""
     before = layout.baseline / "rollouts.parquet"
     after = layout.evaluation(recipe, seed) / "rollouts.parquet"
     if not after.is_file():
@@ -73,7 +75,7 @@ def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
 
 
 def pass_rates(files: dict[str, Path]) -> pl.DataFrame:
-    """prompt_id, and the share of correct ones among its graded samples on each side."""
+    """Return each prompt_id with the share of correct ones among its graded samples per side."""
     graded = ~pl.col("greedy") & (pl.col("outcome") != "error")
     sides = [
         pl.scan_parquet(files[side])
@@ -87,7 +89,7 @@ def pass_rates(files: dict[str, Path]) -> pl.DataFrame:
 
 
 def choose(rates: pl.DataFrame, after: Path, wanted: Wanted) -> pl.DataFrame:
-    """The prompts that are wanted, in the order of the table."""
+    """Return the requested prompts, in the order of the table."""
     if wanted.prompt is not None:
         rates = rates.filter(pl.col("prompt_id").str.starts_with(wanted.prompt))
     if wanted.kind in MOVES:
@@ -104,16 +106,16 @@ def choose(rates: pl.DataFrame, after: Path, wanted: Wanted) -> pl.DataFrame:
 
 
 def heading(prompt: dict[str, str], rates: dict[str, float]) -> str:
-    """A prompt with its gold answer, and how often it was solved."""
+    """Return a prompt with its gold answer and its pass rates."""
     return (
-        f"\n{'=' * 78}\nprompt {prompt['prompt_id']}   solved {rates['before']:.0%} before, "
+        f"\n{RULE}\nprompt {prompt['prompt_id']}   solved {rates['before']:.0%} before, "
         f"{rates['after']:.0%} after\n\n{escaped(prompt['prompt'])}\n\n"
         f"gold: {escaped(prompt['answer'])}   ({escaped(prompt['verifier'])})"
     )
 
 
 def samples(path: Path, side: str, prompt: str, number: int) -> Iterator[str]:
-    """The first samples of a prompt on one side, the greedy one last."""
+    """Yield the first samples of a prompt on one side, the greedy one last."""
     found = ROLLOUTS.check(
         pl.scan_parquet(path).filter(pl.col("prompt_id") == prompt).collect(), str(path)
     )
@@ -126,3 +128,18 @@ def samples(path: Path, side: str, prompt: str, number: int) -> Iterator[str]:
             f"{answer}, {row['completion_tokens']} tokens, ended by {row['finish_reason']}\n"
             f"{escaped(row['text'])}"
         )
+
+
+def escaped(text: str) -> str:
+    """Return text of a model in a form that is safe for a terminal: it may contain characters that
+    move the cursor, change colours or the title, or reverse the direction of writing. Every
+    character that is not simply visible becomes its escape: `\\x1b`, `\\u202e`."""
+    return "".join(
+        c if c in "\n\t" or is_visible(c) else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def is_visible(character: str) -> bool:
+    """Return whether a character is simply visible. Spaces other than U+0020 are not printable in
+    Python, but harmless."""
+    return character.isprintable() or unicodedata.category(character) == "Zs"

@@ -1,13 +1,13 @@
-"""python -m tasks.report: compare what all recipes and seeds reached and cost."""
+"""python -m tasks.report: compare results and costs of all recipes and seeds."""
 
 import argparse
 from pathlib import Path
 
-from tasks.common import parent
+from tasks.common.processes import ending
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Options of this stage alone."""
+    """Add the options of this stage."""
     parser.add_argument(
         "--before",
         type=Path,
@@ -19,7 +19,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    parent.die_with_parent()
+    ending.die_with_parent()
     from tasks.common import stage
 
     stage.run("tasks.report.run", options=options)

@@ -1,9 +1,9 @@
-"""Rollouts to read: what the initial and the trained policies answered on the test prompts.
+"""Rollouts to read: the answers of the initial and the trained policies to the test prompts.
 
-`rollouts.parquet` holds all of them, a row a sample, with prompt and gold answer. The page holds
-those of some prompts, chosen across the classes of change, for some policies, with long texts cut
-in the middle. Both are made in one reading of the stages' files, some rows at a time: in memory is
-what the page holds, and one part of a file."""
+`rollouts.parquet` contains all of them, one row per sample, with prompt and gold answer. The page
+contains the rollouts of selected prompts, over all classes of change, for some policies; long texts
+are cut in the middle. Both are made in one pass over the stages' files. Only the page's content and
+one part of a file are in memory at a time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,52 +12,35 @@ from typing import Any
 import polars as pl
 from pyarrow.parquet import ParquetFile
 
-from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
+from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout, Table
 from tasks.common.files import ArtifactError
-from tasks.common.table import Table
 from tasks.report.evidence import Evidence
-from tasks.report.leaderboard import Row
-from tasks.report.paired import INITIAL, Paired
+from tasks.report.paired import INITIAL
+from tasks.report.results import Results, Row, name_of
 
 Json = dict[str, Any]
 NUM_PROMPTS = 200  # on the page
-MAX_RUNS = 4  # trained policies on the page, one a recipe
-NUM_SAMPLES = 4  # of a policy on a prompt, on the page
-MAX_LENGTH = 1500  # characters of a text on the page
+MAX_RUNS = 4  # trained policies on the page, one per recipe
+NUM_SAMPLES = 4  # per policy and prompt, on the page
+MAX_LENGTH = 1500  # characters per text on the page
 BYTES_PER_PART = 32_000_000  # of a stage's file, about
-# how a prompt's pass rate changed, in the order in which they are shown
+# classes of change of a prompt's pass rate, in display order
 CHANGES = ("newly solved", "better", "worse", "lost", "same", "always solved", "never solved")
+IN_PAGE = ("prompt_id", "sample_index", "greedy", "outcome")
+SAMPLED = ("prompt_id", "sample_index", "greedy", "outcome", "reward", "answer", "text")
 TO_READ = Table(
     "rollouts to read",
     {
-        "policy": pl.String,
-        **{name: PROMPTS.columns[name] for name in ("prompt_id", "source", "level", "prompt")},
-        "gold": pl.String,
-        "sample_index": pl.Int32,
-        "greedy": pl.Boolean,
-        "outcome": pl.String,
-        "reward": pl.Float64,
-        "answer": pl.String,
-        "text": pl.String,
-    },
-    {
-        "policy": "sgpo/0",
-        **{name: PROMPTS.example[name] for name in ("prompt_id", "source", "level", "prompt")},
-        "gold": "7",
-        "sample_index": 3,
-        "greedy": False,
-        "outcome": "correct",
-        "reward": 1.0,
-        "answer": "7",
-        "text": "7",
+        "policy": (pl.String, "sgpo/0"),
+        **{name: PROMPTS.fields[name] for name in ("prompt_id", "source", "level", "prompt")},
+        "gold": (pl.String, "7"),
+        **{name: ROLLOUTS.fields[name] for name in SAMPLED},
     },
 )
-IN_PAGE = ("prompt_id", "sample_index", "greedy", "outcome")
-SAMPLED = ("prompt_id", "sample_index", "greedy", "outcome", "reward", "answer", "text")
 
 
 def change_of(before: float | None, after: float | None) -> str | None:
-    """Return the class of a prompt by its pass rates; None where one of them is not known."""
+    """Return the class of change of a prompt by its pass rates; None if one of them is unknown."""
     if before is None or after is None:
         return None
     if before == after:
@@ -68,21 +51,21 @@ def change_of(before: float | None, after: float | None) -> str | None:
 
 
 def shown_runs(rows: Sequence[Row], champion: Mapping[str, Any] | None) -> list[str]:
-    """Return the runs on the page: of each recipe the seed of the best validation, in the order of
-    the leaderboard, the champion first."""
+    """Return the runs on the page: for each recipe the seed with the best validation accuracy, in
+    the order of the leaderboard, the champion first."""
     best: dict[str, Row] = {}
     for row in rows:
         other = best.get(row["recipe"])
         if other is None or row["validation"] > other["validation"]:
             best[row["recipe"]] = row
-    names = [f"{row['recipe']}/{row['seed']}" for row in best.values()]
-    first = f"{champion['recipe']}/{champion['seed']}" if champion else ""
+    names = [name_of(row) for row in best.values()]
+    first = name_of(champion) if champion else ""
     return sorted(names, key=lambda name: name != first)[:MAX_RUNS]
 
 
 def choose(changes: Mapping[str, str | None], count: int = NUM_PROMPTS) -> list[str]:
-    """Return `count` prompts, as many of each class as there are, those of small classes all. An
-    id is a digest, so that the first ones are chosen by chance, and the same every time."""
+    """Return `count` prompts: an equal number of each class, and all prompts of small classes. Ids
+    are digests, so taking the first ones is a random choice that is the same every time."""
     classes: dict[str, list[str]] = {name: [] for name in CHANGES}
     for prompt_id, change in sorted(changes.items()):
         classes[change or "same"].append(prompt_id)
@@ -93,13 +76,12 @@ def choose(changes: Mapping[str, str | None], count: int = NUM_PROMPTS) -> list[
     return chosen[:count]
 
 
-def write_rollouts(
-    path: Path, layout: Layout, evidence: Evidence, paired: Paired, runs: Sequence[str]
-) -> Json:
-    """Write `rollouts.parquet` and return what the page shows of it: the initial policy and the
-    `runs`. Raises ArtifactError where a rollout's prompt is not among the test prompts."""
-    prompts = read_prompts(layout.prompts("test"))
-    rates = {row["prompt_id"]: row for row in paired.rates.to_dicts()}
+def write_rollouts(path: Path, layout: Layout, results: Results, runs: Sequence[str]) -> Json:
+    """Write `rollouts.parquet` and return the part that the page shows: the initial policy and the
+    `runs`. Raises ArtifactError if the prompt of a rollout is not among the test prompts."""
+    columns = ("prompt_id", "source", "level", "prompt", "answer")
+    prompts = PROMPTS.read_columns(layout.prompts("test"), columns).rename({"answer": "gold"})
+    rates = {row["prompt_id"]: row for row in results.paired.rates.to_dicts()}
     chosen = choose({key: change_of(row[INITIAL], row[runs[0]]) for key, row in rates.items()})
     samples: dict[str, list[pl.DataFrame]] = {name: [] for name in (INITIAL, *runs)}
 
@@ -109,7 +91,7 @@ def write_rollouts(
             short = [pl.col(column).map_elements(cut, pl.String) for column in ("answer", "text")]
             samples[name].append(rows.select(*IN_PAGE, *short))
 
-    TO_READ.write_parts(path, parts(layout, evidence, prompts, keep))
+    TO_READ.write_parts(path, parts(layout, results.evidence, prompts, keep))
     table = {
         name: pl.concat(found).partition_by("prompt_id", as_dict=True)
         for name, found in samples.items()
@@ -122,12 +104,6 @@ def write_rollouts(
         "total": len(rates),
         "prompts": [shown(asked[key], rates[key], table, runs) for key in chosen],
     }
-
-
-def read_prompts(path: Path) -> pl.DataFrame:
-    """Return the test prompts with their gold answers."""
-    columns = ("prompt_id", "source", "level", "prompt", "answer")
-    return PROMPTS.read_columns(path, columns).rename({"answer": "gold"})
 
 
 def parts(
@@ -155,7 +131,7 @@ def parts(
 
 
 def read_parts(path: Path) -> Iterator[pl.DataFrame]:
-    """Yield a ROLLOUTS table some rows at a time, without the columns that nobody reads here."""
+    """Yield a ROLLOUTS table in parts, without the columns that are not shown."""
     ROLLOUTS.verify(path)
     with ParquetFile(path) as file:
         groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
@@ -171,7 +147,7 @@ def shown(
     samples: Mapping[str, Mapping[tuple[Any, ...], pl.DataFrame]],
     runs: Sequence[str],
 ) -> Json:
-    """Return a prompt of the page: what was asked, and of each policy its pass rate and samples."""
+    """Return a prompt for the page, with the pass rate and the samples of each policy."""
     key = (prompt["prompt_id"],)
     policies = {
         name: {
@@ -187,24 +163,16 @@ def shown(
 
 
 def picked(samples: pl.DataFrame) -> list[Json]:
-    """Return some samples of a prompt: the first of each outcome, then the first ones."""
-    rows = samples.sort("greedy", "sample_index", descending=[True, False]).to_dicts()
+    """Return some samples of a prompt: one of each outcome first, then the next in order."""
+    named = samples.select(pl.col("sample_index").alias("index"), *IN_PAGE[2:], "answer", "text")
+    rows = named.sort("greedy", "index", descending=[True, False]).to_dicts()
     firsts = {row["outcome"]: row for row in reversed(rows)}
     ordered = sorted(rows, key=lambda row: row is not firsts[row["outcome"]])[:NUM_SAMPLES]
-    return [
-        {
-            "index": row["sample_index"],
-            "greedy": row["greedy"],
-            "outcome": row["outcome"],
-            "answer": row["answer"],
-            "text": row["text"],
-        }
-        for row in sorted(ordered, key=lambda row: (not row["greedy"], row["sample_index"]))
-    ]
+    return sorted(ordered, key=lambda row: (not row["greedy"], row["index"]))
 
 
 def cut(text: str) -> str:
-    """Return a text, of a long one the beginning and the end, with how much is left out."""
+    """Return a text, a long one without its middle, with the number of characters removed."""
     if len(text) <= MAX_LENGTH:
         return text
     half = MAX_LENGTH // 2

@@ -1,16 +1,16 @@
-"""Validation accuracy as a monotone curve over compute, and the compute that an accuracy takes.
+"""Validation accuracy as a monotone curve over compute, and the compute that an accuracy requires.
 
-A validation curve is noisy, and the first of its points above a target is often a lucky one: first
-touch comes too early, the more so the more often one looks. The curve of a recipe is therefore
-fitted to the points of all its seeds together, as the non-decreasing curve next to them. A policy
-that gets worse again is thus fitted by the mean of its later points.
+A validation curve is noisy, and its first point above a target is often due to luck: the first
+crossing comes too early, and more so with more frequent validation. The curve of a recipe is
+therefore the non-decreasing curve fitted to the points of all its seeds together. If a policy gets
+worse again, the fit is the mean of its later points.
 
-Intervals are a parametric bootstrap: seeds are drawn anew, then each point of a drawn seed about
-that seed's own fit, as widely as its interval says. A point's interval holds how the validation
-prompts differ, which all points share, so these intervals are wide rather than narrow. Between
-fitted points the curve is linear."""
+Intervals come from a parametric bootstrap: seeds are resampled, then each point of a drawn seed is
+drawn about that seed's own fit, with the width of the point's interval. A point's interval includes
+the variance over validation prompts, which all points share, so these intervals are rather too
+wide. The curve is linear between fitted points."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,31 +20,37 @@ from scipy import stats
 
 from tasks.common.statistics import Floats
 
-ROUNDING = 1e-9  # of accuracies that are equal
-CONFIDENCE = 0.95  # of the points' intervals, and of those made from them
+ROUNDING = 1e-9  # tolerance for equal accuracies
+CONFIDENCE = 0.95  # of the points' intervals, and of the derived intervals
 ENDS = (0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2)
-# the accounts that recipes are compared by; the other one reproduces the figures of a paper
+# the accounts in which recipes are compared; the other one reproduces the figures of a paper
 COMPARED = ("charged", "charged_mixed", "executed")
-# what accuracy is shown over, and the column of it in a validation curve
-AXES = {account: f"flops_{account}" for account in COMPARED} | {
-    "rollouts": "rollouts",
-    "seconds": "seconds",
-}
+# the x axes of accuracy, and their columns in a validation curve
+AXES = {account: f"flops_{account}" for account in COMPARED} | {"rollouts": "rollouts"}
+# units of FLOPs, the largest first
+PREFIXES = (
+    (1e18, "EFLOPs"),
+    (1e15, "PFLOPs"),
+    (1e12, "TFLOPs"),
+    (1e9, "GFLOPs"),
+    (1e6, "MFLOPs"),
+    (1.0, "FLOPs"),
+)
 
 
 @dataclass(frozen=True)
 class Monotone:
-    """A curve: compute (or rollouts, or seconds), increasing, and accuracy, non-decreasing."""
+    """A curve: compute (or rollouts), increasing, and accuracy, non-decreasing."""
 
     flops: Floats
     accuracy: Floats
 
     def at(self, flops: Floats) -> Floats:
-        """The accuracy at other points; beyond the ends that of the ends."""
+        """Return the accuracy at other points; beyond the ends, the accuracy at the nearer end."""
         return np.interp(flops, self.flops, self.accuracy)
 
     def reaches(self, target: float) -> float:
-        """The compute at which the curve reaches an accuracy; infinite where it does not."""
+        """Return the compute at which the curve reaches an accuracy; infinite if it never does."""
         place = int(np.searchsorted(self.accuracy, target - ROUNDING))
         if place == len(self.accuracy):
             return np.inf
@@ -56,20 +62,20 @@ class Monotone:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The curve of a recipe over one of AXES, and those of the bootstrap's draws."""
+    """The curve of a recipe over one of AXES, and the curves of the bootstrap draws."""
 
     curve: Monotone
     draws: Sequence[Monotone]
 
     def band(self) -> tuple[Floats, Floats]:
-        """The 95 % interval of the accuracy at each point of the curve."""
+        """Return the 95 % interval of the accuracy at each point of the curve."""
         low, high = np.quantile([draw.at(self.curve.flops) for draw in self.draws], ENDS, axis=0)
         return low, high
 
     def compute_to(self, target: float) -> dict[str, float | None]:
-        """The compute that an accuracy takes and its 95 % interval: `flops`, `low`, `high`; None
-        for more than was spent. The target is taken as exact."""
-        # an order statistic and no mean of two, as the next may be infinite
+        """Return the compute that an accuracy requires and its 95 % interval: `flops`, `low`,
+        `high`; None where it exceeds the compute spent. The target is treated as exact."""
+        # an order statistic, not a mean of two: the next value may be infinite
         ends = np.quantile(
             [draw.reaches(target) for draw in self.draws], ENDS, method="inverted_cdf"
         )
@@ -79,10 +85,41 @@ class Fitted:
         return {name: float(x) if np.isfinite(x) else None for name, x in values.items()}
 
 
+Fits = Mapping[str, Mapping[str, Fitted]]
+"""Fitted curves by recipe, then axis."""
+
+
+def unit(largest: float) -> tuple[float, str]:
+    """Return the size and the name of the FLOPs unit for numbers up to `largest`."""
+    return next((size, name) for size, name in PREFIXES if largest >= size or size == 1.0)
+
+
+def flops_words(flops: float) -> str:
+    """Return FLOPs as text: `1.23 TFLOPs`."""
+    size, name = unit(flops)
+    return f"{flops / size:.3g} {name}"
+
+
+def amount(axis: str, value: float) -> str:
+    """Return an amount on an axis, or in an account: `450 GFLOPs charged`, `1,200 rollouts`."""
+    return f"{flops_words(value)} {axis}" if axis in COMPARED else f"{value:,.0f} {axis}"
+
+
+def axis_unit(axis: str, largest: float) -> tuple[float, str]:
+    """Return the size and the name of the unit of one of AXES; size 1 if the axis is not
+    compute."""
+    return unit(largest) if axis in COMPARED else (1.0, axis)
+
+
+def axis_words(axis: str, name: str) -> str:
+    """Return the title of an axis of compute or rollouts."""
+    return f"{axis} compute, {name}" if axis in COMPARED else axis
+
+
 def isotonic(values: npt.ArrayLike, weights: npt.ArrayLike) -> Floats:
-    """The non-decreasing values next to `values` in weighted squares, of one row [N] or of many
-    [R, N] with the same weights [N]: at each place the largest, over the places up to it where a
-    mean may begin, of the smallest mean that reaches it (the min-max formula; Robertson, Wright and
+    """Return the weighted least-squares isotonic (non-decreasing) fit to `values`: one row [N], or
+    many rows [R, N] with the same weights [N]. The value at i is the maximum over starts s <= i of
+    the minimum over ends e >= i of the mean of s..e (the min-max formula; Robertson, Wright and
     Dykstra, Order Restricted Statistical Inference, 1988)."""
     rows = np.asarray(values, np.float64)
     heavy = np.asarray(weights, np.float64)
@@ -100,7 +137,7 @@ def isotonic(values: npt.ArrayLike, weights: npt.ArrayLike) -> Floats:
 
 def monotone(flops: Floats, accuracy: Floats) -> list[Monotone]:
     """Fit a curve to each row [R, N] of accuracies at the same places [N], in any order. Points at
-    the same compute count as one, of their mean and their number as weight."""
+    the same compute are merged: their mean, weighted by their number."""
     order = np.argsort(flops, kind="stable")
     places, starts, counts = np.unique(flops[order], return_index=True, return_counts=True)
     means = np.add.reduceat(accuracy[:, order], starts, axis=1) / counts
@@ -108,9 +145,9 @@ def monotone(flops: Floats, accuracy: Floats) -> list[Monotone]:
 
 
 def comparable(curve: pl.DataFrame) -> pl.DataFrame:
-    """The points of a CURVE at which policies can be compared: the ends of decayed branches and of
-    the run, and its start. Between them the learning rate has not decayed. All points of a run
-    without branches: they show it as it went."""
+    """Return the points of a CURVE at which policies can be compared: the ends of decayed branches,
+    the end of the run, and its start. Between them the learning rate has not decayed. For a run
+    without branches, return all points."""
     is_branch = pl.col("branch").is_not_null()
     if not curve["branch"].is_not_null().any():
         return curve
@@ -123,8 +160,8 @@ def fit_curve(
 ) -> Fitted:
     """Fit the CURVE tables of a recipe's seeds over one of AXES.
 
-    Draws of a curve that has levelled off lie above it on average, because a fit that never falls
-    takes the highest noise along: where they reach an accuracy is rather too early."""
+    Draws of a curve that has levelled off lie above it on average, because a non-decreasing fit
+    keeps the highest noise. They therefore reach an accuracy rather too early."""
     z = stats.norm.ppf(0.5 + CONFIDENCE / 2)
     flops = [part[AXES[axis]].to_numpy().astype(np.float64) for part in points]
     seen = [part["accuracy"].to_numpy() for part in points]
@@ -133,7 +170,7 @@ def fit_curve(
         (part["accuracy_high"] - part["accuracy_low"]).to_numpy() / (2 * z) for part in points
     ]
     draws = []
-    # draws of the same seeds have their points at the same places, and are fitted together
+    # draws of the same seeds have points at the same places, so they are fitted together
     seeds = np.sort(rng.integers(0, len(points), (num_bootstrap, len(points))), axis=1)
     for chosen, count in zip(*np.unique(seeds, axis=0, return_counts=True), strict=True):
         middle, spread, places = (

@@ -2,13 +2,13 @@
 its prompt's profile predicts.
 
 A profile describes the policy that was profiled. Training changes the policy, and groups that were
-sized by the profile become too large or too small. This measures by how much, pass by pass.
-Training never reads the profile, so everything is computed afterwards from its rollouts.
+sized by the profile become too large or too small. This module measures the change for each pass.
+Training does not measure it, so everything is computed afterwards from the training rollouts.
 
-A rollout is a success when its outcome is `correct`. An `error` is our own failure, neither a
-success nor a failure of the policy, so the group counts as smaller. Prompts whose profile has only
-errors are left out, because there is nothing to compare with. Replayed
-rollouts are left out: they count where they were sampled."""
+A rollout is a success when its outcome is `correct`. An `error` is a failure of the system, neither
+a success nor a failure of the policy, so it does not count towards the group's size. Prompts whose
+profile has only errors are excluded, because there is no rate to compare with. Replayed rollouts
+are excluded: they count at the step that sampled them."""
 
 from typing import Any
 
@@ -19,16 +19,16 @@ import polars as pl
 from tasks.common.statistics import Floats, fit_beta, mixed_probability, wilson_interval
 
 Drift = dict[str, Any]
-MAX_VALUES = 12  # different pass rates up to which each has a bin of its own
-NUM_BINS = 9  # otherwise
+MAX_VALUES = 12  # up to this many different pass rates, each has its own bin
+NUM_BINS = 9  # for more pass rates
 
 
 def drift_of(groups: pl.DataFrame, stale_above: float) -> Drift:
-    """Return the drift of one run: every pass, and whether the profile is stale in the last one.
+    """Return the drift of one run: every pass, and whether the profile is stale in the last pass.
 
-    Stale means that the gap of the last pass exceeds the gap by chance by more than `stale_above`.
-    Without the allowance for chance, a short run of small groups would look stale even with a
-    perfectly fresh profile."""
+    The profile is stale if the gap of the last pass exceeds the gap by chance by more than
+    `stale_above`. Without the allowance for chance, a short run of small groups would look stale
+    even with a perfectly fresh profile."""
     passes = passes_of(groups)
     if not passes:
         return {"stale": False, "drift": None, "gap": None, "chance": None, "passes": []}
@@ -37,16 +37,16 @@ def drift_of(groups: pl.DataFrame, stale_above: float) -> Drift:
 
 
 def groups_of(steps: pl.DataFrame, rollouts: pl.DataFrame, profile: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per group: its pass, its result (`size`, `success`, `mixed`), and what the
-    profile predicts.
+    """Return a row per group: its pass, its result (`size`, `success`, `mixed`), and the profile's
+    predictions.
 
     `expected` is the posterior mean (a + k) / (a + b + n) of the prompt's pass rate, under the
     Beta(a, b) fitted to the whole profile, and not the estimate k / n itself. Prompts are
-    *selected* by that estimate: if most prompts are easier, one that was solved 1 time in 8 is more
-    often an easier prompt with bad luck than a harder one with good luck. Sampled again by the very
-    same policy, the selected prompts regress to the mean, and a comparison with k / n would take
-    that for learning. `variance` is that of the success of a group of this size about
-    `expected`."""
+    *selected* by that estimate: if most prompts are easier, a prompt solved 1 time in 8 is more
+    often an easier prompt with bad luck than a harder one with good luck. When the same policy
+    samples again, the selected prompts regress to the mean, and a comparison with k / n would count
+    that as learning. `variance` is the variance of a group's success about `expected`, for its
+    size."""
     # size and successes of every group, with its pass
     keys = ["step", "group", "prompt_id"]
     solved = (pl.col("outcome") == "correct").sum()
@@ -75,8 +75,8 @@ def groups_of(steps: pl.DataFrame, rollouts: pl.DataFrame, profile: pl.DataFrame
 
 
 def bins(profile: pl.DataFrame) -> pl.Expr:
-    """Return the bin of each pass rate: a bin for every value if there are few values, else the
-    nearest eighth."""
+    """Return the bin of each pass rate: one bin per value if there are few values, else the nearest
+    eighth."""
     rate = pl.col("pass_rate")
     if profile["pass_rate"].drop_nulls().n_unique() <= MAX_VALUES:
         return rate.rank("dense").cast(pl.Int32)
@@ -84,7 +84,7 @@ def bins(profile: pl.DataFrame) -> pl.Expr:
 
 
 def predicted(groups: pl.DataFrame, prior: tuple[float, float]) -> list[pl.Series]:
-    """Return what the profile predicts for each group: `expected`, `variance` (beta-binomial) and
+    """Return the profile's predictions for each group: `expected`, `variance` (beta-binomial) and
     `mixed_expected`."""
     correct = groups["correct"].to_numpy()
     trials = groups["trials"].to_numpy()
@@ -107,12 +107,12 @@ def passes_of(groups: pl.DataFrame) -> list[Drift]:
 
 
 def pass_of(groups: pl.DataFrame) -> Drift:
-    """Return the summary of one pass and its bins; every group counts the same.
+    """Return the summary of one pass and its bins. All groups have equal weight.
 
     `drift` is the signed mean of success minus expected success. `gap` is the mean absolute
-    difference over the bins, weighted by groups, so that easy prompts that get easier do not hide
-    hard ones that get harder. `chance` is the gap that the same groups would show on average if the
-    policy were still the profiled one."""
+    difference over the bins, weighted by groups, so that easy prompts that become easier do not
+    cancel hard prompts that become harder. `chance` is the gap that the same groups would show on
+    average if the policy were still the profiled one."""
     parts = groups.sort("bin", maintain_order=True).group_by("bin", maintain_order=True)
     table = [bin_of(part) for _, part in parts]
     weights = [row["num_groups"] / len(groups) for row in table]
@@ -135,8 +135,8 @@ def bin_of(groups: pl.DataFrame) -> Drift:
     """Return the profiled, the expected and the observed success of the groups in one bin of a
     pass.
 
-    `chance` is the mean absolute value of a normal variable with the standard deviation that the
-    bin's mean success has when the policy has not changed."""
+    `chance` is the mean absolute deviation of the bin's mean success under an unchanged policy, in
+    the normal approximation."""
     low, high = interval(groups["success"].to_numpy(), groups["size"].to_numpy())
     return {
         "num_groups": len(groups),
@@ -152,9 +152,9 @@ def bin_of(groups: pl.DataFrame) -> Drift:
 def interval(success: Floats, size: npt.NDArray[Any]) -> tuple[float, float]:
     """Return Wilson's 95 % interval of the mean success of groups of different prompts.
 
-    The rollouts of a group share a prompt, so they count as fewer independent rollouts: as many as
-    give the observed variance between the groups. That is at least one per group and at most as
-    many as there are (`size` may differ between groups), so the interval is not too narrow where
+    The rollouts of a group share a prompt, so they count as fewer independent rollouts: the number
+    that explains the observed variance between the groups. It is at least one per group and at most
+    the number of rollouts (`size` may differ between groups), so the interval is not too narrow if
     all groups happen to agree."""
     share = float(success.mean())
     num_groups = len(success)
@@ -168,3 +168,24 @@ def interval(success: Floats, size: npt.NDArray[Any]) -> tuple[float, float]:
 def mean(values: pl.Series) -> float:
     """Return the mean of a column."""
     return float(values.to_numpy().mean())
+
+
+def stale_words(name: str, drift: Drift, *, reads_profile: bool) -> str:
+    """Return a sentence on the stale profile of the run `name`. If the net drift is small, the
+    sentence reports the gap instead."""
+    if 2 * abs(drift["drift"]) >= drift["gap"]:
+        how = (
+            f"{100 * abs(drift['drift']):.0f} points {'more' if drift['drift'] > 0 else 'less'} "
+            "often than profiled"
+        )
+    else:
+        how = (
+            f"{100 * drift['gap']:.0f} points away from what was profiled, some more and some less "
+            "often"
+        )
+    second = (
+        "a second round (winnow run --rounds 2) would re-size groups"
+        if reads_profile
+        else "this recipe does not read it, but one that does would now size its groups wrongly"
+    )
+    return f"{name}: in the last pass prompts were solved {how}: the profile is stale; {second}"

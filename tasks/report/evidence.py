@@ -1,12 +1,11 @@
-"""What the report reads: the files of the profile, the baseline, and of every recipe and seed of
-the experiment.
+"""The inputs of the report: the files of the profile, of the baseline, and of every recipe and seed
+of the experiment.
 
-Of rollouts only a few columns are read, and those on test are counted prompt by prompt at once: no
-text is in memory. Nothing else is computed here. A missing or damaged file is an error that names
-recipe, seed and file."""
+Only a few columns of the rollouts are read. Rollouts on test are counted per prompt as they are
+read, so no text is in memory. Nothing else is computed here. A missing or damaged file raises an
+error that names recipe, seed and file."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,43 +24,30 @@ from tasks.common.artifacts import (
 )
 from tasks.common.files import ArtifactError
 from tasks.common.params import Budget, Experiment
-from tasks.common.scores import score_prompts
 from tasks.common.sealed import read_sealed
+from tasks.common.statistics import score_prompts
 
 Json = Mapping[str, Any]
-# the columns that are read of the rollouts on test, and of those in training
+# the columns to read from the rollouts on test, and from the training rollouts
 ANSWERS = ("prompt_id", "greedy", "outcome")
 TRAINED = ("step", "group", "prompt_id", "outcome")
 
 
 @dataclass(frozen=True)
-class RecipePlan:
-    """The plan of a recipe with one seed, written by `tasks.allocate`."""
+class Trained:
+    """The plan and the training of a recipe with one seed, and the metrics of its policy on the
+    test prompts: overall, and for each prompt (`scores`, as `score_prompts` counts). `tokens` are
+    the tokens sampled on each training prompt, by whether its group was `mixed`."""
 
     recipe: str
     seed: int
     visits: pl.DataFrame
     decisions: pl.DataFrame
     forecast: Json
-
-    @property
-    def reads_profile(self) -> bool:
-        return bool(self.forecast["reads_profile"])
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The training of a recipe with one seed, and the metrics of its policy on the test prompts,
-    overall and of each prompt (`scores`, as `score_prompts` counts). `tokens` are those sampled on
-    each training prompt, by whether its group was `mixed`."""
-
-    recipe: str
-    seed: int
     steps: pl.DataFrame
     rollouts: pl.DataFrame
     curve: pl.DataFrame
     flops: Json
-    cost: Json
     metrics: Json
     scores: pl.DataFrame
     tokens: pl.DataFrame
@@ -70,29 +56,28 @@ class Trained:
     def name(self) -> str:
         return f"{self.recipe}/{self.seed}"
 
+    @property
+    def reads_profile(self) -> bool:
+        return bool(self.forecast["reads_profile"])
+
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything the report reads, in the order of `experiment`."""
+    """All inputs of the report, in the order of `experiment`."""
 
     policy: Json
     profile: pl.DataFrame
     profile_flops: Json
-    profile_cost: Json
     baseline: Json
     baseline_scores: pl.DataFrame
-    plans: list[RecipePlan]
     trained: list[Trained]
     budget: Budget | None
 
-    def plan(self, recipe: str, seed: int | None = None) -> RecipePlan:
-        """The plan of a run, or that of the recipe's first seed."""
-        return next(p for p in self.plans if p.recipe == recipe and seed in (None, p.seed))
-
     @property
-    def first_plans(self) -> list[RecipePlan]:
-        """The plan of every recipe's first seed: seeds differ in order and in what is drawn."""
-        return [self.plan(recipe) for recipe in dict.fromkeys(p.recipe for p in self.plans)]
+    def first_runs(self) -> list[Trained]:
+        """The first seed of every recipe. The plans of different seeds differ in their order and
+        random choices."""
+        return [self.seeds(recipe)[0] for recipe in dict.fromkeys(r.recipe for r in self.trained)]
 
     def seeds(self, recipe: str) -> list[Trained]:
         return [run for run in self.trained if run.recipe == recipe]
@@ -108,14 +93,8 @@ def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
         read_sealed(layout.policy_card),
         PROFILE.read(layout.profile / "profile.parquet"),
         read_sealed(layout.profile / "flops.json"),
-        read_sealed(layout.profile / "cost.json"),
         read_sealed(layout.baseline / "metrics.json"),
         read_scores(layout.baseline),
-        [
-            read_plan(layout.plan(recipe, seed), recipe, seed)
-            for recipe in experiment.recipes
-            for seed in experiment.seeds
-        ],
         [
             read_trained(layout, recipe, seed)
             for recipe in experiment.recipes
@@ -125,47 +104,41 @@ def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
     )
 
 
-def read_plan(folder: Path, recipe: str, seed: int) -> RecipePlan:
-    """Read the plan of a recipe with one seed."""
-    with naming(f"recipe '{recipe}', seed {seed}"):
-        return RecipePlan(
-            recipe,
-            seed,
-            PLAN.read(folder / "plan.parquet"),
-            DECISIONS.read(folder / "decisions.parquet"),
-            read_sealed(folder / "forecast.json"),
-        )
-
-
 def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
-    """Read the training and the evaluation of a recipe with one seed."""
+    """Read the plan, the training and the evaluation of a recipe with one seed. An error about a
+    file names recipe and seed."""
+    plan = layout.plan(recipe, seed)
     train = layout.train(recipe, seed)
     evaluation = layout.evaluation(recipe, seed)
-    with naming(f"recipe '{recipe}', seed {seed}"):
+    try:
         return Trained(
             recipe,
             seed,
+            PLAN.read(plan / "plan.parquet"),
+            DECISIONS.read(plan / "decisions.parquet"),
+            read_sealed(plan / "forecast.json"),
             STEPS.read(train / "steps.parquet"),
             TRAIN_ROLLOUTS.read_columns(
                 train / "rollouts.parquet", TRAINED, where=~pl.col("replayed")
             ),
             CURVE.read(train / "curve.parquet"),
             read_sealed(train / "flops.json"),
-            read_sealed(train / "cost.json"),
             read_sealed(evaluation / "metrics.json"),
             read_scores(evaluation),
             read_tokens(train / "rollouts.parquet"),
         )
+    except ArtifactError as error:
+        raise ArtifactError(f"recipe '{recipe}', seed {seed}: {error}") from error
 
 
 def read_scores(folder: Path) -> pl.DataFrame:
-    """Count the rollouts on test in `folder`, prompt by prompt."""
+    """Count the rollouts on test in `folder` for each prompt."""
     return score_prompts(ROLLOUTS.read_columns(folder / "rollouts.parquet", ANSWERS))
 
 
 def read_tokens(path: Path) -> pl.DataFrame:
     """Count the tokens of prompts and completions that training sampled, by prompt and by whether
-    the group had a right and a wrong answer. The tokens themselves are read in parts."""
+    the group had a right and a wrong answer. The table is read in parts."""
     TRAIN_ROLLOUTS.verify(path)
     correct = pl.col("outcome") == "correct"
     wrong = ~pl.col("outcome").is_in(["correct", "error"])
@@ -180,12 +153,3 @@ def read_tokens(path: Path) -> pl.DataFrame:
     )
     counts = groups.group_by("prompt_id", "mixed").agg(pl.col("tokens").sum().cast(pl.Int64))
     return counts.collect(engine="streaming").sort("prompt_id", "mixed")
-
-
-@contextmanager
-def naming(coordinates: str) -> Iterator[None]:
-    """Put the recipe and the seed in front of an error about a file."""
-    try:
-        yield
-    except ArtifactError as error:
-        raise ArtifactError(f"{coordinates}: {error}") from error

@@ -1,15 +1,16 @@
 """Paired differences of pass@1 on test: how much better one policy is than another on the same
 prompts.
 
-How hard a prompt is moves the pass rates of both policies, and cancels in their difference. Two
-intervals that each hold the spread of the prompts overlap long after the difference is plain, so
-whether intervals overlap is never asked here."""
+The difficulty of a prompt affects the pass rates of both policies, and it cancels in their
+difference. Two intervals that each include the variance over prompts still overlap when the paired
+difference is clear, so overlapping intervals are never compared here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tasks.common.files import ArtifactError
@@ -17,15 +18,17 @@ from tasks.common.statistics import bootstrap_interval, crossed_interval
 from tasks.report.evidence import Evidence
 
 Difference = dict[str, Any]
-INITIAL = "initial"  # the initial policy among the runs, whose names are recipe/seed
+INITIAL = "initial"  # the initial policy among the runs, which have names of the form recipe/seed
+# classes of pass rates: none right, three between, all right
+CLASSES = ("0", "to 1/3", "to 2/3", "below 1", "1")
 
 
 @dataclass(frozen=True)
 class Paired:
-    """The pass rate of every policy on every test prompt, and how many draws an interval takes.
+    """The pass rate of every policy on every test prompt, and the number of draws for an interval.
 
-    `rates` has a row per prompt: its `prompt_id`, and a column per policy, null where nothing could
-    be graded."""
+    `rates` has a row per prompt: its `prompt_id`, and a column per policy, null where no sample
+    could be graded."""
 
     rates: pl.DataFrame
     num_bootstrap: int
@@ -33,7 +36,7 @@ class Paired:
 
 def pair(evidence: Evidence, num_bootstrap: int) -> Paired:
     """Return the pass rates of the initial policy and of all runs. Raises ArtifactError if a policy
-    answered other prompts than the initial one."""
+    was evaluated on other prompts than the initial policy."""
     table = rates_of(evidence.baseline_scores, INITIAL)
     for run in evidence.trained:
         rates = rates_of(run.scores, run.name)
@@ -52,14 +55,19 @@ def rates_of(scores: pl.DataFrame, name: str) -> pl.DataFrame:
     return scores.select("prompt_id", graded.alias(name))
 
 
-def difference(
-    paired: Paired, mine: Sequence[str], other: Sequence[str], rng: np.random.Generator
-) -> Difference:
-    """Return mean pass@1 of the runs `mine` minus that of `other`, with its 95 % interval.
+def class_of(rates: pl.Series) -> npt.NDArray[np.int64]:
+    """Return the index into CLASSES of each pass rate."""
+    # the upper ends of the classes, inclusive
+    return np.searchsorted([0.0, 1 / 3, 2 / 3, 1.0 - 1e-9], rates.to_numpy() - 1e-12)
 
-    `other` holds the runs of the same seeds in the same order, or one run for all seeds. With
-    several seeds the interval is over seeds and prompts, else over prompts (`over` says which).
-    Raises ArtifactError if there is no prompt that all of them have graded."""
+
+def difference(paired: Paired, mine: Sequence[str], other: Sequence[str]) -> Difference:
+    """Return mean pass@1 of the runs `mine` minus the mean of `other`, with its 95 % interval. The
+    draws are the same in every run of the report, so equal files give equal reports.
+
+    `other` contains the runs of the same seeds in the same order, or one run for all seeds. With
+    several seeds the interval is over seeds and prompts, otherwise over prompts (`over` states
+    which). Raises ArtifactError if no prompt was graded for all of the runs."""
     graded = paired.rates.drop_nulls([*mine, *other])
     if graded.is_empty():
         raise ArtifactError(
@@ -69,7 +77,7 @@ def difference(
     mine_SP = graded.select(mine).to_numpy().T
     other_SP = graded.select(other).to_numpy().T
     differences_SP = mine_SP - other_SP
-    bounds = (-1.0, 1.0)
+    bounds, rng = (-1.0, 1.0), np.random.default_rng(0)
     if len(mine) > 1 and len(graded) > 1:
         low, high = crossed_interval(differences_SP, bounds)
     else:
@@ -85,5 +93,10 @@ def difference(
 
 
 def is_apart(found: Difference) -> bool:
-    """Whether the interval of a difference leaves out 0."""
+    """Return whether the interval of a difference excludes 0."""
     return bool(found["low"] > 0 or found["high"] < 0)
+
+
+def points_words(found: Difference) -> str:
+    """Return the interval of a difference in points."""
+    return f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"

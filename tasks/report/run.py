@@ -1,25 +1,27 @@
-"""The stage `report`: what all recipes and seeds reached and cost, side by side."""
+"""The stage `report`: results and costs of all recipes and seeds, side by side."""
 
 import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
 
 from tasks.common.files import digest_file, write_json, write_text
 from tasks.common.params import Experiment
+from tasks.common.processes.ending import PARENT
 from tasks.common.sealed import write_sealed
 from tasks.common.stage import Stage
 from tasks.report import rounds
 from tasks.report.answers import shown_runs, write_rollouts
-from tasks.report.drift import Drift, drift_of, groups_of
-from tasks.report.evidence import Evidence, read_evidence
-from tasks.report.leaderboard import curve_table, fit_curves, leaderboard, summarise
-from tasks.report.metrics import write_metrics
-from tasks.report.origin import origin_of
-from tasks.report.page import page
-from tasks.report.paired import pair
-from tasks.report.plots import plots
-from tasks.report.record import record
+from tasks.report.curves import COMPARED
+from tasks.report.evidence import read_evidence
+from tasks.report.measured import measured_text
+from tasks.report.results import Row, results_of, stale_runs
 from tasks.report.settings import ReportSettings
-from tasks.report.tables import text_table
-from tasks.report.words import stale_words
+from tasks.report.views.page import page
+from tasks.report.views.plots import plots
+from tasks.report.views.record import record
+from tasks.report.views.tables import text_table
 
 logger = logging.getLogger(__name__)
 
@@ -27,46 +29,50 @@ logger = logging.getLogger(__name__)
 def main(stage: Stage) -> None:
     """Read everything, write the report, print the leaderboard, and record the champion."""
     evidence = read_evidence(stage.layout, stage.section("experiment", Experiment))
-    settings = stage.section("report", ReportSettings)
-    out = stage.layout.report
-    paired = pair(evidence, settings.num_bootstrap)
-    rows = leaderboard(evidence, paired)
-    curves = curve_table(evidence)
-    fits = fit_curves(evidence, settings.num_bootstrap)
-    drifts = measure(evidence, settings)
-    summary = {**summarise(evidence, rows, paired, fits), "drift": drifts}
-    side_by_side = rounds.read_rounds(stage.options.before, evidence, rows, summary)
-    if side_by_side:
-        summary["rounds"] = rounds.summary_of(side_by_side)
-    table = f"{summary['headline']}\n\n{text_table(rows, summary)}"
-    write_json(out / "leaderboard.json", rows)
-    checksums = {"leaderboard.json": digest_file(out / "leaderboard.json")}
-    write_sealed(out / "summary.json", {**summary, "digests": checksums})
-    write_text(out / "leaderboard.txt", f"{table}{summary['why']}\n")
-    write_text(out / "curve.csv", curves.write_csv())
-    runs = shown_runs(rows, summary["champion"])
-    path = out / "rollouts.parquet"
-    rollouts = write_rollouts(path, stage.layout, evidence, paired, runs)
-    origin = origin_of(stage.layout)
-    html = page(evidence, rows, summary, curves, fits, paired, rollouts, origin, side_by_side)
-    write_text(out / "index.html", html)
-    write_metrics(out / "metrics", rows)
-    for account, picture in plots(evidence, curves, fits).items():
+    results = results_of(evidence, stage.section("report", ReportSettings))
+    summary, out = results.summary, stage.layout.report
+    for run, words in stale_runs(results):  # a warning where groups were sized by the profile
+        logger.log(logging.WARNING if run.reads_profile else logging.INFO, "%s", words)
+    earlier = rounds.read_rounds(stage.options.before, results)
+    table = f"{summary['headline']}\n\n{text_table(results)}{summary['why']}\n"
+    write_json(out / "leaderboard.json", results.rows)
+    digests = {"digests": {"leaderboard.json": digest_file(out / "leaderboard.json")}}
+    compared = {"rounds": rounds.summary_of(earlier)} if earlier else {}
+    write_sealed(out / "summary.json", {**summary, **compared, **digests})
+    write_text(out / "leaderboard.txt", table)
+    write_text(out / "curve.csv", results.curves.write_csv())
+    shown = shown_runs(results.rows, summary["champion"])
+    rollouts = write_rollouts(out / "rollouts.parquet", stage.layout, results, shown)
+    write_text(out / "index.html", page(results, rollouts, earlier))
+    write_text(out / "measured.txt", measured_text(stage.layout, evidence))
+    write_metrics(out / "metrics", results.rows)
+    for account, picture in plots(results).items():
         write_text(out / "plots" / f"{account}.svg", picture)
-    record(stage, evidence, rows, summary)
-    print(f"\n{table}{summary['why']}\n")
+    record(stage, results)
+    if PARENT not in os.environ:  # a flow prints it at its end
+        print(f"\n{table}")
 
 
-def measure(evidence: Evidence, settings: ReportSettings) -> dict[str, Drift]:
-    """Return the drift of every run by its name. A stale profile is a warning if groups were sized
-    by it."""
-    drifts: dict[str, Drift] = {}
-    for trained in evidence.trained:
-        groups = groups_of(trained.steps, trained.rollouts, evidence.profile)
-        drift = drift_of(groups, settings.stale_above)
-        drifts[trained.name] = drift
-        if drift["stale"]:
-            reads = evidence.plan(trained.recipe).reads_profile
-            words = stale_words(trained.name, drift, reads_profile=reads)
-            logger.log(logging.WARNING if reads else logging.INFO, "%s", words)
-    return drifts
+def write_metrics(folder: Path, rows: Sequence[Row]) -> None:
+    """Write the numbers that `dvc metrics` compares: one small file for each recipe and seed, which
+    DVC shows as rows of one table. Files of other cells are removed. All are in git and in every
+    clone.
+
+        metrics/sgpo/0.json    {"recipe": "sgpo", "seed": 0, "pass@1": 0.469, "charged": 34.4}
+
+    `val` is the validation accuracy, `val@0.25` the accuracy of the branch to a quarter of the run.
+    FLOPs are in GFLOPs here, to five digits: DVC prints every digit of a number below 1e16."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for row in rows:
+        metrics = {
+            "recipe": row["recipe"],
+            "seed": row["seed"],
+            "pass@1": round(row["pass_at_1"], 4),
+            "greedy": round(row["greedy"], 4),
+            "val": round(row["validation"], 4),
+        }
+        for share, accuracy in row["validation_at"].items():
+            metrics[f"val@{share}"] = round(accuracy, 4)
+        for account in COMPARED:
+            metrics[account] = float(f"{row[f'flops_{account}']['total'] / 1e9:.5g}")
+        write_json(folder / row["recipe"] / f"{row['seed']}.json", metrics)

@@ -1,11 +1,11 @@
-"""Merge many small shards into few large ones, safely beside other readers and writers and under
-kills.
+"""Merge many small shards into a few large ones. This is safe with concurrent readers and writers,
+and after a kill.
 
-A compacted shard is first created, read back and checked; only then are the shards that it covers
+A compacted shard is first created, read back and checked. Only then are the shards that it covers
 removed. A reader that lists in between sees both and reads the compacted one. A reader that listed
-before finds a shard gone, and lists again. Only adjacent shards are merged, in their order, and
-every sequence number before the end is taken, so no new shard can appear inside a compacted span:
-every key keeps its row. After a kill, covered shards may remain; nobody reads them, and the next
+before finds that a shard is gone, and lists again. Only adjacent shards are merged, in order, and
+every sequence number before the end is used, so no new shard can appear inside a compacted span:
+every key keeps its row. After a kill, covered shards may remain. No reader uses them, and the next
 compaction removes them."""
 
 import logging
@@ -20,17 +20,17 @@ from tasks.store.shards import KEYS, MAX_BYTES, Span
 
 logger = logging.getLogger(__name__)
 
-# a stage that has sampled compacts the store where at least so many shards would become one
+# a stage compacts the store after sampling if at least this many shards would become one
 AUTOMATIC_FROM = 32
 
 
 def sizes(store: RolloutStore) -> dict[Span, int]:
-    """Return the shards to read, in order, with their bytes."""
+    """Return the shards to read, in order, with their sizes in bytes."""
     return {span: int(store.files.size(store.path(span)) or 0) for span in store.spans()}
 
 
 def plan(sizes: dict[Span, int], max_bytes: int = MAX_BYTES) -> list[list[Span]]:
-    """Return runs of two or more adjacent shards that should become one shard, each within
+    """Return runs of two or more adjacent shards to merge into one shard each, within
     `max_bytes`."""
     runs: list[list[Span]] = [[]]
     room = max_bytes
@@ -44,10 +44,10 @@ def plan(sizes: dict[Span, int], max_bytes: int = MAX_BYTES) -> list[list[Span]]
 
 
 def compact(store: RolloutStore, at_least: int = 2) -> int:
-    """Merge every run of `at_least` shards and remove the originals. Return the number of shards
-    merged.
+    """Merge every run of `at_least` shards, and remove the originals. Return the number of merged
+    shards.
 
-    Of two compactions of the same shards at once, one stops."""
+    If two compactions of the same shards run at once, one stops."""
     with reaching(store.location):
         try:
             runs = [run for run in plan(sizes(store)) if len(run) >= at_least]
@@ -60,16 +60,16 @@ def compact(store: RolloutStore, at_least: int = 2) -> int:
 
 
 def merge(store: RolloutStore, run: list[Span]) -> None:
-    """Merge a run into one shard. Raises FileNotFoundError when another compaction has removed some
-    of it."""
-    # every undamaged shard of the run, as it is
+    """Merge a run into one shard. Raises FileNotFoundError if another compaction has removed some
+    of its shards."""
+    # all undamaged shards of the run
     parts = [part for span in run if (part := store.load(span, list(STORE.columns))) is not None]
     if not parts:
         return
-    # of a duplicate key the first row wins, as it does for readers
+    # the first row of a duplicate key wins, as for readers
     merged = Span(run[0].first, run[-1].last)
     rows = pl.concat(parts).unique(KEYS, keep="first", maintain_order=True)
-    # create, then remove what it covers
+    # create the shard, then remove the shards that it covers
     store.create(merged.name, shards.encode(rows))
     remove_covered(store, merged)
 
@@ -83,6 +83,6 @@ def remove_covered(store: RolloutStore, by: Span) -> None:
 
 
 def covered(names: list[str], by: Span) -> list[Span]:
-    """Return the undamaged shards whose rows the compacted shard `by` holds."""
+    """Return the undamaged shards whose rows are all in the compacted shard `by`."""
     spans = [parsed[0] for name in names if (parsed := shards.parse(name)) and not parsed[1]]
     return [span for span in spans if span != by and by.covers(span)]

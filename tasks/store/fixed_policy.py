@@ -1,10 +1,10 @@
 """Rollouts of a fixed policy, sampled through the store, for `profile`, `baseline` and `evaluate`.
 
-Only what is missing in the store is sampled. The costs are sums over the rows *used*, no matter
+Only rollouts that the store lacks are sampled. The costs are sums over the rows *used*, no matter
 which run sampled them, so a warm store never makes profiling look free.
 
-Texts pass through memory a shard at a time. What is kept of a rollout are a few dozen bytes: its
-keys, and its costs."""
+Texts pass through memory one shard at a time. Only the keys and costs of a rollout stay in memory:
+a few dozen bytes."""
 
 import logging
 import math
@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import polars as pl
 
+from tasks.common.accounting.ledger import Ledger, charged_flops
 from tasks.common.artifacts import STORE, Layout
 from tasks.common.files import ArtifactError, digest
-from tasks.common.ledger import Ledger, charged_flops
-from tasks.common.process import exclusive
+from tasks.common.processes.locks import exclusive
 from tasks.engines.devices import held, sampling_gpus
 from tasks.engines.settings import EngineSettings, Sampling
 from tasks.models.policy import Policy, load_tokenizer
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 COSTS = ["prompt_tokens", "completion_tokens", "flops", "seconds"]
 # the columns that grading and costs need
 VALUES = ["text", "finish_reason", *COSTS]
-PART_BYTES = 32 * 2**20  # about so much text is handed on at a time
+PART_BYTES = 32 * 2**20  # approximate size of the text that is yielded at a time
 BYTES_PER_TOKEN = 4  # of text, roughly
 
 
@@ -48,11 +48,11 @@ class SamplerSettings:
 
 
 class StoredRollouts:
-    """`num_samples` rollouts a prompt. `parts` samples what the store lacks and yields all of them;
-    after it, `costs` and `usage` say what they cost and what was sampled.
+    """`num_samples` rollouts per prompt. `parts` samples the rollouts that the store lacks, and
+    yields all of them. After that, `costs` contains their costs, and `usage` counts new samples.
 
-    A rollout is named by its `row`: they are numbered prompt by prompt in the order of `prompts`,
-    the samples of a prompt in the order of their indices. Prompts of equal text share samples."""
+    A rollout is identified by its `row`: rows are numbered prompt by prompt in the order of
+    `prompts`, samples of a prompt by index. Prompts of equal text share samples."""
 
     def __init__(
         self,
@@ -65,25 +65,23 @@ class StoredRollouts:
         cell: str,
         greedy: bool,
     ) -> None:
-        """`cell` is the stage that asks, for the note it writes (see `usage.py`)."""
-        if prompts.is_empty():
-            raise ArtifactError(
-                "there are no prompts: see prompts/rejected.parquet for those that ingest rejected"
-            )
-        if prompts["prompt_id"].is_duplicated().any():
-            raise ArtifactError(
-                "a prompt_id is there twice in the prompts: run `python -m tasks.ingest` again"
-            )
+        """Prepare the request. `cell` is the stage's name in its note (see `usage.py`)."""
+        check_prompts(prompts)
         sampling = (
             replace(settings.sampling, temperature=0.0, top_p=1.0, top_k=0, seed=0)
             if greedy
             else settings.sampling
         )
-        # the keys that are wanted: every prompt's digest with every sample index
+        # the requested keys: every prompt's digest with every sample index
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
         encoded = encode_prompts(prompts, tokenizer, policy, sampling.max_tokens)
         digests = [prompt_digest(ids) for ids in encoded]
         by_digest = dict(zip(digests, encoded, strict=True))
+        if len(by_digest) == 1 and prompts["prompt"].n_unique() > 1:
+            raise ArtifactError(
+                f"all {len(prompts)} prompts encode to the same tokens: check whether the policy's "
+                "chat template writes the user's message, and whether the tokenizer is its own"
+            )
         self.sampler = Sampler(
             policy, tokenizer, sampling, settings.engine, settings.store, by_digest
         )
@@ -116,12 +114,12 @@ class StoredRollouts:
         }
 
     def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-        """Sample what is missing, then yield all rollouts in any order, each once, some at a time:
+        """Sample the missing rollouts, then yield all rollouts once, in parts and in any order:
         `row`, the prompt's `prompt_id`, `prompt`, `answer` and `verifier`, and the store's keys and
         VALUES.
 
-        `on_sampled` gets the same of every batch as soon as it is stored. When reading finds a
-        damaged shard, its rollouts are sampled again."""
+        Call `on_sampled` with the same columns of every batch as soon as it is stored. If reading
+        finds a damaged shard, sample its rollouts again."""
         while len(self.view.unread):
             self.sample(lambda rows: on_sampled(self.of_prompts(rows.select(*KEYS, *VALUES))))
             for shard in self.view.parts(VALUES):
@@ -131,8 +129,8 @@ class StoredRollouts:
         logger.info("%s", self.usage.summary)
 
     def sample(self, on_sampled: Callable[[pl.DataFrame], object]) -> None:
-        """Sample what is missing, one process at a time on a GPU, and of one policy under one set
-        of parameters: the second finds what the first has sampled."""
+        """Sample the missing rollouts, one process at a time per GPU, and per policy and set of
+        parameters: the second process finds the rollouts of the first."""
         view = self.view
         store = self.layout.locks / f"sampling-{digest(view.store.folder)}"
         with (
@@ -152,12 +150,12 @@ class StoredRollouts:
         write_note(self.layout, self.cell, self.kind, self.asked, self.usage.summary)
 
     def of_prompts(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the store's rows with their prompts', once for every prompt of that text."""
+        """Return the store's rows with their prompts, once for every prompt of equal text."""
         known = rows.join(self.prompts, on="prompt_digest", how="inner", maintain_order="left")
         return known.with_columns(row=pl.col("first_row") + pl.col("sample_index").cast(pl.UInt32))
 
     def keep_costs(self, rows: pl.DataFrame) -> None:
-        """Remember what these rollouts cost."""
+        """Store the costs of these rollouts."""
         places = rows["row"].to_numpy()
         for name, values in self.columns.items():
             values[places] = rows[name].to_numpy()
@@ -165,6 +163,18 @@ class StoredRollouts:
     def costs(self) -> pl.DataFrame:
         """Return the COSTS of all rollouts, in the order of their rows."""
         return pl.DataFrame(self.columns)
+
+
+def check_prompts(prompts: pl.DataFrame) -> None:
+    """Raise ArtifactError if there are no prompts, or a prompt_id is duplicated."""
+    if prompts.is_empty():
+        raise ArtifactError(
+            "there are no prompts: see prompts/rejected.parquet for those that ingest rejected"
+        )
+    if prompts["prompt_id"].is_duplicated().any():
+        raise ArtifactError(
+            "a prompt_id is there twice in the prompts: run `python -m tasks.ingest` again"
+        )
 
 
 def slices(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
@@ -181,8 +191,8 @@ def read_tokens(
     settings: StoreSettings,
     layout: Layout,
 ) -> pl.DataFrame:
-    """Return the tokens and log-probabilities of what the store has of `num_samples` rollouts a
-    prompt, by `prompt_id` and `sample_index`."""
+    """Return the stored tokens and log-probabilities for `num_samples` rollouts per prompt, by
+    `prompt_id` and `sample_index`. Rollouts that the store lacks are omitted."""
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
     encoded = encode_prompts(prompts, tokenizer, policy, sampling.max_tokens)
     digests = [prompt_digest(ids) for ids in encoded]
@@ -193,14 +203,14 @@ def read_tokens(
 
 
 def wanted_keys(digests: Sequence[str], num_samples: int) -> pl.DataFrame:
-    """Return the store's keys of `num_samples` rollouts of each distinct prompt."""
+    """Return the store's keys for `num_samples` rollouts of each distinct prompt."""
     indices = pl.DataFrame({"sample_index": range(num_samples)}, schema={"sample_index": pl.Int32})
     return pl.DataFrame({"prompt_digest": list(dict.fromkeys(digests))}).join(indices, how="cross")
 
 
 def sampling_cost(rows: pl.DataFrame, policy: Policy, phase: str, *, charged: bool) -> Ledger:
-    """Return the ledger of store rows: executed FLOPs as stored, and where `charged` 2 P T in the
-    other two accounts."""
+    """Return the ledger of store rows: executed FLOPs as stored, and with `charged` also 2 P T in
+    the other accounts."""
     ledger = Ledger()
     token_sums = rows.select(pl.col("prompt_tokens", "completion_tokens").cast(pl.Int64).sum())
     tokens = float(token_sums.sum_horizontal().item())

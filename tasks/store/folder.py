@@ -1,15 +1,15 @@
 """The rollout store: every completion ever sampled for a policy, so that none is sampled twice.
 
 The key of a completion is (policy digest, sampling parameters with the base seed, digest of the
-rendered prompt, sample index). The first two are a folder, the others columns, so another policy's
-rollouts cannot be mixed in. Completions are stored, their grades are not, so a new verifier grades
-again and samples nothing.
+rendered prompt, sample index). The first two name a folder, and the others are columns, so rollouts
+of different policies are never mixed. Completions are stored without grades, so a new verifier
+grades them again and samples nothing.
 
 A folder is a sequence of numbered Parquet shards that grows only at its end. A writer appends by
-creating the file of the next number, whole, and only if that file does not exist: of several
-writers, on one machine or many, one gets the number and the others take the next. So no lock is
-needed, and no shard ever appears before one that a reader has seen. Where two shards hold the same
-key, the row in the shard with the smallest name wins, always and for every reader."""
+creating the file of the next number, whole, and only if that file does not exist. If several
+writers, on one machine or many, try the same number, one gets it, and the others use the next. So
+no lock is needed, and no shard ever appears before a shard already read. If two shards
+contain the same key, the row in the shard with the smallest name wins, for every reader."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ from tasks.common.files import (
     require_writable,
 )
 from tasks.common.locations import UNREACHED, open_location, reaching
-from tasks.common.seal import DamagedError
+from tasks.common.sealed import DamagedError
 from tasks.store import shards
 from tasks.store.settings import StoreSettings
 from tasks.store.shards import KEYS, Span
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DESCRIPTION = "sampling.json"  # the file that describes a folder
-MAX_TRIES = 100  # of a read or an append that other processes disturb
-READ_WAITS = (0.0, 0.1, 0.5, None)  # seconds after each try of a read that fails
+MAX_TRIES = 100  # of a read or an append, with interference of other processes
+READ_WAITS = (0.0, 0.1, 0.5, None)  # seconds to wait after each failed read
 
 
 class RolloutStore:
@@ -59,19 +59,19 @@ class RolloutStore:
         self.files = files
         self.folder = folder
         self.description = description
-        self.private = private  # the store, where it is this data root's alone
-        self.damaged: set[Span] = set()  # skipped, also where they could not be renamed
+        self.private = private  # the store's root, if only this data root uses it
+        self.damaged: set[Span] = set()  # skipped, even if renaming them failed
 
     @property
     def location(self) -> str:
-        """The folder as users write it."""
+        """The folder in the form that users write."""
         return self.folder if is_local(self.files) else f"s3://{self.folder}"
 
     # ----------------------------------------------------------------------------------------------
     # listing
 
     def names(self) -> list[str]:
-        """Return the names of all files at this moment."""
+        """Return the current names of all files."""
         try:
             return sorted(
                 path.rsplit("/", 1)[-1] for path in self.files.ls(self.folder, detail=False)
@@ -80,7 +80,7 @@ class RolloutStore:
             return []
 
     def spans(self) -> list[Span]:
-        """Return the shards to read, in order. The first that holds a key owns it."""
+        """Return the shards to read, in order. The first shard with a key owns it."""
         found = [
             parsed[0] for name in self.names() if (parsed := shards.parse(name)) and not parsed[1]
         ]
@@ -101,9 +101,9 @@ class RolloutStore:
         """Return some columns of a shard by ranged reads, without verifying its checksum. Use it to
         find keys, not to read values.
 
-        Whatever else a scan raises, the shard is read whole and verified: a damaged footer makes
-        readers fail in many ways, and so does a read that ended early. Of a damaged shard no rows
-        are returned. Raises FileNotFoundError when the shard was compacted in the meantime."""
+        If the scan fails, read the whole shard and verify it: a damaged footer or a truncated read
+        makes readers fail in many ways. Return no rows for a damaged shard. Raises
+        FileNotFoundError if the shard was compacted meanwhile."""
         try:
             with self.files.open(self.path(span), "rb", cache_type="none") as file:
                 return pl.read_parquet(file, columns=list(columns), use_pyarrow=True)
@@ -115,18 +115,26 @@ class RolloutStore:
             return STORE.frame([]).select(columns) if found is None else found
 
     def load(self, span: Span, columns: Sequence[str]) -> pl.DataFrame | None:
-        """Return columns of a shard whose checksum is right. A damaged shard is set aside with a
-        warning, and None returned."""
+        """Return columns of a shard after verifying its checksum. Rename a damaged shard with a
+        warning, and return None: its rows count as missing from now on."""
         try:
             return self.read(span, columns)
         except DamagedError as error:
-            self.set_aside(span, error)
+            path = self.path(span)
+            logger.warning(
+                "setting aside the damaged shard %s (%s): its rows will be sampled again",
+                path,
+                error,
+            )
+            self.damaged.add(span)
+            with suppress(OSError):  # another reader was first, or this process may not write here
+                self.files.mv(path, f"{path}.damaged")
             return None
 
     def read(self, span: Span, columns: Sequence[str]) -> pl.DataFrame:
-        """Return columns of a shard whose checksum is right. Raises DamagedError for what reads
-        twice as the same wrong bytes, as many as the shard has. Other reads that fail, or end
-        early, are tried again: a proxy may cut every read at the same place."""
+        """Return columns of a shard after verifying its checksum. Raises DamagedError if two reads
+        return the same wrong bytes in full length. Other failed or truncated reads are retried: a
+        proxy may cut every read at the same place."""
         path = self.path(span)
         seen: set[bytes] = set()
         for wait in READ_WAITS:
@@ -151,19 +159,9 @@ class RolloutStore:
             "repaired"
         )
 
-    def set_aside(self, span: Span, why: Exception) -> None:
-        """Rename a damaged shard. Its rows count as missing from now on."""
-        path = self.path(span)
-        logger.warning(
-            "setting aside the damaged shard %s (%s): its rows will be sampled again", path, why
-        )
-        self.damaged.add(span)
-        with suppress(OSError):  # another reader was first, or this one may not write here
-            self.files.mv(path, f"{path}.damaged")
-
     def retry(self, read: Callable[[], T]) -> T:
-        """Return `read()`. Call it again when a shard that it listed is gone: a compaction has
-        merged it into another."""
+        """Return `read()`. Call it again if a listed shard is gone: a compaction has merged it into
+        another."""
         with reaching(self.location):
             for _ in range(MAX_TRIES):
                 with suppress(FileNotFoundError):
@@ -174,8 +172,8 @@ class RolloutStore:
     # writing
 
     def require_writable(self) -> None:
-        """Raise ArtifactError where nothing can be written here: locally by a trial, in a bucket by
-        writing the description."""
+        """Raise ArtifactError if this folder is not writable. Test this locally by a trial, in a
+        bucket by writing the description."""
         if is_local(self.files):
             require_writable(Path(self.folder))
             return
@@ -183,12 +181,12 @@ class RolloutStore:
             self.write_description()
 
     def tidy(self) -> None:
-        """Remove what killed writers left here; in a bucket they leave nothing."""
+        """Remove unfinished files of killed writers. In a bucket there are none."""
         if is_local(self.files):
             remove_unfinished(Path(self.folder))
 
     def append(self, rows: pl.DataFrame) -> None:
-        """Add `rows` at the end. Each shard is written whole or not at all."""
+        """Append `rows`. Each shard is written whole or not at all."""
         parts = shards.encode_parts(STORE.check(rows, self.folder))
         with reaching(self.location):
             self.write_description()
@@ -196,17 +194,17 @@ class RolloutStore:
                 self.publish(content)
 
     def publish(self, content: bytes) -> Span:
-        """Create the shard of the next free sequence number.
+        """Create the shard of the next free sequence number, and return its span.
 
         A slow writer may find its number free only because others wrote that shard and compacted it
-        away. Nobody reads a shard inside a compacted span, so the writer then tries the next
-        number, unless the compaction came after it and holds its rows."""
+        away. No reader uses a shard inside a compacted span, so the writer then tries the next
+        number, unless the compacted shard already contains its rows."""
         for _ in range(MAX_TRIES):
             # the number after the last one, damaged shards included
             taken = [parsed[0] for name in self.names() if (parsed := shards.parse(name))]
             span = Span(*[max((span.last for span in taken), default=-1) + 1] * 2)
             if self.create(span.name, content) or self.is_written(span, content):
-                # it counts unless a compaction without it has covered this number in the meantime
+                # the shard is valid unless a compaction without it has covered its number meanwhile
                 by = [other for other in self.spans() if other != span and other.covers(span)]
                 if not by or self.holds(by[0], content):
                     return span
@@ -219,7 +217,7 @@ class RolloutStore:
         )
 
     def is_written(self, span: Span, content: bytes) -> bool:
-        """Whether an object is what this process asked for in a request whose answer was lost."""
+        """Return whether an object has this content already, from a request with a lost answer."""
         try:
             return not is_local(self.files) and bool(
                 self.files.cat_file(self.path(span)) == content
@@ -228,16 +226,16 @@ class RolloutStore:
             return False
 
     def holds(self, span: Span, content: bytes) -> bool:
-        """Whether every key of the shard `content` is in the shard `span`."""
+        """Return whether every key of the shard `content` is in the shard `span`."""
         keys = shards.decode(content, KEYS, self.path(span))
         try:
             there = self.load(span, KEYS)
-        except FileNotFoundError:  # compacted once more: its rows may be there a second time
+        except FileNotFoundError:  # compacted again: its rows may be stored twice
             return False
         return there is not None and keys.join(there, on=KEYS, how="anti").is_empty()
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file, whole or not at all, if there is none of that name. Return whether it was
+        """Write a file, whole or not at all, unless the name exists. Return whether it was
         written."""
         path = f"{self.folder}/{name}"
         if is_local(self.files):
@@ -253,13 +251,13 @@ class RolloutStore:
         return True
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         with suppress(FileNotFoundError):
             self.files.rm_file(f"{self.folder}/{name}")
 
     def write_description(self) -> None:
-        """Write the small file that describes this folder. Raises ArtifactError when the server
-        lets it be overwritten, because shards could be overwritten as well."""
+        """Write the small file that describes this folder. Raises ArtifactError if the server
+        allows overwriting it, because shards could be overwritten as well."""
         if self.description is None:
             return
         content = (json.dumps(self.description, indent=2, sort_keys=True) + "\n").encode()
@@ -274,7 +272,7 @@ class RolloutStore:
 
 
 def is_local(files: Any) -> bool:
-    """Whether `files` is the local file system."""
+    """Return whether `files` is the local file system."""
     return files.protocol in ("file", ("file", "local"))
 
 
@@ -296,6 +294,6 @@ def open_store(
 
 
 def prompt_digest(token_ids: Sequence[int]) -> str:
-    """Return 16 hex digits of a rendered prompt's tokens: template, tokenizer and text all
-    count."""
+    """Return 16 hex digits: the digest of a rendered prompt's tokens, which depend on template,
+    tokenizer and text."""
     return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()[:16]

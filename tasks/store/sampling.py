@@ -1,4 +1,4 @@
-"""Sampling what the store lacks: in batches, which are stored as soon as they are complete."""
+"""Sampling of rollouts that the store lacks, in batches. Complete batches are stored at once."""
 
 import logging
 import random
@@ -28,13 +28,13 @@ from tasks.store.view import StoreView
 
 logger = logging.getLogger(__name__)
 
-# a prompt's digest and the indices of the samples that are wanted of it
+# a prompt's digest, and the indices of its samples
 Group = tuple[str, list[int]]
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """What sampling needs, with the token ids of the prompts by digest."""
+    """The policy and settings for sampling, and the prompts' token ids by digest."""
 
     policy: Policy
     tokenizer: PreTrainedTokenizerBase
@@ -50,17 +50,17 @@ def fill_store(
     sampler: Sampler,
     on_sampled: Callable[[pl.DataFrame], object],
 ) -> Usage:
-    """Sample the missing (prompt, sample index) pairs, one shard a batch, prompts of similar length
-    together. `on_sampled` gets the STORE rows of every batch once they are stored.
+    """Sample the missing (prompt, sample index) pairs, one shard per batch, with prompts of similar
+    length together. Call `on_sampled` with the STORE rows of every batch once they are stored.
 
-    Batches are taken in random order, and what another process has sampled in the meantime is left
-    out. So two processes that start on the same prompts share the work, except for the batches that
-    both are sampling at the same time."""
+    Batches are sampled in random order, without samples that another process has stored meanwhile.
+    So two processes that start on the same prompts share the work, except for batches that both
+    sample at the same time."""
     started = time.perf_counter()
     num_rollouts = 0
     num_tokens = 0
     torch.set_num_threads(sampler.engine.threads)
-    view.store.require_writable()  # before the engine is loaded and hours are sampled
+    view.store.require_writable()  # before hours of sampling
     engine = load_engine(sampler.engine, sampler.policy)
     todo = batches(in_groups(missing, sampler.by_digest), sampler.store.batch_rollouts)
     random.SystemRandom().shuffle(todo)
@@ -77,7 +77,7 @@ def fill_store(
                 num_tokens += int(rows["completion_tokens"].sum())
     try:
         compaction.compact(view.store, at_least=compaction.AUTOMATIC_FROM)
-    except WriteError as error:  # a matter of speed: what was sampled is kept
+    except WriteError as error:  # this costs only speed: the samples are stored
         logger.warning("the store keeps its small shards: %s", error)
     return Usage(0, num_rollouts, num_tokens, time.perf_counter() - started, "")
 
@@ -89,14 +89,14 @@ def in_groups(keys: pl.DataFrame, by_digest: Mapping[str, Sequence[int]]) -> lis
 
 
 def as_keys(groups: Sequence[Group]) -> pl.DataFrame:
-    """The inverse of `in_groups`."""
+    """Return the keys of groups: the inverse of `in_groups`."""
     keys = [(name, index) for name, indices in groups for index in indices]
     return pl.DataFrame(keys, schema={key: STORE.columns[key] for key in KEYS}, orient="row")
 
 
 def batches(groups: Sequence[Group], size: int) -> list[list[Group]]:
-    """Batch whole groups, about `size` samples each, so that a prompt's samples share its
-    prefill."""
+    """Return batches of whole groups, with about `size` samples each, so that a prompt's samples
+    share its prefill."""
     result: list[list[Group]] = [[]]
     for group in groups:
         if result[-1] and sum(len(indices) for _, indices in result[-1]) + len(group[1]) > size:
@@ -108,8 +108,8 @@ def batches(groups: Sequence[Group], size: int) -> list[list[Group]]:
 def sample_batch(
     engine: Engine, batch: Sequence[Group], sampler: Sampler, on_finished: Callable[[int], object]
 ) -> pl.DataFrame:
-    """Return one call of the engine as rows of the store. The call's seconds are split over the
-    rows in proportion to their tokens."""
+    """Sample a batch in one call of the engine, and return rows of the store. The call's seconds
+    are split over the rows in proportion to their tokens."""
     started = time.perf_counter()
     prompts = [sampler.by_digest[name] for name, _ in batch]
     counts = [len(indices) for _, indices in batch]

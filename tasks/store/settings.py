@@ -8,7 +8,7 @@ class StoreSettings:
     """The section `store`: where sampled rollouts are kept."""
 
     location: str | None = None  # a folder or s3://bucket/prefix; null: store/ of the data root
-    batch_rollouts: int = 2048  # sampled and kept together: what a kill can lose
+    batch_rollouts: int = 2048  # sampled and stored together; a kill loses at most these
     logprobs: bool = False  # keep every token's log-probability, for methods that replay them
 
     def __post_init__(self) -> None:

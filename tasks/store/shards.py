@@ -1,8 +1,8 @@
-"""One shard of the rollout store: its name, which holds its sequence numbers, and its checksum.
+"""One shard of the rollout store: its name, which contains its sequence numbers, and its checksum.
 
-A shard is a plain Parquet file (zstd) of the table STORE, sealed (tasks/common/seal.py). So it can
-be verified wherever it is copied, and its name is free to hold its sequence numbers: an appended
-shard has one, a compacted one all from `first` to `last`."""
+A shard is a plain Parquet file (zstd) of the table STORE, with a checksum (see `sealed`).
+So any copy can be verified, and the name can contain the sequence numbers: an appended shard has
+one, a compacted shard has all from `first` to `last`."""
 
 import io
 import re
@@ -11,26 +11,26 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from tasks.common import seal
+from tasks.common import sealed
 from tasks.common.artifacts import STORE
 from tasks.common.files import ArtifactError
 
 KEYS = ["prompt_digest", "sample_index"]
-# of a shard: it is written in one request to an object store, and read into memory whole
+# of a shard: one request writes it to an object store, and it is read into memory whole
 MAX_BYTES = 64 * 2**20
 # a shard's file name
 NAME = re.compile(r"(?P<first>\d{10})-(?P<last>\d{10})\.parquet(?P<damaged>\.damaged)?")
 
 
 UNREADABLE = (Exception, pl.exceptions.PanicException)
-"""What a reader of Parquet may raise at damaged bytes: its own errors, those of the libraries below
-it, and the panic of one of them, which is no Exception."""
+"""The errors that a Parquet reader may raise at damaged bytes: its own, errors of the libraries
+below it, and a panic of one of them, which is not an Exception."""
 
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """The sequence numbers of a shard, both ends included. Of a duplicate key the smaller span
-    wins."""
+    """The sequence numbers of a shard, including both ends. The row of a duplicate key in the
+    smaller span wins."""
 
     first: int
     last: int
@@ -44,8 +44,8 @@ class Span:
 
 
 def parse(name: str) -> tuple[Span, bool] | None:
-    """Return the span in a shard's file name, and whether it is marked as damaged; None for other
-    files."""
+    """Return the span in a shard's file name, and whether the name marks it as damaged. Return None
+    for other files."""
     match = NAME.fullmatch(name)
     if match is None:
         return None
@@ -53,10 +53,10 @@ def parse(name: str) -> tuple[Span, bool] | None:
 
 
 def live(spans: Iterable[Span]) -> list[Span]:
-    """Return the spans in order, without those that a compacted one covers.
+    """Return the spans in order, without spans that a compacted one covers.
 
-    Compacted spans overlap when two machines compacted at once. The first row of a key is still the
-    same: a shard that covers the earliest number where a key was written holds that row."""
+    Compacted spans overlap if two machines compacted at once. The first row of a key is still the
+    same: a shard that covers the earliest number with this key contains that row."""
     result: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.first, -span.last)):
         if not result or span.last > result[-1].last:
@@ -66,10 +66,10 @@ def live(spans: Iterable[Span]) -> list[Span]:
 
 def encode(rows: pl.DataFrame) -> bytes:
     """Return STORE rows as the bytes of a shard with its checksum."""
-    # no statistics: the footer would hold whole completions as the smallest and largest text
+    # no statistics: the footer would contain whole completions as the smallest and largest text
     buffer = io.BytesIO()
-    rows.write_parquet(buffer, compression="zstd", statistics=False, metadata=seal.METADATA)
-    seal.seal(buffer)
+    rows.write_parquet(buffer, compression="zstd", statistics=False, metadata=sealed.METADATA)
+    sealed.add_checksum(buffer)
     return buffer.getvalue()
 
 
@@ -83,10 +83,10 @@ def encode_parts(rows: pl.DataFrame, max_bytes: int = MAX_BYTES) -> list[bytes]:
 
 
 def decode(content: bytes, columns: Sequence[str], where: str) -> pl.DataFrame:
-    """Return the named columns of a shard after verifying its checksum and its schema.
+    """Return the named columns of a shard, after verifying its checksum and its schema.
 
-    Raises DamagedError, or ArtifactError for an undamaged shard of another version."""
-    seal.verify(io.BytesIO(content))
+    Raises DamagedError for a damaged shard, and ArtifactError for one of another version."""
+    sealed.verify_parquet(io.BytesIO(content))
     remedy = "use that version, or set store.location to another folder"
     other = f"{where} is undamaged, but another version of Winnow wrote it"
     try:

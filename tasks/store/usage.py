@@ -1,9 +1,9 @@
-"""What a stage reused, what it sampled, and why, in words: "policy digest changed: 3f2a.. ->
-91c0..".
+"""The numbers of rollouts that a stage reused and sampled, and the reason in words, such as "policy
+digest changed: 3f2a.. -> 91c0..".
 
-Each stage writes a note under the data root about what it asked of the store (policy, sampling
+Each stage writes a note under the data root about its request to the store (policy, sampling
 parameters, number of samples, location). The next run compares its own request with the note, and
-explains the rest by what the store holds. The note is not an output of the stage, because it
+explains other gaps by the store's content. The note is not an output of the stage, because it
 differs between equal runs."""
 
 import logging
@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from tasks.common.artifacts import Layout
-from tasks.common.changes import differences
+from tasks.common.config.changes import differences
 from tasks.common.sealed import read_note, write_sealed
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Usage:
-    """What one call really did. It differs between equal runs, so no artifact contains it."""
+    """The actual work of one call. It differs between equal runs, so no artifact contains it."""
 
     reused_rollouts: int
     sampled_rollouts: int
@@ -48,7 +48,7 @@ class Usage:
         }
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Return the sum of two usages; `why` joins the reasons of those that sampled."""
+        """Return the sum of two usages. `why` joins the reasons of usages with samples."""
         return Usage(
             self.reused_rollouts + other.reused_rollouts,
             self.sampled_rollouts + other.sampled_rollouts,
@@ -64,7 +64,7 @@ def cell_name(stage: str, recipe: str | None, seed: int | None) -> str:
 
 
 def last_note(layout: Layout, cell: str, kind: str) -> Mapping[str, Any] | None:
-    """Return what the stage asked for last time, or None."""
+    """Return the stage's last request, or None."""
     note = read_note(layout.sampling_note(cell)).get(kind)
     return None if note is None else dict(note["asked"])
 
@@ -72,7 +72,7 @@ def last_note(layout: Layout, cell: str, kind: str) -> Mapping[str, Any] | None:
 def write_note(
     layout: Layout, cell: str, kind: str, asked: Mapping[str, Any], summary: str
 ) -> None:
-    """Note what was asked and done. `kind` is `sampled` or `greedy`."""
+    """Write a note of the request and its result. `kind` is `sampled` or `greedy`."""
     path: Path = layout.sampling_note(cell)
     write_sealed(path, {**read_note(path), kind: {"asked": dict(asked), "said": summary}})
 
@@ -84,8 +84,8 @@ def explain(
     missing: pl.DataFrame,
     damaged: int,
 ) -> str:
-    """Return why `missing` must be sampled: what changed since `last`, and which of the prompts the
-    store `held`."""
+    """Return the reason for sampling `missing`, in words: the changes since `last`, and the gaps in
+    the store. `held` are the requested prompts with samples in the store."""
     if last is None and held.is_empty():
         phrases = [
             "first time in this data root, nothing in the store for policy "
@@ -93,7 +93,7 @@ def explain(
         ]
     else:
         phrases = changes(last or asked, asked)
-    # a new policy or new sampling parameters explain every gap
+    # a new policy or new sampling parameters explain all gaps
     if not any(phrase.startswith(("first", "policy", "sampling")) for phrase in phrases):
         phrases += gaps(asked["num_samples"], (last or asked)["num_samples"], held, missing)
     if damaged:
@@ -102,7 +102,7 @@ def explain(
 
 
 def changes(last: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """Return what differs between this request and the last one."""
+    """Return the differences between this request and the last one, in words."""
     phrases: list[str] = []
     if last["policy"] != asked["policy"]:
         phrases.append(
@@ -117,7 +117,7 @@ def changes(last: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
 def gaps(
     num_samples: int, last_samples: int, held: pl.DataFrame, missing: pl.DataFrame
 ) -> list[str]:
-    """Return how many prompts are new to the store, and how many have too few samples there."""
+    """Return phrases for the number of prompts new to the store, or with too few samples there."""
     prompts = missing.select("prompt_digest").unique()
     known = prompts.join(held, on="prompt_digest", how="semi")
     partly = len(known)

@@ -1,8 +1,8 @@
-"""What a store holds of the rollouts that a stage wants: which are there, and their values shard by
-shard.
+"""A view of the store on the rollouts that a stage requests: the stored keys, and their values,
+shard by shard.
 
-A shard that turns out to be damaged is set aside, and its keys count as missing from then on. One
-that a compaction has merged in the meantime is found again."""
+A damaged shard is set aside, and its keys count as missing from then on. The rows of a shard that a
+compaction has merged meanwhile are found again."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,16 +16,16 @@ from tasks.store.folder import MAX_TRIES, RolloutStore
 from tasks.store.shards import KEYS, Span
 
 MAX_SCANS = 8  # shards scanned at the same time
-SHARDS_PER_JOIN = 64  # scanned shards whose keys are matched in one join
+SHARDS_PER_JOIN = 64  # scanned shards to match in one join of keys
 NUMBERED_KEYS = ["prompt", "sample_index"]  # KEYS with a number in place of the prompt's digest
 
 
 class StoreView:
-    """What a store holds of the keys that a stage wants (prompt_digest, sample_index; one row
+    """A view of a store on the keys that a stage requests (prompt_digest, sample_index; one row
     each).
 
-    Keys are found by reading the key columns alone, each shard once, and 20 bytes are kept for
-    each, because prompts are numbered. Values are read from verified shards."""
+    Keys are found by reading only the key columns, once per shard. Each key uses 20 bytes of
+    memory, because prompts are numbered. Values are read from verified shards."""
 
     def __init__(self, store: RolloutStore, wanted: pl.DataFrame) -> None:
         self.store = store
@@ -37,15 +37,15 @@ class StoreView:
         self.found = pl.DataFrame(
             schema={"prompt": pl.UInt32, "sample_index": pl.Int32, "shard": pl.UInt32}
         )
-        self.unread = self.numbered(wanted).select(NUMBERED_KEYS)  # what `parts` has not yielded
+        self.unread = self.numbered(wanted).select(NUMBERED_KEYS)  # not yet yielded by `parts`
 
     def owned(self) -> pl.DataFrame:
-        """Return every stored sample of the wanted prompts (prompt, sample_index), and the shard
+        """Return every stored sample of the requested prompts (prompt, sample_index), and the shard
         that owns it."""
         return self.store.retry(self.scan_new_shards)
 
     def scan_new_shards(self) -> pl.DataFrame:
-        """Scan the shards that were written since the last call; return as `owned` does."""
+        """Scan the shards that were written since the last call, and return as `owned` does."""
         # read the keys of the new shards
         spans = self.store.spans()
         known = set(self.spans)
@@ -54,18 +54,18 @@ class StoreView:
             for first in range(0, len(new), SHARDS_PER_JOIN):
                 some = new[first : first + SHARDS_PER_JOIN]
                 self.add_keys(some, list(pool.map(self.store.scan, some)))
-        # rank the shards by their order now; those removed or covered by now have no rank
+        # rank the shards by their current order; removed or covered shards have no rank
         order = {span: rank for rank, span in enumerate(spans)}
         ranks = pl.DataFrame(
             {"shard": range(len(self.spans)), "rank": [order.get(span) for span in self.spans]},
             schema={"shard": pl.UInt32, "rank": pl.UInt32},
         ).drop_nulls()
-        # of a duplicate key the first shard owns it
+        # the first shard with a key owns it
         rows = self.found.join(ranks, on="shard", how="inner").sort("rank", maintain_order=True)
         return rows.unique(NUMBERED_KEYS, keep="first", maintain_order=True)
 
     def add_keys(self, spans: Sequence[Span], keys: Sequence[pl.DataFrame]) -> None:
-        """Remember which samples of the wanted prompts are in these shards."""
+        """Record the samples of the requested prompts in these shards."""
         shards_of = [
             part.with_columns(shard=pl.lit(number, dtype=pl.UInt32))
             for number, part in enumerate(keys, start=len(self.spans))
@@ -81,21 +81,21 @@ class StoreView:
         return keys.join(self.numbers, on="prompt_digest", how="left", maintain_order="left")
 
     def missing(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """Return those of `keys` that are not in the store."""
+        """Return the `keys` that are not in the store."""
         rows = self.numbered(keys).join(
             self.owned(), on=NUMBERED_KEYS, how="anti", maintain_order="left"
         )
         return rows.select(KEYS)
 
     def prompts(self) -> pl.DataFrame:
-        """Return the wanted prompts (prompt_digest) that have any sample in the store."""
+        """Return the requested prompts (prompt_digest) with any sample in the store."""
         return self.numbers.join(self.owned(), on="prompt", how="semi").select("prompt_digest")
 
     def parts(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """Yield the wanted rows that are in undamaged shards and have not been read yet, each key
-        once: the keys and `columns`, a shard at a time.
+        """Yield the requested rows in undamaged shards that have not been read yet, each key once:
+        the keys and `columns`, one shard at a time.
 
-        What was damaged can be sampled again, and `parts` called again."""
+        Rows of damaged shards can be sampled again. Then call `parts` again."""
         for _ in range(MAX_TRIES):
             owned = self.owned().join(self.unread, on=NUMBERED_KEYS, how="semi")
             if owned.is_empty():
@@ -115,12 +115,12 @@ class StoreView:
         )
 
     def read(self, columns: Sequence[str]) -> pl.DataFrame:
-        """Return all that `parts` yields, in one table."""
+        """Return all rows of `parts` in one table."""
         return pl.concat([STORE.frame([]).select([*KEYS, *columns]), *self.parts(columns)])
 
     def load(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame | None:
-        """Return the rows of `keys` in the shard that owns them; None when it is damaged, or was
-        compacted in the meantime."""
+        """Return the rows of `keys` in the shard that owns them, or None if the shard is damaged,
+        or was compacted meanwhile."""
         with reaching(self.store.location):
             try:
                 found = self.store.load(self.spans[keys["shard"][0]], columns)

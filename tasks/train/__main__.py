@@ -6,11 +6,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from tasks.common import parent
+from tasks.common.processes import ending
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What only a person at the keyboard asks for; a pipeline never needs it."""
+    """Add options for interactive use; a pipeline does not need them."""
     parser.add_argument(
         "--resume", type=Path, help="go on from this checkpoint folder; refused if it does not fit"
     )
@@ -22,9 +22,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def launch_ranks(options: argparse.Namespace) -> None:
-    """Become torchrun where params.yaml asks for several processes, or what starts them on the
-    machines of a cluster, unless this is one of them. What is wrong with the file, the stage will
-    say."""
+    """Run torchrun in place of this process if params.yaml requests several processes, or the
+    launcher of a cluster, unless this is already a rank. The stage reports errors in the file."""
     if "RANK" in os.environ:
         return
     from tasks.common import params
@@ -52,7 +51,7 @@ def launch_ranks(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parent.die_with_parent()
+    ending.die_with_parent()
     from tasks.common import stage
 
     stage.run("tasks.train.run", of_cell=True, options=add_options, before=launch_ranks)

@@ -1,7 +1,7 @@
-"""From a recipe to the methods of a run: the section `train` as the recipe changes it, with every
-setting of its methods, and what is wrong of them together.
+"""From a recipe to the methods of a run: the section `train` as changed by the recipe, with all
+settings of its methods, and the errors in their combination.
 
-Read without torch, but for a method's file that imports it itself."""
+This module does not import torch, except through a method's file that imports it."""
 
 import dataclasses
 import importlib
@@ -17,7 +17,7 @@ from tasks.common.params import ParamsError, gathered, listed, parse, settings
 from tasks.train.plan import Plan
 from tasks.train.profile import Profile
 from tasks.train.settings import SLOTS, Spec, TrainSettings, with_method
-from tasks.train.slots import Advantage, Control, Select, Slots
+from tasks.train.slots import Advantage, Control, Select, Shape, Slots
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +28,12 @@ class NoSettings:
 
 
 def train_settings(values: Mapping[str, Any], recipe: str) -> TrainSettings:
-    """The section `train` as the recipe changes it. Raises ParamsError with all that is wrong."""
+    """Return the section `train` as changed by the recipe. Raises ParamsError with all errors."""
     return settings_of(recipes.recipe(values, recipe)["train"])
 
 
 def settings_of(train: Mapping[str, Any]) -> TrainSettings:
-    """The settings that `train` gives, every slot with all settings of its method."""
+    """Return the settings in `train`, every slot with all settings of its method."""
     if not isinstance(train, dict):
         return parse(train, TrainSettings, "train")
     with gathered() as problems:
@@ -42,20 +42,21 @@ def settings_of(train: Mapping[str, Any]) -> TrainSettings:
             slot: problems.of(completed, slot, with_method(slot, train.get(slot, {})))
             for slot in SLOTS
         }
-    found: TrainSettings = dataclasses.replace(chosen, **specs)
+        shape = [problems.of(completed, "shape", spec) for spec in getattr(chosen, "shape", [])]
+    found: TrainSettings = dataclasses.replace(chosen, **specs, shape=shape)
     check_slots(found)
     return found
 
 
 def completed(slot: str, spec: Any) -> Spec:
-    """The slot's mapping with the defaults of its method filled in."""
+    """Return the slot's mapping with the defaults of its method filled in."""
     module, own = method_of(slot, spec)
     settings = parse(own, getattr(module, "Settings", NoSettings), f"train.{slot}")
     return {"method": spec["method"], **dataclasses.asdict(settings)}
 
 
 def method_of(slot: str, spec: Any) -> tuple[ModuleType, Spec]:
-    """The file of the slot's method, and the settings beside its name."""
+    """Return the file of the slot's method, and the settings beside its name."""
     package = importlib.import_module(f"tasks.train.methods.{slot}")
     if not isinstance(spec, dict) or "method" not in spec:
         known = listed(registry.names(package))
@@ -65,7 +66,7 @@ def method_of(slot: str, spec: Any) -> tuple[ModuleType, Spec]:
 
 
 def check_slots(settings: TrainSettings) -> None:
-    """Raise ParamsError where methods, or a method and other settings, exclude each other."""
+    """Raise ParamsError if methods, or a method and other settings, exclude each other."""
     estimate: type[Advantage] = method_of("advantage", settings.advantage)[0].Method
     chooser: type[Control] = method_of("control", settings.control)[0].Method
     name = settings.advantage["method"]
@@ -91,6 +92,13 @@ def check_slots(settings: TrainSettings) -> None:
                 f"train.advantage {name} leaves rollouts of advantage 0 out of the loss, and "
                 "train.kl_coefficient asks for the KL of all: set 0"
             )
+        shapes = [spec["method"] for spec in settings.shape]
+        changing = [each for each in shapes if shape_of(each).changes_rewards]
+        if estimate.unshaped and changing:
+            problems.add(
+                f"train.advantage {name} needs the verifier's rewards, and train.shape "
+                f"{listed(changing)} changes them: leave one of the two out"
+            )
         if estimate.fresh_only and replays:
             problems.add(
                 f"train.advantage {name} measures a reward against what earlier rollouts came to, "
@@ -104,10 +112,16 @@ def check_slots(settings: TrainSettings) -> None:
             )
 
 
+def shape_of(name: str) -> type[Shape]:
+    """Return the class of a method of `train.shape`."""
+    found: type[Shape] = method_of("shape", {"method": name})[0].Method
+    return found
+
+
 def load_slots(
     settings: TrainSettings, plan: Plan, prompts: pl.DataFrame, profile: Profile | None = None
 ) -> Slots:
-    """The method of every slot. `prompts` are the training prompts, a row each."""
+    """Return the method of every slot. `prompts` are the training prompts, a row each."""
 
     def load(slot: str, *arguments: Any) -> Any:
         spec = getattr(settings, slot)
@@ -118,11 +132,13 @@ def load_slots(
         plan = dataclasses.replace(plan, keeps=settings.select["keep"])
     select: Select = load("select")
     estimate: Advantage = load("advantage")
-    if estimate.needs_group and (alone := int((plan.group_sizes_V == 1).sum())):
+    least = estimate.min_group
+    if estimate.needs_group and (small := int((plan.group_sizes_V < least).sum())):
         logger.warning(
-            "%d of %d visits have a group of one: its advantage is 0, it teaches nothing",
-            alone,
+            "%d of %d visits have a group of %s: its advantage is 0, it teaches nothing",
+            small,
             len(plan),
+            "one" if least == 2 else f"fewer than {least}",
         )
     return Slots(
         load("control", plan),
@@ -131,6 +147,7 @@ def load_slots(
         load("replay"),
         estimate,
         load("loss"),
+        tuple(load_method("shape", spec) for spec in settings.shape),
     )
 
 
@@ -141,8 +158,8 @@ def load_method(
     prompts: pl.DataFrame | None = None,
     profile: Profile | None = None,
 ) -> Any:
-    """The `Method` of the slot's file that `spec["method"]` names, with its settings; with the
-    training prompts and the profile, where it reads them."""
+    """Return the `Method` of the slot's file named by `spec["method"]`, built from its settings,
+    and from the training prompts and the profile if it reads them."""
     module, own = method_of(slot, spec)
     for flag, value in (("reads_prompts", prompts), ("reads_profile", profile)):
         if getattr(module, flag, False):
@@ -153,8 +170,8 @@ def load_method(
 def make(
     module: ModuleType, name: str, values: Mapping[str, Any], where: str, *arguments: Any
 ) -> Any:
-    """The class `name` of a method's file, made with the file's `Settings` from `values`, where it
-    has some, and `arguments`."""
+    """Return the class `name` of a method's file, built from `arguments` and, if the file has
+    `Settings`, from these with `values`."""
     settings = parse(values, getattr(module, "Settings", NoSettings), where)
     if hasattr(module, "Settings"):
         arguments = (settings, *arguments)

@@ -1,5 +1,5 @@
-"""The plan that `allocate` made, as columns: which prompts are visited, in which order, in groups
-of which size. It never changes; how far a run has come is in its control's state.
+"""The plan of `allocate`, as columns: the visited prompts, their order and their group sizes. It
+never changes; the progress of a run is in its control's state.
 
 Legend: V visits, in the order of training.
 """
@@ -10,15 +10,14 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from tasks.common.files import ArtifactError
-from tasks.train.rollouts import GroupRequest, Ints
+from tasks.train.rollouts import GroupRequest, Ints, rows_of
 from tasks.train.settings import BatchSettings
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Visits: the prompt's row, the group's size, phase and pass; and how many fit a step. With
-    `keeps` no group counts for more rollouts of a batch than so many."""
+    """Visits: the prompt's row, the group's size, phase and pass; and the batch that limits a step.
+    With `keeps` no group counts for more than `keeps` rollouts of a batch."""
 
     prompt_rows_V: Ints
     group_sizes_V: Ints
@@ -32,17 +31,17 @@ class Plan:
 
     @property
     def num_prompts(self) -> int:
-        """The number of prompts that a table by row needs room for."""
+        """The number of rows that a table by prompt row needs."""
         return int(self.prompt_rows_V.max(initial=-1)) + 1
 
     def num_rollouts(self) -> int:
-        """The rollouts of all visits."""
+        """Return the number of rollouts of all visits."""
         return int(self.group_sizes_V.sum())
 
     def start(self, position: int, done: float | None) -> int | None:
-        """The visit to go on from after those before `position`; None at the end of the plan. Where
-        a share `done` of a budget is spent, it lies in the phase that this share of the plan falls
-        in, whose visits are taken over again when all were taken; a budget has no other end."""
+        """Return the next visit after the visits before `position`; None at the end of the plan.
+        With a budget, `done` is its spent share. Then the visit is in the phase at this share of
+        the plan, and a completed phase is repeated: only the budget ends the run."""
         if done is None:
             return position if position < len(self) else None
         shares = self._rollouts_before[self._phase_ends] / self._rollouts_before[-1]
@@ -51,34 +50,34 @@ class Plan:
         return position if first <= position < end else first
 
     def rest_of_phase(self, first: int, most: int) -> Ints:
-        """The visits from `first` to the end of its phase, but at most `most` of them: a phase may
-        have ten million."""
+        """Return the visits from `first` to the end of its phase, but at most `most` of them: a
+        phase may have ten million."""
         end = int(self._phase_ends[np.searchsorted(self._phase_ends, first, side="right")])
         return np.arange(first, min(end, first + most))
 
     def window(self, first: int, room: int) -> Ints:
-        """The visits from `first` on among which those of the next `room` are, whatever their
-        sizes: enough for `num_visits` to see whether half a batch is left of the phase."""
+        """Return visits from `first` on that include the next `room`, for any group sizes: enough
+        for `num_visits` to check whether half a batch remains in the phase."""
         return self.rest_of_phase(first, room + room // 2 + 1)
 
     def fit(self, sizes: Ints, room: int) -> int:
-        """How many groups of `sizes` fit into `room` (in the batch's unit), at least one."""
+        """Return how many groups of `sizes` fit into `room` (in the batch's unit), at least one."""
         return max(int(np.searchsorted(np.cumsum(self.cost(sizes)), room, side="right")), 1)
 
     def num_visits(self, sizes: Ints, room: int) -> int:
-        """The same of a window of visits; where less than half of `room` is left of the phase, that
-        is taken in as well. A step on four rollouts moves the policy as far as one on many."""
+        """Return `fit` for a window of visits, or all visits if the others fill less than half of
+        `room`: a step on four rollouts moves the policy as far as a step on many."""
         num = self.fit(sizes, room)
         return len(sizes) if self.cost(sizes[num:]).sum() < room / 2 else num
 
     def cost(self, sizes: Ints) -> Ints:
-        """What groups of `sizes` count for, in the batch's unit."""
+        """Return the size of groups of `sizes` in the batch's unit."""
         if self.batch.unit == "prompts":
             return np.ones_like(sizes)
         return sizes if self.keeps is None else np.minimum(sizes, self.keeps)
 
     def request(self, visits: Ints, counts: Ints) -> GroupRequest:
-        """The request for `visits`, all of one phase, with `counts` rollouts each."""
+        """Return the request for `visits`, all of one phase, with `counts` rollouts each."""
         first = int(visits[0])
         return GroupRequest(
             self.prompt_rows_V[visits],
@@ -88,7 +87,7 @@ class Plan:
         )
 
     def share_before(self, position: int) -> float:
-        """The share of the plan's rollouts that the visits before `position` have."""
+        """Return the share of the plan's rollouts in the visits before `position`."""
         return float(self._rollouts_before[position] / self._rollouts_before[-1])
 
     @cached_property
@@ -102,22 +101,12 @@ class Plan:
 
 
 def read_plan(table: pl.DataFrame, prompt_ids: pl.Series, batch: BatchSettings) -> Plan:
-    """A PLAN table as columns, prompts by their row in `prompt_ids`.
+    """Return a PLAN table as columns, prompts by their row in `prompt_ids`.
 
-    Raises ArtifactError naming a prompt that is not among them.
+    Raises ArtifactError for a visit of another prompt, with its id.
     """
-    row_of = pl.DataFrame({"prompt_id": prompt_ids}).with_row_index("row")
-    visits = table.select("prompt_id").join(
-        row_of, on="prompt_id", how="left", maintain_order="left"
-    )
-    unknown = visits.filter(pl.col("row").is_null())["prompt_id"].sort()
-    if len(unknown):
-        raise ArtifactError(
-            f"the plan visits prompt {unknown[0]}, which is not among the training prompts: run "
-            "allocate again"
-        )
+    rows = rows_of(table["prompt_id"], prompt_ids, "the plan visits")
     sizes, phases, passes = (
         table[name].to_numpy().astype(np.int64) for name in ("group_size", "phase", "pass")
     )
-    rows = visits["row"].to_numpy().astype(np.int64)
     return Plan(rows, sizes, phases, passes, batch)

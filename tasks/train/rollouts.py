@@ -1,35 +1,76 @@
-"""What a training step works on: the request for it, the rollouts that answer it, and their
-micro-batches.
+"""The data of a training step: the request for it, and its rollouts with their advantages.
 
-Legend: B rollouts of the step, Q groups (visits), T positions. Groups are ragged: `group_B` says
-which group a rollout is of, and no array is reshaped to [-1, G]."""
+Legend: B rollouts of the step, Q groups (visits), T positions. Groups are ragged: `group_B` is the
+group index of each rollout, and no array is reshaped to [-1, G]."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tasks.common.spending import Rows
-from tasks.engines.engine import Samples
-from tasks.engines.settings import Sampling
+from tasks.common.accounting.spending import Rows
+from tasks.common.files import ArtifactError
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
+T = TypeVar("T")
 
-ROUNDING = 1e-9  # of the larger reward: what differs by less is equal
+UNFINISHED = "abort"  # the finish reason of a stopped, unfinished completion, as in engines
+INTS, FLOATS, BOOLS = pl.List(pl.Int64), pl.List(pl.Float64), pl.List(pl.Boolean)
+COLUMNS: dict[str, Any] = {
+    "group": pl.Int64,  # the rollout's group within the step
+    "prompt_row": pl.Int64,  # of the prompt among the training prompts
+    "prompt": INTS,  # its token ids
+    "since": pl.Int64,  # the first step in which its group was in flight, -1 before that
+    "seed": pl.Int64,
+    "token_ids": INTS,  # of the completion, or of its sampled part
+    "logprobs": FLOATS,  # the sampler's
+    "versions": INTS,  # the number of updates of the policy behind each token
+    "is_action": BOOLS,  # False for tokens of an environment, not trained on; null: there are none
+    "reason": pl.String,  # of finishing, UNFINISHED before that
+    "text": pl.String,
+    "outcome": pl.String,
+    "reward": pl.Float64,
+    "scores": pl.String,  # the parts of a composite reward by name, as JSON
+    "replayed": pl.Boolean,  # from an earlier step, or from the profile
+    "kept": pl.Boolean,  # whether it enters the loss
+    "advantages": FLOATS,  # of its tokens, 0 for tokens without an advantage
+    "old_logprobs": FLOATS,  # before the batch's first update; null with a single update
+}
+EMPTY: dict[str, Any] = {
+    "since": -1,
+    "seed": 0,
+    "is_action": None,
+    "reason": UNFINISHED,
+    "text": "",
+    "outcome": "",
+    "reward": 0.0,
+    "scores": "{}",
+    "replayed": False,
+    "kept": True,
+    "advantages": None,
+    "old_logprobs": None,
+}
+"""The columns of a rollout without sampled tokens, except for its tokens."""
+OWN_TOKENS = pl.coalesce("is_action", pl.lit(True).repeat_by(pl.col("token_ids").list.len()))
+"""Whether each token of a rollout is the policy's own."""
+
+ROUNDING = 1e-9  # relative to the larger reward: smaller differences count as equal
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts ready to be sampled and graded, by row of the columns of `table` (PROMPTS).
+    """Prompts ready for sampling and grading, by row of the columns of `table` (PROMPTS).
 
-    They are encoded when they are asked for: as lists, the token ids of ten million prompts take
-    tens of gigabytes, and hours to make."""
+    They are encoded on request: as lists, the token ids of ten million prompts take tens of
+    gigabytes, and hours to compute."""
 
     table: pl.DataFrame
     encode: Callable[[pl.DataFrame], list[list[int]]]
@@ -43,19 +84,32 @@ class Prompts:
         return self.table["prompt_id"]
 
     def token_ids(self, rows: Ints) -> list[list[int]]:
-        """The token ids of the prompts in `rows`. Raises ArtifactError for one that is too long."""
+        """Return the token ids of the prompts `rows`. Raises ArtifactError if one is too long."""
         return self.encode(self.table[rows])
+
+
+def rows_of(prompt_ids: pl.Series, known: pl.Series, whose: str) -> Ints:
+    """Return the rows of prompts among the `known` training prompts. Raises ArtifactError for any
+    other prompt; its message begins with `whose`."""
+    row_of = pl.DataFrame({"prompt_id": known}).with_row_index("row")
+    rows = pl.DataFrame({"prompt_id": prompt_ids}).join(
+        row_of, on="prompt_id", how="left", maintain_order="left"
+    )
+    if unknown := rows.filter(pl.col("row").is_null())["prompt_id"].sort().head(1).to_list():
+        raise ArtifactError(
+            f"{whose} prompt {unknown[0]}, which is not among the training prompts: run allocate "
+            "again"
+        )
+    return rows["row"].to_numpy().astype(np.int64)
 
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """What control asks for: `counts[q]` rollouts of the training prompt in row `prompt_rows[q]`, a
-    group each. All of them are of one pass and one phase of the plan.
+    """A request of control: `counts[q]` rollouts of the training prompt in row `prompt_rows[q]`, a
+    group each. All groups belong to one pass and one phase of the plan.
 
-    `extends[q]` is the number of the step's group that they join, -1 for a group of their own; None
-    where all are new. `sampling` replaces the run's settings: the weights of the loss correct for
-    the difference, as for any sampler. `prefixes[q]` are token ids that follow the prompt, such as
-    the start of a solution; they are part of the prompt, and not trained on.
+    `extends[q]` is the number of the step's group that they join, -1 for a new group; None if all
+    are new.
     """
 
     prompt_rows: Ints
@@ -63,11 +117,9 @@ class GroupRequest:
     pass_number: int
     phase: int
     extends: Ints | None = None
-    sampling: Sampling | None = None
-    prefixes: list[list[int]] | None = None
 
     def groups(self, first_new: int) -> Ints:
-        """[Q] each group's number in the step, of which `first_new` is the next free one."""
+        """Return [Q] each group's number in the step; `first_new` is the next free number."""
         if self.extends is None:
             return np.arange(first_new, first_new + len(self.counts))
         is_new = self.extends < 0
@@ -76,24 +128,29 @@ class GroupRequest:
 
 @dataclass(frozen=True)
 class Features:
-    """What a slot wants to see of the policy before it decides; a pass over the step's rollouts
-    supplies it and is charged as scoring.
+    """The features of the policy that a slot reads; a pass over the step's rollouts computes them
+    and is charged as scoring.
 
     Log-probabilities and entropies of all completion tokens come with every such pass.
-    `hidden_layer` asks for the hidden states of a layer (0 the embeddings, -1 the last) and
-    `gradient_norms` for the norm of the gradient of each rollout's log-probability, which costs a
-    backward pass a rollout.
+    `hidden_layer` requests the hidden states of a layer (0 the embeddings, -1 the last), and
+    `gradient_norms` the norm of the gradient of each rollout's log-probability, which costs a
+    backward pass per rollout.
     """
 
     hidden_layer: int | None = None
     gradient_norms: bool = False
 
+    @property
+    def num_passes(self) -> float:
+        """The cost of the pass, in forwards: a backward counts for two."""
+        return 1.0 + 2.0 * self.gradient_norms
+
 
 @dataclass(frozen=True)
 class Observed:
     """The policy's view of B rollouts with N completion tokens in all, before the step's update:
-    [N] log-probabilities and entropies; where asked for the hidden states [N, D] that predict the
-    completion's tokens, and those of the last prompt tokens' mean [B, D]; [B] gradient norms."""
+    [N] log-probabilities and entropies; if requested, the hidden states [N, D] that predict the
+    completion, the mean hidden states [B, D] of the last prompt tokens, and [B] gradient norms."""
 
     logprobs_N: Floats
     entropies_N: Floats
@@ -102,7 +159,7 @@ class Observed:
     gradient_norms_B: Floats | None = None
 
     def take(self, rows: Ints, places: Ints) -> "Observed":
-        """What was seen of the rollouts `rows`, whose tokens stand at `places`."""
+        """Return the view of the rollouts `rows`, with their tokens at `places`."""
         return Observed(
             self.logprobs_N[places],
             self.entropies_N[places],
@@ -112,145 +169,230 @@ class Observed:
         )
 
 
+def once(method: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Compute a method of an immutable object only at its first call."""
+
+    @wraps(method)
+    def get(self: Any) -> T:
+        key = f"_{method.__name__}"
+        if key not in self.__dict__:
+            self.__dict__[key] = method(self)
+        found: T = self.__dict__[key]
+        return found
+
+    return get
+
+
 @dataclass(frozen=True)
 class Rollouts:
-    """B graded rollouts in Q groups, group by group, with N completion tokens in all.
+    """B rollouts in Q groups, group by group, with N completion tokens in all: one row each in
+    `table` (see COLUMNS). An engine's samples extend the rows, the grader fills in their verdicts,
+    checkpoints and replay store the table, the record adds columns, and the learner reads columns
+    as arrays.
 
-    What is known of a token stands in flat arrays [N], rollout after rollout (see `places`).
-    `versions_B` counts the updates of the policy that a rollout was sampled from; what was
-    `replayed_B` comes from an earlier step. `scores` are the parts of a composite reward by name.
-    `is_action_N` is False for tokens that an environment or a tool wrote: they are never trained
-    on; None: all are the policy's. A version of -1 says that other sampling settings than the
-    run's were asked for. Where weights were swapped in the middle of a rollout, `versions_N` has
-    those of its tokens, and `versions_B` the oldest of them; None: all tokens of each are of one.
-    """
+    Values of tokens are in flat arrays [N], rollout after rollout (see `places`). `prompt_rows_Q`
+    contains every group, including groups that `take` left empty."""
 
+    table: pl.DataFrame
     prompt_rows_Q: Ints
-    prompts: list[list[int]]
-    group_B: Ints
-    samples: Samples
-    texts: list[str]
-    outcomes: list[str]
-    rewards_B: Floats
-    versions_B: Ints
-    replayed_B: Bools
-    scores: list[dict[str, float]]
-    is_action_N: Bools | None = None
     observed: Observed | None = None
-    versions_N: Ints | None = None
 
+    @classmethod
+    def of(cls, table: pl.DataFrame) -> "Rollouts":
+        """Return the rollouts of a table whose groups are numbered from 0 on without a gap."""
+        _, first_Q = np.unique(table["group"].to_numpy(), return_index=True)
+        return cls(table, table["prompt_row"].to_numpy()[first_Q])
+
+    @cached_property
+    def group_B(self) -> Ints:
+        """The group of each rollout."""
+        return self.table["group"].to_numpy()
+
+    @cached_property
+    def rewards_B(self) -> Floats:
+        """The reward of each rollout."""
+        return self.table["reward"].to_numpy()
+
+    @cached_property
+    def replayed_B(self) -> Bools:
+        """Whether a rollout comes from an earlier step, or from the profile."""
+        return self.table["replayed"].to_numpy()
+
+    @cached_property
+    def versions_B(self) -> Ints:
+        """The number of updates of the policy behind the oldest token of each rollout; -1 for a
+        rollout without a token."""
+        return self.table["versions"].list.min().fill_null(-1).to_numpy()
+
+    @property
+    def scores(self) -> list[dict[str, float]]:
+        """The parts of each composite reward, by name."""
+        return [json.loads(parts) for parts in self.table["scores"]]
+
+    @cached_property
+    def logprobs_N(self) -> Floats:
+        """[N] the sampler's log-probabilities."""
+        return flat(self.table["logprobs"])
+
+    @once
     def prompt_tokens_B(self) -> Ints:
-        """Length of each rollout's prompt."""
-        return np.array([len(ids) for ids in self.prompts], dtype=np.int64)[self.group_B]
+        """Return the length of each rollout's prompt."""
+        return lengths_of(self.table["prompt"])
 
+    @once
     def completion_tokens_B(self) -> Ints:
-        """Length of each rollout's completion, its stop token counted."""
-        return np.array([len(ids) for ids in self.samples.token_ids], dtype=np.int64)
+        """Return the length of each rollout's completion, including its stop token."""
+        return lengths_of(self.table["token_ids"])
 
+    @once
     def tokens_B(self) -> Ints:
-        """Tokens of prompt and completion of each rollout."""
+        """Return the number of tokens of prompt and completion of each rollout."""
         return self.prompt_tokens_B() + self.completion_tokens_B()
 
     def rows(self) -> Rows:
-        """The rollouts by length."""
+        """Return the groups and lengths of the rollouts."""
         return Rows(self.group_B, self.prompt_tokens_B(), self.completion_tokens_B())
 
+    @once
     def owner_N(self) -> Ints:
-        """[N] the rollout of each completion token."""
+        """Return [N] the rollout's index for each completion token."""
         return np.repeat(np.arange(len(self.group_B)), self.completion_tokens_B())
 
     def places(self, rows: Ints) -> Ints:
-        """The places in flat arrays [N] of the completion tokens of `rows`, row after row."""
-        return spans(self.completion_tokens_B(), rows)
+        """Return the indices into flat arrays [N] of the completion tokens of `rows`, in order."""
+        lengths = self.completion_tokens_B()
+        starts, wanted = np.cumsum(lengths) - lengths, lengths[rows]
+        before = np.cumsum(wanted) - wanted
+        return np.asarray(np.arange(wanted.sum()) + np.repeat(starts[rows] - before, wanted))
 
+    @once
     def trained_N(self) -> Bools:
-        """[N] whether a token is the policy's own."""
-        if self.is_action_N is not None:
-            return self.is_action_N
-        return np.ones(int(self.completion_tokens_B().sum()), dtype=np.bool_)
+        """Return [N] whether a token is the policy's own."""
+        if self.table["is_action"].null_count() == len(self.table):
+            return np.ones(int(self.completion_tokens_B().sum()), dtype=np.bool_)
+        return flat(self.table.select(OWN_TOKENS).to_series())
 
-    def token_versions_N(self) -> Ints:
-        """[N] the version of the policy that each token was sampled from."""
-        return self.versions_B[self.owner_N()] if self.versions_N is None else self.versions_N
+    @once
+    def versions_N(self) -> Ints:
+        """Return [N] the version of the policy that each token was sampled from."""
+        return flat(self.table["versions"])
 
     def is_current_N(self, version: int) -> Bools:
-        """[N] whether a token was sampled for this step from this version of the policy, with the
-        run's settings."""
+        """Return [N] whether a token was sampled for this step from this version of the policy."""
         is_current_B = (self.versions_B == version) & ~self.replayed_B
         return np.asarray(is_current_B[self.owner_N()])
 
     def take(self, rows: Ints) -> "Rollouts":
-        """The rollouts `rows`, in that order. Groups keep their numbers, also those left empty."""
-        chosen, places = rows.tolist(), self.places(rows)
-        return replace(
-            self,
-            group_B=self.group_B[rows],
-            samples=Samples(
-                [self.samples.token_ids[row] for row in chosen],
-                [self.samples.logprobs[row] for row in chosen],
-                [self.samples.finish_reasons[row] for row in chosen],
-            ),
-            texts=[self.texts[row] for row in chosen],
-            outcomes=[self.outcomes[row] for row in chosen],
-            rewards_B=self.rewards_B[rows],
-            versions_B=self.versions_B[rows],
-            replayed_B=self.replayed_B[rows],
-            scores=[self.scores[row] for row in chosen],
-            is_action_N=None if self.is_action_N is None else self.is_action_N[places],
-            versions_N=None if self.versions_N is None else self.versions_N[places],
-            observed=None if self.observed is None else self.observed.take(rows, places),
-        )
+        """Return the rollouts `rows`, in that order. Groups keep their numbers, also empty ones."""
+        observed = self.observed and self.observed.take(rows, self.places(rows))
+        return Rollouts(self.table[rows], self.prompt_rows_Q, observed)
 
     def where(self, keep_B: Bools) -> "Rollouts":
-        """The rollouts that `keep_B` marks."""
+        """Return the rollouts that `keep_B` marks."""
         return self if keep_B.all() else self.take(np.flatnonzero(keep_B))
 
-    def is_correct_B(self) -> Bools:
-        """Whether a rollout is correct; its reward may say otherwise."""
-        return np.array([outcome == "correct" for outcome in self.outcomes], dtype=np.bool_)
+    def groups(self, numbers: Ints) -> "Rollouts":
+        """Return the rollouts of these groups, in that order, renumbered."""
+        place_of = np.full(len(self.prompt_rows_Q), -1)
+        place_of[numbers] = np.arange(len(numbers))
+        kept = self.with_columns(group=place_of[self.group_B]).table
+        table = kept.filter(pl.col("group") >= 0).sort("group", maintain_order=True)
+        return Rollouts(table, self.prompt_rows_Q[numbers])
 
-    def is_error_B(self) -> Bools:
-        """Whether a rollout could not be graded, through our own fault."""
-        return np.array([outcome == "error" for outcome in self.outcomes], dtype=np.bool_)
+    def sizes_Q(self) -> Ints:
+        """Return [Q] the number of rollouts of each group."""
+        return np.bincount(self.group_B, minlength=len(self.prompt_rows_Q))
 
+    def with_columns(self, **values: Any) -> "Rollouts":
+        """Return the rollouts with other values in columns: a list, an array or one value."""
+        return replace(self, table=with_values(self.table, values))
 
-@dataclass(frozen=True)
-class Estimate:
-    """What is learned from B rollouts with N completion tokens: which of them enter the loss, and
-    the advantages of their tokens, 0 for those of the others and of an environment. `old_N` are the
-    log-probabilities before the batch's first update, None where there is but one."""
+    def estimated(
+        self, keep_B: Bools, advantages_N: Floats, old_N: Floats | None = None
+    ) -> "Rollouts":
+        """Return the rollouts with their part in the update: whether they enter the loss, the
+        advantages of their tokens, and the log-probabilities before the batch's first update."""
+        old = None if old_N is None else self.split(old_N)
+        advantages = self.split(advantages_N)
+        return self.with_columns(kept=keep_B, advantages=advantages, old_logprobs=old)
 
-    keep_B: Bools
-    advantages_N: Floats
-    old_N: Floats | None
+    def split(self, values_N: Floats) -> list[list[float]]:
+        """Return values of tokens as a list for each rollout."""
+        ends_B = np.cumsum(self.completion_tokens_B())
+        return [part.tolist() for part in np.split(values_N, ends_B)[:-1]]
 
-    def has_advantage_B(self, rollouts: Rollouts) -> Bools:
-        """[B] whether a token of the rollout has an advantage that is not 0."""
-        found: Bools = np.zeros(len(self.keep_B), dtype=np.bool_)
-        np.logical_or.at(found, rollouts.owner_N(), self.advantages_N != 0.0)
-        return found
+    @cached_property
+    def kept_B(self) -> Bools:
+        """Whether a rollout enters the loss."""
+        return self.table["kept"].to_numpy()
 
-    def mean_B(self, rollouts: Rollouts) -> Floats:
-        """[B] the mean advantage of each rollout's own tokens."""
-        owner_N, trained_N, num = rollouts.owner_N(), rollouts.trained_N(), len(self.keep_B)
+    @cached_property
+    def advantages_N(self) -> Floats:
+        """[N] the advantages of tokens, 0 for tokens without an advantage."""
+        return flat(self.table["advantages"])
+
+    @cached_property
+    def old_logprobs_N(self) -> Floats | None:
+        """[N] log-probabilities before the batch's first update; None with a single update."""
+        old = self.table["old_logprobs"]
+        return None if old.null_count() else flat(old)
+
+    @once
+    def has_advantage_B(self) -> Bools:
+        """Return whether a token of the rollout has an advantage that is not 0."""
+        return np.bincount(self.owner_N(), self.advantages_N != 0.0, len(self.group_B)) > 0
+
+    def advantage_means_B(self) -> Floats:
+        """Return the mean advantage of each rollout's own tokens."""
+        owner_N, trained_N, num = self.owner_N(), self.trained_N(), len(self.group_B)
         length_B = np.bincount(owner_N, trained_N, num)
         return np.asarray(np.bincount(owner_N, self.advantages_N, num) / np.maximum(length_B, 1))
 
-    def take(self, rollouts: Rollouts, rows: Ints) -> "Estimate":
-        """The estimate for `rows` of `rollouts` alone."""
-        places = rollouts.places(rows)
-        old_N = None if self.old_N is None else self.old_N[places]
-        return Estimate(self.keep_B[rows], self.advantages_N[places], old_N)
+    @once
+    def is_correct_B(self) -> Bools:
+        """Return whether a rollout is correct, which may differ from its reward."""
+        return (self.table["outcome"] == "correct").to_numpy()
+
+    @once
+    def is_error_B(self) -> Bools:
+        """Return whether a rollout could not be graded because of an internal error."""
+        return (self.table["outcome"] == "error").to_numpy()
+
+
+def make_rollouts(
+    prompt_rows_Q: Ints, prompts: Sequence[Sequence[int]], group_B: Ints, **values: Any
+) -> Rollouts:
+    """Return rollouts of the training prompts in these rows, with token ids `prompts` and these
+    `values` of columns; the other columns are as in a rollout without a token."""
+    prompt_B = pl.Series(prompts, dtype=COLUMNS["prompt"])[group_B]
+    table = pl.DataFrame(
+        {"group": group_B, "prompt_row": prompt_rows_Q[group_B], "prompt": prompt_B}
+    )
+    nothing: list[list[int]] = [[]] * len(group_B)
+    no_tokens = dict.fromkeys(("token_ids", "logprobs", "versions"), nothing)
+    table = with_values(table, {**EMPTY, **no_tokens, **values})
+    return Rollouts(table[[*COLUMNS]], prompt_rows_Q)
+
+
+def with_values(table: pl.DataFrame, values: Mapping[str, Any]) -> pl.DataFrame:
+    """Return the table with other values in columns of COLUMNS: a list, an array or one value."""
+    columns = {column.name: column for column in table.get_columns()}
+    for name, value in values.items():
+        is_column = isinstance(value, list | np.ndarray | pl.Series)
+        column = pl.Series(name, value if is_column else [value] * len(table), COLUMNS[name])
+        # arrays of one length would become a column of arrays, and not of lists
+        columns[name] = column if column.dtype == COLUMNS[name] else column.cast(COLUMNS[name])
+    return pl.DataFrame(list(columns.values()))  # not by expressions, which cost a thread pool each
 
 
 @dataclass(frozen=True)
 class StepTotals:
-    """What a loss may divide by: sums over the whole step, so that micro-batches add up to it
-    whatever their packing.
+    """The divisors of a loss: sums over the whole step, so that micro-batches add up to it
+    independently of their packing.
 
-    They count all graded rollouts, dead groups and those that select dropped among them, or with
-    `train.divisor: kept` those that it kept; and of their tokens the policy's own. `max_tokens` is
-    sampling's limit."""
+    They count all graded rollouts, including dead groups and rollouts that select dropped. With
+    `train.divisor: kept` they count only the kept rollouts. Tokens are the policy's own.
+    `max_tokens` is the limit of sampling."""
 
     num_tokens: int
     num_rollouts: int
@@ -258,67 +400,37 @@ class StepTotals:
 
 
 def merge(parts: Sequence[Rollouts]) -> Rollouts:
-    """The rollouts of all parts, whose groups are different ones, part after part."""
-    firsts = np.cumsum([0] + [len(part.prompt_rows_Q) for part in parts])
-    samples = Samples(
-        [ids for part in parts for ids in part.samples.token_ids],
-        [logprobs for part in parts for logprobs in part.samples.logprobs],
-        [reason for part in parts for reason in part.samples.finish_reasons],
-    )
-    masked = any(part.is_action_N is not None for part in parts)
-    swapped = any(part.versions_N is not None for part in parts)
-    return Rollouts(
-        np.concatenate([part.prompt_rows_Q for part in parts]),
-        [ids for part in parts for ids in part.prompts],
-        np.concatenate([first + part.group_B for first, part in zip(firsts, parts, strict=False)]),
-        samples,
-        [text for part in parts for text in part.texts],
-        [outcome for part in parts for outcome in part.outcomes],
-        np.concatenate([part.rewards_B for part in parts]),
-        np.concatenate([part.versions_B for part in parts]),
-        np.concatenate([part.replayed_B for part in parts]),
-        [scores for part in parts for scores in part.scores],
-        np.concatenate([part.trained_N() for part in parts]) if masked else None,
-        versions_N=np.concatenate([part.token_versions_N() for part in parts]) if swapped else None,
-    )
+    """Return the rollouts of all parts, part after part, with disjoint groups."""
+    firsts = np.cumsum([0] + [len(part.prompt_rows_Q) for part in parts]).tolist()
+    tables = [
+        part.table.with_columns(pl.col("group") + first)
+        for first, part in zip(firsts, parts, strict=False)
+    ]
+    rows_Q = np.concatenate([part.prompt_rows_Q for part in parts])
+    return Rollouts(pl.concat(tables, rechunk=True), rows_Q)
 
 
-def spans(lengths: Ints, chosen: Ints) -> Ints:
-    """The places, in a flat array of parts of these lengths, of the chosen parts."""
-    starts, wanted = np.cumsum(lengths) - lengths, lengths[chosen]
-    before = np.cumsum(wanted) - wanted
-    return np.asarray(np.arange(wanted.sum()) + np.repeat(starts[chosen] - before, wanted))
+def flat(lists: pl.Series) -> "np.ndarray":
+    """Return the values of a column of lists, one after another."""
+    return lists.explode(empty_as_null=False, keep_nulls=False).to_numpy(writable=True)
 
 
-def flat(rows: "list[list[int]] | list[list[float]]", dtype: type) -> "np.ndarray":
-    """The rows one after another."""
-    return np.array([value for row in rows for value in row], dtype=dtype)
-
-
-def ragged(values: "np.ndarray", lengths: Ints) -> list[Any]:
-    """The inverse of `flat`."""
-    if not len(lengths):
-        return []
-    return [part.tolist() for part in np.split(values, np.cumsum(lengths)[:-1])]
-
-
-def mixed_versions(versions_B: Ints, versions_N: Ints, lengths_B: Ints) -> Ints | None:
-    """[N] the versions of tokens as `Rollouts` has them: None where all tokens of each rollout are
-    of its own."""
-    return None if (versions_N == np.repeat(versions_B, lengths_B)).all() else versions_N
+def lengths_of(lists: pl.Series) -> Ints:
+    """Return the length of each list of a column."""
+    return lists.list.len().to_numpy().astype(np.int64)
 
 
 def group_means(values_B: Floats, group_B: Ints) -> tuple[Floats, Ints]:
-    """[Q] the mean of each group (0 for one without rows) and its size; Q is the largest group
-    index and one."""
+    """Return [Q] the mean of each group (0 for one without rows) and its size; Q is the largest
+    group index plus one."""
     size_Q = np.bincount(group_B)
     return np.bincount(group_B, values_B) / np.maximum(size_Q, 1), size_Q
 
 
 def mixed_groups(rewards_B: Floats, group_B: Ints, num_groups: int) -> Bools:
-    """[Q] whether a group has two different rewards.
+    """Return [Q] whether a group has two different rewards.
 
-    Rewards that differ by rounding alone are equal: a composite of 0.1 and 0.2 is not quite 0.3.
+    Rewards that differ only by rounding are equal: a composite of 0.1 and 0.2 is not exactly 0.3.
     The tolerance is relative, so that small rewards may differ.
     """
     low, high = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
@@ -331,20 +443,8 @@ def mixed_groups(rewards_B: Floats, group_B: Ints, num_groups: int) -> Bools:
 
 
 def centred_rewards(rewards_B: Floats, group_B: Ints) -> Floats:
-    """[B] rewards less their group's mean; exactly 0 in a group whose rewards are all equal, a
-    group of one among them."""
+    """Return [B] rewards minus their group's mean; exactly 0 in a group with equal rewards,
+    including a group of one."""
     mean_Q, _ = group_means(rewards_B, group_B)
     mixed_Q = mixed_groups(rewards_B, group_B, len(mean_Q))
     return np.where(mixed_Q[group_B], rewards_B - mean_Q[group_B], 0.0)
-
-
-def keep_in_groups(group_B: Ints, keep: int, choose: Callable[[Ints], Ints]) -> Bools:
-    """[B] whether a rollout is kept. `choose(rows)` returns the `keep` places of a group's rows; a
-    group of at most `keep` is kept whole."""
-    kept_B = np.ones(len(group_B), dtype=np.bool_)
-    for group in np.unique(group_B):
-        rows = np.flatnonzero(group_B == group)
-        if len(rows) > keep:
-            kept_B[rows] = False
-            kept_B[rows[choose(rows)]] = True
-    return kept_B

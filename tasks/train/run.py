@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from tasks.common import process, stage
+from tasks.common import stage
+from tasks.common.accounting.spending import read_budget
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError, digest, digest_file
-from tasks.common.spending import read_budget
+from tasks.common.processes import locks
 from tasks.engines.devices import held, training_gpus
 from tasks.engines.engine import NoServerError
 from tasks.engines.loading import check_shared_gpu, engine_name, load_engine
@@ -31,9 +32,8 @@ from tasks.models.policy import (
     torch_device,
 )
 from tasks.models.prompts import encode_prompts
-from tasks.train.checkpoint import finished
+from tasks.train.checkpoint import results
 from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.context import RunContext
 from tasks.train.learner.learner import Learner, memory_of
 from tasks.train.learner.lora import add_adapters, quantize_base
 from tasks.train.learner.ranks import (
@@ -47,14 +47,15 @@ from tasks.train.learner.ranks import (
 from tasks.train.loading import load_slots, train_settings
 from tasks.train.loop.buffer import RolloutBuffer
 from tasks.train.loop.loop import train
-from tasks.train.loop.save import write_results
+from tasks.train.loop.save import write_measured, write_results
 from tasks.train.loop.state import State, TrainingError
 from tasks.train.loop.trainer import Trainer
 from tasks.train.plan import Plan, read_plan
 from tasks.train.profile import Profile
 from tasks.train.rollouts import Prompts
-from tasks.train.sampling.collector import MIN_JUDGED, Collector
+from tasks.train.sampling.collector import MIN_JUDGED, Collector, RunContext
 from tasks.train.settings import Sections, TrainSettings
+from tasks.train.warm_start import read_demonstrations
 
 logger = logging.getLogger(__name__)
 
@@ -72,66 +73,61 @@ def main(run: stage.Stage) -> None:
     record_inputs(run, components)
 
     replayed = run.options.from_rollouts
-    if replayed is not None:  # the record holds the trunk's rollouts alone
+    if replayed is not None:  # the record contains only the trunk's rollouts
         settings = dataclasses.replace(settings, branches=[])
     out = layout.train(recipe, seed) if replayed is None else layout.replayed(recipe, seed)
-    key = finished.key_of(components, layout.code("train", recipe))
+    key = results.key_of(components, layout.code("train", recipe))
     under_dvc = "DVC_STAGE" in os.environ and replayed is None
-    locks = [Path("dvc.lock"), layout.root / "dvc.lock"]
+    lock_files = [Path("dvc.lock"), layout.root / "dvc.lock"]
     kept = layout.finished(recipe, seed)
     timeout = timedelta(seconds=sections.learner.collective_timeout_seconds)
-    built: list[Trainer] = []
+    trainers: list[Trainer] = []
     with ExitStack() as stack:
-        stack.enter_context(explaining_failures(announced_ranks(timeout), built))
+        stack.enter_context(explaining_failures(announced_ranks(timeout), trainers))
         ranks = join_ranks(device, timeout, always=sections.learner.shard != "none")
         if ranks.is_main:
             lock = layout.locks / f"train-{digest([components, str(replayed)])}"
-            stack.enter_context(process.exclusive(lock, f"the checkpoints of {recipe}/{seed}"))
+            stack.enter_context(locks.exclusive(lock, f"the checkpoints of {recipe}/{seed}"))
             stack.enter_context(held(training_gpus(sections.engine, ranks.size)))
-        ranks.wait_for_main()  # it waits until this run owns its checkpoints, and for GPUs
-        is_whole = under_dvc and ranks.is_main and finished.take_back(out, kept, key, locks)
+        ranks.wait_for_main()  # rank 0 waits until this run owns its checkpoints, and for GPUs
+        is_whole = under_dvc and ranks.is_main and results.take_back(out, kept, key, lock_files)
         if any(ranks.all_gather(is_whole)):
             return
-        told = RunContext(policy, settings, sections.sampling, ranks, seed)
+        context = RunContext(policy, settings, sections.sampling, ranks, seed)
         grader = stack.enter_context(
             BackgroundGrader(sections.verify, judged=layout.judged, min_judged=MIN_JUDGED)
         )
-        trainer, plan = build(run, told, sections, grader)
-        built.append(trainer)
+        trainer, plan = build(run, context, sections, grader)
+        trainers.append(trainer)
         if replayed is not None:
             components["from_rollouts"] = digest_file(replayed)
             trainer.collector.recorded = TRAIN_ROLLOUTS.read(replayed)
         checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
-        lost = train(
-            trainer,
-            checkpoints,
-            sections.checkpoint,
-            run.tracker.metrics,
-            extent_of(trainer, plan),
-            run.options.resume,
-        )
-        write_results(trainer, checkpoints, lost, out)
+        record, extent = run.tracker.metrics, extent_of(trainer, plan)
+        lost = train(trainer, checkpoints, sections.checkpoint, record, extent, run.options.resume)
+        write_results(trainer, checkpoints, out)
         if not ranks.is_main:
             return
+        if replayed is None:
+            write_measured(trainer, lost, layout.measured(f"{recipe}-{seed}"), out)
         if under_dvc:
-            finished.keep(out, kept, key)
+            results.keep(out, kept, key)
         checkpoints.delete()
     run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
     summarize(trainer.state)
 
 
 class LostError(stage.StageError):
-    """Another process of the training, or every server, died or is silent; the same command goes
-    on."""
+    """Another process of the training, or every server, died or does not respond; the same command
+    resumes the run."""
 
     status = LOST_RANK
 
 
 @contextmanager
-def explaining_failures(ranks: Ranks, built: Sequence[Trainer]) -> Iterator[None]:
-    """Have the stage end with a sentence where training cannot go on, and a rank with which it is
-    and what it did when another died or is silent. `built` holds the trainer as soon as there is
-    one."""
+def explaining_failures(ranks: Ranks, trainers: Sequence[Trainer]) -> Iterator[None]:
+    """Convert a TrainingError into an error of the stage. If another rank died or does not respond,
+    name this rank and its current step. `trainers` contains the trainer as soon as there is one."""
     try:
         yield
     except TrainingError as error:
@@ -143,10 +139,10 @@ def explaining_failures(ranks: Ranks, built: Sequence[Trainer]) -> Iterator[None
     except Exception as error:
         if ranks.size == 1 or not is_lost_rank(error):
             raise
-        logger.debug("what torch says", exc_info=True)
+        logger.debug("the error of torch", exc_info=True)
         when = "before the first step"
-        if built:
-            state = built[0].state
+        if trainers:
+            state = trainers[0].state
             when = f"step {state.num_steps}, {state.part or 'between two parts'}"
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise LostError(
@@ -157,14 +153,14 @@ def explaining_failures(ranks: Ranks, built: Sequence[Trainer]) -> Iterator[None
 
 
 def record_inputs(run: stage.Stage, components: Mapping[str, Any]) -> None:
-    """Record what the run depends on."""
+    """Record the inputs of the run."""
     run.tracker.params({name: components[name] for name in ("train", "sampling", "policy")})
     for name, path in input_files(run).items():
         run.tracker.dataset(name, path, components[name], "train")
 
 
 def input_files(run: stage.Stage) -> dict[str, Path]:
-    """The tables that the stage reads, by name."""
+    """Return the tables that the stage reads, by name."""
     layout, coordinates = run.layout, run.coordinates()
     return {
         "prompts": layout.prompts("train"),
@@ -177,7 +173,7 @@ def input_files(run: stage.Stage) -> dict[str, Path]:
 def run_components(
     run: stage.Stage, policy: Policy, settings: TrainSettings, sections: Sections
 ) -> dict[str, Any]:
-    """All that the result depends on: the checkpoints' key."""
+    """Return everything that the result depends on: the checkpoints' key."""
     recipe, seed = run.coordinates()
     budget = read_budget(budget_file(run))
     return {
@@ -186,19 +182,19 @@ def run_components(
         "policy": policy.digest,
         **{name: digest_file(path) for name, path in input_files(run).items()},
         **run_parameters(settings, sections),
-        # without one the key is that of versions that knew no budget
+        # without a budget the key is compatible with versions before budgets
         **({"budget": dataclasses.asdict(budget)} if budget is not None else {}),
     }
 
 
 def budget_file(run: stage.Stage) -> Path:
-    """The file of what the cell may spend."""
+    """Return the file of the cell's budget."""
     return run.layout.plan(*run.coordinates()) / "budget.json"
 
 
 def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any]:
-    """The parameters that change what is computed. The stage names the same in dvc.yaml, so that
-    what makes it run again is what makes a checkpoint unfit."""
+    """Return the parameters that change the result. dvc.yaml lists the same ones for the stage, so
+    that a change that reruns the stage also invalidates its checkpoints."""
     verify = sections.verify
     return {
         "train": dataclasses.asdict(settings),
@@ -213,24 +209,24 @@ def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any
 
 
 def build(
-    run: stage.Stage, told: RunContext, sections: Sections, grader: BackgroundGrader
+    run: stage.Stage, context: RunContext, sections: Sections, grader: BackgroundGrader
 ) -> tuple[Trainer, Plan]:
-    """The trainer at step 0, and its plan."""
-    policy, settings, files = told.policy, told.settings, input_files(run)
+    """Return the trainer at step 0, and its plan."""
+    policy, settings, files = context.policy, context.settings, input_files(run)
     tables = {name: PROMPTS.read(files[name]) for name in ("prompts", "validation")}
     if tables["validation"].is_empty():
         raise ArtifactError(
             f"{files['validation']} has no prompts, and train measures its curve on them: set "
             "ingest.splits.validation to at least 1"
         )
-    # an engine that samples ahead is never idle while the policy learns
+    # an engine that samples ahead is never idle during an update
     is_ahead = settings.num_ahead > 0
     of_engine = dataclasses.replace(sections.engine, sleep=sections.engine.sleep and not is_ahead)
-    learner = make_learner(told, sections, of_engine)
+    learner = make_learner(context, sections, of_engine)
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
-    # whether a prompt fits the policy's context is checked when it is encoded
+    # the length of a prompt is checked when it is encoded
     encode = partial(
-        encode_prompts, tokenizer=tokenizer, policy=policy, room=told.sampling.max_tokens
+        encode_prompts, tokenizer=tokenizer, policy=policy, room=context.sampling.max_tokens
     )
     prompts, validation = (Prompts(table, encode) for table in tables.values())
     plan = read_plan(PLAN.read(files["plan"]), prompts.ids, settings.batch)
@@ -238,35 +234,36 @@ def build(
     budget = read_budget(budget_file(run))
     slots = load_slots(settings, plan, prompts.table, profile)
     engine = load_engine(of_engine, policy, learner.model)
-    if is_ahead and engine.shares_weights:  # which change while it samples
+    if is_ahead and engine.shares_weights:  # the shared weights change while it samples
         engine = load_engine(of_engine, policy, None)
-    beside = dataclasses.replace(told, ranks=told.ranks.beside()) if is_ahead else told
+    beside = dataclasses.replace(context, ranks=context.ranks.beside()) if is_ahead else context
     collector = Collector(beside, engine, slots.generate, tokenizer, grader)
     gaps = sections.guards.max_sampler_gap
     trainer = Trainer(
-        told,
+        context,
         slots,
         learner,
         collector,
-        RolloutBuffer(settings, told.seed, slots, collector, prompts, budget),
+        RolloutBuffer(settings, context.seed, slots, collector, prompts, budget),
         prompts,
         validation,
         sections.guards,
-        # what the coarser dtype of engine and trainer may make
+        # the difference that the coarser dtype of engine and trainer may cause
         max(float(getattr(gaps, dtype)) for dtype in (of_engine.dtype, settings.dtype)),
         State(),
+        read_demonstrations(context, prompts, profile, tokenizer),
     )
-    # an engine that does not take the policy's weights must fail before it has sampled anything;
-    # and those of the policy's folder are not what is trained where it is held in 4 bits
-    if not settings.in_flight_updates:  # the loop does it for them
+    # an engine that rejects the policy's weights must fail before it has sampled anything; and with
+    # 4-bit weights the trained policy differs from the one in the folder
+    if not settings.in_flight_updates:  # the loop does it for in-flight updates
         trainer.sync_engine()
     return trainer, plan
 
 
-def make_learner(told: RunContext, sections: Sections, engine: EngineSettings) -> Learner:
-    """The learner of the initial policy in float32 (the optimizer's precision), which fits the
-    device beside the engine."""
-    policy, settings, memory = told.policy, told.settings, sections.learner
+def make_learner(context: RunContext, sections: Sections, engine: EngineSettings) -> Learner:
+    """Return the learner of the initial policy in float32 (the optimizer's precision). Raises
+    ArtifactError if it does not fit on the device together with the engine."""
+    policy, settings, memory = context.policy, context.settings, sections.learner
     device = torch_device(engine.device)
     is_quantized = settings.lora is not None and settings.lora.base_bits == 4
     model = load_model(
@@ -277,16 +274,16 @@ def make_learner(told: RunContext, sections: Sections, engine: EngineSettings) -
         trust_remote_code=policy.trust_remote_code,
     )
     if settings.lora is not None:
-        add_adapters(model, settings.lora, told.seed)
+        add_adapters(model, settings.lora, context.seed)
     if is_quantized:
         quantize_base(model, device)
-    needed = memory_of(model, settings, memory, told.ranks.size)
-    check_shared_gpu(engine, told.ranks.size, device, needed)
-    return Learner(policy, model, settings, memory, told.sampling, told.ranks, device)
+    needed = memory_of(model, settings, memory, context.ranks.size)
+    check_shared_gpu(engine, context.ranks.size, device, needed)
+    return Learner(policy, model, settings, memory, context.sampling, context.ranks, device)
 
 
 def extent_of(trainer: Trainer, plan: Plan) -> tuple[float, str]:
-    """How much the whole run takes, and of what: its budget, or the rollouts of its plan."""
+    """Return the length of the whole run and its unit: its budget, or the rollouts of its plan."""
     spending = trainer.buffer.spending
     if spending is None:
         return plan.num_rollouts(), "rollout"
@@ -294,7 +291,7 @@ def extent_of(trainer: Trainer, plan: Plan) -> tuple[float, str]:
 
 
 def summarize(state: State) -> None:
-    """What the run came to, in the log."""
+    """Log the results of the run in one line."""
     first, last = state.curve[0], state.curve[-1]
     mixed: Any = sum(row["num_mixed_groups"] for row in state.steps)
     groups: Any = sum(row["num_prompts"] for row in state.steps)

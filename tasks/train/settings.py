@@ -1,5 +1,5 @@
-"""The sections `train`, `learner`, `guards` and `checkpoint`, and what is wrong of them only
-together. Read without torch."""
+"""The sections `train`, `learner`, `guards` and `checkpoint`, and errors in their combination. This
+module does not import torch."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SLOTS = ("control", "generate", "select", "replay", "advantage", "loss")
 class BatchSettings:
     """`train.batch`: how much a step takes."""
 
-    unit: Literal["rollouts", "prompts"] = "rollouts"  # what is counted
+    unit: Literal["rollouts", "prompts"] = "rollouts"  # the unit of size
     size: int = 32  # of a step
     counts: Literal["generated", "kept"] = "generated"  # kept: by a selector of fixed yield
 
@@ -27,11 +27,11 @@ class BatchSettings:
 
 @settings
 class Updates:
-    """`train.updates`: optimizer steps a batch. Above one in all, old log-probabilities are scored
-    first."""
+    """`train.updates`: optimizer steps per batch. With more than one, old log-probabilities are
+    computed first."""
 
-    epochs: int = 1  # over the batch
-    minibatches: int = 1  # parts that an epoch takes the groups in
+    epochs: int = 1  # passes over the batch
+    minibatches: int = 1  # per epoch; a group stays whole
 
     def __post_init__(self) -> None:
         at_least(1, train__updates__epochs=self.epochs)
@@ -44,18 +44,44 @@ class Updates:
 
 
 @settings
+class Rejection:
+    """`train.correction.reject`: tokens that leave the loss because the ratio of trainer to sampler
+    is outside [low, high]."""
+
+    level: Literal["token", "sequence", "geometric"] = "token"  # of the ratio, as for the weights
+    low: float = 0.0  # bounds of the ratio
+    high: float | None = None  # null: none
+    whole_rows: bool = False  # one token outside rejects its rollout
+    only_negative: bool = False  # reject only where the advantage is below 0
+
+    def __post_init__(self) -> None:
+        at_least(0, train__correction__reject__low=self.low)
+        if self.high is not None and self.high <= max(self.low, 0.0):
+            raise ParamsError(
+                f"train.correction.reject is [{self.low:g}, {self.high:g}]; high must be above low"
+            )
+
+
+@settings
 class Correction:
-    """`train.correction`: how the loss treats what sampler and trainer differ (see
+    """`train.correction`: weights for the difference between sampler and trainer (see
     `learner/correction.py`). The clipped ratio is of policy to old policy; each token is weighted
     by old / sampler."""
 
-    ratio_to: Literal["old", "sampler"] = "old"  # what the clipped ratio is to
-    level: Literal["token", "sequence"] = "token"  # of the weights
+    ratio_to: Literal["old", "sampler"] = "old"  # the denominator of the clipped ratio
+    level: Literal["token", "sequence", "geometric"] = "token"  # of the weights
     cap: float = 2.0  # of a weight
-    mode: Literal["truncate", "mask"] = "truncate"  # what becomes of a weight above the cap
+    floor: float = 0.0  # of a weight
+    mode: Literal["truncate", "mask"] = "truncate"  # a weight outside becomes the bound, or 0
+    reject: Rejection | None = None  # tokens without a weight, whatever the bounds
 
     def __post_init__(self) -> None:
         above_zero(train__correction__cap=self.cap)
+        if not 0.0 <= self.floor < self.cap:
+            raise ParamsError(
+                f"train.correction.floor is {self.floor:g}; it must be at least 0 and below cap "
+                f"({self.cap:g})"
+            )
 
 
 @settings
@@ -88,9 +114,27 @@ class Lora:
 
 
 @settings
+class WarmStart:
+    """`train.warm_start`: supervised steps before the first step, on completions that are right."""
+
+    data: Literal["solutions", "profile"]  # of the prompts, or the correct samples
+    steps: int = 50  # optimizer steps
+    batch_size: int = 32  # completions of a step
+    learning_rate: float | None = None  # constant; null: train.learning_rate
+
+    def __post_init__(self) -> None:
+        at_least(
+            1, train__warm_start__steps=self.steps, train__warm_start__batch_size=self.batch_size
+        )
+        if self.learning_rate is not None:
+            above_zero(train__warm_start__learning_rate=self.learning_rate)
+
+
+@settings
 class TrainSettings:
-    """The section `train`. The last six are slots: a mapping with `method`, a file of the slot's
-    folder in tasks/train/methods (without it the default's), and that method's settings."""
+    """The section `train`. A slot is a mapping with `method`, a file of the slot's folder in
+    tasks/train/methods (without it the default's), and that method's settings; `shape` is a list of
+    such mappings."""
 
     batch: BatchSettings = BatchSettings()  # of a step
     updates: Updates = Updates()  # of a batch
@@ -101,25 +145,27 @@ class TrainSettings:
     learning_rate: float = 3.0e-4  # at its highest
     warmup_steps: int = 0  # over which the learning rate rises
     final_learning_rate_fraction: float = 0.1  # of the learning rate, where the decay ends
-    decay_share: float = 1.0  # of the run: its last part, over which the learning rate falls
-    branches: list[float] = []  # shares of the run at which decayed branches end and are measured
+    decay_share: float = 1.0  # of the run: the last part, of a falling rate; 0.2 with a budget
+    branches: list[float] = []  # shares where decayed branches end; [0.25, 0.5] with a budget
     betas: list[float] = [0.9, 0.95]  # of AdamW
     weight_decay: float = 0.0  # of AdamW
     optimizer_bits: Literal[32, 8] = 32  # 8: AdamW's moments by torchao, in a quarter of the memory
     max_grad_norm: float = 1.0  # above which a gradient is scaled down
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the trainer's forward pass
     lora: Lora | None = None  # or adapters alone
+    warm_start: WarmStart | None = None  # or supervised steps first
     kl_coefficient: float = 0.0  # of KL to the initial policy; dead groups are computed, too
-    advantage_over: Literal["kept", "pool"] = "kept"  # mean and deviation: by select, or of all
-    divisor: Literal["generated", "kept"] = "generated"  # the loss's: rollouts of a step
-    correction: Correction = Correction()  # of what sampler and trainer differ
+    advantage_over: Literal["kept", "pool"] = "kept"  # group statistics: of kept or of all rollouts
+    divisor: Literal["generated", "kept"] = "generated"  # of the loss: rollouts of a step
+    correction: Correction = Correction()  # for the difference between sampler and trainer
     validation: ValidationSettings = ValidationSettings()  # of the curve
-    control: Spec = {"method": "plan"}  # who is sampled next, and how often
+    control: Spec = {"method": "plan"}  # the next prompts and group sizes
     generate: Spec = {"method": "batched"}  # how rollouts are drawn
     select: Spec = {"method": "all"}  # which rollouts enter the loss
-    replay: Spec = {"method": "none"}  # what is kept and used again
-    advantage: Spec = {"method": "grpo"}  # what a rollout weighs
-    loss: Spec = {"method": "clip"}  # what is minimised
+    replay: Spec = {"method": "none"}  # rollouts that are trained on again
+    shape: list[Spec] = []  # changes of rewards before the advantage, or of advantages after it
+    advantage: Spec = {"method": "grpo"}  # weight of a rollout in the gradient
+    loss: Spec = {"method": "clip"}  # the minimised function
 
     def __post_init__(self) -> None:
         at_least(0, train__max_staleness=self.max_staleness)
@@ -129,7 +175,7 @@ class TrainSettings:
         self.check_in_flight()
 
     def check_optimizer(self) -> None:
-        """Raise ParamsError for numbers with which no optimizer steps."""
+        """Raise ParamsError for values that no optimizer can use."""
         if self.max_steps is not None:
             at_least(1, train__max_steps=self.max_steps)
         at_least(
@@ -139,6 +185,11 @@ class TrainSettings:
             train__weight_decay=self.weight_decay,
             train__kl_coefficient=self.kl_coefficient,
         )
+        if self.warm_start is not None and self.kl_coefficient > 0:
+            raise ParamsError(
+                "train.warm_start moves the policy away from the initial one, and "
+                "train.kl_coefficient pulls it back there: set one of them to its default"
+            )
         above_zero(train__max_grad_norm=self.max_grad_norm)
         share(train__final_learning_rate_fraction=self.final_learning_rate_fraction)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
@@ -147,7 +198,7 @@ class TrainSettings:
             )
 
     def check_branches(self) -> None:
-        """Raise ParamsError for branches and a decay that cannot be."""
+        """Raise ParamsError for impossible branches or decay."""
         if not 0 < self.decay_share <= 1:
             raise ParamsError(
                 f"train.decay_share is {self.decay_share}; it is the last share of the run, above "
@@ -162,11 +213,12 @@ class TrainSettings:
         if shares and self.decay_share == 1:
             raise ParamsError(
                 "train.branches needs train.decay_share below 1: with 1 every branch would leave "
-                "the trunk at its first step, and be a run of its own"
+                "the trunk at its first step, and be a run of its own. With experiment.budget set "
+                "branches are [0.25, 0.5] by default: set them to [] for a decay of the whole run"
             )
 
     def check_provision(self) -> None:
-        """Raise ParamsError where `over_provision` cannot be, or not beside the other settings."""
+        """Raise ParamsError if `over_provision` is out of range or excluded by other settings."""
         if not 1.0 <= self.over_provision <= 2.0:
             raise ParamsError(
                 f"train.over_provision is {self.over_provision:g}; it is how many times a step's "
@@ -187,7 +239,7 @@ class TrainSettings:
             )
 
     def check_in_flight(self) -> None:
-        """Raise ParamsError where `in_flight_updates` cannot be beside the other settings."""
+        """Raise ParamsError if other settings exclude `in_flight_updates`."""
         if not self.in_flight_updates:
             return
         if not self.num_ahead:
@@ -205,35 +257,27 @@ class TrainSettings:
 
     @property
     def num_ahead(self) -> int:
-        """How many steps are sampled from one policy while as many are learned from: the last of
-        them is 2 n - 1 steps old then. 0: a step samples its own batch. A surplus of groups needs
-        a step of age for itself."""
+        """The number n of steps that are sampled from one policy, during the updates on as many
+        others: the last of them is then 2 n - 1 steps old. 0: a step samples its own batch. A
+        surplus of groups uses one step of staleness."""
         return (self.max_staleness + (self.over_provision == 1.0)) // 2
 
     @property
     def lead(self) -> int:
-        """How many steps before its own a batch may be begun: without rounds as many as its age may
-        be, but for one where groups are carried."""
+        """The number of steps before its own at which a batch may begin: without rounds its maximum
+        staleness, minus one if groups are carried over."""
         if self.in_flight_updates:
             return self.max_staleness - (self.over_provision > 1.0)
         return max(2 * self.num_ahead - 1, 0)
 
     @property
     def max_carried(self) -> int:
-        """How many steps a group may be in flight beyond its first."""
+        """The number of steps that a group may be in flight after its first."""
         return self.max_staleness - self.lead
-
-    @property
-    def bits(self) -> dict[str, int]:
-        """Keys that say in how many bits numbers are kept, and their values."""
-        found: dict[str, int] = {"train.optimizer_bits": self.optimizer_bits}
-        if self.lora is not None:
-            found["train.lora.base_bits"] = self.lora.base_bits
-        return found
 
 
 def with_method(slot: str, spec: Any) -> Any:
-    """A slot's mapping; one without `method` is about that of the default."""
+    """Return a slot's mapping; without `method` it changes the default method's settings."""
     is_open = isinstance(spec, dict) and "method" not in spec
     return {**getattr(TrainSettings(), slot), **spec} if is_open else spec
 
@@ -294,7 +338,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections that the stage reads beside `train`, which the recipe changes."""
+    """The sections that the stage reads in addition to `train`, which the recipe changes."""
 
     sampling: Sampling
     engine: EngineSettings
@@ -304,9 +348,11 @@ class Sections:
     checkpoint: CheckpointSettings
 
     def check(self, train: TrainSettings) -> None:
-        """Raise ParamsError for what would train wrongly beside `train`. Training is on-policy only
-        when it samples from the distribution whose log-probabilities it computes."""
-        for key, few in train.bits.items():
+        """Raise ParamsError for values that are wrong together with `train`. Training is on-policy
+        only if it computes the log-probabilities of the distribution that it samples from."""
+        base_bits = 32 if train.lora is None else train.lora.base_bits
+        bits = {"train.optimizer_bits": train.optimizer_bits, "train.lora.base_bits": base_bits}
+        for key, few in bits.items():
             if few != 32 and self.learner.shard != "none":
                 raise ParamsError(
                     f"{key} is {few}, and learner.shard is fsdp2: numbers of few bits are scaled "

@@ -1,21 +1,20 @@
-"""The slots of the loop: what a method must offer.
+"""The slots of the loop: the interface of a method.
 
-A method is one file in its slot's folder under `methods/`. It holds
+A method is one file in its slot's folder under `methods/`, with
 
 - `Method`: a subclass of the slot's Protocol below, so that the type checker compares the two;
-- `Settings`, where it has settings: a frozen dataclass with the keys that params.yaml gives beside
-  `method`. It is `Method`'s first argument, and raises ParamsError for a value that makes no sense;
-- `EXAMPLE`, with `Settings`: settings that make sense, which the contract tests use.
-
-- `reads_prompts = True`, where it wants to know the training prompts: an argument of `Method` after
-  the slot's own, their table (`prompt_id`, `prompt`, `messages`, `answer`, `verifier`, `source`,
+- `Settings`, if it has settings: a frozen dataclass with the keys in params.yaml beside
+  `method`. It is `Method`'s first argument, and raises ParamsError for an invalid value;
+- `EXAMPLE`, with `Settings`: valid settings, which the contract tests use.
+- `reads_prompts = True`, if it reads the training prompts: an argument of `Method` after the
+  slot's own, their table (`prompt_id`, `prompt`, `messages`, `answer`, `verifier`, `source`,
   `level`);
-
-- `reads_profile = True`, where it wants the profile's rollouts: `Method`'s last argument (Profile),
+- `reads_profile = True`, if it reads the profile's rollouts: `Method`'s last argument (Profile),
   written by `allocate` and charged to the recipe.
 
-What changes during a run is in `Method.state`, a dataclass of numbers and arrays, None where there
-is nothing to remember. It is all that a checkpoint keeps of a method. Randomness is handed in.
+The mutable state of a method is in `Method.state`, a dataclass of numbers, arrays and tables, None
+for a method without state. A checkpoint contains nothing else of a method. Random numbers are an
+argument.
 
 Legend: B rollouts of a step, N completion tokens.
 """
@@ -25,10 +24,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from tasks.common.files import ArtifactError
 from tasks.engines.engine import Engine, OnEnded, Request, Samples
 from tasks.train.rollouts import (
     Bools,
@@ -39,22 +36,20 @@ from tasks.train.rollouts import (
     Rollouts,
     StepTotals,
 )
-from tasks.train.settings import BatchSettings
+from tasks.train.settings import SLOTS, BatchSettings
 from tasks.train.tokens import Normalize, Tokens
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-Arrays = dict[str, npt.NDArray[Any]]
-
 
 @dataclass(frozen=True)
 class SoFar:
-    """A step when control is asked: its graded fresh rollouts (None before the first request), how
-    many requests they answer, and how much replay gives to the step, in the batch's unit. With a
-    budget `done` is the share of it that is spent, and `most` what it leaves for the step, in the
-    batch's unit; control then goes on until it is not asked again."""
+    """The state of a step at a request to control: its graded fresh rollouts (None before the first
+    request), the number of requests so far, and the size of the replayed part, in the batch's unit.
+    With a budget `done` is its spent share, and `most` the limit of the step, in the batch's unit;
+    control then returns groups until it is no longer called."""
 
     rollouts: Rollouts | None
     num_requests: int
@@ -63,43 +58,43 @@ class SoFar:
     most: int | None = None
 
     def room(self, batch: BatchSettings) -> int:
-        """How much is to be sampled, at least one."""
+        """Return the amount to sample in the batch's unit, at least one."""
         room = max(batch.size - self.replayed, 1)
         return room if self.most is None else min(room, self.most)
 
 
 class Control(Protocol):
-    """Which prompts are sampled next, and how often. Made with the run's plan, which it may walk
-    along or take as the pool of prompts and the budget. One that `asks_again` decides by a step's
-    rollouts whether the step needs more."""
+    """The choice of the next prompts, and of their numbers of rollouts. Built from the run's plan:
+    a method may follow it, or use only its prompts and its budget. With `asks_again`, the method
+    inspects a step's rollouts to decide whether the step needs more."""
 
     state: Any
     asks_again: bool = False
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """The next groups of the step, or more rollouts of groups that it has. Asked again, with
-        what was sampled, until None; None at once means that the run is at its end. A budget ends
-        the run itself: with one there is always a next group (`SoFar.done`)."""
+        """Return the next groups of the step, or more rollouts of its groups. Called again, with
+        the samples so far, until None; None in the first call means the end of the run. With a
+        budget, which ends the run itself, there is always a next group (`SoFar.done`)."""
         ...
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Learn from the step's fresh rollouts."""
+        """Update the state with the step's fresh rollouts."""
 
     def progress(self) -> float:
-        """The share of the run that is done, for the learning rate."""
+        """Return the share of the run that is done, for the learning rate."""
         ...
 
     def describe(self) -> dict[str, float]:
-        """What is worth recording after a step."""
+        """Return values of the method to record after a step, by name."""
         return {}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The prompts of a request: their rows of PROMPTS (`prompt`, `messages`, `answer`), which
-    training prompts they are, None for others; the policy's tokenizer, and every token that ends a
-    completion of it. A method that asks the engine for exactly the request may have it call
-    `on_ended`: what has ended is judged while others are sampled."""
+    """The prompts of a request: their rows of PROMPTS (`prompt`, `messages`, `answer`), their
+    indices among the training prompts, None for others; the policy's tokenizer, and every token
+    that ends its completions. A method that passes exactly this request to the engine may also pass
+    `on_ended`: ended completions are then judged while others are sampled."""
 
     prompts: pl.DataFrame
     prompt_rows: Ints | None
@@ -109,83 +104,104 @@ class Asked:
 
 
 class Generate(Protocol):
-    """How an engine is asked for rollouts. Made with the number of training prompts."""
+    """The sampling of rollouts from an engine. Built from the number of training prompts."""
 
     state: Any = None
 
     def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
-        """The samples of `request`, which is about the prompts `asked`. Tokens that an environment
-        wrote are marked (`Samples.is_action`)."""
+        """Return the samples of `request`, for the prompts in `asked`. Tokens of an environment are
+        marked (`Samples.is_action`)."""
         ...
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Learn from the step's fresh rollouts."""
+        """Update the state with the step's fresh rollouts."""
 
 
 class Select(Protocol):
-    """Which of the step's graded rollouts enter the loss. One that keeps a fixed number of every
-    group takes it as its setting `keep`; `features` asks to see the policy's view of the
-    rollouts."""
+    """The choice of the step's graded rollouts that enter the loss. A method that keeps a fixed
+    number of rollouts per group has it in its setting `keep`. `features` requests features of the
+    policy."""
 
     state: Any = None
     features: Features | None = None
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """[B] whether a rollout is kept."""
+        """Return [B] whether a rollout is kept."""
         ...
 
 
 class Replay(Protocol):
-    """Which rollouts are kept and trained on again."""
+    """The choice of the rollouts that are stored and trained on again."""
 
     state: Any = None
 
     def add(self, rollouts: Rollouts) -> None:
-        """Keep what is wanted of the step's fresh rollouts."""
+        """Store some of the step's fresh rollouts."""
 
     def room(self, batch: BatchSettings, promised: int = 0) -> int:
-        """How much of the next batch `draw` will give, in the batch's unit; the fresh share shrinks
-        by that. As much as `promised` will be drawn before it, by batches that are asked for."""
+        """Return how much of the next batch `draw` will return, in the batch's unit; the fresh
+        share shrinks by it. Batches that were requested earlier will draw `promised` before it."""
         return 0
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """Rollouts to train on beside the step's fresh ones, as many as `room` said."""
+        """Return rollouts to train on beside the step's fresh ones, as many as `room` returned."""
         ...
 
     def unscored(self) -> Rollouts | None:
-        """Rollouts of the initial policy without log-probabilities. Asked before the first step,
-        when the trainer can still compute them."""
+        """Return rollouts of the initial policy without log-probabilities. Called before the first
+        step, when the trainer can still compute them."""
         return None
 
     def score(self, logprobs_N: Floats) -> None:
-        """Take the log-probabilities of the completion tokens of what `unscored` gave."""
+        """Store the log-probabilities of the completion tokens that `unscored` returned."""
 
 
 class Advantage(Protocol):
-    """What each rollout, or each token, weighs in the gradient. `features` asks to see the policy's
-    view of the rollouts. With `skips_zeros` rollouts of advantage 0 leave the loss, as if `select`
-    had dropped them; what the loss divides by must then not depend on it (`train.divisor:
-    generated`), and there must be no KL term, which concerns them too. One that `needs_group` gives
-    exactly 0 in a group whose rewards are all equal, and so in a group of one; others have a
-    baseline from elsewhere. One that is `fresh_only` is wrong for replayed rollouts."""
+    """The weight of each rollout, or of each token, in the gradient. `features` requests the
+    policy's view of the rollouts. With `skips_zeros`, rollouts of advantage 0 leave the loss as if
+    `select` had dropped them. The loss's denominator must then not depend on it (`train.divisor:
+    generated`), and there must be no KL term, which concerns them too. With `needs_group` the
+    advantage is exactly 0 in a group with equal rewards, and so in a group of one; other methods
+    have a different baseline. A method with `fresh_only` is wrong for replayed rollouts, and one
+    that is `unshaped` for rewards that `train.shape` changes. With `needs_group`, a group of fewer
+    than `min_group` rollouts has no gradient."""
 
     state: Any = None
     features: Features | None = None
     skips_zeros: bool = False
     needs_group: bool = True
     fresh_only: bool = False
+    unshaped: bool = False
+    min_group: int = 2
 
     def __call__(self, rollouts: Rollouts) -> Floats:
-        """[B] advantages of rollouts, or [N] of their completion tokens."""
+        """Return [B] advantages of rollouts, or [N] of their completion tokens."""
         ...
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Learn from the step's rollouts, after their advantages were taken."""
+        """Update the state with the step's rollouts, after their advantages are computed."""
+
+
+class Shape(Protocol):
+    """A change of rewards before the advantage, or of advantages after it; `train.shape` lists them
+    in order. `select`, `control` and the record use the verifier's reward, and outcomes do not
+    change. `features` requests the policy's view of the rollouts."""
+
+    features: Features | None = None
+    changes_rewards: bool = False
+
+    def rewards(self, rollouts: Rollouts, max_tokens: int) -> Floats:
+        """Return [B] the rewards; `max_tokens` is the limit of a completion."""
+        return rollouts.rewards_B
+
+    def advantages(self, rollouts: Rollouts, advantages_N: Floats) -> Floats:
+        """Return [N] the advantages of the tokens. `rollouts` have the shaped rewards."""
+        return advantages_N
 
 
 class Loss(Protocol):
-    """What is minimised. `normalize` says how its tokens are averaged; a KL term is averaged
-    likewise."""
+    """The minimised function. `normalize` is the average over its tokens; a KL term has the same
+    average."""
 
     state: Any = None
     normalize: Normalize
@@ -193,12 +209,12 @@ class Loss(Protocol):
     def __call__(
         self, tokens: Tokens, totals: StepTotals
     ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """A micro-batch's share of the step's loss, and sums over its tokens (`clipped`)."""
+        """Return a micro-batch's share of the step's loss, and sums over its tokens (`clipped`)."""
         ...
 
     def rate_factor(self, log_weights_B: Floats) -> float:
-        """What the learning rate of this update is multiplied by, from the logarithms of its
-        rollouts' importance weights (old policy over sampler, not capped), of all ranks."""
+        """Return the factor of this update's learning rate, from the logarithms of its rollouts'
+        importance weights (old policy over sampler, not capped), of all ranks."""
         return 1.0
 
 
@@ -212,36 +228,34 @@ class Slots:
     replay: Replay
     advantage: Advantage
     loss: Loss
+    shape: tuple[Shape, ...] = ()
 
-    def states(self) -> dict[str, Arrays]:
-        """What the methods remember, by slot; slots without state are left out."""
-        methods = {field.name: getattr(self, field.name) for field in fields(self)}
+    def states(self) -> dict[str, Any]:
+        """Return the methods' states, by slot and field (see `values_of`)."""
+        states = {slot: getattr(self, slot).state for slot in SLOTS}
         return {
-            name: arrays_of(method.state)
-            for name, method in methods.items()
-            if method.state is not None
+            f"{slot}.{name}": value
+            for slot, state in states.items()
+            if state is not None
+            for name, value in values_of(state).items()
         }
 
-    def restore(self, states: Mapping[str, Arrays]) -> None:
-        """The inverse of `states`, in place."""
-        for name, arrays in states.items():
-            fill_state(getattr(self, name).state, arrays)
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Restore the methods' states in place; the inverse of `states`."""
+        for name, value in states.items():
+            slot, field = name.split(".")
+            fill_state(getattr(self, slot).state, {field: value})
 
 
-def arrays_of(state: Any) -> Arrays:
-    """The fields of a method's state as arrays."""
-    return {field.name: np.array(getattr(state, field.name)) for field in fields(state)}
+def values_of(state: Any) -> dict[str, Any]:
+    """Return the fields of a method's state: tables and arrays, with a number as an array of no
+    dimension."""
+    values = {field.name: getattr(state, field.name) for field in fields(state)}
+    return {k: v if isinstance(v, pl.DataFrame) else np.array(v) for k, v in values.items()}
 
 
-def fill_state(state: Any, arrays: Arrays) -> None:
-    """Set the fields of a method's state; those that hold a plain number get one back. Raises
-    ArtifactError where a field is not there."""
-    for field in fields(state):
-        if field.name not in arrays:
-            raise ArtifactError(
-                f"the checkpoint has no {field.name!r} in a method's state: other code wrote it. "
-                "Delete it to start the run anew"
-            )
-        value = arrays[field.name]
-        is_array = isinstance(getattr(state, field.name), np.ndarray)
-        setattr(state, field.name, value if is_array else value.item())
+def fill_state(state: Any, values: Mapping[str, Any]) -> None:
+    """Set fields of a method's state; a plain number stays one."""
+    for name, value in values.items():
+        is_number = not isinstance(getattr(state, name), np.ndarray | pl.DataFrame)
+        setattr(state, name, value.item() if is_number else value)

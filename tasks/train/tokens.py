@@ -17,11 +17,11 @@ Level = Literal["token", "sequence"]
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a loss sees. `row_N` says which of the B rollouts a token is of.
+    """The input of a loss. `row_N` is the index of each token's rollout among the B.
 
-    `logprobs_N` are the policy's and carry the gradient. `old_logprobs_N` are those of the policy
-    that the batch's first update started from: the ratio of the two is what PPO clips.
-    `weights_N` correct for the sampler, which is not quite the old policy; they are constants.
+    `logprobs_N` are the policy's and carry the gradient. `old_logprobs_N` are from the policy
+    before the batch's first update: PPO clips the ratio of the two. `weights_N` correct for the
+    sampler, which differs slightly from the old policy; they are constants.
     """
 
     logprobs_N: "torch.Tensor"
@@ -32,19 +32,19 @@ class Tokens:
     num_rows: int
 
     def by_row(self, values_N: "torch.Tensor") -> "torch.Tensor":
-        """[B] the sum of each rollout's values."""
+        """Return [B] the sum of each rollout's values."""
         return values_N.new_zeros(self.num_rows).index_add(0, self.row_N, values_N)
 
     def length_B(self) -> "torch.Tensor":
-        """[B] the number of tokens of each rollout."""
-        # not by bincount, which on a GPU makes the host wait
+        """Return [B] the number of tokens of each rollout."""
+        # not by bincount, which makes the host wait for a GPU
         return self.by_row(self.row_N.new_ones(len(self.row_N)))
 
 
 def average(
     values_N: "torch.Tensor", tokens: Tokens, totals: StepTotals, normalize: Normalize
 ) -> "torch.Tensor":
-    """The micro-batch's share of the step's average of `values_N`.
+    """Return the micro-batch's share of the step's average of `values_N`.
 
     - `token`: over all tokens of the step (DAPO, arXiv 2503.14476)
     - `sequence`: over each completion, then over rollouts (GRPO, arXiv 2402.03300, and GSPO)

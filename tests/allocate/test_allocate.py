@@ -1,5 +1,7 @@
 """sGPO's rule against the paper's own figures, and what every strategy must keep."""
 
+from dataclasses import asdict
+
 import numpy as np
 import polars as pl
 import pytest
@@ -16,11 +18,12 @@ from tasks.allocate.planning import (
     make_plan,
 )
 from tasks.allocate.visits import compare
+from tasks.common.accounting.ledger import Architecture
 from tasks.common.artifacts import OUTCOMES, PROFILE
-from tasks.common.ledger import Architecture
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
 from tasks.train.loading import settings_of
+from tasks.train.settings import WarmStart
 
 SGPO = {"strategy": "sgpo", "trivial_above": 0.75, "unsolved_rate": 0.1, "buckets": [2, 4, 8]}
 MATCHED = {name: value for name, value in SGPO.items() if name != "strategy"} | {"group_size": 8}
@@ -34,6 +37,9 @@ SPECS = {
 }
 
 ALL, MIXED = {"method": "all"}, {"method": "mixed"}
+ARCHITECTURE = Architecture(
+    num_matmul_parameters=10, num_head_parameters=2, num_layers=1, attention_width=4
+)
 
 
 def train_of(select: dict[str, object], **changes: dict[str, object]) -> dict[str, object]:
@@ -64,6 +70,20 @@ def run(
 ) -> tuple[Allocation, pl.DataFrame]:
     allocation = load_strategy(spec)[1](profile, passes, np.random.default_rng(seed))
     return allocation, make_plan(allocation.phases, profile)
+
+
+def forecast_of(
+    profile: pl.DataFrame, train: dict[str, object], passes: int = 2, reads_profile: bool = False
+) -> dict[str, dict[str, float]]:
+    """The forecast of uniform groups of four."""
+    _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes)
+    return forecast(
+        compare(plan, profile),
+        ARCHITECTURE,
+        reads_profile=reads_profile,
+        strategy="uniform",
+        train=train,
+    )
 
 
 def test_every_strategy_is_tested_here() -> None:
@@ -278,54 +298,25 @@ def test_a_recipes_strategy_is_checked_before_it_reads_a_profile(
 
 
 def test_forecast_by_hand() -> None:
-    architecture = Architecture(
-        num_matmul_parameters=10, num_head_parameters=2, num_layers=1, attention_width=4
-    )
     profile = profile_of([(4, 8)] * 5)  # 9 prompt tokens and 96 / 8 completion tokens a sample: 21
-    _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes=2)
-    expected = forecast(
-        compare(plan, profile),
-        architecture,
-        reads_profile=False,
-        strategy="uniform",
-        train=train_of(ALL),
-    )
+    expected = forecast_of(profile, train_of(ALL))
     assert expected["plan"]["rollouts"] == 40
     assert expected["plan"]["tokens"] == 40 * 21
     assert expected["plan"]["flops_charged"] == 8 * 10 * 40 * 21
     assert expected["plan"]["flops_charged_paper"] == 8 * 10 * 40 * 21
     assert expected["uniform"] == {**expected["plan"], "group_size": 4}
-    reading = forecast(
-        compare(plan, profile),
-        architecture,
-        reads_profile=True,
-        strategy="uniform",
-        train=train_of(ALL),
-    )
-    assert (
-        reading["plan"]["flops_charged"] - expected["plan"]["flops_charged"] == 2 * 10 * 5 * 8 * 21
-    )
+    reading = forecast_of(profile, train_of(ALL), reads_profile=True)
+    profiling = reading["plan"]["flops_charged"] - expected["plan"]["flops_charged"]
+    assert profiling == 2 * 10 * 5 * 8 * 21
 
 
 def test_the_forecast_charges_updates_of_what_select_keeps() -> None:
-    architecture = Architecture(
-        num_matmul_parameters=10, num_head_parameters=2, num_layers=1, attention_width=4
-    )
     profile = profile_of([(4, 8)] * 5 + [(0, 8)] * 5)
-    _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes=1)
-
-    def expected(select: dict[str, object]) -> dict[str, float]:
-        found = forecast(
-            compare(plan, profile),
-            architecture,
-            reads_profile=False,
-            strategy="uniform",
-            train=train_of(select),
-        )["plan"]
-        assert found["tokens"] == 40 * 21
-        return found
-
-    everything, pairs, mixed = map(expected, (ALL, {"method": "pods", "keep": 2}, MIXED))
+    selects: tuple[dict[str, object], ...] = (ALL, {"method": "pods", "keep": 2}, MIXED)
+    everything, pairs, mixed = (
+        forecast_of(profile, train_of(select), passes=1)["plan"] for select in selects
+    )
+    assert everything["tokens"] == pairs["tokens"] == mixed["tokens"] == 40 * 21
     assert everything["tokens_updated"] == 40 * 21
     assert pairs["tokens_updated"] == 20 * 21
     assert pairs["flops_charged"] == 2 * 10 * 40 * 21 + 6 * 10 * 20 * 21
@@ -337,17 +328,10 @@ def test_the_forecast_charges_updates_of_what_select_keeps() -> None:
 
 
 def test_the_forecast_charges_every_epoch_replay_and_old_log_probabilities() -> None:
-    architecture = Architecture(
-        num_matmul_parameters=10, num_head_parameters=2, num_layers=1, attention_width=4
-    )
-    profile = profile_of([(4, 8)] * 5)
-    _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes=2)
     updates = {"epochs": 2, "minibatches": 3}
     replay = {"method": "recent", "share": 0.2, "capacity": 9}
     train = train_of(ALL, updates=updates, replay=replay)
-    found = forecast(
-        compare(plan, profile), architecture, reads_profile=False, strategy="uniform", train=train
-    )["plan"]
+    found = forecast_of(profile_of([(4, 8)] * 5), train)["plan"]
     tokens = 40 * 21  # 0.8 of what a step trains on
     assert found["tokens_updated"] == pytest.approx(2 * tokens / 0.8)
     scored = 2 * 10 * tokens / 0.8
@@ -360,25 +344,12 @@ def test_the_forecast_charges_every_epoch_replay_and_old_log_probabilities() -> 
 def test_the_forecast_counts_a_replay_whose_settings_are_left_to_their_defaults(
     method: str,
 ) -> None:
-    architecture = Architecture(
-        num_matmul_parameters=10, num_head_parameters=2, num_layers=1, attention_width=4
-    )
     profile = profile_of([(4, 8)] * 5)
-    _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes=2)
     short = {"method": method}
     whole = settings_of({"replay": short}).replay
     assert whole["share"] == 0.5
-    found = [
-        forecast(
-            compare(plan, profile),
-            architecture,
-            reads_profile=False,
-            strategy="uniform",
-            train=train_of(ALL, replay=replay),
-        )
-        for replay in (short, whole)
-    ]
-    assert found[0] == found[1]
+    one, other = (forecast_of(profile, train_of(ALL, replay=replay)) for replay in (short, whole))
+    assert one == other
 
 
 def test_a_slot_that_reads_the_profile_is_found_without_loading_it() -> None:
@@ -386,3 +357,6 @@ def test_a_slot_that_reads_the_profile_is_found_without_loading_it() -> None:
     assert reading_slots(train) == ["replay"]
     assert reading_slots(train_of(ALL, replay={"method": "recent"})) == []
     assert reading_slots(train_of({"method": "no_such_selector"})) == []
+    for data, found in (("profile", ["warm_start"]), ("solutions", [])):
+        warm = asdict(WarmStart(data=data))
+        assert reading_slots(train_of(ALL, warm_start=warm)) == found

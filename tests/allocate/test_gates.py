@@ -3,17 +3,20 @@
 import polars as pl
 import pytest
 
-from tasks.allocate.gates import check_gates
+from tasks.allocate.run import check_gates
 from tasks.allocate.settings import Gates
 from tasks.common.params import ParamsError
 
 GATES = Gates(min_solved_rate=0.001, max_truncated_rate=0.95)
 
 
-def profile(correct: list[int], truncated_rate: list[float], error: int = 0) -> pl.DataFrame:
+def profile(
+    correct: list[int], truncated_rate: list[float], error: int = 0, longest: int = 9
+) -> pl.DataFrame:
     """Prompts with 8 samples each."""
     columns = {"num_samples": 8, "error": error, "correct": correct}
-    return pl.DataFrame({**columns, "truncated_rate": truncated_rate})
+    lengths = {"truncated_rate": truncated_rate, "completion_tokens_max": longest}
+    return pl.DataFrame({**columns, **lengths})
 
 
 def test_what_is_never_solved_and_cut_off_stops_with_advice() -> None:
@@ -29,6 +32,17 @@ def test_what_is_never_solved_and_cut_off_stops_with_advice() -> None:
 def test_what_is_never_solved_but_complete_asks_for_easier_prompts() -> None:
     with pytest.raises(ParamsError, match="use easier prompts or a stronger policy"):
         check_gates(GATES, profile([0] * 8, [0.0] * 8), 64)
+
+
+def test_completions_that_end_at_once_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ParamsError, match="completions end after one token: set `raw: true`"):
+        check_gates(GATES, profile([0] * 8, [0.0] * 8, longest=1), 64)
+    caplog.clear()
+    check_gates(Gates(0.0, 1.0), profile([0] * 8, [0.0] * 8, longest=1), 64)
+    assert "8 of 8 prompts get no text at all" in caplog.text
+    caplog.clear()
+    check_gates(Gates(0.0, 1.0), profile([0] * 8, [1.0] * 8, longest=1), 1)
+    assert not caplog.text
 
 
 def test_completions_cut_off_stop_a_policy_that_is_sometimes_right() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.common.accounting.spending import CellBudget, read_budget
 from tasks.common.artifacts import PLAN, ROLLOUTS, SAMPLES, Layout
 from tasks.common.sealed import read_sealed
-from tasks.common.spending import CellBudget, read_budget
 from tests.stages import run_stage
 from tests.train.worlds import PARAMS, make_world
 

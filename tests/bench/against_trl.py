@@ -6,17 +6,17 @@ prompts, rollouts a step, lengths, loss and optimizer.
     python -m tests.bench.against_trl [--steps 160] [--rollouts 32] [--repeats 2] [--warmup 5]
     [--learning-rates 3e-4 6e-4 1.2e-3] [--out FILE]
 
-With several learning rates every side first runs each of them once, with a seed of its own, and
-goes on with that of the best held-out accuracy. Each run is a process of its own with one thread
-(`side_winnow.py`, `side_trl.py`); the sides alternate, A B C A B C, with another seed each time,
-because other jobs may share the machine: only ratios within one call mean anything. Timed is the
-training loop after the warm-up steps: sampling, grading, update, optimizer; validation,
-checkpoints, logging and tracking are off on all sides. Policies are kept at a few points, outside
-the time, and evaluated afterwards by Winnow's evaluation on the same held-out prompts: learning per
-second is compared, not only rollouts per second.
+With several learning rates every side first runs each rate once, with a separate seed, and
+continues with the rate of the best held-out accuracy. Each run is a separate process with one
+thread (`side_winnow.py`, `side_trl.py`). The sides alternate, A B C A B C, with a new seed each
+time, because other jobs may share the machine: only ratios within one call are meaningful. The
+training loop after the warm-up steps is timed: sampling, grading, update, optimizer. Validation,
+checkpoints, logging and tracking are off on all sides. Policies are saved at a few points, outside
+the timing, and evaluated afterwards by Winnow's evaluation on the same held-out prompts, to compare
+learning per second as well as rollouts per second.
 
-Not the same on all sides, because it is what Winnow does: groups without a gradient are left out
-of the update, a prompt is read once for its group, the verifier is a process of its own, and every
+The sides differ in what Winnow does by design: groups without a gradient are excluded from the
+update, a prompt is prefilled once for its group, the verifier is a separate process, and every
 rollout is recorded."""
 
 import argparse
@@ -45,7 +45,7 @@ def run_side(
     points: list[int],
     learning_rate: float | None = None,
 ) -> Report:
-    """One side in its own process; its report."""
+    """Run one side in its own process, and return its report."""
     out = root / f"{side}-{seed}-{learning_rate or 0:g}.json"
     command = [
         sys.executable,
@@ -71,7 +71,7 @@ def run_side(
 
 
 def speeds(report: Report, warmup: int, rollouts: int) -> Report:
-    """Rates after the warm-up, from the ends of the steps."""
+    """Return the rates after the warm-up, from the end times of the steps."""
     wall, cpu = (report[name][-1] - report[name][warmup] for name in ("wall", "cpu"))
     tokens, steps = report["completion_tokens"][warmup:], len(report["wall"]) - 1 - warmup
     ends = report["wall"][warmup:]
@@ -89,7 +89,7 @@ def speeds(report: Report, warmup: int, rollouts: int) -> Report:
 
 
 def accuracy(root: Path, folder: Path) -> float:
-    """Held-out pass@1 of the policy in `folder`, as the stage `evaluate` measures it."""
+    """Return held-out pass@1 of the policy in `folder`, as the stage `evaluate` measures it."""
     import torch
 
     from tasks.common import params
@@ -115,7 +115,7 @@ def accuracy(root: Path, folder: Path) -> float:
 
 
 def curves(root: Path, reports: dict[str, list[Report]]) -> dict[str, list[Report]]:
-    """For each side: mean held-out accuracy and median training seconds after each number of
+    """Return, for each side, mean held-out accuracy and median training seconds at each number of
     steps."""
     start = accuracy(root, root / "policy")
     result = {}
@@ -136,8 +136,8 @@ def curves(root: Path, reports: dict[str, list[Report]]) -> dict[str, list[Repor
 
 
 def seconds_to(curve: list[Report], target: float) -> float | None:
-    """When a curve first reaches `target`, between its points by a straight line; None where it
-    does not."""
+    """Return the time at which a curve first reaches `target`, by linear interpolation; None if it
+    never does."""
     for before, after in itertools.pairwise(curve):
         if before["accuracy"] < target <= after["accuracy"]:
             share = (target - before["accuracy"]) / (after["accuracy"] - before["accuracy"])
@@ -146,7 +146,7 @@ def seconds_to(curve: list[Report], target: float) -> float | None:
 
 
 def speed_table(reports: dict[str, list[Report]], warmup: int, rollouts: int) -> tuple[str, Report]:
-    """Medians over the repeats, and the share of TRL's that each recipe has."""
+    """Return a table of medians over the repeats, with ratios to TRL, and the medians."""
     runs = {side: [speeds(report, warmup, rollouts) for report in reports[side]] for side in SIDES}
     lines = ["| | grpo | winnow | TRL | grpo / TRL | winnow / TRL |", "|---|---|---|---|---|---|"]
     medians = {}
@@ -160,7 +160,7 @@ def speed_table(reports: dict[str, list[Report]], warmup: int, rollouts: int) ->
 
 
 def curve_table(found: dict[str, list[Report]]) -> str:
-    """Held-out accuracy after so many steps, and the seconds to the best accuracy that a recipe and
+    """Return the held-out accuracy by steps, and the seconds to the best accuracy that a recipe and
     TRL both reach."""
     lines = [
         f"| steps | {' | '.join(f'{side}: seconds | accuracy' for side in SIDES)} |",
@@ -181,8 +181,8 @@ def curve_table(found: dict[str, list[Report]]) -> str:
 
 
 def tuned(root: Path, steps: int, seed: int, rates: list[float]) -> dict[str, float | None]:
-    """The learning rate of each side: that of the best held-out accuracy at the end, of one run
-    each."""
+    """Return the learning rate of each side: the rate with the best final held-out accuracy, from
+    one run each."""
     chosen: dict[str, float | None] = dict.fromkeys(SIDES, rates[0] if rates else None)
     if len(rates) < 2:
         return chosen

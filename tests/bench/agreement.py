@@ -1,13 +1,13 @@
-"""How far our verifiers agree with graders of others: a table of policy, cases, agreed, and every
-disagreement.
+"""How far our verifiers agree with other projects' graders: a table of policy, cases and agreement,
+and every disagreement.
 
     WINNOW_REAL_DATA=../shared/data python -m tests.bench.agreement
 
 Cases are the tests of sixteen projects' graders (verifier_cases.jsonl), each under the policy that
-its project names. A policy is compared where a verifier of ours implements it. Left out: tolerances
-and partial marks (torchforge, reasoning-gym's cascade), DAPO's string equality after `Answer:`,
-rewards of length and repetition. A gold that we refuse as unreadable agrees with a grader that
-gives nothing for it."""
+its project names. A policy is compared if one of our verifiers implements it. Not compared:
+tolerances and partial marks (torchforge, reasoning-gym's cascade), DAPO's string equality after
+`Answer:`, rewards for length and repetition. If we refuse a gold as unreadable, we agree with a
+grader that gives no marks for it."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.grading import numbers
-from tasks.grading.answers import last_boxed
+from tasks.grading.answers import numbers
+from tasks.grading.answers.marked import last_boxed
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.settings import Verify
 from tasks.grading.verifiers import choice, hendrycks, math_verify, numeric
@@ -80,14 +80,14 @@ BOXED = {
     "grade_answer",
     "grade_answer_mathd",
     "grade_answer_sympy",
-}  # are given answers, not completions
+}  # take answers, not completions
 F1_TESTS = ("test_single_label", "test_list_labels")
 NORMALIZERS = {"strip_string", "_strip_string", "mathd_normalize_answer", "normalize_answer"}
 BOXES = {"last_boxed_only_string", "remove_boxed", "extract_answer", "extract_boxed"}
 
 
 def graders_verifier(case: dict[str, Any]) -> str | None:
-    """The verifier of ours that implements the case's policy, if one does."""
+    """Return our verifier that implements the case's policy, or None."""
     if case["source"]["test"] in ("test_signed_number_extraction", "test_basic_scenarios"):
         return "numeric"
     if case["source"]["test"] in ("test_puzzle_matcher_scenarios", *F1_TESTS):
@@ -98,8 +98,8 @@ def graders_verifier(case: dict[str, Any]) -> str | None:
 
 
 def read_directly(case: dict[str, Any]) -> tuple[Any, Any] | None:
-    """What our function and theirs make of an input, for cases of normalisation and extraction;
-    None if not ours."""
+    """Return our result and theirs for an input, for cases of normalisation and extraction; None
+    for other cases."""
     text, expected, name = case.get("input"), case["expected"], case["grader"]
     if name in NORMALIZERS and text is not None:
         return hendrycks.normalize(text), expected
@@ -128,8 +128,8 @@ def read_directly(case: dict[str, Any]) -> tuple[Any, Any] | None:
 
 
 def compare(cases: list[dict[str, Any]]) -> Iterator[tuple[str, str, bool | None, str]]:
-    """(policy, id, whether we agree or None where no verifier of ours implements the policy, what
-    was said)."""
+    """Yield (policy, id, whether we agree or None if none of our verifiers implements the policy,
+    the two results)."""
     graded: list[tuple[dict[str, Any], Answer]] = []
     for case in cases:
         verifier, direct = graders_verifier(case), read_directly(case)
@@ -157,7 +157,7 @@ def compare(cases: list[dict[str, Any]]) -> Iterator[tuple[str, str, bool | None
 
 
 def answer_of(case: dict[str, Any], verifier: str) -> Answer:
-    """The case as a completion with its gold."""
+    """Return the case as a completion with its gold."""
     given, gold = str(case.get("pred", case.get("input"))), case.get("gold")
     completion = rf"\boxed{{{given}}}" if case["grader"] in BOXED else given
     return Answer(

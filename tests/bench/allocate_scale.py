@@ -1,12 +1,12 @@
-"""Allocation for millions of prompts, beside one scan and one write of the same bytes.
+"""Time allocation for millions of prompts, beside one scan and one write of the same bytes.
 
     python -m tests.bench.allocate_scale [--prompts 10000000] [--recipe sgpo] [--passes 1]
 
-Makes a profile (eight samples a prompt, pass rates as a Beta(0.6, 0.6) draws them) and runs
-`python -m tasks.allocate` on it in a process of its own. For comparison, another process scans that
-profile and writes the plan and the decisions that came out, and does nothing else. The ratio is of
-the seconds above those of the start: allocation of a thousand prompts, which opens the tracking
-database and draws the interval of the judgement as well, and a Python that imports Polars."""
+Makes a profile (eight samples per prompt, pass rates from Beta(0.6, 0.6)) and runs `python -m
+tasks.allocate` on it in a separate process. For comparison, another process only scans that profile
+and writes the resulting plan and decisions. The ratio compares seconds above the start-up time.
+Start-up is the allocation of a thousand prompts, which also opens the tracking database and draws
+the interval of the judgement, and a Python that imports Polars."""
 
 import argparse
 import tempfile
@@ -32,7 +32,7 @@ FEW = 1_000
 
 
 def make_profile(num_prompts: int) -> pl.DataFrame:
-    """A PROFILE table of made counts."""
+    """Return a PROFILE table of synthetic counts."""
     rng = np.random.default_rng(0)
     correct = rng.binomial(NUM_SAMPLES, rng.beta(0.6, 0.6, num_prompts)).astype(np.int32)
     numbers = np.arange(num_prompts, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -67,6 +67,7 @@ def main() -> None:
         layout = Layout(Path(folder))
         values = yaml.safe_load((PROJECT / "params.yaml").read_text())
         values["allocate"]["passes"] = options.passes
+        values["experiment"]["budget"] = None  # a budget reads the profile's rollouts as well
         (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
         layout.policy_card.write_bytes((PROJECT / "data" / "policy.json").read_bytes())
         profile = layout.profile / "profile.parquet"

@@ -1,10 +1,10 @@
-"""Whether every recipe spends the same: what each trained on a budget, in a small world.
+"""Check whether every recipe spends the same: the compute of each on a budget, in a small world.
 
     python -m tests.bench.budgets --account executed --amount 3e9
 
-Every recipe of params.yaml is planned and trained on the embedded policy, with one seed. A line a
-recipe: what its profile and its training took, over the amount, and the difference in its own mean
-steps. The status is 1 where that is more than half a step."""
+Every recipe of params.yaml is planned and trained on the embedded policy, with one seed. Prints one
+line per recipe: the compute of its profile and its training, relative to the amount, and the
+difference in units of its own mean step. The status is 1 if that exceeds half a step."""
 
 import argparse
 import logging

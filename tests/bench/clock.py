@@ -1,19 +1,22 @@
-"""Time and memory of one training process, measured alike on both sides of a comparison; imports
-nothing heavy."""
+"""Time and memory of one training process, measured in the same way on both sides of a comparison.
+The module imports nothing heavy."""
 
+import statistics
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 
 class Clock:
-    """When each step ended, in wall and in CPU seconds of training: what happens under `paused` is
-    not counted.
+    """End times of the steps, in wall and CPU seconds of training. Time under `paused` is not
+    counted.
 
-    CPU seconds are there because the cores may be shared: they do not grow while another job has
+    CPU seconds are included because the cores may be shared: they do not grow while another job has
     the core."""
 
     def __init__(self) -> None:
@@ -22,14 +25,14 @@ class Clock:
         self.start = (time.perf_counter(), time.process_time())
 
     def tick(self) -> None:
-        """A step has ended."""
+        """Record the end of a step."""
         self.wall.append(time.perf_counter() - self.start[0])
         self.cpu.append(time.process_time() - self.start[1])
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do something that is no part of training, such as saving a policy to be evaluated
-        later."""
+        """Exclude work that is not part of training, such as saving a policy for later
+        evaluation."""
         before = (time.perf_counter(), time.process_time())
         yield
         self.start = (
@@ -38,9 +41,40 @@ class Clock:
         )
 
 
+class Stopwatch:
+    """CPU seconds by part, one entry per measurement."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, list[float]] = defaultdict(list)
+
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        """Record the CPU seconds of the block under `part`."""
+        started = time.thread_time()
+        yield
+        self.entries[part].append(time.thread_time() - started)
+
+    def wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` with its calls measured."""
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            with self.measure(part):
+                return function(*args, **kwargs)
+
+        return measured
+
+    def total(self, part: str) -> float:
+        """Return the sum of a part's seconds."""
+        return sum(self.entries[part])
+
+    def median(self, part: str) -> float:
+        """Return the median entry of a part."""
+        return statistics.median(self.entries[part])
+
+
 def peak_megabytes() -> float:
-    """The largest resident memory this process has had. Of its own memory only: `ru_maxrss` starts,
-    on Linux, at what the parent had before exec."""
+    """Return the peak resident memory of this process alone. `ru_maxrss` is not used: on Linux it
+    starts at the parent's value before exec."""
     line = next(
         line
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -50,12 +84,12 @@ def peak_megabytes() -> float:
 
 
 def children_megabytes() -> float:
-    """What the processes this one has started (a verifier) hold now."""
+    """Return the resident memory of this process's children (a verifier) now."""
     return (
         sum(child.memory_info().rss for child in psutil.Process().children(recursive=True)) / 2**20
     )
 
 
 def seconds_since_start() -> float:
-    """Since this process was started: what importing and building have taken."""
+    """Return the seconds since process start: the time for imports and set-up."""
     return time.time() - psutil.Process().create_time()

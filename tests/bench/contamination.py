@@ -1,16 +1,16 @@
-"""How many leaks the search for contamination finds, and how many other pairs.
+"""Measure how many leaks the search for contamination finds, and how many other pairs.
 
     WINNOW_REAL_DATA=/data python -m tests.bench.contamination [--questions 1000] [--show]
 
-1. Made leaks: real questions with text around them, as publishers add it. Every question is also in
-   the evaluation as it is, so that a pair of two different questions counts as wrong. The rules
-   were written with CHANGES in view, and before HELD_OUT.
-2. Real pairs: DSR-sub against MATH's training set, and that set against itself. All pairs whose
-   longest common subsequence of words has at least 0.8 of the shorter question's words were found
-   by comparing all with all, which shares no code with the search. Read were the pairs whose
-   numbers could agree (of MATH against itself only those of which one has at most twice the words),
-   and all that the search finds. REAL has the leaks among them without equal ones, REWORDED those
-   in other words. `--show` prints the pairs on which the search and the labels differ."""
+1. Synthetic leaks: real questions with text around them, as publishers add it. Every question is
+   also in the evaluation unchanged, so that a pair of two different questions counts as wrong. The
+   rules were written with CHANGES in view, and before HELD_OUT.
+2. Real pairs: DSR-sub against MATH's training set, and that set against itself. Candidate pairs are
+   all pairs with a common subsequence of at least 0.8 of the shorter question's words, found by
+   comparing all with all, without code of the search. The pairs with compatible numbers were read
+   (for MATH against itself only if one has at most twice the words), and all pairs that the search
+   finds. REAL has the leaks among them except equal questions, REWORDED the leaks in other words.
+   `--show` prints the pairs on which the search and the labels differ."""
 
 import argparse
 import json
@@ -23,8 +23,8 @@ import numpy as np
 import polars as pl
 from scipy import sparse
 
-from tasks.ingest.contamination import Index, shared
-from tasks.ingest.identity import question_keys
+from tasks.ingest.questions.contamination import Index, shared
+from tasks.ingest.questions.identity import question_keys
 from tasks.ingest.settings import Contamination
 
 SETTINGS = Contamination(overlap=0.7, ngram=3, same_numbers=True)
@@ -44,7 +44,7 @@ DAPO = (
 
 
 def after(added: str) -> Callable[[str], str]:
-    """A change that adds a text at the end."""
+    """Return a change that appends a text."""
     return lambda text: f"{text} {added}"
 
 
@@ -71,8 +71,8 @@ CHANGES: dict[str, Callable[[str], str]] = {
     "bold": lambda text: re.sub(r"(\d+)", r"**\1**", text),
     "all around": lambda text: f"Problem 3. {text} {FIGURE} Express your answer as $a/b$. (7 pts)",
 }
-# written after the rules, which were not changed for them. `a role` and `bold` were among these
-# and failed (0.17 and 0.05 found), after which rules were added
+# written after the rules, which were not changed for them. `a role` and `bold` were here first
+# and failed (0.17 and 0.05 found); rules were added after that
 HELD_OUT: dict[str, Callable[[str], str]] = {
     "a square": after("Let $k$ be the answer. What is $k^2 + 1$?"),
     "an assumption": after("(Assume that $\\pi = 3.14$ wherever it occurs.)"),
@@ -105,7 +105,7 @@ REWORDED: dict[str, set[tuple[int, int]]] = {
 
 
 def search(train: Sequence[str], evaluation: Sequence[str]) -> list[set[int]]:
-    """Return, for each training question, the places of the evaluation's that are near."""
+    """Return, for each training question, the indices of near evaluation questions."""
     common = shared(evaluation[:10_000], 3)
     index = Index(enumerate(evaluation), common, SETTINGS)
     return [{place for place, _ in index.search(text)} for text in train]
@@ -114,8 +114,8 @@ def search(train: Sequence[str], evaluation: Sequence[str]) -> list[set[int]]:
 def made(
     questions: Sequence[str], changes: Mapping[str, Callable[[str], str]]
 ) -> list[tuple[str, float, int]]:
-    """Return, for each change, the share of changed questions that are found, and how many pairs of
-    different questions are."""
+    """Return, for each change, the share of changed questions found, and the number of found pairs
+    of different questions."""
     rows = []
     for name, change in changes.items():
         found = search([change(text) for text in questions], questions)
@@ -143,7 +143,8 @@ def common_length(one: list[str], other: list[str]) -> int:
 
 
 def counted(texts: Sequence[list[str]], columns: dict[tuple[str, int], int]) -> sparse.csr_matrix:
-    """Return a row for each text, with a column for the first, the second, ... of every word."""
+    """Return a row for each text, with a column for the first, second, ... occurrence of every
+    word."""
     rows, places = [], []
     for row, words in enumerate(texts):
         seen: dict[str, int] = {}
@@ -156,8 +157,8 @@ def counted(texts: Sequence[list[str]], columns: dict[tuple[str, int], int]) -> 
 
 
 def common_pairs(one: Sequence[str], other: Sequence[str]) -> dict[tuple[int, int], float]:
-    """Return all pairs whose common subsequence has MIN_COMMON of the shorter's words, with that
-    share."""
+    """Return all pairs with a common subsequence of at least MIN_COMMON of the shorter's words,
+    with that share."""
     mine, yours = [*map(words_of, one)], [*map(words_of, other)]
     columns: dict[tuple[str, int], int] = {}
     left, right = counted(mine, columns), counted(yours, columns)
@@ -177,8 +178,8 @@ def common_pairs(one: Sequence[str], other: Sequence[str]) -> dict[tuple[int, in
 
 
 def real(folder: Path, show: bool) -> list[str]:
-    """Return, for each pair of sets, how many questions are equal, how many of the leaks are found,
-    and how many other pairs."""
+    """Return, for each pair of sets, the number of equal questions, of leaks found, and of other
+    pairs."""
     math = [row["problem"] for row in json.load((folder / "math_train/math.json").open())]
     chats = pl.read_parquet(folder / "dsr_sub_1209/dsr_sub.parquet")["prompt"].to_list()
     dsr = [chat[0]["content"].removesuffix(STEP_BY_STEP) for chat in chats]

@@ -1,8 +1,8 @@
-"""python -m tests.bench.engine_parity: how often `hf` and `vllm` say the same, greedily, of the
-embedded policy.
+"""python -m tests.bench.engine_parity: how often `hf` and `vllm` give the same greedy completions
+with the embedded policy.
 
-Float32 on this machine. Where two tokens are equally likely to the last bits, rounding decides, and
-the rest of the completion differs; the log-probabilities are compared up to there."""
+Float32 on this machine. If two tokens are equally likely up to the last bits, rounding decides, and
+the rest of the completion differs. The log-probabilities are compared up to that point."""
 
 import argparse
 import dataclasses
@@ -24,8 +24,8 @@ GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 
 def compare(one: Samples, other: Samples) -> tuple[int, float]:
-    """The number of equal completions, and the largest difference of log-probabilities before two
-    part."""
+    """Return the number of equal completions, and the largest difference of log-probabilities
+    before two completions diverge."""
     equal, largest = 0, 0.0
     for row, (mine, theirs) in enumerate(zip(one.token_ids, other.token_ids, strict=True)):
         equal += mine == theirs

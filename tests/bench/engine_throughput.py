@@ -1,13 +1,12 @@
-"""python -m tests.bench.engine_throughput: what profiling costs beside the bare engine, in tokens a
-second.
+"""python -m tests.bench.engine_throughput: the overhead of profiling over the bare engine, in
+tokens per second.
 
-Both sides draw the same number of samples of the same prompts with vLLM on this machine, in
-processes of their own, in turn: `LLM.generate` alone, and the stage `profile` (rendering, store,
-grading, tables). Measured is from the moment the engine is there to the end of the stage, in
-seconds of the wall and of the CPU (cores may be shared), the verifier's process included. Twice the
-bare engine: with the very requests that profiling makes (a seed for every sample, no
-log-probabilities), and as one would call it who wants text only (n samples of a prompt, no seeds).
-"""
+Both sides draw the same number of samples of the same prompts with vLLM on this machine,
+alternating and in separate processes: `LLM.generate` alone, and the stage `profile` (rendering,
+store, grading, tables). The measurement runs from the ready engine to the end of the stage, in wall
+and CPU seconds (cores may be shared), including the verifier's process. The bare engine runs in two
+forms: with the requests of profiling (a seed per sample, no log-probabilities), and as used for
+text only (n samples per prompt, no seeds)."""
 
 import argparse
 import json
@@ -34,11 +33,11 @@ from tests.bench.world import PROJECT, make_world
 
 SIDES = ("bare", "same_requests", "profile")
 CLOCKS = ("wall", "cpu")
-MARK = "RESULT "  # vLLM prints as well
+MARK = "RESULT "  # vLLM also prints
 
 
 def bare(layout: Layout, values: dict[str, Any], *, same_requests: bool) -> dict[str, float]:
-    """Tokens and seconds of `LLM.generate` on the training prompts."""
+    """Return tokens and seconds of `LLM.generate` on the training prompts."""
     policy, sampling = read_policy(layout), params.section(values, "sampling", Sampling)
     engine = load_engine(params.section(values, "engine", EngineSettings), policy)
     assert isinstance(engine, VllmEngine)
@@ -67,7 +66,7 @@ def bare(layout: Layout, values: dict[str, Any], *, same_requests: bool) -> dict
 
 
 def profile(layout: Layout, values: dict[str, Any]) -> dict[str, float]:
-    """Tokens and seconds of the stage, the start of its engine left out."""
+    """Return tokens and seconds of the stage, without the start of its engine."""
     ready: list[tuple[float, float]] = []
 
     def load(*arguments: Any) -> Any:
@@ -88,7 +87,7 @@ def profile(layout: Layout, values: dict[str, Any]) -> dict[str, float]:
 
 
 def now() -> tuple[float, float]:
-    """Seconds of the wall and of the CPU, by this process and those it has waited for."""
+    """Return wall and CPU seconds of this process and its finished children."""
     times = os.times()
     return times.elapsed, times.user + times.system + times.children_user + times.children_system
 
@@ -99,7 +98,7 @@ def since(started: tuple[float, float]) -> dict[str, float]:
 
 
 def measure(side: str, root: Path) -> None:
-    """One measurement, printed as JSON."""
+    """Print one measurement as JSON."""
     layout, values = Layout(root), params.load(root / "params.yaml")
     import torch
 
@@ -113,7 +112,7 @@ def measure(side: str, root: Path) -> None:
 
 
 def run_side(side: str, root: Path, number: int) -> dict[str, float]:
-    """Tokens a second of one side, by wall and by CPU, from a store that is empty."""
+    """Return tokens per second of one side, by wall and by CPU time, with an empty store."""
     values = yaml.safe_load((root / "params.yaml").read_text())
     values["store"]["location"] = str(root / f"store-{number}")
     (root / "params.yaml").write_text(yaml.safe_dump(values))

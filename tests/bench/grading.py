@@ -1,14 +1,14 @@
-"""Graded answers a second, for each verifier: in one process (which a hostile answer can hang), and
-by the pool.
+"""Measure graded answers per second for each verifier: in one process (which a hostile answer can
+hang), and with the pool.
 
     python -m tests.bench.grading [--answers 4000] [--processes 2] [--repeats 5]
 
-Answers are generated, half of them right, as long as those of GSM8K (about 300 characters). Both
-ways alternate in one run, after a first round that starts processes; medians. A round has answers
-of its own, so that no cache knows them. The last column is a training step.
+Answers are generated, half of them correct, as long as the answers of GSM8K (about 300 characters).
+Both ways alternate in one run, after a first round that starts processes; values are medians. Every
+round has new answers, so no cache contains them. The last column is one training step.
 
-Where WINNOW_REAL_DATA names the folder of real data, `math` then grades a published evaluation, by
-pools that have graded none of it: as it is, and without the boxes."""
+If WINNOW_REAL_DATA names the folder of real data, `math` then grades a published evaluation with
+fresh pools: unchanged, and without the boxes."""
 
 import argparse
 import itertools
@@ -57,8 +57,8 @@ CONFIGURED: dict[str, dict[str, Any]] = {
 
 
 def answers(name: str, first: int, count: int) -> list[Answer]:
-    """`count` answers from the number `first` on, right and wrong by turns. Where golds are values,
-    no two are alike."""
+    """Return `count` answers from the number `first`, alternately right and wrong. If golds are
+    values, all are different."""
     if name == "countdown":
         target = json.dumps({"numbers": [6, 34, 11], "target": 39})
         return [
@@ -120,8 +120,8 @@ def seconds(work: Callable[[], object]) -> float:
 def measure(
     name: str, fresh: Iterator[int], count: int, processes: int, repeats: int
 ) -> tuple[float, float, float]:
-    """Answers a second in this process and by the pool, and the seconds of 32 by the pool:
-    medians. `fresh` gives numbers of answers that nobody has graded, `count` at a time."""
+    """Return the answers per second in this process and with the pool, and the pool's seconds for
+    32 answers: medians. `fresh` gives numbers of ungraded answers, `count` at a time."""
     verifier = load(name, CONFIGURED)
 
     def grade_here(batch: list[Answer]) -> None:
@@ -142,7 +142,7 @@ def measure(
 
 
 def published(folder: Path) -> dict[str, list[Answer]]:
-    """Completions of Qwen2.5-Math on MATH (about 1,200 characters), as they are and unboxed."""
+    """Return completions of Qwen2.5-Math on MATH (about 1,200 characters), original and unboxed."""
     lines = (folder / "rollouts" / "qwen25math_math100x8.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     boxed = [Answer("math", text, str(row["gt"]), False) for row in rows for text in row["code"]]
@@ -151,7 +151,7 @@ def published(folder: Path) -> dict[str, list[Answer]]:
 
 
 def measure_published(folder: Path, processes: int, repeats: int) -> None:
-    """Print the median rate of grading all of it, in a new pool each time."""
+    """Print the median rate of grading all completions, with a new pool each time."""
     for kind, batch in published(folder).items():
         rates = []
         for _ in range(repeats):
@@ -175,7 +175,7 @@ def main() -> None:
     )
     fresh = itertools.count(0, options.answers)
     for name in registry.names(verifiers):
-        if name in ("code", "judge"):  # see tests.bench.programs; a server decides the speed
+        if name in ("code", "judge"):  # see tests.bench.programs; a server limits the speed
             continue
         alone, pooled, step = measure(
             name, fresh, options.answers, options.processes, options.repeats

@@ -1,11 +1,11 @@
-"""Whether a change of the code changes a result: the digests of what every recipe plans and trains.
+"""Check whether a code change changes a result: the digests of every recipe's plan and training.
 
     python -m tests.bench.identity --out before.json            # on the code before the change
     python -m tests.bench.identity --against before.json        # on the code after it
 
 Every recipe of params.yaml is planned and trained for a few steps on the embedded policy, with one
-seed, in a small world. The digests are those of the files' bytes; measured seconds are left out.
-The status is 1 if a file of a recipe differs, or if a recipe of before is gone."""
+seed, in a small world. The digests are of the files' bytes, without measured seconds. The status is
+1 if a file of a recipe differs, or if a previous recipe is gone."""
 
 import argparse
 import json
@@ -25,16 +25,15 @@ from tasks.common.files import digest_file
 from tasks.common.layout import Layout
 
 PROJECT = Path(__file__).resolve().parents[2]
-MEASURED = ("cost.json",)
-
 Digests = dict[str, dict[str, str]]
 
 
 def parameters(steps: int, staleness: int) -> dict[str, Any]:
-    """Return the values of params.yaml, for a small world."""
+    """Return the values of params.yaml for a small world."""
     values = params.load(PROJECT / "params.yaml")
     for name in ("profile", "allocate", "engine", "store", "train"):
         values.setdefault(name, {})
+    values["experiment"]["budget"] = None
     values["ingest"]["splits"] = {"train": 64, "validation": 8, "test": 8}
     values["profile"]["num_samples"] = 4
     values["allocate"]["passes"] = 1
@@ -46,7 +45,7 @@ def parameters(steps: int, staleness: int) -> dict[str, Any]:
 
 
 def measure(root: Path, values: dict[str, Any], names: Sequence[str]) -> Digests:
-    """Return the digest of every file that each recipe plans and trains in the data root."""
+    """Return the digest of every file of each recipe's plan and training in the data root."""
     layout = Layout(root)
     layout.root.mkdir(parents=True)
     shutil.copytree(PROJECT / "data" / "policy", layout.policy)
@@ -69,12 +68,11 @@ def measure(root: Path, values: dict[str, Any], names: Sequence[str]) -> Digests
 
 def digests_of(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    kept = [path for path in files if path.name not in MEASURED]
-    return {path.relative_to(folder).as_posix(): digest_file(path) for path in kept}
+    return {path.relative_to(folder).as_posix(): digest_file(path) for path in files}
 
 
 def differences(before: Digests, after: Digests) -> list[str]:
-    """Return a line a recipe whose files differ, or that is gone. New recipes do not count."""
+    """Return a line per recipe that is gone or has other files. New recipes are ignored."""
     lines = []
     for name, files in before.items():
         now: Mapping[str, str] = after.get(name, {})

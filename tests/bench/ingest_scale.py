@@ -1,15 +1,14 @@
-"""Ingest of a million rows: seconds, and the peak memory of the stage's process; near duplicates at
-a hundred thousand.
+"""Ingest of a million rows: seconds, and the peak memory of the stage's process; and near
+duplicates for a hundred thousand rows.
 
     python -m tests.bench.ingest_scale [--rows 1000000] [--near 100000]
 
-Runs `python -m tasks.ingest` on made word problems (JSON Lines in gzip, about 280 characters a row;
-one in a hundred repeats another, one in a thousand has no gold), each time in a process of its own,
-at a quarter of the rows and at all of them: reading, checking, grading every gold by its verifier,
-exact duplicates, splits, writing. Then again, on fewer rows and against an evaluation of 5,000,
-with the search for near duplicates, whose share of the time is what it takes beyond the same run
-without it. Memory that grows less than the rows, and seconds that grow as the rows, are the claims.
-"""
+Runs `python -m tasks.ingest` on synthetic word problems (JSON Lines in gzip, about 280 characters
+per row; one in a hundred repeats another, one in a thousand has no gold), each time in a new
+process, on a quarter of the rows and on all: reading, checking, grading every gold by its verifier,
+exact duplicates, splits, writing. Then it runs on fewer rows against an evaluation of 5,000, with
+and without the search for near duplicates; the difference is the cost of the search. The claims are
+that memory grows more slowly than the rows, and seconds in proportion to them."""
 
 import argparse
 import gzip
@@ -30,13 +29,13 @@ import yaml
 
 from tasks.common.artifacts import Layout
 
-NUM_WORDS = 20_000  # of a made language, drawn as in a text: few often, most rarely
+NUM_WORDS = 20_000  # of a synthetic language, drawn as in a text: few often, most rarely
 NUM_EVALUATION = 5_000
 NEAR = {"overlap": 0.7, "ngram": 3, "same_numbers": True}
 
 
 def problems(count: int) -> Iterator[dict[str, str | None]]:
-    """Word problems of 40 words and three numbers."""
+    """Yield word problems of 40 words and three numbers."""
     rng = random.Random(0)
     words = [
         "".join(rng.choices("aeioubdfgklmnprst", k=rng.randint(2, 9))) for _ in range(NUM_WORDS)
@@ -67,8 +66,8 @@ def write_source(path: Path, count: int) -> None:
 def run(
     folder: Path, source: Path, contamination: dict[str, Any], num_evaluation: int = NUM_EVALUATION
 ) -> dict[str, float]:
-    """One run of the stage on a fresh data root: seconds, peak memory in MB, and the rows of its
-    tables. A fifth of the evaluation prompts are for validation."""
+    """Run the stage once on a fresh data root, and return seconds, peak memory in MB, and the rows
+    of its tables. A fifth of the evaluation prompts are for validation."""
     values = yaml.safe_load(Path("params.yaml").read_text())
     fields = {
         "name": "made",

@@ -1,7 +1,7 @@
 """Seconds and peak memory of a command.
 
-A new process counts the memory of the one that it was forked from. So a small Python of its own
-starts the command, and says what it took."""
+A new process inherits the memory count of the process from which it was forked. So a small separate
+Python starts the command and reports its usage."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ LAUNCH = (
 
 @dataclass(frozen=True)
 class Peak:
-    """What a command took. The megabytes are of its largest process."""
+    """The usage of a command. The megabytes are of its largest process."""
 
     seconds: float
     megabytes: float

@@ -3,12 +3,11 @@
     python -m tests.bench.profile_scale [--rollouts 1000000] [--characters 2000]
     [--verifier numeric] [--stage profile]
 
-Fills a store with made completions, as stages store them: batches of 2,048, prompts in random
-order, then compacted. Then runs `python -m tasks.profile` (or `tasks.evaluate`, as `baseline`) on
-it, once on a hundredth of the prompts and once on all of them. Nothing is sampled: reading,
-grading, sorting and writing are measured. Tokens are left out of the store, which reads past them.
-Memory that does not grow with the text is the claim; an index of a few dozen bytes a rollout does.
-"""
+Fills a store with synthetic completions, as stages store them: batches of 2,048, prompts in random
+order, then compaction. Then runs `python -m tasks.profile` (or `tasks.evaluate`, as `baseline`) on
+it, once on a hundredth of the prompts and once on all. Nothing is sampled: reading, grading,
+sorting and writing are measured. The store has no tokens, which the stages do not read. The claim
+is that memory does not grow with the text, except for an index of a few dozen bytes per rollout."""
 
 import argparse
 import random
@@ -38,7 +37,7 @@ LETTERS = "".join(random.Random(0).choices("etaoin shrdlu", k=1 << 20))  # texts
 def make_root(
     root: Path, num_rollouts: int, num_characters: int, verifier: str, stage: str
 ) -> Layout:
-    """A data root whose store has all that the stage wants."""
+    """Make a data root with a store that contains all rollouts of the stage."""
     layout = Layout(root)
     root.mkdir(parents=True, exist_ok=True)
     policy = make_policy(root / "made", "qwen3", max_length=num_characters)
@@ -64,7 +63,7 @@ def make_root(
 def fill(
     layout: Layout, prompts: pl.DataFrame, num_characters: int, num_samples: int, *, greedy: bool
 ) -> None:
-    """Store completions of `num_characters`, one in four of which ends in the answer."""
+    """Store completions of `num_characters`. One in four ends in the answer."""
     settings = params.sections(params.load(layout.root / "params.yaml"), SamplerSettings)
     policy = read_policy(layout)
     stored = StoredRollouts(
@@ -92,7 +91,7 @@ def fill(
 
 
 def run(layout: Layout, stage: str) -> Peak:
-    """One run of the stage in a process of its own."""
+    """Run the stage in a separate process."""
     module = "tasks.evaluate" if stage == "baseline" else f"tasks.{stage}"
     paths = ["--params", str(layout.root / "params.yaml"), "--data", str(layout.root)]
     return peak_of(["-m", module, *paths])
@@ -101,7 +100,7 @@ def run(layout: Layout, stage: str) -> Peak:
 def measure(
     folder: Path, num_rollouts: int, num_characters: int, verifier: str, stage: str
 ) -> tuple[Peak, float]:
-    """Fill a store, run the stage, and return what it took, and the bytes stored."""
+    """Fill a store, run the stage, and return its usage and the bytes stored."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         layout = make_root(Path(name), num_rollouts, num_characters, verifier, stage)
         num_bytes = sum(path.stat().st_size for path in layout.store.rglob("*.parquet"))

@@ -1,24 +1,24 @@
-"""Graded programs a second by the verifier `code`, for each form of tests and both sandboxes.
+"""Measure programs graded per second by the verifier `code`, for each form of tests and both
+sandboxes.
 
     python -m tests.bench.programs [--programs 40] [--tests 10]
 
-Programs are short and right, so that what is measured is the sandbox: the start of an interpreter,
-loading the program, and its tests. One process grades; a pool grades as many at a time as it has
-processes."""
+Programs are short and correct, so the sandbox is measured: the start of an interpreter, loading the
+program, and its tests. One process grades; a pool grades one program per process at a time."""
 
 import argparse
 import json
 import time
 
 from tasks.grading.loading import load
-from tasks.grading.sandbox import problem
-from tasks.grading.sandbox_command import Kind, Sandbox
+from tasks.grading.programs.command import Kind, Sandbox
+from tasks.grading.programs.sandbox import problem
 
 KINDS: tuple[Kind, ...] = ("bubblewrap", "process")
 
 
 def cases(num_tests: int) -> dict[str, tuple[str, str]]:
-    """The program and the gold of each form of tests."""
+    """Return the program and the gold for each form of tests."""
     numbers = range(num_tests)
     stdin = {"inputs": [f"{i} 2\n" for i in numbers], "outputs": [f"{i + 2}\n" for i in numbers]}
     calls = {"inputs": [[i, 2] for i in numbers], "outputs": [i + 2 for i in numbers]}
@@ -35,7 +35,7 @@ def cases(num_tests: int) -> dict[str, tuple[str, str]]:
 
 
 def rate(kind: Kind, program: str, gold: str, count: int) -> float:
-    """Programs a second."""
+    """Return the programs graded per second."""
     settings = {
         "language": "python",
         "sandbox": kind,

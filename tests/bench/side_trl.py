@@ -1,13 +1,13 @@
-"""TRL's side of a comparison: GRPOTrainer over the same prompts in the same order, set to compute
-what Winnow computes.
+"""TRL's side of a comparison: GRPOTrainer over the same prompts in the same order, configured for
+the same computation as Winnow.
 
     python -m tests.bench.side_trl ROOT --steps N --seed S --points N/4 N/2 ... --out FILE
 
 On-policy GRPO with DAPO's loss (over the tokens of the step, clips 0.2 and 0.28), no KL, AdamW as
-in params.yaml, float32. What would slow TRL down and has no counterpart on the other side is off:
-logging, saving, evaluation, gradient checkpointing (TRL's default) and bf16 (TRL's default; slower
-than float32 on a CPU). It generates by transformers. TRL divides advantages by the sample standard
-deviation, Winnow by the population's (7 % smaller at 8 rollouts)."""
+in params.yaml, float32. Features that would slow TRL down, without a counterpart on the other side,
+are off: logging, saving, evaluation, gradient checkpointing (TRL's default) and bf16 (TRL's
+default; slower than float32 on a CPU). It generates with transformers. TRL divides advantages by
+the sample standard deviation, Winnow by the population's (7 % smaller at 8 rollouts)."""
 
 # ruff: noqa: E402 (what TRL looks at while it is imported is set before)
 import json
@@ -39,7 +39,7 @@ from tests.bench.world import side_options
 def config(
     values: dict[str, Any], steps: int, seed: int, folder: Path, learning_rate: float | None
 ) -> GRPOConfig:
-    """GRPOConfig with the values that params.yaml holds under Winnow's names."""
+    """Return a GRPOConfig with the values of params.yaml, translated from Winnow's names."""
     train, sampling = values["train"], values["sampling"]
     return GRPOConfig(
         output_dir=str(folder),
@@ -75,8 +75,8 @@ def config(
 
 
 class Recorder(TrainerCallback):
-    """The reward function (`numeric`, in process) and the clock, in one place: both see every
-    step."""
+    """The reward function (`numeric`, in process) and the clock in one object, because both run at
+    every step."""
 
     __name__ = "numeric"
 
@@ -97,7 +97,7 @@ class Recorder(TrainerCallback):
     def __call__(
         self, prompts: Any, completions: Any, completion_ids: Any, answer: Any, **_: Any
     ) -> list[float]:
-        """1 for a completion that ended and whose last number is the gold's."""
+        """Return 1 for each completion that ended with the gold's number as its last number."""
         stop = self.tokenizer.eos_token_id
         rewards = [
             float(ids[-1] == stop and verify(text, gold).outcome == "correct")

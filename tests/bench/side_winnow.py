@@ -1,8 +1,7 @@
-"""Winnow's side of a comparison, `grpo` or `winnow`: its own loop (`tasks.train.loop`) over
-the plan of a world, timed.
+"""Winnow's side of a comparison, `grpo` or `winnow`: a timed run of its loop (`tasks.train.loop`)
+over the plan of a world.
 
-python -m tests.bench.side_winnow ROOT --steps N --seed S --points N/4 N/2 ... --out FILE
-"""
+python -m tests.bench.side_winnow ROOT --steps N --seed S --points N/4 N/2 ... --out FILE"""
 
 import dataclasses
 import json
@@ -26,11 +25,11 @@ from tests.train.worlds import make_trainer
 
 
 def bench_trainer(root: Path, seed: int, side: str = "grpo", **changes: Any) -> Trainer:
-    """The trainer of the world under `root`; `changes` to the section `train`."""
+    """Return the trainer of the world under `root`, with `changes` to the section `train`."""
     recipe = RECIPES[side]
     own = params.load(root / "params.yaml")["recipes"][recipe]["train"]
     trainer = make_trainer(Layout(root), recipe, seed, **own, **changes)
-    # training validates at its start and end, whatever the interval: make it one prompt
+    # training validates at start and end, at any interval: reduce it to one prompt
     held_out = trainer.validation
     trainer.validation = dataclasses.replace(held_out, table=held_out.table.head(1))
     return trainer
@@ -59,8 +58,7 @@ def main() -> None:
         clock = Clock()
 
         def record(values: Any, step: int, flops: float) -> None:
-            """A step has ended: note when; keep the policy at the points that are evaluated
-            later."""
+            """Record the end of a step; save the policy at the points of later evaluation."""
             if "reward_mean" not in values:
                 return
             clock.tick()

@@ -1,8 +1,8 @@
-"""How long a stage takes from its command to its exit, alone and as a fork of a flow's process.
+"""Time stages from command to exit, alone and as forks of a flow's process.
 
-    python -m tests.bench.stage_start DATA_ROOT [--repeat 3]
+    python -m tests.bench.stage_start DATA_ROOT [--repeat 3] [--stages report]
 
-Run the pipeline first: with everything in the store a stage has next to nothing to do. Medians."""
+Run the pipeline first: with a full store a stage has almost nothing to do. Prints medians."""
 
 import argparse
 import os
@@ -13,9 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from flows.commands import launcher
+from flows.pipeline.commands import launcher
 from tasks.common.code import ROOT
-from tasks.common.forks import ADDRESS
+from tasks.common.processes.forks import ADDRESS
 
 STAGES = {
     "evaluate": ["tasks.evaluate"],
@@ -26,7 +26,7 @@ STAGES = {
 
 
 def seconds(command: list[str], data: Path, environment: dict[str, str]) -> float:
-    """From start to exit. Raises CalledProcessError with what the stage said when it fails."""
+    """Return the seconds to exit. Raises CalledProcessError with the stage's output if it fails."""
     places = ["--params", str(data.parent / "params.yaml"), "--data", str(data)]
     started = time.perf_counter()
     line = [sys.executable, "-m", *command, *places]
@@ -38,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.stage_start")
     parser.add_argument("data", type=Path, help="the data root of a finished run")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     options = parser.parse_args()
     data = options.data.resolve()
     with tempfile.TemporaryDirectory() as folder:
@@ -47,11 +48,12 @@ def main() -> None:
             time.sleep(0.05)
         alone = {**os.environ, "OMP_NUM_THREADS": "1"}
         forked = {**alone, ADDRESS: address}
-        seconds(STAGES["evaluate"], data, forked)  # the server imports its libraries
-        for name, command in STAGES.items():
+        first, *_ = options.stages
+        seconds(STAGES[first], data, forked)  # the server imports its libraries
+        for name in options.stages:
             times = {
                 kind: statistics.median(
-                    seconds(command, data, environment) for _ in range(options.repeat)
+                    seconds(STAGES[name], data, environment) for _ in range(options.repeat)
                 )
                 for kind, environment in (("alone", alone), ("forked", forked))
             }

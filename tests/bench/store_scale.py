@@ -1,13 +1,13 @@
-"""A store of a million rollouts: how long it takes to see what is missing, and in how much memory.
+"""A store of a million rollouts: time and memory to find the missing ones.
 
     python -m tests.bench.store_scale [--rollouts 1000000] [--tokens 100] [--location
     s3://bucket/prefix]
 
-Fills a store (eight samples a prompt, batches of 2,048 as a stage appends them, random tokens and
-text), then asks it three things, each in a process of its own: what is missing of all prompts and a
-tenth more; the rows of 1,000 prompts that one stage had appended; and, for comparison, all rows
-read whole, as finding what is missing would be without the key columns. All of it before and after
-compaction. Memory is the peak above that of an empty process with the imports."""
+Fills a store (eight samples per prompt, batches of 2,048 as a stage appends them, random tokens and
+text), then times three queries, each in a separate process: the missing rollouts of all prompts and
+a tenth more; the rows of 1,000 prompts that one stage had appended; and, for comparison, a full
+read of all rows, which the first query would need without the key columns. All of it before and
+after compaction. Memory is the peak above an empty process with the imports."""
 
 import argparse
 import json
@@ -38,7 +38,7 @@ def open_folder(location: str) -> RolloutStore:
 
 
 def digests(first: int, last: int) -> pl.Series:
-    """16 hex digits a prompt, spread as those of a hash are."""
+    """Return 16 hex digits per prompt, spread like hashes."""
     numbers = np.arange(first, last, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return pl.Series("prompt_digest", [f"{number:016x}" for number in numbers.tolist()])
 
@@ -66,8 +66,7 @@ def fill(store: RolloutStore, num_prompts: int, num_tokens: int) -> None:
         )  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------- what is asked, each in
-# its own process
+# ------------------------------------------------------------- queries, each in its own process
 
 
 def ask_nothing(store: RolloutStore, num_prompts: int) -> int:
@@ -108,7 +107,7 @@ def answer(question: str, location: str, num_prompts: int) -> dict[str, Any]:
     started = time.perf_counter()
     rows = ASK[question](open_folder(location), num_prompts)
     seconds = time.perf_counter() - started
-    status = Path("/proc/self/status").read_text()  # getrusage would know the parent's peak as well
+    status = Path("/proc/self/status").read_text()  # getrusage includes the parent's peak
     return {
         "rows": rows,
         "seconds": seconds,

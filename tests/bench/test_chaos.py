@@ -1,4 +1,4 @@
-"""One event of each cheap kind over a world of four stages; and that every check can fail."""
+"""Test one event of each cheap kind in a world of four stages, and that every check can fail."""
 
 import shutil
 import sqlite3
@@ -39,10 +39,8 @@ KILL = Event(
 EVENTS = [
     KILL,
     replace(KILL, kind="full disk", via="direct", at=0.2),
-    replace(KILL, kind="gc", via="direct", at=0.2),
     replace(KILL, kind="flip"),
     replace(KILL, kind="grader killed", how="grader"),
-    replace(KILL, kind="grader paused", via="direct"),
     replace(KILL, kind="machine paused", via="direct", at=0.2),
     replace(KILL, kind="damaged lock", how="markers"),
     replace(KILL, kind="hung server", via="direct"),
@@ -80,7 +78,7 @@ def test_the_summary_names_what_was_lost() -> None:
         ("train: data/policy is damaged: run the stage policy again\n", False),
         (f"{TRACEBACK}\nthe disk is full\n", False),
         ("ERROR: failed to reproduce 'a': Unable to acquire lock.\n", False),
-        (STAGE_FAILED.replace("with 1", "with -9"), False),  # killed: there is nothing more to say
+        (STAGE_FAILED.replace("with 1", "with -9"), False),  # killed: no message is possible
         (f"{TRACEBACK}\n", True),
         (f"{TRACEBACK}\n{STAGE_FAILED}\n", True),
         (f"Running stage 'a':\n> python\n{STAGE_FAILED}\n", True),

@@ -1,4 +1,4 @@
-"""The measure of contamination: that its comparison is right, and what the search finds by it."""
+"""Test the measure of contamination: its comparison, and the results of the search by it."""
 
 import json
 import random

@@ -1,5 +1,5 @@
-"""The comparison with TRL: its own side runs, and its policies are evaluated. TRL itself is not
-installed here."""
+"""Test the comparison with TRL: Winnow's side runs, and its policies are evaluated. TRL itself is
+not installed here."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""Every benchmark runs in a small form, so that none is found broken when its figures are needed.
+"""Run every benchmark in a small form, so that all work when their figures are needed.
 
-Its figures are not checked: seconds of a small form mean nothing."""
+The figures are not checked: seconds of a small form are meaningless."""
 
 import importlib.util
 import logging
@@ -12,12 +12,10 @@ import pytest
 
 FOLDER = Path(__file__).parent
 SMALL = {
+    "advice": "--families hard --prompts 32",
     "against_trl": "--steps 2 --rollouts 16 --repeats 1 --warmup 1",
-    "agreement": "",
-    "ahead": "--steps 2 --rollouts 16 --repeats 1",
     "allocate_scale": "--prompts 1000",
     "budgets": "--recipes grpo --amount 5e9",
-    "early": "--steps 2 --rollouts 16 --rows 8 --repeats 1",
     "engine_parity": "--engines hf fake",
     "engine_throughput": "--repeats 1",
     "grading": "--answers 100 --repeats 1",
@@ -25,21 +23,16 @@ SMALL = {
     "ingest_scale": "--rows 2000 --near 400",
     "profile_scale": "--rollouts 1600 --characters 100",
     "programs": "--programs 2 --tests 2",
-    "provision": "--steps 4 --rollouts 16 --repeats 1",
-    "schedule": "--steps 3",
-    "simulate": "--recipes grpo sgpo --passes 1 --seeds 1",
     "store_scale": "--rollouts 2000",
     "throughput": "--steps 2 --rounds 1 --no-large --no-compile",
 }
 PARTS = {"side_trl", "side_winnow"}  # commands that the benchmarks start
-# run by test_contamination.py and test_flips.py, and by tests/test_chain.py
-ELSEWHERE = {"contamination", "flips", "stage_start"}
+# run by test_contamination.py, by tests/grading/test_agreement.py, by `make lint`, and by
+# tests/test_chain.py
+ELSEWHERE = {"agreement", "contamination", "measures", "stage_start"}
 NEEDS = {
-    "agreement": [pytest.mark.real_data],
     "engine_throughput": [pytest.mark.vllm],
     "programs": [pytest.mark.sandbox],
-    "schedule": [pytest.mark.real_data],
-    "simulate": [pytest.mark.real_data],
 }
 
 

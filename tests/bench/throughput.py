@@ -1,16 +1,15 @@
-"""Where Winnow's time goes: tokens per second against what this machine's float32 matmul allows,
-and a step by parts.
+"""Profile Winnow's time: tokens per second relative to this machine's float32 matmul rate, and a
+step by parts.
 
     python -m tests.bench.throughput [--steps 40] [--no-large] [--no-compile] [--out FILE]
 
-For the embedded tiny policy and for a 53-million-parameter Qwen3 with random weights (its rewards
-are invented, so that every group has a gradient), on one thread. The matmul rate is measured around
-each part; settings that are compared see the same rollouts and alternate, A B A B, medians. Shares
-are executed FLOPs (the ledger's) over seconds over that rate: 100 % would be a program that does
-nothing but its matrix products, all of them large. Seconds are CPU seconds of the thread that does
-the work, which another job on the same cores disturbs least. Grading runs in a thread beside the
-step, and the verifier in a process of its own, which is not measured.
-"""
+For the embedded tiny policy and for a 53-million-parameter Qwen3 with random weights (with
+synthetic rewards, so that every group has a gradient), on one thread. The matmul rate is measured
+around each part. Compared settings see the same rollouts and alternate, A B A B; values are
+medians. Shares are executed FLOPs (from the ledger) per second, divided by that rate: 100 % is a
+program of only large matrix products. Seconds are CPU seconds of the working thread, which other
+jobs on the same cores disturb least. Grading runs in a thread beside the step, with the verifier in
+a separate process, which is not measured."""
 
 import argparse
 import copy
@@ -21,12 +20,12 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
@@ -41,48 +40,18 @@ from tasks.train.loop.charge import charge
 from tasks.train.loop.state import State
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Rollouts, StepTotals
-from tasks.train.sampling.groups import rollouts_of
-from tests.bench.clock import peak_megabytes
+from tests.bench.clock import Stopwatch, peak_megabytes
 from tests.bench.side_winnow import bench_trainer
+from tests.bench.tables import table
 from tests.bench.world import make_world
 from tests.policies import place_policy
 
 GROUP_SIZE = 8
 
 
-class Stopwatch:
-    """CPU seconds by part, one entry a measurement."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, list[float]] = defaultdict(list)
-
-    @contextmanager
-    def measure(self, part: str) -> Iterator[None]:
-        """Enter the CPU seconds of the block under `part`."""
-        started = time.thread_time()
-        yield
-        self.entries[part].append(time.thread_time() - started)
-
-    def wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, its calls measured."""
-
-        def measured(*args: Any, **kwargs: Any) -> Any:
-            with self.measure(part):
-                return function(*args, **kwargs)
-
-        return measured
-
-    def total(self, part: str) -> float:
-        """All seconds of a part."""
-        return sum(self.entries[part])
-
-    def median(self, part: str) -> float:
-        """The median entry of a part."""
-        return statistics.median(self.entries[part])
-
-
 def matmul_rate(size: int = 1024, repeats: int = 15) -> float:
-    """FLOPs a second of a float32 product of two large square matrices: the median, one thread."""
+    """Return FLOPs per second of a product of two large square float32 matrices, on one thread: the
+    median."""
     a, b, watch = torch.randn(size, size), torch.randn(size, size), Stopwatch()
     for _ in range(repeats):
         with watch.measure("matmul"):
@@ -91,8 +60,7 @@ def matmul_rate(size: int = 1024, repeats: int = 15) -> float:
 
 
 def make_large(layout: Layout) -> None:
-    """A Qwen3 of 53 million parameters with random weights and the tiny policy's tokenizer, in the
-    world's place."""
+    """Replace the world's policy by a random 53-million-parameter Qwen3 with the same tokenizer."""
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(layout.policy)
     sizes = {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 10, "head_dim": 64}
@@ -112,13 +80,11 @@ def make_large(layout: Layout) -> None:
     place_policy(layout.policy, layout, model)
 
 
-# --- a training step by parts
-
-
 def run_steps(
     trainer: Trainer, steps: int, *, invent_rewards: bool
 ) -> tuple[Stopwatch, list[Rollouts]]:
-    """`steps` training steps after a warm-up, their seconds by part, and their rollouts."""
+    """Run `steps` training steps after a warm-up, and return their seconds by part, and their
+    rollouts."""
     watch, rollouts = Stopwatch(), []
     step(trainer, Stopwatch(), invent_rewards)
     trainer.state = State(num_steps=trainer.state.num_steps)
@@ -136,35 +102,34 @@ def run_steps(
 
 
 def step(trainer: Trainer, watch: Stopwatch, invent_rewards: bool) -> Rollouts:
-    """One training step, as `tasks.train.loop.loop.train` makes it."""
+    """Run one training step, as `tasks.train.loop.loop.train` does."""
     with watch.measure("step"):
         trainer.buffer.reserve(trainer.buffer.num_sampled + 1)
         trainer.buffer.fill(trainer.learner.version)
         (batch,) = trainer.buffer.take(1)
         if invent_rewards:
-            for group in batch.groups:
-                for number, rollout in enumerate(group.rollouts):
-                    rollout.reward = number % 2.0
-            batch.fresh = rollouts_of(batch.groups)
+            number = pl.int_range(pl.len()).over("group")
+            rewards = batch.fresh.table.select(reward=number % 2.0).to_series()
+            batch.fresh = batch.fresh.with_columns(reward=rewards)
         rollouts, rate = batch.fresh, trainer.learning_rate(batch.progress)
         rng = trainer.rng()
         rollouts = trainer.observe_policy(rollouts)
-        estimate = trainer.estimate(rollouts, rng)
+        rollouts = trainer.estimate(rollouts, rng)
         with watch.measure("update"):
-            update = trainer.update(rollouts, estimate, rate, rng)
+            update = trainer.update(rollouts, rate, rng)
             if update.norms:
                 trainer.sync_engine()
         trainer.buffer.observe(batch.step + 1)
         trainer.slots.advantage.observe(rollouts)
         trainer.slots.replay.add(batch.fresh)
-        charge(trainer, batch, rollouts, estimate, update)
-        trainer.record(batch, rollouts, estimate, update, rate)
+        charge(trainer, batch, rollouts, update)
+        trainer.record(batch, rollouts, update, rate)
     return rollouts
 
 
 def step_parts(watch: Stopwatch, passes: Stopwatch) -> dict[str, float]:
-    """Seconds of all steps by part. Forward and backward are measured apart, on the same
-    rollouts."""
+    """Return the seconds of all steps by part. Forward and backward are measured separately, on the
+    same rollouts."""
     update = {
         "update: forward": passes.total("forward"),
         "update: backward": passes.total("backward"),
@@ -178,13 +143,10 @@ def step_parts(watch: Stopwatch, passes: Stopwatch) -> dict[str, float]:
     return parts
 
 
-# --- the update alone
-
-
 def batches_of(
     trainer: Trainer, rollouts: Rollouts, objective: Objective, limit: int | None
 ) -> list[MicroBatch]:
-    """The micro-batches of the groups that have a gradient, as the trainer makes them."""
+    """Return the micro-batches of groups with a gradient, as the trainer makes them."""
     advantages_B = trainer.slots.advantage(rollouts)
     rows, limit = (
         np.flatnonzero(advantages_B),
@@ -206,8 +168,8 @@ def update_passes(
     limit: int | None = None,
     model: Any = None,
 ) -> dict[str, float]:
-    """Forward and backward over the steps' rollouts, no optimizer; FLOPs, completion tokens and
-    padding share."""
+    """Run forward and backward over the steps' rollouts, without the optimizer, and return FLOPs,
+    completion tokens and padding share."""
     model = trainer.learner.model if model is None else model
     objective = dataclasses.replace(
         trainer.learner.objective(trainer.slots.loss), share_prompts=share
@@ -242,7 +204,7 @@ def update_passes(
 
 
 def sizes(batch: MicroBatch, share: bool) -> tuple[int, int]:
-    """Positions that the forward computes, and those among them that are not padding."""
+    """Return the positions that the forward pass computes, and how many are not padding."""
     fed = sum(len(completion) - 1 for completion in batch.completions)
     if share:
         computed = len(batch.shared[0].ids)
@@ -253,8 +215,8 @@ def sizes(batch: MicroBatch, share: bool) -> tuple[int, int]:
 
 
 def compare_batches(trainer: Trainer, steps: list[Rollouts], rounds: int) -> list[dict[str, Any]]:
-    """The update with each prompt read once, and with every rollout read whole; in fewer or more
-    micro-batches."""
+    """Compare the update with each prompt read once and with every rollout read whole, in fewer or
+    more micro-batches."""
     watch, found = Stopwatch(), {}
     limits = [trainer.learner.memory.max_tokens_per_micro_batch, 2048, 1024, 512]
     for _ in range(rounds):
@@ -277,13 +239,13 @@ def compare_batches(trainer: Trainer, steps: list[Rollouts], rounds: int) -> lis
 def compare_compiled(
     trainer: Trainer, steps: list[Rollouts], rounds: int
 ) -> list[dict[str, Any]] | str:
-    """The update eager and by torch.compile (dynamic shapes); a sentence where it cannot
-    compile."""
+    """Compare the update in eager mode and with torch.compile (dynamic shapes); return a sentence
+    if compilation fails."""
     compiled, watch, found = copy.deepcopy(trainer.learner.model), Stopwatch(), {}
     compiled.base_model.compile(dynamic=True)
     try:
         started = time.perf_counter()
-        for _ in range(2):  # shapes that were not foreseen compile again
+        for _ in range(2):  # unforeseen shapes compile again
             update_passes(trainer, steps, Stopwatch(), share=True, model=compiled)
         first = time.perf_counter() - started
         for _ in range(rounds):
@@ -292,7 +254,7 @@ def compare_compiled(
                     found[name] = update_passes(
                         trainer, steps, Stopwatch(), share=True, model=model
                     )
-    except Exception as error:  # whatever the compiler's tool chain lacks here is the result
+    except Exception as error:  # a fault of the compiler's tool chain is the result
         return (
             f"torch.compile does not work here: {type(error).__name__}: "
             f"{str(error).strip().splitlines()[0][:200]}"
@@ -303,7 +265,7 @@ def compare_compiled(
 
 
 def row(name: str, seconds: float, sums: dict[str, float], steps: int) -> dict[str, Any]:
-    """A line of a table about the update."""
+    """Return one line of a table on the update."""
     rates = {"ms a step": 1e3 * seconds / steps, "completion tokens/s": sums["tokens"] / seconds}
     return {
         "update": name,
@@ -313,11 +275,8 @@ def row(name: str, seconds: float, sums: dict[str, float], steps: int) -> dict[s
     }
 
 
-# --- generation alone
-
-
 def draw(trainer: Trainer, num_prompts: int, max_rows: int) -> Samples:
-    """A group of completions for each of so many prompts, `max_rows` in flight at most."""
+    """Return one group of completions per prompt, at most `max_rows` in flight."""
     engine = trainer.collector.engine
     assert isinstance(engine, hf.HfEngine)
     engine.max_rows = max_rows
@@ -328,8 +287,8 @@ def draw(trainer: Trainer, num_prompts: int, max_rows: int) -> Samples:
 
 
 def compare_generation(trainer: Trainer, rounds: int) -> list[dict[str, Any]]:
-    """Tokens per second by rollouts drawn at once, by rows in flight, and by how many slots must be
-    free to refill."""
+    """Compare tokens per second by rollouts drawn at once, by rows in flight, and by the number of
+    free slots before a refill."""
     default = hf.REFILL_RATE
     cases = [(prompts, 256, default) for prompts in (4, 8, 16, 32, 64)]
     cases += [(32, rows, default) for rows in (32, 64, 128)]
@@ -351,13 +310,10 @@ def compare_generation(trainer: Trainer, rounds: int) -> list[dict[str, Any]]:
     ]
 
 
-# --- the whole report
-
-
 def measure_policy(
     root: Path, steps: int, rounds: int, *, large: bool, compiled: bool
 ) -> dict[str, Any]:
-    """All tables of one policy."""
+    """Return all tables of one policy."""
     trainer = bench_trainer(root, 0)
     with closing(trainer.collector.grader):
         rates = [matmul_rate()]
@@ -396,24 +352,6 @@ def measure_policy(
             "compiled": compare_compiled(trainer, sample, rounds) if compiled else "not measured",
             "generation": "not measured" if large else compare_generation(trainer, rounds),
         }
-
-
-def table(rows: list[dict[str, Any]] | str) -> str:
-    """A markdown table of rows that have the first row's columns or more."""
-    if isinstance(rows, str):
-        return rows
-    columns = list(dict.fromkeys(key for line in rows for key in line))
-    lines = [columns, ["---"] * len(columns)] + [
-        [cell(c, line.get(c)) for c in columns] for line in rows
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def cell(column: str, value: Any) -> str:
-    """A value as a table shows it."""
-    if isinstance(value, float) and ("share" in column or column == "padding"):
-        return f"{value:.1%}"
-    return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 def main() -> None:

@@ -1,24 +1,19 @@
 """The small world of the benchmarks: a data root with the embedded policy, prompts and one recipe's
 plan.
 
-It is made by the project's own stages from `params.yaml`, so it measures what a user runs, with a
-constant learning rate (a schedule would make policies of different numbers of steps incomparable)
-and with tracking, checkpoints and validation out of the way."""
+The project's own stages make it from `params.yaml`, so it measures what a user runs. The learning
+rate is constant (with a schedule, policies at different numbers of steps are not comparable), and
+tracking, checkpoints and validation are off."""
 
 import argparse
 import json
-import logging
 import shutil
-import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
@@ -34,8 +29,8 @@ NEVER = 1e30
 def make_world(
     root: Path, *, steps: int, group_size: int = 8, rollouts: int = 32, seeds: int = 1
 ) -> Layout:
-    """Prompts, policy, parameters, a plan of `steps` steps, the same for runs of so many seeds, and
-    its prompts in order as JSON lines."""
+    """Make prompts, policy, parameters, a plan of `steps` steps (the same for all seeds), and its
+    prompts in order as JSON lines."""
     layout, values = Layout(root), parameters(rollouts)
     root.mkdir(parents=True, exist_ok=True)
     (root / "params.yaml").write_text(yaml.safe_dump(values))
@@ -60,8 +55,8 @@ def make_world(
 
 
 def parameters(rollouts: int) -> dict[str, Any]:
-    """params.yaml, with what would disturb a measurement turned off and the machine's choices made
-    for it."""
+    """Return params.yaml without features that disturb a measurement, with fixed choices for the
+    machine."""
     values: dict[str, Any] = every_value()
     values["engine"] |= {"name": "hf", "device": "cpu", "dtype": "float32", "threads": 1}
     values["checkpoint"] |= {"every_seconds": NEVER}
@@ -83,8 +78,8 @@ def parameters(rollouts: int) -> dict[str, Any]:
 def write_plan(
     layout: Layout, recipe: str, visits: int, group_size: int, seeds: int
 ) -> list[dict[str, Any]]:
-    """Plan `visits` groups over the shuffled training prompts, repeated where they run out; return
-    the prompts in order."""
+    """Plan `visits` groups over the shuffled training prompts, repeated if they run out; return the
+    prompts in order."""
     prompts = PROMPTS.read(layout.prompts("train")).to_dicts()
     order = [prompts[i] for i in np.random.default_rng(0).permutation(len(prompts))]
     chosen = [order[i % len(order)] for i in range(visits)]
@@ -106,42 +101,8 @@ def write_plan(
     return chosen
 
 
-def compare_in_world(
-    description: str | None, compare: Callable[..., list[dict[str, float]]], **defaults: int
-) -> None:
-    """The command line of a comparison in this process: its options are `defaults`, which have
-    `steps` and `rollouts`; `compare(root, **options)` gives its rows."""
-    logging.disable(logging.WARNING)
-    parser = argparse.ArgumentParser(
-        description=description.splitlines()[0] if description else None
-    )
-    for name, value in defaults.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--out", type=Path)
-    options = vars(parser.parse_args())
-    out = options.pop("out")
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "data"
-        make_world(root, steps=options["steps"], rollouts=options["rollouts"])
-        rows = compare(root, **options)
-    if out:
-        out.write_text(json.dumps(rows, indent=1) + "\n")
-
-
-def ratios(name: str, values: Sequence[float], base: Sequence[float]) -> dict[str, float]:
-    """How values compare with others of the same repeats: the median ratio, the least and the
-    most."""
-    found = [own / other for own, other in zip(values, base, strict=True)]
-    return {
-        name: statistics.median(found),
-        f"{name}_least": min(found),
-        f"{name}_most": max(found),
-    }
-
-
 def side_options(description: str | None) -> argparse.Namespace:
-    """What both sides of a comparison are told."""
+    """Return the options common to both sides of a comparison."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("root", type=Path, help="the data root that make_world made")
     parser.add_argument("--steps", type=int, required=True)

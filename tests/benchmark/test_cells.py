@@ -15,8 +15,8 @@ from tasks.benchmark.cells import (
     prepare_family,
     scoring_seconds,
 )
+from tasks.common.accounting.device_time import DeviceTime
 from tasks.common.artifacts import PROMPTS, TRAIN_ROLLOUTS
-from tasks.common.device_time import DeviceTime
 from tasks.common.recipes import recipe as recipe_of
 from tests.parameters import every_value
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tasks.benchmark.protocol import Family, make_cell, merged
+from tasks.benchmark.protocol import Family, make_cell
 from tasks.common.code import forget
 from tasks.common.params import settings
+from tasks.common.recipes import merged
 from tasks.train.methods.replay import recent
 from tests.parameters import every_value
 
@@ -71,7 +72,7 @@ def fresh() -> None:
     [
         ("train/methods/control/information.py", {"winnow"}),
         ("train/methods/advantage/posterior.py", {"winnow"}),
-        ("train/pass_rates.py", {"winnow"}),
+        ("train/methods/pass_rates.py", {"winnow"}),
         ("train/methods/advantage/value_probe.py", {"value_probe"}),
         ("train/methods/loss/clip.py", {*RECIPES} - {"vcpo"}),
         ("train/methods/loss/vcpo.py", {"vcpo"}),
@@ -86,10 +87,10 @@ def fresh() -> None:
         ("ingest/splits.py", {*RECIPES}),
         ("grading/verifiers/numeric.py", {*RECIPES}),
         ("benchmark/cells.py", {*RECIPES}),
-        ("common/device_time.py", {*RECIPES}),
+        ("common/accounting/device_time.py", {*RECIPES}),
         ("benchmark/tables.py", set()),
         ("train/methods/select/f_tis.py", set()),
-        ("report/page.py", set()),
+        ("report/views/page.py", set()),
         ("common/progress.py", set()),
     ],
 )

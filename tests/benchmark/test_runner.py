@@ -14,7 +14,7 @@ from tasks.benchmark.cells import prepare_family, run_cell, thinned
 from tasks.benchmark.protocol import BenchmarkCell, Protocol, make_cell, read_protocol, trials
 from tasks.benchmark.results import append_result, digits, read_lines, read_results
 from tasks.benchmark.runner import due, expected_hours, runnable, supersede_others
-from tasks.benchmark.tables import BEGIN, END, page, write_readme, write_tables
+from tasks.benchmark.tables import page, write_tables
 from tasks.common.artifacts import PLAN
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
@@ -344,15 +344,6 @@ def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
     assert b"one_sided_band" in figure
     write_tables(protocol, values, file)
     assert (tmp_path / "protocol-small.svg").read_bytes() == figure
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}old\n{END}after\n")
-    for _ in range(2):
-        write_readme(protocol, values, file, readme)
-    text = readme.read_text()
-    assert text.startswith(f"before\n{BEGIN}| family |")
-    assert text.endswith(f"{END}after\n")
-    assert "old" not in text
-    assert text.count("| small | `one_sided_band` |") == 1
     assert "9 cells, 0 of them failed" in page
     stranger = make_cell(values, family, "grpo", 100, 0, "test", {"train.batch.size": 16})
     append_result(file, {**line, "key": stranger.key})  # of other settings

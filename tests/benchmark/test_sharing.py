@@ -74,7 +74,7 @@ def test_two_machines_run_every_cell_once(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "protocol.yaml").write_text(yaml.safe_dump(protocol))
-        command = [sys.executable, "-m", "flows.benchmark", str(tmp_path / name / "protocol.yaml")]
+        command = [sys.executable, "-m", "flows", "bench", str(tmp_path / name / "protocol.yaml")]
         options = ["--work", str(tmp_path / name / "work"), "--shared", str(tmp_path / "shared")]
         machines.append(
             subprocess.Popen(

@@ -110,7 +110,7 @@ def test_an_edit_of_what_nobody_uses_changes_no_digest(before: dict[str, Any], r
         ("allocate/strategies/band.py", {"filter_pods/allocate"}),
         # allocate looks for the line `reads_profile = True`
         ("train/methods/replay/profile.py", of("train", READERS) | of("allocate", READERS)),
-        ("report/page.py", {"report"}),
+        ("report/views/page.py", {"report"}),
         ("policy/training.py", {"policy"}),
         ("policy/families/chain_sum.py", {"policy"}),
         ("ingest/sources/reasoning_gym.py", {"ingest"}),
@@ -133,7 +133,7 @@ def test_a_verifier_in_use_changes_what_grades(before: dict[str, Any], root: Pat
 def test_a_file_that_is_no_python_counts_where_it_is_read(
     before: dict[str, Any], root: Path
 ) -> None:
-    append(root / "tasks/report/page.html", "<!-- more -->")
+    append(root / "tasks/report/views/page.html", "<!-- more -->")
     assert stale(before, root) == {"report"}
 
 

@@ -121,7 +121,7 @@ def test_a_stage_loads_only_what_is_in_its_digest(
     [
         ("r/train", "tasks/train/methods/select/pods.py"),  # loaded by name
         ("r/train", "tasks/grading/verifiers/numeric.py"),  # in a process of its own
-        ("report", "tasks/report/page.html"),  # no Python
+        ("report", "tasks/report/views/page.html"),  # no Python
         ("policy", "tasks/policy/families/chain_sum.py"),
     ],
 )

@@ -7,9 +7,11 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.common import seal
-from tasks.common.artifacts import PLAN, PROMPTS, ROLLOUTS, TABLES, TRAIN_ROLLOUTS, Table
+from tasks.common import artifacts, sealed
+from tasks.common.artifacts import PLAN, PROMPTS, ROLLOUTS, TRAIN_ROLLOUTS, Table
 from tasks.common.files import ArtifactError, digest_folder, read_json, replace_file, write_json
+
+TABLES = [value for value in vars(artifacts).values() if isinstance(value, Table)]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
@@ -27,7 +29,7 @@ def test_wrong_columns_name_the_file(tmp_path: Path) -> None:
         match=r"p\.parquet is not a plan table: missing: \['order'\]; unknown: \['rank'\]",
     ):
         PLAN.write(tmp_path / "p.parquet", frame.rename({"order": "rank"}))
-    other = replace(PLAN, columns={**PLAN.columns, "group_size": pl.Int64})
+    other = replace(PLAN, fields={**PLAN.fields, "group_size": (pl.Int64, 4)})
     other.write(tmp_path / "p.parquet", frame.with_columns(pl.col("group_size").cast(pl.Int64)))
     with pytest.raises(ArtifactError, match="group_size is Int64, not Int32"):
         PLAN.read(tmp_path / "p.parquet")
@@ -43,7 +45,7 @@ def test_every_flipped_bit_of_a_table_is_noticed_however_it_is_read(
     tmp_path: Path, in_parts: bool
 ) -> None:
     path = tmp_path / "t.parquet"
-    frame = ROLLOUTS.frame([{**ROLLOUTS.example, "text": f"{seal.KEY}  {'0' * 64}"}] * 3)
+    frame = ROLLOUTS.frame([{**ROLLOUTS.example, "text": f"{sealed.KEY}  {'0' * 64}"}] * 3)
     if in_parts:
         ROLLOUTS.write_parts(path, [frame[:1], frame[1:]])
     else:
@@ -100,7 +102,7 @@ def test_columns_are_read_without_the_others(tmp_path: Path) -> None:
     content[start : start + place.total_compressed_size] = bytes(place.total_compressed_size)
     path.write_bytes(content)
     with path.open("r+b") as file:
-        seal.seal(file)
+        sealed.add_checksum(file)
     with pytest.raises(ArtifactError, match="cannot be read as Parquet"):
         ROLLOUTS.read(path)
     found = ROLLOUTS.read_columns(path, ["outcome", "sample_index"], where=~pl.col("greedy"))
@@ -112,16 +114,16 @@ def test_columns_are_read_without_the_others(tmp_path: Path) -> None:
 
 
 def test_a_table_from_before_a_column_is_read_with_nulls_in_it(tmp_path: Path) -> None:
-    columns = {k: v for k, v in TRAIN_ROLLOUTS.columns.items() if k != "versions"}
-    before = replace(TRAIN_ROLLOUTS, columns=columns)
-    row = {key: value for key, value in TRAIN_ROLLOUTS.example.items() if key != "versions"}
+    fields = {k: v for k, v in TRAIN_ROLLOUTS.fields.items() if k != "versions"}
+    before = replace(TRAIN_ROLLOUTS, fields=fields)
+    row = dict(before.example)
     before.write(tmp_path / "old.parquet", before.frame([row]))
     found = TRAIN_ROLLOUTS.read(tmp_path / "old.parquet")
     assert found.equals(TRAIN_ROLLOUTS.frame([{**row, "versions": None}]))
     some = TRAIN_ROLLOUTS.read_columns(tmp_path / "old.parquet", ["versions", "step"])
     assert some.rows() == [(None, 0)]
-    del columns["text"], row["text"]
-    older = replace(TRAIN_ROLLOUTS, columns=columns)
+    del fields["text"], row["text"]
+    older = replace(TRAIN_ROLLOUTS, fields=fields)
     older.write(tmp_path / "older.parquet", older.frame([row]))
     for read in (TRAIN_ROLLOUTS.read, lambda path: TRAIN_ROLLOUTS.read_columns(path, ["step"])):
         with pytest.raises(ArtifactError, match=r"older.parquet is not a .* missing: \['text'\]"):

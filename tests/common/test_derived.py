@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.common.derived import Round, parameters, pipeline
-from tasks.common.params import ParamsError, load
+from tasks.common.config.derived import Round, parameters, pipeline
+from tasks.common.params import ParamsError, load, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "dvc.yaml").read_text()
@@ -82,7 +82,7 @@ def test_a_command_that_names_no_root_is_refused() -> None:
 def test_the_parameters_differ_in_the_policy_and_share_store_and_record() -> None:
     path = ROOT / "params.yaml"
     text = parameters(path, "data", SGPO)
-    before, after = load(path), yaml.safe_load(text)
+    before, after = load(path), parsed(text)
     assert after["policy"].pop("source") == SGPO
     assert after["store"].pop("location") == "data/store"
     assert after["tracking"].pop("uri") == "sqlite:///data/tracking/mlflow.db"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.common.device_time import A100, H100, LARGE, SMALL, DeviceTime
+from tasks.common.accounting.device_time import A100, H100, LARGE, SMALL, DeviceTime
 
 
 @pytest.mark.parametrize(

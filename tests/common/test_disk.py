@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 from pyarrow.parquet import ParquetWriter
 
-from tasks.common import disk
+from tasks.common import files
 from tasks.common.files import WriteError, replace_file, require_writable, write_json, writing
 from tasks.common.locations import reaching
 from tasks.common.spill import ROW, Spill
@@ -60,8 +60,8 @@ def test_a_write_error_is_what_callers_catch() -> None:
 def test_another_error_stays_what_it_is() -> None:
     with pytest.raises(ZeroDivisionError), writing(Path("x")):
         raise ZeroDivisionError
-    assert disk.explain(FileNotFoundError(errno.ENOENT, "no", "x")) is None
-    assert disk.explain(ValueError("port 28")) is None
+    assert files.explain_write(FileNotFoundError(errno.ENOENT, "no", "x")) is None
+    assert files.explain_write(ValueError("port 28")) is None
 
 
 def test_a_full_database_is_a_full_disk(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_a_folder_that_is_not_there_yet_is_asked_of_its_parents(tmp_path: Path) 
 
 
 def test_a_place_with_less_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
-    with largest_file(disk.PROBE_BYTES - 1), pytest.raises(WriteError, match="larger than"):
+    with largest_file(files.PROBE_BYTES - 1), pytest.raises(WriteError, match="larger than"):
         require_writable(tmp_path)
-    with largest_file(disk.PROBE_BYTES):
+    with largest_file(files.PROBE_BYTES):
         require_writable(tmp_path)
 
 

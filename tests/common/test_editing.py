@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from tasks.common.editing import set_values
+from tasks.common.config.editing import set_values
 from tasks.common.params import ParamsError
 from tests.flows.project import ROOT
 
@@ -25,7 +25,7 @@ h: text   # last
 def test_values_change_and_comments_stay() -> None:
     text = set_values(TEXT, {"a.b": 22, "a.c": ["z"], "h": "hf://org/name@main"})
     assert yaml.safe_load(text)["a"]["b"] == 22
-    assert '  c: ["z"]     # of c\n' in text
+    assert "  c: [z]     # of c\n" in text
     assert 'h: "hf://org/name@main"   # last\n' in text
     assert [line.partition("#")[2] for line in text.splitlines()] == [
         line.partition("#")[2] for line in TEXT.splitlines()

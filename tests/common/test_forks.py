@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.common import forks
+from tasks.common.processes import forks
 
 STAGE = """
 import os, signal, sys, time
 from pathlib import Path
-from tasks.common import parent
+from tasks.common.processes import ending
 
-parent.die_with_parent()
+ending.die_with_parent()
 
 def say(text):
     Path(os.environ["SAID"]).write_text(text)
@@ -38,17 +38,17 @@ sys.exit(int(sys.argv[1]))
 """
 COMMAND = """
 import os, sys
-from tasks.common import forks, parent
-parent.die_with_parent()
+from tasks.common.processes import forks, ending
+ending.die_with_parent()
 status = forks.run_forked("a_stage")
 print("here", flush=True)
 sys.exit(99 if status is None else status)
 """
 SERVER = """
 import sys
-from tasks.common import forks, parent
-parent.die_with_parent()
-forks.serve(sys.argv[1], ("json", *sys.argv[2:])).become()
+from tasks.common.processes import forks, ending
+ending.die_with_parent()
+forks.serve_stages(sys.argv[1], ("json", *sys.argv[2:]))
 """
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from tasks.common.files import digest_file
-from tasks.common.journal import Journal, Tracker, point
 from tasks.common.layout import Layout
 from tasks.common.sealed import read_sealed
 from tasks.common.tracking import mirrors
+from tasks.common.tracking.journal import Journal, Tracker, point
 from tasks.common.tracking.mirrors import Mirrors
 from tests.files import plant
 from tests.patience import PATIENCE

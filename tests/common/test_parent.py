@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tasks.common.processes.guard import guarded
+from tests.patience import PATIENCE
 from tests.test_imports import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends orphans")
@@ -20,7 +22,7 @@ parent = os.getppid()
 print(os.getpid(), flush=True)
 while sys.argv[2] == "imports" and os.getppid() == parent:  # until the parent is gone
     time.sleep(0.01)
-from tasks.common.parent import die_with_parent
+from tasks.common.processes.ending import die_with_parent
 die_with_parent()
 open(sys.argv[1], "a").write("alive ")
 time.sleep(float(sys.argv[3]))
@@ -149,5 +151,33 @@ def test_a_stage_looks_for_dvc_before_it_imports(stage: str) -> None:
     line = [sys.executable, "-X", "importtime", "-m", f"tasks.{stage}"]
     done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 130
-    assert "tasks.common.parent" in done.stderr
+    assert "tasks.common.processes.ending" in done.stderr
     assert "tasks.common.stage" not in done.stderr
+
+
+GUARDED = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved", flush=True)))
+subprocess.Popen(["sleep", "600"])
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("grace", "last"), [(PATIENCE, "saved\n"), (0.0, "")])
+def test_a_guarded_command_ends_with_its_children_after_the_grace_time(
+    grace: float, last: str
+) -> None:
+    guard = subprocess.Popen(
+        guarded([sys.executable, "-c", GUARDED], grace),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert guard.stdin is not None
+    assert guard.stdout is not None
+    assert guard.stdout.readline() == "started\n"
+    guard.stdin.close()
+    assert guard.stdout.read() == last  # its end comes when all of them have ended
+    assert guard.wait() == -signal.SIGKILL

@@ -11,7 +11,7 @@ import torch
 
 from tasks.common.artifacts import Layout
 from tasks.common.tracking import database
-from tasks.grading.judging import VerdictStore
+from tasks.grading.judge import VerdictStore
 from tasks.store.folder import open_store
 from tasks.store.settings import StoreSettings
 from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot

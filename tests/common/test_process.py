@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tasks.common.files import WriteError
-from tasks.common.process import exclusive
+from tasks.common.processes.locks import exclusive
 from tests.patience import PATIENCE
 
 
@@ -22,7 +22,7 @@ def test_a_second_holder_waits_and_is_told_for_whom(
 ) -> None:
     lock, held = tmp_path / "lock", []
     code = (
-        "import sys; from pathlib import Path; from tasks.common.process import exclusive\n"
+        "import sys; from pathlib import Path; from tasks.common.processes.locks import exclusive\n"
         "with exclusive(Path(sys.argv[1]), 'it'): print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
@@ -65,12 +65,12 @@ def test_a_lock_that_cannot_be_made_is_named(
 
 INTERRUPTED = """
 import sys
-from tasks.common import process
+from tasks.common.processes import ending
 
 try:
     exec("raise KeyboardInterrupt")  # as in the making of a dataclass
 except KeyboardInterrupt:
-    status = process.interrupted(*map(int, sys.argv[1:]))
+    status = ending.interrupted(*map(int, sys.argv[1:]))
 sys.exit(status)
 """
 

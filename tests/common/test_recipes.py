@@ -78,3 +78,17 @@ def test_a_file_begins_with_what_it_is_and_its_paper(name: str) -> None:
     assert paper.startswith("# ")
     assert not first.startswith("#")
     params.check_recipe(name, path.name)
+
+
+def test_cells_with_a_budget_are_compared_at_three_points() -> None:
+    """Each is a default: what the file or a recipe sets counts, and so does no budget."""
+    budget = {"account": "executed", "amount": 4e11}
+    values = {"experiment": {"budget": budget}, "train": {"learning_rate": 1e-4}}
+    train = recipes.recipe(values, "grpo")["train"]
+    assert (train["decay_share"], train["branches"]) == (0.2, [0.25, 0.5])
+    own = {"from": "grpo", "train": {"decay_share": 0.3}}
+    values |= {"train": {"branches": [0.5]}, "recipes": {"own": own}}
+    train = recipes.recipe(values, "own")["train"]
+    assert (train["decay_share"], train["branches"]) == (0.3, [0.5])
+    values |= {"experiment": {"budget": None}, "train": {}}
+    assert "branches" not in recipes.recipe(values, "grpo")["train"]

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from flows import server, summary
-from tasks.common.journal import Journal, Tracker
+from flows.pipeline import summary
+from flows.serve import server
 from tasks.common.params import ParamsError
 from tasks.common.redaction import has_credentials, without_secrets
 from tasks.common.tracking import Tracking
+from tasks.common.tracking.journal import Journal, Tracker
 from tests.doctor.test_check import changed, found
 
 

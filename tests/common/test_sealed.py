@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tasks.common.files import ArtifactError
-from tasks.common.remedy import remedy
+from tasks.common.recovery import how_to_restore
 from tasks.common.sealed import read_sealed, write_sealed
 
 VALUE = {
@@ -61,7 +61,7 @@ def test_the_file_is_plain_json_and_equal_values_make_equal_files(tmp_path: Path
     ],
 )
 def test_a_file_of_others_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "cost.json"
+    path = tmp_path / "flops.json"
     path.write_text(text)
     with pytest.raises(ArtifactError, match=message):
         read_sealed(path)
@@ -70,7 +70,7 @@ def test_a_file_of_others_is_refused(tmp_path: Path, text: str, message: str) ->
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("data/prompts/test.parquet", "run python -m flows.pipeline: the stage ingest restores"),
+        ("data/prompts/test.parquet", "run `winnow run`: the stage ingest restores"),
         (
             "data/policy.json",
             r"Restore it from git \(git checkout -- data/policy.json\)",
@@ -78,10 +78,10 @@ def test_a_file_of_others_is_refused(tmp_path: Path, text: str, message: str) ->
         ("data/runs/a-b/3/plan/forecast.json", "stage allocate@a-b-3 restores"),
         ("data/runs/a/0/train/policy", "stage train@a-0 restores"),
         ("data/runs/a/0/train/policy.json", "stage train@a-0 restores"),
-        ("other/profile/cost.json", "flows.pipeline --data other: the stage profile restores"),
-        ("data/rounds/2/prompts/train.parquet", "flows.pipeline: the stage ingest restores"),
-        ("data/rounds/2/baseline/metrics.json", "--data data/rounds/2: the stage baseline"),
-        ("families/x/profile/cost.json", "run the stage profile again"),
+        ("other/profile/flops.json", "`winnow run --data other`: the stage profile restores"),
+        ("data/rounds/2/prompts/train.parquet", "`winnow run`: the stage ingest restores"),
+        ("data/rounds/2/baseline/metrics.json", "--data data/rounds/2`: the stage baseline"),
+        ("families/x/profile/flops.json", "run the stage profile again"),
         ("data/locks/overrides.json", "run the same command again"),
     ],
 )
@@ -95,7 +95,7 @@ def test_the_remedy_names_the_command_and_the_stage(
     Path("data/prompts").mkdir()
     Path("data/rounds/2/prompts").symlink_to("../../prompts")
     with pytest.raises(ArtifactError, match=words):
-        raise ArtifactError(remedy(Path(path)))
+        raise ArtifactError(how_to_restore(Path(path)))
 
 
 def test_the_remedy_names_a_damaged_copy_in_dvcs_cache(
@@ -113,9 +113,9 @@ def test_the_remedy_names_a_damaged_copy_in_dvcs_cache(
     Path("dvc.lock").write_text(yaml.safe_dump({"stages": {"ingest": {"outs": outputs}}}))
     copy.write_bytes(content)
     path.write_bytes(b"whale")
-    assert "restores it from DVC's cache" in remedy(path)
+    assert "restores it from DVC's cache" in how_to_restore(path)
     copy.write_bytes(b"whale")
-    assert f"copy in DVC's cache, {copy}, which is damaged as well" in remedy(path)
+    assert f"copy in DVC's cache, {copy}, which is damaged as well" in how_to_restore(path)
     for damaged in (
         b"half a fi",
         b"\xff\xfe{",
@@ -123,11 +123,11 @@ def test_the_remedy_names_a_damaged_copy_in_dvcs_cache(
         b"stages: {a: {outs: [{}]}}",
     ):
         Path("dvc.lock").write_bytes(damaged)
-        assert "restores it from DVC's cache" in remedy(path)
+        assert "restores it from DVC's cache" in how_to_restore(path)
 
 
 def test_another_sealed_file_in_its_place_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "profile" / "cost.json"
+    path = tmp_path / "profile" / "flops.json"
     write_sealed(path, {"seconds": {"train": 60.0}})
     values = read_sealed(path)
     assert values == {"seconds": {"train": 60.0}}

@@ -12,31 +12,41 @@ from typing import Any
 
 import pytest
 import yaml
+from huggingface_hub import constants
 
-from tasks.code.effective import complete
+from tasks.code.effective import as_dict, complete
 from tasks.common import params
 from tasks.common.layout import Layout
+from tasks.common.recipes import POINTS
 from tasks.doctor import machine, parameters, places
 from tasks.doctor.check import Findings, examine
 from tasks.doctor.machine import Gpu
 from tasks.doctor.places import GIB, Model
 from tests.docs.pages import ROOT, blocks
-from tests.docs.test_names import VALUES, unknown_keys
+from tests.docs.test_names import unknown_keys
+from tests.parameters import every_value
 
+EXPERIMENT = as_dict(params.load(ROOT / "params.yaml"), "experiment")
+VALUES = {**every_value(), "experiment": EXPERIMENT}
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/params.yaml"))
 LEAVES = {"ingest.splits", "ingest.sources", "verify.verifiers"}  # named whole on a page
+FOLLOWING = {f"train.{name}" for name in POINTS}  # defaults that `experiment.budget` decides
 MODEL = Model(1_777_088_000, 151_936, 4096)  # Qwen2.5-Math-1.5B as published, its head apart
 
 # What `winnow doctor` finds where neither data, GPU, bucket nor server is there.
 EXPECTED = {
-    "gsm8k-1.5b": ["engine.device is cuda, and nvidia-smi finds no GPU here"],
+    "gsm8k-1.5b": [
+        "ingest.sources[0]: hf://datasets/openai/gsm8k",
+        "ingest.sources[1]: hf://datasets/openai/gsm8k",
+        "engine.device is cuda, and nvidia-smi finds no GPU here",
+    ],
     "bucket-and-schedule": [
         "store.location: s3://bucket/rollouts: the server does not answer",
         "tracking.uri: the server does not answer",
     ],
     "own-verifier": [
         "verify.verifiers.within_one_percent.method is 'close'; there is:",
-        "ingest.sources[0].settings.path: mine.jsonl does not exist",
+        "ingest.sources[0]: mine.jsonl: No such file or directory",
     ],
 }
 
@@ -49,7 +59,9 @@ def a_machine_with_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "gpus", list)
     monkeypatch.setattr(parameters.importlib.util, "find_spec", with_vllm)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)  # of the commands
     for name, value in {
         "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
         "AWS_ACCESS_KEY_ID": "key",
@@ -150,7 +162,7 @@ def test_the_page_names_every_value_that_differs(folder: Path) -> None:
     values, project = (copy.deepcopy({**each, "recipes": {}}) for each in (read(folder), VALUES))
     if values["policy"]["source"] != "tiny":  # then nothing is read of it
         values["policy"]["tiny"] = project["policy"]["tiny"]
-    assert sorted(named) == sorted(differing(values, project))
+    assert sorted(named) == sorted(differing(values, project) - FOLLOWING)
 
 
 @each
@@ -170,6 +182,9 @@ def test_the_gpus_that_the_page_names(
     folder = ROOT / "examples" / "gsm8k-1.5b"
     gpu = Gpu("X", (gigabytes - 0.5) * GIB, gigabytes * GIB)
     monkeypatch.setattr(machine, "gpus", lambda: [gpu])
+    prompts = Layout(tmp_path / "data").prompts("train")
+    prompts.parent.mkdir(parents=True)
+    prompts.touch()  # so the source, which cannot be reached, is not needed
     assert doctor(folder, tmp_path).errors == []  # the model is not here: its size is not known
     monkeypatch.setattr(places, "describe_model", lambda *_: MODEL)
     monkeypatch.setattr(places, "check_disk", lambda *_: [])

@@ -1,10 +1,11 @@
 """What the doctor finds: everything at once, with what was probably meant."""
 
+import contextlib
 import copy
+import json
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from huggingface_hub import constants
 from safetensors.numpy import save_file
 
 from tasks.common import params, recipes
@@ -19,6 +21,8 @@ from tasks.common.files import write_json
 from tasks.common.layout import Layout
 from tasks.doctor import machine, parameters, places
 from tasks.doctor.check import Findings, examine
+from tasks.ingest import reading
+from tasks.ingest.files import fetching
 from tests.parameters import every_value
 
 VALUES = every_value()
@@ -159,21 +163,76 @@ def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], said: s
 
 
 def test_files_of_sources_are_looked_for_beside_their_neighbours(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").touch()
+    write_rows(tmp_path / "train.jsonl", [{"question": "1 + 1?", "answer": "It is 2. #### 2"}])
     entry = {"preset": "gsm8k", "settings": {"path": str(tmp_path / "tran.jsonl")}}
     [line] = errors(tmp_path, ingest__sources=[entry])
-    assert line.startswith("ingest.sources[0].settings.path: ")
-    assert line.endswith(f"does not exist; did you mean {tmp_path / 'train.jsonl'}?")
+    assert line.startswith(f"ingest.sources[0]: {tmp_path / 'tran.jsonl'}: No such file")
+    assert line.endswith(f"; did you mean {tmp_path / 'train.jsonl'}?")
     entry["settings"]["path"] = str(tmp_path / "train.jsonl")
     assert errors(tmp_path, ingest__sources=[entry]) == []
 
 
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_field_that_no_row_has_is_named(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", [{"questoin": "1 + 1?", "answer": "#### 2"}] * 3)
+    entry = {"preset": "gsm8k", "settings": {"path": str(tmp_path / "rows.jsonl")}}
+    [line] = errors(tmp_path, ingest__sources=[entry])
+    assert line.startswith("ingest.sources[0]: ingest.sources[0] (gsm8k): in every one of 3 rows")
+    assert "there is no prompt field" in line
+
+
+def test_solutions_that_no_row_has_are_missed_before_training(tmp_path: Path) -> None:
+    """A remark, as later rows may have some."""
+    seen = found(tmp_path, changed(train__warm_start={"data": "solutions"}))
+    assert seen.errors == []
+    [line] = seen.remarks
+    assert line.startswith("recipe grpo, sgpo, winnow: train.warm_start.data is solutions, and the")
+
+
+def test_of_a_file_elsewhere_the_beginning_is_read(tmp_path: Path, monkeypatch) -> None:
+    """And one that cannot be reached stops nothing where its prompts are here."""
+    monkeypatch.undo()  # it connects, to this machine
+    monkeypatch.setattr(reading, "HEAD_BYTES", 1000)
+    sent: list[int] = []
+
+    class Endless(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # the reader closes the connection
+                while len(sent) < 1000:
+                    row = {"question": "1 + 1?", "answer": f"{' ' * 100_000}#### 2"}
+                    sent.append(self.wfile.write(json.dumps(row).encode() + b"\n"))
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    entry = {"preset": "gsm8k", "settings": {"path": f"http://127.0.0.1:{server.server_port}/a"}}
+    layout = Layout(tmp_path / "data")
+    values = changed(ingest__sources=[entry])
+    assert places.check_data(values, layout) == ([], [])
+    assert len(sent) < 1000
+    server.shutdown()
+    server.server_close()
+    monkeypatch.setattr(fetching, "ATTEMPTS", 1)
+    [line] = places.check_data(values, layout)[0]
+    assert "cannot be fetched (ConnectError, 1 attempts)" in line
+    layout.prompts("train").parent.mkdir(parents=True)
+    layout.prompts("train").touch()
+    assert places.check_data(values, layout) == ([], [line])
+
+
 def test_what_is_not_in_the_hubs_cache_is_wrong_only_offline(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     source = "hf://org/name@main"
     assert errors(tmp_path, policy__source=source) == []
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "is not in the hub's cache" in errors(tmp_path, policy__source=source)[0]
     cached = tmp_path / "hub" / "models--org--name"
     (cached / "snapshots" / "abc").mkdir(parents=True)
@@ -187,6 +246,7 @@ def make_model(folder: Path, max_length: int = 128) -> None:
     folder.mkdir()
     config = {"vocab_size": 7, "max_position_embeddings": max_length}
     write_json(folder / "config.json", config)
+    write_json(folder / "tokenizer.json", {})
     save_file({"a": np.zeros((2, 3)), "b": np.zeros(6)}, folder / "model.safetensors")
 
 
@@ -198,6 +258,35 @@ def test_a_models_sizes_are_read_from_its_files(tmp_path: Path) -> None:
     assert found(tmp_path, values).errors == []
     values["sampling"]["max_tokens"] = 128
     assert "the policy's context is 128" in found(tmp_path, values).errors[0]
+
+
+def test_a_folder_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
+    make_model(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    [line] = errors(tmp_path, policy__source=str(tmp_path / "model"))
+    assert line.startswith(f"policy.source: {tmp_path / 'model'} has no tokenizer (none of")
+
+
+CHATML = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_chat_template_that_is_not_used_is_a_remark(tmp_path: Path) -> None:
+    """One that the source writes out itself is none; and a system message needs a template."""
+    make_model(tmp_path / "model")
+    values = changed(policy__source=str(tmp_path / "model"))
+    values["ingest"]["sources"][0]["system"] = "Be brief."
+    assert "[0].system: the policy has no chat template" in found(tmp_path, values).errors[0]
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
+    assert found(tmp_path, values) == Findings([], [])
+    assert places.prompt_form(values).startswith("in the policy's chat template, unless")
+    for change, is_named in (
+        ({"raw": True}, True),
+        ({"prompt_template": "Q: {prompt}"}, True),
+        ({"prompt_template": CHATML}, False),
+    ):
+        values["ingest"]["sources"][0] = {**VALUES["ingest"]["sources"][0], **change}
+        remarks = found(tmp_path, values).remarks
+        assert ["chat template is not used" in one for one in remarks] == [True] * is_named
 
 
 def test_pickled_weights_are_refused_before_the_stage(tmp_path: Path) -> None:
@@ -273,92 +362,6 @@ def test_a_folder_that_a_tracker_leaves_is_no_package(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     assert not parameters.is_installed("left_by_a_tracker")
     assert parameters.is_installed("yaml")
-
-
-def test_the_tasks_of_reasoning_gym_are_known_without_its_import() -> None:
-    from reasoning_gym.factory import DATASETS
-
-    assert parameters.reasoning_gym_tasks() == set(DATASETS)
-
-
-class Models(BaseHTTPRequestHandler):
-    """A model server whose path says how it answers; `keyed` wants a key."""
-
-    def do_GET(self) -> None:
-        answers = {"empty": (200, '{"data": []}'), "page": (200, "<html>"), "gone": (404, "{}")}
-        answers |= {"loading": (503, "{}"), "moved": (302, "")}
-        name = self.path.split("/")[1]
-        status, text = answers.get(name, (200, '{"data": [{"id": "policy"}]}'))
-        if name == "keyed" and self.headers["Authorization"] != "Bearer secret":
-            status = 401
-        self.send_response(status)
-        if status == 302:
-            self.send_header("Location", "/good/models")
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def server(monkeypatch) -> Iterator[str]:
-    monkeypatch.undo()
-    monkeypatch.setattr(machine, "gpus", list)
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("good", None),
-        ("keyed", None),
-        ("empty", "/empty/models lists no model"),
-        ("page", "/page/models does not answer in JSON"),
-        ("gone", "/gone/models answers 404"),
-        ("moved", "/moved/models answers 302"),
-        ("loading", "/loading does not answer (it answers 503): start the server"),
-    ],
-)
-def test_model_servers_are_asked(tmp_path: Path, server: str, name: str, said: str | None) -> None:
-    found = errors(tmp_path, engine__name="server", engine__urls=[f"{server}/{name}"])
-    assert [said in line for line in found if said] == [True] * (said is not None)
-    assert bool(found) == (said is not None)
-
-
-def test_a_key_that_is_refused_is_said_without_it(tmp_path: Path, server: str, monkeypatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "other")
-    (said,) = errors(tmp_path, engine__urls=[f"{server}/keyed"])
-    assert "answers 401; set OPENAI_API_KEY" in said
-    assert "other" not in said
-
-
-def test_a_silent_model_server_is_an_error_only_where_no_other_answers(
-    tmp_path: Path, server: str
-) -> None:
-    silent = "http://127.0.0.1:1"
-    alone = found(tmp_path, changed(engine__urls=[silent]))
-    assert "does not answer ([Errno 111] Connection refused): start" in alone.errors[0]
-    both = found(tmp_path, changed(engine__urls=[silent, f"{server}/good"]))
-    assert both.errors == []
-    assert "engine.urls: http://127.0.0.1:1 does not answer" in both.remarks[0]
-
-
-def test_what_is_no_url_is_said(tmp_path: Path) -> None:
-    (said,) = errors(tmp_path, engine__urls=["localhost:8000"])
-    assert "is not a URL like http://127.0.0.1:8000/v1" in said
-
-
-def test_a_silent_tracking_server_is_a_remark(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(machine, "gpus", list)
-    silent = found(tmp_path, changed(tracking__uri="http://127.0.0.1:1"))
-    assert silent.errors == []
-    assert "does not answer" in silent.remarks[0]
 
 
 def test_a_file_that_is_no_yaml_is_one_error(tmp_path: Path) -> None:

@@ -1,22 +1,29 @@
 """What a run would cost, with numbers worked out by hand."""
 
 import copy
+import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
-from tasks.common.artifacts import PROFILE, PROMPTS
+from tasks.common.accounting.ledger import Architecture
+from tasks.common.accounting.spending import generation_cost, pass_cost, rows_in
+from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS
 from tasks.common.layout import Layout
 from tasks.common.sealed import write_sealed
 from tasks.doctor import machine
-from tasks.doctor.forecast import Cost, forecast
+from tasks.doctor.check import examine
+from tasks.doctor.forecast import Cost, fits, forecast, refusals
 from tasks.doctor.ranges import Range, around, exactly
 from tasks.doctor.rates import MEASURED_FACTOR, STAGE_SECONDS, rates, table
-from tests.parameters import every_value
+from tests.allocate.test_allocate import profile_of
+from tests.parameters import PROJECT, every_value
 
 P = 1000.0
+POLICY = Architecture(1000, 200, 2, 16)
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +35,7 @@ def no_gpu(monkeypatch) -> None:
 def values() -> dict[str, Any]:
     values = copy.deepcopy(every_value())
     values["sampling"]["max_tokens"] = 100
+    values["experiment"]["budget"] = None
     values["ingest"]["splits"] = {"train": 10, "validation": 4, "test": 5}
     values["evaluate"]["num_samples"] = 3
     values["train"]["validation"] = {"num_samples": 2, "every_share": 0.5}
@@ -38,25 +46,24 @@ def values() -> dict[str, Any]:
 def layout(tmp_path: Path) -> Layout:
     """A data root with a described policy."""
     layout = Layout(tmp_path)
-    write_sealed(layout.policy_card, {"source": "tiny", "num_matmul_parameters": P})
+    write_sealed(layout.policy_card, {"source": "tiny", **asdict(POLICY)})
     return layout
 
 
 def give_profile(layout: Layout, seconds: float = 2.0) -> None:
-    """One prompt of 20 tokens, four samples of 30 tokens: 200 tokens in so many seconds."""
-    row = dict.fromkeys(PROFILE.columns)
-    row |= {"num_samples": 4, "prompt_tokens": 20, "completion_tokens": 120}
-    frame = pl.DataFrame([row], schema_overrides=dict(PROFILE.columns), strict=False)
-    layout.profile.mkdir(parents=True)
-    frame.write_parquet(layout.profile / "profile.parquet")
+    """One prompt of 20 tokens, solved twice by four samples of 30 tokens: 200 tokens in so many
+    seconds."""
+    table = profile_of([(2, 4)]).with_columns(
+        prompt_tokens=pl.lit(20, pl.Int32), completion_tokens=pl.lit(120, pl.Int64)
+    )
+    PROFILE.write(layout.profile / "profile.parquet", table.select(list(PROFILE.columns)))
     charged, tokens = {"profile": 2 * P * 200}, {"profile": 200.0}
     write_sealed(layout.profile / "flops.json", {"charged": charged, "tokens": tokens})
-    write_sealed(layout.profile / "cost.json", {"seconds": {"profile": seconds}})
+    write_sealed(layout.measured("profile"), {"seconds": {"profile": seconds}})
 
 
-def cost(values: dict[str, Any], layout: Layout, *stage: Any, stale: bool = False) -> Cost:
-    cell = (*stage, None, None)[:3]
-    [found], _ = forecast(values, layout, [cell], [("allocate", *cell[1:])] if stale else [])
+def cost(values: dict[str, Any], layout: Layout, *stage: Any) -> Cost:
+    [found], _ = forecast(values, layout, [(*stage, None, None)[:3]])
     assert found is not None
     return found
 
@@ -83,21 +90,113 @@ def test_an_evaluation_costs_its_samples_and_the_greedy_one(values, layout) -> N
     assert cost(values, layout, "evaluate", "grpo", 0).tokens.high == 5 * 4 * (20 + 66)
 
 
-def test_training_takes_the_plans_own_forecast_unless_it_is_stale(values, layout) -> None:
-    """Validation: 4 prompts, 2 samples, 3 points, 50 tokens."""
+def test_training_takes_the_plan_that_the_profile_gives(values, layout) -> None:
+    """Four passes over one prompt in groups of 8, where the split asks for 10 prompts. Validation:
+    4 prompts, 2 samples, 3 points, 50 tokens."""
+    uniform = cost(values, layout, "train", "grpo", 0)
     give_profile(layout)
-    plan = {"plan": {"tokens": 1e5, "tokens_updated": 5e4}}
-    write_sealed(layout.plan("grpo", 0) / "forecast.json", plan)
     found = cost(values, layout, "train", "grpo", 0)
-    assert found.tokens.middle == 1e5 + 1200
-    assert found.flops.middle == 2 * P * (1e5 + 1200) + 6 * P * 5e4
-    uniform = cost(values, layout, "train", "grpo", 0, stale=True)
-    assert uniform.tokens.middle == 10 * 4 * 8 * 50 + 1200  # prompts, passes, group, tokens
+    assert found.tokens.middle == 4 * 8 * 50 + 1200
+    assert found.flops.middle == 2 * P * (1600 + 1200) + 6 * P * 1600
+    assert uniform.tokens.middle > 10 * found.tokens.middle - 10 * 1200
+    values["train"]["max_steps"] = 1
+    values["train"]["batch"] = {"unit": "prompts", "size": 2, "counts": "generated"}
+    assert cost(values, layout, "train", "grpo", 0).tokens.middle == 2 * 8 * 50 + 1200
+
+
+def test_training_with_a_budget_spends_what_its_profile_left(values, layout) -> None:
+    """A rollout of 50 tokens takes 8 P each. Of 10 prompts with 8 samples the profile takes 2 P 50
+    80. Validation comes on top."""
+    give_profile(layout)
+    values["experiment"]["budget"] = {"account": "charged", "amount": 1e6 * P}
+    grpo, sgpo = (cost(values, layout, "train", recipe, 0) for recipe in ("grpo", "sgpo"))
+    assert grpo.tokens.middle == 1e6 / 8 + 1200
+    assert grpo.flops.middle == pytest.approx(1e6 * P + 2 * P * 1200)
+    assert sgpo.tokens.middle == (1e6 - 2 * 50 * 80) / 8 + 1200
+    values["experiment"]["budget"] = {"account": "rollouts", "amount": 5000.0}
+    assert cost(values, layout, "train", "grpo", 0).tokens.middle == 5000 * 50 + 1200
+
+
+def test_the_expected_cost_of_a_budget_is_within_its_range(values, layout) -> None:
+    """Short rollouts are cheaper, and more of them fit."""
+    values["experiment"]["budget"] = {"account": "executed", "amount": 1e8 * P}
+    for recipe in ("grpo", "winnow"):
+        found = cost(values, layout, "train", recipe, 0)
+        for numbers in (found.tokens, found.flops, found.hours):
+            assert numbers.low <= numbers.middle <= numbers.high
+
+
+def test_a_warm_start_takes_its_part_of_a_budget(values, layout) -> None:
+    """100 updates of 50 tokens, 6 P each: of the budget, and of the recipe's FLOPs."""
+    give_profile(layout)
+    values["experiment"]["budget"] = {"account": "charged", "amount": 1e6 * P}
+    warm_start = {"data": "profile", "steps": 25, "batch_size": 4, "learning_rate": None}
+    values["recipes"]["grpo"]["train"]["warm_start"] = warm_start
+    found = cost(values, layout, "train", "grpo", 0)
+    profile, warm = 2 * 50 * 80, 6 * 50 * 100
+    assert found.tokens.middle == (1e6 - profile - warm) / 8 + 1200
+    assert found.flops.middle == pytest.approx((1e6 - profile + 2 * 1200) * P)
+    values["experiment"]["budget"]["amount"] = 0.9 * (profile + warm) * P  # lengths may be lower
+    [refused] = refusals(values, layout, ["grpo"])
+    assert "the warm start of recipe 'grpo' takes about 2.82e+07" in refused  # of 47 tokens
+    assert "lower profile.num_samples or train.warm_start.steps" in refused
+
+
+@pytest.mark.parametrize("account", ["tokens", "charged_mixed", "executed"])
+def test_what_fits_into_a_budget_costs_it(values, layout, account: str) -> None:
+    """As many groups of 8 as fit, counted as the run counts its rows: those that are mixed are
+    updated."""
+    give_profile(layout)
+    amount = 1e10 if account != "tokens" else 1e5
+    values["experiment"]["budget"] = {"account": account, "amount": amount}
+    found = fits(values, layout, ["grpo"])["grpo"]
+    group = [{**ROLLOUTS.example, "prompt_tokens": 20, "completion_tokens": 30}] * 8
+    rows = rows_in(ROLLOUTS.frame(group))
+    generated = generation_cost(account, POLICY, rows)
+    whole = generated + 3 * pass_cost(account, POLICY, rows)
+    num_groups = found["rollouts"].middle / 8
+    assert num_groups * generated <= amount <= num_groups * whole
+    assert (num_groups * whole == pytest.approx(amount)) == (account == "tokens")
+    assert found["rollouts"].low < found["rollouts"].middle < found["rollouts"].high
+    assert found["steps"].middle == found["rollouts"].middle / values["train"]["batch"]["size"]
+    assert found["passes"].middle == pytest.approx(num_groups)  # over one prompt
+
+
+def test_a_budget_below_the_cost_of_a_profile_is_refused(values, layout) -> None:
+    """10 prompts with 8 samples, and 1 with 4 once that is there."""
+    values["experiment"]["budget"] = {"account": "rollouts", "amount": 80.0}
+    [found] = refusals(values, layout, ["grpo", "sgpo"])
+    assert "the profile, which recipe 'sgpo' reads, takes at least 80 of it: raise" in found
+    values["experiment"]["budget"]["amount"] = 81.0
+    assert refusals(values, layout, ["sgpo"]) == []
+    values["ingest"]["splits"]["train"] = 8
+    assert fits(values, layout, ["sgpo"])["sgpo"]["rollouts"].middle == 81 - 64
+
+
+def test_the_cost_of_a_profile_that_is_there_is_exact(values, layout) -> None:
+    give_profile(layout)
+    values["ingest"]["splits"]["train"], values["profile"]["num_samples"] = 1, 4
+    sample = {**ROLLOUTS.example, "prompt_tokens": 20, "completion_tokens": 40}
+    ROLLOUTS.write(layout.profile / "rollouts.parquet", ROLLOUTS.frame([sample] * 4))
+    values["experiment"]["budget"] = {"account": "tokens", "amount": 240.0}
+    assert "240 of it" in refusals(values, layout, ["sgpo"])[0]
+    values["profile"]["num_samples"] = 3  # it will be another one
+    assert refusals(values, layout, ["sgpo"]) == []
+
+
+def test_the_doctor_refuses_what_allocate_would(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    write_sealed(layout.policy_card, {"source": "tiny", **asdict(POLICY)})
+    text = (PROJECT / "params.yaml").read_text()
+    changed = re.sub("amount: [0-9.e]+", "amount: 1.0e+3", text)
+    (tmp_path / "params.yaml").write_text(changed)
+    found = examine(tmp_path / "params.yaml", layout)
+    assert ["recipe 'sgpo' reads" in error for error in found.errors] == [True]
 
 
 def test_without_a_policy_nothing_is_known(values, tmp_path: Path) -> None:
     values["policy"]["source"] = "hf://org/name@0123"
-    costs, why = forecast(values, Layout(tmp_path), [("profile", None, None)], [])
+    costs, why = forecast(values, Layout(tmp_path), [("profile", None, None)])
     assert costs == [None]
     assert "its size is unknown" in why
 
@@ -116,7 +215,7 @@ def test_rates_are_measured_where_runs_of_the_same_size_say_them(layout) -> None
         charged = {"generate": 2 * size * 100, "score": 0.0, "update": 6 * size * 100}
         files = {"charged": charged, "tokens": {"generate": 100.0}}
         write_sealed(folder / "flops.json", files)
-        write_sealed(folder / "cost.json", {"seconds": {"train": seconds}})
+        write_sealed(layout.measured(f"grpo-{seed}"), {"seconds": {"train": seconds}})
     found = rates(layout, P, None)
     assert found.sampling.middle == 2 * P * 200 / 2.0
     assert found.training.low == pytest.approx(800 * P / 4.0 / MEASURED_FACTOR)

@@ -2,8 +2,10 @@
 
 import dataclasses
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +15,21 @@ from transformers import PreTrainedModel
 
 from tasks.common.artifacts import Layout
 from tasks.engines.engine import Request, Samples
+from tasks.engines.hf.engine import HfEngine
 from tasks.engines.loading import load_engine
 from tasks.engines.server.engine import ServerEngine
+from tasks.engines.server.replicas import Replicas
+from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy, load_model, read_policy
+from tests.engines.serving import Behaviour, Server, StandIn
 from tests.policies import ENGINE, place_policy
 
 SETTINGS = dataclasses.replace(ENGINE, name="server", max_rows=8, num_replicas=2)
+FLEET = dataclasses.replace(ENGINE, name="server", max_rows=4, max_retries=1)
+REQUEST = Request(
+    [[20, 14, 20, 3, 32], [21, 14, 22]], [3, 3], range(6), Sampling(0.8, 1.0, 0, 6, 0)
+)
+Fleet = Callable[..., Replicas]
 
 
 class Servers:
@@ -56,6 +67,39 @@ def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
     layout = Layout(tmp_path_factory.mktemp("data"))
     place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
     return read_policy(layout)
+
+
+@pytest.fixture
+def fleet(policy: Policy, tmp_path: Path) -> Iterator[Fleet]:
+    """Servers in the place of vLLM's, one for each argument: whether it loads new weights. One that
+    was started again does."""
+    with ExitStack() as stack:
+
+        def make(*loads: bool) -> Replicas:
+            def start(place: int, attempt: int) -> StandIn:
+                engine = HfEngine(scaled(policy, 1.0), [1], 8, 512)
+                server = Server(engine, [policy.digest], loads=attempt > 0 or loads[place])
+                return StandIn(stack.enter_context(server), f"{place}-{attempt}")
+
+            return Replicas(start, len(loads), tmp_path, ExitStack())
+
+        yield make
+
+
+def does(replicas: Replicas, place: int) -> Behaviour:
+    """The behaviour of the server in a place of a fleet."""
+    stand_in: Any = replicas.replicas[place]
+    found: Behaviour = stand_in.server.does
+    return found
+
+
+def names(engine: ServerEngine) -> list[str]:
+    return [endpoint.name for endpoint in engine.endpoints]
+
+
+def expected(policy: Policy, factor: float) -> list[list[int]]:
+    """Completions of REQUEST by the policy with all its weights so many times as large."""
+    return HfEngine(scaled(policy, factor), [1], 8, 512).generate(REQUEST).token_ids
 
 
 def scaled(policy: Policy, factor: float) -> PreTrainedModel:

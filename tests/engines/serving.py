@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from tasks.engines.engine import Request
 from tasks.engines.hf.engine import HfEngine
+from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.settings import Sampling
 
 
@@ -209,3 +210,31 @@ class Server:
             "finish_reason": samples.finish_reasons[0],
         }
         return {"choices": [choice], "system_fingerprint": "vllm-0.32.0-0123abcd", "usage": {}}
+
+
+class StandIn:
+    """A server in the place of one that Winnow starts; without one it ends before it answers."""
+
+    def __init__(self, server: Server | None, name: str) -> None:
+        self.server, self.is_gone = server, server is None
+        self.endpoint = Endpoint(server.url if server else "", name=name, key="k")
+
+    def is_serving(self) -> bool:
+        return not self.is_gone
+
+    def has_ended(self) -> bool:
+        return self.is_gone
+
+    def was_lost(self) -> bool:
+        return False
+
+    def log_tail(self) -> str:
+        return "out of memory"
+
+    def end(self) -> None:
+        if self.server is not None and self.server.thread.is_alive() and not self.is_gone:
+            self.server.stop()
+        self.is_gone = True
+
+    def wait(self) -> None:
+        pass

@@ -68,15 +68,15 @@ def test_a_host_starts_shows_and_interrupts_a_process(
     host.start(command, environment, str(tmp_path), is_guarded=False)
     written = b""
     while not written.endswith(b"\n"):
-        look = host.look()
-        assert look.status is None
-        written += look.output
+        progress = host.poll()
+        assert progress.status is None
+        written += progress.output
     arguments = [f"{host.folder}/s", "127.0.0.1"]
     assert written.decode() == f"{arguments} 1 3\n"
     with pytest.raises(RuntimeError, match="runs here already"):
         host.start(command, environment, str(tmp_path), is_guarded=False)
     host.interrupt()
-    assert wait_for(lambda: host.look().status) == 7
+    assert wait_for(lambda: host.poll().status) == 7
     assert host.tail().endswith("stopped\n")
 
 
@@ -88,7 +88,7 @@ def test_a_host_ends_all_that_its_process_has_started(host: Host, tmp_path: Path
     pid = int(host.tail())
     host.end()
     assert is_gone(pid)
-    assert host.look().status == -signal.SIGKILL
+    assert host.poll().status == -signal.SIGKILL
 
 
 def test_the_files_of_a_host_that_was_killed_are_removed_by_the_next_one(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The contract every engine keeps, run over every file of `engines/`."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,6 @@ from tasks import engines
 from tasks.common import registry
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.common.params import ParamsError
 from tasks.engines import fake
 from tasks.engines.engine import Engine, Request, StoppableEngine
 from tasks.engines.loading import load_engine
@@ -32,20 +31,39 @@ BY_VLLM = {"vllm", "server"}
 Reference = Callable[[list[int], list[int]], torch.Tensor]
 
 
+# servers run the code of `vllm`: another architecture would take another server to show the same
+CASES = [
+    (name, architecture)
+    for name in registry.names(engines)
+    for architecture in (["qwen"] if name == "server" else ["qwen", "llama"])
+]
+
+
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(n, marks=pytest.mark.vllm if n in BY_VLLM else ())
-        for n in registry.names(engines)
+        pytest.param(case, id="-".join(case), marks=pytest.mark.vllm if case[0] in BY_VLLM else ())
+        for case in CASES
     ],
 )
-def engine_name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """An engine and the architecture of its policy."""
+    name, architecture = request.param
+    return name, architecture
 
 
-@pytest.fixture(scope="module", params=["qwen", "llama"])
-def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    folder: Path = request.getfixturevalue(request.param)
+@pytest.fixture(scope="module")
+def engine_name(case: tuple[str, str]) -> str:
+    return case[0]
+
+
+@pytest.fixture(scope="module")
+def policy(
+    case: tuple[str, str],
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Policy:
+    folder: Path = request.getfixturevalue(case[1])
     layout = Layout(tmp_path_factory.mktemp("data"))
     place_policy(
         folder, layout, load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
@@ -54,15 +72,10 @@ def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def engine(engine_name: str, policy: Policy, servers: Servers) -> Iterator[Engine]:
-    """For one of the policies two servers, which other tests use too; for the other one."""
-    if engine_name == "server" and policy.folder.name == "qwen":
-        yield servers.of(policy)
-        return
-    engine = load_engine(dataclasses.replace(SETTINGS, name=engine_name), policy)
-    yield engine
+def engine(engine_name: str, policy: Policy, servers: Servers) -> Engine:
     if engine_name == "server":
-        engine.close()  # type: ignore[attr-defined]
+        return servers.of(policy)
+    return load_engine(dataclasses.replace(SETTINGS, name=engine_name), policy)
 
 
 @pytest.fixture(scope="module")
@@ -337,29 +350,3 @@ def test_samples_follow_the_distribution(
     observed = np.bincount([ids[0] for ids in samples.token_ids], minlength=len(expected)) / 2000
     deviation = np.abs(observed - expected) / np.sqrt(expected * (1 - expected) / 2000 + 1e-9)
     assert deviation[expected > 0.01].max() < 4.5
-
-
-def test_an_unknown_engine_is_named(policy: Policy) -> None:
-    with pytest.raises(
-        ParamsError, match=f"engine.name is 'trt'; there is: {', '.join(registry.names(engines))}"
-    ):
-        load_engine(dataclasses.replace(SETTINGS, name="trt"), policy)
-
-
-def test_an_engine_without_a_slot_is_refused_and_does_not_wait_forever(policy: Policy) -> None:
-    with pytest.raises(ParamsError, match=r"engine\.max_rows is 0; it must be at least 1"):
-        load_engine(dataclasses.replace(SETTINGS, name="hf", max_rows=0), policy)
-
-
-@pytest.mark.parametrize("name", ["hf", "vllm", "fake"])
-def test_servers_are_not_named_to_an_engine_that_has_none(policy: Policy, name: str) -> None:
-    with pytest.raises(
-        ParamsError, match=rf"engine.urls and engine.num_replicas .* engine.name is {name}"
-    ):
-        load_engine(dataclasses.replace(SETTINGS, name=name, num_replicas=2), policy)
-
-
-def test_made_up_completions_are_for_tests(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WINNOW_FAKE_ENGINE")
-    with pytest.raises(ArtifactError, match="for tests only"):
-        load_engine(dataclasses.replace(SETTINGS, name="fake"), policy)

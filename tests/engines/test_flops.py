@@ -11,8 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tasks.common.artifacts import Layout
-from tasks.common.ledger import (
+from tasks.common.accounting.ledger import (
     Architecture,
     Ledger,
     charged_flops,
@@ -20,6 +19,7 @@ from tasks.common.ledger import (
     paper_training_flops,
     prefill_flops,
 )
+from tasks.common.artifacts import Layout
 from tasks.engines.engine import Request, Samples
 from tasks.engines.flops import completion_flops, sample_flops
 from tasks.engines.hf.engine import HfEngine
@@ -35,7 +35,7 @@ from tasks.train.methods.loss import clip
 from tasks.train.rollouts import StepTotals
 from tasks.train.settings import Correction
 from tests.policies import place_policy
-from tests.train.steps import estimate_of, graded
+from tests.train.steps import estimated, graded
 
 CORRECTION = Correction(ratio_to="old", level="token", cap=2.0, mode="truncate")
 
@@ -76,7 +76,7 @@ def test_generation_and_update_agree_with_torchs_counter(
 
     group_B = np.repeat(np.arange(16), 8)
     rollouts = graded(prompts, group_B, samples, np.zeros(128))
-    estimate = estimate_of(rollouts, np.ones(128))
+    rollouts = estimated(rollouts, np.ones(128))
 
     loss = clip.Method(clip.EXAMPLE)
 
@@ -87,9 +87,7 @@ def test_generation_and_update_agree_with_torchs_counter(
         )
         totals = StepTotals(sum(lengths), 128, 24)
         with FlopCounterMode(display=False) as updated:
-            stats = accumulate_gradients(
-                model, batches, rollouts, estimate, objective, totals, architecture
-            )
+            stats = accumulate_gradients(model, batches, rollouts, objective, totals, architecture)
         assert stats.flops == pytest.approx(updated.get_total_flops(), rel=0.03)
 
     enable_activation_checkpointing(model)
@@ -97,9 +95,7 @@ def test_generation_and_update_agree_with_torchs_counter(
     thrifty = Objective(loss, CORRECTION, 1.0, None, 0.0, False, 64)
     batches = micro_batches(rollouts, np.arange(128), 2048, torch.device("cpu"), by_group=False)
     with FlopCounterMode(display=False) as updated:
-        stats = accumulate_gradients(
-            model, batches, rollouts, estimate, thrifty, totals, architecture
-        )
+        stats = accumulate_gradients(model, batches, rollouts, thrifty, totals, architecture)
     # torch stops computing a layer again at the last product that the backward pass needs; we count
     # the whole layer
     assert stats.flops == pytest.approx(updated.get_total_flops(), rel=0.04)

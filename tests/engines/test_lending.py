@@ -1,98 +1,41 @@
 """Servers outlive the trainers that they are lent to, and no trainer samples from the weights of
 the one before."""
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as distributed
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Request
-from tasks.engines.hf.engine import HfEngine
-from tasks.engines.server.askers import agree, keep_waiting
-from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.engine import ServerEngine
-from tasks.engines.server.lending import Borrowed, Lender
+from tasks.engines.server.lending import Borrowed, Lender, wait_until_serving
 from tasks.engines.server.replicas import MAX_RESTARTS, Replicas
-from tasks.engines.settings import Sampling
+from tasks.engines.server.trainers import broadcast
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import scaled
-from tests.engines.serving import Server
-from tests.policies import ENGINE
+from tests.engines.conftest import FLEET, REQUEST, Fleet, does, expected, names, scaled
+from tests.engines.serving import StandIn
 from tests.stages import FORKS
-
-SETTINGS = dataclasses.replace(ENGINE, name="server", max_rows=4, max_retries=1)
-REQUEST = Request(
-    [[20, 14, 20, 3, 32], [21, 14, 22]], [3, 3], range(6), Sampling(0.8, 1.0, 0, 6, 0)
-)
-
-
-class Stub:
-    """A server in the place of one of vLLM. One that `fails` ends before it answers."""
-
-    def __init__(self, server: Server | None, name: str, *, fails: bool = False) -> None:
-        self.server, self.fails = server, fails
-        self.endpoint = Endpoint(server.url if server else "", name=name, key="k")
-        self.is_gone = False
-
-    def is_serving(self) -> bool:
-        return not (self.is_gone or self.fails)
-
-    def has_ended(self) -> bool:
-        return self.is_gone or self.fails
-
-    def was_lost(self) -> bool:
-        return False
-
-    def log_tail(self) -> str:
-        return "out of memory"
-
-    def end(self) -> None:
-        if self.server is not None and self.server.thread.is_alive() and not self.is_gone:
-            self.server.stop()
-        self.is_gone = True
-
-    def wait(self) -> None:
-        pass
-
 
 Lend = Callable[..., Lender]
 
 
 @pytest.fixture
-def lend(policy: Policy, tmp_path: Path) -> Iterator[Lend]:
-    """Lends `num` servers of the policy, or some that fail."""
-    with ExitStack() as stack:
-
-        def start(place: int, attempt: int) -> Stub:
-            engine = HfEngine(scaled(policy, 1.0), [1], 8, 512)
-            server = stack.enter_context(Server(engine, [policy.digest]))
-            return Stub(server, f"{place}-{attempt}")
-
-        yield lambda num, start=start: Lender(Replicas(start, num, tmp_path, ExitStack()))
+def lend(fleet: Fleet) -> Lend:
+    """Lends so many servers of the policy."""
+    return lambda num: Lender(fleet(*[True] * num))
 
 
 def trainer(policy: Policy, lender: Lender, prefix: str) -> ServerEngine:
     """The engine of a trainer that has just been started."""
     lender.take_back()
-    borrowed = Borrowed(lender.folder, lender.tend)
-    borrowed.wait_until_serving()
-    return ServerEngine(SETTINGS, policy, borrowed, borrowed.wait_for_one(), prefix)
-
-
-def expected(policy: Policy, factor: float) -> Any:
-    return HfEngine(scaled(policy, factor), [1], 8, 512).generate(REQUEST).token_ids
-
-
-def names(engine: ServerEngine) -> list[str]:
-    return [endpoint.name for endpoint in engine.endpoints]
+    borrowed = Borrowed(lender.folder)
+    wait_until_serving(borrowed)
+    return ServerEngine(FLEET, policy, borrowed, borrowed.wait_for_one(), prefix)
 
 
 def test_the_next_trainer_gives_the_servers_its_own_weights_before_it_samples(
@@ -119,14 +62,13 @@ def test_servers_that_were_left_in_the_middle_of_an_update_get_the_next_one(
     lender = lend(3)
     first = trainer(policy, lender, "a-")
     first.set_weights(NamedWeights(scaled(policy, 1.5)))
-    servers = [stub.server for stub in lender.replicas.replicas]  # type: ignore[attr-defined]
-    paused, updating, stuck = (server.does for server in servers)
-    for does in (paused, updating, stuck):
-        does.paused = True
-        does.updating = does is not paused
+    paused, updating, stuck = (does(lender.replicas, place) for place in range(3))
+    for each in (paused, updating, stuck):
+        each.paused = True
+        each.updating = each is not paused
     stuck.finishes = False
     second = trainer(policy, lender, "b-")
-    assert [does.paused for does in (paused, updating, stuck)] == [False] * 3
+    assert [each.paused for each in (paused, updating, stuck)] == [False] * 3
     assert [paused.version, updating.version] == ["a-1", "unfinished"]
     second.set_weights(NamedWeights(scaled(policy, 1.5)))
     assert names(second) == ["0-0", "1-0"]
@@ -140,8 +82,7 @@ def test_a_server_that_a_trainer_refuses_is_ended_by_the_command(
 ) -> None:
     lender = lend(2)
     engine = trainer(policy, lender, "a-")
-    server = lender.replicas.replicas[1].server  # type: ignore[attr-defined]
-    server.does.loads = False  # it only says that it has the new weights
+    does(lender.replicas, 1).loads = False  # it only reports that it has the new weights
     engine.set_weights(NamedWeights(scaled(policy, 1.5)))
     assert names(engine) == ["0-0"]
     lender.tend()
@@ -150,8 +91,8 @@ def test_a_server_that_a_trainer_refuses_is_ended_by_the_command(
     assert names(engine) == ["0-0", "1-1"]
 
 
-def test_a_server_that_does_not_start_ends_the_command_with_its_log(lend: Lend) -> None:
-    lender = lend(1, lambda place, attempt: Stub(None, f"{place}-{attempt}", fails=True))
+def test_a_server_that_does_not_start_ends_the_command_with_its_log(tmp_path: Path) -> None:
+    lender = Lender(Replicas(lambda *_: StandIn(None, "0-0"), 1, tmp_path, ExitStack()))
     with pytest.raises(ArtifactError, match=r"started here ended; the end of its log:\nout of mem"):
         lender.tend()
 
@@ -175,11 +116,9 @@ def wait_for_a_server(rank: int, meeting: str) -> None:
     distributed.init_process_group(
         "gloo", init_method=meeting, rank=rank, world_size=2, timeout=LIMIT
     )
-    deadline = time.monotonic() + 3 * LIMIT.total_seconds()
-    while rank == 0 and time.monotonic() < deadline:
-        keep_waiting()
-        time.sleep(0.1)
-    assert agree(f"what rank {rank} has") == "what rank 0 has"
+    if rank == 0:
+        time.sleep(3 * LIMIT.total_seconds())
+    assert broadcast(f"what rank {rank} has", is_patient=True) == "what rank 0 has"
     distributed.destroy_process_group()
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tasks.common import params
 from tasks.common.files import ArtifactError
-from tasks.engines.memory import GIB, TrainingMemory, check_memory, peak_bytes, training_memory
+from tasks.engines.memory import GIB, TrainingMemory, check_memory, training_memory
 from tasks.models.policy import load_model
 from tasks.train.learner.learner import memory_of
 from tasks.train.settings import LearnerSettings, TrainSettings
@@ -75,15 +75,6 @@ def test_autocast_keeps_the_copy_that_is_counted(qwen: Path) -> None:
         params.parse(PARAMS["learner"], LearnerSettings, "learner"),
     )
     assert sum(weights) == memory.low_precision
-
-
-def test_peak_by_hand() -> None:
-    # an engine of 20
-    assert peak_bytes(FLOAT32, 20 * GIB, sleeps=False) == (12 + 6 + 20) * GIB
-    assert peak_bytes(FLOAT32, 20 * GIB, sleeps=True) == (12 + 20) * GIB
-    assert peak_bytes(FLOAT32, 2 * GIB, sleeps=True) == (12 + 6) * GIB
-    assert peak_bytes(BFLOAT16, 20 * GIB, sleeps=False) == (12 + 6 + 6 + 3 + 2 + 20) * GIB
-    assert peak_bytes(BFLOAT16, 2 * GIB, sleeps=True) == (12 + 6 + 6 + 3 + 2) * GIB
 
 
 def test_what_fits_is_not_refused() -> None:

@@ -3,6 +3,7 @@ their parent."""
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
@@ -24,16 +26,17 @@ from transformers import PreTrainedModel
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, temporary_folder
-from tasks.engines.engine import Engine, Request, Samples, Unavailable
+from tasks.engines.engine import Engine, OnEnded, Request, Samples, Unavailable
 from tasks.engines.loading import load_engine
 from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.engine import ServerEngine
+from tasks.engines.server.lending import wait_until_serving
 from tasks.engines.server.replicas import Replicas, choose_devices, local, start
 from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks
-from tests.engines.conftest import SETTINGS, Servers, logprob_gaps, meetings
+from tests.engines.conftest import SETTINGS, Servers, logprob_gaps, meetings, scaled
 from tests.patience import PATIENCE
 from tests.policies import place_policy
 from tests.stages import FORKS
@@ -81,6 +84,76 @@ async def identify_all(engine: ServerEngine) -> None:
     for endpoint in engine.endpoints:
         async with Connection(endpoint, 60.0) as connection:
             await engine.identify(connection)
+
+
+def in_the_middle(change: Callable[[], None]) -> OnEnded:
+    """What `generate` calls when a completion has ended: the first time it starts `change`."""
+    began = threading.Event()
+
+    def call(*_: object) -> None:
+        if not began.is_set():
+            began.set()
+            threading.Thread(target=change).start()
+
+    return call
+
+
+def largest_gap(samples: Samples, models: dict[int, PreTrainedModel]) -> float:
+    """The largest |difference| of a token's log-probability to that of its policy, given all before
+    it."""
+    assert samples.versions is not None
+    versions_N = np.concatenate(samples.versions)
+    gaps_N = {
+        version: np.concatenate(logprob_gaps(model, LONG, samples))
+        for version, model in models.items()
+    }
+    return max(float(gaps[versions_N == version].max()) for version, gaps in gaps_N.items())
+
+
+def swapped_twice(
+    engine: ServerEngine, models: list[PreTrainedModel], versions: tuple[int, int, int]
+) -> Samples:
+    """Completions that begin with the first policy, while the two others take its place."""
+    engine.set_weights(NamedWeights(models[0]), versions[0])
+    done = threading.Event()
+
+    def swap() -> None:
+        for version, model in zip(versions[1:], models[1:], strict=True):
+            engine.swap_weights(NamedWeights(model), version)
+            time.sleep(0.3)
+        done.set()
+
+    samples = engine.generate(LONG, in_the_middle(swap))
+    assert done.wait(PATIENCE)
+    return samples
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_tokens_are_of_the_policy_that_they_are_said_to_be_of(
+    policy: Policy, servers: Servers
+) -> None:
+    """On a busy machine completions may end before the second swap: then others are sampled."""
+    engine = servers.of(policy)
+    scaled_models = [scaled(policy, factor) for factor in (1.0, 1.3, 1.7)]
+    for first in range(0, 100, 10):
+        versions = (first, first + 5, first + 6)
+        samples = swapped_twice(engine, scaled_models, versions)
+        assert samples.versions is not None
+        found = [set(tokens) for tokens in samples.versions]
+        if set(versions) in found:
+            break
+    assert set(versions) in found  # one completion was written by all three
+    assert set().union(*found) == set(versions)
+    assert all(tokens == sorted(tokens) for tokens in samples.versions)
+    models = dict(zip(versions, scaled_models, strict=True))
+    assert largest_gap(samples, models) < 1e-4
+    assert max(gaps.max() for gaps in logprob_gaps(scaled_models[0], LONG, samples)) > 0.1
+    # and from then on all is of the last
+    again = engine.generate(LONG)
+    assert again.versions is not None
+    assert set(itertools.chain(*again.versions)) == {versions[-1]}
+    engine.set_weights(NamedWeights(scaled_models[0]))  # as it was
 
 
 @pytest.mark.vllm
@@ -181,7 +254,7 @@ def test_a_replica_that_does_not_start_shows_its_log(policy: Policy, tmp_path: P
         ArtifactError,
         match=r"a vLLM server that was started here ended; the end of its log:\n(.|\n)*nothing",
     ):
-        local(dataclasses.replace(SETTINGS, num_replicas=1), broken).wait_until_serving()
+        wait_until_serving(local(dataclasses.replace(SETTINGS, num_replicas=1), broken))
 
 
 class Slow:

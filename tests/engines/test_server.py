@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from tasks import engines
+from tasks.common import registry
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Engine, Request
@@ -257,3 +259,29 @@ def test_settings_that_contradict_each_other(policy: Policy) -> None:
 def test_chunks_by_hand() -> None:
     assert chunked([3, 0, 5], 2) == [[0, 1], [2], [3, 4], [5, 6], [7]]
     assert chunked([3, 1], 8) == [[0, 1, 2], [3]]
+
+
+def test_an_unknown_engine_is_named(policy: Policy) -> None:
+    with pytest.raises(
+        ParamsError, match=f"engine.name is 'trt'; there is: {', '.join(registry.names(engines))}"
+    ):
+        load_engine(dataclasses.replace(ENGINE, name="trt"), policy)
+
+
+def test_an_engine_without_a_slot_is_refused_and_does_not_wait_forever(policy: Policy) -> None:
+    with pytest.raises(ParamsError, match=r"engine\.max_rows is 0; it must be at least 1"):
+        load_engine(dataclasses.replace(ENGINE, name="hf", max_rows=0), policy)
+
+
+@pytest.mark.parametrize("name", ["hf", "vllm", "fake"])
+def test_servers_are_not_named_to_an_engine_that_has_none(policy: Policy, name: str) -> None:
+    with pytest.raises(
+        ParamsError, match=rf"engine.urls and engine.num_replicas .* engine.name is {name}"
+    ):
+        load_engine(dataclasses.replace(ENGINE, name=name, num_replicas=2), policy)
+
+
+def test_made_up_completions_are_for_tests(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WINNOW_FAKE_ENGINE")
+    with pytest.raises(ArtifactError, match="for tests only"):
+        load_engine(dataclasses.replace(ENGINE, name="fake"), policy)

@@ -2,8 +2,6 @@
 its place."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,168 +10,110 @@ import torch
 from safetensors.torch import load_file
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import NoServerError, Request
-from tasks.engines.hf.engine import HfEngine
-from tasks.engines.server.endpoints import Endpoint
+from tasks.engines.engine import NoServerError
 from tasks.engines.server.engine import ServerEngine
-from tasks.engines.settings import Sampling
+from tasks.engines.server.replicas import Replicas
 from tasks.engines.weights import files
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import scaled
-from tests.engines.serving import Server
-from tests.policies import ENGINE
-
-SETTINGS = dataclasses.replace(ENGINE, name="server", max_rows=4, max_retries=1)
-REQUEST = Request(
-    [[20, 14, 20, 3, 32], [21, 14, 22]], [3, 3], range(6), Sampling(0.8, 1.0, 0, 6, 0)
-)
+from tests.engines.conftest import FLEET, REQUEST, Fleet, does, expected, names, scaled
 
 
-class Fleet:
-    """Servers that stand in for those of `Replicas`: each can be dropped, and is then started again
-    with the initial weights."""
-
-    def __init__(self, policy: Policy, folder: Path, stack: ExitStack, *loads: bool) -> None:
-        self.policy, self.folder, self.stack = policy, folder, stack
-        self.servers = [self.start(loads=each) for each in loads]
-        self.names = [f"{place}-0" for place in range(len(loads))]
-        self.dropped: list[str] = []
-
-    @property
-    def num(self) -> int:
-        return len(self.names)
-
-    def start(self, **behaviour: Any) -> Server:
-        engine = HfEngine(scaled(self.policy, 1.0), [1], 8, 512)
-        return self.stack.enter_context(Server(engine, [self.policy.digest], **behaviour))
-
-    def endpoints(self) -> list[Endpoint]:
-        return [
-            Endpoint(server.url, name=name, key="k")
-            for server, name in zip(self.servers, self.names, strict=True)
-        ]
-
-    def revive(self) -> None:
-        for place, name in enumerate(self.names):
-            if name in self.dropped:
-                self.servers[place].stop()
-                self.servers[place] = self.start()
-                self.names[place] = f"{place}-1"
-
-    def serving(self, known: Collection[Endpoint] = ()) -> list[Endpoint]:
-        return [each for each in self.endpoints() if each.name not in self.dropped]
-
-    def wait_for_one(self) -> list[Endpoint]:
-        self.revive()
-        return self.serving()
-
-    def drop(self, endpoint: Endpoint) -> None:
-        self.dropped.append(endpoint.name)
-
-    def engine(self) -> ServerEngine:
-        return ServerEngine(SETTINGS, self.policy, self, self.endpoints())  # type: ignore[arg-type]
+def engine_of(replicas: Replicas, policy: Policy) -> ServerEngine:
+    return ServerEngine(FLEET, policy, replicas, replicas.serving())
 
 
-@pytest.fixture
-def fleet(policy: Policy, tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
-    with ExitStack() as stack:
-        yield lambda *loads: Fleet(policy, tmp_path, stack, *loads)
-
-
-def expected(policy: Policy, factor: float) -> Any:
-    return HfEngine(scaled(policy, factor), [1], 8, 512).generate(REQUEST).token_ids
+def dropped(replicas: Replicas) -> list[str]:
+    return sorted(endpoint.name for endpoint in replicas.dropped)
 
 
 def test_a_server_that_only_says_that_it_has_new_weights_is_replaced(
-    fleet: Callable[..., Fleet], policy: Policy
+    fleet: Fleet, policy: Policy
 ) -> None:
     servers = fleet(True, False)
-    engine = servers.engine()
+    engine = engine_of(servers, policy)
     assert engine.generate(REQUEST).token_ids == expected(policy, 1.0)
     engine.set_weights(NamedWeights(scaled(policy, 1.5)))
-    assert servers.dropped == ["1-0"]
-    assert [endpoint.name for endpoint in engine.endpoints] == ["0-0"]
+    assert dropped(servers) == ["1-0"]
+    assert names(engine) == ["0-0"]
     new = expected(policy, 1.5)
     assert engine.generate(REQUEST).token_ids == new != expected(policy, 1.0)
-    assert [endpoint.name for endpoint in engine.endpoints] == ["0-0", "1-1"]
-    servers.servers[0].does.fault = lambda number: 503  # the other must answer all
+    assert names(engine) == ["0-0", "1-1"]
+    does(servers, 0).fault = lambda number: 503  # the other must answer all
     assert engine.generate(REQUEST).token_ids == new
 
 
-def test_first_weights_that_no_server_takes_end_the_run(
-    fleet: Callable[..., Fleet], policy: Policy
-) -> None:
+def test_first_weights_that_no_server_takes_end_the_run(fleet: Fleet, policy: Policy) -> None:
     """Servers that are started again would not take them either."""
     servers = fleet(True, True)
-    engine = servers.engine()
-    for server in servers.servers:
-        server.does.takes = False
+    engine = engine_of(servers, policy)
+    for place in (0, 1):
+        does(servers, place).takes = False
     with pytest.raises(
         ArtifactError,
         match="no vLLM server takes new weights of this policy.*set engine.name to hf"
         ".*There is no module named 'experts'",
     ):
         engine.set_weights(NamedWeights(scaled(policy, 1.0)))
-    assert servers.names == ["0-0", "1-0"]
+    assert servers.attempts == [0, 0]
 
 
 def test_an_answer_by_weights_that_a_server_should_not_have_is_refused(
-    fleet: Callable[..., Fleet], policy: Policy
+    fleet: Fleet, policy: Policy
 ) -> None:
     """It says that it has the current weights, and sampled from others."""
     servers = fleet(True, True)
-    engine = servers.engine()
+    engine = engine_of(servers, policy)
     engine.set_weights(NamedWeights(scaled(policy, 1.5)))
-    servers.servers[1].does.samples_from = "7"
+    does(servers, 1).samples_from = "7"
     new = expected(policy, 1.5)
     assert engine.generate(REQUEST).token_ids == new
-    servers.servers[0].does.samples_from = "7"
+    does(servers, 0).samples_from = "7"
     with pytest.raises(ArtifactError, match="sampled from weights of version '7', not '1'"):
         engine.generate(REQUEST)
 
 
 def test_when_all_have_ended_the_next_one_gets_the_current_weights(
-    fleet: Callable[..., Fleet], policy: Policy
+    fleet: Fleet, policy: Policy
 ) -> None:
     servers = fleet(True)
-    engine = servers.engine()
+    engine = engine_of(servers, policy)
     engine.set_weights(NamedWeights(scaled(policy, 1.5)))
-    servers.servers[0].does.fault = lambda number: 503  # healthy, and answers nothing
+    does(servers, 0).fault = lambda number: 503  # healthy, and answers nothing
     assert engine.generate(REQUEST).token_ids == expected(policy, 1.5)
-    assert servers.dropped == ["0-0"]
-    assert servers.servers[0].does.version == engine.versions.current == "1"
+    assert dropped(servers) == ["0-0"]
+    assert does(servers, 0).version == engine.versions.current == "1"
 
 
 def test_a_server_that_was_started_again_unnoticed_gets_nothing(
-    fleet: Callable[..., Fleet], policy: Policy
+    fleet: Fleet, policy: Policy
 ) -> None:
     """As another rank sees it, which cannot give it weights: only its version tells."""
     servers = fleet(True)
-    engine = servers.engine()
+    engine = engine_of(servers, policy)
     engine.set_weights(NamedWeights(scaled(policy, 1.5)))
     engine.loading, engine.models = None, {}  # identified anew before it is asked
-    servers.servers[0].does.version = "default"
-    before = servers.servers[0].does.served
+    does(servers, 0).version = "default"
+    before = does(servers, 0).served
     with pytest.raises(NoServerError, match="weights of version 'default', not '1'"):
         engine.generate(REQUEST)
-    probes = servers.servers[0].does.prompts[before:]
+    probes = does(servers, 0).prompts[before:]
     assert not set(probes) & set(map(tuple, REQUEST.prompts))
 
 
 def test_a_swap_checks_every_server_and_ends_those_without_the_weights(
-    fleet: Callable[..., Fleet], policy: Policy
+    fleet: Fleet, policy: Policy
 ) -> None:
     servers = fleet(True, False)
-    engine = servers.engine()
+    engine = engine_of(servers, policy)
     engine.set_weights(NamedWeights(scaled(policy, 1.0)), 3)
-    assert servers.dropped == []  # they are those that it had
+    assert dropped(servers) == []  # they are those that it had
     engine.swap_weights(NamedWeights(scaled(policy, 1.5)), 4)
-    assert servers.dropped == ["1-0"]
+    assert dropped(servers) == ["1-0"]
     samples = engine.generate(REQUEST)
     assert samples.token_ids == expected(policy, 1.5)
     assert samples.versions == [[4] * len(ids) for ids in samples.token_ids]
-    assert [endpoint.name for endpoint in engine.endpoints] == ["0-0", "1-1"]
+    assert names(engine) == ["0-0", "1-1"]
 
     # what all have is not sent again; what one lacks is
     updates = engine.versions.num_updates
@@ -209,17 +149,17 @@ class Once:
 
 
 def test_a_swap_that_fails_for_all_goes_on_with_those_that_take_their_places(
-    fleet: Callable[..., Fleet], policy: Policy
+    fleet: Fleet, policy: Policy
 ) -> None:
     servers = fleet(True, True)
-    engine = servers.engine()
+    engine = engine_of(servers, policy)
     assert engine.loading is not None
     engine.set_weights(NamedWeights(scaled(policy, 1.0)), 0)
     engine.loading.transfer = Once(engine.loading.transfer)
     before = list(engine.endpoints)
     engine.swap_weights(NamedWeights(scaled(policy, 1.5)), 1)
-    assert servers.dropped == ["0-0", "1-0"]
-    assert [endpoint.name for endpoint in engine.endpoints] == ["0-1", "1-1"]
+    assert dropped(servers) == ["0-0", "1-0"]
+    assert names(engine) == ["0-1", "1-1"]
     assert engine.generate(REQUEST).token_ids == expected(policy, 1.5)
 
     # a sampler that found those of before gone, while the swap was looking for others
@@ -239,10 +179,10 @@ def test_a_swap_that_fails_for_all_goes_on_with_those_that_take_their_places(
 
 
 def test_servers_that_a_swap_cannot_reach_are_ended_whatever_went_wrong(
-    fleet: Callable[..., Fleet], policy: Policy
+    fleet: Fleet, policy: Policy
 ) -> None:
     servers = fleet(True, True)
-    engine = servers.engine()
+    engine = engine_of(servers, policy)
     assert engine.loading is not None
 
     async def out_of_memory(connections: Any) -> list[str | None]:
@@ -251,13 +191,13 @@ def test_servers_that_a_swap_cannot_reach_are_ended_whatever_went_wrong(
     engine.loading.transfer.send = out_of_memory  # type: ignore[method-assign]
     with pytest.raises(torch.OutOfMemoryError):
         engine.swap_weights(NamedWeights(scaled(policy, 1.5)), 1)
-    assert servers.dropped == ["0-0", "1-0"]  # they wait, paused
+    assert dropped(servers) == ["0-0", "1-0"]  # they wait, paused
 
 
 def test_a_policy_that_has_diverged_is_left_to_the_trainer_to_notice(
-    fleet: Callable[..., Fleet], policy: Policy
+    fleet: Fleet, policy: Policy
 ) -> None:
-    engine = fleet(True, True).engine()
+    engine = engine_of(fleet(True, True), policy)
     assert engine.loading is not None
     one = engine.loading.probe
     assert one is not None

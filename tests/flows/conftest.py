@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import commands, server
+from flows.pipeline import commands
+from flows.serve import server
 from tests.flows.project import ROOT, Project, build, shell
 
 

@@ -19,8 +19,7 @@ from typing import Any
 import yaml
 
 from tasks.common.params import coordinates
-from tasks.common.parent import die_with_parent
-from tasks.common.process import interrupt_on_terminate
+from tasks.common.processes.ending import die_with_parent, interrupt_on_terminate
 from tasks.common.sealed import write_sealed
 
 ROOT = sys.argv[sys.argv.index("--data") + 1]
@@ -67,6 +66,7 @@ def write_policy(folder: Path, text: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}")
 
 
 def read_behaviour() -> dict[str, str]:

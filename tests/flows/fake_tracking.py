@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterable
 
 from tasks.common.files import replace_file
-from tasks.common.journal import Tracker
 from tasks.common.layout import Layout
+from tasks.common.tracking.journal import Tracker
 from tasks.common.tracking.settings import Tracking
 
 __all__ = ["Tracker", "Tracking"]

@@ -79,7 +79,7 @@ class Project:
     def flow(self, *arguments: str, expect: int = 0) -> str:
         """Everything that a flow prints."""
         done = subprocess.run(
-            [sys.executable, "-m", "flows.pipeline", *arguments],
+            [sys.executable, "-m", "flows", "run", *arguments],
             cwd=self.root,
             env=self.environment,
             stdout=subprocess.PIPE,

@@ -5,7 +5,7 @@ import pytest
 
 from tests.flows.project import Project, lines
 
-TRAINING = ["train@grpo-0", "train@grpo_mixed-0", "train@sgpo-0", "train@winnow-0"]
+TRAINING = ["train@grpo-0", "train@sgpo-0", "train@winnow-0"]
 CLIP = "tasks/train/methods/loss/clip.py"
 
 
@@ -14,8 +14,8 @@ def test_a_comment_and_an_unused_method_run_code_alone(project: Project) -> None
     (project.root / "tasks/train/methods/select/new.py").write_text("def select(): pass\n")
     output = project.flow()
     assert lines(output, "ran") == ["code"]
-    assert "[1/18] code: ran (tasks changed)" in output
-    assert "nothing to do: all 18 stages are up to date" in output
+    assert "[1/15] code: ran (tasks changed)" in output
+    assert "nothing to do: all 15 stages are up to date" in output
     assert project.status() == {}
     project.edit("tasks/store/compaction.py", r"\Z", "# a comment\n")
     printed = project.dvc("repro")
@@ -36,7 +36,6 @@ def test_an_edit_and_a_new_version_run_what_they_concern_and_are_named(project: 
     version = "torch 2.13.0 -> 2.99.0"
     evaluations = [
         "evaluate@grpo-0",
-        "evaluate@grpo_mixed-0",
         "evaluate@sgpo-0",
         "evaluate@winnow-0",
     ]

@@ -3,11 +3,13 @@
 import fcntl
 from typing import Any
 
+import psutil
 import pytest
 
-from flows import server
+from flows.serve import server
 from tests.flows.project import Project
 from tests.flows.test_serve import wait_for
+from tests.patience import PATIENCE
 
 
 def run_of(project: Project) -> str:
@@ -36,11 +38,13 @@ def running(project: Project) -> str:
 
 def test_a_killed_run_is_marked_by_the_next_and_no_other_is(project: Project) -> None:
     project.behave(report="hang")
-    flow = project.start("flows.pipeline", "--force", "report")
+    flow = project.start("flows", "run", "--force", "report")
     project.hanging()
     killed, elsewhere, living = run_of(project), running(project), running(project)
+    children = psutil.Process(flow.pid).children(recursive=True)
     flow.kill()
     flow.communicate()
+    psutil.wait_procs(children, PATIENCE)  # they hold DVC's lock until they are gone
     assert state_of(project, killed)[0] == "RUNNING"
     (project.root / "behaviour.json").unlink()
     with (project.root / "data/locks/runs" / living).open("w") as held:
@@ -58,7 +62,7 @@ def test_a_killed_run_is_marked_by_the_next_and_no_other_is(project: Project) ->
 def test_the_pages_mark_what_was_killed_under_a_server_of_its_own(project: Project) -> None:
     del project.environment["PREFECT_API_URL"]
     project.behave(report="hang")
-    flow = project.start("flows.pipeline", "--force", "report")
+    flow = project.start("flows", "run", "--force", "report")
     project.hanging()
     killed = run_of(project)
     flow.kill()
@@ -68,8 +72,8 @@ def test_the_pages_mark_what_was_killed_under_a_server_of_its_own(project: Proje
     pages = project.start("flows", "ui", *ports)
     project.environment["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
     assert pages.stdout is not None
-    while not pages.stdout.readline().startswith("Ctrl-C"):
-        pass
+    said = list(iter(pages.stdout.readline, "Ctrl-C stops both\n"))
+    assert f"Prefect   http://127.0.0.1:{port}/runs/flow-run/{killed}\n" in said
     wait_for(lambda: not (project.root / "data/locks/runs" / killed).exists())
     assert state_of(project, killed)[0] == "CRASHED"
     pages.terminate()

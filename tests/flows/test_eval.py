@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import eval as word
+from flows.cli import eval as word
 from tasks.common import params
 from tasks.harness.records import Subject
 from tests.parameters import every_value
@@ -37,25 +37,28 @@ def test_a_policy_must_be_named() -> None:
 
 
 def test_tasks_are_a_list_with_commas() -> None:
-    asked = word.asked_of(options("grpo", "--tasks", "gsm8k, hellaswag,", "--limit", "8"))
-    assert asked["tasks"] == ["gsm8k", "hellaswag"]
-    assert (asked["limit"], asked["few_shot"], asked["chat_template"]) == (8, None, None)
+    asked = options("grpo", "--tasks", "gsm8k, hellaswag,", "--limit", "8")
+    assert asked.tasks == ["gsm8k", "hellaswag"]
+    assert (asked.limit, asked.few_shot, asked.chat_template) == (8, None, None)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--tasks", ","), "--tasks names no task"),
-        (("--tasks", "gsm8k", "--limit", "0"), "limit is 0; it must be at least 1"),
-        (("--tasks", "gsm8k", "--few-shot", "-1"), "few_shot is -1; it must be at least 0"),
+        (("--tasks", ","), "--tasks: no task: give gsm8k"),
+        (("--tasks", "gsm8k", "--limit", "0"), "--limit: 0 is below 1"),
+        (("--tasks", "gsm8k", "--few-shot", "-1"), "--few-shot: -1 is below 0"),
     ],
 )
-def test_wrong_options_are_refused(arguments: tuple[str, ...], said: str) -> None:
-    with pytest.raises(params.ParamsError, match=said):
-        word.asked_of(options("grpo", *arguments))
+def test_wrong_options_are_refused(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        options("grpo", *arguments)
+    assert said in capsys.readouterr().err
 
 
 def test_a_folder_is_meant_from_where_it_was_typed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = word.asked_of(options("grpo", "--tasks", "sums", "--include-path", "mine"))
-    assert asked["include"] == tmp_path / "mine"
+    asked = options("grpo", "--tasks", "sums", "--include-path", "mine")
+    assert asked.include == tmp_path / "mine"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.experiment import set_recipes
-from flows.recipes import run, what
+from flows.cli.recipes import run, what
+from flows.pipeline.rounds import set_recipes
 from tasks.common import params, recipes
 from tasks.common.params import ParamsError
 from tests.flows.project import ROOT
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_only_the_recipes_change(path: Path) -> None:
     before = path.read_text().splitlines()
-    assert set_recipes(path, "pods, grpo sagc") == ["pods", "grpo", "sagc"]
+    set_recipes(path, ["pods", "grpo", "sagc"])
     after = path.read_text().splitlines()
     assert params.load(path)["experiment"]["recipes"] == ["pods", "grpo", "sagc"]
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
@@ -30,24 +30,27 @@ def test_only_the_recipes_change(path: Path) -> None:
 
 
 def test_all_are_all(path: Path) -> None:
-    assert set_recipes(path, "all") == recipes.names(params.load(path))
+    set_recipes(path, ["all"])
     once = path.read_text()
-    assert set_recipes(path, "all") == recipes.names(params.load(path))
+    assert params.load(path)["experiment"]["recipes"] == recipes.names(params.load(path))
+    set_recipes(path, ["all"])
     assert path.read_text() == once
 
 
 def test_what_cannot_be_set_is_said(path: Path) -> None:
     before = path.read_text()
     with pytest.raises(ParamsError, match="recipe 'pod' is unknown"):
-        set_recipes(path, "grpo pod")
+        set_recipes(path, ["grpo", "pod"])
     assert path.read_text() == before
-    path.write_text(
-        before.replace(
-            "  recipes: [grpo, grpo_mixed, sgpo, winnow]", "  recipes:\n    - grpo\n    - sgpo"
-        )
-    )
-    with pytest.raises(ParamsError, match="name the recipes there by hand"):
-        set_recipes(path, "pods")
+
+
+def test_a_list_with_a_recipe_a_line_is_replaced_too(path: Path) -> None:
+    inline = "  recipes: [grpo, sgpo, winnow]"
+    path.write_text(path.read_text().replace(inline, "  recipes:\n    - grpo\n    - sgpo"))
+    before = params.load(path)
+    set_recipes(path, ["pods"])
+    experiment = before["experiment"] | {"recipes": ["pods"]}
+    assert params.load(path) == before | {"experiment": experiment}
 
 
 def test_a_recipe_of_the_parameters_is_not_described_as_the_file_of_its_name() -> None:

@@ -9,27 +9,28 @@ import pytest
 
 from tests.flows.project import Project, lines
 
-
-@pytest.mark.parametrize(
-    ("place", "how"),
-    [
-        ("data/profile/profile.parquet", "write"),  # what a stage's state is asked of
-        ("data/code/profile.json", "read"),  # the digests of code that changed
-        ("data/runs/grpo/0/plan/plan.parquet", "read"),  # what a stage that runs would write
-        ("", ""),  # a dvc was killed while it wrote its notes
-    ],
+NOTES = (
+    ("data/code/profile.json", "read"),  # the digests of code that changed
+    ("", ""),  # a dvc was killed while it wrote its notes
+    ("data/profile/profile.parquet", "write"),  # what a stage's state is asked of
+    ("data/runs/grpo/0/plan/plan.parquet", "read"),  # what a stage that runs would write
 )
-def test_the_message_names_the_file_to_remove(project: Project, place: str, how: str) -> None:
+
+
+@pytest.mark.slow
+def test_the_message_names_the_file_to_remove(project: Project) -> None:
     """The process of a note may be alive, and no dvc: pids are used again."""
     notes = project.root / ".dvc" / "tmp" / "rwlock"
     holder: Any = {"pid": os.getpid(), "cmd": "/bin/dvc repro profile"}
-    held = {str(project.root / place): [holder] if how == "read" else holder}
-    notes.write_text(json.dumps({how: held}) if place else '{"write": {"/data/ru')
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
-    if "code" in place:
-        project.edit("tasks/profile/run.py", r"\A", "x = 0\n")
-    output = project.flow("--recipe", "grpo", expect=1)
-    assert f"when no dvc runs, remove '{notes}'" in output
-    assert "Traceback" not in output
+    project.edit("tasks/profile/run.py", r"\A", "x = 0\n")
+    for place, how in NOTES:
+        held = {str(project.root / place): [holder] if how == "read" else holder}
+        notes.write_text(json.dumps({how: held}) if place else '{"write": {"/data/ru')
+        output = project.flow("grpo", expect=1)
+        assert f"when no dvc runs, remove '{notes}'" in output, place
+        assert "Traceback" not in output
+        if "code" in place:
+            project.edit("tasks/profile/run.py", r"\Ax = 0\n", "")
     notes.unlink()
-    assert "allocate@grpo-0" in lines(project.flow("--recipe", "grpo"), "ran")
+    assert "allocate@grpo-0" in lines(project.flow("grpo"), "ran")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import lock
+from flows.pipeline import lock
 from tests.flows.project import Project, lines
 from tests.flows.test_winnow import winnow
 

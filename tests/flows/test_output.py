@@ -8,7 +8,7 @@ import subprocess
 import sys
 import termios
 
-from flows.output import MAX_LINE, NUM_TAIL, Lines, open_stream, read_some
+from flows.pipeline.output import MAX_LINE, NUM_TAIL, Lines, open_stream, read_some
 from tests.patience import PATIENCE
 
 
@@ -54,7 +54,7 @@ CHILD = (
 )
 PROGRAM = f"""
 import subprocess, sys
-from flows.output import Output
+from flows.pipeline.output import Output
 output = Output()
 stdout, stderr = output.ends
 child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=stdout, stderr=stderr)
@@ -105,7 +105,7 @@ def test_on_a_terminal_the_child_has_one_of_the_same_width() -> None:
 
 LABELLED = """
 import os
-from flows.output import Output
+from flows.pipeline.output import Output
 output = Output(is_labelled=True)
 output.label = "train@grpo-0"
 out, err = output.ends

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from flows import flow, serve
-from flows.overrides import applied, check_from_elsewhere
-from flows.rounds import FlowRequest
+from flows.__main__ import parser_of
+from flows.pipeline import flow
+from flows.pipeline.overrides import applied, check_from_elsewhere
+from flows.pipeline.rounds import FlowRequest
+from flows.serve import schedule
 from tasks.common import params
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
@@ -142,17 +144,17 @@ HARMFUL = [
 @pytest.mark.parametrize("override", HARMLESS)
 def test_numbers_recipes_and_seeds_may_come_through_the_api(override: str) -> None:
     check_from_elsewhere([override])
-    assert serve.parse([override]).overrides == [override]
+    assert parser_of("serve").parse_args(["serve", "--set", override]).overrides == [override]
 
 
 @pytest.mark.parametrize("override", HARMFUL)
 def test_all_else_that_comes_through_the_api_is_refused_by_name(
-    override: str, capsys: pytest.CaptureFixture[str]
+    override: str,
 ) -> None:
     key = override.partition("=")[0]
     with pytest.raises(ParamsError) as refused:
         flow.asked_for(FlowRequest([], [], [], ["train.learning_rate=1e-4", override]))
     assert str(refused.value).startswith(f"{key} is not set through Prefect's API")
-    with pytest.raises(SystemExit):
-        serve.parse(["--", override])
-    assert key in capsys.readouterr().err
+    with pytest.raises(ParamsError) as refused:
+        schedule.run(parser_of("serve").parse_args(["serve", "--set", override]))
+    assert str(refused.value).startswith(f"{key} is not set through Prefect's API")

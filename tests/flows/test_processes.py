@@ -28,21 +28,8 @@ def hanging(project: Project) -> Project:
     return project
 
 
-def test_an_interrupted_flow_lets_the_stage_save_and_says_so(hanging: Project) -> None:
-    flow = hanging.start("flows.pipeline")
-    stage = hanging.hanging()
-    os.killpg(flow.pid, signal.SIGINT)  # what Ctrl-C does: the whole foreground group
-    output, _ = flow.communicate(timeout=PATIENCE)
-    assert flow.returncode == 130
-    assert "interrupted; run the same command again" in output
-    assert "killing it" not in output  # dvc left when the stage had
-    assert (hanging.root / "graceful").read_text() == "allocate"
-    assert is_gone(stage)
-    assert hanging.record()["status"] == "KILLED"
-
-
-def test_a_terminated_flow_does_the_same(hanging: Project) -> None:
-    flow = hanging.start("flows.pipeline")
+def test_a_terminated_flow_lets_the_stage_save(hanging: Project) -> None:
+    flow = hanging.start("flows", "run")
     stage = hanging.hanging()
     flow.terminate()
     flow.communicate(timeout=PATIENCE)
@@ -51,16 +38,20 @@ def test_a_terminated_flow_does_the_same(hanging: Project) -> None:
     assert is_gone(stage)
 
 
-def test_a_killed_flow_takes_its_stage_along_and_the_next_one_goes_on(hanging: Project) -> None:
-    flow = hanging.start("flows.pipeline")
+def test_a_flow_that_is_cancelled_in_prefect_does_the_same_and_ends_as_cancelled(
+    hanging: Project,
+) -> None:
+    flow = hanging.start("flows", "run")
     stage = hanging.hanging()
-    dvc = parent_of(stage)
-    flow.kill()
-    flow.wait(60)
+    latest = {"sort": "EXPECTED_START_TIME_DESC", "limit": 1}
+    run = hanging.post("flow_runs/filter", latest)[0]["id"]
+    hanging.post(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}, "force": True})
+    flow.communicate(timeout=PATIENCE)
+    assert flow.returncode == 130
+    assert (hanging.root / "graceful").exists()
     assert is_gone(stage)
-    assert is_gone(dvc)  # one that is not yet reaped holds its lock, as dvc sees it
-    (hanging.root / "behaviour.json").unlink()
-    assert "Running stage 'allocate@grpo-0'" in hanging.dvc("repro", "allocate@grpo-0")
+    asked = {"flow_runs": {"id": {"any_": [run]}}}
+    assert hanging.post("flow_runs/filter", asked)[0]["state"]["type"] == "CANCELLED"
 
 
 def test_a_killed_dvc_takes_its_stage_along(hanging: Project) -> None:
@@ -88,31 +79,35 @@ def test_a_dvc_killed_in_a_container_while_its_stage_imports_takes_it_along(
 
 @pytest.fixture
 def two_hanging(hanging: Project) -> Project:
-    hanging.behave(allocate__grpo_0="hang", allocate__sgpo_0="hang")
+    hanging.behave(allocate__grpo_0="hang", allocate__winnow_0="hang")
     return hanging
 
 
 def test_an_interrupted_flow_lets_all_stages_save(two_hanging: Project) -> None:
-    flow = two_hanging.start("flows.pipeline", "--concurrency", "2")
+    flow = two_hanging.start("flows", "run", "--concurrency", "2")
     stages = two_hanging.all_hanging(2)
-    os.killpg(flow.pid, signal.SIGINT)
+    os.killpg(flow.pid, signal.SIGINT)  # what Ctrl-C does: the whole foreground group
     output, _ = flow.communicate(timeout=PATIENCE)
     assert flow.returncode == 130, output
-    assert "killing it" not in output
+    assert "interrupted; to go on: " in output
+    assert "killing it" not in output  # dvc left when the stages had
     assert "Traceback" not in output
     assert (two_hanging.root / "graceful").read_text() == "allocateallocate"
     assert all(is_gone(stage) for stage in stages)
+    assert two_hanging.record()["status"] == "KILLED"
 
 
 def test_a_killed_flow_takes_all_stages_along_and_the_next_one_loses_nothing(
     two_hanging: Project,
 ) -> None:
-    flow = two_hanging.start("flows.pipeline", "--concurrency", "2")
+    flow = two_hanging.start("flows", "run", "--concurrency", "2")
     stages = two_hanging.all_hanging(2)
+    dvcs = [parent_of(stage) for stage in stages]
     flow.kill()
     flow.wait(60)
     assert all(is_gone(stage) for stage in stages)
+    assert all(is_gone(dvc) for dvc in dvcs)  # one that is not yet reaped holds its lock
     (two_hanging.root / "behaviour.json").unlink()
-    output = two_hanging.flow("--concurrency", "2", "--recipe", "grpo")
+    output = two_hanging.flow("grpo", "--concurrency", "2")
     assert lines(output, "ran") == ["allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
-    assert "allocate@grpo_mixed-0" not in two_hanging.status()  # it had ended before the kill
+    assert "allocate@sgpo-0" not in two_hanging.status()  # it had ended before the kill

@@ -13,7 +13,7 @@ from tests.flows.project import ROOT, Project
 from tests.flows.test_processes import is_gone
 from tests.patience import PATIENCE
 
-DEPLOYMENT = "nightly"
+DEPLOYMENT = "refresh"
 
 
 def wait_for(look: Any, seconds: float = PATIENCE) -> Any:
@@ -41,7 +41,7 @@ def deployment(project: Project, served: "subprocess.Popen[str]") -> dict[str, A
 def served(project: Project) -> Iterator["subprocess.Popen[str]"]:
     """A schedule on which nothing falls due."""
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
-    process = project.start("flows.serve", "--every", "86400")
+    process = project.start("flows", "serve", "--every", "86400")
     yield process
     process.kill()
     process.communicate()

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows import commands, doctor, reasons, selection, server, stages
-from tasks.common import changes, params
-from tasks.common.files import write_json
+from flows.pipeline import commands, health, reasons, selection, stages
+from flows.serve import server
+from tasks.common import params
+from tasks.common.config import changes
+from tasks.common.files import read_json, write_json
 from tests.flows.project import ROOT
 
 LOCK = {
@@ -111,7 +113,9 @@ def test_many_files_are_counted(tmp_path: Path) -> None:
         tmp_path / ".dvc/cache/files/md5/01/23abcd",
         {**NOW, "files": {f"{n}.py": "1" for n in range(9)}},
     )
-    phrases = reasons.explain_code("new.json", "0123abcd", tmp_path)
+    phrases = reasons.explain_digests(
+        "new.json", "0123abcd", read_json(tmp_path / "new.json"), tmp_path
+    )
     assert phrases == [*(f"code {n}.py changed" for n in range(5)), "and 4 more files"]
 
 
@@ -133,7 +137,7 @@ def test_everything_is_selected_by_default_in_order() -> None:
 
 
 def test_a_recipe_and_a_seed_select_a_cell_and_what_it_needs() -> None:
-    ordered, left_out = selection.select(NEEDS, ["evaluate@a-0"], ["b-c"], ["1"])
+    ordered, left_out = selection.select(NEEDS, ["evaluate@a-0"], ["b-c"], [1])
     assert ordered == ["ingest", "allocate@b-c", "evaluate@b-c-1"]
     assert "report" in left_out
 
@@ -203,21 +207,23 @@ def test_a_named_server_is_found_without_prefect(
     assert server.named_url() == url
 
 
-@pytest.mark.parametrize("first", ["", "from flows import pipeline, logs; logs.speak(); "])
+@pytest.mark.parametrize(
+    "first", ["", "from flows import logs; import flows.cli.run; logs.speak(); "]
+)
 def test_warnings_reach_the_terminal_once_also_with_prefect(first: str) -> None:
-    program = f"{first}import flows.flow, logging; " + "; ".join(
+    program = f"{first}import flows.pipeline.flow, logging; " + "; ".join(
         f"logging.getLogger({name!r}).warning('said by {name}')"
-        for name in ("tasks.common.process", "dvc.repo", "prefect.engine")
+        for name in ("tasks.common.processes.locks", "dvc.repo", "prefect.engine")
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stderr.splitlines() == ["said by tasks.common.process", "said by dvc.repo"]
+    assert done.stderr.splitlines() == ["said by tasks.common.processes.locks", "said by dvc.repo"]
 
 
 def test_looking_takes_no_slow_library() -> None:
     """A run with nothing to do is over in the time that one of them takes to import."""
-    program = "import flows.pipeline, sys; print(*{n.partition('.')[0] for n in sys.modules})"
+    program = "import flows.cli.run, sys; print(*{n.partition('.')[0] for n in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -251,11 +257,11 @@ def test_dvcs_cache_is_looked_at_where_its_configuration_puts_it(
 ) -> None:
     monkeypatch.setattr(commands, "ROOT", tmp_path)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
-    assert doctor.written_beside() == [tmp_path / ".dvc/tmp", tmp_path / ".dvc/cache"]
+    assert health.written_beside() == [tmp_path / ".dvc/tmp", tmp_path / ".dvc/cache"]
     (tmp_path / ".dvc").mkdir()
     (tmp_path / ".dvc/config.local").write_text("[cache]\n    dir = ../shared%20cache\n")
-    assert doctor.written_beside()[1] == tmp_path / ".dvc/../shared%20cache"
+    assert health.written_beside()[1] == tmp_path / ".dvc/../shared%20cache"
     monkeypatch.delenv("PREFECT_API_URL")
     monkeypatch.setenv("PREFECT_PROFILES_PATH", str(tmp_path / "none"))
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    assert doctor.written_beside()[2] == tmp_path / "prefect"
+    assert health.written_beside()[2] == tmp_path / "prefect"

@@ -25,7 +25,7 @@ from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Rollouts, StepTotals
 from tasks.train.settings import Correction
 from tests.engines.test_flops import architecture_of
-from tests.train.steps import estimate_of, graded
+from tests.train.steps import estimated, graded
 
 pytestmark = pytest.mark.gpu
 
@@ -82,11 +82,11 @@ def update(
     rows, advantages = np.arange(len(rollouts.group_B)), np.where(rollouts.rewards_B > 0, 1.0, -1.0)
     totals = StepTotals(int(rollouts.completion_tokens_B().sum()), len(rows), SAMPLING.max_tokens)
     objective = Objective(loss, CORRECTION, 1.0, None, 0.0, share_prompts, 4096)
-    estimate = estimate_of(rollouts, advantages)
+    rollouts = estimated(rollouts, advantages)
     batches = micro_batches(rollouts, rows, 16_384, torch.device("cuda"), by_group=share_prompts)
     with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
         return accumulate_gradients(
-            model, batches, rollouts, estimate, objective, totals, architecture_of(model)
+            model, batches, rollouts, objective, totals, architecture_of(model)
         )
 
 

@@ -21,7 +21,6 @@ check and for `python -m tasks.train`; MLflow's record is then kept in files, to
 
 import argparse
 import hashlib
-import io
 import json
 import platform
 import subprocess
@@ -29,10 +28,10 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 # what `tasks.ingest`, `tasks.train` and the check import by themselves; the rest follows from these
 ROOTS = (
@@ -207,58 +206,38 @@ def write_pieces(wheels: Sequence[Path], out: Path, piece_bytes: int) -> None:
     (out / MANIFEST).write_text(json.dumps({"pieces": pieces}, indent=1))
 
 
-class Joined:
-    """The pieces of a folder read as one file. Raises SystemExit naming one that is missing or
-    damaged."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            pieces = [dict(each) for each in json.loads((folder / MANIFEST).read_text())["pieces"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SystemExit(
-                f"{folder / MANIFEST} is missing or damaged: bring it again"
-            ) from error
-        self.parts = self.checked(folder, pieces)
-        self.part = io.BytesIO()
-
-    def checked(self, folder: Path, pieces: Sequence[dict[str, str]]) -> Iterator[bytes]:
-        for piece in pieces:
-            path = folder / piece["name"]
-            if not path.exists():
-                raise SystemExit(f"{path} is missing: bring all pieces")
-            data = path.read_bytes()
-            if hashlib.sha256(data).hexdigest() != piece["sha256"]:
-                raise SystemExit(f"{path} is damaged: bring it again")
-            yield data
-
-    def read(self, size: int) -> bytes:
-        found = b""
-        while len(found) < size:
-            data = self.part.read(size - len(found))
-            if not data:
-                part = next(self.parts, None)
-                if part is None:
-                    break
-                self.part = io.BytesIO(part)
-            found += data
-        return found
+def write_joined(folder: Path, whole: BinaryIO) -> None:
+    """Write the pieces of `folder` to `whole`, one after the other. Raises SystemExit naming one
+    that is missing or damaged."""
+    try:
+        pieces = [dict(each) for each in json.loads((folder / MANIFEST).read_text())["pieces"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"{folder / MANIFEST} is missing or damaged: bring it again") from error
+    for piece in pieces:
+        path = folder / piece["name"]
+        if not path.exists():
+            raise SystemExit(f"{path} is missing: bring all pieces")
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != piece["sha256"]:
+            raise SystemExit(f"{path} is damaged: bring it again")
+        whole.write(data)
+    whole.seek(0)
 
 
 def unpack(pieces: Path, target: Path) -> int:
-    """Unpack every wheel into `target`; how many there were."""
+    """Unpack every wheel into `target`, and return their number."""
     target.mkdir(parents=True, exist_ok=True)
-    number = 0
-    with tarfile.open(fileobj=Joined(pieces), mode="r|") as archive:  # type: ignore[call-overload]
-        for member in archive:
-            content = archive.extractfile(member)
-            if content is None or not member.name.endswith(".whl"):
-                raise SystemExit(f"{pieces} holds {member.name}, which is no wheel")
-            with tempfile.TemporaryFile() as file:
-                file.write(content.read())
-                with zipfile.ZipFile(file) as wheel:
+    with tempfile.TemporaryFile() as whole:
+        write_joined(pieces, whole)
+        with tarfile.open(fileobj=whole, mode="r:") as archive:
+            members = archive.getmembers()
+            for member in members:
+                content = archive.extractfile(member)
+                if content is None or not member.name.endswith(".whl"):
+                    raise SystemExit(f"{pieces} holds {member.name}, which is no wheel")
+                with zipfile.ZipFile(content) as wheel:
                     wheel.extractall(target)
-            number += 1
-    return number
+    return len(members)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.failures = 0
         self.status = 200
 
@@ -40,6 +41,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(body)
+        self.server.headers.append({k.lower(): v for k, v in self.headers.items()})
         status = self.server.status
         if self.server.failures:
             self.server.failures -= 1
@@ -52,6 +54,8 @@ class Handler(BaseHTTPRequestHandler):
         choices = [{"message": {"content": text}} for text in says]
         reply = json.dumps({"choices": choices, "usage": {"total_tokens": 100}}).encode()
         self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Retry-After-Ms", "1")  # the pause before the client's next attempt
         self.end_headers()
         self.wfile.write(reply)
 

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from tasks.common.params import ParamsError
-from tasks.grading import code_results, sandbox
-from tasks.grading.asserts import read
-from tasks.grading.blocks import last_block
-from tasks.grading.code_tests import (
+from tasks.grading.loading import load
+from tasks.grading.programs import results, sandbox
+from tasks.grading.programs.asserts import read
+from tasks.grading.programs.blocks import last_block
+from tasks.grading.programs.golds import (
     AssertTests,
     gold_of_apps,
     gold_of_humaneval,
     gold_of_mbpp,
     read_gold,
 )
-from tasks.grading.loading import load
 from tasks.grading.verdict import Verdict
 from tasks.grading.verifiers.code import LANGUAGES
 
@@ -88,7 +88,7 @@ def test_the_last_closed_block_of_python_counts(text: str, block: str | None) ->
 def test_outputs_are_compared_line_by_line(
     given: str, wanted: str, tolerance: float | None, same: bool
 ) -> None:
-    assert code_results.same_output(given, wanted, tolerance) is same
+    assert results.same_output(given, wanted, tolerance) is same
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,8 @@ def test_outputs_are_compared_line_by_line(
         ('{"asserts": ["assert f("]}', "not Python"),
         ('{"asserts": ["assert equal(f(1), 2)"]}', "could defeat it"),
         ('{"asserts": ["check(f)"], "setup": ""}', "could defeat it"),
+        ('{"asserts": ["assert f(3) == [0] * 3"]}', "could defeat it"),
+        ('{"asserts": ["assert f(3) == 2 * \'ab\'"]}', "could defeat it"),
     ],
 )
 def test_a_gold_that_cannot_be_read_says_why(gold: str, message: str) -> None:

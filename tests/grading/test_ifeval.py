@@ -1,43 +1,19 @@
 """The rules of IFEval: each instruction on a response that follows it and on one that does not, by
-hand from the paper's descriptions."""
+hand from the paper's descriptions (`instructions.jsonl`)."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.grading.instructions import INSTRUCTIONS, count_sentences
-from tasks.grading.languages import LANGUAGES, could_be, language_of
+from tasks.grading.instructions.languages import LANGUAGES, could_be, language_of
+from tasks.grading.instructions.rules import INSTRUCTIONS, count_sentences
 from tasks.grading.loading import load
 from tasks.grading.verdict import Verdict
 
-PUBLISHED = [
-    "keywords:existence",
-    "keywords:frequency",
-    "keywords:forbidden_words",
-    "keywords:letter_frequency",
-    "language:response_language",
-    "length_constraints:number_sentences",
-    "length_constraints:number_paragraphs",
-    "length_constraints:number_words",
-    "length_constraints:nth_paragraph_first_word",
-    "detectable_content:number_placeholders",
-    "detectable_content:postscript",
-    "detectable_format:number_bullet_lists",
-    "detectable_format:constrained_response",
-    "detectable_format:number_highlighted_sections",
-    "detectable_format:multiple_sections",
-    "detectable_format:json_format",
-    "detectable_format:title",
-    "combination:two_responses",
-    "combination:repeat_prompt",
-    "startend:end_checker",
-    "change_case:capital_word_frequency",
-    "change_case:english_capital",
-    "change_case:english_lowercase",
-    "punctuation:no_comma",
-    "startend:quotation",
-]
+FILE = Path(__file__).with_name("instructions.jsonl")
+CASES = [json.loads(line) for line in FILE.read_text().splitlines()]
 
 
 def gold(*instructions: tuple[str, dict[str, Any]]) -> str:
@@ -49,190 +25,16 @@ def says(completion: str, answer: str, loose: bool = False) -> Verdict:
     return load("x", {"x": {"method": "ifeval", "loose": loose}}).verify(completion, answer)
 
 
-def test_every_published_instruction_has_a_rule() -> None:
-    assert len(PUBLISHED) == 25
-    assert set(INSTRUCTIONS) == set(PUBLISHED)
+def test_every_published_instruction_has_a_rule_and_a_case() -> None:
+    assert len(INSTRUCTIONS) == 25
+    assert {case["instruction"] for case in CASES} == set(INSTRUCTIONS)
 
 
-CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
-    (
-        "keywords:existence",
-        {"keywords": ["Cat", "dog"]},
-        ["A cat and a dog.", "CATALOGUE of dogs"],
-        ["A cat."],
-    ),
-    (
-        "keywords:frequency",
-        {"keyword": "cat", "frequency": 2, "relation": "at least"},
-        ["A cat, a Cat", "cat cat cat"],
-        ["a cat"],
-    ),
-    (
-        "keywords:frequency",
-        {"keyword": "cat", "frequency": 2, "relation": "less than"},
-        ["a cat", "none"],
-        ["cat cat"],
-    ),
-    (
-        "keywords:forbidden_words",
-        {"forbidden_words": ["cat", "dog"]},
-        ["A catalogue.", "dogma"],
-        ["No CAT.", "a dog's life"],
-    ),
-    (
-        "keywords:letter_frequency",
-        {"letter": "e", "let_frequency": 3, "let_relation": "at least"},
-        ["Eee", "seven eleven"],
-        ["tree", "no"],
-    ),
-    (
-        "keywords:letter_frequency",
-        {"letter": "#", "let_frequency": 2, "let_relation": "less than"},
-        ["#one", "none"],
-        ["## two"],
-    ),
-    (
-        "language:response_language",
-        {"language": "de"},
-        ["Das ist nicht der Hund, den ich gesehen habe.", "123"],
-        ["This is not the dog that I saw."],
-    ),
-    (
-        "length_constraints:number_sentences",
-        {"num_sentences": 3, "relation": "at least"},
-        ["One. Two! Three?", "One. Two. And three"],
-        ["One. Two.", "Dr. Who met Mr. Bean."],
-    ),
-    (
-        "length_constraints:number_sentences",
-        {"num_sentences": 2, "relation": "less than"},
-        ["One, and no more.", "It costs 3.50 at J. Smith's"],
-        ["One. Two."],
-    ),
-    (
-        "length_constraints:number_paragraphs",
-        {"num_paragraphs": 2},
-        ["one\n***\ntwo", "*** one *** two ***"],
-        ["one", "one *** two *** three", "one *** *** two"],
-    ),
-    (
-        "length_constraints:number_words",
-        {"num_words": 3, "relation": "at least"},
-        ["one two three", "it's two"],
-        ["one two", "one -- two"],
-    ),
-    (
-        "length_constraints:nth_paragraph_first_word",
-        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "however"},
-        ["One.\n\nHowever, two.", 'One.\n\n"However" two.'],
-        ["However.\n\nTwo.", "One.\n\nTwo.\n\nHowever.", "However", "One.\n\n\n\nHowever, two."],
-    ),
-    (
-        "detectable_content:number_placeholders",
-        {"num_placeholders": 2},
-        ["[name] lives in [place].", "[a] [b] [c]"],
-        ["[name]", "[[name]]", "[a\nb] [c]"],
-    ),
-    (
-        "detectable_content:postscript",
-        {"postscript_marker": "P.S."},
-        ["Bye.\nP.S. one more", "bye\n p. s. so"],
-        ["Bye. PS: no", "Bye."],
-    ),
-    (
-        "detectable_content:postscript",
-        {"postscript_marker": "P.P.S"},
-        ["Bye.\nP.P.S. more", "p. p. s"],
-        ["P.S. so"],
-    ),
-    (
-        "detectable_format:number_bullet_lists",
-        {"num_bullets": 2},
-        ["* one\n* two", "So:\n  - one\n* two"],
-        ["* one", "* one\n* two\n- three", "**bold** line\n* one"],
-    ),
-    (
-        "detectable_format:constrained_response",
-        {},
-        ["My answer is yes.", "Well. My answer is maybe. So."],
-        ["My answer is Yes.", "yes"],
-    ),
-    (
-        "detectable_format:number_highlighted_sections",
-        {"num_highlights": 2},
-        ["*one* and *two*", "**one** and **two**", "*one* **two**"],
-        ["*one*", "**  ** and *one*", "*on\ne* *two*"],
-    ),
-    (
-        "detectable_format:multiple_sections",
-        {"section_spliter": "SECTION", "num_sections": 2},
-        ["SECTION 1\na\nSECTION 2\nb", "SECTION1 SECTION2 SECTION3"],
-        ["SECTION 1", "Section 1 Section 2", "SECTION A SECTION B"],
-    ),
-    (
-        "detectable_format:json_format",
-        {},
-        ['{"a": 1}', '```json\n{"a": [1]}\n```', "```\n[]\n```", "7"],
-        ["{a: 1}", 'So: {"a": 1}', "```json\n```"],
-    ),
-    (
-        "detectable_format:title",
-        {},
-        ["<<A Song>>\nLa la", "first\n<< x >>"],
-        ["<<>>", "<< >>", "<A Song>", "<<A\nSong>>", ">> <<"],
-    ),
-    (
-        "combination:two_responses",
-        {},
-        ["one ****** two", "****** one ****** two"],
-        ["one", "one ****** one", "one ****** ****** two", "a ****** b ****** c"],
-    ),
-    (
-        "combination:repeat_prompt",
-        {"prompt_to_repeat": "Write a song."},
-        ["Write a song.\nLa la", " write a SONG. la"],
-        ["La la. Write a song.", "Write a poem."],
-    ),
-    (
-        "startend:end_checker",
-        {"end_phrase": "That is all."},
-        ["So. That is all.", 'so "that is ALL."\n'],
-        ["That is all. So.", "That is all"],
-    ),
-    ("startend:quotation", {}, ['"so"', ' "a" and "b" '], ['"so', "so", '"']),
-    (
-        "change_case:capital_word_frequency",
-        {"capital_frequency": 2, "capital_relation": "at least"},
-        ["THIS and THAT", "NASA, and I"],
-        ["THIS one", "This That", "12 34"],
-    ),
-    (
-        "change_case:english_capital",
-        {},
-        ["THIS IS THE END.", "HI 5!"],
-        ["THIS is THE END.", "DAS IST NICHT DER HUND", "123"],
-    ),
-    (
-        "change_case:english_lowercase",
-        {},
-        ["this is the end.", "hi 5!"],
-        ["This is the end.", "das ist nicht der hund", "123"],
-    ),
-    ("punctuation:no_comma", {}, ["no comma"], ["one, two"]),
-]
-
-
-@pytest.mark.parametrize(("name", "arguments", "followed", "broken"), CASES)
-def test_each_instruction(
-    name: str, arguments: dict[str, Any], followed: list[str], broken: list[str]
-) -> None:
-    answer = gold((name, arguments))
-    assert [says(text, answer).outcome for text in followed] == ["correct"] * len(followed)
-    assert [says(text, answer).outcome for text in broken] == ["wrong"] * len(broken)
-
-
-def test_the_cases_cover_every_instruction() -> None:
-    assert {name for name, *_ in CASES} == set(PUBLISHED)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["instruction"])
+def test_each_instruction(case: dict[str, Any]) -> None:
+    answer = gold((case["instruction"], case["arguments"]))
+    assert {says(text, answer).outcome for text in case["followed"]} == {"correct"}
+    assert {says(text, answer).outcome for text in case["broken"]} == {"wrong"}
 
 
 def test_all_instructions_must_be_followed_and_the_mark_is_their_share() -> None:

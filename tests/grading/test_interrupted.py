@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tasks.grading.grader import Answer, Grader, Verify
-from tasks.grading.sandbox import children_of, family
+from tasks.grading.programs.sandbox import children_of, family
 from tests.grading.test_code import SETTINGS, SUM
 from tests.grading.test_grader import hostile_verifier as hostile_verifier
 from tests.patience import PATIENCE

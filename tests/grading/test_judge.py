@@ -10,7 +10,6 @@ import pytest
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
-from tasks.grading import judging
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
 from tasks.grading.settings import Verify
@@ -90,9 +89,8 @@ def test_a_judge_without_a_vote_is_an_error_and_is_asked_again(
 
 
 def test_a_busy_server_is_asked_again_and_one_that_refuses_stops_the_stage(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(judging, "FIRST_PAUSE", 0.01)
     server.failures = 2
     with Grader(verify(server), tmp_path / "judged.sqlite") as grader:
         assert grader.grade(answers("yes"))[0].outcome == "correct"
@@ -108,6 +106,24 @@ def test_a_busy_server_is_asked_again_and_one_that_refuses_stops_the_stage(
         pytest.raises(ArtifactError, match=r"failed 6 times.*503.*run again"),
     ):
         grader.grade(answers("two"))
+
+
+@pytest.mark.parametrize(("variable", "sent"), [(None, None), ("JUDGE_KEY", "Bearer mine")])
+def test_a_judge_gets_the_key_of_its_own_variable_alone(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str | None,
+    sent: str | None,
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "mine")
+    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, "another")
+    with Grader(verify(server, key_variable=variable), tmp_path / "judged.sqlite") as grader:
+        assert grader.grade(answers("yes"))[0].outcome == "correct"
+    (headers,) = server.headers
+    assert headers.get("authorization") == sent
+    assert "another" not in headers.values()
 
 
 def test_truncated_answers_and_golds_ask_nobody(server: Server, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What each verifier says: hand-made cases, one contract for all files, and answers that mean
 harm."""
 
+import csv
 import json
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import reasoning_gym as library
 import tasks.grading.verifiers as verifiers
 from tasks.common.artifacts import OUTCOMES
 from tasks.common.params import ParamsError
-from tasks.grading.answers import contents, last_boxed, last_boxes
+from tasks.grading.answers.marked import contents, last_boxed, last_boxes
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
 from tasks.grading.settings import Verify
@@ -24,6 +25,7 @@ CONFIGURED: dict[str, dict[str, Any]] = {
     "format": {"method": "format", "tags": ["think", "answer"], "text_after": False},
     "think": {"method": "format", "tags": ["think"], "text_after": True},
     "composite": {"method": "composite", "weights": {"numeric": 0.75, "format": 0.25}},
+    "sympy": {"method": "math", "dialect": "sympy"},
     "part": {
         "method": "part",
         "verifier": "math",
@@ -102,86 +104,26 @@ def says(name: str, completion: str, gold: str) -> Verdict:
     return load(name, CONFIGURED).verify(completion, gold)
 
 
-@pytest.mark.parametrize(
-    ("name", "completion", "gold", "outcome"),
-    [
-        ("numeric", "so it is 1,234.50 dollars", "1234.5", "correct"),
-        ("numeric", "#### -3", "-3.0", "correct"),
-        ("numeric", "7-9=-2", "-2", "correct"),
-        ("numeric", "4 - 3", "3", "correct"),
-        ("numeric", "7, then 8", "7", "wrong"),
-        ("numeric", "1.0000000000000000000001", "1", "wrong"),
-        ("numeric", "9" * 6000, "9", "wrong"),
-        ("numeric", ".5", "0.5", "correct"),
-        ("numeric", "no number", "7", "unparsed"),
-        ("numeric", "7", "seven", "error"),
-        ("numeric", "145", "145.0", "correct"),
-        ("numeric", "9 apples (not 8 pears)", "9 (apples)", "wrong"),
-        ("numeric", "9 (of the 12 apples)", "9 (apples)", "correct"),
-        ("numeric", "1/2", "0.5", "correct"),
-        ("numeric", "2 1/2 cups", "2.5", "correct"),
-        ("numeric", r"\frac{5}{2}", "2 1/2", "correct"),
-        ("numeric", r"is $2\frac12$.", "2.5", "correct"),
-        ("numeric", "1/0", "0", "wrong"),
-        ("numeric", "28%", "28", "correct"),
-        ("numeric", r"28\%", "0.28", "correct"),
-        ("numeric", "0.28", "28%", "correct"),
-        ("numeric", "28%", "2800", "wrong"),
-        ("numeric", "it costs -$5.00.", "-5", "correct"),
-        ("numeric", "1,2345", "2345", "correct"),
-        ("numeric", "1e3", "1000", "correct"),
-        ("numeric", "in 3/4/2020", "2020", "correct"),
-        ("numeric", "10 \N{MINUS SIGN} 12 = \N{MINUS SIGN}2", "-2", "correct"),
-        ("numeric", "so\n#### 18\nthat is 9 * 2", "18", "correct"),
-        ("numeric", "so\n####", "18", "unparsed"),
-        ("numeric", r"\boxed{10{,}000}, which is 2 less than", "10,000", "correct"),
-        ("strict", "so it is 18", "18", "unparsed"),
-        ("strict", "so\n#### 18", "18", "correct"),
-        ("exact", " abc\n", "abc", "correct"),
-        ("exact", "Abc", "abc", "wrong"),
-        ("exact", " \n", "abc", "unparsed"),
-        ("choice", "A. Because B is not valid", "A", "correct"),
-        ("choice", "答案: C", "C", "correct"),
-        ("choice", r"Not A. \boxed{\text{(d)}}", "(D)", "correct"),
-        ("choice", "I think so", "I", "unparsed"),
-        ("choice", "The answer is a dog", "A", "unparsed"),
-        ("choice", "B", "B or C", "error"),
-        ("math", r"so \boxed{\frac{2}{4}}", "0.5", "correct"),
-        ("math", "x^2+1", "1+x^2", "correct"),
-        ("math", "2x + 3", "2x+4", "wrong"),
-        ("math", r"\boxed{1} or no, \boxed{2}", "2", "correct"),
-        ("math", r"\boxed{1} or no, \boxed{2}", "1", "wrong"),
-        ("math", r"$\boxed{1}$ and $\boxed{2}$", r"\{1,2\}", "correct"),
-        ("math", r"\boxed{28\%}", r"28\%", "correct"),
-        ("math", r"\boxed{\frac{1}{20000}}", r"\dfrac{1}{20,\!000}.", "correct"),
-        ("math", "Evelyn", r"\text{Evelyn}", "correct"),
-        ("math", "no mathematics", "7", "unparsed"),
-        ("math", "7", "forty two", "error"),
-        ("hendrycks", r"\boxed{\frac{2}{4}}", r"\frac12", "wrong"),
-        ("hendrycks", r"\boxed{0.5}", r"\dfrac{1}{2}", "correct"),
-        ("hendrycks", r"\boxed{(2, 1)}", "(1,2)", "wrong"),
-        ("hendrycks", r"\boxed{ 1{,}000 \text{ cm}}", "1000", "correct"),
-        ("hendrycks", "7", "7", "unparsed"),
-        ("countdown", "34+11-6-1", COUNTDOWN, "correct"),
-        ("countdown", r"\boxed{34 + 11 - 6 \times 1 - 1}", COUNTDOWN, "wrong"),
-        ("countdown", "38", COUNTDOWN, "wrong"),
-        ("countdown", "34/(1-1)", COUNTDOWN, "wrong"),
-        ("countdown", "34**11", COUNTDOWN, "unparsed"),
-        ("countdown", "7", "seven", "error"),
-        ("format", "<think>a</think><answer>b</answer>", "", "correct"),
-        ("format", "<think>a</think> so <answer>b</answer>", "", "wrong"),
-        ("format", "<think>a<think>b</think></think><answer>b</answer>", "", "wrong"),
-        ("think", "<think>a</think> so", "", "correct"),
-        ("think", "well <think>a</think> so", "", "wrong"),
-        ("part", r"<think>\boxed{7}</think> I do not know", "7", "unparsed"),
-        ("part", r"\boxed{7}", "7", "unparsed"),
-    ],
-)
-def test_verdicts(name: str, completion: str, gold: str, outcome: str) -> None:
-    try:
-        assert says(name, completion, gold).outcome == outcome
-    except ValueError:
-        assert outcome == "error"  # what a verifier raises is an `error`: the worker sees to it
+with Path(__file__).with_name("cases.csv").open(newline="") as file:
+    CASES = list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", sorted({case["verifier"] for case in CASES}))
+def test_cases_by_hand(name: str) -> None:
+    verify = load(name, CONFIGURED).verify
+    found = []
+    for case in CASES:
+        if case["verifier"] == name:
+            try:
+                outcome = verify(case["completion"], case["gold"]).outcome
+            except ValueError:
+                outcome = "error"  # of whatever a verifier raises: see the worker
+            found.append({**case, "found": outcome})
+    assert [one for one in found if one["found"] != one["outcome"]] == []
+
+
+def test_a_number_of_very_many_digits_is_read() -> None:
+    assert says("numeric", "9" * 6000, "9").outcome == "wrong"
 
 
 @pytest.mark.parametrize("name", names())

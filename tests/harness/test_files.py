@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.common.config.yaml_entries import entries
 from tasks.common.files import ArtifactError
-from tasks.common.tagged import entries
 from tasks.harness import files
 from tests.files import plant
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.common.params import ParamsError
-from tasks.grading.code_tests import AssertTests, read_gold
+from tasks.grading.programs.golds import AssertTests, read_gold
 from tasks.ingest.candidates import Row
 from tests.grading.test_code import graded
 from tests.ingest.helpers import found, lines, preset

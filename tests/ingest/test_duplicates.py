@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.ingest.duplicates import differing, resolve, unify
-from tasks.ingest.identity import normalised, prompt_id
+from tasks.ingest.questions.duplicates import differing, resolve, unify
+from tasks.ingest.questions.identity import normalised, prompt_id
 from tests.ingest.helpers import row, spool
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tasks.common.files import ArtifactError
 from tasks.common.locations import open_location
-from tasks.ingest.fetching import local_file
+from tasks.ingest.files.fetching import local_file
 from tests.ingest.helpers import entry, found
 from tests.patience import PATIENCE
 
@@ -146,7 +146,7 @@ def fetch_from_hub(tmp_path: Path, location: str, **environment: str) -> tuple[s
     """What a process of its own (the hub's address is read when its library is imported) finds, and
     its errors."""
     code = (
-        "import sys; from tasks.ingest.fetching import local_file\n"
+        "import sys; from tasks.ingest.files.fetching import local_file\n"
         "with local_file(sys.argv[1], None) as path: print(path.read_text())"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}

@@ -18,9 +18,10 @@ import pytest
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
-from tasks.ingest import bounded
-from tasks.ingest.formats import Record, Unreadable, records
-from tests.ingest.helpers import entry, found, lines
+from tasks.ingest.files import bounded
+from tasks.ingest.files.formats import Record, Rejection, records
+from tasks.ingest.reading import rows
+from tests.ingest.helpers import entry, found, lines, sources
 
 ROWS = [
     {"question": "2 + 2?", "gold": "4"},
@@ -136,7 +137,7 @@ def broken(path: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", ["gz", "zst", "parquet", "json"])
 def test_a_damaged_file_is_named(tmp_path: Path, kind: str) -> None:
     path = broken(tmp_path, kind)
-    with pytest.raises(ArtifactError, match=rf"{path.name} (is damaged|holds dict|is not JSON)"):
+    with pytest.raises(ArtifactError, match=rf"{path.name} (is damaged|has dict|is not JSON)"):
         list(records(path, str(path)))
 
 
@@ -179,9 +180,9 @@ def test_a_file_that_becomes_too_much_keeps_what_came_before(
     read = list(records(path, "a.jsonl"))
     assert [(type(one), one.line) for one in read] == [
         *((Record, n) for n in (1, 2, 3)),
-        (Unreadable, 4),
+        (Rejection, 4),
     ]
-    assert isinstance(read[3], Unreadable)
+    assert isinstance(read[3], Rejection)
     assert (read[3].reason, read[3].detail[:28]) == ("too_large", "it becomes more than 1 MB, m")
 
 
@@ -225,7 +226,7 @@ def test_rows_that_a_table_makes_of_nothing_are_not_read(
     read = list(records(path, "a.parquet"))
     assert [one.line for one in read] == [1, 2, 3, 4]
     fault = read[3]
-    assert isinstance(fault, Unreadable)
+    assert isinstance(fault, Rejection)
     assert fault.reason == "too_large"
     assert fault.detail.startswith("it becomes more than 256 MB, more than 1000 times its size")
 
@@ -244,6 +245,13 @@ def test_a_field_that_no_row_has_is_named_with_the_fields_there_are(tmp_path: Pa
         match=r"in every one of 3 rows there is no answer field.*the last row is .*gold",
     ):
         found(entry(path, answer="answer"))
+
+
+def test_the_first_rows_do_not_show_what_later_ones_have(tmp_path: Path) -> None:
+    [source] = sources([entry(lines(tmp_path / "a.jsonl", *ROWS), answer="answer")])
+    assert len(list(rows(0, source, None, None, limit=2))) == 2
+    with pytest.raises(ParamsError, match="in every one of 3 rows"):
+        list(rows(0, source, None, None, limit=20))
 
 
 @pytest.mark.parametrize(
@@ -268,4 +276,4 @@ def test_a_header_with_one_name_twice_is_an_error(tmp_path: Path) -> None:
 def test_records_have_numbers_from_one(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"a": 1}, b"", b"\xff", {"a": 2})
     read: list[Any] = list(records(path, "a.jsonl"))
-    assert [(type(one), one.line) for one in read] == [(Record, 1), (Unreadable, 3), (Record, 4)]
+    assert [(type(one), one.line) for one in read] == [(Record, 1), (Rejection, 3), (Record, 4)]

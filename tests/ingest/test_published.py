@@ -3,7 +3,6 @@ published columns."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -82,118 +81,29 @@ def test_the_question_of_deepscaler_is_without_its_instruction(real_data: Path) 
     assert json.loads(kept[1].messages or "")[0]["role"] == "system"
 
 
-USER = [{"role": "user", "content": "1 + 1?"}]
-COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, str, str, str]]] = {
-    "deepscaler": ({"problem": "1 + 1?", "answer": "2", "solution": "."}, ("1 + 1?", "2", "", "")),
-    "orz": (
-        {"row": [{"from": "human", "value": "1 + 1?"}, {"ground_truth": {"value": "2"}}]},
-        ("1 + 1?", "2", "", ""),
-    ),
-    "skywork_or1": (
-        {
-            "data_source": "train-math",
-            "prompt": USER,
-            "reward_model": {"ground_truth": '["2", "\\\\frac{4}{2}"]', "style": "rule"},
-            "extra_info": {"model_difficulty": {"DeepSeek-R1-Distill-Qwen-7B": 3}},
-        },
-        ("1 + 1?", '{"any": ["2", "\\\\frac{4}{2}"]}', "3", "/train-math"),
-    ),
-    "big_math": (
-        {"problem": "1 + 1?", "answer": "2", "source": "cn_k12", "domain": ["a"]},
-        ("1 + 1?", "2", "cn_k12", ""),
-    ),
-    "openr1_math": (
-        {
-            "problem": "1 + 1?",
-            "answer": "2",
-            "problem_type": "Algebra",
-            "question_type": "math-word-problem",
-        },
-        ("1 + 1?", "2", "Algebra", ""),
-    ),
-    "numina_math_1_5": (
-        {
-            "problem": "1 + 1?",
-            "answer": "2",
-            "problem_type": "Algebra",
-            "question_type": "MCQ",
-            "problem_is_valid": "Yes",
-        },
-        ("1 + 1?", "2", "Algebra", ""),
-    ),
-    "eurus_2_math": (
-        {
-            "data_source": "numina_olympiads",
-            "prompt": [{"role": "system", "content": "Think."}, *USER],
-            "ability": "math",
-            "reward_model": {"ground_truth": "2"},
-        },
-        ("1 + 1?", "2", "", "/numina_olympiads"),
-    ),
-    "polaris": (
-        {"problem": "1 + 1?", "answer": "2", "difficulty": "3/8"},
-        ("1 + 1?", "2", "3/8", ""),
-    ),
-    "deepmath": (
-        {"question": "1 + 1?", "final_answer": "2", "difficulty": 5.0},
-        ("1 + 1?", "2", "5", ""),
-    ),
-    "aime": ({"ID": "2024-II-4", "Problem": "1 + 1?", "Answer": 33}, ("1 + 1?", "33", "", "")),
-    "omni_math": (
-        {"problem": "1 + 1?", "answer": "2", "difficulty": 8.5},
-        ("1 + 1?", "2", "8.5", ""),
-    ),
-    "mmlu_pro": (
-        {
-            "question": "Q?",
-            "options": ["a", "b"],
-            "answer": "B",
-            "answer_index": 1,
-            "category": "c",
-        },
-        ("Q?\nA. a\nB. b", "B", "c", ""),
-    ),
-    "arc": (
-        {
-            "question": "Q?",
-            "choices": {"text": ["a", "b"], "label": ["1", "2"]},
-            "answerKey": "2",
-        },
-        ("Q?\nA. a\nB. b", "B", "", ""),
-    ),
-    "gpqa": (
-        {
-            "Question": "Q?",
-            "Correct Answer": "y",
-            **{f"Incorrect Answer {n}": f"n{n}" for n in (1, 2, 3)},
-            "High-level domain": "Physics",
-        },
-        ("", "", "Physics", ""),
-    ),
-}
-"""Of each set that no real rows are at hand of: a row with its columns, and what becomes of it:
-prompt, gold, level, and what follows the name in the source."""
+FILE = Path(__file__).with_name("published.jsonl")
+COLUMNS = {case["set"]: case for case in map(json.loads, FILE.read_text().splitlines())}
+"""Of each set without real rows: a row with its columns, its prompt, gold, level, and the part of
+the source after the set's name."""
 
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_set_by_its_columns(name: str, tmp_path: Path) -> None:
-    row, (prompt, answer, level, origin) = COLUMNS[name]
-    path = tmp_path / "a.jsonl"
-    content = row["row"] if name == "orz" else row
-    (kept,), _ = found(preset("published", lines(path, content), set=name))
-    assert (kept.level, kept.source) == (level, name + origin)
+    case = COLUMNS[name]
+    (kept,), _ = found(preset("published", lines(tmp_path / "a.jsonl", case["row"]), set=name))
+    assert (kept.level, kept.source) == (case["level"], name + case["origin"])
     if name == "gpqa":  # its options are shuffled
         assert f"{kept.answer}. y" in kept.prompt.splitlines()
     else:
-        assert (kept.asked, kept.answer) == (prompt, answer)
+        assert (kept.asked, kept.answer) == (case["prompt"], case["answer"])
 
 
 def test_what_cannot_be_graded_is_left_out(tmp_path: Path) -> None:
-    rows = [{**COLUMNS["openr1_math"][0], "question_type": kind} for kind in ("MCQ", "proof")]
+    rows = [{**COLUMNS["openr1_math"]["row"], "question_type": kind} for kind in ("MCQ", "proof")]
     kept, (proof,) = found(preset("published", lines(tmp_path / "a", *rows), set="openr1_math"))
     assert (len(kept), proof.line, proof.reason) == (1, 2, "filtered")
-    code = {**COLUMNS["eurus_2_math"][0], "ability": "code"}
-    pl.DataFrame([COLUMNS["eurus_2_math"][0], code]).write_parquet(tmp_path / "b.parquet")
+    eurus = COLUMNS["eurus_2_math"]["row"]
+    pl.DataFrame([eurus, {**eurus, "ability": "code"}]).write_parquet(tmp_path / "b.parquet")
     kept, (other,) = found(preset("published", tmp_path / "b.parquet", set="eurus_2_math"))
     assert (len(kept), other.reason) == (1, "filtered")
 

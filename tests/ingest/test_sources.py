@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from tasks.common.params import ParamsError
-from tasks.grading.answers import gold_boxed
+from tasks.grading.answers.marked import gold_boxed
 from tasks.grading.loading import load as verifier
 from tasks.grading.verifiers.reasoning_gym import verify
 from tasks.ingest import sources as presets
@@ -197,8 +197,8 @@ def test_every_preset_declares_its_settings_and_one_way_to_read() -> None:
 
     for name in names(presets):
         module = load(name)
-        assert hasattr(module, "candidate") == ("path" in module.Settings.__dataclass_fields__)
-        assert hasattr(module, "candidate") != hasattr(module, "read")
+        assert callable(module.candidate)
+        assert hasattr(module, "read") != ("path" in module.Settings.__dataclass_fields__)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +211,7 @@ def test_every_preset_declares_its_settings_and_one_way_to_read() -> None:
         ),
         ({"settings": {"pth": "x"}}, "settings.pth is unknown; allowed: path, name, prompt"),
         ({"prompt_template": "Question:"}, "must hold {prompt} once"),
+        ({"system": "Be brief.", "raw": True}, "give one of system, raw and prompt_template"),
         ({"presets": "jsonl"}, r"ingest.sources\[0\].presets is unknown"),
         ({"weight": 0.0}, "weight is 0.0; it must be above 0"),
         ({"max_rows": 0}, "max_rows is 0; it must be at least 1"),
@@ -239,7 +240,7 @@ def test_an_entry_chooses_another_verifier(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ({"name": "chain_sums"}, "no task 'chain_sums'; it has: .*chain_sum"),
+        ({"name": "chain_sums"}, "task 'chain_sums' is unknown; .*did you mean chain_sum"),
         ({"config": {"terms": 2}}, "allowed: min_terms"),
     ],
 )

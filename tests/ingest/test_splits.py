@@ -11,7 +11,7 @@ import pytest
 from tasks.common.params import ParamsError
 from tasks.common.stage import StageError
 from tasks.ingest.candidates import Rejection, Row
-from tasks.ingest.duplicates import resolve
+from tasks.ingest.questions.duplicates import resolve
 from tasks.ingest.settings import Sizes
 from tasks.ingest.splits import Share, check, split
 from tests.ingest.helpers import row, spool
@@ -111,7 +111,7 @@ def test_what_must_not_be_trained_on_is_replaced_by_other_rows(tmp_path: Path) -
 
 
 def test_too_few_rows_say_the_numbers(tmp_path: Path) -> None:
-    rows = [*problems(3), row("problem 1", line=7), Rejection("mine", 8, "empty_answer", "", "")]
+    rows = [*problems(3), row("problem 1", line=7), Rejection(8, "", "empty_answer", "", "mine")]
     with pytest.raises(
         StageError, match=r"split validation .*1 duplicate.* needs 2 prompts and 1 are left"
     ):

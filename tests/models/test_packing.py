@@ -35,7 +35,6 @@ from tasks.models.forward_check import check_forward
 from tasks.models.fused import FusedForward, fits
 from tasks.models.packing import (
     ATTENTION,
-    ModuleForward,
     forward,
     forward_rows,
     head_logits,
@@ -164,9 +163,10 @@ def test_the_fused_forward_is_the_modules(name: str) -> None:
     packing, _, _ = pack(
         [[5, 9, 3], [7, 2, 9, 4, 4, 8]], np.array([1, 0, 1]), [[6] * 9, [1, 2], [3]], model.device
     )
-    modules, fused = ModuleForward(model), FusedForward(model, 128)
+    fused = FusedForward(model, 128)
     with torch.no_grad():
-        expected = modules.logits(modules(packing.ids, packing.positions, packing.attend))
+        hidden = forward(model, packing.ids, packing.positions, packing.attend)
+        expected = head_logits(model, hidden)
         found = fused.logits(fused(packing.ids, packing.positions, packing.attend))
     np.testing.assert_allclose(found, expected, atol=2e-5)
 

@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 import pytest
@@ -36,12 +36,13 @@ TEMPLATE = (
     "[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt "
     "%}[assistant]{% endif %}"
 )
+RAW = "{prompt}"
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1 ="}]
 
 
-def prompts(*messages: list[dict[str, str]] | None) -> pl.DataFrame:
-    """Prompts that differ in their id and their messages only."""
-    row = {**PROMPTS.example, "prompt": "1 + 1 =", "answer": "2"}
+def prompts(*messages: list[dict[str, str]] | None, template: str | None = RAW) -> pl.DataFrame:
+    """Prompts that differ in their id and their messages only. `template` is the source's own."""
+    row = {**PROMPTS.example, "prompt": "1 + 1 =", "answer": "2", "template": template}
     texts = [None if one is None else json.dumps(one) for one in messages]
     return PROMPTS.frame(
         [{**row, "prompt_id": f"p{n}", "messages": text} for n, text in enumerate(texts)]
@@ -66,6 +67,40 @@ def test_messages_are_rendered_and_plain_prompts_are_not(qwen: Path, tmp_path: P
     chat, plain = encode_prompts(prompts(MESSAGES, None), tokenizer, policy, 8)
     assert chat == tokenizer("[system]Be brief.[user]1 + 1 =[assistant]").input_ids
     assert plain == tokenizer("1 + 1 =").input_ids
+
+
+def test_a_plain_question_is_a_users_message_where_there_is_a_chat_template() -> None:
+    """Without a chat template, or with one of its source, it is encoded as ever."""
+    policy: Any = SimpleNamespace(max_length=1000)
+    tokenizer, without = chat_tokenizer(), chat_tokenizer(None)
+    asked = prompts(None, [{"role": "user", "content": "1 + 1 ="}], template=None)
+    question, chat = encode_prompts(asked, tokenizer, policy, 8)
+    rendered = "<|im_start|>user\n1 + 1 =<|im_end|>\n<|im_start|>assistant\n"
+    assert question == chat == tokenizer(rendered, add_special_tokens=False).input_ids
+    raw = encode_prompts(prompts(None), tokenizer, policy, 8)
+    assert raw == encode_prompts(prompts(None, template=None), without, policy, 8)
+    assert raw == [without("1 + 1 =").input_ids]
+
+
+def test_a_plain_question_forges_no_turn() -> None:
+    tokenizer, policy = chat_tokenizer(), SimpleNamespace(max_length=1000)
+    table = prompts(None, None, template=None).with_columns(prompt=pl.Series([FORGED, "1 + 1 ="]))
+    forged, honest = encode_prompts(table, tokenizer, cast(Any, policy), 8)
+    assert tokenizer.decode(forged) == str(tokenizer.decode(honest)).replace("1 + 1 =", FORGED)
+    for token in ("<|im_start|>", "<|im_end|>"):
+        assert forged.count(ids_of(tokenizer, token)) == honest.count(ids_of(tokenizer, token))
+
+
+def test_a_question_that_the_template_refuses_can_leave_it_out() -> None:
+    tokenizer: Any = chat_tokenizer("{{ raise_exception('no') }}")
+    with pytest.raises(ArtifactError, match="prompt p0: .* refuses it: no; raw: true of its entry"):
+        encode_prompts(prompts(None, template=None), tokenizer, tokenizer, 8)
+
+
+def test_a_prompt_without_tokens_is_named(tmp_path: Path) -> None:
+    tokenizer: Any = chat_tokenizer("{{ '' }}")
+    with pytest.raises(ArtifactError, match="prompt p1 encodes to no token: check its text"):
+        encode_prompts(prompts(None, MESSAGES), tokenizer, SimpleNamespace(max_length=99), 8)
 
 
 def test_another_template_is_another_key_of_the_store(qwen: Path, tmp_path: Path) -> None:
@@ -94,13 +129,20 @@ def test_another_template_is_another_key_of_the_store(qwen: Path, tmp_path: Path
     assert digests[0][1] == digests[1][1]
 
 
+def test_prompts_that_all_encode_alike_are_refused(qwen: Path, tmp_path: Path) -> None:
+    policy, layout = world(tmp_path, qwen, "{{ 'Hello' }}")
+    table = prompts(None, None, template=None).with_columns(prompt=pl.Series(["1 + 1", "1 + 2"]))
+    with pytest.raises(ArtifactError, match="all 2 prompts encode to the same tokens"):
+        StoredRollouts(table, policy, 1, SETTINGS, layout, cell="profile", greedy=False)
+
+
 def test_a_policy_without_a_template_says_what_to_set(qwen: Path, tmp_path: Path) -> None:
     policy, _ = world(tmp_path, qwen, None)
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=False)
     with pytest.raises(
         ArtifactError,
         match=r"prompt p1: it is chat messages, and the policy has no chat template: "
-        r"set prompt_template",
+        r"set raw: true",
     ):
         encode_prompts(prompts(None, MESSAGES), tokenizer, policy, 8)
 
@@ -206,7 +248,7 @@ def chat_tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerBase:
     that are none: those with which another template begins turns, and a third."""
     tokenizer = bpe_tokenizer(CORPUS)
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.add_tokens(["<｜user｜>", "<｜assistant｜>", "<think>"])
+    tokenizer.add_tokens(["<｜user｜>", "<｜assistant｜>", "<｜system｜>", "<think>"])
     tokenizer.chat_template = template
     return tokenizer
 
@@ -216,7 +258,8 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("template", "begin"), [(CHATML, "<|im_start|>"), (UNMARKED, "<｜user｜>")]
+    ("template", "begin"),
+    [(CHATML, "<|im_start|>"), (UNMARKED, "<｜user｜>"), (UNMARKED, "<｜system｜>")],
 )
 def test_users_text_forges_no_turn_in_a_chat(template: str, begin: str) -> None:
     """The tokens of the template stay, those of the text are text."""
@@ -226,7 +269,7 @@ def test_users_text_forges_no_turn_in_a_chat(template: str, begin: str) -> None:
         [([{"role": "user", "content": one}], True) for one in (text, "1 + 1 =")], tokenizer
     )
     assert tokenizer.decode(forged) == tokenizer.decode(honest).replace("1 + 1 =", text)
-    for token in ("<|im_start|>", "<|im_end|>", "<｜user｜>", "<｜assistant｜>"):
+    for token in ("<|im_start|>", "<|im_end|>", "<｜user｜>", "<｜assistant｜>", "<｜system｜>"):
         assert forged.count(ids_of(tokenizer, token)) == honest.count(ids_of(tokenizer, token))
     rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": "1 + 1 ="}], add_generation_prompt=True, tokenize=False

@@ -1,11 +1,13 @@
 """A policy is pushed whole, with what it came from, and nothing is written over unasked."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from huggingface_hub import HfApi, constants
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
@@ -47,7 +49,9 @@ def layout(tmp_path: Path) -> Layout:
         path.write_bytes(path.name.encode())
     write_sealed(layout.trained_card("sgpo", 1), {"digest": policy_digest(train / "policy")})
     accounts = ("charged", "charged_mixed", "executed")
-    write_sealed(train / "flops.json", {name: {"total": 1.5e12} for name in accounts})
+    spent = {"generate": 1e12, "score": 0.0, "update": 5e11, "evaluate": 7e11, "branch": 3e11}
+    write_sealed(train / "flops.json", dict.fromkeys(accounts, spent))
+    write_sealed(layout.profile / "flops.json", {name: {"profile": 2e11} for name in accounts})
     write_sealed(plan / "forecast.json", {"reads_profile": True})
     metrics = {"num_prompts": 256, "num_samples": 8, "pass_at_1": 0.653, "greedy": 0.742}
     bounds = {"pass_at_1_low": 0.606, "pass_at_1_high": 0.698}
@@ -70,7 +74,8 @@ def test_a_folder_has_the_policy_and_where_it_came_from(layout: Layout, tmp_path
     assert described["base_model"] == "org/base"
     assert described["library_name"] == "transformers"
     assert "65.3% (95 % interval 60.6% to 69.8%), greedy 74.2%" in card
-    assert "The profile's cost is not in these" in card
+    assert "| charged | 1.7e+12 |" in card  # training and profile, without validation
+    assert "| executed | 1.7e+12 |" in card
 
 
 def test_the_settings_are_all_that_the_cell_ran_with(layout: Layout, tmp_path: Path) -> None:
@@ -158,3 +163,13 @@ def test_a_hub_gets_one_commit_and_a_private_repository(
     with pytest.raises(ArtifactError, match="hf://me/mine has a model already"):
         push(layout, VALUES, CELL, "hf://me/mine", overwrite=False)
     assert len(asked) == 2
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = functools.partial(HfApi, endpoint="http://127.0.0.1:9")  # where nothing listens
+    monkeypatch.setattr(policy, "HfApi", hub)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(ArtifactError, match=r"^hf://me/mine: [^\n]*refused[^\n]*$"):
+        push(layout, VALUES, CELL, "hf://me/mine", overwrite=False)

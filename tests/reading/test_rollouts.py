@@ -8,8 +8,7 @@ import pytest
 from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
-from tasks.reading.comparisons import CLASSES, Wanted, read
-from tasks.reading.escaping import escaped
+from tasks.reading.comparisons import CLASSES, Wanted, escaped, read
 
 BEFORE = {"p0": "cw", "p1": "cw", "p2": "cc", "p3": "ww"}
 AFTER = {"p0": "cc", "p1": "wt", "p2": "cc", "p3": "ww"}
@@ -109,7 +108,7 @@ def test_what_is_not_there_is_said_with_what_is(layout: Layout) -> None:
 
 
 def test_the_command_offers_every_class() -> None:
-    from flows.read import CLASSES as offered
+    from flows.cli.read import CLASSES as offered
 
     assert offered == CLASSES
     assert set(OUTCOMES) < set(CLASSES)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.common.accounting.ledger import Ledger
 from tasks.common.artifacts import (
     CURVE,
     DECISIONS,
@@ -19,7 +20,7 @@ from tasks.common.artifacts import (
     TRAIN_ROLLOUTS,
     Layout,
 )
-from tasks.common.ledger import Ledger
+from tasks.common.files import digest_file
 from tasks.common.sealed import write_sealed
 
 NUM_PROMPTS = 40
@@ -110,7 +111,8 @@ def write_shared(layout: Layout) -> None:
         "rollouts": 320,
     }
     write_sealed(layout.profile / "flops.json", ledger(profile=amounts))
-    write_sealed(layout.profile / "cost.json", {"seconds": {"profile": 6.0}})
+    of = digest_file(layout.profile / "profile.parquet")
+    write_sealed(layout.measured("profile"), {"of": of, "seconds": {"profile": 6.0}})
     prompts = [
         {**PROMPTS.example, "prompt_id": f"t{index}", "prompt": f"Question {index}: 3 + 4 ="}
         for index in range(NUM_TEST)
@@ -214,7 +216,6 @@ def write_training(
         "update": 20.0 * scale,
         "validate": 3.0,
     }
-    write_sealed(folder / "cost.json", {"seconds": spent, "lost": lost})
     write_sealed(layout.evaluation(recipe, seed) / "metrics.json", metrics(test))
     write_answers(layout.evaluation(recipe, seed), solved(test, 10 * ord(recipe[0]) + seed))
     rng = np.random.default_rng(seed)
@@ -234,6 +235,9 @@ def write_training(
         for step, share in enumerate(map(float, shares))
     ]
     CURVE.write(folder / "curve.parquet", CURVE.frame(points))
+    of = digest_file(folder / "curve.parquet")
+    note = {"of": of, "seconds": spent, "lost": lost}
+    write_sealed(layout.measured(f"{recipe}-{seed}"), note)
     mixed = rng.binomial(4, 0.7 if recipe == "sgpo" else 0.4, 35)
     steps = [
         {**STEPS.example, "step": step, "pass": step // 20, "num_mixed_groups": int(n)}

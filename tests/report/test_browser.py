@@ -127,7 +127,6 @@ def test_a_recipe_is_hidden_by_its_button_and_by_the_keyboard(
         ("charged", "charged compute, GFLOPs"),
         ("executed", "executed compute, GFLOPs"),
         ("rollouts", "rollouts"),
-        ("seconds", "seconds"),
     ],
 )
 def test_the_axis_is_chosen(
@@ -148,8 +147,8 @@ def test_the_advice_follows_the_budget(browser: Browser, pages: dict[str, Path])
         put(browser, "#budget", place)
         (advice,) = texts(browser, "#advice")
         assert advice.startswith(f"With {words}: ")
-    put(browser, "[data-chart=budget] select", "seconds")
-    assert texts(browser, "#advice")[0].startswith("With 30 seconds, take ")
+    put(browser, "[data-chart=budget] select", "rollouts")
+    assert texts(browser, "#advice")[0].startswith("With 300 rollouts, take ")
 
 
 def test_rollouts_are_found_by_what_they_say(browser: Browser, pages: dict[str, Path]) -> None:
@@ -190,6 +189,24 @@ def test_a_phone_has_no_sideways_scrolling(browser: Browser, pages: dict[str, Pa
             "[...document.querySelectorAll('.plot svg')].map(s => s.getBoundingClientRect().right)"
         )
         assert max(browser.run(charts)) <= 390
+        bottom = "one => one.getBoundingClientRect().bottom"
+        buttons = browser.run(f"[...document.querySelectorAll('.recipes button')].map({bottom})")
+        assert max(buttons) <= browser.run(f"({bottom})(document.querySelector('.recipes'))")
+
+
+def test_sentence_curve_and_table_are_above_the_fold(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    """And nothing overlaps when the window changes its size."""
+    browser.resize(1280, 900)
+    browser.open(pages["plain"])
+    bottoms = "['.lead', '.plot', 'main table'].map(s => bottom(document.querySelector(s)))"
+    bottom = "const bottom = one => one.getBoundingClientRect().bottom"
+    for width in (1280, 1000):
+        browser.resize(width, 900)
+        browser.settle()
+        lead, plot, table = browser.run(f"(() => {{ {bottom}; return {bottoms}; }})()")
+        assert lead + 300 < plot < table - 100 < 800
 
 
 def test_the_dark_page_is_dark_and_so_are_its_charts(

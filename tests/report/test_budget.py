@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tasks.report.budget import advice_at, advice_words, advise, chances
 from tasks.report.curves import AXES, Fitted, Monotone
+from tasks.report.views.budget import advice_at, advice_words, advise, chances
 
 BEGAN = {"a": 0.3, "b": 0.3}
 
@@ -66,7 +66,7 @@ def test_the_advice_in_words() -> None:
 def test_a_budget_below_every_profiling_buys_nothing() -> None:
     fits = {"late": fitted([10, 40], [0.4, 0.7])}
     found = advise(fits)
-    assert [row["take"] for row in found["seconds"][8:11]] == [None, None, "late"]
+    assert [row["take"] for row in found["rollouts"][8:11]] == [None, None, "late"]
     chart = chances(found, {"late": 0})
     assert [one["name"] for one in chart["variants"]] == list(AXES)
     assert chart["variants"][0]["data"][0]["x"][0] == 11.0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasks.common.artifacts import CURVE
 from tasks.report.curves import Monotone, comparable, fit_curve, isotonic, monotone
-from tasks.report.tables import reach_words
+from tasks.report.views.tables import times_words
 
 
 def rng() -> np.random.Generator:
@@ -104,7 +104,8 @@ def test_first_touch_of_a_noisy_curve_is_early_and_the_fit_is_not() -> None:
 def test_what_was_not_reached_has_no_number() -> None:
     needed = fit_curve([points(np.linspace(0.4, 0.5, 11))], "charged", 200, rng()).compute_to(0.6)
     assert needed["flops"] is None
-    assert reach_words({"flops": None, "low": 3e9, "high": None}) == "– (3 GFLOPs to –)"
+    assert times_words({"times": None, "low": None, "high": 1.2}) == "–"
+    assert times_words({"times": 1.5, "low": None, "high": 2.04}) == "1.5 (– to 2.0)"
 
 
 def test_seeds_that_disagree_widen_the_band() -> None:

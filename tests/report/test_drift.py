@@ -16,10 +16,17 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import Experiment
 from tasks.common.sealed import read_sealed
 from tasks.common.statistics import wilson_interval
-from tasks.report.drift import bins, drift_of, groups_of, interval, pass_of, predicted
+from tasks.report.drift import (
+    bins,
+    drift_of,
+    groups_of,
+    interval,
+    pass_of,
+    predicted,
+    stale_words,
+)
 from tasks.report.evidence import TRAINED, read_evidence
-from tasks.report.figures import spaced
-from tasks.report.words import stale_words
+from tasks.report.views.figures import spaced
 from tests.report.conftest import write_params, write_rollouts
 from tests.stages import run_stage
 
@@ -302,8 +309,8 @@ def test_a_stale_profile_is_said_in_the_log_on_the_page_and_in_the_summary(
 
 def test_rollouts_of_another_shape_are_named(layout: Layout) -> None:
     path = layout.train("sgpo", 0) / "rollouts.parquet"
-    columns = {name: kind for name, kind in TRAIN_ROLLOUTS.columns.items() if name != "outcome"}
-    shorter = replace(TRAIN_ROLLOUTS, columns=columns)
+    fields = {name: field for name, field in TRAIN_ROLLOUTS.fields.items() if name != "outcome"}
+    shorter = replace(TRAIN_ROLLOUTS, fields=fields)
     shorter.write(path, pl.read_parquet(path).drop("outcome"))
     with pytest.raises(
         ArtifactError,

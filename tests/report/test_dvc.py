@@ -17,7 +17,8 @@ from tests.stages import run_stage
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("dvc.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore")
-COLUMNS = ["charged", "charged_mixed", "executed", "greedy", "pass@1", "recipe", "seed"]
+ACCOUNTS = ["charged", "charged_mixed", "executed"]
+COLUMNS = [*ACCOUNTS, "greedy", "pass@1", "recipe", "seed", "val"]
 
 
 def say(folder: Path, *command: str) -> str:
@@ -58,8 +59,8 @@ def test_a_fresh_clone_has_the_metrics_as_one_narrow_table(clone: Path) -> None:
     head, *rows = dvc(clone, "metrics", "show").splitlines()
     assert head.split() == ["Path", *COLUMNS]
     assert [" ".join(row.split()) for row in rows[2:]] == [
-        "data/report/metrics/sgpo/0.json 400.0 340.0 310.0 0.53 0.51 sgpo 0",
-        "data/report/metrics/sgpo/1.json 400.0 340.0 310.0 0.57 0.55 sgpo 1",
+        "data/report/metrics/sgpo/0.json 400.0 340.0 280.0 0.53 0.51 sgpo 0 0.55",
+        "data/report/metrics/sgpo/1.json 400.0 340.0 280.0 0.57 0.55 sgpo 1 0.57",
     ]
     assert max(map(len, [head, *rows])) <= 120
 
@@ -76,7 +77,7 @@ def test_plots_are_shown_without_a_network(clone: Path) -> None:
     dvc(clone, "plots", "show")
     page = (clone / "dvc_plots" / "index.html").read_text()
     pictures = sorted((clone / "dvc_plots" / "static").iterdir())
-    assert len(pictures) == 3
+    assert len(pictures) == 4
     assert all(picture.name in page for picture in pictures)
     assert "//" not in page
     for picture in pictures:

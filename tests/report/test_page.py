@@ -7,14 +7,19 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
+from matplotlib.figure import Figure
 
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
 from tasks.common.sealed import read_sealed, write_sealed
-from tasks.report.page import data
+from tasks.report.curves import Fitted, Monotone
+from tasks.report.views.page import HERE, data
+from tasks.report.views.plots import draw_arrow
 from tests.report.conftest import make_layout, write_params, write_plans, write_training
 from tests.stages import run_stage
 
@@ -127,3 +132,36 @@ def test_data_hold_no_tag_and_no_number_that_json_lacks() -> None:
     text = data({"a": [float("nan"), float("inf"), 1.5], "b": "</script>\u2028<!--"})
     assert "<" not in text
     assert json.loads(text) == {"a": [None, None, 1.5], "b": "</script>\u2028<!--"}
+
+
+def test_an_arrow_shows_the_saving_that_the_first_sentence_states() -> None:
+    """The reference ends at 40 % for 8 GFLOPs, and sgpo is there after 5."""
+    curve = Monotone(np.array([0.0, 10e9]), np.array([0.2, 0.6]))
+    difference = {"reference": {"low": 0.1, "high": 0.2}}
+    points = {"grpo": [{"accuracy": 0.4}], "sgpo": [{"times_less": {"times": 1.6}}]}
+    recipes = {"grpo": {}, "sgpo": {"validation": {"mean": 0.6}, "differences": difference}}
+    results: Any = SimpleNamespace(
+        curves=pl.DataFrame({"flops_executed": [8e9]}),
+        fits={"sgpo": {"executed": Fitted(curve, [])}},
+        summary={"reference": "grpo", "recipes": recipes, "points": points},
+    )
+    axes = Figure().subplots()
+    draw_arrow(axes, results, "executed", "#000000")
+    arrow, label = axes.texts
+    assert (arrow.xy, arrow.xyann) == (pytest.approx((5.0, 0.4)), pytest.approx((8.0, 0.4)))
+    assert label.get_text() == "1.6 times less"
+
+
+def test_plots_have_the_pages_colours_and_the_groups_of_the_reference(layout: Layout) -> None:
+    """35 steps of 4 groups, of which 18 are never and 14 always solved."""
+    build(layout, ["grpo", "sgpo"])
+    names = ("executed", "executed-dark")
+    light, dark = ((layout.report / f"plots/{name}.svg").read_text() for name in names)
+    page = (HERE / "page.html").read_text().split("prefers-color-scheme")
+    for number in (0, 1):
+        for picture, style in zip((light, dark), page, strict=True):
+            (colour,) = re.findall(rf"--c{number}: (#[0-9a-f]{{6}});", style)
+            assert colour in picture
+    assert "times less" not in light  # the two do not differ on test
+    for words, share in {"all wrong": 13, "mixed": 77, "all right": 10}.items():
+        assert re.search(rf">{words}</text>.{{,40}}<text[^>]*>{share}%</text>", light, re.DOTALL)

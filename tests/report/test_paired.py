@@ -1,7 +1,5 @@
 """Policies compared prompt by prompt: what two overlapping intervals hide, and seeds."""
 
-from typing import Any
-
 import numpy as np
 import polars as pl
 import pytest
@@ -11,11 +9,11 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import Experiment
 from tasks.common.sealed import read_sealed, write_sealed
 from tasks.common.statistics import bootstrap_interval
-from tasks.report.evidence import Evidence, read_evidence
-from tasks.report.leaderboard import fit_curves, leaderboard, summarise
+from tasks.report.evidence import read_evidence
 from tasks.report.paired import Paired, difference, is_apart, pair
-from tasks.report.tables import text_table
-from tasks.report.words import verdict
+from tasks.report.results import Results, results_of
+from tasks.report.settings import ReportSettings
+from tasks.report.views.tables import text_table
 from tests.report.conftest import NUM_TEST, metrics, write_answers
 
 ONE_SEED = Experiment(["grpo", "sgpo"], [0])
@@ -44,9 +42,9 @@ def give(layout: Layout, recipe: str | None, correct: list[int]) -> tuple[float,
     return low, high
 
 
-def summary_of(evidence: Evidence, paired: Paired) -> dict[str, Any]:
-    rows = leaderboard(evidence, paired)
-    return summarise(evidence, rows, paired, fit_curves(evidence, 10))
+def results(layout: Layout, experiment: Experiment, num_bootstrap: int) -> Results:
+    evidence = read_evidence(layout, experiment)
+    return results_of(evidence, ReportSettings(num_bootstrap=num_bootstrap))
 
 
 def test_a_paired_difference_tells_apart_what_two_intervals_do_not(layout: Layout) -> None:
@@ -54,16 +52,14 @@ def test_a_paired_difference_tells_apart_what_two_intervals_do_not(layout: Layou
     grpo = give(layout, "grpo", FIRST)
     sgpo = give(layout, "sgpo", changed({2: 80, 1: 37, -1: 16, -2: 30}))
     assert sgpo[0] < grpo[1]
-    evidence = read_evidence(layout, ONE_SEED)
-    paired = pair(evidence, 2000)
-    found = difference(paired, ["sgpo/0"], ["grpo/0"], rng())
+    measured = results(layout, ONE_SEED, 2000)
+    found = difference(measured.paired, ["sgpo/0"], ["grpo/0"])
     values = (found["mean"], found["low"], found["high"])
     assert values == pytest.approx((0.0591, 0.039, 0.079), abs=0.0015)
     assert is_apart(found)
     assert (found["num_prompts"], found["over"]) == (256, "prompts")
-    summary = summary_of(evidence, paired)
-    assert summary["recipes"]["sgpo"]["differences"]["reference"] == found
-    assert "sgpo beats grpo by 5.9 points (+3.9 to +7.8)" in verdict(summary)
+    assert measured.summary["recipes"]["sgpo"]["differences"]["reference"] == found
+    assert "+5.9 (+3.9 to +7.8)" in text_table(measured)
 
 
 def test_the_champion_is_confirmed_by_the_paired_difference(layout: Layout) -> None:
@@ -71,17 +67,14 @@ def test_the_champion_is_confirmed_by_the_paired_difference(layout: Layout) -> N
     give(layout, None, FIRST)
     low, _ = give(layout, "sgpo", changed({1: 100, -1: 40}))
     assert low < np.mean(FIRST) / 8
-    evidence = read_evidence(layout, ONE_SEED)
-    paired = pair(evidence, 1000)
-    summary = summary_of(evidence, paired)
+    summary = results(layout, ONE_SEED, 1000).summary
     assert (summary["champion"]["recipe"], summary["champion"]["seed"]) == ("sgpo", 0)
     assert "+2.9 points against the initial policy (paired over 256 prompts" in summary["why"]
 
 
 def test_the_reference_is_grpo_wherever_it_stands(layout: Layout) -> None:
-    evidence = read_evidence(layout, Experiment(["sgpo", "grpo"], [0, 1]))
-    paired = pair(evidence, 100)
-    summary = summary_of(evidence, paired)
+    found = results(layout, Experiment(["sgpo", "grpo"], [0, 1]), 100)
+    summary = found.summary
     assert (summary["reference"], summary["champion"]["recipe"]) == ("grpo", "sgpo")
     grpo, sgpo = (summary["recipes"][name]["differences"] for name in ("grpo", "sgpo"))
     assert grpo["reference"] is None
@@ -90,9 +83,10 @@ def test_the_reference_is_grpo_wherever_it_stands(layout: Layout) -> None:
     assert sgpo["reference"]["mean"] == pytest.approx(0.53 - 0.52, abs=1e-3)
     assert sgpo["initial"]["mean"] == pytest.approx(0.53 - 0.40, abs=1e-3)
     assert sgpo["initial"]["over"] == "seeds and prompts"
-    lines = text_table(leaderboard(evidence, paired), summary).splitlines()
+    lines = text_table(found).splitlines()
     assert any("95 % intervals are over seeds and prompts" in line for line in lines)
-    row = next(line for line in reversed(lines) if line.startswith("sgpo"))
+    begin = lines.index(next(line for line in lines if line.startswith("Differences of pass@1")))
+    row = next(line for line in lines[begin:] if line.startswith("sgpo"))
     assert row.split()[1] == "+1.0"
 
 
@@ -107,22 +101,22 @@ def test_seeds_are_paired() -> None:
         pl.Series("b/1", seeds_PS[:, 1] + 0.1),
     )
     paired = Paired(table.with_columns(pl.lit(0.2).alias("initial")), 400)
-    by_seed = difference(paired, ["b/0", "b/1"], ["a/0", "a/1"], rng())
+    by_seed = difference(paired, ["b/0", "b/1"], ["a/0", "a/1"])
     # all 20 prompts alike: up to 16.1 % may be others (`equal_interval`)
     expected = (0.1, 0.1 - 0.1611 * 1.1, 0.1 + 0.1611 * 0.9)
     found = (by_seed["mean"], by_seed["low"], by_seed["high"])
     assert found == pytest.approx(expected, abs=1e-4)
-    over = difference(paired, ["b/0", "b/1"], ["initial"], rng())
+    over = difference(paired, ["b/0", "b/1"], ["initial"])
     # two seeds 0.5 apart: one degree of freedom, 0.25 * 12.7 and more than the bounds allow
     assert (over["mean"], over["low"], over["high"]) == pytest.approx((0.35, -1.0, 1.0), abs=1e-3)
 
 
 def test_prompts_that_one_of_them_could_not_grade_are_left_out() -> None:
     rates = {"prompt_id": ["t0", "t1", "t2"], "a/0": [1.0, None, 0.5], "b/0": [0.0, 1.0, 0.5]}
-    found = difference(Paired(pl.DataFrame(rates), 50), ["a/0"], ["b/0"], rng())
+    found = difference(Paired(pl.DataFrame(rates), 50), ["a/0"], ["b/0"])
     assert (found["mean"], found["num_prompts"]) == (0.5, 2)
     with pytest.raises(ArtifactError, match="no test prompt was graded for all of a/0, b/0"):
-        difference(Paired(pl.DataFrame(rates)[1:2], 50), ["a/0"], ["b/0"], rng())
+        difference(Paired(pl.DataFrame(rates)[1:2], 50), ["a/0"], ["b/0"])
 
 
 def test_errors_are_not_wrong_answers(layout: Layout) -> None:

@@ -22,8 +22,10 @@ from tasks.report.answers import (
     write_rollouts,
 )
 from tasks.report.evidence import read_evidence
-from tasks.report.paired import Paired, pair
-from tasks.report.transitions import CLASSES, matrix
+from tasks.report.paired import CLASSES, Paired
+from tasks.report.results import results_of
+from tasks.report.settings import ReportSettings
+from tasks.report.views.prompts import matrix
 
 BOTH = Experiment(["grpo", "sgpo"], [0, 1])
 
@@ -93,7 +95,8 @@ def test_a_long_text_says_how_much_is_left_out() -> None:
 def test_the_file_holds_every_rollout_and_the_page_some(layout: Layout, tmp_path: Path) -> None:
     evidence = read_evidence(layout, BOTH)
     path = tmp_path / "rollouts.parquet"
-    found = write_rollouts(path, layout, evidence, pair(evidence, 10), ["sgpo/1", "grpo/0"])
+    results = results_of(evidence, ReportSettings(num_bootstrap=10))
+    found = write_rollouts(path, layout, results, ["sgpo/1", "grpo/0"])
     table = TO_READ.read(path)
     assert len(table) == 5 * 256 * 9
     policies = table["policy"].unique(maintain_order=True).to_list()
@@ -127,9 +130,9 @@ def test_parts_together_are_the_file(layout: Layout, monkeypatch: pytest.MonkeyP
 def test_a_rollout_without_its_prompt_is_an_error(layout: Layout, tmp_path: Path) -> None:
     prompts = PROMPTS.read(layout.prompts("test")).filter(pl.col("prompt_id") != "t9")
     PROMPTS.write(layout.prompts("test"), prompts)
-    evidence = read_evidence(layout, BOTH)
+    results = results_of(read_evidence(layout, BOTH), ReportSettings(num_bootstrap=10))
     with pytest.raises(ArtifactError, match=r"rollouts\.parquet: prompt t9 is not among the test"):
-        write_rollouts(tmp_path / "r.parquet", layout, evidence, pair(evidence, 10), ["grpo/0"])
+        write_rollouts(tmp_path / "r.parquet", layout, results, ["grpo/0"])
     assert not (tmp_path / "r.parquet").exists()
 
 

@@ -2,7 +2,8 @@
 line."""
 
 import argparse
-import logging
+import contextlib
+import io
 import random
 import time
 from collections.abc import Callable
@@ -18,12 +19,14 @@ import tasks.evaluate.run
 import tasks.profile.run
 from tasks.common import params
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS, Layout
-from tasks.common.journal import Tracker
+from tasks.common.files import ArtifactError
 from tasks.common.sealed import read_sealed
 from tasks.common.stage import Stage
+from tasks.common.tracking.journal import Tracker
 from tasks.models.policy import load_model
+from tasks.store.admin import commands
 from tests.policies import place_policy
-from tests.stages import Forked, Started, run_command
+from tests.stages import Forked
 from tests.train.worlds import PARAMS
 
 
@@ -58,17 +61,12 @@ def change(layout: Layout, section: str, **values: Any) -> None:
     path.write_text(yaml.safe_dump({**before, section: {**before[section], **values}}))
 
 
-def start(layout: Layout) -> Started:
-    """The command as a user starts it."""
-    return Started("profile", layout.root / "params.yaml", layout.root)
-
-
 def fork(layout: Layout) -> Forked:
-    """The same without the seconds of its start."""
+    """The command, without the seconds of its start."""
     return Forked("profile", layout.root / "params.yaml", layout.root)
 
 
-def finish(process: Forked | Started) -> str:
+def finish(process: Forked) -> str:
     """The log of a stage that succeeds."""
     log = process.finish()
     assert process.returncode == 0, log
@@ -152,7 +150,7 @@ def test_two_processes_with_roots_of_their_own_share_the_work(qwen: Path, tmp_pa
 @pytest.mark.slow
 def test_two_processes_on_one_root_sample_nothing_twice(qwen: Path, tmp_path: Path) -> None:
     layout = make_root(tmp_path, qwen, None, range(30))
-    for process in [start(layout), start(layout)]:
+    for process in [fork(layout), fork(layout)]:
         finish(process)
     assert stored_rows(layout.store) == 120
 
@@ -190,12 +188,13 @@ def wait_for_shards(layout: Layout, process: Forked, rows: int) -> None:
         time.sleep(0.002)
 
 
-def admin(name: str, layout: Layout, *options: str, status: int = 0) -> str:
-    """What `python -m tasks.store.admin` prints, run in this process."""
-    paths = ["--params", str(layout.root / "params.yaml"), "--data", str(layout.root)]
-    done = run_command("tasks.store.admin", name, *paths, *options, level=logging.WARNING)
-    assert done.returncode == status, done.output
-    return done.output
+def admin(name: str, layout: Layout, *policies: str, dry_run: bool = False, status: int = 0) -> str:
+    """Return what `winnow store` prints, run in this process."""
+    printed, values = io.StringIO(), params.load(layout.root / "params.yaml")
+    with contextlib.redirect_stdout(printed):
+        found = commands.run(name, values, layout, policies=list(policies), dry_run=dry_run)
+    assert found == status
+    return printed.getvalue()
 
 
 @pytest.mark.slow
@@ -216,7 +215,7 @@ def test_the_command_line(qwen: Path, tmp_path: Path) -> None:
     assert f"DAMAGED {shard}: its" in admin("verify", layout, status=1)
     profile(layout)
     assert "set aside earlier" in admin("verify", layout, status=1)
-    dry = admin("gc", layout, "--dry-run")
+    dry = admin("gc", layout, dry_run=True)
     assert f"would remove {shard}.damaged (damaged)" in dry
     assert "would merge 3 shards" in dry
     assert len(list(layout.store.glob("*/*/*"))) == 5
@@ -224,10 +223,9 @@ def test_the_command_line(qwen: Path, tmp_path: Path) -> None:
     assert len(list(layout.store.glob("*/*/*"))) == 2
     assert "nothing to do" in admin("gc", layout)
     assert profile(layout) == "36 rollouts reused, 0 sampled"
-    assert "holds nothing of policy nobody; choose from" in admin(
-        "gc", layout, "--policy", "nobody", status=1
-    )
-    admin("gc", layout, "--policy", policy)
+    with pytest.raises(ArtifactError, match="holds nothing of policy nobody; choose from"):
+        admin("gc", layout, "nobody")
+    admin("gc", layout, policy)
     assert "empty" in admin("ls", layout)
     assert "empty" in admin("ls", without_store(layout))
 

@@ -9,7 +9,14 @@ import polars as pl
 from tasks.common.artifacts import PROMPTS
 from tasks.engines.engine import Samples
 from tasks.train.plan import Plan
-from tasks.train.rollouts import Estimate, GroupRequest, Ints, Observed, Rollouts, merge
+from tasks.train.rollouts import (
+    GroupRequest,
+    Ints,
+    Observed,
+    Rollouts,
+    make_rollouts,
+    merge,
+)
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Asked, Control, SoFar
 from tests.policies import character_tokenizer
@@ -64,33 +71,35 @@ def rollouts_of(
     lengths = [1] * num if lengths is None else lengths
     samples = Samples([[5] * n for n in lengths], [[0.0] * n for n in lengths], ["stop"] * num)
     group_B = np.array(groups, dtype=np.int64)
-    made = graded([[5]] * len(rows), group_B, samples, np.array(rewards, dtype=np.float64))
-    return replace(made, prompt_rows_Q=rows, outcomes=outcomes)
+    made = graded([[5]] * len(rows), group_B, samples, np.array(rewards, dtype=np.float64), rows)
+    return made.with_columns(outcome=outcomes)
 
 
 def graded(
-    prompts: list[list[int]], group_B: "np.ndarray", samples: Samples, rewards: "np.ndarray"
+    prompts: list[list[int]],
+    group_B: Ints,
+    samples: Samples,
+    rewards: "np.ndarray",
+    prompt_rows: Ints | None = None,
 ) -> Rollouts:
     """One group of fresh rollouts a prompt, with these rewards."""
-    num = len(group_B)
-    return Rollouts(
-        np.arange(len(prompts)),
+    return make_rollouts(
+        np.arange(len(prompts)) if prompt_rows is None else prompt_rows,
         prompts,
         group_B,
-        samples,
-        [""] * num,
-        ["wrong"] * num,
-        rewards,
-        np.zeros(num, dtype=np.int64),
-        np.zeros(num, dtype=np.bool_),
-        [{}] * num,
+        token_ids=samples.token_ids,
+        logprobs=samples.logprobs,
+        versions=[[0] * len(ids) for ids in samples.token_ids],
+        reason=samples.finish_reasons,
+        outcome="wrong",
+        reward=rewards,
     )
 
 
-def estimate_of(rollouts: Rollouts, advantages_B: "np.ndarray") -> Estimate:
+def estimated(rollouts: Rollouts, advantages_B: "np.ndarray") -> Rollouts:
     """All rollouts are kept, with these advantages."""
     keep_B = np.ones(len(advantages_B), dtype=np.bool_)
-    return Estimate(keep_B, advantages_B[rollouts.owner_N()], None)
+    return rollouts.estimated(keep_B, advantages_B[rollouts.owner_N()])
 
 
 def asked_of(prompt_rows: Ints | None, answers: Sequence[str] = ("7",) * 4) -> Asked:
@@ -120,25 +129,18 @@ def after(*parts: Rollouts) -> SoFar:
 def merge_requests(parts: Sequence[Rollouts], numbers: Sequence[Ints]) -> Rollouts:
     """The rollouts of several requests of one step, group by group: `numbers[i]` are those of the
     groups of part i within the step."""
-    merged, number_G = merge(parts), np.concatenate(numbers)
-    _, first = np.unique(number_G, return_index=True)
-    of_step = replace(
-        merged,
-        prompt_rows_Q=merged.prompt_rows_Q[first],
-        prompts=[merged.prompts[place] for place in first.tolist()],
-        group_B=number_G[merged.group_B],
-    )
+    merged = merge(parts)
+    of_step = merged.with_columns(group=np.concatenate(numbers)[merged.group_B]).table
     # rollouts that joined a group stand beside those that were there before
-    return of_step.take(np.argsort(of_step.group_B, kind="stable"))
+    return Rollouts.of(of_step.sort("group", maintain_order=True))
 
 
 def observed_of(rollouts: Rollouts, seed: int = 0, size: int = 3) -> Rollouts:
     """The same rollouts as a policy sees them that is not quite their sampler."""
     rng = np.random.default_rng(seed)
     num, num_tokens = len(rollouts.group_B), len(rollouts.owner_N())
-    sampler_N = np.concatenate([np.zeros(0), *map(np.asarray, rollouts.samples.logprobs)])
     observed = Observed(
-        sampler_N + 0.01 * rng.standard_normal(num_tokens),
+        rollouts.logprobs_N + 0.01 * rng.standard_normal(num_tokens),
         rng.random(num_tokens),
         rng.standard_normal((num_tokens, size)),
         rng.standard_normal((num, size)),
@@ -159,7 +161,7 @@ def play(
     rollouts: Rollouts | None = None
     while request := control.next(SoFar(rollouts, len(requests), 0), rng):
         rewards = [reward(int(row)) for row in np.repeat(request.prompt_rows, request.counts)]
-        numbers.append(request.groups(0 if rollouts is None else len(rollouts.prompts)))
+        numbers.append(request.groups(0 if rollouts is None else len(rollouts.prompt_rows_Q)))
         requests.append(request)
         parts.append(answer_to(request, rewards))
         rollouts = merge_requests(parts, numbers)

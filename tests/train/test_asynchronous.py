@@ -5,8 +5,8 @@ import json
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,47 +16,29 @@ import pytest
 import torch
 
 from tasks.common import params
-from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS, Layout
+from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
 from tasks.common.params import ParamsError
 from tasks.common.sealed import read_sealed, write_sealed
 from tasks.engines.engine import Request, Samples
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.loop.reporter import ages
-from tasks.train.loop.save import write_results
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
-from tasks.train.sampling.groups import table_of
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tests.train.test_multi_turn import GENERATE
 from tests.train.test_whole_runs import changes_of
-from tests.train.worlds import make_trainer, make_world, outputs, run_in_process
+from tests.train.worlds import (
+    Killed,
+    dying_after,
+    make_trainer,
+    make_world,
+    outputs,
+    run,
+    run_in_process,
+)
 
 SIZES = [4] * 36  # 12 steps of three groups
-
-
-class Killed(BaseException):
-    """What stands for SIGKILL within a process."""
-
-
-def run(
-    layout: Layout,
-    changes: dict[str, Any],
-    every_seconds: float = 0.0,
-    prepare: Callable[[Trainer], object] = lambda trainer: None,
-) -> Trainer:
-    """A run to its end, or from its last checkpoint on, with its results written."""
-    trainer = make_trainer(layout, **changes)
-    prepare(trainer)
-    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=2)
-    with closing(trainer.collector.grader):
-        settings = CheckpointSettings(every_seconds, 2)
-        try:
-            lost = train(trainer, checkpoints, settings, lambda *_: None)
-        finally:
-            checkpoints.wait()  # a process that is killed writes no more
-    write_results(trainer, checkpoints, lost, layout.train("r", 0))
-    return trainer
 
 
 def delayed(sampling: float, learning: float, seed: int = 0) -> Callable[[Trainer], None]:
@@ -116,22 +98,19 @@ def test_the_first_update_is_that_of_the_synchronous_loop(guesser: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "limit"),
+    ("name", "limit", "surplus"),
     [
-        ("grpo", 1),
-        ("grpo", 3),
-        ("dapo", 1),
-        ("knapsack", 1),
-        ("winnow", 1),
-        ("dots_replay", 3),
-        ("profile_replay", 3),
-        ("sagc", 1),
+        *(("grpo", limit, 1.0) for limit in (1, 3)),
+        *((name, 1, 1.0) for name in ("dapo", "knapsack", "winnow", "sagc")),
+        *((name, 3, 1.0) for name in ("dots_replay", "profile_replay")),
+        *((name, 1, 1.5) for name in ("grpo", "sgpo", "winnow", "knapsack", "dots_replay")),
     ],
 )
 def test_a_killed_run_ends_as_one_that_was_not(
-    name: str, limit: int, guesser: Path, tmp_path: Path
+    name: str, limit: int, surplus: float, guesser: Path, tmp_path: Path
 ) -> None:
-    changes = {**changes_of(name), "max_staleness": limit, "learning_rate": 1e-3}
+    ages = {"max_staleness": limit, "over_provision": surplus}
+    changes = {**changes_of(name), **ages, "learning_rate": 1e-3}
     layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]
     whole = run(layouts[0], changes)
     kills = 0
@@ -149,23 +128,6 @@ def test_a_killed_run_ends_as_one_that_was_not(
     assert first == second
 
 
-@contextmanager
-def dying_after(step: int) -> Iterator[Callable[[Trainer], None]]:
-    """A run that is killed while it learns from that step, if it comes there."""
-
-    def prepare(trainer: Trainer) -> None:
-        record = trainer.record
-
-        def dying(*arguments: Any) -> dict[str, Any]:
-            if trainer.state.num_steps == step:
-                raise Killed
-            return record(*arguments)
-
-        trainer.record = dying  # type: ignore[method-assign]
-
-    yield prepare
-
-
 def test_what_was_sampled_ahead_is_kept_whole(guesser: Path, tmp_path: Path) -> None:
     """Tokens of an environment, texts and verdicts too."""
     layout = make_world(tmp_path, guesser, SIZES)
@@ -176,15 +138,17 @@ def test_what_was_sampled_ahead_is_kept_whole(guesser: Path, tmp_path: Path) -> 
         assert trainer.buffer.fill(version=0)
         assert trainer.buffer.fill(version=0)
         numbers = json.loads(json.dumps(trainer.buffer.numbers()))
-        again.buffer.restore(numbers, table_of(trainer.buffer.groups()))
+        added = ["replayed", "kept", "advantages", "old_logprobs"]
+        earlier = trainer.buffer.table().drop(added)  # as an earlier version wrote it
+        again.buffer.restore(numbers, earlier)
     assert again.buffer.batches == trainer.buffer.batches
+    assert again.buffer.table().equals(trainer.buffer.table())
     first, second = again.buffer.take(3)
     assert (first.step, second.step) == (0, 1)
     assert again.buffer.progress == second.progress > first.progress > 0.0
     fresh = first.fresh
-    assert fresh.is_action_N is not None
-    assert 0 < fresh.is_action_N.sum() < len(fresh.is_action_N)
-    assert all(fresh.texts)
+    assert 0 < fresh.trained_N().sum() < len(fresh.trained_N())
+    assert all(fresh.table["text"])
     assert ages(4, first)["staleness"] == 4
 
 

@@ -1,61 +1,44 @@
 """Decayed branches: the trunk goes on as if there were none, and a branch ends where a run of its
 share would have ended."""
 
+import itertools
 import shutil
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-import yaml
 
 from tasks.common.artifacts import CURVE, Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.common.sealed import read_sealed
 from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.loop.loop import train
-from tasks.train.loop.save import write_results
 from tasks.train.loop.trainer import Trainer
-from tasks.train.settings import CheckpointSettings
+from tests.train import worlds
 from tests.train.test_trainer import train as run_train
-from tests.train.worlds import PARAMS, make_trainer, make_world, outputs, run_in_process
+from tests.train.worlds import make_trainer, make_world, outputs, run_in_process, write_params
 
 BATCH = {"unit": "rollouts", "size": 8, "counts": "generated"}
 CONSTANT = {"batch": BATCH, "decay_share": 0.4, "learning_rate": 3e-3}
 VISITS = [4] * 40
 
 
-@contextmanager
-def closing_writer(checkpoints: Checkpoints) -> Iterator[None]:
-    """What was being written is on the disk afterwards, however the block ends."""
-    try:
-        yield
-    finally:
-        checkpoints.wait()
-
-
 def run(layout: Layout, fail_at: int | None = None, keep: int = 2, **changes: Any) -> Trainer:
     """Train with a checkpoint every step, and write the results; the process dies after so many
     steps, those of branches among them."""
-    trainer = make_trainer(layout, **{**CONSTANT, **changes})
-    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=keep)
-    record, made = trainer.record, []
 
-    def dying(*arguments: Any) -> dict[str, Any]:
-        made.append(1)
-        if len(made) == fail_at:
-            raise ConnectionError("pulled the plug")
-        return record(*arguments)
+    def prepare(trainer: Trainer) -> None:
+        record, numbers = trainer.record, itertools.count(1)
 
-    trainer.record = dying  # type: ignore[method-assign]
-    with closing(trainer.collector.grader), closing_writer(checkpoints):
-        lost = train(trainer, checkpoints, CheckpointSettings(0.0, keep), lambda *_: None)
-    write_results(trainer, checkpoints, lost, layout.train("r", 0))
-    checkpoints.delete()
-    return trainer
+        def dying(*arguments: Any) -> dict[str, Any]:
+            if next(numbers) == fail_at:
+                raise ConnectionError("pulled the plug")
+            return record(*arguments)
+
+        trainer.record = dying  # type: ignore[method-assign]
+
+    return worlds.run(layout, {**CONSTANT, **changes}, keep=keep, prepare=prepare)
 
 
 @pytest.fixture(scope="module")
@@ -208,8 +191,7 @@ def test_a_run_with_branches_is_computed_again_from_its_record(
     guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, VISITS)
-    values = {**PARAMS, "train": {**PARAMS["train"], **CONSTANT, "branches": [0.5]}}
-    (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
+    write_params(layout, train={**CONSTANT, "branches": [0.5]})
     assert run_train(layout).returncode == 0
     record = layout.train("r", 0) / "rollouts.parquet"
     again = run_train(layout, "--from-rollouts", str(record))

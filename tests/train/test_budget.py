@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.common.accounting.ledger import Architecture, decode_flops, prefill_flops
+from tasks.common.accounting.spending import CellBudget, Rows, generation_cost, pass_cost
 from tasks.common.layout import Layout
-from tasks.common.ledger import Architecture, decode_flops, prefill_flops
 from tasks.common.sealed import read_sealed
-from tasks.common.spending import CellBudget, Rows, generation_cost, pass_cost
 from tasks.train.loop.buffer import cut
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import GroupRequest
 from tasks.train.settings import BatchSettings
 from tests.train.steps import plan_of
-from tests.train.test_asynchronous import Killed, dying_after, run
 from tests.train.test_combinations import prepare
-from tests.train.worlds import make_world, outputs
+from tests.train.worlds import Killed, dying_after, make_world, outputs, run
 
 SIZES = [4] * 12  # four steps of three groups: less than what the budgets below ask for
 ARCHITECTURE = Architecture(

@@ -10,15 +10,17 @@ import polars as pl
 import pytest
 import torch
 
+from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError, digest
 from tasks.common.sealed import read_sealed
 from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
+from tasks.train.checkpoint.tensors import SavedTensors
 from tasks.train.loop.loop import train
+from tasks.train.loop.save import resume, write_results
 from tasks.train.loop.save import save as save_trainer
-from tasks.train.loop.save import write_results
 from tasks.train.loop.state import TrainingError
 from tasks.train.settings import CheckpointSettings
-from tests.train.worlds import make_trainer, make_world
+from tests.train.worlds import make_trainer, make_world, run_in_process
 
 COMPONENTS = {"recipe": "r", "seed": 0}
 
@@ -30,7 +32,7 @@ def work_of(step: int) -> dict[str, float]:
 
 def save(checkpoints: Checkpoints, step: int, branch: int) -> Path:
     """A checkpoint after `step` steps, with a part of rollouts for each; the folder it is in."""
-    state = {"num_steps": step, "branch": None, "mark": branch, "work": work_of(step)}
+    state = {"num_steps": step, "branch": None, "mark": branch, "work": work_of(step), "buffer": {}}
     rollouts = pl.DataFrame({"step": [step - 1], "branch": [branch]})
     tensors = {"policy.w": torch.full((2,), float(branch))}
     checkpoints.note_work(state["work"])
@@ -48,7 +50,7 @@ def branches(checkpoints: Checkpoints, folder: Path | None = None) -> tuple[int,
     return loaded[1]["mark"], [int(part["branch"][0]) for part in parts]
 
 
-def test_an_older_checkpoint_retires_the_branch_it_leaves(tmp_path: Path) -> None:
+def test_an_older_checkpoint_that_was_asked_for_is_the_newest_from_then_on(tmp_path: Path) -> None:
     first = Checkpoints(tmp_path, COMPONENTS, keep=2)
     older, _ = save(first, 1, branch=1), save(first, 2, branch=1)
 
@@ -61,36 +63,47 @@ def test_an_older_checkpoint_retires_the_branch_it_leaves(tmp_path: Path) -> Non
     for step in (2, 3):
         save(second, step, branch=2)
         assert branches(second) == (2, [1] + [2] * (step - 1))
-    assert len(list(second.folder.glob("retired-*/step-*"))) == 1
+    assert len(second.steps()) == 2
 
 
-def test_the_retired_branch_can_be_taken_up_again(tmp_path: Path) -> None:
+def test_what_was_left_can_be_taken_up_again(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
-    older, _ = save(checkpoints, 1, branch=1), save(checkpoints, 2, branch=1)
+    older, newer = save(checkpoints, 1, branch=1), save(checkpoints, 2, branch=1)
     checkpoints.load(older)
     checkpoints.branch_from(older)
-    save(checkpoints, 2, branch=2)
-    (newer,) = checkpoints.folder.glob("retired-*/step-*")
-    assert branches(checkpoints, newer) == (1, [1, 1])  # not the part that has replaced its own
+    assert branches(checkpoints, newer) == (1, [1, 1])
     checkpoints.branch_from(newer)
     assert branches(checkpoints) == (1, [1, 1])
-    assert len(checkpoints.steps()) == 1
+    save(checkpoints, 3, branch=1)
+    assert branches(checkpoints) == (1, [1, 1, 1])
 
 
-def test_the_newest_checkpoint_retires_nothing(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_folder_is_copied_with_its_parts(tmp_path: Path) -> None:
+    other = Checkpoints(tmp_path / "other", COMPONENTS, keep=2)
+    save(other, 1, branch=1)
+    chosen = save(other, 2, branch=1)
+    checkpoints = Checkpoints(tmp_path / "mine", COMPONENTS, keep=2)
+    save(checkpoints, 1, branch=2)
+    checkpoints.load(chosen)
+    checkpoints.branch_from(chosen)
+    other.delete()
+    assert branches(checkpoints) == (1, [1, 1])
+
+
+def test_the_newest_checkpoint_is_not_copied(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
     save(checkpoints, 1, branch=1)
     newest = save(checkpoints, 2, branch=1)
     checkpoints.note_work(work_of(5))
     checkpoints.load(newest)
     checkpoints.branch_from(newest)
-    assert list(checkpoints.folder.glob("retired-*")) == []
+    assert checkpoints.steps()[-1] == newest
     assert checkpoints.count_lost(work_of(2)) == work_of(3)
     checkpoints.note_work(work_of(4))
     assert checkpoints.count_lost(work_of(2)) == work_of(5)  # by both kills
 
 
-def test_a_run_resumed_from_an_older_checkpoint_goes_on_on_its_own_branch(
+def test_a_run_resumed_from_an_older_checkpoint_goes_on_from_it(
     guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     layout = make_world(tmp_path, guesser, [4, 4, 4] * 4)
@@ -106,23 +119,42 @@ def test_a_run_resumed_from_an_older_checkpoint_goes_on_on_its_own_branch(
     done = run(None, max_steps=3)
     oldest = done.steps()[0]
     again = run(oldest, max_steps=2)
-    assert "are now in" in caplog.text
+    assert f"going on from {oldest.name}" in caplog.text
     newest = again.steps()[-1]
     assert newest.name > oldest.name
     assert read_sealed(newest / "state.json")["state"]["num_steps"] == 2
+
+
+def test_a_checkpoint_without_what_a_method_remembers_is_left_with_the_reason(
+    guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout = make_world(tmp_path, guesser, [4, 4, 4])
+    checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=1)
+    trainer = make_trainer(layout)
+    trainer.state.num_steps = 2
+    save_trainer(trainer, checkpoints)
+    checkpoints.wait()
+    again = make_trainer(layout, replay={"method": "recent", "share": 0.5, "capacity": 4})
+    with closing(trainer.collector.grader), closing(again.collector.grader):
+        resume(again, checkpoints, None)
+        assert again.state.num_steps == 0
+        assert "starting over: the newest checkpoint" in caplog.text
+        assert "kept what its methods remember (method.replay.table) in another" in caplog.text
+        with pytest.raises(ArtifactError, match="of an earlier version.* leave --resume out"):
+            resume(again, checkpoints, checkpoints.steps()[0])
 
 
 def test_a_snapshot_waits_for_the_last_one_before_it_copies(guesser: Path, tmp_path: Path) -> None:
     """Had it copied first, the rollouts would have become a part already when the waiting shows
     what went wrong with the last one."""
     trainer = make_trainer(make_world(tmp_path, guesser, [4, 4, 4]))
-    trainer.state.rollouts = [{"step": 0}]
+    trainer.state.rollouts = [TRAIN_ROLLOUTS.frame([TRAIN_ROLLOUTS.example])]
     checkpoints = Checkpoints(tmp_path / "checkpoints", COMPONENTS, keep=1)
     checkpoints.writing = Future()
     checkpoints.writing.set_exception(OSError("the disk is full"))
     with closing(trainer.collector.grader), pytest.raises(OSError, match="the disk is full"):
         save_trainer(trainer, checkpoints)
-    assert trainer.state.rollouts == [{"step": 0}]
+    assert len(trainer.state.rollouts) == 1
     assert checkpoints.parts == []
 
 
@@ -185,8 +217,28 @@ def test_results_are_never_written_from_fewer_parts_than_the_run_has(
     flip(checkpoints.folder / checkpoints.parts[-1])
     out = layout.train("r", 0)
     with pytest.raises(TrainingError, match="run the same command again"):
-        write_results(trainer, checkpoints, {}, out)
+        write_results(trainer, checkpoints, out)
     assert not (out / "rollouts.parquet").exists()
+
+
+def test_a_resumed_run_reads_every_tensor_once(
+    guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = make_world(tmp_path, guesser, [4, 4, 4])
+    run_in_process(layout, {"max_steps": 1})
+    names = list[str]()
+    get = SavedTensors.__getitem__
+
+    def get_and_note(tensors: SavedTensors, name: str) -> torch.Tensor:
+        names.append(name)
+        return get(tensors, name)
+
+    monkeypatch.setattr(SavedTensors, "__getitem__", get_and_note)
+    trainer = make_trainer(layout)
+    with closing(trainer.collector.grader):
+        resume(trainer, Checkpoints(layout.checkpoints, COMPONENTS, keep=1), None)
+    assert trainer.state.num_steps == 1
+    assert len(names) == len(set(names)) > 0
 
 
 def test_a_part_goes_with_the_last_checkpoint_that_needs_it(tmp_path: Path) -> None:
@@ -252,34 +304,37 @@ def test_a_branch_whose_trunk_is_damaged_is_not_taken_up(tmp_path: Path) -> None
 
 def save_branch(checkpoints: Checkpoints, step: int) -> Path:
     """A checkpoint of a branch that left the trunk after two steps."""
-    state = {"num_steps": step, "branch": 0.5, "branch_start": 2}
+    state = {"num_steps": step, "branch": 0.5, "branch_start": 2, "buffer": {}}
     checkpoints.save(Snapshot(step, {"policy.w": torch.zeros(2)}, {}, state, {}, None))
     checkpoints.wait()
     return checkpoints.steps()[-1]
 
 
 def test_a_branch_keeps_the_trunk_it_goes_back_to_wherever_it_is(tmp_path: Path) -> None:
-    """Of two checkpoints of a branch the older is chosen, and then the retired one."""
+    """Of two checkpoints of a branch the older is chosen, and then the one that it left."""
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
     save(checkpoints, 1, branch=1)
     save(checkpoints, 2, branch=1)
     for step in (3, 4, 5):
         last = save_branch(checkpoints, step)
     before = checkpoints.steps()[-2]
-    assert [int(path.name.split("-")[1]) for path in checkpoints.steps()] == [2, 4, 5]
-    assert checkpoints.load(before) is not None
-    checkpoints.branch_from(before)
-    assert not last.exists()
-    retired = max(checkpoints.folder.glob("retired-*/step-*"))
-    for folder in (before, retired):
-        loaded = checkpoints.load(folder)
+    assert steps_of(checkpoints) == [2, 4, 5]
+    for folder in (before, last):
+        assert checkpoints.load(folder) is not None
+        checkpoints.branch_from(folder)
+        loaded = checkpoints.load()
         assert loaded is not None
-        assert loaded[1]["branch"] == 0.5
-    checkpoints.branch_from(retired)
-    assert [int(path.name.split("-")[1]) for path in checkpoints.steps()] == [2, 5]
-    assert checkpoints.trunk()[1]["num_steps"] == 2
+        assert loaded[1] == read_sealed(folder / "state.json")["state"]
+        assert checkpoints.trunk()[1]["num_steps"] == 2
+    save_branch(checkpoints, 6)
+    assert steps_of(checkpoints) == [2, 5, 6]
     save(checkpoints, 2, branch=1)  # the trunk goes on
-    assert [int(path.name.split("-")[1]) for path in checkpoints.steps()] == [2, 2]
+    assert steps_of(checkpoints) == [2, 2]
+
+
+def steps_of(checkpoints: Checkpoints) -> list[int]:
+    """The number of steps of every checkpoint, in their order."""
+    return [int(path.name.split("-")[1]) for path in checkpoints.steps()]
 
 
 def test_two_runs_may_tidy_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

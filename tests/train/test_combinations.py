@@ -16,9 +16,8 @@ from tasks.engines.hf.engine import HfEngine
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import TrainSettings
 from tests.train import test_sharding as sharding
-from tests.train.test_asynchronous import Killed, dying_after, run
 from tests.train.test_in_flight import POLL_SECONDS, Swapping
-from tests.train.worlds import make_world, outputs
+from tests.train.worlds import Killed, dying_after, make_world, outputs, run
 
 SIZES = [4, 2, 6] * 12
 OLDEST, SURPLUS, IN_FLIGHT, BRANCHES = (0, 1, 2, 3), (1.0, 1.5), (False, True), ([], [0.5])

@@ -10,16 +10,15 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tasks.common.artifacts import PROMPTS, TRAIN_ROLLOUTS, Layout
+from tasks.common.artifacts import PROMPTS, Layout
 from tasks.engines.engine import OnEnded, Request, Samples
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
-from tasks.train.loop.record import rollout_rows
+from tasks.train.loop.record import record_rollouts
 from tasks.train.loop.trainer import Trainer
-from tasks.train.rollouts import Rollouts
-from tasks.train.sampling import collector as collecting
-from tasks.train.sampling.collector import Early
-from tasks.train.sampling.groups import Rollout
+from tasks.train.rollouts import Rollouts, make_rollouts
+from tasks.train.sampling import grading
+from tasks.train.sampling.grading import Early
 from tasks.train.settings import CheckpointSettings
 from tests.patience import PATIENCE
 from tests.train.worlds import make_trainer, make_world, sampled
@@ -29,7 +28,7 @@ SIZES = [4] * 36
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "EARLY_SECONDS", 0.0)
+    monkeypatch.setattr(grading, "EARLY_SECONDS", 0.0)
 
 
 def sample_with(trainer: Trainer, say: Callable[[Trainer, Samples, OnEnded], None]) -> Rollouts:
@@ -73,9 +72,8 @@ def test_verdicts_do_not_depend_on_when_they_were_asked_for(
     def from_record(layout: Layout, fresh: Rollouts) -> Rollouts:
         """The same completions from a record, graded all at once."""
         trainer = make_trainer(layout)
-        none_B = np.zeros(len(fresh.group_B))
-        rows = rollout_rows(0, trainer.prompts.ids, fresh, none_B > 0, none_B)
-        trainer.collector.recorded = TRAIN_ROLLOUTS.frame(rows)
+        recorded = fresh.estimated(fresh.kept_B, np.zeros(len(fresh.owner_N())))
+        trainer.collector.recorded = record_rollouts(0, trainer.prompts.ids, recorded)
         with closing(trainer.collector.grader):
             batch = sampled(trainer)
         assert batch is not None
@@ -84,9 +82,9 @@ def test_verdicts_do_not_depend_on_when_they_were_asked_for(
     layout = make_world(tmp_path, guesser, SIZES)
     found = sample_with(make_trainer(layout), some)
     expected = from_record(layout, found)
-    assert len(set(expected.outcomes)) > 1
-    assert (found.texts, found.outcomes) == (expected.texts, expected.outcomes)
-    np.testing.assert_array_equal(found.rewards_B, expected.rewards_B)
+    assert expected.table["outcome"].n_unique() > 1
+    verdicts = ["text", "outcome", "reward"]
+    assert found.table.select(verdicts).equals(expected.table.select(verdicts))
 
 
 def test_a_copy_of_the_prompt_earns_nothing_whenever_it_is_judged(
@@ -103,15 +101,14 @@ def test_a_copy_of_the_prompt_earns_nothing_whenever_it_is_judged(
     golds = trainer.prompts.table[[0, 0]].select("verifier", "answer", "prompt").rows()
     with closing(collector.grader):
         for num_said in (0, 2):
-            rollouts = [Rollout(0, ids, reason="stop") for ids in token_ids]
-            early = Early(collector.grader, tokenizer, golds, rollouts)
+            early = Early(collector.grader, tokenizer, golds, [[], []])
             for row in range(num_said):
-                rollouts[row].token_ids = []  # the engine gives them at its end
                 early.on_ended(row, token_ids[row], "stop")
-            for rollout, ids in zip(rollouts, token_ids, strict=True):
-                rollout.token_ids = ids
-            early.finish()
-            assert [rollout.outcome for rollout in rollouts] == ["wrong", "correct"]
+            first = np.zeros(1, dtype=np.int64)
+            ended = {"token_ids": token_ids, "reason": "stop"}
+            table = make_rollouts(first, [[5]], np.repeat(first, 2), **ended).table
+            graded = early.finish(table, np.arange(2))
+            assert graded["outcome"].to_list() == ["wrong", "correct"]
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])

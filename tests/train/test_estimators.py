@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.train.learner.correction import corrected_tokens, importance_weights
+from tasks.train.learner.correction import corrected_tokens
 from tasks.train.methods.advantage import grpo, mc_grpo, rloo
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import StepTotals, centred_rewards, mixed_groups
@@ -207,7 +207,9 @@ TRUNCATED = Correction(ratio_to="old", level="token", cap=1.2, mode="truncate")
 def weights_of(correction: Correction) -> list[float]:
     """The importance weights of LOGPROBS sampled with log-probabilities lower by GAPS."""
     row_N = torch.tensor([0, 0, 0, 1])
-    return importance_weights(LOGPROBS, LOGPROBS - GAPS, row_N, 2, correction)[0].tolist()
+    tokens, _ = corrected_tokens(LOGPROBS, LOGPROBS, LOGPROBS - GAPS, GAPS, row_N, 2, correction)
+    weights: list[float] = tokens.weights_N.tolist()
+    return weights
 
 
 def test_importance_weights_by_hand() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.common.files import digest_folder
-from tasks.train.checkpoint import finished
+from tasks.train.checkpoint import results
 from tests.files import plant
 from tests.full import largest_file, remount, small_disk
 from tests.stages import Result, Started, run_stage
@@ -95,13 +95,13 @@ def test_a_store_elsewhere_is_asked_before_anything_is_sampled(
 def test_finished_results_are_taken_back_until_dvc_has_recorded_them(tmp_path: Path) -> None:
     out, folder, lock = (tmp_path / name for name in ("out", "finished", "dvc.lock"))
     plant(out, {"curve.parquet": "curve", "policy/config.json": "{}"})
-    finished.keep(out, folder, "key")
+    results.keep(out, folder, "key")
     shutil.rmtree(out)  # as DVC does before it runs a stage
-    assert finished.take_back(out, folder, "key", [lock])
+    assert results.take_back(out, folder, "key", [lock])
     assert (out / "curve.parquet").read_text() == "curve"
     assert (out / "policy" / "config.json").read_text() == "{}"
     lock.write_text(f"outs: [{hashlib.md5(b'curve').hexdigest()}]")
-    assert not finished.take_back(out, folder, "key", [lock])  # it is to run again
+    assert not results.take_back(out, folder, "key", [lock])  # it is to run again
     assert not folder.exists()
 
 
@@ -109,11 +109,11 @@ def test_finished_results_are_taken_back_until_dvc_has_recorded_them(tmp_path: P
 def test_results_of_another_run_and_damaged_ones_are_not_taken(spoilt: str, tmp_path: Path) -> None:
     out, folder = tmp_path / "out", tmp_path / "finished"
     plant(out, {"curve.parquet": "curve"})
-    finished.keep(out, folder, "other" if spoilt == "key" else "key")
+    results.keep(out, folder, "other" if spoilt == "key" else "key")
     shutil.rmtree(out)
     if spoilt == "results":
         (folder / "results" / "curve.parquet").write_text("curse")
-    assert not finished.take_back(out, folder, "key", [])
+    assert not results.take_back(out, folder, "key", [])
     assert not out.exists()
     assert not folder.exists()
 

@@ -10,17 +10,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tasks.common.accounting.ledger import decode_flops, forward_flops, prefill_flops
 from tasks.common.files import ArtifactError
-from tasks.common.ledger import decode_flops, forward_flops, prefill_flops
 from tasks.engines.engine import OnEnded, Request, Samples, sample_seed
 from tasks.engines.hf.engine import HfEngine
 from tasks.train import run as training
 from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.loop.loop import train
 from tasks.train.loop.save import resume
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
-from tasks.train.settings import CheckpointSettings
 from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 
 SIZES = [4, 3, 4, 2, 2, 6] * 2
@@ -54,13 +52,10 @@ class Refusing(OwnWeights):
 
 
 def run(guesser: Path, root: Path, lost: set[int]) -> Trainer:
-    layout = make_world(root, guesser, SIZES)
-    trainer = make_trainer(layout)
-    trainer.collector.engine = OwnWeights(trainer.learner.model, lost)
-    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
-    with closing(trainer.collector.grader):
-        train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
-    return trainer
+    def prepare(trainer: Trainer) -> None:
+        trainer.collector.engine = OwnWeights(trainer.learner.model, lost)
+
+    return run_in_process(make_world(root, guesser, SIZES), {}, prepare)
 
 
 def test_weights_one_update_old_stop_the_run_at_once(guesser: Path, tmp_path: Path) -> None:
@@ -134,12 +129,10 @@ def test_with_several_updates_a_batch_every_fresh_rollout_is_looked_at(
     with closing(trainer.collector.grader):
         batch = sampled(trainer)
     assert batch is not None
-    samples = batch.fresh.samples
     for stale in (0, 5, 11):
-        logprobs = [list(row) for row in samples.logprobs]
+        logprobs = batch.fresh.table["logprobs"].to_list()
         logprobs[stale] = [value - 0.1 for value in logprobs[stale]]
-        other = dataclasses.replace(samples, logprobs=logprobs)
-        seen = trainer.observe_policy(dataclasses.replace(batch.fresh, samples=other))
+        seen = trainer.observe_policy(batch.fresh.with_columns(logprobs=logprobs))
         rng = trainer.rng()
         with pytest.raises(TrainingError, match="step 0: the engine hf .* at policy version 0"):
-            trainer.update(seen, trainer.estimate(seen, rng), 1e-4, rng)
+            trainer.update(trainer.estimate(seen, rng), 1e-4, rng)

@@ -1,5 +1,5 @@
 """New weights in the middle of completions: whose tokens they are is kept everywhere, and none is
-older than the limit. With vLLM's servers see tests/engines/test_swaps.py."""
+older than the limit. With vLLM's servers see tests/engines/test_replicas.py."""
 
 import contextlib
 import dataclasses
@@ -17,20 +17,19 @@ import pytest
 import torch
 
 from tasks.common import params
+from tasks.common.accounting.ledger import decode_flops, prefill_flops
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError
-from tasks.common.ledger import decode_flops, prefill_flops
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Engine, Request, Samples
 from tasks.train.loop.reporter import ages
 from tasks.train.loop.trainer import Trainer
-from tasks.train.sampling.groups import table_of
 from tasks.train.settings import TrainSettings
 from tests.patience import PATIENCE
 from tests.train import test_sharding as sharding
-from tests.train.test_asynchronous import SIZES, Killed, delayed, dying_after, run
+from tests.train.test_asynchronous import SIZES, delayed
 from tests.train.test_whole_runs import changes_of
-from tests.train.worlds import make_trainer, make_world, outputs, sampled
+from tests.train.worlds import Killed, dying_after, make_trainer, make_world, outputs, run, sampled
 
 CHANGES = {
     "max_staleness": 1,
@@ -231,7 +230,7 @@ def test_what_is_asked_for_follows_neither_from_the_clock_nor_from_a_kill(
         trainer = run(layout, changes, prepare=unhindered(*delays))
         rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
         columns = ["step", "group", "sample_index", "prompt_id", "token_ids", "reward", "replayed"]
-        states = trainer.slots.states()["control"]
+        states = {k: v for k, v in trainer.slots.states().items() if k.startswith("control.")}
         found[side] = rows.select(columns).rows(), {k: v.tolist() for k, v in states.items()}
     assert len(found["sampling"][0]) > 20
     assert found["sampling"] == found["learning"] == found["killed"]
@@ -287,11 +286,11 @@ def test_a_checkpoint_keeps_what_was_swapped_into(guesser: Path, tmp_path: Path)
         engine.between = lambda: engine.swap_weights(weights, 2)
         trainer.buffer.reserve(1)
         trainer.buffer.fill(version=0)
-    groups = trainer.buffer.batches[0].groups
-    trainer.buffer.restore(trainer.buffer.numbers(), table_of(trainer.buffer.groups()))
+    table = trainer.buffer.batches[0].fresh.table
+    trainer.buffer.restore(trainer.buffer.numbers(), trainer.buffer.table())
     (kept,) = trainer.buffer.take(1)
-    assert kept.groups == groups
-    assert set(kept.fresh.token_versions_N()) == {0, 2}
+    assert kept.fresh.table.equals(table)
+    assert set(kept.fresh.versions_N()) == {0, 2}
     assert (kept.fresh.versions_B == 0).all()
     age = ages(2, kept)
     assert age["staleness"] == 2
@@ -311,7 +310,8 @@ def test_what_is_read_again_after_a_swap_is_in_the_executed_flops(
     fresh, architecture = batch.fresh, trainer.run.policy.architecture
     prompts_B, lengths_B = fresh.prompt_tokens_B(), fresh.completion_tokens_B()
     assert (lengths_B > 1).sum() > 8
-    expected = sum(prefill_flops(architecture, len(prompt)) for prompt in fresh.prompts)
+    prompts = fresh.table.unique("group")["prompt"].list.len()
+    expected = sum(prefill_flops(architecture, length) for length in prompts)
     for prompt, length in zip(prompts_B.tolist(), lengths_B.tolist(), strict=True):
         if length > 1:
             expected += prefill_flops(architecture, prompt + 1)

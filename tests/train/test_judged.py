@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 import pytest
 
+from tasks.common.accounting.ledger import Ledger
 from tasks.common.artifacts import PROMPTS, Layout
-from tasks.common.ledger import Ledger
 from tasks.grading.background import BackgroundGrader
 from tasks.grading.verdict import JudgeUsage
 from tasks.train.checkpoint.checkpoints import Checkpoints

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tasks.common import params
+from tasks.common.accounting.ledger import Architecture, charged_flops
 from tasks.common.files import ArtifactError
-from tasks.common.ledger import Architecture, charged_flops
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Request
 from tasks.engines.hf.engine import HfEngine
@@ -38,8 +38,8 @@ from tasks.train.loop.save import save, write_results
 from tasks.train.rollouts import Rollouts, StepTotals
 from tasks.train.settings import Lora, TrainSettings
 from tests.engines.test_flops import architecture_of
-from tests.train.steps import estimate_of, graded
-from tests.train.test_trainer import OBJECTIVE
+from tests.train.steps import estimated, graded
+from tests.train.test_gradient import OBJECTIVE
 from tests.train.worlds import PARAMS, make_trainer, make_world, run_in_process
 
 SETTINGS: dict[str, Any] = {"rank": 4, "alpha": 8.0, "modules": ["all-linear"], "base_bits": 32}
@@ -119,7 +119,7 @@ def test_only_adapters_are_trained_and_kept_and_the_result_is_a_policy(
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
     save(trainer, checkpoints)
     checkpoints.wait()
-    write_results(trainer, checkpoints, {}, tmp_path / "out")
+    write_results(trainer, checkpoints, tmp_path / "out")
     policy = tmp_path / "out" / "policy"
     merged = load_model(policy, dtype=torch.float32, device=CPU)
     by_peft: Any = PeftModel.from_pretrained(initial, policy / "adapter").merge_and_unload()
@@ -176,11 +176,9 @@ def test_the_updates_flops_agree_with_torchs_counter(thrifty: bool, llama: Path)
         enable_activation_checkpointing(model)
         model.train()
     batches = micro_batches(rollouts, np.arange(12), 10**6, CPU, by_group=False)
-    estimate, totals = estimate_of(rollouts, np.ones(12)), StepTotals(100, 12, 12)
+    rollouts, totals = estimated(rollouts, np.ones(12)), StepTotals(100, 12, 12)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
-        stats = accumulate_gradients(
-            model, batches, rollouts, estimate, OBJECTIVE, totals, architecture
-        )
+        stats = accumulate_gradients(model, batches, rollouts, OBJECTIVE, totals, architecture)
     # nothing stands before the first layer's projections that could need a gradient; transformers
     # asks for one anyway where activations are computed again
     attention = model.model.layers[0].self_attn

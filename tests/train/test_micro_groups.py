@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Request
+from tasks.engines.engine import Request, Samples
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.settings import Sampling
 from tasks.models.policy import load_model, load_tokenizer
@@ -99,7 +99,8 @@ def test_predictions_learn_which_prompts_are_long() -> None:
     for _ in range(5):
         lengths = np.maximum(rng.poisson(np.repeat(means, 8)), 1)
         group_B = np.repeat(np.arange(6), 8)
-        samples = type("S", (), {"token_ids": [[7] * n for n in lengths]})()
+        tokens = [[7] * n for n in lengths]
+        samples = Samples(tokens, [[0.0] * n for n in lengths], ["stop"] * 48)
         rollouts = graded(prompts, group_B, samples, np.zeros(48))
         method.observe(rollouts)
     predicted = method.predict(request, np.arange(6))

@@ -10,9 +10,8 @@ import polars as pl
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from tasks.common.artifacts import TRAIN_ROLLOUTS
+from tasks.common.accounting.ledger import Architecture, prefill_flops
 from tasks.common.files import ArtifactError
-from tasks.common.ledger import Architecture, prefill_flops
 from tasks.common.params import ParamsError
 from tasks.engines.engine import OnEnded, Request, Samples
 from tasks.engines.flops import sample_flops, turn_flops, turns_of
@@ -21,7 +20,7 @@ from tasks.grading.verifiers import numeric
 from tasks.models.prompts import render_reply
 from tasks.train.environments.environment import load_environment
 from tasks.train.methods.generate.multi_turn import Method, Settings
-from tasks.train.sampling.collector import decode_samples
+from tasks.train.sampling.grading import decode_samples
 from tests.policies import character_tokenizer
 from tests.train.steps import TOKENIZER, asked_of
 from tests.train.test_branches import run as train_and_write
@@ -257,7 +256,7 @@ def test_training_over_several_turns_learns_from_the_policys_tokens_alone(
     trainer.collector.grader.close()
     state = trainer.state
     assert sum(row["num_updates"] for row in state.steps) > 0
-    rows = TRAIN_ROLLOUTS.frame(state.rollouts)
+    rows = pl.concat(state.rollouts)
     own = rows["is_action"].list.sum().sum()
     total = rows["token_ids"].list.len().sum()
     assert 0 < own < total
@@ -268,13 +267,12 @@ def test_training_over_several_turns_learns_from_the_policys_tokens_alone(
     again.collector.recorded = rows
     recomputed = sampled(again)
     assert recomputed is not None
-    assert recomputed.fresh.is_action_N is not None
     mine = rows.filter(pl.col("step") == 0)["is_action"].explode().to_numpy()
-    np.testing.assert_array_equal(recomputed.fresh.is_action_N, mine)
-    estimate = again.estimate(recomputed.fresh, again.rng())
-    assert (estimate.advantages_N[~mine] == 0).all()
-    assert estimate.advantages_N[mine].any()
-    assert again.learner.totals(recomputed.fresh, estimate.keep_B).num_tokens == mine.sum()
+    np.testing.assert_array_equal(recomputed.fresh.trained_N(), mine)
+    estimated = again.estimate(recomputed.fresh, again.rng())
+    assert (estimated.advantages_N[~mine] == 0).all()
+    assert estimated.advantages_N[mine].any()
+    assert again.learner.totals(estimated).num_tokens == mine.sum()
     again.collector.grader.close()
 
 

@@ -50,14 +50,15 @@ def test_mixed_prompts_come_in_the_plans_order() -> None:
 def test_rollouts_are_groups_of_the_initial_policy() -> None:
     rollouts = profile_of(OUTCOMES).rollouts(np.array([1, 2]))
     assert rollouts.group_B.tolist() == [0, 0, 0, 1, 1]
-    assert rollouts.prompts == [[7, 7], [7, 7, 7]]
-    assert rollouts.samples.token_ids == [[0], [10, 11], [20, 21, 22], [0], [10, 11]]
-    assert rollouts.samples.finish_reasons == ["stop", "length", "stop", "stop", "stop"]
-    assert rollouts.outcomes == ["wrong", "truncated", "correct", "wrong", "correct"]
+    columns = {name: rollouts.table[name].to_list() for name in rollouts.table.columns}
+    assert columns["prompt"] == [[7, 7]] * 3 + [[7, 7, 7]] * 2
+    assert columns["token_ids"] == [[0], [10, 11], [20, 21, 22], [0], [10, 11]]
+    assert columns["reason"] == ["stop", "length", "stop", "stop", "stop"]
+    assert columns["outcome"] == ["wrong", "truncated", "correct", "wrong", "correct"]
     assert rollouts.rewards_B.tolist() == [0.0, 0.0, 1.0, 0.0, 1.0]
     assert rollouts.replayed_B.all()
     assert (rollouts.versions_B == 0).all()
-    missing = [bool(np.isnan(row).all()) for row in rollouts.samples.logprobs]
+    missing = [bool(np.isnan(row).all()) for row in columns["logprobs"]]
     assert missing == [True, False, False, True, False]
 
 

@@ -24,13 +24,13 @@ from tasks.train.loop.buffer import Batch
 from tasks.train.loop.loop import train
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
-from tasks.train.rollouts import Features
-from tasks.train.sampling.groups import GOING, Group, Rollout, request_for, samples_of, table_of
+from tasks.train.rollouts import UNFINISHED, Features
+from tasks.train.sampling.collector import request_for
+from tasks.train.sampling.grading import samples_of
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tests.train import test_sharding as sharding
-from tests.train.test_asynchronous import Killed, dying_after, run
 from tests.train.test_whole_runs import changes_of
-from tests.train.worlds import make_trainer, make_world, outputs, sampled
+from tests.train.worlds import make_trainer, make_world, outputs, run, sampled
 
 SIZES = [4, 2, 6] * 12  # twelve steps of three groups, six in each phase
 CHANGES: dict[str, Any] = {
@@ -153,14 +153,11 @@ def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
                 break
             carried += sum(map(is_begun, trainer.buffer.batches))
             fresh = batch.fresh
-            versions_N, logprobs_N = (
-                fresh.token_versions_N(),
-                np.concatenate(fresh.samples.logprobs),
-            )
+            versions_N = fresh.versions_N()
             for old in set(versions_N.tolist()):
                 scale(trainer, weights, old)
                 seen = trainer.learner.observe(fresh, Features(), trainer.slots.loss)[0]
-                gap_N = np.abs(seen.logprobs_N - logprobs_N)
+                gap_N = np.abs(seen.logprobs_N - fresh.logprobs_N)
                 gaps.setdefault(version - old, []).extend(gap_N[versions_N == old])
             flops += batch.cost.flops
             again += cost_of(trainer, batch)
@@ -174,37 +171,16 @@ def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
 
 def is_begun(batch: Batch) -> int:
     """How many of a waiting batch's rollouts have tokens and go on."""
-    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    return sum(rollout.is_going and bool(rollout.token_ids) for rollout in rollouts)
+    begun = pl.col("token_ids").list.len() > 0
+    return len(batch.fresh.table.filter((pl.col("reason") == UNFINISHED) & begun))
 
 
 def cost_of(trainer: Trainer, batch: Batch) -> float:
     """The FLOPs of sampling the groups of a batch: at each other version they are read again."""
-    asked = [
-        Group(group.prompt_row, group.prompt, [Rollout(0) for _ in group.rollouts])
-        for group in batch.groups
-    ]
+    nothing: list[list[int]] = [[]] * len(batch.fresh.table)
+    asked = batch.fresh.with_columns(token_ids=nothing, reason=UNFINISHED).table
     request, _, _ = request_for(asked, trainer.run.sampling)
-    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    return trainer.collector.cost(request, samples_of(rollouts)).flops
-
-
-@pytest.mark.parametrize("name", ["grpo", "sgpo", "winnow", "knapsack", "dots_replay"])
-def test_a_killed_run_ends_as_one_that_was_not(name: str, guesser: Path, tmp_path: Path) -> None:
-    changes = {**changes_of(name), "over_provision": 1.5, "max_staleness": 1, "learning_rate": 1e-3}
-    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]
-    whole = run(layouts[0], changes)
-    assert max(row["step"] for row in whole.state.steps) >= 3
-    kills = 0
-    for last in (1, 2, 5, 8):
-        with dying_after(last) as prepare:
-            try:
-                run(layouts[1], changes, prepare=prepare)
-            except Killed:
-                kills += 1
-    run(layouts[1], changes)
-    assert kills >= 2
-    assert outputs(layouts[0]) == outputs(layouts[1])
+    return trainer.collector.cost(request, samples_of(batch.fresh.table)).flops
 
 
 def test_a_late_group_is_waited_for(guesser: Path, tmp_path: Path) -> None:
@@ -254,7 +230,7 @@ def test_a_step_takes_no_fewer_groups_than_were_asked_for(guesser: Path, tmp_pat
 
     def losing(request: Request, is_enough: IsEnough) -> Samples:
         samples = generate(request, is_enough)
-        return dataclasses.replace(samples, finish_reasons=[GOING] * len(samples.token_ids))
+        return dataclasses.replace(samples, finish_reasons=[UNFINISHED] * len(samples.token_ids))
 
     engine.generate_until = losing  # type: ignore[method-assign]
     message = "step 0: 0 groups are whole, and control asked for 3: sampling ended"
@@ -345,6 +321,8 @@ def test_a_checkpoint_keeps_what_is_in_flight(guesser: Path, tmp_path: Path) -> 
     waiting = trainer.buffer.batches
     assert sum(map(is_begun, waiting)) > 0
     numbers = json.loads(json.dumps(trainer.buffer.numbers()))
-    trainer.buffer.restore(numbers, table_of(trainer.buffer.groups()))
+    table = trainer.buffer.table()
+    trainer.buffer.restore(numbers, table)
     assert trainer.buffer.batches == waiting
+    assert trainer.buffer.table().equals(table)
     assert trainer.buffer.batches is not waiting

@@ -17,7 +17,7 @@ from tasks.models.transfer import chosen, to_device, to_host
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.update import accumulate_gradients
 from tasks.train.methods.loss import clip, vcpo
-from tasks.train.rollouts import Estimate, Features, Rollouts
+from tasks.train.rollouts import Features, Rollouts
 from tests.train.steps import graded
 from tests.train.worlds import PARAMS, make_trainer, make_world
 from tests.waits import Waits
@@ -37,7 +37,7 @@ def make_learner(folder: Path, policy: Path, share_prompts: bool, **changes: Any
     return learner
 
 
-def ragged_rollouts() -> tuple[Rollouts, Estimate]:
+def ragged_rollouts() -> Rollouts:
     """Twelve rollouts of two groups: of the first an environment wrote a token, the last was
     replayed; with the log-probabilities before an earlier update."""
     tokens = [[5 + k, 20, 9, *range(4, 4 + k % 5)] for k in range(12)]
@@ -45,11 +45,11 @@ def ragged_rollouts() -> tuple[Rollouts, Estimate]:
     samples = Samples(tokens, logprobs, ["stop"] * 12)
     rollouts = graded([[3, 7, 11], [4] * 6], np.repeat([0, 1], 6), samples, np.arange(12) % 2.0)
     num_tokens = len(rollouts.owner_N())
-    rollouts = dataclasses.replace(
-        rollouts, is_action_N=np.arange(num_tokens) != 1, replayed_B=np.arange(12) == 11
-    )
+    is_action = [[True, False, True], *([None] * 11)]
+    rollouts = rollouts.with_columns(is_action=is_action, replayed=np.arange(12) == 11)
     advantages_N = np.where(rollouts.rewards_B > 0, 1.0, -1.0)[rollouts.owner_N()]
-    return rollouts, Estimate(np.ones(12, dtype=np.bool_), advantages_N, np.full(num_tokens, -2.1))
+    keep_B = np.ones(12, dtype=np.bool_)
+    return rollouts.estimated(keep_B, advantages_N, np.full(num_tokens, -2.1))
 
 
 def batches_of(learner: Learner, rollouts: Rollouts, max_tokens: int) -> list[Any]:
@@ -67,11 +67,11 @@ def test_a_step_waits_once_however_many_micro_batches_it_has(
     if loss == "sequence":
         changes["correction"] = {**PARAMS["train"]["correction"], "level": "sequence"}
     learner = make_learner(tmp_path, guesser, share_prompts, **changes)
-    rollouts, estimate = ragged_rollouts()
+    rollouts = ragged_rollouts()
     for max_tokens, fewest in ((10**6, 1), (20, 5)):
         assert len(batches_of(learner, rollouts, max_tokens)) >= fewest
         with Waits() as waits:
-            gradient = learner.compute_gradient(rollouts, estimate, LOSSES[loss])
+            gradient = learner.compute_gradient(rollouts, LOSSES[loss])
             learner.step(1e-3)
         assert not gradient.num_nonfinite
         assert waits.names == ["aten._local_scalar_dense"]  # the gradient's norm
@@ -91,9 +91,9 @@ def test_nothing_is_read_before_the_last_micro_batch_is_under_way(
     learner = make_learner(tmp_path, guesser, share_prompts, kl_coefficient=kl_coefficient)
     learner.reference = copy.deepcopy(learner.model).to(META) if kl_coefficient else None
     learner.model.to(META)
-    rollouts, estimate = ragged_rollouts()
+    rollouts = ragged_rollouts()
     batches = batches_of(learner, rollouts, 20)
-    totals, seen = learner.totals(rollouts, estimate.keep_B), []
+    totals, seen = learner.totals(rollouts), []
 
     class Counted(clip.Method):
         def __call__(self, *arguments: Any) -> Any:
@@ -106,7 +106,6 @@ def test_nothing_is_read_before_the_last_micro_batch_is_under_way(
             learner.model,
             batches,
             rollouts,
-            estimate,
             objective,
             totals,
             learner.policy.architecture,
@@ -120,7 +119,7 @@ def test_looking_at_rollouts_waits_for_nothing_between_micro_batches(
     tmp_path: Path, guesser: Path, share_prompts: bool
 ) -> None:
     learner = make_learner(tmp_path, guesser, share_prompts)
-    rollouts, _ = ragged_rollouts()
+    rollouts = ragged_rollouts()
     assert len(batches_of(learner, rollouts, 20)) > 4
     for features in (Features(), Features(gradient_norms=True), Features(hidden_layer=-1)):
         with Waits() as waits:

@@ -11,15 +11,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tasks.common.artifacts import SAMPLES, STEPS, TRAIN_ROLLOUTS
-from tasks.common.ledger import charged_flops
+from tasks.common.accounting.ledger import charged_flops
+from tasks.common.artifacts import SAMPLES, STEPS
 from tasks.common.params import ParamsError
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import learn
 from tasks.train.loop.save import resume, save
 from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import one_sided
-from tasks.train.rollouts import Estimate, Features
+from tasks.train.rollouts import Features
 from tests.parameters import every_value
 from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 
@@ -72,7 +72,7 @@ def test_replayed_rollouts_are_marked_weighted_and_not_generated_again(
     layout = make_world(tmp_path, guesser, [4] * 40)
     trainer = make_trainer(layout, replay=RECENT, batch=BATCH)
     steps = run_steps(trainer, 8)
-    rows = TRAIN_ROLLOUTS.frame(trainer.state.rollouts)
+    rows = pl.concat(trainer.state.rollouts)
     fresh, old = rows.filter(~pl.col("replayed")), rows.filter(pl.col("replayed"))
     assert len(old) > 0
     assert len(fresh) == trainer.state.ledger.rollouts["generate"]
@@ -94,7 +94,7 @@ def test_the_profiles_rollouts_are_trained_on_first(guesser: Path, tmp_path: Pat
     trainer.score_replay()
     assert trainer.slots.replay.unscored() is None
     # the policy's own log-probabilities, as the profile's engine would have kept them
-    seen = trainer.slots.replay.state.rollouts()
+    seen = trainer.slots.replay.state.rollouts
     assert trainer.learner.log_ratios(seen, trainer.slots.loss)[0].abs().max() < 1e-6
     charged = dict(trainer.state.ledger.charged)
     tokens = float(held.tokens_B().sum())
@@ -102,7 +102,7 @@ def test_the_profiles_rollouts_are_trained_on_first(guesser: Path, tmp_path: Pat
     assert charged["score"] == charged_flops(architecture, reference=tokens)
 
     run_steps(trainer, 5)
-    rows = TRAIN_ROLLOUTS.frame(trainer.state.rollouts)
+    rows = pl.concat(trainer.state.rollouts)
     old = rows.filter(pl.col("replayed"))
     # one group of four fits half a batch; each is used once
     assert old["step"].to_list() == [step for step in range(4) for _ in range(4)]
@@ -155,7 +155,9 @@ def test_an_engines_own_log_probabilities_of_the_profile_are_not_taken_for_a_sta
     replay = {"method": "profile", "share": 0.5, "capacity": 4}
     trainer = make_trainer(layout, replay=replay, batch=BATCH)
     trainer.score_replay()
-    trainer.slots.replay.state.logprobs_N += 0.05
+    state = trainer.slots.replay.state
+    apart = pl.col("logprobs").list.eval(pl.element() + 0.05)
+    state.table = state.table.with_columns(apart)
     assert run_steps(trainer, 1)[0]["num_replayed"] == 4
 
 
@@ -169,7 +171,7 @@ def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
     monkeypatch.setattr(one_sided.Method, "skips_zeros", False)
     keeping = make_trainer(layout, **changes)
     run_steps(keeping, 5)
-    rows = TRAIN_ROLLOUTS.frame(skipping.state.rollouts)
+    rows = pl.concat(skipping.state.rollouts)
     assert rows.filter(pl.col("kept") != (pl.col("advantage") != 0)).is_empty()
     assert 0 < rows["kept"].sum() < len(rows) / 2
     tokens = rows.filter("kept").select(pl.col("prompt_tokens") + pl.col("token_ids").list.len())
@@ -194,17 +196,17 @@ def test_with_a_kl_term_all_that_is_kept_is_computed_and_charged(
         batch = sampled(trainer)
         assert batch is not None
         rng = trainer.rng()
-        estimate = trainer.estimate(batch.fresh, rng)
+        estimated = trainer.estimate(batch.fresh, rng)
         learn(trainer, batch)
         tokens_B = batch.fresh.tokens_B()
-        weighs_B = estimate.has_advantage_B(batch.fresh)
-        assert 0 < tokens_B[weighs_B].sum() < tokens_B[estimate.keep_B].sum() < tokens_B.sum()
-        updated = tokens_B[estimate.keep_B if coefficient else weighs_B].sum()
+        kept_B, weighs_B = estimated.kept_B, estimated.has_advantage_B()
+        assert 0 < tokens_B[weighs_B].sum() < tokens_B[kept_B].sum() < tokens_B.sum()
+        updated = tokens_B[kept_B if coefficient else weighs_B].sum()
         ledger, architecture = trainer.state.ledger, trainer.run.policy.architecture
         charged = charged_flops(architecture, updated=float(updated))
         assert ledger.charged_mixed["update"] == charged
         # of what is computed, prompts are read once a group
-        whole = charged_flops(architecture, updated=float(tokens_B[estimate.keep_B].sum()))
+        whole = charged_flops(architecture, updated=float(tokens_B[kept_B].sum()))
         assert ledger.charged["update"] == whole
         assert 0.3 * charged < ledger.executed["update"] < charged
 
@@ -235,13 +237,13 @@ def test_the_kl_term_is_the_mean_over_what_is_kept(
     keep_B = np.arange(12) % 4 < keep
     num_tokens = len(batch.fresh.owner_N())
     learner.compute_gradient(
-        batch.fresh, Estimate(keep_B, np.zeros(num_tokens), None), trainer.slots.loss
+        batch.fresh.estimated(keep_B, np.zeros(num_tokens)), trainer.slots.loss
     )
     found = [parameter.grad.clone() for parameter in learner.model.parameters()]
 
     def logprobs(model: torch.nn.Module, row: int) -> torch.Tensor:
-        prompt = batch.fresh.prompts[batch.fresh.group_B[row]]
-        completion = torch.tensor(batch.fresh.samples.token_ids[row])
+        prompt, ids = batch.fresh.table["prompt", "token_ids"].row(int(row))
+        completion = torch.tensor(ids)
         ids = torch.cat([torch.tensor(prompt), completion])[None]
         logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
         return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
@@ -273,7 +275,8 @@ def test_several_updates_move_on_from_the_scored_policy(guesser: Path, tmp_path:
     ledger = trainer.state.ledger
     assert ledger.charged["score"] > 0
     assert ledger.executed["score"] > 0
-    tokens = sum(r["prompt_tokens"] + len(r["token_ids"]) for r in trainer.state.rollouts)
+    (rows,) = trainer.state.rollouts
+    tokens = rows["prompt_tokens"].sum() + rows["token_ids"].list.len().sum()
     assert ledger.tokens["update"] == 2 * tokens
     # later updates of the batch differ from the old policy, so PPO's clip has something to do
     assert row["clip_rate"] > 0
@@ -316,24 +319,23 @@ def test_tokens_of_an_environment_carry_no_gradient(guesser: Path, tmp_path: Pat
     rollouts = batch.fresh
     num_tokens = len(rollouts.owner_N())
     own_N = np.arange(num_tokens) % 2 == 0
-    masked = dataclasses.replace(rollouts, is_action_N=own_N)
+    ends_B = np.cumsum(rollouts.completion_tokens_B())
+    masked = rollouts.with_columns(is_action=np.split(own_N, ends_B)[:-1])
     keep_B = np.ones(len(rollouts.group_B), dtype=np.bool_)
     advantages_N = np.random.default_rng(0).standard_normal(num_tokens)
 
     def gradient(rows: Any, advantages: Any) -> torch.Tensor:
-        trainer.learner.compute_gradient(
-            rows, Estimate(keep_B, advantages, None), trainer.slots.loss
-        )
+        trainer.learner.compute_gradient(rows.estimated(keep_B, advantages), trainer.slots.loss)
         grads = [p.grad.flatten() for p in trainer.learner.model.parameters() if p.grad is not None]
         return torch.cat(grads).clone()
 
-    estimate_N = np.where(own_N, advantages_N, 0.0)
-    found = gradient(masked, estimate_N)
+    advantages_N = np.where(own_N, advantages_N, 0.0)
+    found = gradient(masked, advantages_N)
     # the same tokens with advantage 0 in the whole: another divisor, the same direction
-    whole = gradient(rollouts, estimate_N)
+    whole = gradient(rollouts, advantages_N)
     cosine = torch.nn.functional.cosine_similarity(found, whole, dim=0)
     assert cosine.item() == pytest.approx(1.0, abs=2e-4)
-    assert trainer.learner.totals(masked, keep_B).num_tokens == own_N.sum()
+    assert trainer.learner.totals(masked).num_tokens == own_N.sum()
 
 
 def test_gradient_norms_are_of_one_rollout_each(guesser: Path, tmp_path: Path) -> None:

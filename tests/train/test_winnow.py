@@ -12,7 +12,7 @@ from tasks.common.recipes import recipe as recipe_of
 from tasks.train.loading import load_slots
 from tasks.train.methods.advantage import posterior, rloo
 from tasks.train.methods.control import information
-from tasks.train.pass_rates import LIKENESS_WEIGHT, PassRates, PriorSettings, strata_of
+from tasks.train.methods.pass_rates import LIKENESS_WEIGHT, PassRates, PriorSettings, strata_of
 from tasks.train.rollouts import Rollouts
 from tasks.train.settings import BatchSettings, TrainSettings
 from tests.parameters import every_value
@@ -145,7 +145,7 @@ def test_the_gradient_is_unbiased_whatever_was_known(rate: float, size: int, see
 def rewarded(rewards: list[float], is_correct: list[bool]) -> Rollouts:
     """One group with these rewards and outcomes."""
     outcomes = ["correct" if right else "wrong" for right in is_correct]
-    return replace(rollouts_of(rewards, [0] * len(rewards)), outcomes=outcomes)
+    return rollouts_of(rewards, [0] * len(rewards)).with_columns(outcome=outcomes)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.1, 0.9), (-1.0, 1.0)])

@@ -1,7 +1,8 @@
 """A small world to train in: prompts, a profile, a plan and a policy under one data root, and its
 parameters."""
 
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from tasks.common.sealed import write_sealed
 from tasks.grading.background import BackgroundGrader
 from tasks.models.policy import load_model, load_tokenizer, read_policy
 from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.context import RunContext
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop.buffer import Batch
 from tasks.train.loop.loop import train
+from tasks.train.loop.save import write_results
 from tasks.train.loop.trainer import Trainer
 from tasks.train.run import build
-from tasks.train.sampling.collector import MIN_JUDGED
+from tasks.train.sampling.collector import MIN_JUDGED, RunContext
 from tasks.train.settings import CheckpointSettings, Sections, TrainSettings
 from tests.policies import place_policy
 
@@ -144,8 +145,14 @@ def make_world(root: Path, policy: Path, group_sizes: list[int], answer: str = "
         PLAN.write(layout.plan("r", seed) / "plan.parquet", PLAN.frame(plan))
         SAMPLES.write(layout.plan("r", seed) / "samples.parquet", samples_of(policy, answer))
         write_sealed(layout.plan("r", seed) / "budget.json", {"budget": None})
-    (root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    write_params(layout)
     return layout
+
+
+def write_params(layout: Layout, **changes: dict[str, Any]) -> None:
+    """Write the world's parameters with `changes` of sections."""
+    values = {**PARAMS, **{name: {**PARAMS[name], **changes[name]} for name in changes}}
+    (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
 
 
 def samples_of(policy: Path, answer: str) -> pl.DataFrame:
@@ -183,9 +190,9 @@ def make_trainer(
     settings = params.parse({**values["train"], **changes}, TrainSettings, "train")
     sections = params.sections(values, Sections)
     run = stage.Stage.unrecorded("train", values, layout, recipe, seed)
-    told = RunContext(read_policy(layout), settings, sections.sampling, ranks, seed)
+    context = RunContext(read_policy(layout), settings, sections.sampling, ranks, seed)
     grader = BackgroundGrader(sections.verify, min_judged=MIN_JUDGED)
-    return build(run, told, sections, grader)[0]
+    return build(run, context, sections, grader)[0]
 
 
 def sampled(trainer: Trainer) -> Batch | None:
@@ -195,13 +202,59 @@ def sampled(trainer: Trainer) -> Batch | None:
     return next(iter(trainer.buffer.take(1)), None)
 
 
-def run_in_process(layout: Layout, changes: dict[str, Any]) -> Trainer:
+def run_in_process(
+    layout: Layout,
+    changes: dict[str, Any],
+    prepare: Callable[[Trainer], object] = lambda trainer: None,
+) -> Trainer:
     """The trainer at the end of its run."""
     trainer = make_trainer(layout, **changes)
+    prepare(trainer)
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
     with closing(trainer.collector.grader):
         train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
     return trainer
+
+
+class Killed(BaseException):
+    """It stands for SIGKILL within a process."""
+
+
+def run(
+    layout: Layout,
+    changes: dict[str, Any],
+    every_seconds: float = 0.0,
+    prepare: Callable[[Trainer], object] = lambda trainer: None,
+    keep: int = 2,
+) -> Trainer:
+    """A run to its end, or from its last checkpoint on, with its results written."""
+    trainer = make_trainer(layout, **changes)
+    prepare(trainer)
+    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=keep)
+    with closing(trainer.collector.grader):
+        try:
+            train(trainer, checkpoints, CheckpointSettings(every_seconds, keep), lambda *_: None)
+        finally:
+            checkpoints.wait()  # a process that is killed writes no more
+    write_results(trainer, checkpoints, layout.train("r", 0))
+    return trainer
+
+
+@contextmanager
+def dying_after(step: int) -> Iterator[Callable[[Trainer], None]]:
+    """A run that is killed while it learns from that step, if it comes there."""
+
+    def prepare(trainer: Trainer) -> None:
+        record = trainer.record
+
+        def dying(*arguments: Any) -> dict[str, Any]:
+            if trainer.state.num_steps == step:
+                raise Killed
+            return record(*arguments)
+
+        trainer.record = dying  # type: ignore[method-assign]
+
+    yield prepare
 
 
 def outputs(layout: Layout) -> dict[str, Any]:

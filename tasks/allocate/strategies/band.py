@@ -1,4 +1,4 @@
-"""`band`: prompts that were solved sometimes, but not too often, all with the same group size, in a
+"""`band`: prompts that were solved sometimes, but not too often, all with the same group size, in
 random order."""
 
 import numpy as np

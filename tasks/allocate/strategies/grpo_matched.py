@@ -1,9 +1,9 @@
-"""`grpo_matched`: every prompt with one group size, until as much is spent as sGPO's plan and its
-profile cost.
+"""`grpo_matched`: every prompt with one group size, until the cost of sGPO's plan and its profile
+is spent.
 
-The baseline at equal charged compute. `allocate.passes` applies to sGPO's plan; here there are as
-many passes as the budget allows. It is not charged for profiling, because uniform training needs
-none."""
+The baseline at equal charged compute. `allocate.passes` applies to sGPO's plan; here the number of
+passes follows from the budget. It is not charged for profiling, because uniform training needs no
+profile."""
 
 import numpy as np
 import polars as pl

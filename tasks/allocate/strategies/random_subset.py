@@ -1,8 +1,8 @@
-"""`random_subset`: as many prompts as sGPO trains on, chosen at random, with one group size and at
-sGPO's cost.
+"""`random_subset`: a random subset with as many prompts as sGPO trains on, with one group size and
+at sGPO's cost.
 
-What sGPO gains over this comes from which prompts it takes and how it sizes and orders them, not
-from training on fewer prompts. Not charged for profiling, like `grpo_matched`."""
+A gain of sGPO over this baseline comes from its choice of prompts, group sizes and order, not from
+training on fewer prompts. Not charged for profiling, like `grpo_matched`."""
 
 import numpy as np
 import polars as pl

@@ -1,8 +1,8 @@
 """`sgpo`: sorted Group Policy Optimization (arXiv 2606.08854, sections on filtering, group size and
 curriculum).
 
-Trivial prompts (pass rate above `trivial_above`) are dropped. Of the prompts never solved, a random
-share `unsolved_rate` is kept. Every other prompt gets G = 1 / pass rate, rounded down to one of
+Trivial prompts (pass rate above `trivial_above`) are dropped. A random share `unsolved_rate` of the
+prompts never solved is kept. Every other prompt gets G = 1 / pass rate, rounded down to one of
 `buckets` (at least the smallest). A pass goes through the buckets in order, easy to hard, and the
 same kept unsolved prompts are mixed into every bucket's phase with that phase's group size. With N
 = 8 and buckets 2, 4, 8: k/8 solved -> unsolved, 8, 4, 2, 2, 2, 2, trivial, trivial. Not done here:
@@ -27,7 +27,7 @@ def allocate(
 ) -> Allocation:
     """Return the visits of every pass, phase by phase, and the decision about every prompt."""
     sizes = sorted(buckets)
-    # by pass rate: trivial, never solved, and the rest, which is learnable
+    # by pass rate: trivial, never solved, and learnable (the rest)
     known = profile.select("row", "pass_rate", "correct", "num_samples", "error")
     graded = known.filter(pl.col("pass_rate").is_not_null())
     trivial = graded.filter(pl.col("pass_rate") > trivial_above)
@@ -62,8 +62,8 @@ def allocate(
 
 
 def group_sizes(learnable: pl.DataFrame, sizes: list[int]) -> pl.Series:
-    """Return the largest bucket g with g x pass rate <= 1, else the smallest. In whole numbers, so
-    that 1/8 gives exactly 8."""
+    """Return the largest bucket g with g x pass rate <= 1, else the smallest. The comparison uses
+    integers, so that 1/8 gives exactly 8."""
     graded = pl.col("num_samples") - pl.col("error")
     # the condition is always true: a literal alone would be a single row
     chosen = pl.when(graded >= 0).then(sizes[0]).otherwise(None)

@@ -1,8 +1,8 @@
-"""`sgpo_unsorted`: sGPO without its order: a pass visits the same prompts with the same group sizes
-in a random order.
+"""`sgpo_unsorted`: sGPO without its order. A pass visits the same prompts with the same group
+sizes, in random order.
 
-The ablation "no curriculum". The prompts never solved are still visited once per bucket, with that
-bucket's size."""
+The ablation "no curriculum". Prompts never solved are still visited once per bucket, with that
+bucket's group size."""
 
 import numpy as np
 import polars as pl

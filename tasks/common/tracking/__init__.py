@@ -1,26 +1,29 @@
-"""The record of what ran, in MLflow. Only this folder imports mlflow, and only when something is to
-be recorded.
+"""The record of runs, in MLflow. Only this folder imports mlflow, and only if there is something to
+record.
 
-A run per pipeline; in it a run per cell, which is a recipe and a seed, with all its settings and
-what it reached; in those a run per stage that ran. Tracking never decides anything and never
-stops a stage: whatever a stage says becomes an event (`journal`); events go to the server until one
+A pipeline has a run; in it each cell, a recipe and a seed, has a run with all its settings and
+results; in that each executed stage has a run. Tracking never decides anything and never stops a
+stage: whatever a stage records becomes an event (`journal`); events go to the server until one
 fails, and from then on to a file under `tracking/pending/`, with their times, for
 
-    python -m tasks.common.tracking replay FILE --uri URI
+    winnow push FILE URI
 
-Waits are bounded: about half a minute, once, for a server that accepts and does not answer; a
-minute for one that answers too slowly; seconds for one that refuses. Without a `uri` the record is
-`tracking/mlflow.db` under the data root, to be looked at with `mlflow ui --backend-store-uri
-sqlite:///data/tracking/mlflow.db`. Which stages share a pipeline: see `pipelines`."""
+Waits are bounded: about half a minute, once, for a server that accepts but does not answer; a
+minute for slow answers; seconds for a refused connection. Without a `uri` the record is
+`tracking/mlflow.db` under the data root, shown by `mlflow ui --backend-store-uri
+sqlite:///data/tracking/mlflow.db`. For the stages that share a pipeline see `pipelines`."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from tasks.common.files import ArtifactError, digest_file
-from tasks.common.journal import (
+from tasks.common.layout import Layout
+from tasks.common.sealed import read_sealed
+from tasks.common.tracking import database, runs
+from tasks.common.tracking.journal import (
     Event,
     Journal,
     Tracker,
@@ -29,9 +32,11 @@ from tasks.common.journal import (
     locked,
     read_events,
     refused,
+    size_of,
 )
-from tasks.common.layout import Layout
-from tasks.common.pipelines import (
+from tasks.common.tracking.mirrors import Mirrors
+from tasks.common.tracking.models import write_champion, write_model
+from tasks.common.tracking.pipelines import (
     PIPELINE_VARIABLE,
     has_no_record,
     is_alive,
@@ -40,31 +45,35 @@ from tasks.common.pipelines import (
     start_event,
     start_pipeline,
 )
-from tasks.common.sealed import read_sealed
-from tasks.common.tracking import database, runs
-from tasks.common.tracking.events import write_event
-from tasks.common.tracking.mirrors import Mirrors
+from tasks.common.tracking.results import write_benchmark, write_cell, write_experiment
 from tasks.common.tracking.runs import (
     TrackedRun,
     close_cells,
     close_dead,
+    close_with_children,
     connect,
     experiment_id,
+    first_run,
     link,
     open_run,
-    producer,
     within,
 )
 from tasks.common.tracking.settings import Tracking
 from tasks.common.tracking.system import watched
-from tasks.common.tracking.writers import write_tags
+from tasks.common.tracking.writers import (
+    write_artifact,
+    write_dataset,
+    write_metrics,
+    write_output,
+    write_params,
+    write_tags,
+)
 
 __all__ = [
     "PIPELINE_VARIABLE",
     "Tracker",
     "Tracking",
     "end_pipeline",
-    "find_producer",
     "replay",
     "start_pipeline",
     "track",
@@ -72,9 +81,11 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+UPLOAD_RATE = 5e6  # bytes a second; a slower upload is aborted
+
 
 def address(settings: Tracking, layout: Layout) -> str:
-    """The server's URI, or the database under the data root."""
+    """Return the server's URI, or the URI of the database under the data root."""
     return settings.uri or f"sqlite:///{layout.tracking.absolute() / 'mlflow.db'}"
 
 
@@ -82,8 +93,8 @@ def address(settings: Tracking, layout: Layout) -> str:
 def track(
     settings: Tracking, layout: Layout, stage: str, recipe: str | None, seed: int | None
 ) -> Iterator[Tracker]:
-    """Open the record of one stage; close it FINISHED, FAILED, or KILLED when interrupted.
-    Exceptions go on."""
+    """Open the record of one stage; close it FINISHED, FAILED, or KILLED after an interrupt.
+    Exceptions propagate."""
     uri, start = (
         address(settings, layout),
         start_event(layout, settings.experiment, stage, recipe, seed),
@@ -115,15 +126,15 @@ def track(
 
 
 def open_stage(layout: Layout, uri: str, start: Event) -> Write:
-    """Make the stage's run, note that its pipeline now has one, and return what writes into it."""
+    """Create the stage's run, mark its pipeline as recorded, and return the run's writer."""
     run = opened(layout, uri, start)
     mark_recorded(layout, start["pipeline"]["id"])
     return partial(write_event, run)
 
 
 def opened(layout: Layout, uri: str, start: Event) -> TrackedRun:
-    """The stage's run. The database under the data root is made where it is missing, and replaced
-    where it is at fault."""
+    """Return the stage's run. The database under the data root is created if it is missing, and
+    replaced if it is faulty."""
     own = layout.tracking.absolute() / "mlflow.db"
     if uri != f"sqlite:///{own}":
         return open_run(connect(uri), uri, start)
@@ -136,14 +147,48 @@ def opened(layout: Layout, uri: str, start: Event) -> TrackedRun:
         return open_run(connect(uri), uri, start)
 
 
+def write_end(run: TrackedRun, event: Event) -> None:
+    """Close the run, and its cell's run. A flow closes the pipeline itself; otherwise the
+    pipeline's run ends with each stage."""
+    run.client.set_terminated(run.run_id, event["status"], event["time"])
+    if run.cell_id:
+        close_with_children(run, run.cell_id, event["time"])
+    if event["closes_parent"]:
+        close_with_children(run, run.parent_id, event["time"])
+
+
+WRITERS: dict[str, Callable[[TrackedRun, Event], None]] = {
+    "params": write_params,
+    "metrics": write_metrics,
+    "tags": write_tags,
+    "dataset": write_dataset,
+    "output": write_output,
+    "artifact": write_artifact,
+    "model": write_model,
+    "champion": write_champion,
+    "experiment": write_experiment,
+    "cell": write_cell,
+    "benchmark": write_benchmark,
+    "end": write_end,
+}
+
+
+def write_event(run: TrackedRun, event: Event) -> None:
+    """Write one event into its run. Raise MLflow's exceptions, and TimeoutError if it takes longer
+    than `CALL_SECONDS` plus the time of its upload."""
+    is_uploaded = event["kind"] == "artifact" or event.get("weights")
+    uploaded = size_of(Path(event["path"])) if is_uploaded else 0
+    within(runs.CALL_SECONDS + uploaded / UPLOAD_RATE, partial(WRITERS[event["kind"]], run, event))
+
+
 def replay_pending(layout: Layout, uri: str) -> None:
-    """Write what earlier stages could not, now that the server answers. What fails stays."""
+    """Write earlier stages' pending events, now that the server answers. Keep failed files."""
     with suppress(OSError), locked(layout.tracking):
         for path in sorted((layout.tracking / "pending").glob("*.jsonl")):
             try:
                 logger.info("%s is now run %s at %s", path, replay(path, uri), uri)
             except BlockingIOError:
-                continue  # its stage is still writing
+                continue  # the stage is still writing it
             except (ValueError, KeyError, IndexError) as error:
                 logger.warning("%s is damaged and stays where it is: %s", path, error)
             except Exception as error:
@@ -152,11 +197,11 @@ def replay_pending(layout: Layout, uri: str) -> None:
 
 
 def replay(path: Path, uri: str) -> str:
-    """Write a pending file to the server at `uri`, into the run it began in if that is there.
-    Returns the run's id.
+    """Write a pending file to the server at `uri`, into its original run if that exists. Return the
+    run's id.
 
-    A file whose stage is still writing is refused; a whole replay renames the file to `.replayed`.
-    """
+    A file is refused while its stage still writes it; a complete replay renames the file to
+    `.replayed`."""
     events = read_events(path)
     if events[-1]["kind"] != "end":
         if is_alive(events[0]["tags"]):
@@ -183,52 +228,30 @@ def end_pipeline(
     status: str = "FINISHED",
     cached: Iterable[tuple[str, str | None, int | None]] = (),
 ) -> None:
-    """Close the parent run, with links to the runs that made what was cached: (stage, recipe, seed)
-    each.
+    """Close the parent run, with links to the runs of cached stages, each (stage, recipe, seed).
 
-    A pipeline in which no stage ran has no run, and gets none.
-    """
+    A pipeline in which no stage ran has no run, and none is created."""
+    uri, links = address(settings, layout), list(cached)
+
+    def close() -> None:
+        client = connect(uri)
+        experiment = experiment_id(client, uri, settings.experiment)
+        parent = first_run(client, experiment, f"tags.pipeline = '{pipeline}'")
+        if parent is not None:
+            run = TrackedRun(client, experiment, parent.info.run_id, parent.info.run_id)
+            for path in [path for coordinates in links for path in outputs(layout, *coordinates)]:
+                made = link(run, "cached", key_of(layout.root, path), digest_file(path))
+                write_tags(run, {"values": made})
+            close_cells(run)
+            client.set_terminated(run.run_id, status)
+        close_dead(client, experiment)
+
     try:
-        if has_no_record(layout, pipeline):
-            return
-        within(
-            runs.CALL_SECONDS,
-            partial(close_pipeline, settings, layout, pipeline, status, list(cached)),
-        )
-    except Exception as error:  # as everywhere here: a record stops nothing
-        logger.warning("the pipeline's run at %s stays open: %s", address(settings, layout), error)
+        if not has_no_record(layout, pipeline):
+            within(runs.CALL_SECONDS, close)
+    except Exception as error:  # a record must not stop a stage
+        logger.warning("the pipeline's run at %s stays open: %s", uri, error)
     finally:
         with suppress(OSError, ArtifactError):
             if read_sealed(layout.tracking / "pipeline.json")["id"] == pipeline:
                 (layout.tracking / "pipeline.json").unlink()
-
-
-def close_pipeline(
-    settings: Tracking,
-    layout: Layout,
-    pipeline: str,
-    status: str,
-    cached: Sequence[tuple[str, str | None, int | None]],
-) -> None:
-    """As `end_pipeline`. Raises what MLflow raises, however long the server takes."""
-    uri = address(settings, layout)
-    client = connect(uri)
-    experiment = experiment_id(client, uri, settings.experiment)
-    for parent in client.search_runs([experiment], f"tags.pipeline = '{pipeline}'", max_results=1):
-        run = TrackedRun(client, experiment, parent.info.run_id, parent.info.run_id)
-        for path in [path for coordinates in cached for path in outputs(layout, *coordinates)]:
-            write_tags(
-                run,
-                {"values": link(run, "cached", key_of(layout.root, path), digest_file(path))},
-            )
-        close_cells(run)
-        client.set_terminated(run.run_id, status)
-    close_dead(client, experiment)
-
-
-def find_producer(settings: Tracking, layout: Layout, path: Path) -> str | None:
-    """The id of the run that made the file `path` as it is now, or None. Raises when the server is
-    away."""
-    client, uri = connect(address(settings, layout)), address(settings, layout)
-    experiment = experiment_id(client, uri, settings.experiment)
-    return producer(client, experiment, key_of(layout.root, path), digest_file(path))

@@ -1,9 +1,9 @@
-"""MLflow's database under the data root: there whole or not at all.
+"""MLflow's database under the data root, created atomically.
 
-MLflow makes it in dozens of migrations. A process that is killed among them leaves a database that
-no later one can open. So it is made under another name and renamed. One that is half made or of
-another version of MLflow is brought up to date where MLflow's own command can do that. Any other
-that cannot be opened, such as a damaged one, is set aside under another name."""
+MLflow creates it in dozens of migrations. A process killed during them leaves a database that no
+later process can open. So it is created under another name and renamed. A database that is half
+made or of another version of MLflow is upgraded if MLflow's own command can do so. Any other
+database that cannot be opened, such as a damaged one, is set aside under another name."""
 
 import logging
 import os
@@ -20,29 +20,29 @@ from tasks.common.tracking.runs import connect
 
 logger = logging.getLogger(__name__)
 
-# not a database, damaged, or without the tables that it must have
+# not a database, damaged, or without the required tables
 AT_FAULT = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
 
 
 def make(path: Path) -> None:
-    """Make an empty database, if there is none. One process at a time: see `journal.locked`."""
+    """Create an empty database, if there is none. One process at a time: see `journal.locked`."""
     if not path.exists():
         os.replace(fresh(path), path)
         sync_folder(path.parent)
 
 
 def fresh(path: Path) -> Path:
-    """An empty database beside `path`, on the disk."""
+    """Return the path of a new empty database beside `path`, flushed to the disk."""
     for killed in path.parent.glob(f".{path.name}.*"):
         killed.unlink()
-    # MLflow remembers by its address which database this process has made
+    # MLflow remembers the databases of this process by address
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
     make_private_folder(temporary.parent)
     make_private_file(temporary)
     try:
         connect(f"sqlite:///{temporary}").search_experiments(max_results=1)
     except Exception:
-        remove(temporary)  # a full disk needs the room
+        remove(temporary)  # a full disk needs the space
         raise
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
@@ -50,9 +50,9 @@ def fresh(path: Path) -> Path:
 
 
 def replace(path: Path) -> bool:
-    """Put a database that works in the place of one that cannot be opened. False where it is not at
-    fault: it is not there, whole, or cannot be looked at, such as one that another process has
-    locked."""
+    """Replace a database that cannot be opened with a working one. Return False if it is not
+    faulty: it is missing, intact, or cannot be read, for example because another process has locked
+    it."""
     if not path.is_file():
         return False
     try:
@@ -81,8 +81,8 @@ def replace(path: Path) -> bool:
 
 
 def shape(path: Path) -> tuple[str, ...]:
-    """The version of its schema and the names of its tables; what is wrong, where it is damaged or
-    half made. Raises sqlite3.DatabaseError where that cannot be told."""
+    """Return the version of its schema and the names of its tables, or the fault if it is damaged
+    or half made. Raise sqlite3.DatabaseError if neither can be determined."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True)) as database:
             version = [
@@ -99,8 +99,8 @@ def shape(path: Path) -> tuple[str, ...]:
 
 
 def upgraded(path: Path, new: Path) -> Path | None:
-    """A copy of the database that MLflow's own command brings to the schema of `new`; None where it
-    is damaged, or that fails."""
+    """Return a copy of the database that MLflow's own command has upgraded to the schema of `new`,
+    or None if it is damaged or the upgrade fails."""
     copy = path.with_name(f".{path.name}.upgraded")
     remove(copy)
     for suffix in ("-journal", ""):
@@ -117,6 +117,6 @@ def upgraded(path: Path, new: Path) -> Path | None:
 
 
 def remove(path: Path) -> None:
-    """Delete a database and its journal, if they are there."""
+    """Delete a database and its journal, if they exist."""
     for suffix in ("", "-journal"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -1,13 +1,13 @@
-"""What `tracking.also` names gets of a record: of each recipe and seed its parameters, its curves
-over steps, and what it reached.
+"""The messages to the trackers of `tracking.also`: for each recipe and seed its parameters, its
+curves over steps, and its results.
 
-One process writes all trackers (`also`), through a pipe. A stage never waits for it: where messages
-pile up, or the process ends, the rest is left out, and a warning says so.
+One process writes all trackers (`also`), through a pipe. A stage never waits for it: if messages
+pile up, or the process ends, the rest is dropped with a warning.
 
-The run of a training keeps its id when the training goes on after a kill: the id is kept in a file
-beside the record, with a digest of the training's parameters and inputs, and the report finds the
-run there by the digest of the curve. Of a training that no tracker has seen, such as one that DVC
-restored, the report sends the curves."""
+The run of a training has the same id after a kill and resume: the id is in a file beside the
+record, with a digest of the training's parameters and inputs, and the report finds the run there by
+the digest of the curve. If no tracker has a training, for example because DVC restored it, the
+report sends the curves."""
 
 import json
 import logging
@@ -23,22 +23,22 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.files import digest, digest_file, make_private_folder
-from tasks.common.journal import Event
 from tasks.common.layout import Layout
 from tasks.common.sealed import read_note, write_sealed
+from tasks.common.tracking.journal import Event
 
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 10_000  # messages, some hundred bytes each
-LAST_SECONDS = 15.0  # that a finished stage waits for its trackers
+LAST_SECONDS = 15.0  # the longest wait of a finished stage for its trackers
 MAX_LOG = 1 << 20
 ROOT = Path(__file__).resolve().parents[3]
-NOT_SENT = ("system/",)  # how busy the machine is: trackers measure that themselves
+NOT_SENT = ("system/",)  # the machine's load: trackers measure it themselves
 Message = dict[str, Any]
 
 
 class Writer:
-    """The process that writes the trackers, started with the first message."""
+    """The process that writes to the trackers, started with the first message."""
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
         self.names, self.log = list(names), folder / "trackers.log"
@@ -48,7 +48,7 @@ class Writer:
         self.is_lost = False
 
     def send(self, message: Message) -> None:
-        """Hand a message over; nothing where the process was lost."""
+        """Queue a message; do nothing if the process was lost."""
         if self.is_lost:
             return
         if self.child is None:
@@ -59,7 +59,7 @@ class Writer:
             self.lose("their process does not keep up")
 
     def start(self) -> None:
-        """Start the process, in a session of its own: Ctrl-C is for the stage, which ends it."""
+        """Start the process in its own session: Ctrl-C is for the stage, which ends the process."""
         make_private_folder(self.log.parent)
         grown = self.log.exists() and self.log.stat().st_size > MAX_LOG
         with self.log.open("wb" if grown else "ab") as log:
@@ -106,17 +106,17 @@ class Writer:
 
 
 class Mirrors:
-    """Turns the events of one stage into messages for its trackers."""
+    """Converts the events of one stage into messages for its trackers."""
 
     def __init__(self, names: Sequence[str], layout: Layout, start: Event) -> None:
         self.layout, self.group, self.tags = layout, start["experiment"], start["tags"]
         self.folder = layout.tracking / "also"
         self.writer: Writer | None = Writer(names, self.folder) if names else None
-        self.begun: list[Event] = []  # of a training, until it is known which one it is
+        self.begun: list[Event] = []  # of a training that is not yet identified
         self.open_run: str | None = None
 
     def listen(self, event: Event) -> None:
-        """Take one event. Whatever goes wrong, the stage goes on."""
+        """Process one event. An error does not stop the stage."""
         if self.writer is None:
             return
         try:
@@ -126,7 +126,7 @@ class Mirrors:
             self.writer = None
 
     def take(self, event: Event) -> None:
-        """Send what one event is, by its kind and the stage's."""
+        """Send the messages of one event, by its kind and the stage's."""
         kind, stage = event["kind"], self.tags["stage"]
         if kind == "cell":
             self.cell(event)
@@ -142,7 +142,7 @@ class Mirrors:
             self.close(event["status"] == "FINISHED")
 
     def training(self, event: Event) -> None:
-        """Parameters and inputs, which say which training it is; then its curves."""
+        """Collect parameters and inputs, which identify the training; then send its curves."""
         recipe, seed = self.tags["recipe"], int(self.tags["seed"])
         if self.open_run is None:
             if event["kind"] in ("params", "dataset"):
@@ -152,10 +152,9 @@ class Mirrors:
             known = self.known(recipe, seed)
             if known.get("key") != key:
                 known = self.remember(recipe, seed, new_run(key))
-            self.open(recipe, seed, known["id"])
-            for told in self.begun:
-                if told["kind"] == "params":
-                    self.send("params", values=told["values"])
+            told = [one["values"] for one in self.begun if one["kind"] == "params"]
+            params = {name: value for values in told for name, value in values.items()}
+            self.open(recipe, seed, known["id"], params)
         if event["kind"] == "metrics" and (points := list(of_training(event["points"]))):
             self.send("points", points=points)
         if event["kind"] == "output" and event["key"].endswith("train/curve.parquet"):
@@ -163,18 +162,18 @@ class Mirrors:
             self.remember(recipe, seed, {**known, "curve": event["digest"]})
 
     def reached(self, recipe: str, seed: int, curve: str, event: Event) -> None:
-        """Results of a training whose run is known; of another the report tells everything."""
+        """Send results of a training with a known run; for others the report sends everything."""
         known = self.known(recipe, seed)
         if known.get("curve") != curve:
             return
-        self.open(recipe, seed, known["id"])
+        self.open(recipe, seed, known["id"], {})
         values = {
             k: v for point in of_training(event["points"]) for k, v in point["values"].items()
         }
         self.send("final", values=values)
 
     def cell(self, event: Event) -> None:
-        """All of one recipe and seed, as the report knows it; nothing where that was sent."""
+        """Send everything about one recipe and seed in the report, unless it was sent already."""
         recipe, seed = event["recipe"], event["seed"]
         curve = next(o["digest"] for o in event["outputs"] if o["key"].endswith("curve.parquet"))
         known = self.known(recipe, seed)
@@ -184,20 +183,19 @@ class Mirrors:
         is_new = known.get("curve") != curve
         if is_new:
             known = new_run(None)
-        self.open(recipe, seed, known["id"])
-        self.send("params", values=event["values"])
+        self.open(recipe, seed, known["id"], event["values"])
         if is_new and curves:
             self.send("points", points=sorted(curves, key=lambda point: int(point["step"])))
         self.send("final", values=result["values"])
         self.remember(recipe, seed, {**known, "curve": curve, "result": event["result"]})
 
-    def open(self, recipe: str, seed: int, identity: str) -> None:
-        """Begin a run, or go on with it; nothing where it is the open one."""
+    def open(self, recipe: str, seed: int, identity: str, params: dict[str, str]) -> None:
+        """Start or resume a run, unless it is open."""
         if self.open_run == identity:
             return
         folder = str(self.layout.tracking.absolute())
-        name = f"{recipe}/{seed}"
-        self.send("open", id=identity, name=name, group=self.group, folder=folder)
+        run = {"id": identity, "name": f"{recipe}/{seed}", "group": self.group, "params": params}
+        self.send("open", **run, folder=folder)
         self.open_run = identity
 
     def send(self, what: str, **fields: Any) -> None:
@@ -205,14 +203,14 @@ class Mirrors:
             self.writer.send({"do": what, **fields})
 
     def close(self, finished: bool) -> None:
-        """End the run as the stage ended."""
+        """End the run with the status of the stage."""
         if self.open_run:
             self.send("close", finished=finished)
         if self.writer:
             self.writer.close()
 
     def known(self, recipe: str, seed: int) -> dict[str, Any]:
-        """What is kept of the run of a recipe and seed; empty where there is none."""
+        """Return the stored values of the run of a recipe and seed; empty if there are none."""
         return read_note(self.file(recipe, seed))
 
     def remember(self, recipe: str, seed: int, run: dict[str, Any]) -> dict[str, Any]:
@@ -224,12 +222,12 @@ class Mirrors:
 
 
 def new_run(key: str | None) -> dict[str, Any]:
-    """A run that has not begun: of which training it is, its curve, and its result."""
+    """Return a run that has not started: the key of its training, its curve, and its result."""
     return {"id": secrets.token_hex(4), "key": key, "curve": None, "result": None}
 
 
 def of_training(points: Sequence[Event]) -> Iterator[Event]:
-    """The points that say something of the training."""
+    """Yield the points with values about the training."""
     for point in points:
         values = {k: v for k, v in point["values"].items() if not k.startswith(NOT_SENT)}
         if values:

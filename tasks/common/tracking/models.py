@@ -1,10 +1,11 @@
-"""Policies as logged models, and the aliases `candidate` and `champion` that point to them. Those
-of a later round are `candidate-round-2` and `champion-round-2`.
+"""Policies as logged models, and the aliases `candidate` and `champion` that point to them. The
+aliases of a later round are `candidate-round-2` and `champion-round-2`.
 
-A model of at most `tracking.max_weights_gb` is uploaded as MLflow's transformers models are: then
-`mlflow.transformers.load_model("models:/winnow@champion")` loads it. It is written here from the
-files as they are: `mlflow.transformers.log_model` would load the weights and ask the Hugging Face
-Hub for a model card. Of a larger one there is a pointer: the tag `path`, where its files stand."""
+A model of at most `tracking.max_weights_gb` is uploaded in the layout of MLflow's transformers
+models: then `mlflow.transformers.load_model("models:/winnow@champion")` loads it. The layout is
+written here from the existing files: `mlflow.transformers.log_model` would load the weights and
+request a model card from the Hugging Face Hub. A larger model has a pointer: the tag `path`, the
+location of its files."""
 
 import logging
 import os
@@ -12,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.files import ArtifactError, read_json, temporary_folder
-from tasks.common.journal import MAX_TAG, Event, shorten
+from tasks.common.tracking.journal import MAX_TAG, Event, shorten
 from tasks.common.tracking.runs import TrackedRun, producer
 from tasks.common.tracking.writers import write_output, write_tags
 
 logger = logging.getLogger(__name__)
 
 ALIASES = ("candidate", "champion")
-POINTER = "at `path`"  # the tag of a model whose weights were not uploaded
+POINTER = "at `path`"  # the tag of a model without uploaded weights
 
 
 def write_model(run: TrackedRun, event: Event) -> None:
-    """Log a policy, with its weights where they are small enough."""
+    """Log a policy, with its weights if they are small enough."""
     from mlflow.entities import LoggedModelOutput
 
     weights = "uploaded" if event["weights"] else POINTER
@@ -40,7 +41,7 @@ def write_model(run: TrackedRun, event: Event) -> None:
     try:
         if event["weights"]:
             upload(run, model.model_id, Path(event["path"]))
-    except (ArtifactError, FileNotFoundError) as error:  # its files, and not the server
+    except (ArtifactError, FileNotFoundError) as error:  # a fault of its files, not the server
         logger.warning("the weights of %s are not kept: %s", event["name"], error)
         run.client.set_logged_model_tags(model.model_id, {"weights": POINTER})
     run.client.finalize_logged_model(model.model_id, "READY")
@@ -49,8 +50,8 @@ def write_model(run: TrackedRun, event: Event) -> None:
 
 
 def upload(run: TrackedRun, model_id: str, policy: Path) -> None:
-    """Upload a policy's files, laid out as MLflow's transformers models are. The files are linked
-    into place: nothing is copied here."""
+    """Upload a policy's files in the layout of MLflow's transformers models. The files are linked
+    into place, not copied."""
     from mlflow.models import Model
 
     with temporary_folder(None, "winnow-model") as folder:
@@ -58,7 +59,7 @@ def upload(run: TrackedRun, model_id: str, policy: Path) -> None:
             (folder / part).mkdir(parents=True)
         for path in sorted(path for path in policy.iterdir() if path.is_file()):
             os.symlink(path, folder / "model" / path.name)
-            if path.suffix != ".safetensors":  # of the tokenizer's folder MLflow reads no weights
+            if path.suffix != ".safetensors":  # MLflow reads no weights from this folder
                 os.symlink(path, folder / "components" / "tokenizer" / path.name)
         model = Model(model_id=model_id, run_id=run.run_id)
         model.add_flavor("transformers", **flavor(policy))
@@ -67,7 +68,7 @@ def upload(run: TrackedRun, model_id: str, policy: Path) -> None:
 
 
 def flavor(policy: Path) -> dict[str, Any]:
-    """What MLflow must know to load a policy as a pipeline of transformers."""
+    """Return the settings with which MLflow loads a policy as a pipeline of transformers."""
     config = read_json(policy / "config.json")
     tokenizer = policy / "tokenizer_config.json"
     named = read_json(tokenizer).get("tokenizer_class") if tokenizer.exists() else None
@@ -85,11 +86,10 @@ def flavor(policy: Path) -> dict[str, Any]:
 
 
 def write_champion(run: TrackedRun, event: Event) -> None:
-    """Mirror the report's decision: register the policies whose training wrote the evidence, under
-    their aliases.
+    """Apply the report's decision: register the policies from the trainings that wrote the
+    evidence, under their aliases.
 
-    Where a training was never recorded here, no alias is better than the former one.
-    """
+    If a training was never recorded here, no alias is better than the previous one."""
     client, name = run.client, run.client.get_experiment(run.experiment_id).name
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name)
@@ -101,7 +101,7 @@ def write_champion(run: TrackedRun, event: Event) -> None:
 
 
 def move_alias(run: TrackedRun, name: str, alias: str, found: dict[str, str] | None) -> None:
-    """Point an alias to the policy whose training wrote the file `found`, or take it away."""
+    """Point an alias to the policy of the training that wrote the file `found`, or remove it."""
     client = run.client
     run_id = found and producer(client, run.experiment_id, found["key"], found["digest"])
     models = run_id and client.search_logged_models(
@@ -116,9 +116,8 @@ def move_alias(run: TrackedRun, name: str, alias: str, found: dict[str, str] | N
 
 
 def version_of(run: TrackedRun, name: str, model: Any) -> str:
-    """The registered version of a logged model, made if there is none of this digest yet."""
-    # a record of an older version of this program says nothing of weights
-    tags = {"weights": POINTER, **{k: model.tags[k] for k in model.tags if k != "key"}}
+    """Return the registered version of a logged model, created if none has this digest."""
+    tags = {k: model.tags[k] for k in model.tags if k != "key"}
     for known in run.client.search_model_versions(f"name = '{name}'"):
         if all(known.tags.get(key) == tags[key] for key in ("digest", "weights")):
             return str(known.version)

@@ -1,5 +1,5 @@
 """Runs on a server: the run of a pipeline, in it a run for each cell (recipe and seed), and in
-those the runs of stages. Which run made a file is found again by the file's digest."""
+those the runs of stages. The run that wrote a file is found by the file's digest."""
 
 import os
 import threading
@@ -10,33 +10,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.common.journal import Event
-from tasks.common.pipelines import git_tags, is_alive, round_words, this_host
+from tasks.common.tracking.journal import Event
+from tasks.common.tracking.pipelines import git_tags, is_alive, round_words, this_host
 
 T = TypeVar("T")
 
-# of the whole of what is asked of a server at once. MLflow limits the wait for the next packet
-# alone, which a server that sends a byte now and then never exceeds
+# of all requests to a server at once. MLflow limits only the wait for the next packet, which a
+# server that sends a byte now and then never exceeds
 CALL_SECONDS = 60.0
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a line a run, with a tracking server
-    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # its tracebacks; what matters is said here, once
-    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",  # or a database that was replaced stays open
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # one line per run, with a tracking server
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # its tracebacks; errors are logged here, once
+    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",  # else a replaced database stays open
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-# All digests of files are tags that begin so: `digest.output.PATH`, `digest.input.PATH`, and
-# `digest.cached.PATH` of what a pipeline did not make anew. `run.KIND.PATH` is the run that made
-# the file.
+# The prefix of the tags with digests of files: `digest.output.PATH`, `digest.input.PATH`, and
+# `digest.cached.PATH` for files that a pipeline did not write again. `run.KIND.PATH` is the run
+# that wrote the file.
 DIGEST = "digest"
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """One run on one server, the run of its pipeline, and the run of its cell, if it has one; and
-    the round of the experiment that all of them are of."""
+    """One run on one server, the run of its pipeline, the run of its cell, if it has one, and the
+    round of the experiment of all three."""
 
     client: Any
     experiment_id: str
@@ -47,8 +47,8 @@ class TrackedRun:
 
 
 def connect(uri: str) -> Any:
-    """A client with bounded waits. The import takes a second and the database another: only
-    here."""
+    """Return a client with bounded waits. The import takes a second and the database another: both
+    happen only here."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import mlflow
@@ -58,13 +58,13 @@ def connect(uri: str) -> Any:
 
     quiet_loggers()  # boto3, with which MLflow keeps artifacts on s3://
 
-    utils.MAX_RETRY_COUNT = 3  # tries to reach a database: MLflow's ten take 100 s
+    utils.MAX_RETRY_COUNT = 3  # attempts to reach a database: MLflow's ten take 100 s
     return mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """What `call` returns. Raises TimeoutError where it takes longer: it then goes on in a thread
-    that ends with the process."""
+    """Return the result of `call`. Raise TimeoutError if it takes longer: it then continues in a
+    thread that ends with the process."""
     result = Future[T]()
 
     def run() -> None:
@@ -82,22 +82,17 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 
 def open_run(client: Any, uri: str, start: Event) -> TrackedRun:
-    """The run of a stage, made if it is not there, and likewise those of its pipeline and cell."""
+    """Return the run of a stage, created if missing, as are the runs of its pipeline and cell."""
     return within(CALL_SECONDS, partial(find_or_make_run, client, uri, start))
 
 
 def find_or_make_run(client: Any, uri: str, start: Event) -> TrackedRun:
-    """As `open_run`, however long the server takes."""
+    """Return the run as `open_run` does, without a time limit."""
     experiment = experiment_id(client, uri, start["experiment"])
     close_dead(client, experiment)
     parent = parent_run(client, experiment, start)
-    cell = start["tags"].get("seed") and cell_run(
-        client, experiment, parent, start["tags"]["recipe"], int(start["tags"]["seed"]), start
-    )
-    number = round_tag(start)
-    found = client.search_runs([experiment], f"tags.record = '{start['record']}'", max_results=1)
-    if found:
-        return TrackedRun(client, experiment, found[0].info.run_id, parent, cell or None, number)
+    cell = cell_run(client, experiment, parent, start) if "seed" in start["tags"] else None
+    found = first_run(client, experiment, f"tags.record = '{start['record']}'")
     tags = {
         **start["tags"],
         "kind": "stage",
@@ -105,62 +100,68 @@ def find_or_make_run(client: Any, uri: str, start: Event) -> TrackedRun:
         "mlflow.parentRunId": cell or parent,
         "mlflow.source.type": "LOCAL",
     }
-    run = client.create_run(experiment, start_time=start["time"], run_name=start["name"], tags=tags)
-    return TrackedRun(client, experiment, run.info.run_id, parent, cell or None, number)
+    run = found or client.create_run(
+        experiment, start_time=start["time"], run_name=start["name"], tags=tags
+    )
+    return TrackedRun(client, experiment, run.info.run_id, parent, cell, start["tags"]["round"])
 
 
-def round_tag(start: Event) -> str:
-    """The round of a record; those of an older version of this program say nothing of it."""
-    return str(start["tags"].get("round", "1"))
+def parent_run(client: Any, experiment: str, start: Event) -> str:
+    """Return the run of the pipeline, found by its tag."""
+    pipeline, number = start["pipeline"], start["tags"]["round"]
+    found = first_run(client, experiment, f"tags.pipeline = '{pipeline['id']}'")
+    tags = {"kind": "pipeline", "pipeline": pipeline["id"], "started_by": pipeline["kind"]}
+    name = f"{pipeline['kind']} {pipeline['id']}{round_words(number)}"
+    return found_or_made(client, experiment, found, start, name, tags)
 
 
-def cell_run(
-    client: Any, experiment: str, parent: str, recipe: str, seed: int, start: Event
+def cell_run(client: Any, experiment: str, parent: str, start: Event) -> str:
+    """Return the run of a recipe and seed in a pipeline."""
+    recipe, seed, number = (start["tags"][name] for name in ("recipe", "seed", "round"))
+    cell = f"{recipe}/{seed}"
+    found = find_cell(client, experiment, parent, cell)
+    tags = {"kind": "cell", "cell": cell, "recipe": recipe, "seed": seed}
+    tags["mlflow.parentRunId"] = parent
+    return found_or_made(client, experiment, found, start, cell_name(cell, number), tags)
+
+
+def found_or_made(
+    client: Any, experiment: str, found: Any, start: Event, name: str, tags: dict[str, str]
 ) -> str:
-    """The run of a recipe and seed in a pipeline, open again."""
-    found = find_cell(client, experiment, parent, f"{recipe}/{seed}")
+    """Return a run that contains others: the found run, reopened, or a new one."""
     if found:
         client.update_run(found.info.run_id, status="RUNNING")
         return str(found.info.run_id)
-    tags = {
-        "kind": "cell",
-        "cell": f"{recipe}/{seed}",
-        "recipe": recipe,
-        "seed": str(seed),
-        "round": round_tag(start),
-        "mlflow.parentRunId": parent,
-        **git_tags(),
-        **start["pipeline"]["tags"],
-    }
-    run = client.create_run(
-        experiment,
-        start_time=start["time"],
-        run_name=cell_name(f"{recipe}/{seed}", round_tag(start)),
-        tags=tags,
-    )
+    tags = {**tags, "round": start["tags"]["round"], **git_tags(), **start["pipeline"]["tags"]}
+    run = client.create_run(experiment, start_time=start["time"], run_name=name, tags=tags)
     return str(run.info.run_id)
 
 
 def cell_name(cell: str, number: str) -> str:
-    """The name of a cell's run."""
+    """Return the name of a cell's run."""
     return f"{cell}{round_words(number)}"
 
 
 def find_cell(client: Any, experiment: str, parent: str, cell: str) -> Any:
-    """The run of a cell in the pipeline `parent`, or None."""
+    """Return the run of a cell in the pipeline `parent`, or None."""
     where = f"tags.cell = '{cell}' AND tags.`mlflow.parentRunId` = '{parent}'"
+    return first_run(client, experiment, where)
+
+
+def first_run(client: Any, experiment: str, where: str) -> Any:
+    """Return the latest run of an experiment that satisfies `where`, or None."""
     return next(iter(client.search_runs([experiment], where, max_results=1)), None)
 
 
 def close_with_children(run: TrackedRun, run_id: str, time: int | None) -> None:
-    """Close a run that holds others: failed if one of them did not finish."""
+    """Close a run that contains others: failed if one of them did not finish."""
     bad = f"tags.`mlflow.parentRunId` = '{run_id}' AND attributes.status != 'FINISHED'"
-    failed = run.client.search_runs([run.experiment_id], bad, max_results=1)
+    failed = first_run(run.client, run.experiment_id, bad)
     run.client.set_terminated(run_id, "FAILED" if failed else "FINISHED", time)
 
 
 def close_cells(pipeline: TrackedRun) -> None:
-    """Close the cells of a pipeline that is over: a stage that was killed has left its own open."""
+    """Close the cells of a pipeline that has ended: a killed stage leaves its cell open."""
     open_cells = (
         f"tags.`mlflow.parentRunId` = '{pipeline.run_id}' AND tags.kind = 'cell' "
         "AND attributes.status = 'RUNNING'"
@@ -170,8 +171,8 @@ def close_cells(pipeline: TrackedRun) -> None:
 
 
 def experiment_id(client: Any, uri: str, name: str) -> str:
-    """The experiment's id. Beside a sqlite file stand its artifacts, at an absolute path, as MLflow
-    needs it."""
+    """Return the experiment's id. The artifacts of a sqlite file are beside it, at an absolute
+    path, as MLflow requires."""
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
         return str(experiment.experiment_id)
@@ -190,32 +191,9 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
         return str(experiment.experiment_id)
 
 
-def parent_run(client: Any, experiment: str, start: Event) -> str:
-    """The open run of the pipeline, found by its tag."""
-    pipeline = start["pipeline"]
-    found = client.search_runs([experiment], f"tags.pipeline = '{pipeline['id']}'", max_results=1)
-    if found:
-        client.update_run(found[0].info.run_id, status="RUNNING")
-        return str(found[0].info.run_id)
-    tags = {
-        "kind": "pipeline",
-        "pipeline": pipeline["id"],
-        "started_by": pipeline["kind"],
-        "round": round_tag(start),
-        **git_tags(),
-        **pipeline["tags"],
-    }
-    name = f"{pipeline['kind']} {pipeline['id']}{round_words(round_tag(start))}"
-    return str(
-        client.create_run(
-            experiment, start_time=start["time"], run_name=name, tags=tags
-        ).info.run_id
-    )
-
-
 def close_dead(client: Any, experiment: str) -> None:
-    """Mark runs KILLED that say RUNNING and whose process on this machine is gone: nobody else
-    will."""
+    """Mark RUNNING runs as KILLED if their process on this machine is gone: nothing else does
+    so."""
     running = f"attributes.status = 'RUNNING' AND tags.host = '{this_host()}'"
     for run in client.search_runs([experiment], running):
         if not is_alive(run.data.tags):
@@ -223,16 +201,14 @@ def close_dead(client: Any, experiment: str) -> None:
 
 
 def producer(client: Any, experiment: str, key: str, digest: str) -> str | None:
-    """The latest run with the output `key` of this digest."""
-    found = client.search_runs(
-        [experiment], f"tags.`{DIGEST}.output.{key}` = '{digest}'", max_results=1
-    )
-    return str(found[0].info.run_id) if found else None
+    """Return the id of the latest run with the output `key` of this digest, or None."""
+    found = first_run(client, experiment, f"tags.`{DIGEST}.output.{key}` = '{digest}'")
+    return str(found.info.run_id) if found else None
 
 
 def link(run: TrackedRun, kind: str, key: str, digest: str) -> dict[str, str]:
-    """Tags that name an input or a cached output by digest, and the run that made it where one is
-    known."""
+    """Return tags with the digest of an input or a cached output, and with the run that wrote it if
+    there is one."""
     made_by = producer(run.client, run.experiment_id, key, digest)
     named = {f"{DIGEST}.{kind}.{key}": digest}
     return {**named, **({f"run.{kind}.{key}": made_by} if made_by else {})}

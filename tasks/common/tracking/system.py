@@ -1,14 +1,15 @@
-"""How busy the machine is while a stage runs: MLflow's system metrics, sampled here and sent with
-the stage's own, so that they take the same way when the server is away."""
+"""The machine's load while a stage runs: MLflow's system metrics, sampled here and sent with the
+stage's own metrics, so that they take the same path if the server is away."""
 
 import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import psutil
 
-from tasks.common.journal import Tracker
+from tasks.common.tracking.journal import Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def watched(tracker: Tracker) -> Iterator[None]:
 
 
 def sample(tracker: Tracker, ended: threading.Event) -> None:
-    """Add a point every SECONDS. A metric that cannot be read ends it: a stage goes on."""
+    """Add a point every SECONDS. An exception ends the sampling, not the stage."""
     with suppress(Exception):
         psutil.cpu_percent()  # the first call returns nothing
         number = 0
@@ -39,26 +40,16 @@ def sample(tracker: Tracker, ended: threading.Event) -> None:
 
 
 def usage() -> dict[str, float]:
-    """Processor, memory and disk of the machine, by MLflow's names; and its GPUs, where MLflow can
-    see them."""
-    memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
-    return {
-        "cpu_utilization_percentage": psutil.cpu_percent(),
-        "system_memory_usage_megabytes": memory.used / 1e6,
-        "system_memory_usage_percentage": memory.percent,
-        "disk_usage_percentage": disk.percent,
-        **gpu_usage(),
-    }
+    """Return MLflow's figures of processor, memory and disk; and of GPUs, if it finds one and a
+    library to query it."""
+    from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, gpu_monitor
 
-
-def gpu_usage() -> dict[str, float]:
-    """MLflow's figures of the GPUs; none where it finds no GPU, or nothing to ask it with."""
-    try:
-        from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
-
-        monitor = GPUMonitor()
-        monitor.collect_metrics()
-        return {name: float(value) for name, value in monitor.aggregate_metrics().items()}
-    except Exception as error:
-        logger.debug("no figures of a GPU: %s", error)
-        return {}
+    found = dict[str, float]()
+    for kind in (cpu_monitor.CPUMonitor, disk_monitor.DiskMonitor, gpu_monitor.GPUMonitor):
+        try:
+            monitor: Any = kind()
+            monitor.collect_metrics()
+            found |= monitor.aggregate_metrics()
+        except Exception as error:
+            logger.debug("no figures of the machine: %s", error)
+    return {name: float(value) for name, value in found.items()}

@@ -1,10 +1,10 @@
-"""Writing one event into its run: what is the same for every run."""
+"""Writing one event into its run: the writers that are the same for every run."""
 
 import json
 import logging
 from pathlib import Path
 
-from tasks.common.journal import Event
+from tasks.common.tracking.journal import Event
 from tasks.common.tracking.runs import DIGEST, TrackedRun, link
 
 logger = logging.getLogger(__name__)

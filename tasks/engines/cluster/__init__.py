@@ -1,1 +1,1 @@
-"""Several machines: Ray places processes on them and watches them (`engine.cluster`)."""
+"""Processes on several machines, which Ray places and monitors (`engine.cluster`)."""

@@ -1,8 +1,8 @@
-"""One process on some machine of a cluster: started, watched and ended there on behalf of another
-machine. Ray runs an object of this class in each place that was reserved; nothing here knows Ray.
+"""One process on some machine of a cluster, which another machine starts, watches and ends. Ray
+runs a `Host` in each reserved place; nothing here imports Ray.
 
-The process ends with the object's own process: a rank because it asks the kernel for it
-(`common/parent.py`), a server because of its guard (`server/guard.py`)."""
+The process ends with the host's own process: a rank through a setting of the kernel
+(`common/processes/ending.py`), a server through its guard (`common/processes/guard.py`)."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.common.files import temporary_folder
-from tasks.common.parent import PARENT
+from tasks.common.processes.ending import PARENT
 
 SCRATCH, ADDRESS = "{scratch}", "{address}"
 PIECE = 2**16  # bytes of output in one answer
@@ -23,22 +23,22 @@ TAIL = 2_000  # characters of output in an error
 
 @dataclass(frozen=True)
 class Place:
-    """A machine: its name, and the address that the other machines reach it by."""
+    """A machine: its name, and its address for the other machines."""
 
     machine: str
     address: str
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a process is at: its exit status once it has ended, and what it has written since."""
+class Progress:
+    """The exit status of a process, None while it runs, and its output since the last poll."""
 
     status: int | None
     output: bytes
 
 
 class Host:
-    """At most one process at a time."""
+    """A host of at most one process at a time."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -52,13 +52,13 @@ class Host:
         return Place(platform.node(), self.address)
 
     def free_port(self) -> int:
-        """A port of this machine that nothing listens on."""
+        """Return a free port of this machine."""
         with socket.socket() as probe:
             probe.bind((self.address, 0))
             return int(probe.getsockname()[1])
 
     def reads(self, path: str, content: str) -> bool:
-        """Whether this machine reads the same in a file as the one that wrote it."""
+        """Return whether a file has this content on this machine."""
         try:
             return Path(path).read_text() == content
         except OSError:
@@ -67,19 +67,19 @@ class Host:
     def start(
         self, command: list[str], environment: dict[str, str], folder: str, *, is_guarded: bool
     ) -> None:
-        """Start `command` in `folder`, with what is this host's for every SCRATCH and ADDRESS in
-        it and its environment. What it writes is kept for `look`. Raises OSError where it cannot be
-        started, and RuntimeError when one runs already."""
+        """Start `command` in `folder`, and replace SCRATCH and ADDRESS in it and its environment by
+        this host's folder and address. Its output is kept for `poll`. Raises OSError if it cannot
+        be started, and RuntimeError if a process is already running."""
         if self.process is not None and self.process.poll() is None:
             raise RuntimeError("a process runs here already")
         own = {
             key: os.environ[key] for key in ("CUDA_VISIBLE_DEVICES",) if key in os.environ
         }  # Ray has chosen these GPUs for this place
         filled = {key: self.filled_in(value) for key, value in environment.items()}
-        # When it ends, Ray kills its own children, and not theirs: the guard must be none of them,
-        # or it could not end the rest.
+        # When Ray ends, it kills its own children, but not their children. The guard must not be a
+        # child of Ray, or it could not end the server.
         before = ["setsid", "--fork", "--wait"] if is_guarded else []
-        # Ray blocks interrupts in its own processes, and a new process has its parent's mask.
+        # Ray blocks interrupts in its own processes, and a new process inherits the signal mask.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -95,19 +95,19 @@ class Host:
     def filled_in(self, part: str) -> str:
         return part.replace(SCRATCH, str(self.folder)).replace(ADDRESS, self.address)
 
-    def look(self) -> Look:
-        """The status, and the next output that nobody has read."""
+    def poll(self) -> Progress:
+        """Return the status, and the next unread output."""
         status = None if self.process is None else self.process.poll()
         if not self.log.exists():
-            return Look(status, b"")
+            return Progress(status, b"")
         with self.log.open("rb") as file:
             file.seek(self.num_read)
             output = file.read(PIECE)
         self.num_read += len(output)
-        return Look(status, output)
+        return Progress(status, output)
 
     def tail(self) -> str:
-        """The end of all output."""
+        """Return the end of all output."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as file:
@@ -115,18 +115,19 @@ class Host:
             return file.read().decode(errors="replace")
 
     def read(self, name: str) -> str | None:
-        """A file that the process wrote into this host's folder; None where it has not yet."""
+        """Return the text of a file that the process wrote into this host's folder, or None if the
+        file does not exist yet."""
         path = self.folder / name
         return path.read_text() if path.exists() else None
 
     def interrupt(self) -> None:
-        """Ask the process to stop."""
+        """Send SIGTERM to the process."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """Kill the process and all that it has started, wait for it, and remove its files. A host
-        that was ended starts nothing again."""
+        """Kill the process and all its descendants, wait for it, and remove its files. After that,
+        the host cannot start another process."""
         if self.process is not None:
             if self.process.stdin is not None:
                 self.process.stdin.close()  # its guard ends the rest

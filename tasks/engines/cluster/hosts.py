@@ -1,9 +1,9 @@
-"""Ray: places on the machines of a cluster, reserved together, and a host in each. The only file
-that imports ray.
+"""Ray: places on the machines of a cluster, reserved together, and a host in each. No other file
+imports ray.
 
-Nothing that is large goes through Ray: no rollout, no weight. Every client of its port can run
-programs, so a token is required. Every call has a time limit; a host that gives no answer in it
-counts as lost."""
+No large data goes through Ray: no rollouts, no weights. Every client of its port can run programs,
+so a token is required. Every call has a time limit. A host that does not answer within it counts as
+lost."""
 
 import os
 import secrets
@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import tasks
 from tasks.common.files import ArtifactError
-from tasks.engines.cluster.host import Host, Look, Place
+from tasks.engines.cluster.host import Host, Place, Progress
 
 ROOT = Path(tasks.__file__).resolve().parent.parent
 NAMESPACE = "winnow"
@@ -30,11 +30,11 @@ HANDSHAKE_SECONDS = 30.0
 CALL_SECONDS = 30.0
 POLL_SECONDS = 0.1
 RESERVE_SECONDS = 300.0
-HEAD_SECONDS = 5.0  # between two looks at the head
-NUM_LOOKS = 3
-# read by ray when it is imported
+HEAD_SECONDS = 5.0  # between two checks of the head
+NUM_TRIES = 3
+# ray reads these when it is imported
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
-# Without its head Ray would end this process after a minute, with a message of its own.
+# By default, Ray would end this process with its own message one minute after its head has died.
 DRIVER = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3600"}
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -44,9 +44,8 @@ class HostLostError(ArtifactError):
 
 
 def import_ray() -> Any:
-    """The module. Raises ArtifactError where it is not installed."""
-    for name, value in ENVIRONMENT.items():
-        os.environ[name] = value
+    """Return the module `ray`. Raises ArtifactError if it is not installed."""
+    os.environ.update(ENVIRONMENT)
     try:
         import ray
     except ImportError as error:
@@ -58,10 +57,10 @@ def import_ray() -> Any:
 
 
 def connect(address: str) -> Any:
-    """Connect this process to the cluster whose head is at `address`, once. Raises ArtifactError
-    when it does not answer, or refuses the token.
+    """Connect this process to the cluster with its head at `address`, once. Return the module
+    `ray`. Raises ArtifactError if the head does not answer, or rejects the token.
 
-    A process of its own tries first: Ray itself would wait for many minutes for what is silent."""
+    Separate processes try first: Ray itself would wait many minutes for a silent address."""
     ray = import_ray()
     if ray.is_initialized():
         return ray
@@ -101,7 +100,7 @@ def connect(address: str) -> Any:
 
 
 class Trial:
-    """A process that tries to connect, while the block lasts, with other `variables` if need be."""
+    """A process that tries to connect during the `with` block, with these extra `variables`."""
 
     def __init__(self, address: str, variables: Mapping[str, str] | None = None) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115
@@ -127,7 +126,7 @@ class Trial:
         return os.pread(self.file.fileno(), size, 0).decode(errors="replace").strip()
 
     def is_refused(self) -> bool:
-        """Whether the head refused the token, which Ray tries again for a while."""
+        """Return whether the head rejected the token. Ray retries for a while."""
         return "authtoken" in self.output().lower()
 
     def has_answer(self) -> bool:
@@ -135,8 +134,8 @@ class Trial:
 
 
 def join(ray: Any, address: str) -> None:
-    """Connect. Ray's own handler of SIGTERM would take the place of ours, and it would print what a
-    dead machine's last state was."""
+    """Connect, and keep our handler of SIGTERM, which Ray would replace. Suppress Ray's output
+    about dead machines."""
     ray._private.worker.listen_error_messages = lambda *_: None
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -153,7 +152,7 @@ def join(ray: Any, address: str) -> None:
 
 
 def check_address(address: str) -> None:
-    """Raise ArtifactError where nothing listens."""
+    """Raise ArtifactError if no process listens at `address`."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ArtifactError(
@@ -169,7 +168,7 @@ def check_address(address: str) -> None:
 
 
 def check_token() -> None:
-    """Raise ArtifactError where this process has no token."""
+    """Raise ArtifactError if this process has no token."""
     default = Path.home() / ".ray" / "auth_token"
     if not any(os.environ.get(name) for name in TOKENS) and not default.exists():
         raise ArtifactError(
@@ -179,7 +178,7 @@ def check_token() -> None:
 
 
 class RemoteHost:
-    """A host in one of the reserved places. It is up some seconds after this is made."""
+    """A host in one of the reserved places. It is up some seconds after its creation."""
 
     def __init__(self, places: "Places", actor: Any) -> None:
         self.places, self.ray, self.actor = places, places.ray, actor
@@ -188,51 +187,51 @@ class RemoteHost:
         self.ended: Any = None
 
     def is_up(self) -> bool:
-        """Whether the host answers. Raises HostLostError when it never will."""
+        """Return whether the host answers. Raises HostLostError if it is lost."""
         done, _ = self.ray.wait([self.answer], timeout=0)
         if done:
-            self.take(self.answer, CALL_SECONDS)
+            self.take(self.answer)
             self.was_up = True
         return self.was_up
 
-    def place(self, seconds: float = CALL_SECONDS) -> Place:
-        return cast(Place, self.take(self.answer, seconds))
+    def place(self) -> Place:
+        return cast(Place, self.take(self.answer))
 
-    def look(self) -> Look:
-        return cast(Look, self.call("look"))
+    def poll(self) -> Progress:
+        return cast(Progress, self.call("poll"))
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """What a method of the host returns. Raises HostLostError when it does not answer in
-        CALL_SECONDS."""
-        return self.take(getattr(self.actor, method).remote(*arguments, **named), CALL_SECONDS)
+        """Return the result of a method of the host. Raises HostLostError if the host does not
+        answer in CALL_SECONDS."""
+        return self.take(getattr(self.actor, method).remote(*arguments, **named))
 
-    def take(self, answer: Any, seconds: float) -> Any:
+    def take(self, answer: Any) -> Any:
         errors = self.ray.exceptions
         try:
-            return self.ray.get(answer, timeout=seconds)
+            return self.ray.get(answer, timeout=CALL_SECONDS)
         except errors.GetTimeoutError as error:
-            raise HostLostError(f"a machine gave no answer in {seconds:.0f} s") from error
-        except errors.RayTaskError as error:  # the method raised; what follows is not its message
+            raise HostLostError(f"a machine gave no answer in {CALL_SECONDS:.0f} s") from error
+        except errors.RayTaskError as error:  # the method raised; `cause` is its own exception
             raise ArtifactError(f"on another machine: {error.cause!r}") from error
         except errors.RayError as error:
             reason = f"a machine or its process died ({type(error).__name__})"
             raise HostLostError(reason) from error
 
     def begin_to_end(self) -> None:
-        """Have the host end its process. It ends with this process, too, which may have left the
-        cluster already."""
+        """Request that the host end its process. If this process has already left the cluster, the
+        host's process ends by itself."""
         if self.ray.is_initialized() and self.was_up:
             self.ended = self.actor.end.remote()
 
     def kill(self) -> None:
-        """End the host, its process first."""
+        """End the host's process, then the host."""
         if not self.ray.is_initialized():
             return
         if self.ended is None:
             self.begin_to_end()
         if self.ended is not None:
             with suppress(ArtifactError):
-                self.take(self.ended, CALL_SECONDS)
+                self.take(self.ended)
         if self.places.has_head():
             self.ray.kill(self.actor, no_restart=True)
 
@@ -243,12 +242,12 @@ class Places:
 
     def __init__(self, address: str, ray: Any, group: Any, bundles: list[dict[str, float]]) -> None:
         self.address, self.ray, self.group, self.bundles = address, ray, group, bundles
-        self.next_look = time.monotonic()
+        self.next_check = time.monotonic()
         self.is_lost = False  # the head
 
     def host(self, index: int) -> RemoteHost:
-        """A new host in a place; where the place's machine died, once Ray has found another. Raises
-        ArtifactError where Ray cannot."""
+        """Return a new host in a place. If the place's machine died, the host is up once Ray has
+        found another machine. Raises ArtifactError if the Ray head has died."""
         self.check_head()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -264,24 +263,24 @@ class Places:
         )
         return RemoteHost(self, made.remote())
 
-    def look_at_head(self) -> None:
-        """As `check_head`, now and then."""
-        if time.monotonic() >= self.next_look:
+    def check_head_at_intervals(self) -> None:
+        """Call `check_head` every HEAD_SECONDS."""
+        if time.monotonic() >= self.next_check:
             self.check_head()
-            self.next_look = time.monotonic() + HEAD_SECONDS
+            self.next_check = time.monotonic() + HEAD_SECONDS
 
     def check_head(self) -> None:
-        """Raise ArtifactError when the head has died."""
+        """Raise ArtifactError if the head has died."""
         if not self.has_head():
             raise ArtifactError(
                 f"the Ray head at {self.address} has died: start it, and run the same command again"
             )
 
     def has_head(self) -> bool:
-        """Whether something listens at the head's address, which is tried several times. What only
-        the head can do would wait for it without end."""
-        for look in range(0 if self.is_lost else NUM_LOOKS):
-            if look:
+        """Return whether a process listens at the head's address, after several tries. Requests to
+        a dead head would wait forever."""
+        for attempt in range(0 if self.is_lost else NUM_TRIES):
+            if attempt:
                 time.sleep(1.0)
             with suppress(ArtifactError):
                 check_address(self.address)
@@ -295,15 +294,15 @@ class Places:
 
 
 class LocalHost(Host):
-    """A host that knows its address from Ray."""
+    """A host at its address in the Ray cluster."""
 
     def __init__(self) -> None:
         super().__init__(import_ray().util.get_node_ip_address())
 
 
 def reserve(address: str, bundles: list[dict[str, float]]) -> Places:
-    """Reserve all these places, or none. Raises ArtifactError when the cluster has no room for
-    them in RESERVE_SECONDS."""
+    """Reserve all these places, or none. Raises ArtifactError if the cluster has no room for them
+    within RESERVE_SECONDS."""
     ray = connect(address)
     there: Mapping[str, float] = ray.cluster_resources()
     for kind in ("CPU", "GPU"):
@@ -325,7 +324,7 @@ def reserve(address: str, bundles: list[dict[str, float]]) -> Places:
 
 
 def main() -> None:
-    """Whether the cluster at an address takes this process in."""
+    """Try to join the cluster at an address."""
     join(import_ray(), sys.argv[1])
 
 

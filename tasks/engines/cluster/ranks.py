@@ -1,6 +1,6 @@
-"""The processes of a training on the machines of a cluster: started as torchrun starts them on one
-machine, watched, and started again from the last checkpoint when one is lost. The servers that they
-sample from are started once, and stay up meanwhile (`server/lending.py`)."""
+"""The processes of a training on the machines of a cluster. They start as under torchrun on one
+machine, are watched, and restart from the last checkpoint if one is lost. The servers that they
+sample from are started once, and stay up across restarts (`server/lending.py`)."""
 
 import logging
 import os
@@ -14,45 +14,46 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks import engines
-from tasks.common import process, registry
+from tasks.common import registry
 from tasks.common.files import ArtifactError
+from tasks.common.processes import ending
 from tasks.engines.cluster.hosts import HostLostError, Places, RemoteHost
-from tasks.engines.cluster.places import SharedFolder, shared_folder, training_places
+from tasks.engines.cluster.places import SharedFolder, reserve_places, shared_folder
 from tasks.engines.loading import engine_name
 from tasks.engines.settings import Cluster, EngineSettings
 from tasks.models.policy import Policy
 
-if TYPE_CHECKING:  # the code of servers counts in the digests of those stages alone that use them
+if TYPE_CHECKING:  # only stages that use servers include the servers' code in their digests
     from tasks.engines.server.lending import Lender
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 START_SECONDS = 300.0  # for all hosts to be up
-GRACE_SECONDS = 60.0  # for the others to end by themselves when one has failed
+GRACE_SECONDS = 60.0  # for the other ranks to end by themselves after one has failed
 STOP_SECONDS = 600.0  # for the step in flight and its checkpoint, when interrupted
 MAX_RESTARTS = 3  # without a new checkpoint in between
 
 
 @dataclass
 class Ended:
-    """How the processes ended: the status of each, None where it was lost or had to be killed, and
-    of those that failed the ones that were first."""
+    """The exit status of each process, None if it was lost or had to be killed, and the statuses of
+    the processes that failed first."""
 
     statuses: Sequence[int | None]
     first: Sequence[int | None] = ()
-    reasons: list[str] = field(default_factory=list)  # of those that were lost
+    reasons: list[str] = field(default_factory=list)  # of lost processes
 
     def is_lost(self, lost_rank: int) -> bool:
-        """Whether a process or machine died first, or is silent: the fault need not be the
-        training's. What a rank raised by itself it would raise again."""
+        """Return whether a process or machine died first, or is silent: the training may not be at
+        fault. An error that a rank raised by itself would happen again."""
         died = any(status is None or status < 0 for status in self.first)
         own = any(status is not None and 0 < status != lost_rank for status in self.first)
         return died or (bool(self.first) and not own)
 
     @property
     def status(self) -> int:
-        """The exit status of the whole."""
+        """The exit status of the training."""
         failed = [status for status in (*self.first, *self.statuses) if status != 0]
         given = [status for status in failed if status is not None and status > 0]
         return min(given, default=1 if failed else 0)  # LOST_RANK is the largest
@@ -67,20 +68,20 @@ def run_ranks(
     policy: Callable[[], Policy],
 ) -> int:
     """Run `python -m` with these arguments as the `engine.cluster.trainers` ranks of a training,
-    beside servers of the policy. Returns its exit status. `lost_rank` is that of a rank that lost
-    another.
+    with servers of the policy. Return the training's exit status. `lost_rank` is the exit status of
+    a rank that lost another.
 
-    When a rank or its machine dies, all start again, where there is room for them; they go on from
-    the last checkpoint. After MAX_RESTARTS times in which `progress` stayed what it was, the status
-    is the last one's."""
+    If a rank or its machine dies, all ranks restart on machines with room for them, and continue
+    from the last checkpoint. After MAX_RESTARTS restarts without a change of `progress`, return the
+    last status."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s cluster: %(message)s", datefmt="%H:%M:%S"
     )
-    process.interrupt_on_terminate()
+    ending.interrupt_on_terminate()
     command = [sys.executable, "-m", *arguments]
     try:
         with ExitStack() as stack:
-            places = training_places(settings, cluster)
+            places = reserve_places(settings, cluster, cluster.trainers)
             stack.callback(places.close)
             folder = stack.enter_context(shared_folder(cluster, "ranks"))
             lender: Lender | None = None
@@ -94,11 +95,11 @@ def run_ranks(
         logger.error("%s", error)
         return 1
     except KeyboardInterrupt:
-        return process.interrupted()
+        return ending.interrupted()
 
 
 def supervise(run: Callable[[], Ended], lost_rank: int, progress: Callable[[], object]) -> int:
-    """Run all ranks until they end by themselves, or have been lost too often: the status."""
+    """Run all ranks until they end by themselves, or were lost too often. Return the status."""
     restarts = 0
     while True:
         before = progress()
@@ -121,12 +122,12 @@ def run_once(
     command: list[str],
     lender: "Lender | None" = None,
 ) -> Ended:
-    """Start every rank, and return when all have ended. The servers of the `lender`, if there is
-    one, are looked after meanwhile."""
+    """Start every rank, and return when all have ended. Meanwhile the `lender`, if there is
+    one, restarts servers that have ended."""
     hosts = [places.host(rank) for rank in range(cluster.trainers)]
 
     def tend() -> None:
-        places.look_at_head()
+        places.check_head_at_intervals()
         if lender:
             lender.tend()
 
@@ -140,7 +141,7 @@ def run_once(
             return Ended([None], [None], [str(error)])
         try:
             return watch(hosts, tend)
-        except KeyboardInterrupt:  # another one ends the ranks at once
+        except KeyboardInterrupt:  # a second interrupt ends the ranks at once
             interrupt(hosts)
             watch(hosts, tend, STOP_SECONDS)
             raise
@@ -158,7 +159,7 @@ def start(
     environment: Mapping[str, str],
     tend: Callable[[], object],
 ) -> None:
-    """Start the ranks when all hosts are up. Raises ArtifactError when they are not in
+    """Start the ranks when all hosts are up. Raises ArtifactError if a host is not up within
     START_SECONDS."""
     deadline = time.monotonic() + START_SECONDS
     while missing := [str(rank) for rank, host in enumerate(hosts) if not host.is_up()]:
@@ -176,7 +177,7 @@ def start(
         "MASTER_ADDR": hosts[0].place().address,
         "MASTER_PORT": str(hosts[0].call("free_port")),
         "WORLD_SIZE": str(len(hosts)),
-        "LOCAL_RANK": "0",  # a rank sees its own GPU alone
+        "LOCAL_RANK": "0",  # a rank sees only its own GPU
     }
     for rank, host in enumerate(hosts):
         own = {**common, "RANK": str(rank)}
@@ -187,8 +188,8 @@ def start(
 def watch(
     hosts: Sequence[RemoteHost], tend: Callable[[], object], seconds: float | None = None
 ) -> Ended:
-    """Pass on what the ranks write until all have ended, or have had so many `seconds`. Once one
-    has failed the others have GRACE_SECONDS."""
+    """Write the ranks' output until all ranks have ended, at most for `seconds`. After one has
+    failed, the others have GRACE_SECONDS."""
     statuses: dict[int, int | None] = {}
     first: list[int | None] = []
     reasons: list[str] = []
@@ -220,18 +221,18 @@ def watch(
 
 
 def show(host: RemoteHost) -> int | None:
-    """Write what a rank has written; its exit status when it has ended and all is written."""
+    """Write a rank's new output. Return its exit status if it has ended, else None."""
     while True:
-        look = host.look()
-        if look.output:
-            sys.stderr.buffer.write(look.output)
+        progress = host.poll()
+        if progress.output:
+            sys.stderr.buffer.write(progress.output)
             sys.stderr.flush()
         else:
-            return look.status
+            return progress.status
 
 
 def interrupt(hosts: Sequence[RemoteHost]) -> None:
-    """Ask all ranks to stop after the step in flight."""
+    """Send SIGTERM to all ranks: they stop after the step in flight."""
     for host in hosts:
         try:
             host.call("interrupt")

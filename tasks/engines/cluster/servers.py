@@ -1,24 +1,21 @@
-"""vLLM servers on the machines of a cluster: the same command as on this machine, behind a gate
-that asks for a key."""
+"""vLLM servers on the machines of a cluster, with the same command as on this machine, behind a
+gate that requires a key."""
 
 import logging
-import os
 import secrets
 import sys
-import urllib.error
-import urllib.request
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from tasks.common.files import ArtifactError
+from tasks.common.processes.guard import guarded
 from tasks.engines.cluster.host import ADDRESS, SCRATCH
 from tasks.engines.cluster.hosts import HostLostError, Places, RemoteHost
-from tasks.engines.cluster.places import SharedFolder, engine_places, shared_folder
+from tasks.engines.cluster.places import SharedFolder, reserve_places, shared_folder
 from tasks.engines.server import gate
-from tasks.engines.server.endpoints import Endpoint
+from tasks.engines.server.endpoints import Endpoint, is_healthy
 from tasks.engines.server.replicas import (
-    GUARD,
     LOG_TAIL,
     Replica,
     Replicas,
@@ -31,12 +28,11 @@ from tasks.models.policy import Policy
 logger = logging.getLogger(__name__)
 
 GATE = Path(gate.__file__)
-HEALTH_SECONDS = 2.0
 
 
 class RemoteReplica:
-    """A server in a place of the cluster. It is started once its host is up; `name` is what it is
-    called until it has an address."""
+    """A server in a place of the cluster. It starts once its host is up. `name` is its name until
+    it has an address."""
 
     def __init__(
         self,
@@ -62,27 +58,21 @@ class RemoteReplica:
                     )
                     self.is_started = True
                 return False
-            return self.finds_address() and is_healthy(self.endpoint)
+            # the gate's port is available once the gate listens
+            if not self.has_address and (port := self.host.call("read", "port")) is not None:
+                url = f"http://{self.host.place().address}:{port}/v1"
+                self.endpoint = replace(self.endpoint, url=url)
+                self.has_address = True
+            return self.has_address and is_healthy(self.endpoint)
         except HostLostError as error:
             self.lost = str(error)
             return False
-
-    def finds_address(self) -> bool:
-        """Whether the gate listens; where, is then known."""
-        if not self.has_address:
-            port = self.host.call("read", "port")
-            if port is None:
-                return False
-            url = f"http://{self.host.place().address}:{port}/v1"
-            self.endpoint = replace(self.endpoint, url=url)
-            self.has_address = True
-        return True
 
     def has_ended(self) -> bool:
         if self.lost or not self.is_started:
             return bool(self.lost)
         try:
-            return self.host.look().status is not None
+            return self.host.poll().status is not None
         except HostLostError as error:
             self.lost = str(error)
             return True
@@ -110,13 +100,13 @@ def on_cluster(
     places: Places | None = None,
     first: int = 0,
 ) -> Replicas:
-    """`engine.cluster.engines` servers on the machines of the cluster, in `places` from the `first`
-    on, or in some that are reserved here. Raises ArtifactError when it has no room for them, or a
-    machine does not see the shared folder."""
+    """Start `engine.cluster.engines` servers on the machines of the cluster, in `places` from the
+    `first` on, or in places reserved here. Raises ArtifactError if the cluster has no room for
+    them, or a machine does not see the shared folder."""
     files = ExitStack()
     try:
         if places is None:
-            places = engine_places(settings, cluster)
+            places = reserve_places(settings, cluster)
             files.callback(places.close)
         folder = files.enter_context(shared_folder(cluster, "weights"))
     except BaseException:
@@ -127,31 +117,13 @@ def on_cluster(
     num_gpus = cluster.gpus_per_engine if is_on_gpu else 1
     path = Path(SCRATCH) / "server.sock"
     serve = serve_command(settings, policy, path, on_gpu=is_on_gpu, num_gpus=num_gpus)
-    environment = server_environment(
-        dict(os.environ), settings.threads, SCRATCH, is_on_gpu=is_on_gpu
-    )
+    environment = server_environment(settings.threads, SCRATCH, is_on_gpu=is_on_gpu)
     environment |= {gate.KEY: secrets.token_urlsafe(32)}
 
     def start_one(place: int, attempt: int) -> Replica:
         host = places.host(first + place)
-        command = [
-            *(sys.executable, "-P", str(GUARD), sys.executable, "-P", str(GATE)),
-            *(f"{SCRATCH}/server.sock", ADDRESS, f"{SCRATCH}/port"),
-            *serve,
-        ]
+        listen = (f"{SCRATCH}/server.sock", ADDRESS, f"{SCRATCH}/port")
+        command = guarded([sys.executable, "-P", str(GATE), *listen, *serve])
         return RemoteReplica(host, shared, command, environment, f"engine-{place}-{attempt}")
 
     return Replicas(start_one, cluster.engines, folder, files)
-
-
-def is_healthy(endpoint: Endpoint) -> bool:
-    """Whether the server behind the gate says that it is healthy."""
-    request = urllib.request.Request(
-        f"{endpoint.root}/health", headers={"Authorization": f"Bearer {endpoint.key}"}
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=HEALTH_SECONDS) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False

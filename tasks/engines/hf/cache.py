@@ -1,4 +1,4 @@
-"""The keys and values that decoding attends to: of prompts after their prefill, and of every row in
+"""The keys and values that decoding attends to, of prompts after their prefill and of every row in
 flight.
 
 Legend: n rows in flight, N prompt tokens of a prefill, H query heads, K key-value heads, D size of
@@ -42,7 +42,7 @@ class Prefill:
         return Prefill(states, segments, self.logits.index_select(0, chosen))
 
     def num_bytes(self) -> int:
-        """Bytes of keys and values."""
+        """Return the bytes of keys and values."""
         return sum(states.nbytes for pair in self.states for states in pair)
 
 
@@ -50,14 +50,14 @@ class KVCache:
     """Keys and values of every layer, [capacity, K, length, D]; each row writes at its own
     position.
 
-    The arrays are allocated by the first `fill`, which knows their shape and dtype."""
+    The first `fill` allocates the arrays, in the shape and dtype of its prefill."""
 
     def __init__(self, capacity: int, length: int) -> None:
         self.capacity = capacity
         self.length = length
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
-        # of the current step: positions [n], slots [n], and how many positions are attended to
+        # of the current step: positions [n], slots [n], and the number of attended positions
         self.positions = torch.empty(0)
         self.slots = torch.empty(0)
         self.span = 0
@@ -66,8 +66,8 @@ class KVCache:
     def fill(self, first: int, prefill: Prefill, owners: Ints) -> None:
         """Copy the keys and values of prompt `owners[i]` into slot `first + i`.
 
-        Behind a shorter prompt its last token is repeated: those positions are overwritten before
-        anything attends to them."""
+        Repeat the last token of shorter prompts: these positions are overwritten before any token
+        attends to them."""
         indices, _ = prefill.segments.padded_indices(owners)  # [rows, longest prompt]
         flat = to_device(indices.ravel(), prefill.logits.device)
         slots = slice(first, first + len(owners))
@@ -82,7 +82,7 @@ class KVCache:
                 cached[layer][slots, :, : indices.shape[1]] = copies
 
     def num_bytes(self) -> int:
-        """Bytes of keys and values."""
+        """Return the bytes of keys and values."""
         return sum(states.nbytes for states in (*self.keys, *self.values))
 
     def move(self, target: Ints, source: Ints, length: int) -> None:
@@ -109,9 +109,10 @@ class KVCache:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        """[n, H, D] attention of one token a row to all before it; see `packing.Attend`."""
+        """Return the attention [n, H, D] of one token per row to all tokens before it; see
+        `packing.Attend`."""
         num_rows, heads = query.shape[:2]
-        # store the new token's key and value, then attend to all up to and including it
+        # store the new token's key and value, then attend to all tokens up to and including it
         self.keys[layer][self.slots, :, self.positions] = key
         self.values[layer][self.slots, :, self.positions] = value
         keys = self.keys[layer][:num_rows, :, : self.span]
@@ -127,14 +128,15 @@ class KVCache:
                 enable_gqa=heads != keys.shape[1],
             )
             return attended[:, :, 0]
-        # With one query a row, plain matrix products are faster than the fused kernels, which are
-        # made for many. Queries are grouped by the key-value head they share: [n, K, H / K, D].
+        # With one query per row, plain matrix products are faster than the fused kernels, which are
+        # made for many queries. Group queries by their key-value head: [n, K, H / K, D].
         grouped = query.reshape(num_rows, keys.shape[1], -1, query.shape[2])
         scores = torch.matmul(grouped, keys.transpose(2, 3)).mul_(scaling).add_(bias)
         return torch.matmul(scores.softmax(-1), values).reshape(num_rows, heads, -1)
 
     def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """[n, 1, 1, span] what is added to the scores, the same for every layer of a step."""
+        """Return the mask [n, 1, 1, span] to add to the scores. It is the same for every layer of a
+        step."""
         if (window, dtype) not in self.biases:
             key = torch.arange(self.span, device=self.positions.device)
             query = self.positions[:, None]

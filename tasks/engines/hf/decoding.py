@@ -2,12 +2,13 @@
 counts on the host.
 
 Rows occupy the first slots of preallocated arrays, each at its own position, so that no row waits
-for another; finished rows are compacted away. Randomness is a counter-based hash of (seed,
-position) per row, so a sample does not depend on which rows decode beside it.
+for another. Compaction removes finished rows. Randomness is a counter-based hash of (seed,
+position) per row, so a sample does not depend on the other rows in flight.
 
 Legend: n rows in flight, V vocabulary."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,13 @@ from tasks.engines.choosing import choose, hashed_uniforms
 from tasks.engines.hf.cache import KeysValues, KVCache, Prefill
 from tasks.engines.settings import Sampling
 from tasks.models.fused import FusedForward, fits
-from tasks.models.packing import Ints, ModuleForward, pack
+from tasks.models.packing import Ints, forward, head_logits, pack
 from tasks.models.transfer import to_device, to_host
 
 
 class Slots:
-    """Up to `capacity` rows in flight, always in the first `len(rows)` slots, and the tokens each
-    has produced so far."""
+    """Up to `capacity` rows in flight, always in the first `len(rows)` slots, and their tokens so
+    far."""
 
     def __init__(
         self,
@@ -40,21 +41,23 @@ class Slots:
         self.stop_ids = stop_ids
         self.device = model.device
         positions = longest_prompt + sampling.max_tokens
-        self.forward = FusedForward(model, positions) if fits(model) else ModuleForward(model)
+        fused = FusedForward(model, positions) if fits(model) else None
+        self.forward = fused or partial(forward, model)
+        self.logits = fused.logits if fused else partial(head_logits, model)
         self.cache = KVCache(capacity, positions)
         self.rows: list[int] = []
-        # per slot: what was chosen, the numbers it is chosen with, and how far the row has come
+        # per slot: the chosen tokens, the uniform numbers to choose them, and the row's progress
         shape = (capacity, sampling.max_tokens)
         self.tokens = np.zeros(shape, dtype=np.int64)
         self.logprobs = np.zeros(shape, dtype=np.float32)
         self.uniforms = np.zeros(shape)
         self.position = np.zeros(capacity, dtype=np.int64)
-        self.count = np.zeros(capacity, dtype=np.int64)  # with what was written in earlier calls
+        self.count = np.zeros(capacity, dtype=np.int64)  # tokens, including earlier calls
         self.first = np.zeros(capacity, dtype=np.int64)  # the first token of this call
         self.stopped = np.zeros(capacity, dtype=np.bool_)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefill:
-        """Compute the keys and values of each of `prompts`, all in one forward."""
+        """Return the keys and values of each of `prompts`, computed in one forward."""
         packing, segments, _ = pack(prompts, np.zeros(0, dtype=np.int64), [], self.device)
         states: list[KeysValues] = []
 
@@ -67,13 +70,13 @@ class Slots:
         hidden = self.forward(packing.ids, packing.positions, attend)
         # the first completion token is chosen from the logits of each prompt's last token
         ends = to_device(segments.starts + segments.lengths - 1, self.device)
-        return Prefill(states, segments, self.forward.logits(hidden.index_select(0, ends)))
+        return Prefill(states, segments, self.logits(hidden.index_select(0, ends)))
 
     def start(
         self, rows: list[int], seeds: list[int], written: Ints, prefill: Prefill, owners: Ints
     ) -> None:
-        """Start row i, of which `written[i]` tokens are part of its prompt, after prompt
-        `owners[i]` of `prefill`, in the next free slot, and choose its first token."""
+        """Start each row i in the next free slot, after prompt `owners[i]` of `prefill`, and choose
+        its next token. `written[i]` of the row's tokens are already part of its prompt."""
         first = len(self.rows)
         slots = slice(first, first + len(rows))
         self.cache.fill(first, prefill, owners)
@@ -86,22 +89,22 @@ class Slots:
     def step(self) -> None:
         """Decode one token for every row in flight."""
         active = len(self.rows)
-        # feed each row's latest token at its own position; the cache takes its key and value
+        # feed each row's latest token at its own position; the cache stores its key and value
         latest = self.tokens[np.arange(active), self.count[:active] - 1]
         ids = to_device(latest, self.device)
         positions = to_device(self.position[:active].copy(), self.device)
         self.cache.start_step(positions, int(self.position[:active].max()) + 1)
         hidden = self.forward(ids, positions, self.cache.attend)
         self.position[:active] += 1
-        self.choose_tokens(slice(0, active), self.forward.logits(hidden))
+        self.choose_tokens(slice(0, active), self.logits(hidden))
 
     def choose_tokens(self, rows: slice, logits: torch.Tensor) -> None:
-        """Choose one token a row from `logits` [n, V], by inverting the distribution function at
+        """Choose one token per row from `logits` [n, V], by inverting the distribution function at
         the row's own uniform number."""
         slots = np.arange(rows.start, rows.stop)
         count = self.count[rows]
         uniforms = to_device(self.uniforms[slots, count], logits.device)
-        # all that the host waits for in a step
+        # the only synchronization of host and device in a step
         chosen, logprobs = to_host(choose(logits, uniforms[:, None], self.sampling))
         tokens = chosen[:, 0].numpy()
         self.tokens[slots, count] = tokens
@@ -110,8 +113,8 @@ class Slots:
         self.stopped[rows] = (tokens[:, None] == self.stop_ids).any(1)
 
     def collect(self) -> list[tuple[int, list[int], list[float], bool]]:
-        """Take out the rows that have ended, (row, tokens, logprobs, stopped) each, and close the
-        gaps they leave."""
+        """Remove the rows that have ended, close the gaps, and return (row, tokens, logprobs,
+        stopped) for each of them."""
         active = len(self.rows)
         ended = self.stopped[:active] | (self.count[:active] >= self.sampling.max_tokens)
         finished = [self.written(slot) for slot in np.flatnonzero(ended).tolist()]
@@ -120,14 +123,14 @@ class Slots:
         return finished
 
     def written(self, slot: int) -> tuple[int, list[int], list[float], bool]:
-        """What the row in a slot has so far: (row, tokens, logprobs, stopped)."""
+        """Return the current state of the row in a slot: (row, tokens, logprobs, stopped)."""
         own = slice(self.first[slot], self.count[slot])
         tokens, logprobs = self.tokens[slot, own].tolist(), self.logprobs[slot, own].tolist()
         return self.rows[slot], tokens, logprobs, bool(self.stopped[slot])
 
     def compact(self, kept: Ints) -> None:
-        """Keep the slots `kept` only: rows from the end move into the gaps, the others stay where
-        they are."""
+        """Keep only the slots `kept`. Move rows from the end into the gaps; the other rows do not
+        move."""
         active = len(self.rows)
         remaining = len(kept)
         gaps = np.setdiff1d(np.arange(remaining), kept)

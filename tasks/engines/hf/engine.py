@@ -1,8 +1,8 @@
-"""Our own batched decoder over any transformers causal LM: the embedded default, on a CPU or a GPU.
+"""A batched decoder over any transformers causal LM: the embedded default, on a CPU or a GPU.
 
 Continuous batching: rows decode in slots, the prefill of a prompt is computed once for all its
-completions, and freed slots are refilled. Left out: what packed sequences cannot express, such as
-recurrent layers (refused; use the `vllm` engine)."""
+completions, and freed slots are refilled. Left out: layers that packed sequences cannot express,
+such as recurrent layers (an error; use the `vllm` engine)."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from tasks.engines.engine import Ints, IsEnough, OnEnded, Request, Samples, check_lengths, never
+from tasks.engines.engine import (
+    Ints,
+    IsEnough,
+    Request,
+    Samples,
+    StoppableEngine,
+    check_lengths,
+    never,
+)
 from tasks.engines.hf.cache import Prefill
 from tasks.engines.hf.decoding import Slots
 from tasks.engines.settings import EngineSettings
@@ -33,9 +41,9 @@ REFILL_RATE = 0.25
 MAX_PREFILL_TOKENS = 16_384
 
 
-class HfEngine:
-    """Continuous batching over `max_rows` slots. It samples from `model` itself, so a model shared
-    with the trainer needs no update."""
+class HfEngine(StoppableEngine):
+    """Continuous batching over `max_rows` slots. The engine samples from `model` itself, so a model
+    shared with the trainer needs no update."""
 
     name = "hf"
     version = version("transformers")
@@ -54,7 +62,7 @@ class HfEngine:
         self.shares_weights = False
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copy `weights` into the model, except where they are the model's own memory already."""
+        """Copy `weights` into the model, except tensors that already share the model's memory."""
         if self.shares_weights:
             return
         with torch.no_grad():
@@ -64,7 +72,7 @@ class HfEngine:
                     tensor.copy_(new)
 
     def cache_bytes(self, positions: int) -> int:
-        """Bytes of the keys and values of one row of `positions` tokens."""
+        """Return the bytes of the keys and values of one row of `positions` tokens."""
         config = self.model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -72,24 +80,12 @@ class HfEngine:
             2 * config.num_hidden_layers * heads * size * positions * self.model.dtype.itemsize
         )
 
-    def sleep(self) -> None:
-        """Nothing is held between calls."""
-
-    def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
-        return self.generate_until(request, never(on_ended))
-
     def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
         order_B = longest_first(request.prompts, request.owner_B())
         return self.decode(request, order_B, self.max_rows, REFILL_RATE, is_enough)
 
-    def generate_in_order(
-        self,
-        request: Request,
-        order_B: Ints,
-        max_rows: int,
-        on_ended: OnEnded | None = None,
-    ) -> Samples:
-        return self.decode(request, order_B, max_rows, 0.0, never(on_ended))
+    def generate_in_order(self, request: Request, order_B: Ints, max_rows: int) -> Samples:
+        return self.decode(request, order_B, max_rows, 0.0, never(None))
 
     @torch.inference_mode()
     def decode(
@@ -100,10 +96,10 @@ class HfEngine:
         refill_rate: float,
         is_enough: IsEnough,
     ) -> Samples:
-        """Decode every row: they start in the order `order_B`, at most `max_rows` are in flight,
-        and others start as soon as `refill_rate` of the slots are free. `peak_cache_bytes` records
-        the most memory that took. Neither order nor slots change a sample, nor does an earlier call
-        that was stopped."""
+        """Decode every row. Rows start in the order `order_B`, with at most `max_rows` in flight.
+        New rows start when a share `refill_rate` of the slots is free. `peak_cache_bytes` records
+        the peak memory of the caches. Samples do not depend on the order, the slots or an earlier
+        call that was stopped."""
         prompts = request.prompts
         owners, written = request.owner_B(), request.written_B()
         check_lengths(request, self.max_length)
@@ -127,14 +123,14 @@ class HfEngine:
                 self.peak_cache_bytes = max(self.peak_cache_bytes, held)
             else:
                 slots.step()
-            # hand out what ended, also rows whose first token was a stop token
+            # return the ended rows, including rows that start with a stop token
             finished = slots.collect()
             for row, row_tokens, row_logprobs, stopped in finished:
                 token_ids[row] = row_tokens
                 logprobs[row] = row_logprobs
                 reasons[row] = "stop" if stopped else "length"
                 has_enough |= is_enough(row, row_tokens, reasons[row])
-        # what is left when it was enough
+        # completions that were stopped
         for slot in range(len(slots.rows)):
             row, token_ids[row], logprobs[row], _ = slots.written(slot)
         for row in [*slots.rows, *pending]:
@@ -157,7 +153,7 @@ class PromptCache:
         self.peak_bytes = 0
 
     def start(self, slots: Slots, rows: list[int], seeds: Sequence[int], written: Ints) -> int:
-        """Start `rows`, with a prefill of the prompts that have none yet. Return the number of
+        """Start `rows`, after a prefill of the prompts that have none yet. Return the number of
         prompt tokens that were computed."""
         owner = self.owner[rows]
         new = [prompt for prompt in dict.fromkeys(owner.tolist()) if prompt not in self.kept]
@@ -168,7 +164,7 @@ class PromptCache:
             only = np.zeros(len(mine), dtype=np.int64)
             of_mine = [seeds[row] for row in mine]
             slots.start(mine, of_mine, written[mine], self.kept[prompt], only)
-        # rows of new prompts, a prefill a batch of prompts
+        # rows of new prompts, with one prefill per batch of prompts
         for batch in self.batches(new):
             prefill = slots.prefill([self.prompts[prompt] for prompt in batch])
             index = {prompt: number for number, prompt in enumerate(batch)}
@@ -179,13 +175,13 @@ class PromptCache:
             for prompt in batch:
                 if self.waiting[prompt]:
                     self.kept[prompt] = prefill.select(np.array([index[prompt]]))
-        # prompts whose rows have all started
+        # prompts without rows to start
         for prompt in [prompt for prompt in self.kept if not self.waiting[prompt]]:
             del self.kept[prompt]
         return sum(len(self.prompts[prompt]) for prompt in new)
 
     def batches(self, new: list[int]) -> list[list[int]]:
-        """The prompts `new` in batches, one forward each."""
+        """Split the prompts `new` into batches, for one forward each."""
         batches: list[list[int]] = []
         tokens = 0
         for prompt in new:
@@ -198,20 +194,20 @@ class PromptCache:
         return batches
 
     def num_bytes(self) -> int:
-        """Bytes of the kept keys and values."""
+        """Return the bytes of the kept keys and values."""
         return sum(prefill.num_bytes() for prefill in self.kept.values())
 
 
 def longest_first(prompts: Sequence[Sequence[int]], owners: Ints) -> Ints:
-    """Rows by the length of their prompt, the longest first: what needs the most memory fails
-    first, not last."""
+    """Return the rows in the order of their prompts' lengths, longest first: rows that need the
+    most memory fail first, not last."""
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)[owners]
     return np.asarray(np.lexsort((np.arange(len(owners)), owners, -lengths)), dtype=np.int64)
 
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> HfEngine:
-    """Return the engine for `policy`. It samples from `model` when the trainer passes its own in
-    the engine's dtype, whole; of a sharded one every process samples from a copy of its own."""
+    """Return the engine for `policy`. It samples from the trainer's `model` if that is not sharded
+    and has the engine's dtype. Otherwise every process samples from its own copy."""
     is_shared = (
         model is not None and model.dtype == torch_dtype(settings.dtype) and not is_sharded(model)
     )

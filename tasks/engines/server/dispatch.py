@@ -1,20 +1,21 @@
-"""Rows assigned to servers that may fail: each chunk goes to the server with the least in flight,
-and a failed server's rows go back into the queue.
+"""The assignment of rows to servers that may fail: each chunk goes to the server with the fewest
+rows in flight, and a failed server's rows go back into the queue.
 
-A chunk is a list of rows best answered by one server (completions of one prompt, whose prefill it
-then computes once). A server that fails is left alone for a while, longer each time, and must pass
-a health check before it gets rows again. A row, and a server, may fail `max_retries` times in a
-row; then the whole run ends with an error that names the server and the failure.
+A chunk is a list of rows that one server should answer: completions of one prompt, so that the
+server computes the prefill once. A server that fails gets no rows for a pause, which doubles each
+time, and must then pass a health check. If one row, or every server, has failed more than
+`max_retries` times, the whole run ends with an error that names the server and the failure.
 
-A server can also hang: its connections stay open and nothing is answered. So every server is asked
-for a sign of life at intervals. Without one in MAX_MISSED intervals it is dead: its requests are
-cancelled, and its rows are moved to the others. They are not raced: which answer comes first would
-depend on a completion's length."""
+A server can also hang: its connections stay open without an answer. So every server is probed at
+intervals. If it answers no probe in MAX_MISSED intervals, it is dead: its requests are cancelled,
+and its rows move to the others. A row is never sent to two servers in a race: the first answer
+would depend on a completion's length."""
 
 import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from tasks.common.files import ArtifactError
@@ -25,48 +26,40 @@ logger = logging.getLogger(__name__)
 # seconds before a failed server is checked again, doubled after every failure
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 30.0
-BEAT_SECONDS = 10.0  # between two signs of life
+BEAT_SECONDS = 10.0  # between two probes
 MAX_MISSED = 3
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 
+@dataclass
 class Dispatch(Generic[S, T]):
-    """One run of rows over `servers`. `ask(server, row)` answers a row; `check(server)` returns
-    when the server is healthy. Both raise Unavailable. `is_alive(server)` returns whether it shows
-    a sign of life, whenever it does; `give_up(server)` ends one that is dead, and returns what to
-    call it in messages."""
+    """One run of rows over `servers`. `ask(server, row)` answers a row, and `check(server)` returns
+    if the server is healthy. Both raise Unavailable. `is_alive(server)` returns whether the server
+    answers a probe, and may take any time. `give_up(server)` ends a dead server, and returns its
+    name for messages."""
 
-    def __init__(
-        self,
-        servers: Sequence[S],
-        ask: Callable[[S, int], Awaitable[T]],
-        check: Callable[[S], Awaitable[object]],
-        is_alive: Callable[[S], Coroutine[Any, Any, bool]],
-        give_up: Callable[[S], str],
-        max_in_flight: int,
-        max_retries: int,
-        beat_seconds: float = BEAT_SECONDS,
-    ) -> None:
-        self.servers = servers
-        self.ask = ask
-        self.check = check
-        self.is_alive = is_alive
-        self.give_up = give_up
-        self.max_in_flight = max_in_flight
-        self.max_retries = max_retries
-        self.beat_seconds = beat_seconds
-        self.answers: dict[int, T] = {}
-        self.attempts: Counter[int] = Counter()  # failures of a row
-        self.failures: Counter[int] = Counter()  # failures in a row of a server, by its number
-        self.down: dict[int, str] = {}  # servers that get no rows, by number, and why
-        self.in_flight: list[dict[int, asyncio.Task[None]]] = [{} for _ in servers]
-        self.own: list[deque[int]] = [deque() for _ in servers]  # rest of a server's chunk
+    servers: Sequence[S]
+    ask: Callable[[S, int], Awaitable[T]]
+    check: Callable[[S], Awaitable[object]]
+    is_alive: Callable[[S], Coroutine[Any, Any, bool]]
+    give_up: Callable[[S], str]
+    max_in_flight: int
+    max_retries: int
+    beat_seconds: float = BEAT_SECONDS
+    answers: dict[int, T] = field(default_factory=dict)
+    attempts: Counter[int] = field(default_factory=Counter)  # failures of a row
+    failures: Counter[int] = field(default_factory=Counter)  # in succession, by server number
+    down: dict[int, str] = field(default_factory=dict)  # servers without rows, and the reason
+
+    def __post_init__(self) -> None:
+        self.in_flight: list[dict[int, asyncio.Task[None]]] = [{} for _ in self.servers]
+        self.own: list[deque[int]] = [deque() for _ in self.servers]  # rest of a server's chunk
         self.are_answered = asyncio.Event()
 
     async def run(self, chunks: Iterable[Sequence[int]]) -> dict[int, T]:
-        """Return the answer to every row. Raises ArtifactError when a row or every server has
+        """Return the answer to every row. Raises ArtifactError if a row or every server has
         failed too often."""
         self.chunks = deque(chunk for chunk in chunks if chunk)
         self.num_rows = sum(map(len, self.chunks))
@@ -76,12 +69,9 @@ class Dispatch(Generic[S, T]):
             raise NoServerError("no server is there")
         try:
             async with asyncio.TaskGroup() as self.tasks:
-                self.watching = [
-                    self.tasks.create_task(self.listen(number))
-                    for number in range(len(self.servers))
-                ]
-                for number in self.down:
-                    self.watch_down(number)
+                numbers = range(len(self.servers))
+                watching = [*map(self.listen, numbers), *map(self.recover, self.down)]
+                self.watching = [self.tasks.create_task(each) for each in watching]
                 self.assign()
                 await self.are_answered.wait()
                 cancel_all(self.watching)  # one may wait for a server that hangs
@@ -90,8 +80,8 @@ class Dispatch(Generic[S, T]):
         return self.answers
 
     def assign(self) -> None:
-        """Start rows while servers have room for them, a chunk at the server with the least in
-        flight. What a server has no room for of its chunk waits for that server."""
+        """Start rows while servers have room for them. Each chunk goes to the server with the
+        fewest rows in flight, and the rest of the chunk waits for the same server."""
         while self.chunks:
             free = [
                 number
@@ -112,11 +102,12 @@ class Dispatch(Generic[S, T]):
             rows[row] = self.tasks.create_task(self.work(number, row))
 
     async def work(self, number: int, row: int) -> None:
-        """Answer a row through a server, and start what there is room for then."""
+        """Answer a row through a server, then start as many rows as there is room for."""
         try:
             self.answers[row] = await self.ask(self.servers[number], row)
         except Unavailable as error:
-            self.on_failure(number, row, str(error))
+            self.put_back(row, str(error))
+            self.take_down(number, str(error))
         else:
             self.failures[number] = 0
         del self.in_flight[number][row]
@@ -125,13 +116,8 @@ class Dispatch(Generic[S, T]):
         self.fill(number)
         self.assign()
 
-    def on_failure(self, number: int, row: int, why: str) -> None:
-        """Take the server down, and put the row back into the queue."""
-        self.put_back(row, why)
-        self.take_down(number, why)
-
     def on_silence(self, number: int) -> None:
-        """End a server that is dead, and move its rows to the others."""
+        """End a dead server, and move its rows to the others."""
         seconds = self.beat_seconds * MAX_MISSED
         why = f"{self.give_up(self.servers[number])} gave no sign of life for {seconds:g} s"
         lost, self.in_flight[number] = self.in_flight[number], {}
@@ -146,13 +132,13 @@ class Dispatch(Generic[S, T]):
         if self.own[number]:
             self.chunks.appendleft(list(self.own[number]))
             self.own[number].clear()
-        if number not in self.down:  # only the first of the rows that it had in flight counts
+        if number not in self.down:  # the rows in flight together count as one failure
             self.mark_down(number, why)
-            self.watch_down(number)
+            self.watching.append(self.tasks.create_task(self.recover(number)))
             logger.warning("%s; other servers take its rows until it is healthy again", why)
 
     def put_back(self, row: int, why: str) -> None:
-        """Put a row that failed back into the queue."""
+        """Put a failed row back into the queue."""
         self.attempts[row] += 1
         if self.attempts[row] > self.max_retries:
             raise ArtifactError(
@@ -165,13 +151,15 @@ class Dispatch(Generic[S, T]):
         self.failures[number] += 1
         self.down[number] = why
 
-    def watch_down(self, number: int) -> None:
-        self.watching.append(self.tasks.create_task(self.recover(number)))
-
     async def recover(self, number: int) -> None:
-        """Check the health of a server that is down after a pause, until it is up again."""
+        """Check the health of a server that is down, after a pause each time, until it is up again.
+        Raises NoServerError if every server has failed too often."""
         while number in self.down:
-            await self.pause(number)
+            lost = [n for n in self.down if self.failures[n] > self.max_retries]
+            if len(lost) == len(self.servers):
+                reasons = "; ".join(self.down[n] for n in sorted(lost))
+                raise NoServerError(f"no server answers: {reasons}")
+            await asyncio.sleep(min(FIRST_PAUSE * 2 ** (self.failures[number] - 1), LONGEST_PAUSE))
             try:
                 await self.check(self.servers[number])
             except Unavailable as error:
@@ -180,23 +168,13 @@ class Dispatch(Generic[S, T]):
                 del self.down[number]
         self.assign()
 
-    async def pause(self, number: int) -> None:
-        """Wait before the next health check. Raises NoServerError when every server has failed too
-        often."""
-        lost = [n for n in self.down if self.failures[n] > self.max_retries]
-        if len(lost) == len(self.servers):
-            raise NoServerError(
-                "no server answers: " + "; ".join(self.down[n] for n in sorted(lost))
-            )
-        await asyncio.sleep(min(FIRST_PAUSE * 2 ** (self.failures[number] - 1), LONGEST_PAUSE))
-
     async def listen(self, number: int) -> None:
-        """Ask a server for a sign of life at every beat, and declare it dead when MAX_MISSED of
-        them have brought none.
+        """Probe a server at every beat, and declare it dead if it has answered none of MAX_MISSED
+        probes.
 
-        An answer counts however late it comes. A beat is not a time on the clock: where this
-        process itself is late, its beats are, too, and nothing is missed meanwhile."""
-        beats: list[asyncio.Task[bool]] = []  # since the last sign of life
+        A late answer counts. Beats are sleeps of this process, not times on the clock: if this
+        process is late, its beats are late, too, and no beat is missed."""
+        beats: list[asyncio.Task[bool]] = []  # since the last answer
         try:
             while True:
                 beats.append(self.tasks.create_task(self.is_alive(self.servers[number])))
@@ -219,8 +197,8 @@ def cancel_all(tasks: list[asyncio.Task[T]]) -> None:
 
 
 def chunked(counts: Iterable[int], size: int) -> list[list[int]]:
-    """Row numbers of consecutive groups of `counts` rows, cut into chunks of one group and at most
-    `size` rows."""
+    """Return chunks of row numbers, for consecutive groups of `counts` rows. A chunk contains rows
+    of one group, and at most `size` rows."""
     chunks: list[list[int]] = []
     start = 0
     for count in counts:

@@ -1,11 +1,11 @@
 """A client of one OpenAI-compatible server, over HTTP or a Unix socket: its models, and completions
 by token ids.
 
-vLLM's additions to the protocol are needed: prompts and completions as token ids, a seed per
-completion, log-probabilities of the distribution sampled from. A server without them is refused
-with an error that says what is missing. The key comes from OPENAI_API_KEY, and no message contains
-it."""
+The client requires vLLM's additions to the protocol: prompts and completions as token ids, a seed
+per completion, and log-probabilities under the sampling distribution. Without them it raises an
+error that names the missing part. The key comes from OPENAI_API_KEY, and no message contains it."""
 
+import asyncio
 import json
 import math
 import os
@@ -21,17 +21,18 @@ from tasks.engines.engine import Unavailable
 from tasks.engines.settings import Sampling
 
 CONNECT_SECONDS = 10.0
-QUICK_SECONDS = 30.0  # for what costs a server nothing
+QUICK_SECONDS = 30.0  # for requests that cost a server nothing
+HEALTH_SECONDS = 2.0
 MAX_MESSAGE = 500  # characters of a server's own message in an error
-# statuses that may pass: another server, or the same one later, may answer
+# temporary failures: another server, or the same one later, may answer
 RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504}
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of a server. With `socket`, the URL is only its name. `key` is that of a server
-    started here, of a run; other servers get the user's. `name` tells a server that was started
-    again from the one before, which may have had the same address."""
+    """The address of a server. With `socket`, the URL is only its name. `key` is the key of a run,
+    for a server started here; other servers get the user's key. `name` distinguishes a restarted
+    server from the previous one, which may have had the same address."""
 
     url: str
     socket: Path | None = None
@@ -40,27 +41,28 @@ class Endpoint:
 
     @property
     def root(self) -> str:
-        """The URL under which vLLM has the routes that are not OpenAI's."""
+        """The base URL of vLLM's routes outside OpenAI's API."""
         return self.url.removesuffix("/v1")
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion as a server returned it; `cached_tokens` of the prompt came from its cache.
-    `versions` says which weights wrote which tokens, where the server says so: their name, and
-    where its tokens begin and end."""
+    """One completion as a server returned it. `cached_tokens` of the prompt came from its cache.
+    `fingerprint` is the server's kind and version, by OpenAI's protocol. `versions` are the weights
+    behind the tokens, if the server reports them: the weights' name, and the span of tokens."""
 
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: str
     cached_tokens: int
+    fingerprint: str = "unknown"
     versions: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A completion that is asked for, of the model of this name; it ends at `stop_ids`. One with a
-    `name` may be stopped, and then ends with the finish reason "abort"."""
+class CompletionRequest:
+    """A request for one completion by the model of this name. The completion ends at `stop_ids`. A
+    request with a `name` may be stopped, and then ends with the finish reason "abort"."""
 
     model: str
     prompt: Sequence[int]
@@ -71,7 +73,7 @@ class Wanted:
     name: str = ""
 
     def parameters(self) -> dict[str, Any]:
-        """Every setting of it that a server may have its own default for."""
+        """Return every setting for which a server may have its own default."""
         return {
             "max_tokens": self.sampling.max_tokens,
             "temperature": self.sampling.temperature,
@@ -88,7 +90,7 @@ class Wanted:
 
 
 class Connection:
-    """An open connection to an endpoint; use as an asynchronous context manager."""
+    """An open connection to an endpoint, to be used as an asynchronous context manager."""
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         self.endpoint = endpoint
@@ -113,8 +115,8 @@ class Connection:
     async def request(
         self, method: str, url: str, body: Any = None, seconds: float = math.inf
     ) -> Any:
-        """Return the JSON response. Raises Unavailable for failures that may pass, such as no
-        answer in `seconds`, ArtifactError with the server's message for the rest."""
+        """Return the JSON response. Raises Unavailable for temporary failures, such as no answer in
+        `seconds`, and ArtifactError with the server's message for others."""
         text = await self.text(url, method, body, seconds)
         try:
             return json.loads(text) if text else None
@@ -126,7 +128,7 @@ class Connection:
     async def text(
         self, url: str, method: str = "GET", body: Any = None, seconds: float = math.inf
     ) -> str:
-        """Return the response as text; raises as `request` does."""
+        """Return the response as text. Raises the same errors as `request`."""
         limit = aiohttp.ClientTimeout(min(seconds, self.seconds), sock_connect=CONNECT_SECONDS)
         try:
             async with self.session.request(
@@ -140,7 +142,8 @@ class Connection:
             raise Unavailable(f"{self.endpoint.url} is not there ({reason})") from error
         if response.status == 200:
             return text
-        message = f"{url} answers {response.status}: {self.without_key(text)[:MAX_MESSAGE]}"
+        shown = text.replace(self.key, "***") if self.key else text
+        message = f"{url} answers {response.status}: {shown[:MAX_MESSAGE]}"
         if response.status in RETRYABLE:
             raise Unavailable(message)
         if response.status in (401, 403):
@@ -149,12 +152,8 @@ class Connection:
             )
         raise ArtifactError(message)
 
-    def without_key(self, text: str) -> str:
-        """Return `text` with the key blotted out."""
-        return text.replace(self.key, "***") if self.key else text
-
     async def models(self) -> list[dict[str, Any]]:
-        """Return the models that are served: `id`, and with vLLM `max_model_len`."""
+        """Return the models of the server: `id`, and with vLLM `max_model_len`."""
         url = f"{self.endpoint.url}/models"
         answer = await self.request("GET", url, seconds=QUICK_SECONDS)
         if not isinstance(answer, dict) or not answer.get("data"):
@@ -165,16 +164,15 @@ class Connection:
         return list(answer["data"])
 
     async def is_alive(self) -> bool:
-        """Whether the server answers on a route that costs it nothing."""
+        """Return whether the server answers on a route that costs it nothing."""
         try:
             await self.models()
         except Unavailable:
             return False
         return True
 
-    async def complete(self, wanted: Wanted) -> tuple[Completion, str]:
-        """Return a completion, and the server's fingerprint (its kind and version), by OpenAI's
-        protocol."""
+    async def complete(self, wanted: CompletionRequest) -> Completion:
+        """Return a completion by OpenAI's protocol."""
         logprobs = {"logprobs": 0, "return_tokens_as_token_ids": True}
         body = {
             "model": wanted.model,
@@ -184,12 +182,11 @@ class Connection:
             **(logprobs if wanted.with_logprobs else {}),
         }
         answer = await self.request("POST", f"{self.endpoint.url}/completions", body)
-        completion = self.parse(answer, wanted)
-        return completion, str(answer.get("system_fingerprint") or "unknown")
+        return self.parse(answer, wanted)
 
-    async def generate(self, wanted: Wanted) -> Completion:
-        """Return a completion by vLLM's own protocol for tokens, in which a server says what
-        weights wrote each of them."""
+    async def generate(self, wanted: CompletionRequest) -> Completion:
+        """Return a completion by vLLM's own protocol for tokens, in which a server reports the
+        weights behind each token."""
         settings = wanted.parameters()
         settings |= {"detokenize": False, "logprobs": 0 if wanted.with_logprobs else None}
         body = {
@@ -221,15 +218,15 @@ class Connection:
         return replace(completion, versions=spans)
 
     async def stop(self, names: Sequence[str]) -> None:
-        """End completions that were asked for by `generate` with these names: they return what was
-        written of them. One that the server has not begun is not found, and goes on."""
+        """Stop the completions of `generate` with these names: they return their tokens so far. A
+        completion that the server has not begun is not found, and continues."""
         ids = [f"generate-tokens-{name}" for name in names]
         url = f"{self.endpoint.root}/abort_requests"
         await self.request("POST", url, {"request_ids": ids}, QUICK_SECONDS)
 
-    def parse(self, answer: Any, wanted: Wanted) -> Completion:
-        """Return the completion in a response. Raises ArtifactError when it is not what was asked
-        for."""
+    def parse(self, answer: Any, wanted: CompletionRequest) -> Completion:
+        """Return the completion in a response. Raises ArtifactError if it does not fit the
+        request."""
         try:
             (choice,) = answer["choices"]
             token_ids = choice.get("token_ids")
@@ -255,5 +252,23 @@ class Connection:
                 f"{self.endpoint.url} ended a completion with {choice['finish_reason']!r}"
             )
         return Completion(
-            token_ids, logprobs, choice["finish_reason"], int(details.get("cached_tokens") or 0)
+            token_ids,
+            logprobs,
+            choice["finish_reason"],
+            int(details.get("cached_tokens") or 0),
+            str(answer.get("system_fingerprint") or "unknown"),
         )
+
+
+def is_healthy(endpoint: Endpoint) -> bool:
+    """Return whether a server reports that it is healthy. It listens long before that."""
+
+    async def ask() -> None:
+        async with Connection(endpoint, HEALTH_SECONDS) as connection:
+            await connection.text(f"{endpoint.root}/health")
+
+    try:
+        asyncio.run(ask())
+    except (Unavailable, ArtifactError):
+        return False
+    return True

@@ -1,13 +1,13 @@
 """Sampling through OpenAI-compatible servers: the user's own (`engine.urls`), or vLLM servers
 started here (`engine.num_replicas`).
 
-Every completion is a request of its own, because a request for n completions has only one seed. The
-completions of a prompt go to one server, whose prefix cache then computes the prefill once. What
-one server fails to answer goes to the others. A server under a URL must hold exactly the policy
-asked for: the log-probabilities of a probe are compared with transformers' (`identity.py`). Weights
-are replaced only in servers started here, which nobody else uses. A server that was started here
-and ends is started again; before it answers anything it gets the current weights, and its version
-of them and a probe are checked."""
+Every completion is a separate request, because a request for n completions has only one seed. The
+completions of a prompt go to one server: with its prefix cache, it computes the prefill once. If
+a server fails, its requests go to the others. A server under a URL must serve exactly the policy:
+the log-probabilities of a probe are compared with transformers' (`identity.py`). Weights are
+replaced only in servers started here, which have no other users. If a server that was started here
+ends, it is started again. Before its first request it gets the current weights, and the version of
+its weights and a probe are checked."""
 
 import asyncio
 import logging
@@ -28,20 +28,19 @@ from tasks.common.params import ParamsError
 from tasks.engines.engine import (
     IsEnough,
     NoServerError,
-    OnEnded,
     Request,
     Samples,
+    StoppableEngine,
     Unavailable,
     check_lengths,
-    never,
 )
-from tasks.engines.server.askers import agree, broadcast, keep_waiting, num_askers, rank
 from tasks.engines.server.dispatch import BEAT_SECONDS, Dispatch, chunked
-from tasks.engines.server.endpoints import Completion, Connection, Endpoint, Wanted
+from tasks.engines.server.endpoints import Completion, CompletionRequest, Connection, Endpoint
 from tasks.engines.server.identity import Identity
-from tasks.engines.server.lending import SERVERS, Borrowed
-from tasks.engines.server.replicas import Servers, local
+from tasks.engines.server.lending import SERVERS, Borrowed, Servers, wait_until_serving
+from tasks.engines.server.replicas import local
 from tasks.engines.server.stopping import NOT_BEGUN, InFlight
+from tasks.engines.server.trainers import broadcast, num_trainers, rank
 from tasks.engines.server.updates import Loading, Versions, check_transfer
 from tasks.engines.settings import EngineSettings, parse_url
 from tasks.engines.weights.vllm_model import check_updates
@@ -53,16 +52,16 @@ from tasks.models.policy import (
 
 logger = logging.getLogger(__name__)
 
-# prefix_block of servers that do not say how they share a prompt: every completion is charged for
-# it
+# prefix_block of servers that do not report prefix caching: every completion is charged for its
+# whole prompt
 UNSHARED = 2**31
 
 
-class ServerEngine:
-    """One or more servers of one policy. `replicas` are the servers started here, None for those
-    under URLs. Of several processes that train, the first starts them and gives them new weights,
-    and all sample from those that were `started`. With a `prefix` of the names of weights, the
-    servers may have those of another process until they get some."""
+class ServerEngine(StoppableEngine):
+    """One or more servers of one policy. `replicas` are the servers started here, or None for
+    servers under URLs. If several processes train, the first process starts the servers and sends
+    them new weights, and all processes sample from the `started` servers. With a `prefix` for the
+    names of weights, the servers may have another process's weights until the first update."""
 
     name = "server"
     shares_weights = False
@@ -76,8 +75,8 @@ class ServerEngine:
         started: Sequence[Endpoint] = (),
         prefix: str = "",
     ) -> None:
-        # a server admits max_rows at once, of all clients together
-        max_rows = max(settings.max_rows // num_askers(), 1)
+        # a server admits max_rows at once, over all clients
+        max_rows = max(settings.max_rows // num_trainers(), 1)
         self.settings = settings = replace(settings, max_rows=max_rows)
         self.replicas = replicas
         self.prefilled_tokens = 0
@@ -97,8 +96,8 @@ class ServerEngine:
         asyncio.run(self.handshake())
 
     async def handshake(self) -> None:
-        """Identify every server. One that does not answer may come later; ArtifactError when none
-        answers."""
+        """Identify every server. A server that does not answer may join later. Raises ArtifactError
+        if no server answers."""
         missing = []
         for endpoint in self.endpoints:
             try:
@@ -115,30 +114,27 @@ class ServerEngine:
             logger.warning("%s; the other servers start without it", message)
 
     async def identify(self, connection: Connection) -> Completion:
-        """Check that the server holds the policy, and note its name there, its context and its
-        version. Returns its answer to the probe. Raises ArtifactError naming the server when it
-        holds something else."""
-        found = await self.identity.check(connection, self.versions.current)
-        self.models[connection.endpoint] = found.name
-        self.max_length = min(self.max_length, found.max_length or self.max_length)
-        self.version = "-".join(re.findall(r"^[a-z]+|\d[\d.]*", found.fingerprint)[:2]) or "unknown"
-        return found.probe
-
-    def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
-        return self.generate_until(request, never(on_ended))
+        """Check that the server serves the policy, and record the policy's name there, its context
+        and the server's version. Return the server's answer to the probe. Raises ArtifactError,
+        with the server's name, if it serves another policy."""
+        model, probe = await self.identity.check(connection, self.versions.current)
+        self.models[connection.endpoint] = str(model["id"])
+        self.max_length = min(self.max_length, model.get("max_model_len") or self.max_length)
+        self.version = "-".join(re.findall(r"^[a-z]+|\d[\d.]*", probe.fingerprint)[:2]) or "unknown"
+        return probe
 
     def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
-        """See `StoppableEngine`. Servers under URLs finish what they have begun."""
+        """See `StoppableEngine`. Servers under URLs finish the completions that they have begun."""
         check_lengths(request, self.max_length)
         prompt_B = [request.prompts[owner] for owner in request.owner_B()]
         seeds, written = request.own_seeds(), request.written_B().tolist()
         in_flight, done = InFlight(), dict[int, Completion]()
 
         async def ask(connection: Connection, row: int) -> Completion:
-            if in_flight.is_stopped:  # it may be asked again when all servers have failed
+            if in_flight.is_stopped:  # a row may be requested again after all servers have failed
                 return done.get(row, NOT_BEGUN)
             sampling = request.sampling
-            wanted = Wanted(
+            wanted = CompletionRequest(
                 self.models[connection.endpoint],
                 prompt_B[row],
                 replace(sampling, max_tokens=sampling.max_tokens - written[row]),
@@ -150,7 +146,7 @@ class ServerEngine:
                 completion = await in_flight.generate(connection, wanted)
                 self.versions.check(connection.endpoint, completion)
             else:
-                completion, _ = await connection.complete(wanted)
+                completion = await connection.complete(wanted)
             reason = completion.finish_reason
             if reason == "abort" and not in_flight.is_stopped:
                 raise Unavailable(f"{connection.endpoint.url} stopped a completion by itself")
@@ -177,8 +173,8 @@ class ServerEngine:
         ask: Callable[[Connection, int], Awaitable[Completion]],
         chunks: Sequence[Sequence[int]],
     ) -> dict[int, Completion]:
-        """Return every row's completion. When all servers that were started here have ended, they
-        are started again; not where other processes sample from them, too."""
+        """Return every row's completion. If all servers that were started here have ended, start
+        them again, unless other processes sample from them, too."""
         answers: dict[int, Completion] = {}
         while True:
             self.rejoin()
@@ -187,14 +183,14 @@ class ServerEngine:
             try:
                 asyncio.run(self.complete(ask, left, answers))
             except NoServerError as error:
-                with self.changing:  # new weights may have been sent to others meanwhile
+                with self.changing:  # other servers may have received new weights meanwhile
                     has_others = bool(set(self.endpoints) - set(asked))
                 if has_others:
                     continue
                 if self.loading is None or not self.can_rejoin:
                     raise
                 logger.warning("%s; waiting for one that is started again", error)
-                for endpoint in self.endpoints:  # it may say that it is healthy
+                for endpoint in self.endpoints:  # a server may still be healthy
                     self.loading.replicas.drop(endpoint)
                 self.endpoints = []
                 self.loading.replicas.wait_for_one()
@@ -203,14 +199,14 @@ class ServerEngine:
 
     @property
     def can_rejoin(self) -> bool:
-        """Whether a server that was started again can get the current weights at once."""
-        if self.loading is None or num_askers() > 1:
+        """Whether a restarted server can get the current weights at once."""
+        if self.loading is None or num_trainers() > 1:
             return False
         return self.loading.transfer.repeats or not self.versions.num_updates
 
     def rejoin(self) -> None:
-        """Start again what has ended, and take in what is up again, with the current weights. Where
-        other processes sample from the servers, too, this waits for the next weights."""
+        """Restart the servers that have ended, and load the current weights into servers that are
+        up again. If other processes sample from them, too, this waits for the next update."""
         if self.loading is None or not self.can_rejoin:
             return
         with self.changing:
@@ -227,10 +223,10 @@ class ServerEngine:
         chunks: Sequence[Sequence[int]],
         answers: dict[int, Completion],
     ) -> None:
-        """Put every row's completion into `answers`, from whichever server is free. A server that
+        """Put every row's completion into `answers`, from any server that is free. A server that
         was down is identified again."""
         settings = self.settings
-        endpoints = from_own_first(self.endpoints, rank(), num_askers())
+        endpoints = from_own_first(self.endpoints, rank(), num_trainers())
         async with AsyncExitStack() as stack:
             connections = [
                 await stack.enter_async_context(Connection(endpoint, settings.timeout_seconds))
@@ -255,11 +251,11 @@ class ServerEngine:
                 answers |= dispatch.answers
 
     async def is_alive(self, connection: Connection) -> bool:
-        """Whether a server answers; while its weights are replaced it need not."""
+        """Return whether a server answers; True while its weights are being replaced."""
         return self.changing.locked() or await connection.is_alive()
 
     def give_up(self, connection: Connection) -> str:
-        """End a server that is dead, where it was started here: its URL."""
+        """End a dead server, if it was started here. Return its URL."""
         if self.replicas:
             self.replicas.drop(connection.endpoint)
         return connection.endpoint.url
@@ -268,36 +264,45 @@ class ServerEngine:
         """Load the weights into every replica, and clear its prefix cache. All training processes
         must call it.
 
-        `weights` must include tied ones (`NamedWeights` does). A replica that does not load them is
-        ended and started again: it would answer with its old weights. Raises ArtifactError for
+        `weights` must include tied weights (`NamedWeights` does). A replica that fails to load them
+        is ended and started again: it would answer with its old weights. Raises ArtifactError for
         servers that were not started here."""
         if version is not None and broadcast(self.has_everywhere(version)):
             self.versions.settle()
             return
-        self.count_update(version, in_flight=False)
-        if self.loading is not None:
-            self.loading.transfer.take(weights, self.versions.current)
-            self.loading.replicas.revive()
-            self.update_servers(self.loading, self.loading.replicas.serving(self.endpoints))
-        else:
-            self.take_part(weights)
-        self.endpoints = agree(self.endpoints)
+        self.replace_weights(weights, version, in_flight=False)
 
     def swap_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """See `SwappingEngine`. A replica that does not load the weights is ended, and what it was
-        writing is sampled again."""
+        """See `SwappingEngine`. A replica that fails to load the weights is ended, and its
+        completions in flight are sampled again."""
         with self.changing:
-            self.count_update(version, in_flight=True)
-            if self.loading is not None:
-                self.loading.transfer.take(weights, self.versions.current)
-                self.update_servers(self.loading, self.endpoints, in_flight=True)
-            else:
-                self.take_part(weights)
-            self.endpoints = agree(self.endpoints)
+            self.replace_weights(weights, version, in_flight=True)
+
+    def replace_weights(
+        self, weights: Mapping[str, torch.Tensor], version: int | None, *, in_flight: bool
+    ) -> None:
+        """Name the new weights, in all processes before a server has them, and load them into the
+        servers: with completions `in_flight` into the sampling servers, else into all servers that
+        are up."""
+        if self.settings.urls:
+            raise ArtifactError(NOT_OURS)
+        self.versions.count(version, in_flight=in_flight)
+        broadcast(None)
+        if self.loading is None:  # another process sends them; sharded weights need all processes
+            for _ in weights.values():
+                pass
+        else:
+            self.loading.transfer.take(weights, self.versions.current)
+            serving: Sequence[Endpoint] = self.endpoints
+            if not in_flight:
+                self.loading.replicas.revive()
+                serving = self.loading.replicas.serving(self.endpoints)
+            self.update_servers(self.loading, serving, in_flight=in_flight)
+        self.endpoints = broadcast(self.endpoints, is_patient=True)
 
     def has_everywhere(self, version: int) -> bool:
-        """Whether all servers are there, and have the weights of this version of the policy, by a
-        swap."""
+        """Return whether all servers are up, and have the weights of this version of the policy
+        from a swap."""
         if self.loading is None or self.versions.known.get(self.versions.current) != version:
             return False
         serving = self.loading.replicas.serving(self.endpoints)
@@ -305,13 +310,13 @@ class ServerEngine:
         return self.versions.are_swapped and is_whole and set(serving) == set(self.endpoints)
 
     def update_servers(
-        self, loading: Loading, serving: Sequence[Endpoint], *, in_flight: bool = False
+        self, loading: Loading, serving: Sequence[Endpoint], *, in_flight: bool
     ) -> None:
-        """Put new weights into these servers, or if none takes them into the next that is up.
-        Raises ArtifactError where none takes the first ones: the next would not either."""
+        """Load new weights into these servers, or, if all fail, into the next server that is up.
+        Raises ArtifactError if all fail in the first update: the next server would fail, too."""
         self.endpoints, loading.probe = [], None
         while not self.endpoints:
-            if not (serving or loading.transfer.repeats) and num_askers() > 1:
+            if not (serving or loading.transfer.repeats) and num_trainers() > 1:
                 raise NoServerError("no server is there for the new weights")
             serving = serving or loading.replicas.wait_for_one()
             loaded = loading.load(serving, self.versions, in_flight=in_flight)
@@ -322,23 +327,11 @@ class ServerEngine:
                     f"training: set engine.name to hf. The reason: {loading.reason}"
                 )
 
-    def take_part(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Where another process sends the weights: a sharded one is made by all."""
-        for _ in weights.values():
-            pass
-
-    def count_update(self, version: int | None, *, in_flight: bool) -> None:
-        """Give new weights a name, which all processes know before a server has them."""
-        if self.settings.urls:
-            raise ArtifactError(NOT_OURS)
-        self.versions.count(version, in_flight=in_flight)
-        broadcast(None)
-
     def sleep(self) -> None:
-        """Servers keep their memory: give them GPUs of their own, or use the engine vllm."""
+        """Do nothing: servers keep their memory. Use separate GPUs for them, or the engine vllm."""
 
     def close(self) -> None:
-        """End the servers that were started here; the end of this object does so too."""
+        """End the servers that were started here. The end of this object ends them, too."""
         if self.replicas:
             self.replicas.close()
 
@@ -351,8 +344,8 @@ NOT_OURS = (
 
 
 async def read_block_size(connection: Connection) -> int:
-    """Return the block size of the server's prefix cache, from its metrics; UNSHARED where it does
-    not say."""
+    """Return the block size of the server's prefix cache, from its metrics; UNSHARED if they do
+    not contain it."""
     try:
         text = await connection.text(f"{connection.endpoint.root}/metrics")
     except (Unavailable, ArtifactError):
@@ -374,32 +367,33 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
         return ServerEngine(settings, policy)
     if model is not None:
         check_updates(model)
-        check_transfer(settings, num_askers())
+        check_transfer(settings, num_trainers())
     replicas = find_servers(settings, policy, model) if model is None or rank() == 0 else None
     started: list[Endpoint] = []
     if replicas is not None:
-        replicas.wait_until_serving()
+        wait_until_serving(replicas)
         started = replicas.wait_for_one()
     prefix = f"{uuid.uuid4().hex[:8]}-" if isinstance(replicas, Borrowed) else ""
-    told = (started, prefix) if model is None else agree((started, prefix))
-    return ServerEngine(settings, policy, replicas, *told)
+    shared = started, prefix
+    if model is not None:
+        shared = broadcast(shared, is_patient=True)
+    return ServerEngine(settings, policy, replicas, *shared)
 
 
 def find_servers(
     settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
 ) -> Servers:
-    """Those that the command lends to a trainer, or some that are started here."""
-    on_wait = (lambda: None) if model is None else keep_waiting
+    """Return the servers that the command lends to a trainer, or servers started here."""
     if model is not None and SERVERS in os.environ:
-        return Borrowed(Path(os.environ[SERVERS]), on_wait)
+        return Borrowed(Path(os.environ[SERVERS]))
     if settings.cluster == "local":
-        return local(settings, policy, 0 if model is None else num_askers(), on_wait)
+        return local(settings, policy, 0 if model is None else num_trainers())
     from tasks.engines.cluster.servers import on_cluster
 
     return on_cluster(settings, settings.cluster, policy)
 
 
 def from_own_first(endpoints: Sequence[Endpoint], rank: int, size: int) -> list[Endpoint]:
-    """The servers in turn, for each of `size` processes from another one on."""
+    """Return the servers in rotated order: each of `size` processes begins with another server."""
     first = rank * len(endpoints) // size
     return [*endpoints[first:], *endpoints[:first]]

@@ -1,11 +1,11 @@
-"""python -P gate.py SOCKET ADDRESS PORT_FILE COMMAND...: let other machines reach a server that
-listens on a Unix socket, if they have the key (WINNOW_GATE_KEY).
+"""python -P gate.py SOCKET ADDRESS PORT_FILE COMMAND...: give other machines with the key
+(WINNOW_GATE_KEY) access to a server that listens on a Unix socket.
 
-vLLM's own key does not guard the routes that replace weights, and some of its other routes run what
-they are sent. So the server has no port, and of its routes this passes on those that Winnow uses.
-It starts the server by COMMAND and ends with it.
+vLLM's own key does not guard the routes that replace weights, and some of its other routes execute
+code from requests. So the server has no port, and the gate forwards only the routes that Winnow
+uses. It starts the server with COMMAND and ends with it.
 
-It is run as a file: as a module of its package it would take seconds to import torch."""
+It runs as a file: as a module of its package it would take seconds to import torch."""
 
 import asyncio
 import hmac
@@ -38,7 +38,7 @@ MAX_BODY = 2**26  # bytes of a request: a prompt, or the names of all weights
 
 
 class Gate:
-    """Passes requests on to the server behind `path`."""
+    """A proxy that forwards requests to the server at the socket `path`."""
 
     def __init__(self, key: str, path: Path) -> None:
         self.expected = f"Bearer {key}"
@@ -61,11 +61,11 @@ class Gate:
                 return web.Response(
                     status=answer.status, body=await answer.read(), content_type=answer.content_type
                 )
-        except (ClientError, OSError):  # the server is not up yet, or gone
+        except (ClientError, OSError):  # the server is not up yet, or has ended
             return web.json_response({"error": "the server does not answer"}, status=503)
 
     async def serve(self, address: str, port_file: Path, command: list[str]) -> int:
-        """Serve until the command ends: its status."""
+        """Serve until the command ends. Return its exit status."""
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_route("*", "/{path:.*}", self.pass_on)
         runner = web.AppRunner(app, access_log=None)
@@ -84,7 +84,7 @@ class Gate:
 
 def main() -> int:
     path, address, port_file, *command = sys.argv[1:]
-    gate = Gate(os.environ.pop(KEY), Path(path))  # the server need not know the key
+    gate = Gate(os.environ.pop(KEY), Path(path))  # the server does not need the key
     return asyncio.run(gate.serve(address, Path(port_file), command))
 
 

@@ -1,45 +1,33 @@
-"""Whether a server holds the policy that is asked for: by its name, and by the log-probabilities of
-a probe.
+"""The check that a server has the policy, by its name and by the log-probabilities of a probe.
 
-A server under a URL may serve anything. The probe is a short completion sampled at a temperature,
-whose log-probabilities are compared token by token with a plain forward of the policy's own files.
-It detects other weights, and log-probabilities that are not of the distribution sampled from. It
-cannot detect differences below a dtype's rounding, or differences that show only in other text."""
+A server under a URL may serve any model. The probe is a short completion sampled at a temperature.
+Its log-probabilities are compared token by token with a plain forward of the policy's own files.
+It detects other weights, and log-probabilities that are not under the sampling distribution. It
+cannot detect differences below a dtype's rounding, or differences only in other text."""
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import psutil
 import torch
 
 from tasks.common.files import ArtifactError
-from tasks.engines.server.endpoints import Completion, Connection, Wanted
+from tasks.engines.server.endpoints import Completion, CompletionRequest, Connection
 from tasks.engines.server.transfer import check_version
 from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy, load_model, torch_dtype
 
 logger = logging.getLogger(__name__)
 
-# how the probe is sampled, and the tokens of its prompt
+# the sampling settings of the probe, and the number of tokens of its prompt
 PROBE = Sampling(temperature=0.5, top_p=1.0, top_k=0, max_tokens=16, seed=0)
 PROBE_TOKENS = 8
 # mean |difference| of a token's log-probability
 TOLERANCE = {"float32": 0.002, "bfloat16": 0.1, "float16": 0.02}
 # memory needed to load a policy, as a multiple of the size of its files
 LOADING_RATE = 1.5
-
-
-@dataclass(frozen=True)
-class Identified:
-    """A server of the policy: the policy's name there, the longest context, the server's
-    fingerprint, and its answer to the probe."""
-
-    name: str
-    max_length: int | None
-    fingerprint: str
-    probe: Completion
 
 
 class Identity:
@@ -52,24 +40,26 @@ class Identity:
         # completions of the probe and their log-probabilities
         self.known: dict[tuple[int, ...], list[float]] = {}
 
-    async def check(self, connection: Connection, version: str) -> Identified:
-        """Return what the server says of itself. Raises ArtifactError when it holds something else,
-        Unavailable when it does not answer, or was started here and has weights of another
-        `version` (empty: of any)."""
+    async def check(
+        self, connection: Connection, version: str
+    ) -> tuple[dict[str, Any], Completion]:
+        """Return the server's description of the policy, and its answer to the probe. Raises
+        ArtifactError if it serves another policy. Raises Unavailable if it does not answer, or was
+        started here and has weights of another `version` (empty: of any version)."""
         url = connection.endpoint.url
         models = {str(model["id"]): model for model in await connection.models()}
         name = choose_model(list(models), self.policy.digest, url)
         prompt = [(7 * i + 3) % 50 for i in range(PROBE_TOKENS)]
-        completion, fingerprint = await connection.complete(Wanted(name, prompt, PROBE, 0, []))
+        completion = await connection.complete(CompletionRequest(name, prompt, PROBE, 0, []))
         if not self.trusted:
             await self.compare(url, name, prompt, completion)
         elif version:
             await check_version(connection, version)
-        return Identified(name, models[name].get("max_model_len"), fingerprint, completion)
+        return models[name], completion
 
     async def compare(self, url: str, name: str, prompt: list[int], completion: Completion) -> None:
-        """Raise ArtifactError when the probe's log-probabilities are not the policy's, or when a
-        policy too large to be loaded here is not served under its digest."""
+        """Raise ArtifactError if the probe's log-probabilities are not the policy's, or if a policy
+        too large to be loaded here is not served under its digest."""
         if not self.fits():
             if name != self.policy.digest:
                 raise ArtifactError(
@@ -94,8 +84,8 @@ class Identity:
             )
 
     def agrees(self, one: Completion, other: Completion) -> bool:
-        """Whether two servers' answers to the probe can be of the same weights. Where a rounding
-        made them sample different tokens, what came before counts."""
+        """Return whether two servers' answers to the probe are consistent with the same weights. If
+        rounding led to different tokens, compare only the tokens before."""
         pairs = list(zip(one.token_ids, other.token_ids, strict=False))
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
         ones, others = one.logprobs[:same], other.logprobs[:same]
@@ -106,13 +96,13 @@ class Identity:
         )
 
     def fits(self) -> bool:
-        """Whether the policy can be loaded into this machine's free memory."""
+        """Return whether the policy fits this machine's free memory."""
         size = sum(path.stat().st_size for path in self.policy.folder.glob("*.safetensors"))
         return bool(size * LOADING_RATE < psutil.virtual_memory().available)
 
     def logprobs(self, prompt: list[int], completion: list[int]) -> list[float]:
-        """Return the log-probabilities that the policy's own files give to `completion`. They are
-        remembered for a server that comes back."""
+        """Return the log-probabilities of `completion` under the policy's own files. They are
+        cached for servers that restart."""
         if tuple(completion) not in self.known:
             model = load_model(
                 self.policy.folder,
@@ -131,8 +121,8 @@ class Identity:
 
 
 def choose_model(names: list[str], digest: str, url: str) -> str:
-    """Return the policy's name among those that a server serves: its digest, else the only name.
-    Raises ArtifactError when there are several others."""
+    """Return the policy's name among the names that a server serves: its digest, else the only
+    name. Raises ArtifactError if there are several other names."""
     if digest in names:
         return digest
     if len(names) > 1:

@@ -1,13 +1,13 @@
-"""Servers that the command which started a training keeps, and lends to the training's processes.
-When one of those dies the servers stay up, and the next ones give them their own weights.
+"""Servers that belong to the command which starts a training, and are lent to the training's
+processes. If a process dies, the servers stay up, and the next processes load their own weights.
 
-Command and first process meet in the folder through which new weights pass: the command writes
-where the servers are, and the process which of them must be ended."""
+The command and the first process communicate through the folder of new weights: the command writes
+the endpoints of the servers, and the process writes the names of servers that must be ended."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVERS = "WINNOW_SERVERS"  # the folder, for the processes
-LEAVE_SECONDS = 60.0  # for a step on the way out of an update; a broadcast by NCCL has no end
+LEAVE_SECONDS = 60.0  # for a step of `leave_update`; a broadcast by NCCL may never end
 OFFERED, REFUSED = "offered.json", "refused"
 
 
@@ -38,26 +38,22 @@ class Lender:
         self.replicas, self.folder = replicas, replicas.folder
         self.offered: list[Endpoint] = []
         self.written: Any = None
-        self.environment = {SERVERS: str(self.folder)}  # of the processes
+        self.environment = {SERVERS: str(self.folder)}  # for the processes
         self.close = replicas.close
         (self.folder / REFUSED).mkdir()
 
     def tend(self) -> None:
-        """End the servers that were refused, start again what has ended, and write where the
-        others are. Raises ArtifactError with the end of its log when a server does not start."""
+        """End the refused servers, restart the servers that have ended, and write the endpoints of
+        the others. Raises ArtifactError, with the end of its log, if a server does not start."""
         for path in (self.folder / REFUSED).iterdir():
             self.drop([each for each in self.offered if each.name == path.name])
             path.unlink()
-        self.replicas.check_starts()
+        num_starting = self.replicas.num_starting()
         self.replicas.revive()
         self.offered = self.replicas.serving(self.offered)
-        self.write()
-
-    def write(self) -> None:
-        """Write where the servers are, if that has changed."""
         state = {
             "num": self.replicas.num,
-            "num_starting": len(self.replicas.starting),
+            "num_starting": num_starting,
             "endpoints": [
                 {"url": each.url, "name": each.name, "key": each.key} for each in self.offered
             ],
@@ -67,9 +63,9 @@ class Lender:
             self.written = state
 
     def take_back(self) -> None:
-        """Make the servers ready for another process: one may have left them in the middle of an
-        update. Those that fail are ended. Raises ArtifactError when none is left, and all have
-        ended too often."""
+        """Prepare the servers for another process: the last one may have left them in the middle of
+        an update. End the servers that fail. Raises ArtifactError if no server remains, and all
+        have ended too often."""
         self.drop(asyncio.run(unfit(self.offered)))
         if not self.replicas.starting and not self.offered:
             self.replicas.wait_for_one()
@@ -82,8 +78,8 @@ class Lender:
 
 
 def lend(settings: EngineSettings, policy: Policy, places: "Places", first: int) -> Lender:
-    """Servers of a policy on the machines of a cluster, in its places from the `first` on, which
-    are being started."""
+    """Start servers of a policy on the machines of a cluster, in its places from the `first` on,
+    and return without waiting for them."""
     from tasks.engines.cluster.servers import on_cluster
 
     assert settings.cluster != "local"
@@ -91,7 +87,7 @@ def lend(settings: EngineSettings, policy: Policy, places: "Places", first: int)
 
 
 async def unfit(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """The servers that cannot get new weights."""
+    """Return the servers that cannot get new weights."""
 
     async def leave_update(endpoint: Endpoint) -> None:
         async with Connection(endpoint, LEAVE_SECONDS) as connection:
@@ -105,11 +101,11 @@ async def unfit(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
 
 
 class Borrowed:
-    """The side of the first process, in the place of `Replicas`. Its servers may have any
-    weights."""
+    """The first process's side, used instead of `Replicas`. Its servers may have any weights at
+    first."""
 
-    def __init__(self, folder: Path, on_wait: Callable[[], object]) -> None:
-        self.folder, self.on_wait = folder, on_wait
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.refused: set[str] = set()
 
     def read(self) -> dict[str, Any]:
@@ -120,37 +116,43 @@ class Borrowed:
     def num(self) -> int:
         return int(self.read()["num"])
 
-    def wait_until_serving(self) -> None:
-        """Return when every server has answered once. The command ends this process when one does
-        not."""
-        with progress(self.num, "start vLLM servers", "server") as bar:
-            while num_starting := self.read()["num_starting"]:
-                bar.update(self.num - num_starting - bar.n)
-                self.on_wait()
-                time.sleep(POLL_SECONDS)
+    def num_starting(self) -> int:
+        """See `Replicas`. The command ends this process if a server does not start."""
+        return int(self.read()["num_starting"])
 
     def serving(self, known: Collection[Endpoint] = ()) -> list[Endpoint]:
         offered = [Endpoint(**values) for values in self.read()["endpoints"]]
         return [each for each in offered if each.name not in self.refused]
 
     def wait_for_one(self) -> list[Endpoint]:
-        """As `serving`, when at least one server is up. Raises NoServerError when none is in
-        START_SECONDS."""
+        """Wait until at least one server is up, and return as `serving` does. Raises NoServerError
+        after START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
         while not (found := self.serving()):
             if time.monotonic() > deadline:
                 raise NoServerError(f"no vLLM server answered in {START_SECONDS:.0f} s")
-            self.on_wait()
             time.sleep(POLL_SECONDS)
         return found
 
     def drop(self, endpoint: Endpoint) -> None:
-        """Have the command end a server; another takes its place."""
+        """Request that the command end a server. Another takes its place."""
         self.refused.add(endpoint.name)
         (self.folder / REFUSED / endpoint.name).touch()
 
     def revive(self) -> None:
-        """The command does so."""
+        """Do nothing: the command restarts servers."""
 
     def close(self) -> None:
-        """The command keeps the servers."""
+        """Do nothing: the command keeps the servers."""
+
+
+Servers = Replicas | Borrowed
+"""Servers that a process may update, end and restart."""
+
+
+def wait_until_serving(servers: Servers) -> None:
+    """Wait until every server has answered once."""
+    with progress(servers.num, "start vLLM servers", "server") as bar:
+        while num_starting := servers.num_starting():
+            bar.update(servers.num - num_starting - bar.n)
+            time.sleep(POLL_SECONDS)

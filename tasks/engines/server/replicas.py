@@ -1,14 +1,13 @@
 """vLLM servers that Winnow starts itself on this machine, for `engine.num_replicas`.
 
-Each listens on a Unix socket in a folder that only this user can enter: weights can be replaced
-through it, which must not be open to others, and no port can collide. Each has a GPU of its own; on
-a CPU they share the cores. They end with the process that started them, also when that is killed
-(`guard.py`)."""
+Each server listens on a Unix socket in a folder that only this user can enter: other users must not
+replace its weights, and no port can collide. Each server has its own GPU; on a CPU they share the
+cores. They end with the process that started them, even if that process is killed
+(`common/processes/guard.py`)."""
 
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -24,23 +23,22 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 import tasks
 from tasks.common.files import ArtifactError, temporary_folder
-from tasks.common.progress import progress
+from tasks.common.processes.guard import guarded
 from tasks.engines.loading import num_trainer_gpus
 from tasks.engines.server import transfer
-from tasks.engines.server.endpoints import Endpoint
+from tasks.engines.server.endpoints import Endpoint, is_healthy
 from tasks.engines.settings import EngineSettings
 from tasks.models.policy import Policy, torch_device
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 900.0  # a large policy takes long to load and to compile
+START_SECONDS = 900.0  # loading and compiling a large policy takes long
 POLL_SECONDS = 0.1
 MAX_RESTARTS = 3  # of the server in one place
-MAX_FOLDER = 70  # characters: the path of a socket has at most 107, a name of vLLM's 36
+MAX_FOLDER = 70  # characters: a socket's path has at most 107, vLLM's file name 36
 LOG_TAIL = 2000  # characters of a server's log in an error
 ROOT = Path(tasks.__file__).resolve().parent.parent
-GUARD = Path(__file__).with_name("guard.py")
-# variables that a server is started with
+# environment variables of a server
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # enables the routes that replace weights
     "VLLM_NO_USAGE_STATS": "1",
@@ -49,32 +47,32 @@ ENVIRONMENT = {
     # vLLM would put the first thread of every replica on the same core
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-# these belong to the engine in this process, or to other servers
+# variables for the engine in this process, or for other servers
 NOT_PASSED_ON = {"VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_API_KEY"}
 NOT_PASSED_ON |= {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-# On a CPU vLLM would start one more process for the model, to set its threads, which are set
-# already.
+# On a CPU vLLM would start one more process for the model, to set its number of threads, which is
+# set already.
 CPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 class Replica(Protocol):
-    """One server that was started."""
+    """A started server."""
 
     @property
     def endpoint(self) -> Endpoint: ...
 
     def is_serving(self) -> bool:
-        """Whether the server reports that it is healthy."""
+        """Return whether the server reports that it is healthy."""
         ...
 
     def has_ended(self) -> bool: ...
 
     def was_lost(self) -> bool:
-        """Whether its machine died, and not the server by itself."""
+        """Return whether the server's machine died, not only the server."""
         ...
 
     def log_tail(self) -> str:
-        """The end of what the server has written."""
+        """Return the end of the server's output."""
         ...
 
     def end(self) -> None:
@@ -82,43 +80,20 @@ class Replica(Protocol):
         ...
 
     def wait(self) -> None:
-        """Return when it has ended, after `end`."""
+        """Wait until the server has ended, after `end`."""
         ...
-
-
-class Servers(Protocol):
-    """The servers that a process may give weights, and how it has them ended and started again."""
-
-    folder: Path
-
-    @property
-    def num(self) -> int: ...
-
-    @property
-    def close(self) -> Callable[[], object]: ...
-
-    def serving(self, known: Collection[Endpoint] = ()) -> list[Endpoint]: ...
-
-    def wait_until_serving(self) -> None: ...
-
-    def wait_for_one(self) -> list[Endpoint]: ...
-
-    def revive(self) -> None: ...
-
-    def drop(self, endpoint: Endpoint) -> None: ...
 
 
 @dataclass(frozen=True)
 class LocalReplica:
-    """A server of this machine: its process (the guard's), its socket, and its log."""
+    """A server on this machine: its process (the guard's), its socket, and its log."""
 
     process: "subprocess.Popen[bytes]"
     endpoint: Endpoint
     log: Path
 
     def is_serving(self) -> bool:
-        assert self.endpoint.socket is not None
-        return is_serving(self.endpoint.socket)
+        return is_healthy(self.endpoint)
 
     def has_ended(self) -> bool:
         return self.process.poll() is not None
@@ -138,10 +113,9 @@ class LocalReplica:
 
 
 class Replicas:
-    """`num` servers of a policy. `start(place, attempt)` starts the one in a place, at once; one
-    that has ended is started again up to MAX_RESTARTS times. `folder` is where all of them read new
-    weights. `close` ends them, as does the end of this object or process. `on_wait` is called now
-    and then while a server is waited for."""
+    """`num` servers of a policy. `start(place, attempt)` starts the server of a place, without
+    waiting for it. A server that has ended is restarted up to MAX_RESTARTS times. All servers read
+    new weights from `folder`. `close` and the end of this object or process end the servers."""
 
     def __init__(
         self,
@@ -149,31 +123,20 @@ class Replicas:
         num: int,
         folder: Path,
         files: ExitStack,
-        on_wait: Callable[[], object] = lambda: None,
     ) -> None:
-        self.start, self.num, self.folder, self.on_wait = start, num, folder, on_wait
+        self.start, self.num, self.folder = start, num, folder
         self.attempts = [0] * num
         self.replicas: list[Replica] = []
         self.dropped: set[Endpoint] = set()
         self.close = weakref.finalize(self, end, self.replicas, files)
         self.replicas += [start(place, 0) for place in range(num)]
-        self.starting = set(range(num))  # places whose server has not answered yet
+        self.starting = set(range(num))  # places of servers that have not answered yet
         self.deadline = time.monotonic() + START_SECONDS
 
-    def wait_until_serving(self) -> None:
-        """Return when every server has answered once. Raises as `check_starts` does."""
-        with progress(self.num, "start vLLM servers", "server") as bar:
-            while self.starting:
-                before = len(self.starting)
-                self.check_starts()
-                bar.update(before - len(self.starting))
-                self.on_wait()
-                time.sleep(POLL_SECONDS)
-
-    def check_starts(self) -> None:
-        """Look at the servers that have not answered yet. One whose machine died is started on
-        another. Raises ArtifactError with the end of its log when one has ended by itself, or takes
-        longer than START_SECONDS."""
+    def num_starting(self) -> int:
+        """Return the number of servers that have not answered yet. If a server's machine died, the
+        server is started on another. Raises ArtifactError, with the end of the log, if a server has
+        ended by itself, or takes longer than START_SECONDS."""
         for place in sorted(self.starting):
             replica = self.replicas[place]
             if replica.is_serving():
@@ -184,9 +147,10 @@ class Replicas:
                 self.revive()
             elif time.monotonic() > self.deadline:
                 self.fail(replica, f"did not answer in {START_SECONDS:.0f} s")
+        return len(self.starting)
 
     def fail(self, replica: Replica, what: str) -> NoReturn:
-        """End all servers and raise ArtifactError with the end of this one's log."""
+        """End all servers, and raise ArtifactError with the end of this server's log."""
         tail = replica.log_tail()
         self.close()
         raise ArtifactError(
@@ -194,7 +158,7 @@ class Replicas:
         )
 
     def revive(self) -> None:
-        """Start what has ended again, and do not wait for it."""
+        """Restart the servers that have ended, without waiting for them."""
         for place, replica in enumerate(self.replicas):
             if replica.has_ended() and self.attempts[place] < MAX_RESTARTS:
                 self.attempts[place] += 1
@@ -210,8 +174,7 @@ class Replicas:
                 self.replicas[place] = self.start(place, self.attempts[place])
 
     def serving(self, known: Collection[Endpoint] = ()) -> list[Endpoint]:
-        """Where the servers that run can be asked. Those that are `known` are not asked whether
-        they are up."""
+        """Return the endpoints of the running servers. Endpoints in `known` are not probed."""
         return [
             replica.endpoint
             for replica in self.replicas
@@ -220,70 +183,50 @@ class Replicas:
         ]
 
     def wait_for_one(self) -> list[Endpoint]:
-        """As `serving`, when at least one server is up, started again if need be. Raises
-        ArtifactError when all have ended too often."""
+        """Wait until at least one server is up, with restarts if necessary, and return as `serving`
+        does. Raises ArtifactError if all servers have ended too often."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             self.revive()
             if found := self.serving():
                 return found
-            is_last = min(self.attempts) == MAX_RESTARTS  # one may have ended since `revive`
+            is_last = min(self.attempts) == MAX_RESTARTS  # a server may have ended since `revive`
             if is_last and all(replica.has_ended() for replica in self.replicas):
                 self.fail(self.replicas[0], f"ended {MAX_RESTARTS + 1} times")
             if time.monotonic() > deadline:
                 self.fail(self.replicas[0], f"did not answer in {START_SECONDS:.0f} s")
-            self.on_wait()
             time.sleep(POLL_SECONDS)
 
     def drop(self, endpoint: Endpoint) -> None:
-        """End a server that must not be asked again; another takes its place."""
+        """End a server that must get no more requests. Another takes its place."""
         self.dropped.add(endpoint)
         for replica in self.replicas:
             if replica.endpoint == endpoint:
                 replica.end()
 
 
-def local(
-    settings: EngineSettings,
-    policy: Policy,
-    num_processes: int = 0,
-    on_wait: Callable[[], object] = lambda: None,
-) -> Replicas:
-    """`engine.num_replicas` servers on this machine, for a trainer of `num_processes`, or for
-    none."""
+def local(settings: EngineSettings, policy: Policy, num_processes: int = 0) -> Replicas:
+    """Start `engine.num_replicas` servers on this machine, for a trainer of `num_processes` (0 if
+    there is none)."""
     devices = choose_devices(settings, num_processes)
     with ExitStack() as stack:
         root = stack.enter_context(temporary_folder(None, "winnow"))
         files = stack.pop_all()
 
     def start_one(place: int, attempt: int) -> Replica:
-        # a socket of its own: nobody may take a server that was started again for the one before
+        # use a new socket: a restarted server must not be mistaken for the previous one
         name = f"{place}-{attempt}" if attempt else str(place)
         on_gpu = devices[place] is not None
         command = serve_command(settings, policy, root / f"{name}.sock", on_gpu=on_gpu)
         return start(command, root, name, devices[place], settings.threads)
 
-    return Replicas(start_one, settings.num_replicas, root, files, on_wait)
-
-
-def is_serving(path: Path) -> bool:
-    """Whether the server reports that it is healthy. It binds its socket long before."""
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(1.0)
-            connection.connect(str(path))
-            connection.sendall(
-                b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-            )
-            return connection.recv(64).split()[1:2] == [b"200"]
-    except OSError:
-        return False
+    return Replicas(start_one, settings.num_replicas, root, files)
 
 
 def choose_devices(settings: EngineSettings, num_processes: int = 0) -> Sequence[str | None]:
-    """Return the CUDA_VISIBLE_DEVICES of each replica, None on a CPU: the GPUs after those of the
-    trainer's processes, where there are as many. Raises ArtifactError when there are fewer GPUs
-    than replicas."""
+    """Return the CUDA_VISIBLE_DEVICES of each replica, None on a CPU: the GPUs after the trainer's
+    GPUs if there are enough, else the first ones. Raises ArtifactError if there are fewer GPUs than
+    replicas."""
     device, num_replicas = torch_device(settings.device), settings.num_replicas
     if device.type != "cuda":
         return [None] * num_replicas
@@ -301,15 +244,15 @@ def choose_devices(settings: EngineSettings, num_processes: int = 0) -> Sequence
 def serve_command(
     settings: EngineSettings, policy: Policy, path: Path, *, on_gpu: bool, num_gpus: int = 1
 ) -> list[str]:
-    """Return the command of vLLM's server with the options that the engine contract needs, its
-    layers split over `num_gpus`. The model's name is the policy's digest."""
+    """Return the command of vLLM's server, with the options that the engine contract requires. Its
+    layers are split over `num_gpus`. The model's name is the policy's digest."""
     options = {
         "--model": policy.folder.resolve(),
         "--served-model-name": policy.digest,
         "--uds": path,
         "--dtype": settings.dtype,
         "--max-model-len": policy.max_length,
-        "--max-num-seqs": settings.max_rows + 1,  # a probe beside the rows in flight
+        "--max-num-seqs": settings.max_rows + 1,  # the rows in flight, and a probe
         "--gpu-memory-utilization": settings.memory_fraction,
         "--generation-config": "vllm",
         "--logprobs-mode": "processed_logprobs",
@@ -322,7 +265,7 @@ def serve_command(
     flags = [
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
-        "--enable-scale-out",  # the route that says which weights wrote which token
+        "--enable-scale-out",  # the route that reports the weights behind each token
         "--disable-fastapi-docs",
         "--disable-uvicorn-access-log",
         "--no-enable-log-requests",
@@ -338,17 +281,15 @@ def serve_command(
 def start(
     command: list[str], folder: Path, name: str, device: str | None, threads: int
 ) -> LocalReplica:
-    """Start one server under a guard in a session of its own, so that a signal to this process's
-    group does not end the guard before it has ended the server."""
-    environment = server_environment(
-        dict(os.environ), threads, str(folder), is_on_gpu=device is not None
-    )
+    """Start one server under a guard in a new session: a signal to this process's group must not
+    end the guard before the guard has ended the server."""
+    environment = server_environment(threads, str(folder), is_on_gpu=device is not None)
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = device
     log = folder / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-P", str(GUARD), *command],
+            guarded(command),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -359,20 +300,18 @@ def start(
     return LocalReplica(process, endpoint, log)
 
 
-def server_environment(
-    environment: dict[str, str], threads: int, folder: str, *, is_on_gpu: bool
-) -> dict[str, str]:
-    """The variables of a server, from those of the process that starts it. Its temporary files are
-    in `folder`, where its sockets have room there: vLLM leaves them behind."""
-    kept = {key: value for key, value in environment.items() if key not in NOT_PASSED_ON}
+def server_environment(threads: int, folder: str, *, is_on_gpu: bool) -> dict[str, str]:
+    """Return the environment of a server, made from this process's environment. Its temporary files
+    are in `folder`, if the path is short enough for its sockets: vLLM does not remove them."""
+    kept = {key: value for key, value in os.environ.items() if key not in NOT_PASSED_ON}
     caches = kept.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
-    paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **kept,
         **ENVIRONMENT,
         **({} if is_on_gpu else CPU_ENVIRONMENT),
         **({"TMPDIR": folder} if len(folder) <= MAX_FOLDER else {}),
-        "TORCHINDUCTOR_CACHE_DIR": caches,  # they would be in that folder, and lost with it
+        "TORCHINDUCTOR_CACHE_DIR": caches,  # the default would be lost with TMPDIR
         "OMP_NUM_THREADS": str(threads),
         "PYTHONPATH": os.pathsep.join(paths),  # the server imports `weights/extension.py`
     }

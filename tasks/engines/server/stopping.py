@@ -1,11 +1,11 @@
-"""Completions in flight at servers, all of which can be stopped at once."""
+"""Completions in flight at servers, which can all be stopped at once."""
 
 import asyncio
 import logging
 import uuid
 from dataclasses import replace
 
-from tasks.engines.server.endpoints import Completion, Connection, Wanted
+from tasks.engines.server.endpoints import Completion, CompletionRequest, Connection
 from tasks.engines.server.updates import attempt
 
 logger = logging.getLogger(__name__)
@@ -15,15 +15,15 @@ NOT_BEGUN = Completion([], [], "abort", 0)
 
 
 class InFlight:
-    """What was asked of servers by vLLM's protocol for tokens, and is not answered yet."""
+    """Unanswered requests by vLLM's protocol for tokens."""
 
     def __init__(self) -> None:
         self.is_stopped = False
         self.has_failed = False
         self.asked: dict[str, Connection] = {}
 
-    async def generate(self, connection: Connection, wanted: Wanted) -> Completion:
-        """As the connection; what is stopped has the finish reason "abort"."""
+    async def generate(self, connection: Connection, wanted: CompletionRequest) -> Completion:
+        """Return the completion. A stopped completion has the finish reason "abort"."""
         name = uuid.uuid4().hex
         self.asked[name] = connection
         try:
@@ -32,8 +32,8 @@ class InFlight:
             del self.asked[name]
 
     async def stop(self) -> None:
-        """Stop all, and wait until every server has answered or failed. A server is told again: it
-        may not have read a request yet when it is told to stop it."""
+        """Stop all requests, and wait until every server has answered or failed. The stop is
+        repeated, because a server may receive it before the request itself."""
         self.is_stopped = True
         while self.asked:
             names: dict[Connection, list[str]] = {}

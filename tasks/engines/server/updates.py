@@ -1,11 +1,12 @@
-"""Updates of the weights of servers that were started here: what the weights are called, how they
-are put into servers, and that no server answers with others than it should have."""
+"""Weight updates of servers that were started here: the names of the weights, the update, and the
+checks that no server answers with other weights."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
@@ -14,20 +15,26 @@ from tasks.engines.loading import num_trainer_gpus
 from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint
 from tasks.engines.server.identity import Identity
-from tasks.engines.server.replicas import Servers
 from tasks.engines.settings import EngineSettings
 from tasks.engines.weights.files import FileTransfer
 from tasks.engines.weights.nccl import NcclTransfer
 from tasks.models.policy import torch_device, torch_dtype
 
+if TYPE_CHECKING:
+    from tasks.engines.server.lending import Servers
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+Transfer = FileTransfer | NcclTransfer
+"""The transfer of weights to servers that are ready for them. If it `repeats`, servers can get the
+same weights again later."""
+
 
 class Versions:
-    """What the weights that servers may have are called, and which version of the policy they are.
-    Servers that another process gave weights have some of an unknown version at first, and `prefix`
-    sets the names of this process's apart from those."""
+    """The names of the weights that servers may have, and the policy's version for each name.
+    Servers with weights from another process have an unknown version at first. `prefix`
+    distinguishes the names of this process from those names."""
 
     def __init__(self, prefix: str = "") -> None:
         self.num_updates = 0
@@ -37,14 +44,14 @@ class Versions:
 
     @property
     def current(self) -> str:
-        """What servers call the weights that they should have; empty where they may have any."""
+        """The name of the weights that servers should have; empty if they may have any weights."""
         if self.num_updates:
             return f"{self.prefix}{self.num_updates}"
         return "" if self.prefix else transfer.INITIAL
 
     def count(self, version: int | None, *, in_flight: bool) -> None:
-        """Give new weights a name. The names before it are forgotten, unless completions are
-        `in_flight`, which may have tokens of older weights."""
+        """Name the new weights. Forget the earlier names, unless completions are `in_flight`: they
+        may have tokens of older weights."""
         self.num_updates += 1
         if not in_flight:
             self.known.clear()
@@ -52,11 +59,11 @@ class Versions:
         self.known[self.current] = -1 if version is None else version
 
     def settle(self) -> None:
-        """Forget the names before the current one: nothing is in flight."""
+        """Forget the names before the current one. No completion may be in flight."""
         self.known = {self.current: self.known[self.current]}
 
     def check(self, endpoint: Endpoint, completion: Completion) -> None:
-        """Raise Unavailable where a server wrote tokens with weights that it should not have."""
+        """Raise Unavailable if a server sampled tokens with weights that it should not have."""
         for name, _, _ in completion.versions:
             if name not in self.known:
                 raise Unavailable(
@@ -64,7 +71,7 @@ class Versions:
                 )
 
     def behind(self, completion: Completion) -> list[int]:
-        """The policy's version behind each token."""
+        """Return the policy's version per token."""
         found: list[int] = []
         for name, start, end in completion.versions:
             found += [self.known[name]] * (end - start)
@@ -72,13 +79,13 @@ class Versions:
 
 
 class Loading:
-    """Puts weights into servers, and sees that they have them. `identify` is how a server is asked
-    for its version and its answer to the probe."""
+    """The loading of weights into servers, and their check there. `identify` checks a server's
+    version, and returns its answer to the probe."""
 
     def __init__(
         self,
         settings: EngineSettings,
-        replicas: Servers,
+        replicas: "Servers",
         identity: Identity,
         identify: Callable[[Connection], Awaitable[Completion]],
     ) -> None:
@@ -86,13 +93,13 @@ class Loading:
         self.replicas, self.identity, self.identify = replicas, identity, identify
         self.transfer = transfer_of(settings, replicas)
         self.probe: Completion | None = None  # the answer of a server with the current weights
-        self.reason = ""  # what went wrong last
+        self.reason = ""  # of the last failure
 
     async def load(
         self, endpoints: Sequence[Endpoint], versions: Versions, *, in_flight: bool = False
     ) -> list[Endpoint]:
-        """Put the current weights into some servers, and return those that have them. One that
-        fails, or answers a probe unlike the others, is ended; all are when this process fails."""
+        """Load the current weights into some servers, and return the servers that have them. End
+        servers that fail, or answer a probe unlike the others; end all if this process fails."""
         try:
             failed = await self.fail(endpoints, versions, in_flight=in_flight)
         except BaseException:
@@ -108,8 +115,8 @@ class Loading:
     async def fail(
         self, endpoints: Sequence[Endpoint], versions: Versions, *, in_flight: bool
     ) -> dict[Endpoint, str]:
-        """Put the current weights into some servers: what went wrong, at those where something
-        did."""
+        """Load the current weights into some servers. Return the failure of each server that
+        failed."""
         async with AsyncExitStack() as stack:
             connections = [
                 await stack.enter_async_context(Connection(endpoint, self.seconds))
@@ -127,8 +134,8 @@ class Loading:
         return failed
 
     def compare(self, endpoint: Endpoint, answer: Completion) -> str | None:
-        """What is wrong with a server's answer to the probe, beside those of the others; the
-        trainer compares them with its own policy."""
+        """Return the fault in a server's answer to the probe, compared with the other servers'
+        answers, or None. The trainer compares the answers with its own policy."""
         self.probe = self.probe or answer
         if self.identity.agrees(answer, self.probe):
             return None
@@ -137,38 +144,35 @@ class Loading:
     async def send(
         self, connections: Sequence[Connection], version: str, *, in_flight: bool
     ) -> dict[Endpoint, str]:
-        """Put the current weights into servers: what went wrong, at those where something did."""
+        """Send the current weights to servers. Return the failure of each server that failed."""
+        begin = partial(attempt_at_each, partial(transfer.begin, in_flight=in_flight))
+        finish = partial(attempt_at_each, partial(transfer.finish, version=version))
         failed: dict[Endpoint, str] = {}
-
-        def without_failed(
-            asked: Sequence[Connection], answers: Sequence[str | None]
-        ) -> list[Connection]:
-            pairs = list(zip(asked, answers, strict=True))
-            failed.update({each.endpoint: why for each, why in pairs if why is not None})
-            return [each for each, why in pairs if why is None]
-
-        ready = without_failed(connections, await self.transfer.prepare(connections))
-        begun = await asyncio.gather(
-            *(attempt(transfer.begin(each, in_flight=in_flight)) for each in ready)
-        )
-        ready = without_failed(ready, begun)
-        if ready:
-            ready = without_failed(ready, await self.transfer.send(ready))
-        ended = await asyncio.gather(*(attempt(transfer.finish(each, version)) for each in ready))
-        without_failed(ready, ended)
+        for step in (self.transfer.prepare, begin, self.transfer.send, finish):
+            ready = [each for each in connections if each.endpoint not in failed]
+            answers = await step(ready) if ready else []
+            pairs = zip(ready, answers, strict=True)
+            failed |= {each.endpoint: why for each, why in pairs if why is not None}
         return failed
 
 
+async def attempt_at_each(
+    ask: Callable[[Connection], Awaitable[None]], connections: Sequence[Connection]
+) -> list[str | None]:
+    """Send a request to every server. Return the failure of each, or None."""
+    return await asyncio.gather(*(attempt(ask(each)) for each in connections))
+
+
 async def attempt(asked: Awaitable[T]) -> T | str:
-    """What was asked for, or what went wrong."""
+    """Return the result, or the error message if the request failed."""
     try:
         return await asked
     except (Unavailable, ArtifactError) as error:
         return str(error)
 
 
-def transfer_of(settings: EngineSettings, replicas: Servers) -> transfer.Transfer:
-    """How new weights reach the servers."""
+def transfer_of(settings: EngineSettings, replicas: "Servers") -> Transfer:
+    """Return the transfer that `engine.weight_transfer` names."""
     dtype = torch_dtype(settings.dtype)
     if settings.weight_transfer == "file":
         return FileTransfer(replicas.folder / "weights", dtype)
@@ -178,7 +182,7 @@ def transfer_of(settings: EngineSettings, replicas: Servers) -> transfer.Transfe
 
 
 def check_transfer(settings: EngineSettings, num_processes: int) -> None:
-    """Raise ParamsError where weights cannot reach servers as is asked for."""
+    """Raise ParamsError if `engine.weight_transfer` cannot work with these devices."""
     device = torch_device(settings.device)
     if settings.weight_transfer == "nccl" and not num_trainer_gpus(settings, num_processes, device):
         raise ParamsError(

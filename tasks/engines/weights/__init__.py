@@ -1,1 +1,1 @@
-"""How new weights reach vLLM's servers."""
+"""The transfer of new weights to vLLM's servers."""

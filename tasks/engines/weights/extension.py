@@ -1,5 +1,5 @@
-"""Inside a vLLM server: take new weights from safetensors files (the backend `file` of vLLM's own
-weight transfer). The server imports this by its option `--worker-extension-cls`; nothing else does.
+"""The backend `file` of vLLM's weight transfer: it loads new weights from safetensors files. Only a
+vLLM server imports this module, through its option `--worker-extension-cls`.
 
 vLLM has backends for NCCL and CUDA IPC. This one needs neither a GPU nor pickle."""
 
@@ -24,31 +24,31 @@ from tasks.engines.weights.vllm_model import HEAD, has_head, pack_experts
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
-    """Nothing needs to be agreed on beforehand."""
+    """Files need no setup."""
 
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """Some of the weights: a safetensors file that the server can read."""
+    """A safetensors file with some of the weights, which the server can read."""
 
     path: str
 
 
 class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
-    """Weights in the policy's own names and shapes, some in each of several files."""
+    """Weights with the policy's own names and shapes, split over several files."""
 
     init_info_cls = FileInit
     update_info_cls = FileUpdate
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
-        if self.device.type != "cpu":  # vLLM's own method asks for an accelerator
+        if self.device.type != "cpu":  # vLLM's own method needs an accelerator
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FileUpdate) -> None:
@@ -66,11 +66,11 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
             pack_experts(self.model)
 
     def shutdown(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 WeightTransferEngineFactory.register_engine("file", FileTransfer)
 
 
 class Extension:
-    """vLLM wants a class to be named; it is enough that it imports this module."""
+    """The class that vLLM's option names. It only causes the import of this module."""

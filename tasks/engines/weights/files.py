@@ -1,8 +1,8 @@
-"""New weights as safetensors files that servers read: in a folder of this machine, or in one that
-all machines of a cluster share.
+"""New weights as safetensors files that servers read, in a folder of this machine, or in a folder
+that all machines of a cluster share.
 
-They are written in pieces, so that never the whole policy is in memory once more, and they stay
-until the next weights: a server that starts in between takes them from there."""
+They are written in pieces, so that memory never contains a second copy of the whole policy. The
+files stay until the next update: a server that starts in between loads them from there."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,16 +16,15 @@ from tasks.common.files import ArtifactError
 from tasks.engines.engine import Unavailable
 from tasks.models.weights import as_saved
 
-if TYPE_CHECKING:  # it is imported by the server engine itself
+if TYPE_CHECKING:  # avoids a cycle: the server engine imports this module
     from tasks.engines.server.endpoints import Connection
 
 PIECE_BYTES = 2**30
 
 
 class FileTransfer:
-    """Writes weights into `folder`, in the servers' `dtype`, and has servers read them."""
+    """The transfer of weights by files in `folder`, with the servers' `dtype`."""
 
-    backend = "file"
     repeats = True
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
@@ -33,14 +32,16 @@ class FileTransfer:
         self.paths: list[Path] = []
 
     def take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
+        """Write these weights into the folder."""
         self.paths = write(weights, self.folder, version, dtype=self.dtype)
 
     async def prepare(self, connections: "Sequence[Connection]") -> list[str | None]:
-        """Nothing needs to be agreed on beforehand."""
+        """Return no failures, because files need no preparation."""
         return [None] * len(connections)
 
     async def send(self, connections: "Sequence[Connection]") -> list[str | None]:
-        """Have the servers read the weights: what went wrong at each."""
+        """Request that the servers read the weights. Return the failure of each server, or None. A
+        server that failed must be ended."""
         return await asyncio.gather(*map(self.send_one, connections))
 
     async def send_one(self, connection: "Connection") -> str | None:
@@ -62,13 +63,13 @@ def write(
     piece_bytes: int = PIECE_BYTES,
     dtype: torch.dtype = torch.float32,
 ) -> list[Path]:
-    """Write all weights into files of about `piece_bytes`, then remove those of other versions.
-    Returns the files. Every weight is asked for once, in order: sharded ones are put together by
-    all ranks."""
+    """Write all weights into files of about `piece_bytes`, then remove the files of other versions.
+    Return the paths. Every weight is read once, in order, because all ranks gather sharded weights
+    together."""
     folder.mkdir(exist_ok=True)
     before = set(folder.iterdir())
     paths: list[Path] = []
-    # safetensors refuses tensors that share memory, as tied ones do
+    # safetensors rejects tensors that share memory, such as tied weights
     for piece in pieces(weights, piece_bytes, dtype, lambda each: each.to("cpu", copy=True)):
         path = folder / f"{version}-{len(paths)}.safetensors"
         save_file(piece, path)
@@ -84,12 +85,12 @@ def pieces(
     dtype: torch.dtype,
     place: Callable[[torch.Tensor], torch.Tensor] = lambda each: each,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """The weights under the names of a policy's files, in `dtype`, `place`d, as many at a time as
-    are together no larger than `piece_bytes`, and at least one."""
+    """Yield the weights under the names of a policy's files, in `dtype`, moved by `place`. Each
+    piece contains as many weights as fit `piece_bytes`, and at least one."""
     piece: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in as_saved(weights):
-        # what is no floating-point number keeps its dtype
+        # tensors of integers keep their dtype
         tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
         if piece and size + tensor.nbytes > piece_bytes:
             yield piece

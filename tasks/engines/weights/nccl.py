@@ -1,11 +1,11 @@
-"""New weights by NCCL: from the first trainer's GPU to those of all servers at once (vLLM's own
-backend `nccl`), with no file in between.
+"""New weights by NCCL: from the first trainer's GPU to the GPUs of all servers at once (vLLM's
+backend `nccl`), without files.
 
-Trainer and servers are a group of their own, which is made anew when other servers take part. Its
-id reaches them through their control routes. vLLM's other way is a TCP store, into which anyone who
-reaches its port may put a pickle.
+The trainer and the servers form a separate group. It is created again when the set of servers
+changes. Servers get its id through their control routes. vLLM's alternative is a TCP store, which
+accepts a pickle from any client that reaches its port.
 
-Not yet run on GPUs. On a CPU the tests run it with vLLM's servers and a group of their own."""
+Not yet run on GPUs. On a CPU, tests run it with vLLM's servers and a substitute for the group."""
 
 import asyncio
 import base64
@@ -20,15 +20,15 @@ from tasks.common.files import ArtifactError
 from tasks.engines.engine import Unavailable
 from tasks.engines.weights.files import pieces
 
-if TYPE_CHECKING:  # it is imported by the server engine itself
+if TYPE_CHECKING:  # avoids a cycle: the server engine imports this module
     from tasks.engines.server.endpoints import Connection, Endpoint
 
-PIECE_BYTES = 2**28  # beside the trainer's own on its GPU, once more while the next is made
+PIECE_BYTES = 2**28  # additional memory on the trainer's GPU, twice while the next piece is made
 LEAVE = "shutdown_weight_transfer_engine"
 
 
 class Communicator(Protocol):
-    """What is used of vLLM's PyNcclCommunicator. The trainer is the first of the group."""
+    """The part of vLLM's PyNcclCommunicator that is used. The trainer is rank 0 of the group."""
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None: ...
 
@@ -36,9 +36,8 @@ class Communicator(Protocol):
 
 
 class NcclTransfer:
-    """Sends weights to servers of `num_gpus` each. A part of an update may take `seconds`."""
+    """The transfer to servers with `num_gpus` each. A request of an update may take `seconds`."""
 
-    backend = "nccl"
     repeats = False
 
     def __init__(self, num_gpus: int, dtype: torch.dtype, seconds: float) -> None:
@@ -51,8 +50,8 @@ class NcclTransfer:
         self.weights = weights
 
     async def prepare(self, connections: "Sequence[Connection]") -> list[str | None]:
-        """Make a group of these servers, if they are not one already; those that leave another
-        cannot do so during an update. When one fails, all have."""
+        """Create a group of these servers, unless they form one already. Servers cannot leave
+        another group during an update. If one server fails, all count as failed."""
         if members_of(connections) == self.members:
             return [None] * len(connections)
         self.leave()
@@ -66,12 +65,12 @@ class NcclTransfer:
         return await self.together_or_not(connections, release_and_meet())
 
     async def send(self, connections: "Sequence[Connection]") -> list[str | None]:
-        """Put the weights into all servers. When one fails, all have: the others wait in vain, and
-        must be ended."""
+        """Send the weights to all servers. If one server fails, all count as failed: the others
+        would wait forever, and must be ended."""
         parts = pieces(self.weights, PIECE_BYTES, self.dtype)
 
         async def send_all() -> None:
-            if members_of(connections) != self.members:  # one failed just now
+            if members_of(connections) != self.members:  # a server has failed since `prepare`
                 self.leave()
                 await self.meet(connections)
             for piece in parts:
@@ -79,17 +78,17 @@ class NcclTransfer:
                 del piece  # its memory is needed for the next one
 
         answers = await self.together_or_not(connections, send_all())
-        for _ in parts:  # other ranks put sharded weights together with this one
+        for _ in parts:  # other ranks gather sharded weights together with this one
             pass
         return answers
 
     async def together_or_not(
         self, connections: "Sequence[Connection]", work: Awaitable[None]
     ) -> list[str | None]:
-        """Do what succeeds or fails for all servers: what went wrong."""
+        """Await work that succeeds or fails for all servers. Return each failure, or None."""
         try:
             await work
-        except torch.OutOfMemoryError:  # no fault of the servers'
+        except torch.OutOfMemoryError:  # not the servers' fault
             self.leave()
             raise
         except (Unavailable, ArtifactError, TimeoutError, RuntimeError) as error:
@@ -99,7 +98,7 @@ class NcclTransfer:
         return [None] * len(connections)
 
     async def meet(self, connections: "Sequence[Connection]") -> None:
-        """Make the group: the trainer, then the GPUs of the servers in their order."""
+        """Create the group: the trainer, then the GPUs of the servers in their order."""
         size = 1 + self.num_gpus * len(connections)
         unique_id = make_id()
         common = {
@@ -119,7 +118,7 @@ class NcclTransfer:
     async def broadcast(
         self, connections: "Sequence[Connection]", piece: Mapping[str, torch.Tensor]
     ) -> None:
-        """Send some weights."""
+        """Send one piece of the weights."""
         info = {
             "names": list(piece),
             "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in piece.values()],
@@ -130,7 +129,7 @@ class NcclTransfer:
 
         def send() -> None:
             for tensor in piece.values():
-                if self.group is not group:  # it was left
+                if self.group is not group:  # `leave` was called
                     return
                 group.broadcast(tensor, 0)
             if torch.accelerator.is_available():
@@ -146,8 +145,8 @@ class NcclTransfer:
         bodies: Sequence[Any],
         work: Callable[[], Any],
     ) -> Any:
-        """Ask all servers for what they and this process only do together, and do this process's
-        part: its result."""
+        """Send a collective request to all servers, and do this process's part of the collective.
+        Return the result of that part."""
         asked: list[Awaitable[Any]] = [
             connection.request("POST", f"{connection.endpoint.root}/{route}", body)
             for connection, body in zip(connections, bodies, strict=True)
@@ -157,7 +156,7 @@ class NcclTransfer:
         return done
 
     def leave(self) -> None:
-        """End the group. What waits in it is aborted."""
+        """Destroy the group. Collectives that wait in it are aborted."""
         group, self.group, self.members = self.group, None, ()
         if group is not None:
             group.destroy()
@@ -168,7 +167,7 @@ def members_of(connections: "Sequence[Connection]") -> "tuple[Endpoint, ...]":
 
 
 def in_thread(work: Callable[[], Any]) -> "asyncio.Future[Any]":
-    """Do `work` in a thread that may be left behind, on this thread's device."""
+    """Run `work` on this thread's device, in a daemon thread that may never end."""
     result: Future[Any] = Future()
     device = torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
 
@@ -177,7 +176,7 @@ def in_thread(work: Callable[[], Any]) -> "asyncio.Future[Any]":
             if device is not None:
                 torch.accelerator.set_device_index(device)
             result.set_result(work())
-        except BaseException as error:  # it is raised again where the result is awaited
+        except BaseException as error:  # awaiting the result raises it again
             if not result.cancelled():
                 result.set_exception(error)
 
@@ -186,14 +185,14 @@ def in_thread(work: Callable[[], Any]) -> "asyncio.Future[Any]":
 
 
 def make_id() -> bytes:
-    """The id of a new group."""
+    """Return the id of a new group."""
     from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 
     return bytes(NCCLLibrary().ncclGetUniqueId().internal)
 
 
 def join(unique_id: bytes, size: int) -> Communicator:
-    """Join a group of `size` as its first; all others must do so at the same time."""
+    """Join a group of `size` as rank 0. All other members must join at the same time."""
     from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
     from vllm.utils.nccl import unpinned_nccl_env
 

@@ -1,4 +1,4 @@
-"""What some of vLLM's models need when they get new weights."""
+"""Special treatment of some of vLLM's models when they get new weights."""
 
 import torch
 from transformers import PreTrainedModel
@@ -6,12 +6,12 @@ from transformers import PreTrainedModel
 from tasks.common.files import ArtifactError
 
 HEAD = "lm_head"
-# model types whose new experts vLLM 0.32 drops without an error
+# model types for which vLLM 0.32 drops new experts without an error
 KEEP_EXPERTS = {"gpt_oss"}
 
 
 def check_updates(model: PreTrainedModel) -> None:
-    """Raise ArtifactError for a policy of which vLLM would keep some of the old weights."""
+    """Raise ArtifactError for a policy if vLLM would keep some of its old weights."""
     if model.config.model_type in KEEP_EXPERTS:
         raise ArtifactError(
             f"vLLM 0.32 keeps the old experts of a {model.config.model_type} model when it gets "
@@ -20,17 +20,17 @@ def check_updates(model: PreTrainedModel) -> None:
 
 
 def has_head(model: torch.nn.Module) -> bool:
-    """Whether a vLLM model has a module for its output head. Gemma 2 has none: it uses its
-    embeddings, and refuses a weight of that name."""
+    """Return whether a vLLM model has a module for its output head. Gemma 2 has none: it uses its
+    embeddings, and rejects a weight of that name."""
     return any(name.rpartition(".")[2] == HEAD for name, _ in model.named_modules())
 
 
 def pack_experts(model: torch.nn.Module) -> None:
-    """Pack the experts of a vLLM model for the kernel of a CPU.
+    """Pack the experts of a vLLM model for the CPU kernel.
 
-    vLLM 0.32 packs them when it loads them first. Those of an update it copies over the packed ones
-    as they are, and every log-probability is wrong, also when the weights have not changed. A
-    version that packs them itself would do so twice with this: the probe after an update fails."""
+    vLLM 0.32 packs experts at the first load only. In an update it copies unpacked experts over the
+    packed ones, and every log-probability is wrong, even if the weights have not changed. With a
+    version that packs them itself they would be packed twice: the probe after an update fails."""
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
         if kernel is not None:

@@ -1,14 +1,14 @@
 r"""`choice`: the letters of a multiple-choice answer are the gold's: one, or several in any order
 (`AC`, `A, C`, `A and C`).
 
-They are searched where they are clearest first: in the last box, after the last "answer" (or its
-word in another language), at the start, and finally the last capital that stands alone. Several
-count only in the first two places. Left out: answers given as the text of an option instead of its
-letter."""
+Letters are searched in the clearest place first: in the last box, after the last "answer" (or its
+equivalent in another language), at the start, and finally as the last isolated capital. Several
+letters count only in the first two places. Not supported: answers given as the text of an option
+instead of its letter."""
 
 import re
 
-from tasks.grading.answers import EAST, marked_answers
+from tasks.grading.answers.marked import EAST, marked_answers
 from tasks.grading.verdict import Verdict
 
 ANSWERS = True
@@ -36,7 +36,7 @@ DENIED = re.compile(
     r"|\b(?:(?:eliminat|discard|reject)(?:e|es|ed|ing|s)?|rul(?:e|es|ed|ing)\s+out)"
     r"\s+(?:(?:option|choice|answer)s?\s+)?[*_(\[]*$"
 )
-CLAUSE = re.compile(r"[.!?;,]\s|(?<![\w'])[A-J](?![\w'])")  # what a denial does not go beyond
+CLAUSE = re.compile(r"[.!?;,]\s|(?<![\w'])[A-J](?![\w'])")  # limits of a denial
 NO = (
     r"(?:not|never|wrong|incorrect|false|invalid|impossible|unlikely|out|ruled\s+out|eliminated"
     r"|discarded|rejected)\b"
@@ -53,7 +53,7 @@ OPTIONS = re.compile(r"(?i)(?:answer )?(?:choice|option)s")
 BESIDE_EAST = re.compile(rf"(?<=[{EAST}])(?=[A-J])|(?<=[A-J])(?=[{EAST}])")
 STARTS = re.compile(rf"\s*{LETTER}(?:[.,:)*\n]|\s*$)")
 ALONE = re.compile(rf"{LETTER}(?=[.,:;)\]*\s!?]|$)")
-WORD = re.compile(r" (?!is\b|because\b)[a-z]")  # after an A or an I that is none of the options
+WORD = re.compile(r" (?!is\b|because\b)[a-z]")  # after an A or an I that is not an option
 ONLY = re.compile(r"[\W_]*(?:\\?(?:text|mathrm|textbf)\W*)?([A-Za-z])[\W_]*")
 SEVERAL = re.compile(
     r"(?i)[\W_]*(?:\\?(?:text|mathrm|textbf)\W*)?(?P<letters>[A-J](?:[\s,;&、和()]|and|\\text|[{}])*"
@@ -74,8 +74,8 @@ BOTH = re.compile(rf"(?i:both)\s+(?:(?:option|choice|answer)s\s+)?[*_(\[]{{0,4}}
 
 
 def verify(completion: str, answer: str) -> Verdict:
-    """`correct`, `wrong`, or `unparsed` when no letter is found. A gold without letters is an
-    error."""
+    """Return `correct`, `wrong`, or `unparsed` if no letter is found. A gold without letters is an
+    `error`."""
     gold = letters_of(answer[:100])
     if gold is None:
         return Verdict("error", f"the gold answer {answer[:80]!r} is not one letter, nor several")
@@ -86,7 +86,7 @@ def verify(completion: str, answer: str) -> Verdict:
 
 
 def letters_of(text: str) -> str | None:
-    """Return the letters of a text that is nothing else, in their order; None for other texts."""
+    """Return the letters of a text that contains only letters, in order; None for other texts."""
     if only := ONLY.fullmatch(text):
         return only[1].upper()
     several = SEVERAL.fullmatch(text)
@@ -94,13 +94,13 @@ def letters_of(text: str) -> str | None:
 
 
 def capitals(text: str) -> str | None:
-    """Return the letters in a list, or None if one occurs twice: then it is a word."""
+    """Return the letters in a list, or None if a letter repeats: the text is then a word."""
     letters = re.sub(r"and|\\text|[^a-jA-J]", "", text).upper()
     return letters if len(set(letters)) == len(letters) else None
 
 
 def find_letters(text: str) -> str | None:
-    """Return the letters that the text gives as its answer, or None."""
+    """Return the letters that the text states as its answer, or None."""
     text = BESIDE_EAST.sub(" ", text)
     for place in places(text):
         if found := letters_of(place):
@@ -112,8 +112,8 @@ def find_letters(text: str) -> str | None:
 
 
 def find_letter(text: str) -> str | None:
-    """Return the letter that a running text gives as its answer, or those that it joins by `both`;
-    or None."""
+    """Return the letter that a running text states as its answer, or the letters that it joins with
+    `both`; None without one."""
     listed = options(text)
     said, is_it = (
         [
@@ -148,7 +148,7 @@ def find_letter(text: str) -> str | None:
 
 
 def options(text: str) -> set[int]:
-    """Return the places of the letters in a list of options: `A) 3 B) 4`."""
+    """Return the positions of the letters in a list of options: `A) 3 B) 4`."""
     found: list[int] = []
     for option in OPTION.finditer(text):
         if option[1] == "ABCDEFGHIJ"[len(found) : len(found) + 1]:
@@ -157,26 +157,26 @@ def options(text: str) -> set[int]:
 
 
 def places(text: str) -> list[str]:
-    """Return what may be nothing but letters: the marked answers, and the whole text."""
+    """Return the places that may contain only letters: the marked answers, and the whole text."""
     found = [", ".join(marked_answers(text)), text.strip()]
     return [place for place in found if place and len(place) < 100]
 
 
 def is_mentioned(text: str, found: re.Match[str]) -> bool:
-    """Whether `option A` only mentions it: neither `the option is A` nor `option A is right`."""
+    """Return whether `option A` is only a mention: not `the option is A` or `option A is right`."""
     before = MENTION.fullmatch(text, found.start(), found.start(1))
     return before is not None and not RIGHT.match(text, found.end(1))
 
 
 def denied(text: str, found: re.Match[str]) -> bool:
-    """Whether a letter is named as none of the answers: `not A`, `A is wrong`."""
+    """Return whether a letter is ruled out as an answer: `not A`, `A is wrong`."""
     start = min(found.start(), max(found.start(1) - 20, 0))
     clause = CLAUSE.split(text[start : found.start(1)])[-1]
     return DENIED.search(clause) is not None or REJECTED.match(text, found.end(1)) is not None
 
 
 def with_hedge(text: str, found: re.Match[str]) -> str:
-    """Return the letter; with a question mark where another one is offered beside it."""
+    """Return the letter, with a question mark if the text offers another letter beside it."""
     hedge = HEDGE.match(text, found.end(1)) or HEDGED.search(
         text[max(found.start(1) - 20, 0) : found.start(1)]
     )

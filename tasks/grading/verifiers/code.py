@@ -1,35 +1,44 @@
 """`code`: a program passes its tests, run in a sandbox.
 
-The program is the completion's last block in a fence (```python, ```py or no language). The gold
-holds the tests: see `tasks/grading/code_tests.py` for its three forms. The program is told inputs
-only, and what it makes of them is compared outside the sandbox, so that a program that reads,
-changes or ends whatever is around it learns nothing of the expected results and cannot report any.
+The program is the last fenced block of the completion (```python, ```py or no language). The gold
+contains the tests in one of three forms (see `tasks/grading/programs/golds.py`). The program
+receives only inputs, and its results are compared outside the sandbox. A program that reads,
+changes or kills its surroundings therefore cannot learn or report the expected results.
 
-One interpreter serves all tests of a program: standard input is given to a fork of it for each
-test; calls and assertions are asked one after the other, and a new interpreter follows on one that
-was stopped. A program over its limits is `wrong`; a sandbox that fails is an `error`. A signal that
-ends a program may come from outside: the test is repeated, once in a program. What ends it again is
-taken for the program's own doing, and is `wrong`.
+One interpreter serves all tests of a program: each test with standard input runs in a fork of it;
+calls and assertions are evaluated one after the other. A new interpreter replaces a stopped one. A
+program over its limits is `wrong`; a failing sandbox is an `error`. A signal that ends a program
+may come from outside, so the test is repeated, once per program. A second such end is attributed to
+the program, and is `wrong`.
 
-Left out: languages other than Python; judges that are programs; a mark for style or speed."""
+Not supported: languages other than Python; judges that are programs; a score for style or speed."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.common.clock import RunningClock
 from tasks.common.params import ParamsError, at_least
-from tasks.grading import code_results, code_tests
-from tasks.grading.asserts import Assertion
-from tasks.grading.blocks import last_block
-from tasks.grading.code_results import shown
-from tasks.grading.code_tests import AssertTests, CallTests, StdinTests, Tests
-from tasks.grading.sandbox import SENT, Killed, Session, Stopped, output_of, require, signal_words
-from tasks.grading.sandbox_command import Kind, Sandbox, SandboxError
+from tasks.common.processes.clock import RunningClock
+from tasks.grading.programs import golds, results
+from tasks.grading.programs.asserts import Assertion
+from tasks.grading.programs.blocks import last_block
+from tasks.grading.programs.command import Kind, Sandbox, SandboxError
+from tasks.grading.programs.golds import AssertTests, CallTests, StdinTests, Tests
+from tasks.grading.programs.results import shown
+from tasks.grading.programs.sandbox import (
+    KILLS,
+    Killed,
+    Session,
+    Stopped,
+    output_of,
+    require,
+    signal_message,
+)
 from tasks.grading.verdict import Verdict
 
 ANSWERS = True
+canonical_completion = None  # the gold contains tests, not a program that passes them
 
 LANGUAGES = {"", "python", "python3", "py"}
 EXAMPLE = """
@@ -46,74 +55,59 @@ code:
   other_asserts: refuse  # run: also tests that a hostile program could defeat
   stop_at_failure: false
 """
-CLOCK_FACTOR = 3  # a test may take so many times its CPU time on the clock
+CLOCK_FACTOR = 3  # wall-clock limit of a test, as a multiple of its CPU time limit
 NAME = "<program>"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a program is run; see `verify`."""
+    """The settings of a run. `prelude` is run before programs that are called. Assertions that
+    cannot be judged outside make the gold an error, or run with the program (`other_asserts`)."""
 
-    sandbox: Sandbox
-    seconds: float
-    total_seconds: float
-    float_tolerance: float | None
-    stop_at_failure: bool
+    language: Literal["python"]
+    sandbox: Kind
+    seconds: float  # of CPU time a test, and three times as much on the clock
+    total_seconds: float  # on the clock a program, after which the rest of its tests fail
+    memory_mb: int
+    packages: bool
     prelude: str
+    float_tolerance: float | None
+    other_asserts: Literal["refuse", "run"]
+    stop_at_failure: bool
+
+    def __post_init__(self) -> None:
+        at_least(1, memory_mb=self.memory_mb)
+        if not 0 < self.seconds <= self.total_seconds:
+            raise ParamsError(
+                f"`seconds` {self.seconds} and `total_seconds` {self.total_seconds} are no limits "
+                "of a test and a program: set 0 < seconds <= total_seconds"
+            )
+
+    @property
+    def place(self) -> Sandbox:
+        """The sandbox with its limits."""
+        return Sandbox(self.sandbox, self.memory_mb, self.packages)
 
 
-def ready(settings: Mapping[str, Any]) -> None:
-    """Raise ParamsError if the sandbox does not work here, or limits make no sense."""
-    at_least(1, memory_mb=settings["memory_mb"])
-    if not 0 < settings["seconds"] <= settings["total_seconds"]:
-        raise ParamsError(
-            f"`seconds` {settings['seconds']} and `total_seconds` {settings['total_seconds']} are "
-            "no limits of a test and a program: set 0 < seconds <= total_seconds"
-        )
-    require(Sandbox(settings["sandbox"], settings["memory_mb"], settings["packages"]))
+def ready(settings: Settings) -> None:
+    """Raise ParamsError if the sandbox does not work on this machine."""
+    require(settings.place)
 
 
-def verify(
-    completion: str,
-    answer: str,
-    *,
-    language: Literal["python"],
-    sandbox: Kind,
-    seconds: float,
-    total_seconds: float,
-    memory_mb: int,
-    packages: bool,
-    prelude: str,
-    float_tolerance: float | None,
-    other_asserts: Literal["refuse", "run"],
-    stop_at_failure: bool,
-) -> Verdict:
-    """`correct` if all tests pass; `partial` is the share that do. Otherwise `wrong`, with the
-    first test that fails and why; `unparsed` without a block of code.
-
-    `seconds` of CPU time are a test's limit, and three times as much on the clock; `total_seconds`
-    on the clock are the program's, after which the rest of its tests fail. `prelude` is run before
-    programs that are called. Assertions that cannot be judged outside make the gold an error, or
-    run beside the program (`other_asserts`)."""
-    tests = code_tests.read_gold(answer)
-    if isinstance(tests, AssertTests) and other_asserts == "refuse":
+def verify(completion: str, answer: str, settings: Settings) -> Verdict:
+    """Return `correct` if all tests pass, otherwise `wrong` with the first failing test and the
+    reason; `unparsed` without a code block. `partial` is the share of passed tests."""
+    tests = golds.read_gold(answer)
+    if isinstance(tests, AssertTests) and settings.other_asserts == "refuse":
         refuse_others(tests)
     program = last_block(completion, LANGUAGES)
     if program is None:
         return Verdict("unparsed", "")
-    chosen = Settings(
-        Sandbox(sandbox, memory_mb, packages),
-        *(seconds, total_seconds, float_tolerance, stop_at_failure, prelude),
-    )
-    return verdict_of(Execution(program, tests, chosen).failures(), number_of(tests))
-
-
-def canonical_completion(answer: str) -> None:
-    """Return None: the gold holds tests, and no program that passes them."""
+    return verdict_of(Execution(program, tests, settings).failures(), number_of(tests))
 
 
 def refuse_others(tests: AssertTests) -> None:
-    """Raise ValueError for a statement that can only be executed beside the program."""
+    """Raise ValueError for a statement that can only be executed in the program's process."""
     others = [one.source for one in tests.statements if one.test is None]
     if others:
         raise ValueError(
@@ -123,12 +117,13 @@ def refuse_others(tests: AssertTests) -> None:
 
 
 def number_of(tests: Tests) -> int:
-    """Return how many tests there are."""
+    """Return the number of tests."""
     return len(tests.statements if isinstance(tests, AssertTests) else tests.inputs)
 
 
 def verdict_of(failures: Iterator[str | None], number: int) -> Verdict:
-    """Return the verdict on a program: `failures` says for each test what went wrong, or None."""
+    """Return the verdict on a program. `failures` yields the reason for each failed test, and None
+    for each passed test."""
     passed = 0
     first = ""
     for index, failure in enumerate(failures, 1):
@@ -140,8 +135,8 @@ def verdict_of(failures: Iterator[str | None], number: int) -> Verdict:
 
 
 class Execution:
-    """One program and its tests. `session` is the interpreter that has loaded the program, if one
-    has."""
+    """One program and its tests. `session` is the interpreter that has loaded the program, or
+    None."""
 
     def __init__(self, program: str, tests: Tests, settings: Settings) -> None:
         self.program = program
@@ -153,8 +148,8 @@ class Execution:
         self.was_killed = False
 
     def failures(self) -> Iterator[str | None]:
-        """Yield what went wrong in each test, or None where nothing did. A program that cannot be
-        loaded fails all of them."""
+        """Yield the reason for the failure of each test, or None for a passed test. A program that
+        cannot be loaded fails all tests."""
         self.deadline = self.clock.look() + self.settings.total_seconds
         try:
             for index in range(number_of(self.tests)):
@@ -170,8 +165,8 @@ class Execution:
             self.stop()
 
     def outcome(self, index: int) -> str | None:
-        """Return what went wrong in one test, or None. After the first kill it is repeated, and the
-        time before that does not count."""
+        """Return the reason for the failure of one test, or None. After the first kill the test is
+        repeated, and the time before that does not count."""
         since = self.clock.look()
         try:
             return self.attempt(index)
@@ -181,7 +176,7 @@ class Execution:
             return self.attempt(index)
 
     def attempt(self, index: int) -> str | None:
-        """Return what went wrong in one test, or None. Raises Killed the first time that it is."""
+        """Return the reason for the failure of one test, or None. Raise Killed once."""
         if self.clock.look() >= self.deadline:
             return f"time limit: all tests together, {self.settings.total_seconds:g} s on the clock"
         try:
@@ -194,16 +189,16 @@ class Execution:
             return str(error)
 
     def check_kill(self, error: Stopped) -> None:
-        """Raise the first kill again, and SandboxError for a second one that came from outside."""
+        """Raise the first kill again; raise SandboxError for a second kill from outside."""
         if isinstance(error, Killed) and not self.was_killed:
             raise error
         if isinstance(error, Killed) and error.outside:
             raise SandboxError(f"the sandbox was killed twice: {error}") from error
 
     def load(self) -> None:
-        """Start an interpreter and load the program. Raises CannotLoad when it ends or raises
-        there."""
-        self.session = Session(self.settings.sandbox, self.clock)
+        """Start an interpreter and load the program. Raise CannotLoad if the program ends or raises
+        while loading."""
+        self.session = Session(self.settings.place, self.clock)
         request = {
             "load": self.program,
             "name": NAME,
@@ -221,14 +216,14 @@ class Execution:
             raise CannotLoad(failure)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the reply to one request, within a test's limits."""
+        """Return the reply to one request, within the limits of a test."""
         assert self.session is not None
         seconds = self.settings.seconds
         clock = min(CLOCK_FACTOR * seconds, self.deadline - self.clock.look())
         return self.session.ask({**request, "seconds": seconds}, max(clock, 0.0))
 
     def judge(self, index: int) -> str | None:
-        """Return what went wrong in one test of the program that is loaded."""
+        """Return the reason for the failure of one test of the loaded program, or None."""
         tolerance = self.settings.float_tolerance
         if isinstance(self.tests, StdinTests):
             reply = self.ask({"stdin": self.tests.inputs[index]})
@@ -240,7 +235,7 @@ class Execution:
         return self.judge_assertion(self.tests.statements[index])
 
     def judge_assertion(self, statement: Assertion) -> str | None:
-        """Return what went wrong in an assertion."""
+        """Return the reason for the failure of an assertion, or None."""
         if statement.test is None:
             return exception_in(self.ask({"execute": statement.source}))
         answers = {}
@@ -251,49 +246,50 @@ class Execution:
             answers[question] = value_in(reply)
         try:
             holds = statement.holds(answers)
-        except Exception as error:  # what is compared is the program's, of any type
+        except Exception as error:  # the program's value can be of any type
             return f"wrong answer: {type(error).__name__} in {shown(statement.source)}"
         values = ", ".join(shown(value) for value in answers.values())
         return None if holds else f"wrong answer: {values} in {shown(statement.source)}"
 
     def stop(self) -> None:
-        """End the interpreter, if there is one."""
+        """Stop the interpreter, if there is one."""
         if self.session is not None:
             self.session.close()
             self.session = None
 
 
 class CannotLoad(Exception):
-    """The program ends or raises before a test can be asked of it; the message says how."""
+    """The program ends or raises before its first test; the message states the reason."""
 
 
 def exception_in(reply: dict[str, Any]) -> str | None:
-    """Return the failure that a reply tells of, or None for one with a value."""
+    """Return the failure in a reply, or None for a reply with a value."""
     if "value" in reply:
         return None
-    said = reply.get("exception")
-    if not isinstance(said, str):
+    message = reply.get("exception")
+    if not isinstance(message, str):
         return "it wrote something else in place of its result"
-    return f"{'memory limit' if 'MemoryError' in said else 'exception'}: {said[:400]}"
+    return f"{'memory limit' if 'MemoryError' in message else 'exception'}: {message[:400]}"
 
 
 def value_in(reply: dict[str, Any]) -> Any:
-    """Return the value in a reply. Raises Stopped for one that nobody but the program wrote."""
+    """Return the value in a reply. Raise Stopped for a form that only the program itself can have
+    written."""
     try:
-        return code_results.decoded(reply["value"])
-    except Exception as error:  # it can be of any form
+        return results.decoded(reply["value"])
+    except Exception as error:  # the reply can have any form
         raise Stopped(f"its result cannot be read ({error})"[:200]) from error
 
 
 def judge_result(
     reply: dict[str, Any], tests: CallTests, index: int, tolerance: float | None
 ) -> str | None:
-    """Return what is wrong with a function's result, or None."""
+    """Return the fault of a function's result, or None."""
     if (failure := exception_in(reply)) is not None:
         return failure
     value, wanted = value_in(reply), tests.outputs[index]
     try:
-        if code_results.same_result(value, wanted, tests.wrapped, tolerance):
+        if results.same_result(value, wanted, tests.wrapped, tolerance):
             return None
     except Exception as error:  # too deep, too large
         return f"wrong answer: {type(error).__name__} in comparing it with {shown(wanted)}"
@@ -301,25 +297,25 @@ def judge_result(
 
 
 def judge_output(reply: dict[str, Any], wanted: str, tolerance: float | None) -> str | None:
-    """Return what is wrong with a program's end or output, or None."""
+    """Return the fault of a program's exit status or output, or None."""
     status = reply.get("status")
     output, errors = output_of(reply.get("stdout")), output_of(reply.get("stderr"))
     if not isinstance(status, int) or output is None or errors is None:
         return "it wrote something else in place of its result"
     if status != 0:
         return ending(status, errors)
-    if code_results.same_output(output, wanted, tolerance):
+    if results.same_output(output, wanted, tolerance):
         return None
     return f"wrong answer: {shown(output)}, not {shown(wanted)}"
 
 
 def ending(status: int, errors: str) -> str:
-    """Return in words how a program ended, from its wait status and standard error. Raises Killed
-    where that can have come from outside."""
+    """Describe how a program ended, from its wait status and standard error. Raise Killed if the
+    end may have come from outside."""
     last = (errors.strip().splitlines() or [""])[-1][-300:]
     if number := status & 0x7F:
-        words = signal_words(number) or "it was stopped"
-        if number in SENT:
+        words = signal_message(number) or "it was stopped"
+        if number in KILLS:
             raise Killed(words, outside=False)
         return words
     if "MemoryError" in last:

@@ -1,10 +1,10 @@
 """`composite`: several verifiers, `weights: {math: 0.9, tags: 0.1}`; the reward is the weighted sum
 of their scores.
 
-Weights are above 0 and sum to 1, so that rewards stay in [0, 1]. The outcome and the answer are
-those of the first verifier: it alone decides what counts as solved in pass rates and accuracies,
-and the others only shape the reward. Every score is kept. If one verifier ends in `error`, so does
-the composite, because a part of the reward is missing."""
+Weights are above 0 and sum to 1, so that rewards stay in [0, 1]. The outcome and the answer come
+from the first verifier: it alone decides which rollouts count as solved in pass rates and
+accuracies; the others only shape the reward. Every score is kept. If one verifier ends in `error`
+or `timeout`, so does the composite, because a part of the reward is missing."""
 
 import math
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""`countdown`: an arithmetic expression that uses every given number exactly once and reaches the
+"""`countdown`: an arithmetic expression that uses every given number exactly once and equals the
 target.
 
 The gold is the JSON text {"numbers": [6, 34, 1, 11], "target": 17}. The expression is in tags, in a
-box, or on the last line with a digit; what follows an equals sign is ignored. It is parsed as a
+box, or on the last line with a digit; text after an equals sign is ignored. It is parsed as a
 syntax tree of numbers, brackets and the four operations, and evaluated in exact fractions; nothing
 is executed."""
 
@@ -11,10 +11,11 @@ import json
 import re
 from fractions import Fraction
 
-from tasks.grading.answers import marked_answer
+from tasks.grading.answers.marked import marked_answer
 from tasks.grading.verdict import Verdict
 
 ANSWERS = True
+canonical_completion = None  # a target has many solutions, and the gold contains none
 
 MAX_LENGTH = 1000  # characters of an expression
 SIGNS = str.maketrans(
@@ -33,8 +34,8 @@ LATEX = {
 
 
 def verify(completion: str, answer: str) -> Verdict:
-    """`correct`, `wrong`, or `unparsed` where there is no such expression. A gold of another form
-    is an error."""
+    """Return `correct`, `wrong`, or `unparsed` without such an expression. A gold of another form
+    is an `error`."""
     gold = json.loads(answer)
     numbers = sorted(map(Fraction, gold["numbers"]))
     target = Fraction(gold["target"])
@@ -49,13 +50,9 @@ def verify(completion: str, answer: str) -> Verdict:
     return Verdict("correct" if correct else "wrong", expression)
 
 
-def canonical_completion(answer: str) -> None:
-    """Return None: a target has many solutions, and the gold contains none."""
-
-
 def find_expression(text: str) -> str:
-    """Return the expression in the completion with Python's operators; empty when it is too long to
-    be one."""
+    """Return the expression in the completion with Python's operators; an empty string if it is too
+    long for an expression."""
     lines = [
         line
         for line in marked_answer(text)[-10 * MAX_LENGTH :].splitlines()
@@ -69,8 +66,8 @@ def find_expression(text: str) -> str:
 
 
 def evaluate(node: ast.expr) -> tuple[Fraction, list[Fraction]]:
-    """Return the value and the numbers of a tree. Raises ValueError for anything but numbers,
-    + - * / and brackets."""
+    """Return the value and the numbers of a tree. Raise ValueError for anything except numbers, the
+    four operations and brackets."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return Fraction(str(node.value)), [Fraction(str(node.value))]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):

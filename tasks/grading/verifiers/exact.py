@@ -1,11 +1,11 @@
-"""`exact`: the completion is the gold answer, letter for letter, without white space at both
-ends."""
+"""`exact`: the completion equals the gold answer, letter for letter, after white space at both ends
+is removed."""
 
 from tasks.grading.verdict import Verdict
 
 
 def verify(completion: str, answer: str) -> Verdict:
-    """`correct` or `wrong`; an empty completion is `unparsed`."""
+    """Return `correct` or `wrong`; `unparsed` for an empty completion."""
     given = completion.strip()
     if not given:
         return Verdict("unparsed", "")

@@ -1,16 +1,18 @@
-"""`format`: the completion is these tags, each once, in this order:
+"""`format`: the completion consists of these tags, each once, in this order:
 `<think>...</think><answer>...</answer>`.
 
-White space may come between them; other text only after the last, where `text_after` allows it. The
-gold plays no part. The answer is the content of the last tag."""
+White space may separate them; other text is allowed only after the last tag, if `text_after` is
+set. The gold is ignored. The answer is the content of the last tag."""
 
 import re
 
 from tasks.grading.verdict import Verdict
 
+canonical_completion = None  # the gold is ignored
+
 
 def verify(completion: str, answer: str, *, tags: list[str], text_after: bool) -> Verdict:
-    """`correct` or `wrong`."""
+    """Return `correct` or `wrong`."""
     marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
     if any(completion.count(mark) != 1 for mark in marks):
         return Verdict("wrong", "")
@@ -20,7 +22,3 @@ def verify(completion: str, answer: str, *, tags: list[str], text_after: bool) -
     if found is None:
         return Verdict("wrong", "")
     return Verdict("correct", found.group(len(tags)).strip())
-
-
-def canonical_completion(answer: str) -> None:
-    """Return None: the gold plays no part."""

@@ -1,15 +1,15 @@
-r"""`hendrycks`: the MATH benchmark's rule (arXiv 2103.03874) in the form of PRM800K's grader, which
-most trainers use.
+r"""`hendrycks`: the MATH benchmark's rule (arXiv 2103.03874) as implemented in PRM800K's grader,
+which most trainers use.
 
-The answer must be in a box. It is right if it is the gold once both are normalised (spacing,
-\left, \dfrac, units, degrees, 0.5 for 1/2), or if math-verify calls the two equal; but a fraction
-must be reduced as the gold is, an integer must be an integer, and tuples must agree part by part in
-order. Stricter than `math`, which takes 2/4 for 1/2. The published policy is kept with its faults:
-a trailing letter that could be a unit is dropped, so that `2s` is `2`."""
+The answer must be in a box. It is correct if it equals the gold after both are normalised (spacing,
+\left, \dfrac, units, degrees, 0.5 for 1/2), or if math-verify accepts both as equal; but a fraction
+must be reduced like the gold, an integer must be an integer, and tuples must agree element by
+element. `math` is less strict: it accepts 2/4 for 1/2. The published policy is kept with its
+faults: a trailing letter that could be a unit is dropped, so `2s` is read as `2`."""
 
 import re
 
-from tasks.grading.answers import gold_boxed, last_boxed
+from tasks.grading.answers.marked import gold_boxed, last_boxed
 from tasks.grading.verdict import Verdict
 from tasks.grading.verifiers import math_verify
 
@@ -37,7 +37,7 @@ INTEGER = re.compile(r"-?\d+")
 
 
 def verify(completion: str, answer: str) -> Verdict:
-    """`correct` or `wrong`; `unparsed` without a closed box. An empty gold is an error."""
+    """Return `correct` or `wrong`; `unparsed` without a closed box. An empty gold is an `error`."""
     boxed = gold_boxed(answer)
     gold = normalize(answer if boxed is None else boxed)
     given = last_boxed(completion)
@@ -55,7 +55,7 @@ def canonical_completion(answer: str) -> str:
 
 
 def normalize(text: str) -> str:
-    """Return one spelling of an answer out of the many that mean the same."""
+    """Return the normal form of an answer that can be spelled in many ways."""
     text = text.strip()
     for pattern, by in REPLACED:
         text = pattern.sub(by, text)
@@ -65,7 +65,7 @@ def normalize(text: str) -> str:
 
 
 def same(given: str, gold: str) -> bool:
-    """Whether two normalised answers are the same."""
+    """Return whether two normalised answers are the same."""
     if given == gold:
         return True
     if not given or (FRACTION.fullmatch(given) and FRACTION.fullmatch(gold)):
@@ -82,7 +82,7 @@ def same(given: str, gold: str) -> bool:
 
 
 def split(text: str) -> list[str]:
-    """Return the parts of a tuple or an interval; anything else is a single part."""
+    """Return the elements of a tuple or an interval; any other text is a single element."""
     if (
         len(text) > 2
         and text[0] in "(["

@@ -2,11 +2,11 @@
 2311.07911).
 
 The gold is the JSON text {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}, as
-published; arguments of null are left out. `correct` is the paper's accuracy of a prompt: all
-instructions are followed. The mark is the share that are. `loose` is the paper's second criterion:
-an instruction is followed if one of eight variants of the response follows it, without its first
-line, without its last, without stars, and all combinations. The rules, and where they are
-approximations, are in `tasks/grading/instructions.py`."""
+published; null arguments are ignored. `correct` is the paper's prompt-level accuracy: all
+instructions are followed. The score is the share of followed instructions. `loose` is the paper's
+second criterion: an instruction is followed if one of eight variants of the response follows it,
+without its first line, without its last, without stars, and all combinations. The rules and their
+approximations are in `tasks/grading/instructions/rules.py`."""
 
 import inspect
 import json
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tasks.grading.instructions import INSTRUCTIONS
+from tasks.grading.instructions.rules import INSTRUCTIONS
 from tasks.grading.verdict import Verdict
 
+canonical_completion = None  # a gold contains rules for a response, not a response
 EXAMPLE = "ifeval: {method: ifeval, loose: false}  # true: without lines that frame the answer"
 
 
@@ -29,13 +30,13 @@ class Instruction:
     arguments: dict[str, Any]
 
     def follows(self, text: str) -> bool:
-        """Whether a text follows it; one without text follows nothing."""
+        """Return whether a text follows the instruction; an empty text follows none."""
         return bool(text.strip()) and INSTRUCTIONS[self.name](text, **self.arguments)
 
 
 def verify(completion: str, answer: str, *, loose: bool) -> Verdict:
-    """`correct` if all instructions are followed, else `wrong` with those that are not; `unparsed`
-    for an empty completion. A gold with an unknown instruction or argument is an error."""
+    """Return `correct` if all instructions are followed, else `wrong` with the broken ones;
+    `unparsed` without text. An unknown instruction or argument in the gold is an `error`."""
     instructions = read_gold(answer)
     if not completion.strip():
         return Verdict("unparsed", "")
@@ -45,13 +46,9 @@ def verify(completion: str, answer: str, *, loose: bool) -> Verdict:
     return Verdict("wrong" if broken else "correct", ", ".join(broken), share)
 
 
-def canonical_completion(answer: str) -> None:
-    """Return None: a gold says what a response must be like, and holds none."""
-
-
 @lru_cache(maxsize=1024)
 def read_gold(answer: str) -> tuple[Instruction, ...]:
-    """Return the instructions of a gold. Raises ValueError saying what is wrong with it."""
+    """Return the instructions of a gold. Raise ValueError for an invalid gold."""
     gold = json.loads(answer)
     names, arguments = gold["instruction_id_list"], gold["kwargs"]
     if not names or len(names) != len(arguments):
@@ -66,7 +63,7 @@ def read_gold(answer: str) -> tuple[Instruction, ...]:
 
 
 def check(one: Instruction) -> None:
-    """Raise ValueError for an instruction that is unknown, or whose arguments are not its own."""
+    """Raise ValueError for an unknown instruction or for arguments that do not belong to it."""
     if one.name not in INSTRUCTIONS:
         raise ValueError(f"the instruction {one.name!r} is unknown")
     parameters = inspect.signature(INSTRUCTIONS[one.name]).parameters.values()
@@ -83,7 +80,7 @@ def check(one: Instruction) -> None:
 
 
 def variants(text: str) -> Iterator[str]:
-    """Yield the response, and what is left of it without its first line, its last line and both,
+    """Yield the response in full, without its first line, without its last line and without both,
     each with and without stars."""
     lines = text.split("\n")
     for kept in (lines, lines[1:], lines[:-1], lines[1:-1]):

@@ -1,9 +1,9 @@
 """`json_schema`: the completion is JSON that a schema accepts, by the library jsonschema (MIT).
 
-The schema is the gold or a setting; its `$schema` says the draft, 2020-12 by default. The JSON is
-the last block in a fence (```json or no language), or the whole completion where there is no block
-and `place` allows it. A `$ref` is followed within the schema and to the drafts' own schemas, never
-to a network. NaN and Infinity are not JSON. Left out: `format`, which the drafts do not assert
+The schema is the gold or a setting; its `$schema` names the draft, 2020-12 by default. The JSON is
+the last fenced block (```json or no language), or the whole completion if there is no block and
+`place` allows it. A `$ref` is resolved within the schema and the drafts' own schemas, never over a
+network. NaN and Infinity are not JSON. Not checked: `format`, which the drafts do not assert
 either."""
 
 import json
@@ -17,16 +17,17 @@ from jsonschema.validators import Draft202012Validator, validator_for
 from jsonschema_specifications import REGISTRY
 
 from tasks.common.params import ParamsError
-from tasks.grading.blocks import last_block
+from tasks.grading.programs.blocks import last_block
 from tasks.grading.verdict import Verdict
 
 LIBRARIES = ("jsonschema", "referencing")
+canonical_completion = None  # a schema is not a value that satisfies it
 
 LANGUAGES = ("", "json")
 
 
 def ready(settings: Mapping[str, Any]) -> None:
-    """Raise ParamsError for a setting that is no schema."""
+    """Raise ParamsError for an invalid schema in the settings."""
     if settings["schema"] is not None:
         try:
             validator(json.dumps(settings["schema"]))
@@ -41,9 +42,9 @@ def verify(
     schema: dict[str, Any] | None,
     place: Literal["block", "whole", "either"],
 ) -> Verdict:
-    """`correct` or `wrong` with the place that the schema does not accept; `unparsed` for what is
-    not JSON. A gold that is no schema is an error; with the setting `schema` the gold plays no
-    part."""
+    """Return `correct`, or `wrong` with the place that violates the schema; `unparsed` for text
+    that is not JSON. An invalid schema in the gold is an `error`; with the setting `schema` the
+    gold is ignored."""
     checked = validator(answer if schema is None else json.dumps(schema))
     text = find(completion, place)
     try:
@@ -56,14 +57,10 @@ def verify(
     return Verdict("wrong", f"{problem.json_path}: {problem.message}")
 
 
-def canonical_completion(answer: str) -> None:
-    """Return None: a schema is not a value that it accepts."""
-
-
 @lru_cache(maxsize=256)
 def validator(schema: str) -> Validator:
-    """Return the validator of a schema, which the completions of a group share. Raises SchemaError,
-    or ValueError for what is not JSON or neither an object nor a truth value."""
+    """Return the validator of a schema, shared by the completions of a group. Raise SchemaError, or
+    ValueError for text that is not JSON or is neither an object nor a boolean."""
     content = json.loads(schema)
     if not isinstance(content, dict | bool):
         raise ValueError(f"a schema is an object, not {type(content).__name__}")
@@ -73,7 +70,7 @@ def validator(schema: str) -> Validator:
 
 
 def find(completion: str, place: str) -> str:
-    """Return the text that should be JSON; empty where there is none."""
+    """Return the text that should be JSON; an empty string if there is none."""
     block = None if place == "whole" else last_block(completion, LANGUAGES)
     if block is None:
         return "" if place == "block" else completion

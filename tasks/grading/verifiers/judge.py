@@ -1,30 +1,30 @@
-"""`judge`: a language model behind an OpenAI-compatible server says whether the answer is right.
+"""`judge`: a language model behind an OpenAI-compatible server decides whether the answer is right.
 
-Off unless a source names it: a verdict costs money, can be wrong, and can be talked into. Settings:
+Off unless a source names it: a verdict costs money, can be wrong, and can be manipulated. Settings:
 
 - `url` of the server (`http://127.0.0.1:8000/v1`), `model`, `key_variable` (the environment
   variable with the API key, or null);
-- `template`, the question to the judge with `{completion}` and `{gold}`; what they contain is put
-  in as it is;
-- `right` and `wrong`, the words of which the last one in the reply is the vote;
-- `votes` a verdict is the majority of, `temperature`, `max_tokens` of a reply;
-- `parameters` of the model in billions, for the ledger: 2 P FLOPs a token, like any forward pass;
+- `template`, the question to the judge with `{completion}` and `{gold}`, inserted verbatim;
+- `right` and `wrong`: the last of these words in the reply is the vote;
+- `votes` per verdict (the majority decides), `temperature`, `max_tokens` per reply;
+- `parameters` of the model in billions, for the ledger: 2 P FLOPs per token, like any forward pass;
 - `seconds` to wait for a reply, `concurrency` of requests.
 
-The stage asks the server, not the processes in which other verifiers run (`tasks.grading.judging`),
-and keeps every verdict by model, template, text and gold. So a judge cannot be part of a
-`composite` or a `part`. Not checked on real cases."""
+The stage sends the requests (`tasks.grading.judge`), not the processes in which other verifiers
+run, and stores every verdict by model, template, text and gold. A judge therefore cannot be part of
+a `composite` or a `part`. Not tested on real cases."""
 
 from dataclasses import dataclass
 
 from tasks.grading.verdict import Verdict
 
 ALONE = True
+canonical_completion = None  # golds are not judged
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one judge; see above."""
+    """The settings of one judge; see the module docstring."""
 
     url: str
     model: str
@@ -40,28 +40,8 @@ class Settings:
     concurrency: int
 
 
-def verify(
-    completion: str,
-    answer: str,
-    *,
-    url: str,
-    model: str,
-    key_variable: str | None,
-    template: str,
-    right: str,
-    wrong: str,
-    votes: int,
-    temperature: float,
-    max_tokens: int,
-    parameters: float,
-    seconds: float,
-    concurrency: int,
-) -> Verdict:
-    """An `error`: this process asks no server. An empty completion is `unparsed`."""
+def verify(completion: str, answer: str, settings: Settings) -> Verdict:
+    """Return an `error`: verifier processes send no requests. An empty completion is `unparsed`."""
     if not completion.strip():
         return Verdict("unparsed", "")
     return Verdict("error", "a judge cannot be part of another verifier: name it in the source")
-
-
-def canonical_completion(answer: str) -> None:
-    """Return None: golds are not judged."""

@@ -1,25 +1,25 @@
 r"""`math`: the completion's answer is mathematically equal to the gold.
 
-The answer is what the completion marks: the last box (several that only `and` or `,` joins are one
-answer), the last `<answer>` tag, what follows `####` or "the answer is"; else the last formula or
-number. See `tasks.grading.equality` for what is equal: numbers exactly, units where both are known,
+The answer is the marked one: the last box (boxes joined only by `and` or `,` are one answer), the
+last `<answer>` tag, or the text after `####` or "the answer is"; otherwise the last formula or
+number. `tasks.grading.answers.equality` decides equality: numbers exactly, units if both are known,
 words letter by letter, everything else by the library math-verify. Golds may list several answers
-or carry a tolerance (`tasks.grading.golds`).
+or contain a tolerance (`tasks.grading.answers.golds`).
 
-Settings: `dialect` is how golds are written, `latex` or `sympy` (`2*pi*sqrt(3)`, `x**2`; nothing is
-executed); `relative_tolerance` is for measured quantities, null for exact."""
+Settings: `dialect` is the notation of the golds, `latex` or `sympy` (`2*pi*sqrt(3)`, `x**2`;
+nothing is executed); `relative_tolerance` is for measured quantities, null for exact."""
 
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
-from tasks.grading import equality, running_text
-from tasks.grading.answers import marked_answers
-from tasks.grading.forms import is_word
-from tasks.grading.golds import read_gold
-from tasks.grading.numbers import Tolerance
-from tasks.grading.units import TEXT
+from tasks.grading.answers import equality, running_text
+from tasks.grading.answers.forms import is_word
+from tasks.grading.answers.golds import read_gold
+from tasks.grading.answers.marked import marked_answers
+from tasks.grading.answers.numbers import Tolerance
+from tasks.grading.answers.units import TEXT
 from tasks.grading.verdict import Verdict
 from tasks.grading.verifiers import math_verify
 
@@ -50,8 +50,8 @@ def verify(
     dialect: Dialect = "latex",
     relative_tolerance: float | None = None,
 ) -> Verdict:
-    """`correct`, `wrong`, or `unparsed` where no answer is found. A gold that cannot be read is an
-    error."""
+    """Return `correct`, `wrong`, or `unparsed` if no answer is found. An unreadable gold is an
+    `error`."""
     gold = read_gold(answer, relative_tolerance)
     for text in gold.answers:
         if not equality.readable(text, dialect):
@@ -66,19 +66,19 @@ def verify(
 
 
 def unwrapped(answer: str) -> str:
-    r"""Return the words of an answer that is a sentence in `\text{}`, else the answer."""
+    r"""Return the words of an answer that is a sentence in `\text{}`, or the answer unchanged."""
     found = TEXT.fullmatch(answer.strip())
     return found[1] if found and running_text.is_prose(found[1]) else answer
 
 
 def ready(settings: Mapping[str, Any]) -> None:
-    """Fill the parser's tables with what answers are made of, once for all processes."""
+    """Warm the parser's tables with typical formulas, once for all processes."""
     for formula in FORMULAS:
         equality.parsed(formula)
 
 
 def canonical_completion(answer: str) -> str:
-    """Return a completion that gives exactly this gold."""
+    """Return a completion with exactly this gold as its answer."""
     gold = read_gold(answer)
     given = ", ".join(gold.answers) if gold.all_of_them else gold.answers[0]
     return given if "\\boxed" in given else rf"\boxed{{{given}}}"
@@ -92,8 +92,8 @@ def compare(
     tolerance: Tolerance,
     dialect: Dialect,
 ) -> bool | None:
-    """Whether an answer is one of the golds, or all of them; None if it cannot be read. It is
-    cached, since many completions of a group give the same answer."""
+    """Return whether an answer is one of the golds, or all of them; None if it cannot be read.
+    Cached, because many completions of a group have the same answer."""
     if all_of_them:
         return equality.same_list(answers, given, tolerance, dialect)
     found = [equality.same(gold, given, tolerance, dialect) for gold in answers]
@@ -101,7 +101,7 @@ def compare(
 
 
 def candidates(completion: str, golds: tuple[str, ...]) -> Iterator[str]:
-    """Yield what may be the answer, the likeliest first; the first that can be read counts."""
+    """Yield possible answers, the most likely first; the first readable one counts."""
     marked = [unwrapped(answer) for answer in marked_answers(completion)]
     words = any(is_word(gold) for gold in golds)
     if marked and (words or not any(map(running_text.is_prose, marked))):
@@ -115,7 +115,7 @@ def candidates(completion: str, golds: tuple[str, ...]) -> Iterator[str]:
         yield said
     if running_text.is_formula(whole) or words:
         yield whole
-    # what a derivation in running text calculates is the value of its last side
+    # the result of a derivation in running text is its last side
     values = not any("=" in gold for gold in golds)
     for formula in running_text.formulas(completion):
         yield formula.rpartition("=")[2] if values and "," not in formula else formula

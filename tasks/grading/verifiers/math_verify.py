@@ -1,12 +1,12 @@
-r"""`math_verify`: the completion's answer equals the gold by the library math-verify (Apache-2.0),
-whose policy several trainers use unchanged.
+r"""`math_verify`: the completion's answer equals the gold by the library math-verify (Apache-2.0).
+Several trainers use its policy unchanged.
 
-It is kept as published: a trailing unit is dropped even where it is a letter of an expression, and
-decimals are compared to six places. `math` is stricter in both.
+The policy is kept as published: a trailing unit is dropped even if it is a letter of an expression,
+and decimals are compared to six places. `math` is stricter in both respects.
 
-Answers are found in boxes, in LaTeX, and in plain text; of several boxes the last counts. Equal are
-1/2, 0.5 and \frac{2}{4}, sets in any order, equations up to a factor. The library's own time limits
-are off, because the process has one."""
+Answers are found in boxes, in LaTeX and in plain text; of several boxes, the last one counts. 1/2,
+0.5 and \frac{2}{4} are equal, as are sets in any order and equations up to a factor. The library's
+time limits are off, because the process has its own."""
 
 import re
 from functools import lru_cache
@@ -15,8 +15,8 @@ from typing import Any
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 from math_verify import verify as equal
 
-from tasks.grading import symbolic  # noqa: F401  (it completes the library's parser)
-from tasks.grading.answers import last_boxes
+from tasks.grading.answers import symbolic  # noqa: F401  (it completes the library's parser)
+from tasks.grading.answers.marked import last_boxes
 from tasks.grading.verdict import Verdict
 
 LIBRARIES = ("math-verify", "latex2sympy2-extended", "sympy")
@@ -39,13 +39,13 @@ WORDS = re.compile(r"[^\W\d_]+(?:\s+[^\W\d_]+)*[.!]?")
 
 
 def verify(completion: str, answer: str) -> Verdict:
-    """`correct`, `wrong`, or `unparsed` where no mathematics is found. A gold that cannot be read
-    is an error."""
+    """Return `correct`, `wrong`, or `unparsed` if no mathematics is found. An unreadable gold is an
+    `error`."""
     return grade(completion, answer, TARGETS, DECIMALS, sets_as_relations=False)
 
 
 def canonical_completion(answer: str) -> str:
-    """Return a completion that gives exactly this gold."""
+    """Return a completion with exactly this gold as its answer."""
     return delimited(answer)
 
 
@@ -57,13 +57,13 @@ def grade(
     *,
     sets_as_relations: bool,
 ) -> Verdict:
-    """`verify` with the library's settings: what to look for, decimals to which floats are
-    compared, and whether 1 < x < 2 is the set (1, 2) also where the gold is the set."""
+    """Verify with the library's settings: the kinds of expression to find, the decimals to which
+    floats are compared, and whether 1 < x < 2 equals the set (1, 2) even if the gold is the set."""
     gold = read_gold(answer, targets)
     if all(isinstance(found, str) for found in gold):
         return Verdict("error", f"math-verify cannot read the gold answer {answer[:80]!r}")
     if TEXT.sub(r"\1", answer).strip() == completion.strip():
-        return Verdict("correct", completion.strip())  # words, which are no mathematics
+        return Verdict("correct", completion.strip())  # words, not mathematics
     verdict = Verdict("unparsed", "")
     for text in readings(completion):
         given = read(text, targets)
@@ -77,9 +77,9 @@ def grade(
 
 
 def readings(completion: str) -> list[str]:
-    """Return the texts to parse: the completion as it is; but first as LaTeX where it is a formula
-    without delimiters, or with some inside, of which the library would parse only a part. Such it
-    usually is between tags."""
+    """Return the texts to parse: the completion as written, preceded by a LaTeX form if it is a
+    formula without delimiters, or with some inside, because the library would parse only a part of
+    it. Text between tags usually has this form."""
     text = last_boxes(completion)
     formula = INNER.sub("", text.strip()).replace("π", r"\pi ")
     if (
@@ -93,16 +93,16 @@ def readings(completion: str) -> list[str]:
 
 
 def read(text: str, targets: tuple[str, ...]) -> list[Any]:
-    """Return what the library finds in a text: the expression and, last, the text that it was
-    parsed from."""
+    """Return the library's parse of a text: the expression and, last, the text from which it was
+    parsed."""
     found: list[Any] = parse(text, [CONFIGURED[target] for target in targets], parsing_timeout=None)
     return found
 
 
 @lru_cache(maxsize=64)
 def read_gold(answer: str, targets: tuple[str, ...]) -> list[Any]:
-    """Return the gold as the library parses it. Without delimiters the whole gold is LaTeX, because
-    in plain text `2x + 3` is 2."""
+    """Return the gold as parsed by the library. A gold without delimiters is parsed as LaTeX,
+    because in plain text `2x + 3` is read as 2."""
     if WORDS.fullmatch(answer.strip()) and " " in answer.strip():
         return []  # a sentence: as LaTeX it would be a product of letters
     return (

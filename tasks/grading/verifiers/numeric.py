@@ -1,25 +1,24 @@
-r"""`numeric`: the number that the completion ends on equals the gold, exactly (1,000 = 1000.0, 0.5
-= 1/2) or within a tolerance.
+r"""`numeric`: the last number of the completion equals the gold, exactly (1,000 = 1000.0, 0.5 =
+1/2) or within a tolerance.
 
-If the completion marks its answer, by GSM8K's `####`, in a box or in tags, the number is taken from
-there. A list, a range, a product and an inequality are no number, nor is what follows `not` or a
-false equation (41=42).
-Commas and currency signs are dropped; fractions, mixed numbers, LaTeX's fractions and powers of ten
-(2.1\times 10^{-8}) are parsed; 28% equals both 28 and 0.28. Where gold and answer both name a known
-unit, it counts: 5 m is not 5 cm. `5 or 6` is no answer. Golds may list several answers or carry a
-tolerance (`tasks.grading.golds`). Left out: words for numbers, roots, other powers."""
+If the completion marks its answer with GSM8K's `####`, in a box or in tags, the number is taken
+from there. A list, a range, a product or an inequality is not a number, nor is text after `not` or
+a false equation (41=42). Commas and currency signs are dropped; fractions, mixed numbers, LaTeX
+fractions and powers of ten (2.1\times 10^{-8}) are parsed; 28% equals both 28 and 0.28. If gold and
+answer both contain a known unit, it counts: 5 m is not 5 cm. `5 or 6` is not an answer. Golds may
+list several answers or contain a tolerance (`tasks.grading.answers.golds`). Not supported: number
+words, roots, other powers."""
 
 import re
 from decimal import Decimal
 from functools import lru_cache
 
-from tasks.grading import numbers, units
-from tasks.grading.answers import marked_answers
-from tasks.grading.forms import EITHER, OPENED, is_denied
-from tasks.grading.golds import read_gold
-from tasks.grading.numbers import NUMBER, Number, plain, typed, value_of
-from tasks.grading.pairing import pairs_up
-from tasks.grading.units import Unit
+from tasks.grading.answers import numbers, units
+from tasks.grading.answers.forms import EITHER, OPENED, is_denied
+from tasks.grading.answers.golds import pairs_up, read_gold
+from tasks.grading.answers.marked import marked_answers
+from tasks.grading.answers.numbers import NUMBER, Number, plain, typed, value_of
+from tasks.grading.answers.units import Unit
 from tasks.grading.verdict import Verdict
 
 ANSWERS = True
@@ -29,10 +28,10 @@ UNIT = re.compile(r"(?<=[\d%]) ?\((?=[^()]{0,40}[^\W\d_])[^()]{1,40}\)")
 HEDGE = re.compile(rf"\s*(?:,\s*)?(?:\b(?:{EITHER})\b|或者?|または|또는)\s*\\?[$(]?")
 # a letter that touches the number makes it a term of an expression: 2s, 5-5c
 TERM = re.compile(r"[^\W\d_]|_")
-# a number of the answer that is only a part of an expression: 42x, 42^2, \\sqrt{42}, 0,42
+# a number in the answer that is only part of an expression: 42x, 42^2, \\sqrt{42}, 0,42
 PART_AHEAD = re.compile(r"[a-zA-Z](?![^\W_])|\s?\^")
 PART_BEFORE = re.compile(r"(?:sqrt\s*[{(]?\s*|(?<![\d.,])0,)$")
-# between the values of a list: in a marked answer, in one that is nothing else, among words
+# separators of a list: in a marked answer, in an answer without words, among words
 OPERATION = r"[-–—+*/·×÷^:]|\\(?:times|cdot|div|pm|cup|[lc]?dots)(?![a-zA-Z])"
 BETWEEN = re.compile(
     rf"(?:[,;]\s*[a-zA-Z]\s*=|[\s$,;(){{}}\[\]&]|\\[,;:!&{{}} \\]"
@@ -46,18 +45,18 @@ ABOVE = re.compile(rf"(?:(?:^|[\w)\]}}$]) *[<>]=?|{SIGN}){OPENED}")
 BELOW = re.compile(rf"[\s$}}\\]*(?:[<>]=?(?=\s*[\w\\({{])|{SIGN})")
 TAG = re.compile(r"</?[a-zA-Z][\w-]*>")
 EQUALS = re.compile(rf"(?:^|[=\n{{])\s*\$?(?P<left>-?\d+)\s*={OPENED}")
-BEHIND = 40  # characters behind a number in which its unit is looked for
-MAX_MARKED = 2000  # characters before a number in which a relation is looked for
-MAX_NUMBERS = 100  # of an answer that must give several
-MARKED = re.compile(r"\\boxed|####")  # then all its numbers count, else the last
+BEHIND = 40  # characters after a number that are searched for its unit
+MAX_MARKED = 2000  # characters before a number that are searched for a relation
+MAX_NUMBERS = 100  # of an answer that must contain several
+MARKED = re.compile(r"\\boxed|####")  # with a mark all numbers count, else the last ones
 WORDS = re.compile(r"(?<!\\)\b(?!(?:and|or|to)\b)[^\W\d_]{2,}")
 
 Found = tuple[tuple[Number, bool], Unit | None]
 
 
 def verify(completion: str, answer: str, *, relative_tolerance: float | None = None) -> Verdict:
-    """`correct`, `wrong`, or `unparsed` when the completion has no number. A gold without a number,
-    with several, or with one that is only a part of an expression, is an error."""
+    """Return `correct`, `wrong`, or `unparsed` if the completion has no number. A gold is an
+    `error` if it has no number, several, or a number that is only part of an expression."""
     gold = read_gold(answer, relative_tolerance)
     wanted = [number_in_gold(text) for text in gold.answers]
     if None in wanted:
@@ -80,7 +79,7 @@ def verify(completion: str, answer: str, *, relative_tolerance: float | None = N
         last = given if whole else given[-len(wanted) :]
         right = pairs_up(wanted, last, lambda a, b: a is not None and same(a, b, gold.tolerance))
         return Verdict("correct" if right else "wrong", shown)
-    # several numbers: right only if all of them are
+    # several numbers: correct only if all of them are
     correct = all(
         any(same(one, number, gold.tolerance) for one in wanted if one) for number in given
     )
@@ -88,14 +87,14 @@ def verify(completion: str, answer: str, *, relative_tolerance: float | None = N
 
 
 def canonical_completion(answer: str) -> str:
-    """Return a completion that gives exactly this gold."""
+    """Return a completion with exactly this gold as its answer."""
     gold = read_gold(answer)
     return "; ".join(gold.answers) if gold.all_of_them else gold.answers[0]
 
 
 @lru_cache(maxsize=1024)
 def number_in_gold(answer: str) -> Found | None:
-    """Return the gold's number and unit; it is cached, since the completions of a group share
+    """Return the number and unit of the gold. Cached, because the completions of a group share
     it."""
     text, marked = answer_part(typed(answer))
     alone = marked or not WORDS.search(text)
@@ -112,14 +111,14 @@ def number_in_gold(answer: str) -> Found | None:
 
 
 def find_number(text: str) -> re.Match[str] | None:
-    """Return the number that a text ends on."""
+    """Return the last number of a text."""
     return next(iter(last_number(*answer_part(typed(text)))[-1:]), None)
 
 
 def answer_part(text: str) -> tuple[str, bool]:
-    """Return what follows the text's last `####`, up to its first number, else its last boxes or
-    tag if they have a number, else the text; without units in brackets. And whether it is marked as
-    the answer."""
+    """Return the answer part of a text and whether it is marked: the text after the last `####` up
+    to its first number, else the last boxes or tag if they contain a number, else the whole text.
+    Units in brackets are removed."""
     if "####" in text:
         after = without_units(text[text.rindex("####") + 4 :]).lstrip(": ")
         first = NUMBER.search(after)
@@ -130,18 +129,18 @@ def answer_part(text: str) -> tuple[str, bool]:
 
 
 def without_units(text: str) -> str:
-    """Return the text without words in brackets behind a number: `9 (apples)`."""
+    """Return the text without bracketed words after a number: `9 (apples)`."""
     return UNIT.sub("", text) if "(" in text else text
 
 
 def all_numbers(text: str) -> list[re.Match[str]]:
-    """Return the last numbers of a text."""
+    """Return the last MAX_NUMBERS numbers of a text."""
     return list(NUMBER.finditer(text))[-MAX_NUMBERS:]
 
 
 def last_number(text: str, marked: bool) -> list[re.Match[str]]:
-    """Return the last number of a text, with those before it that make a list, a range or a product
-    with it."""
+    """Return the last number of a text, with the preceding numbers that form a list, a range or a
+    product with it."""
     found = list(NUMBER.finditer(text))
     start = len(found) - 1
     join = BETWEEN if marked else RANGE if WORDS.search(text) else SEPARATED
@@ -151,14 +150,14 @@ def last_number(text: str, marked: bool) -> list[re.Match[str]]:
 
 
 def is_part(text: str, number: re.Match[str]) -> bool:
-    """Whether a number is only a part of an expression."""
+    """Return whether a number is only part of an expression."""
     ahead = PART_AHEAD.match(text, number.end())
     before = PART_BEFORE.search(text[max(number.start() - 8, 0) : number.start()])
     return bool(ahead and not number["percent"]) or before is not None
 
 
 def is_relation(text: str, found: list[re.Match[str]]) -> bool:
-    """Whether numbers stand in an inequality, or in an equation with another whole number."""
+    """Return whether numbers are in an inequality, or in an equation with another whole number."""
     first, last = found[0], found[-1]
     before = TAG.sub("", text[: first.start()][-MAX_MARKED:])
     if ABOVE.search(before) or BELOW.match(TAG.sub("", text[last.end() : last.end() + BEHIND])):
@@ -170,7 +169,7 @@ def is_relation(text: str, found: list[re.Match[str]]) -> bool:
 
 
 def unit_behind(text: str, number: re.Match[str]) -> Unit | None:
-    """Return the known unit behind a number, or None."""
+    """Return the known unit after a number, or None."""
     behind = text[number.end() : number.end() + BEHIND]
     if not behind.strip():
         return None
@@ -183,7 +182,7 @@ def unit_behind(text: str, number: re.Match[str]) -> Unit | None:
 
 
 def same(gold: Found, given: Found, tolerance: numbers.Tolerance) -> bool:
-    """Whether two numbers are the same quantity."""
+    """Return whether two numbers are the same quantity."""
     scale = units.conversion(gold[1], given[1])
     if scale is None:
         return False

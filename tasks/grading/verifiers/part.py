@@ -1,9 +1,9 @@
-r"""`part`: another verifier, on one part of the completion: the first group of a regular
+r"""`part`: apply another verifier to one part of the completion, the first group of a regular
 expression.
 
-`pattern: '(?s).*</think>(.*)'` judges only what follows the reasoning, `'####\s*(.*)'` insists on
-GSM8K's marker, `'(?s)<answer>(.*?)</answer>'` on tags. `which` match counts is `first` or `last`;
-`otherwise` sets what happens without one: `unparsed`, or `whole` to judge the whole completion."""
+`pattern: '(?s).*</think>(.*)'` selects the text after the reasoning, `'####\s*(.*)'` requires
+GSM8K's marker, `'(?s)<answer>(.*?)</answer>'` requires tags. `which` match counts: `first` or
+`last`. Without a match, `otherwise` is `unparsed`, or `whole` to judge the whole completion."""
 
 import re
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def verify(
     otherwise: Literal["unparsed", "whole"],
     verifiers: dict[str, Any],
 ) -> Verdict:
-    """Return that verifier's verdict on the part."""
+    """Return the verdict of the named verifier on the part."""
     found = re.findall(pattern, completion)
     if found:
         completion = found[0 if which == "first" else -1]

@@ -1,10 +1,10 @@
 """`qa`: a short answer in words, by SQuAD's exact match and F1 (arXiv 1606.05250).
 
-Both sides are put in lower case, without ASCII punctuation, articles and superfluous white space.
-The gold is one text, or the JSON list of several: the best counts. F1 is that of the words that
-answer and gold share, repetitions counted; it is the mark. The answer is what the completion marks
-as such, by tags or a box, else all of it: to judge only what follows the reasoning, use a `part`.
-Left out: languages without spaces between words, numbers in words, synonyms."""
+Both sides are lower-cased and stripped of ASCII punctuation, articles and superfluous white space.
+The gold is one text, or a JSON list of several: the best match counts. F1 is over the words that
+answer and gold share, counting repetitions; it is the score. The answer is the part marked by tags
+or a box, else the whole completion: to judge only the text after the reasoning, use a `part`. Not
+supported: languages without spaces between words, number words, synonyms."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import string
 from collections import Counter
 from functools import lru_cache
 
-from tasks.grading.answers import marked_answer
+from tasks.grading.answers.marked import marked_answer
 from tasks.grading.verdict import Verdict
 
 ANSWERS = True
@@ -22,8 +22,8 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def verify(completion: str, answer: str, *, threshold: float | None) -> Verdict:
-    """`correct` for an exact match, or for an F1 of at least `threshold` where that is set; else
-    `wrong`, or `unparsed` for an empty answer. An empty list of golds is an error."""
+    """Return `correct` for an exact match, or for an F1 of at least `threshold` if set; else
+    `wrong`, or `unparsed` for an empty answer. An empty list of golds is an `error`."""
     golds = read_golds(answer)
     given = marked_answer(completion)
     if not given:
@@ -41,12 +41,12 @@ def canonical_completion(answer: str) -> str:
 
 @lru_cache(maxsize=1024)
 def read_golds(answer: str) -> tuple[tuple[str, ...], ...]:
-    """Return the words of every gold. Raises ValueError where there is none."""
+    """Return the words of every gold. Raise ValueError if there is none."""
     return tuple(normalize(text) for text in texts(answer))
 
 
 def texts(answer: str) -> list[str]:
-    """Return the golds: the texts of a JSON list, or the one that is given."""
+    """Return the golds: the texts of a JSON list, or the single text."""
     try:
         golds = json.loads(answer)
     except ValueError:
@@ -59,13 +59,13 @@ def texts(answer: str) -> list[str]:
 
 
 def normalize(text: str) -> tuple[str, ...]:
-    """Return the words that are compared."""
+    """Return the words to compare."""
     return tuple(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def f1(given: tuple[str, ...], gold: tuple[str, ...]) -> float:
-    """Return the harmonic mean of precision and recall of words; if one side has none, whether both
-    have none."""
+    """Return the harmonic mean of the precision and recall of words; if either side is empty,
+    return whether both are."""
     if not given or not gold:
         return float(given == gold)
     shared = (Counter(given) & Counter(gold)).total()

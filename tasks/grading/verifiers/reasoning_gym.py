@@ -1,13 +1,13 @@
-"""`reasoning_gym`: the library's own scorer of the task (arXiv 2505.24760), which knows all right
-answers of a problem.
+"""`reasoning_gym`: the library's scorer of the task (arXiv 2505.24760), which accepts every correct
+answer to a problem.
 
 The gold is the JSON text {"task": "countdown", "entry": {"answer": ..., "metadata": {...}}},
-because the scorer needs the whole problem (see `gold`). It scores what the completion marks as its
-answer, by tags or a box, else the whole completion. The score is kept; `correct` is a full score.
-For a reward with partial credit, use this verifier in a composite.
+because the scorer requires the whole problem (see `gold`). It scores the answer marked by tags or a
+box, else the whole completion. The score is kept; `correct` is a full score. For a reward with
+partial credit, use this verifier in a composite.
 
 Some scorers (countdown, puzzle24, polynomials, integrals, boards, ...) pass the answer to Python's
-or sympy's `eval`. They only get harmless text: numbers, names, operators, lists, calls of
+or sympy's `eval`. They receive only harmless text: numbers, names, operators, lists, calls of
 mathematical functions."""
 
 import inspect
@@ -19,7 +19,7 @@ from typing import Any
 
 from reasoning_gym import get_score_answer_fn
 
-from tasks.grading.answers import marked_answer
+from tasks.grading.answers.marked import marked_answer
 from tasks.grading.verdict import Verdict
 
 LIBRARIES = ("reasoning-gym",)
@@ -54,7 +54,7 @@ HARMFUL = re.compile(
 
 
 def gold(task: str, entry: Mapping[str, Any]) -> str:
-    """Return the gold of one of the library's problems: what the scorer needs of it."""
+    """Return the gold of one of the library's problems: the fields that the scorer requires."""
     kept = {"answer": entry["answer"], "metadata": entry["metadata"]}
     return json.dumps(
         {"task": task, "entry": kept}, ensure_ascii=False, sort_keys=True, default=str
@@ -62,8 +62,8 @@ def gold(task: str, entry: Mapping[str, Any]) -> str:
 
 
 def verify(completion: str, answer: str) -> Verdict:
-    """`correct` for a score of 1, else `wrong`; an empty completion is `unparsed`. The score is
-    kept."""
+    """Return `correct` for a score of 1, else `wrong`, with the score; `unparsed` for an empty
+    completion."""
     problem = json.loads(answer)
     given = marked_answer(completion)
     if not given:
@@ -75,21 +75,20 @@ def verify(completion: str, answer: str) -> Verdict:
 
 
 def canonical_completion(answer: str) -> str | None:
-    """Return the answer that the library gives with the problem; it gives none for problems with
-    many answers."""
+    """Return the library's answer to the problem, or None for problems with many answers."""
     own = json.loads(answer)["entry"]["answer"]
     return None if own is None else f"<answer>{own}</answer>"
 
 
 @cache
 def evaluates(task: str) -> bool:
-    """Whether the task's scorer evaluates the answer as code."""
+    """Return whether the task's scorer evaluates the answer as code."""
     return EVALUATION.search(inspect.getsource(scorer(task))) is not None
 
 
 def is_harmless(text: str) -> bool:
-    """Whether evaluating `text` can do nothing but arithmetic and lists: no attribute, no call
-    except of FUNCTIONS, and no call at all beside quoted text, which sympy's functions would
+    """Return whether evaluating `text` can only do arithmetic and build lists: no attribute, no
+    call except of FUNCTIONS, and no call at all next to quoted text, which sympy's functions would
     evaluate in turn."""
     called = {name for name in CALL.findall(text) if name}
     quoted = "'" in text or '"' in text

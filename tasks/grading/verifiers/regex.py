@@ -1,9 +1,9 @@
 """`regex`: the completion matches a regular expression, which is the gold or a setting.
 
-`match` asks for the whole completion without white space at both ends (`full`) or for any part of
-it (`search`). Flags stand in the pattern: `(?i)`, `(?s)`. To match an answer only, put the verifier
-into a `part`. Python's `re` can take exponential time; the limits of the process end that as a
-`timeout`, so a pattern wants to be written with care."""
+The pattern matches the whole completion without white space at both ends (`match: full`) or any
+part of it (`search`). Flags are part of the pattern: `(?i)`, `(?s)`. To match only an answer, put
+the verifier into a `part`. Python's `re` can take exponential time; the process limits turn that
+into a `timeout`, so write patterns with care."""
 
 import re
 from collections.abc import Mapping
@@ -12,9 +12,11 @@ from typing import Any, Literal
 from tasks.common.params import ParamsError
 from tasks.grading.verdict import Verdict
 
+canonical_completion = None  # a pattern is not a text that matches it
+
 
 def ready(settings: Mapping[str, Any]) -> None:
-    """Raise ParamsError for a pattern that is no regular expression."""
+    """Raise ParamsError for an invalid regular expression."""
     try:
         re.compile(settings["pattern"] or "")
     except re.error as error:
@@ -26,15 +28,11 @@ def ready(settings: Mapping[str, Any]) -> None:
 def verify(
     completion: str, answer: str, *, pattern: str | None, match: Literal["full", "search"]
 ) -> Verdict:
-    """`correct` or `wrong`; an empty completion is `unparsed`. A gold that is no regular expression
-    is an error; with the setting `pattern` the gold plays no part."""
+    """Return `correct` or `wrong`; `unparsed` for an empty completion. A gold that is not a regular
+    expression is an `error`; with the setting `pattern` the gold is ignored."""
     expression = re.compile(answer if pattern is None else pattern)
     text = completion.strip()
     if not text:
         return Verdict("unparsed", "")
     found = expression.fullmatch(text) if match == "full" else expression.search(text)
     return Verdict("wrong", text) if found is None else Verdict("correct", found[0])
-
-
-def canonical_completion(answer: str) -> None:
-    """Return None: a pattern is not a text that it matches."""

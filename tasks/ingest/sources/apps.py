@@ -1,29 +1,21 @@
-"""APPS (Hendrycks et al., arXiv 2105.09938) and data of the same columns, such as TACO's: a
-problem, its tests as `input_output`, for the verifier `code`.
+"""APPS (Hendrycks et al., arXiv 2105.09938) and data with the same columns, such as TACO's: a
+problem, with its tests as `input_output`, for the verifier `code`.
 
-The prompt is the question, followed by `starter_code` in a block where a row has some. The level is
-the difficulty. `solutions` and `url` are not used. Written from the published columns; not checked
-on real rows."""
+The prompt is the question, followed by `starter_code` in a block, if present. The level is the
+difficulty. `solutions` and `url` are not used. Written from the published columns; not checked on
+real rows."""
 
-from dataclasses import dataclass
 from typing import Any
 
-from tasks.grading.code_tests import gold_of_apps
-from tasks.ingest.candidates import MISSING, Candidate, Rejection, field
-from tasks.ingest.formats import Record
+from tasks.grading.programs.golds import gold_of_apps
+from tasks.ingest.candidates import MISSING, Candidate, Unusable, field
+from tasks.ingest.files.formats import File, Record
 
-SOURCE = "apps"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """`path` of the file."""
-
-    path: str
+Settings = File
 
 
-def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
-    """Return one problem; tests that cannot be read are a rejection."""
+def candidate(record: Record, settings: File) -> Candidate:
+    """Return one problem; unreadable tests are a rejection."""
     row = record.fields
     answer = field(row, "input_output")
     if answer is not MISSING and answer:
@@ -31,14 +23,14 @@ def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
             answer = gold_of_apps(answer)
         except (ValueError, TypeError) as error:
             detail = f"input_output cannot be read: {error}"[:300]
-            return Rejection(SOURCE, record.line, "malformed", detail, record.content)
+            raise Unusable(detail) from error
     prompt = prompt_of(field(row, "question"), row.get("starter_code"))
     level = field(row, "difficulty")
-    return Candidate(SOURCE, record.line, record.content, prompt, answer, "code", level)
+    return Candidate(prompt, answer, "code", level)
 
 
 def prompt_of(question: Any, starter: Any) -> Any:
-    """Return the question with the code that a solution starts from."""
+    """Return the question with the starter code."""
     if not isinstance(question, str) or not isinstance(starter, str) or not starter.strip():
         return question
     return f"{question.rstrip()}\n\nStart from this code:\n```python\n{starter.strip()}\n```\n"

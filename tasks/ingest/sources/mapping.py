@@ -1,8 +1,8 @@
 """Any file of rows (JSON Lines, JSON, CSV, Parquet, Arrow): the settings name the fields, by paths
 (`reward_model.ground_truth[0]`).
 
-A prompt is a field (text or chat messages), or a text with fields in braces. Its options are put
-where the text names them, else after it, and the gold becomes their letter."""
+A prompt is a field (text or chat messages), or a text with fields in braces. Its options are
+inserted where the text names them, else appended, and the gold becomes their letter."""
 
 import re
 from dataclasses import dataclass, replace
@@ -10,27 +10,28 @@ from typing import Any
 
 from tasks.common.params import ParamsError
 from tasks.ingest import answers
-from tasks.ingest.answers import Extract, Golds, Unusable
-from tasks.ingest.candidates import MISSING, Candidate, Rejection, as_text, field
-from tasks.ingest.fields import filled, is_template, may_be_empty, paths
-from tasks.ingest.formats import Record
+from tasks.ingest.answers import Extract, Golds
+from tasks.ingest.candidates import MISSING, Candidate, Unusable, as_text, field
+from tasks.ingest.fields import filled, paths
+from tasks.ingest.files.formats import Record
 from tasks.ingest.options import Options, letters_of, options_of, shuffled
-from tasks.ingest.selection import chosen_verifier, no_verifier, verifier_of
+from tasks.ingest.selection import chosen_verifier, verifier_of
 
-# what a gold may call an option by its field's path: 2 for `option2`, B for `row.B`
+# the name of an option in a gold, from its field's path: 2 for `option2`, B for `row.B`
 DIGITS_AT_END = re.compile(r".*?(\d+)$|.*[.\]]")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`name` is the `source` of the rows. `prompt` is a field, or a text with several of them
+    """`name` is the `source` of the rows. `prompt` is a field, or a text with several fields
     (`{Body} {Question}`, `{context?}` if it may be empty); `answer` and `level` (or null) are
     fields. `verifier` is a name, or the choice by a column.
 
-    May be left out: `options` is a field of choices, or a list of fields that have one each;
-    `first_option` is the number of the first one where golds are positions (0);
-    `golds` says whether any of a list of golds is right, or only all; `tolerance` is a field;
-    `extract` takes the gold from a worked solution; `json` lists fields whose text is JSON."""
+    Optional: `options` is a field of choices, or a list of fields with one choice each;
+    `first_option` is the number of the first choice if golds are positions (default 0); `golds`
+    states whether one or all of several golds are required; `tolerance` is a field; `extract` takes
+    the gold from a worked solution; `solution` is the field of a worked solution, by default the
+    field with the extracted gold; `json` lists fields with JSON text."""
 
     path: str
     name: str
@@ -44,11 +45,12 @@ class Settings:
     tolerance: str | None = None
     extract: Extract | None = None
     json: list[str] | None = None
+    solution: str | None = None
 
 
 def checked(settings: Settings, where: str) -> Settings:
-    """Return the settings with `verifier` and `options` read. Raises ParamsError if they cannot
-    be."""
+    """Return the settings with `verifier` and `options` parsed. Raise ParamsError if they are
+    invalid."""
     options = settings.options
     names = options if isinstance(options, list) else [options or ""]
     if not all(isinstance(name, str) for name in names):
@@ -61,23 +63,19 @@ def checked(settings: Settings, where: str) -> Settings:
     return replace(settings, verifier=verifier_of(settings.verifier, f"{where}.verifier"))
 
 
-def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
-    """Return one row by the names of its fields."""
+def candidate(record: Record, settings: Settings) -> Candidate:
+    """Return one row from its named fields."""
     row = record.fields
     verifier = chosen_verifier(settings.verifier, row)
-    if verifier is None:
-        detail = no_verifier(settings.verifier, row)
-        return Rejection(settings.name, record.line, "no_verifier", detail, record.content)
     level = field(row, settings.level) if settings.level else None
-    try:
-        prompt, answer = asked_and_gold(row, settings, verifier)
-    except Unusable as error:
-        return Rejection(settings.name, record.line, "malformed", str(error), record.content)
-    return Candidate(settings.name, record.line, record.content, prompt, answer, verifier, level)
+    prompt, answer = asked_and_gold(row, settings, verifier)
+    worked = settings.solution or (settings.answer if settings.extract else None)
+    solution = field(row, worked) if worked else None
+    return Candidate(prompt, answer, verifier, level, solution=solution)
 
 
 def asked_and_gold(row: dict[str, Any], settings: Settings, verifier: str) -> tuple[Any, Any]:
-    """Return the prompt and the gold of a row. Raises Unusable with what is wrong with them."""
+    """Return the prompt and the gold of a row. Raise Unusable if either is invalid."""
     answer = value_at(row, settings.answer, settings)
     answer = answers.extracted(answer, settings.extract)
     tolerance = field(row, settings.tolerance) if settings.tolerance else None
@@ -100,9 +98,9 @@ def asked_and_gold(row: dict[str, Any], settings: Settings, verifier: str) -> tu
 
 
 def choices(row: dict[str, Any], settings: Settings, answer: Any) -> Options:
-    """Return the options of a row, from one field or from several. Those of several fields keep
-    their order if the gold is no option's text: then it names a field (`B`, 2 for `option2`) or a
-    position."""
+    """Return the options of a row, from one field or from several. Options from several fields are
+    shuffled if the gold is the text of one; otherwise they keep their order, because the gold names
+    a field (`B`, 2 for `option2`) or a position."""
     if isinstance(settings.options, str):
         value = value_at(row, settings.options, settings)
     else:
@@ -115,36 +113,34 @@ def choices(row: dict[str, Any], settings: Settings, answer: Any) -> Options:
         else:
             labels = [DIGITS_AT_END.sub(r"\1", name) for name in settings.options]
             value = {"text": value, "label": labels} if len(value) == len(labels) else value
-    found = options_of(None if value is MISSING else value)
-    if isinstance(found, str):
-        raise Unusable(found)
-    return found
+    return options_of(None if value is MISSING else value)
 
 
 def prompt_of(row: dict[str, Any], settings: Settings, lines: dict[str, str]) -> Any:
-    """Return the prompt. `lines` are the options by the name of their field; they follow the prompt
-    if it does not name them."""
-    if not is_template(settings.prompt):
+    """Return the prompt. `lines` are the options by field name; they are appended if the prompt
+    does not name them."""
+    named = paths(settings.prompt)
+    if not named:
         prompt = value_at(row, settings.prompt, settings)
         if lines and isinstance(prompt, list):
             raise Unusable("the prompt is chat messages, to which no options can be added")
-        return "\n".join([prompt, *lines.values()]) if is_asked(prompt) else prompt
+        return "\n".join([prompt, *lines.values()]) if is_text(prompt) else prompt
     values = dict(lines)
-    for path in paths(settings.prompt):
+    for path, may_be_empty in named.items():
         if path in values:
             continue
         value = value_at(row, path, settings)
         if value is MISSING:
             return MISSING
         values[path] = part(value, path)
-        if not values[path] and path not in may_be_empty(settings.prompt):
+        if not values[path] and not may_be_empty:
             return ""
-    added = [text for path, text in lines.items() if path not in paths(settings.prompt)]
+    added = [text for path, text in lines.items() if path not in named]
     return "\n".join([filled(settings.prompt, values), *added])
 
 
-def is_asked(prompt: Any) -> bool:
-    """Whether a prompt is text that asks something."""
+def is_text(prompt: Any) -> bool:
+    """Return whether a prompt is text and not blank."""
     return isinstance(prompt, str) and bool(prompt.strip())
 
 
@@ -156,6 +152,6 @@ def part(value: Any, path: str) -> str:
 
 
 def value_at(row: dict[str, Any], path: str, settings: Settings) -> Any:
-    """Return the value of a field, decoded if it is one of those whose text is JSON."""
+    """Return the value of a field, decoded if its text is JSON (`json`)."""
     value = field(row, path)
     return answers.from_json(value, path) if path in (settings.json or ()) else value

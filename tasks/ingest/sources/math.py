@@ -1,28 +1,20 @@
-"""MATH (Hendrycks et al., arXiv 2103.03874), in its own form or that of DPS (`difficulty`,
+"""MATH (Hendrycks et al., arXiv 2103.03874), in its own form or in the form of DPS (`difficulty`,
 `answer`).
 
-The gold is the field `answer`; only if a row has no such field, it is the content of the last
-`\\boxed{...}` of the solution, or of the last ones where only `and` joins them. An empty `answer`
-is not replaced. The level is the difficulty, 1 to 5."""
+The gold is the field `answer`, or, only if a row has no such field, the content of the last
+`\\boxed{...}` of the solution, or of the last boxes if only `and` joins them. An empty `answer` is
+not replaced. The level is the difficulty, 1 to 5."""
 
-from dataclasses import dataclass
 from typing import Any
 
-from tasks.grading.answers import gold_boxed
-from tasks.ingest.candidates import MISSING, Candidate, Rejection, field
-from tasks.ingest.formats import Record
+from tasks.grading.answers.marked import gold_boxed
+from tasks.ingest.candidates import MISSING, Candidate, Unusable, field
+from tasks.ingest.files.formats import File, Record
 
-SOURCE = "math"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """`path` of the file."""
-
-    path: str
+Settings = File
 
 
-def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
+def candidate(record: Record, settings: File) -> Candidate:
     """Return one problem; the gold of a row without `answer` is in the solution's box."""
     row = record.fields
     prompt = field(row, "problem")
@@ -31,10 +23,8 @@ def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
     if answer is MISSING and isinstance(solution, str):
         answer = gold_boxed(solution)
         if answer is None:
-            return Rejection(
-                SOURCE, record.line, "malformed", "the solution boxes no answer", record.content
-            )
-    return Candidate(SOURCE, record.line, record.content, prompt, answer, "math", level_of(row))
+            raise Unusable("the solution boxes no answer")
+    return Candidate(prompt, answer, "math", level_of(row), solution=solution)
 
 
 def level_of(row: dict[str, Any]) -> Any:

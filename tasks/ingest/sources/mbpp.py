@@ -1,8 +1,8 @@
-"""MBPP (Austin et al., arXiv 2108.07732), both the full and the sanitized form: a task in words and
+"""MBPP (Austin et al., arXiv 2108.07732), in the full and the sanitized form: a task in words and
 assertions, for the verifier `code`.
 
-The prompt is `text` (or `prompt`) and the first `shown_tests` assertions: without one of them the
-name of the function is not known. The gold is all of `test_list`, with `challenge_test_list` if
+The prompt is `text` (or `prompt`) and the first `shown_tests` assertions: without an assertion the
+name of the function is unknown. The gold is all of `test_list`, with `challenge_test_list` if
 `challenge_tests` is set; `test_setup_code` or `test_imports` run before them. `code`, a solution,
 is not used. Written from the published columns; not checked on real rows."""
 
@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.common.params import at_least
-from tasks.grading.code_tests import gold_of_mbpp
-from tasks.ingest.candidates import MISSING, Candidate, Rejection, field
-from tasks.ingest.formats import Record
-
-SOURCE = "mbpp"
+from tasks.grading.programs.golds import gold_of_mbpp
+from tasks.ingest.candidates import MISSING, Candidate, Unusable, field
+from tasks.ingest.files.formats import Record
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`path` of the file; how many assertions the prompt shows, and whether those of
-    `challenge_test_list` count."""
+    """The `path` of the file, the number of assertions shown in the prompt, and whether
+    `challenge_test_list` counts."""
 
     path: str
     shown_tests: int
@@ -30,27 +28,27 @@ class Settings:
         at_least(0, shown_tests=self.shown_tests)
 
 
-def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
+def candidate(record: Record, settings: Settings) -> Candidate:
     """Return one task; assertions that are not Python are a rejection."""
     row = record.fields
     tests = field(row, "test_list")
     text = field(row, "text" if "text" in row else "prompt")
     if tests is MISSING or not tests or not isinstance(text, str):
         answer = MISSING if tests is MISSING else ""
-        return Candidate(SOURCE, record.line, record.content, text, answer, "code", None)
+        return Candidate(text, answer, "code", None)
     challenge = (row.get("challenge_test_list") or []) if settings.challenge_tests else []
     setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or [])
     try:
         answer = gold_of_mbpp([*tests, *challenge], setup)
     except (ValueError, TypeError) as error:
         detail = f"the tests cannot be read: {error}"[:300]
-        return Rejection(SOURCE, record.line, "malformed", detail, record.content)
+        raise Unusable(detail) from error
     prompt = prompt_of(text, tests[: settings.shown_tests])
-    return Candidate(SOURCE, record.line, record.content, prompt, answer, "code", None)
+    return Candidate(prompt, answer, "code", None)
 
 
 def prompt_of(text: str, tests: list[Any]) -> str:
-    """Return the task with the assertions that are shown."""
+    """Return the task with the assertions to show."""
     if not tests:
         return text
     shown = "\n".join(str(test).strip() for test in tests)

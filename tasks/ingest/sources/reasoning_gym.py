@@ -1,9 +1,9 @@
-"""Problems from the library reasoning-gym (arXiv 2505.24760), several of its tasks mixed by weight.
+"""Problems from the library reasoning-gym (arXiv 2505.24760), with several tasks mixed by weight.
 
-A task's `config` is the library's own and sets the difficulty (`min_terms`, `max_terms`, ...). Its
-`level` is the key of the problem's metadata that becomes the column `level`. With the verifier
-`reasoning_gym`, the library's own scorer, the gold is the whole problem. Tasks follow each other;
-splitting mixes them."""
+A task's `config` is passed to the library and sets the difficulty (`min_terms`, `max_terms`, ...).
+Its `level` is the key of the problem's metadata that becomes the column `level`. With the verifier
+`reasoning_gym`, the library's own scorer, the gold is the whole problem. Tasks are generated one
+after the other; splitting mixes them."""
 
 import json
 import random
@@ -14,12 +14,14 @@ from typing import Any
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, unknown
 from tasks.grading.verifiers.reasoning_gym import gold
-from tasks.ingest.candidates import Candidate, Rejection
+from tasks.ingest.candidates import Candidate
+from tasks.ingest.files.formats import Record
+from tasks.ingest.splits import parts
 
 MAX_SEED = 2**31
-"""The tiny policy's training examples are drawn with seeds from 2^40 on; these stay below."""
+"""Training examples of the tiny policy use seeds from 2^40 on; seeds here stay below that."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Task:
     level: str | None
     verifier: str
 
+    def __post_init__(self) -> None:
+        if self.name not in DATASETS:
+            what = f"ingest: task {self.name!r} is unknown; reasoning_gym has"
+            raise ParamsError(unknown(what, self.name, sorted(DATASETS)))
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -43,43 +50,35 @@ class Settings:
     tasks: list[Task]
 
 
-def read(settings: Settings) -> Iterator[Candidate | Rejection]:
-    """Yield `num_prompts` problems, each task's share by its weight, task after task."""
+def read(settings: Settings) -> Iterator[Record]:
+    """Yield `num_prompts` problems, task after task, with each task's share by weight."""
     for index, (task, share) in enumerate(zip(settings.tasks, shares(settings), strict=True)):
-        if share > 0:
-            seed = random.Random(f"{settings.seed}/{index}/{task.name}").randrange(MAX_SEED)
-            yield from problems(task, seed, share)
+        seed = random.Random(f"{settings.seed}/{index}/{task.name}").randrange(MAX_SEED)
+        for line, problem in enumerate(dataset(task, seed, share) if share > 0 else (), 1):
+            content = json.dumps(problem, ensure_ascii=False, default=str)
+            yield Record(line, content, {**problem, "task": task})
+
+
+def candidate(record: Record, settings: Settings) -> Candidate:
+    """Return one problem."""
+    problem: dict[str, Any] = dict(record.fields)
+    task: Task = problem.pop("task")
+    level = problem["metadata"].get(task.level) if task.level else None
+    answer = gold(task.name, problem) if task.verifier == "reasoning_gym" else problem["answer"]
+    source = f"reasoning_gym/{task.name}"
+    return Candidate(problem["question"], answer, task.verifier, level, source=source)
 
 
 def shares(settings: Settings) -> list[int]:
     """Return the number of problems of each task; they sum to `num_prompts`."""
-    weights = [task.weight for task in settings.tasks]
-    if not weights or min(weights) < 0 or sum(weights) == 0:
+    weights = dict(enumerate(task.weight for task in settings.tasks))
+    if not weights or min(weights.values()) < 0 or sum(weights.values()) == 0:
         raise ParamsError("reasoning_gym needs tasks whose weights are not negative and not all 0")
-    ends = [
-        round(settings.num_prompts * sum(weights[: i + 1]) / sum(weights))
-        for i in range(len(weights))
-    ]
-    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def problems(task: Task, seed: int, size: int) -> Iterator[Candidate]:
-    """Yield `size` problems of a task."""
-    for line, problem in enumerate(dataset(task, seed, size), 1):
-        level = problem["metadata"].get(task.level) if task.level else None
-        content = json.dumps(problem, ensure_ascii=False, default=str)
-        source = f"reasoning_gym/{task.name}"
-        answer = gold(task.name, problem) if task.verifier == "reasoning_gym" else problem["answer"]
-        yield Candidate(source, line, content, problem["question"], answer, task.verifier, level)
+    return list(parts(settings.num_prompts, weights).values())
 
 
 def dataset(task: Task, seed: int, size: int) -> Any:
-    """Return the library's generator. Raises ParamsError naming a task, or a key of its config,
-    that the library does not have."""
-    if task.name not in DATASETS:
-        raise ParamsError(
-            f"reasoning_gym has no task '{task.name}'; it has: {', '.join(sorted(DATASETS))}"
-        )
+    """Return the library's generator. Raise ParamsError for a config that the library rejects."""
     try:
         return reasoning_gym.create_dataset(task.name, seed=seed, size=size, **task.config)
     except (TypeError, AssertionError, ValueError) as error:

@@ -1,22 +1,15 @@
 """SVAMP (Patel et al., arXiv 2103.07191), SVAMP.json: the prompt is body and question, verbatim;
 golds are numbers (145.0 is 145).
 
-The level is the kind of problem: Addition, Subtraction, Multiplication, Common-Division."""
-
-from dataclasses import dataclass
+The level is the type of problem: Addition, Subtraction, Multiplication, Common-Division."""
 
 from tasks.ingest.candidates import Candidate, field
-from tasks.ingest.formats import Record
+from tasks.ingest.files.formats import File, Record
+
+Settings = File
 
 
-@dataclass(frozen=True)
-class Settings:
-    """`path` of the file."""
-
-    path: str
-
-
-def candidate(record: Record, settings: Settings) -> Candidate:
+def candidate(record: Record, settings: File) -> Candidate:
     """Return one problem."""
     body = field(record.fields, "Body")
     question = field(record.fields, "Question")
@@ -24,4 +17,4 @@ def candidate(record: Record, settings: Settings) -> Candidate:
     prompt = f"{body} {question}" if both else question
     answer = field(record.fields, "Answer")
     level = field(record.fields, "Type")
-    return Candidate("svamp", record.line, record.content, prompt, answer, "numeric", level)
+    return Candidate(prompt, answer, "numeric", level)

@@ -1,13 +1,13 @@
-"""verl's Parquet (arXiv 2409.19256): `prompt` holds chat messages, `reward_model.ground_truth` the
-gold.
+"""verl's Parquet (arXiv 2409.19256): `prompt` contains chat messages, `reward_model.ground_truth`
+the gold.
 
-`data_source` becomes part of the source. verl chooses its scorer by it; here the entry's `verifier`
-applies to all rows, `math` unless set."""
+`data_source` becomes part of the source. verl selects its scorer by `data_source`; here the entry's
+`verifier` applies to all rows, by default `math`."""
 
 from dataclasses import dataclass
 
 from tasks.ingest.candidates import Candidate, field
-from tasks.ingest.formats import Record
+from tasks.ingest.files.formats import Record
 
 
 @dataclass(frozen=True)
@@ -26,4 +26,4 @@ def candidate(record: Record, settings: Settings) -> Candidate:
     prompt = field(row, "prompt")
     answer = field(row, "reward_model.ground_truth")
     level = field(row, settings.level) if settings.level else None
-    return Candidate(source, record.line, record.content, prompt, answer, "math", level)
+    return Candidate(prompt, answer, "math", level, source=source)

@@ -1,13 +1,13 @@
 """Worked examples of reasoning_gym's `chain_sum`, imperfect on purpose.
 
 The completion is either worked, step by step with the answer last (`4 + 3 - 9 =` -> ` 4+3=7-9=-2`),
-or direct, the answer alone (` -2`). A small model can follow single steps but cannot do long sums
-at once. So a policy that learned both ways, the direct one more often on long problems, from steps
-that are sometimes wrong, solves a problem sometimes. Reinforcement learning can then find out that
-working step by step pays.
+or direct, only the answer (` -2`). A small model can compute single steps, but not long sums at
+once. A policy learns both ways, with more direct answers for long problems and some wrong steps, so
+it solves a problem only sometimes. Reinforcement learning can then discover that working step by
+step is better.
 
 Left out: removing evaluation problems. Seeds are disjoint (see `tasks.policy.examples`), but a
-short problem such as `4 + 3 =` can recur by chance, as in any corpus; short problems are the easy
+short problem such as `4 + 3 =` can recur by chance, as in any corpus. Short problems are the easy
 end of the pass rates."""
 
 import random
@@ -35,7 +35,7 @@ class Settings:
 
 
 def examples(settings: Settings, seed: int, num_examples: int) -> Iterator[tuple[str, str]]:
-    """Yield `num_examples` pairs (prompt, completion); equal arguments give equal pairs."""
+    """Yield `num_examples` pairs (prompt, completion). Equal arguments yield equal pairs."""
     rng = random.Random(seed)
     problems = reasoning_gym.create_dataset(
         "chain_sum", seed=seed, size=num_examples, **settings.config

@@ -1,8 +1,8 @@
 """Worked examples of reasoning_gym's `products`, imperfect on purpose.
 
 The completion is either worked, place by place with a running total (`12 * 34` -> ` 10*30=300+
-10*4=340+2*30=400+2*4=408`, one product of two terms after the other), or direct, the answer alone.
-Worked completions are several times as long as their prompts, as those of reasoning models are.
+10*4=340+2*30=400+2*4=408`, one product of two terms after the other), or direct, only the answer.
+Worked completions are several times as long as their prompts, as with reasoning models.
 
 Left out: removing evaluation problems, as for `chain_sum`."""
 
@@ -32,7 +32,7 @@ class Settings:
 
 
 def examples(settings: Settings, seed: int, num_examples: int) -> Iterator[tuple[str, str]]:
-    """Yield `num_examples` pairs (prompt, completion); equal arguments give equal pairs."""
+    """Yield `num_examples` pairs (prompt, completion). Equal arguments yield equal pairs."""
     rng = random.Random(seed)
     problems = reasoning_gym.create_dataset(
         "products", seed=seed, size=num_examples, **settings.config
@@ -45,9 +45,9 @@ def examples(settings: Settings, seed: int, num_examples: int) -> Iterator[tuple
 
 
 def worked(expression: str, step_error_rate: float, rng: random.Random) -> str:
-    """Return `12 * 34` as `10*30=300+10*4=340+2*30=400+2*4=408`; a further factor multiplies the
-    total after a semicolon. A wrong partial product is off by 1 or 10, and what follows builds on
-    it."""
+    """Return `12 * 34` as `10*30=300+10*4=340+2*30=400+2*4=408`. After a semicolon, a further
+    factor multiplies the total. A wrong partial product is off by 1 or 10, and later sums include
+    the error."""
     first, *rest = (int(term) for term in expression.split(" * "))
     total, products = first, []
     for factor in rest:
@@ -62,7 +62,7 @@ def worked(expression: str, step_error_rate: float, rng: random.Random) -> str:
 
 
 def places_of(number: int) -> list[int]:
-    """Return 304 as [300, 4], and a negative number with its sign; 0 as [0]."""
+    """Return 304 as [300, 4], -34 as [-30, -4], and 0 as [0]."""
     digits, sign = str(abs(number)), -1 if number < 0 else 1
     values = [int(d) * 10 ** (len(digits) - 1 - place) for place, d in enumerate(digits)]
     return [sign * value for value in values if value] or [0]

@@ -1,7 +1,7 @@
-"""Maintenance of a store: what it holds, whether it is damaged, and what can be removed.
+"""Maintenance of a store: summaries of its content, checks for damage, and removal of files.
 
-Nothing here changes a profile. What is removed is contained in a compacted shard, or damaged, or
-was named by the user."""
+Nothing here changes a profile. It removes only shards that a compacted shard contains, damaged
+shards, files of killed writers, and policies that the user names."""
 
 import json
 import time
@@ -23,7 +23,7 @@ UNFINISHED_SECONDS = 3600.0  # the writer of a temporary file this old has died
 
 @dataclass(frozen=True)
 class Summary:
-    """What the shards of a folder hold."""
+    """A summary of the shards of a folder."""
 
     num_prompts: int
     num_rollouts: int
@@ -36,8 +36,8 @@ class Summary:
 
 
 def folders(files: Any, root: str, policies: Sequence[str] = ()) -> Iterator[RolloutStore]:
-    """Yield every folder of shards under `root`, or those of `policies` alone. Raises ArtifactError
-    naming a policy that has none."""
+    """Yield every folder of shards under `root`, or only the folders of `policies`. Raises
+    ArtifactError with the name of a policy without folders."""
     known = [path.rsplit("/", 1)[-1] for path in subfolders(files, root)]
     if unknown := [policy for policy in policies if policy not in known]:
         raise ArtifactError(
@@ -59,8 +59,8 @@ def subfolders(files: Any, folder: str) -> list[str]:
 
 
 def describe(store: RolloutStore) -> str:
-    """Return the sampling parameters of a folder in words, from the file of its first writer; its
-    name is their digest."""
+    """Return the sampling parameters of a folder in words, from the file of its first writer. The
+    folder's name is their digest."""
     name = store.folder.rsplit("/", 1)[-1]
     try:
         sampling = json.loads(store.files.cat_file(f"{store.folder}/{DESCRIPTION}"))["sampling"]
@@ -72,7 +72,7 @@ def describe(store: RolloutStore) -> str:
 
 
 def summarize(store: RolloutStore) -> Summary:
-    """Count what the key columns hold; duplicate keys count once."""
+    """Return a summary from the key columns. Duplicate keys count once."""
     sizes = store.retry(lambda: compaction.sizes(store))
     by_prompt = gather(store, KEYS).group_by("prompt_digest")
     samples = by_prompt.agg(pl.col("sample_index").n_unique())["sample_index"]
@@ -84,8 +84,8 @@ def summarize(store: RolloutStore) -> Summary:
 
 
 def totals(store: RolloutStore) -> pl.DataFrame:
-    """Return a row per engine: its rollouts, and the tokens, FLOPs and seconds they cost.
-    Duplicates count, because they were paid for."""
+    """Return a row per engine: its rollouts, and their tokens, FLOPs and seconds. Duplicates count,
+    because sampling them had a cost."""
     rows = gather(store, ["engine", "engine_version", "completion_tokens", "flops", "seconds"])
     return (
         rows.group_by("engine", "engine_version")
@@ -107,15 +107,15 @@ def gather(store: RolloutStore, columns: Sequence[str]) -> pl.DataFrame:
 
 
 def find_damaged(store: RolloutStore) -> Iterator[tuple[str, str]]:
-    """Yield the path and the fault of every damaged shard, those set aside included. Reads every
-    shard and changes nothing."""
+    """Yield the path and the fault of every damaged shard, including shards that were set aside.
+    Read every shard, and change nothing."""
     for name in store.names():
         path = f"{store.folder}/{name}"
         parsed = shards.parse(name)
         if parsed and parsed[1]:
             yield path, "set aside earlier"
         elif parsed:
-            with suppress(FileNotFoundError):  # compacted since it was listed
+            with suppress(FileNotFoundError):  # compacted since the listing
                 try:
                     store.read(parsed[0], list(STORE.columns))
                 except ArtifactError as error:
@@ -127,16 +127,16 @@ def find_damaged(store: RolloutStore) -> Iterator[tuple[str, str]]:
 
 
 def covered(store: RolloutStore) -> Iterator[tuple[Span, Span]]:
-    """Yield shards whose rows are in a compacted one, with that one. They remain when a compaction
-    is killed before it removes them."""
+    """Yield pairs of a shard and the compacted shard that contains its rows. Such shards remain if
+    a compaction is killed before it removes them."""
     names = store.names()
     for by in store.spans():
         yield from ((span, by) for span in compaction.covered(names, by))
 
 
 def unused_files(store: RolloutStore) -> Iterator[tuple[str, str]]:
-    """Yield the names of files that nobody reads, with the reason: damaged shards, and temporary
-    files of killed writers."""
+    """Yield the names of unused files, with the reason: damaged shards, and temporary files of
+    killed writers."""
     for name in store.names():
         if name.endswith(".damaged"):
             yield name, "damaged"
@@ -147,8 +147,7 @@ def unused_files(store: RolloutStore) -> Iterator[tuple[str, str]]:
 
 
 def collect_garbage(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
-    """Compact the store and remove what nobody reads. Yields a line for each action, before it is
-    taken."""
+    """Compact the store and remove unused files. Yield a line before each action."""
     # damaged shards and temporary files
     for name, why in unused_files(store):
         yield f"remove {store.folder}/{name} ({why})"
@@ -173,7 +172,7 @@ def collect_garbage(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
 
 
 def remove_folder(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
-    """Remove a folder with everything in it. Yields a line before it is done."""
+    """Remove a folder with its content. Yield a line before the removal."""
     yield (
         f"remove {store.folder} ({describe(store)}; {megabytes(compaction.sizes(store).values())})"
     )

@@ -1,26 +1,25 @@
-"""Checkpoints: a killed run goes on where it was, with the same result as if it had not been
-killed.
+"""Checkpoints: a killed run resumes where it stopped, with the same result as an uninterrupted run.
 
-They live in `checkpoints/<key>/` under the data root, where key is the digest of all that the
-result depends on: policy, prompts, plan, effective parameters, seed. The same key resumes; another
-key is another run and starts from the beginning. A checkpoint is a folder that appears whole
-(temporary name, flush, rename) and carries the digests of its files; a damaged one is passed over
-for the one before. Tensors are safetensors: nothing here can execute anything.
+They live in `checkpoints/<key>/` under the data root. The key is the digest of everything that the
+result depends on: policy, prompts, plan, effective parameters, seed. A run with the same key
+resumes; a run with another key starts from the beginning. A checkpoint is a folder that is created
+atomically (temporary name, flush, rename) and contains the digests of its files. A damaged one is
+skipped in favour of the one before. Tensors are safetensors: no file here can execute code.
 
-The rollouts since the checkpoint before are a part of their own beside the checkpoints, which is
-written once and named by its content. Every later checkpoint needs it. Where one is damaged,
-training goes on from the newest checkpoint that does not need it, or starts over where none is
-left: a run repeats exactly, so the steps that are made again give the same outputs, and the record
-of a run never lacks steps.
+The rollouts since the previous checkpoint are a separate file beside the checkpoints. It is written
+once and named by its content, and every later checkpoint needs it. If one is damaged, training
+resumes from the newest checkpoint that does not need it, or starts over if there is none. A run is
+deterministic, so the repeated steps produce the same outputs, and the record of a run never lacks
+steps.
 
-While a decayed branch runs, its checkpoints stand beside the trunk's, under names that end in
-`-branch`, and the trunk's newest is kept: it is what the branch left, and goes back to."""
+While a decayed branch runs, its checkpoints are beside the trunk's. Their names end in `-branch`.
+The trunk's newest checkpoint is kept: the branch started there, and training returns to it."""
 
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +42,7 @@ from tasks.common.files import (
     writing,
 )
 from tasks.common.sealed import read_note, read_sealed, write_sealed
-from tasks.train.checkpoint.stored import (
+from tasks.train.checkpoint.folder import (
     BRANCH,
     Loaded,
     checkpoints_in,
@@ -59,15 +58,15 @@ from tasks.train.checkpoint.tensors import WHOLE, shard_name
 
 logger = logging.getLogger(__name__)
 
-SHARDS = ".shards"  # the folder of what every rank wrote, until the checkpoint takes it over
+SHARDS = ".shards"  # the folder of the ranks' files, until they move into the checkpoint
 WORK = "work.json"  # the file of executed work
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of all that a run needs to go on after `step` steps. `part` has the rollouts since the
-    checkpoint before. `shards` are the files of tensors that the ranks wrote themselves, by name,
-    with their digests."""
+    """A copy of the whole state that a run needs to resume after `step` steps. `part` contains the
+    rollouts since the previous checkpoint. `shards` maps the files of tensors that the ranks wrote
+    to their digests."""
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -78,11 +77,11 @@ class Snapshot:
 
 
 class Checkpoints:
-    """The checkpoints of one run, the parts of its rollout table, and a file that says how much
-    work was executed, and how much of it was lost to kills.
+    """The checkpoints of one run, the parts of its rollout table, and a file that records the
+    executed work and the work lost to kills.
 
-    Writing happens behind the training: `save` returns at once, `wait` makes sure. Who copies what
-    is to be saved waits first, so that two copies never exist.
+    `save` writes in the background and returns at once; `wait` blocks until the write is done. A
+    caller waits before it makes the next copy, so that two copies never exist.
     """
 
     def __init__(self, root: Path, components: Mapping[str, Any], keep: int) -> None:
@@ -91,7 +90,7 @@ class Checkpoints:
         self.writing: Future[None] | None = None
         self.saved = time.monotonic()
         self.parts: list[str] = []  # of the last checkpoint that was written or read, in order
-        for deleted in root.glob(".deleted-*"):  # by a run that was killed while it tidied up
+        for deleted in root.glob(".deleted-*"):  # by a run that was killed during cleanup
             shutil.rmtree(deleted, ignore_errors=True)
         make_private_folder(root)
         if not self.folder.exists():
@@ -100,24 +99,24 @@ class Checkpoints:
             write_sealed(self.folder / "key.json", components)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Write a checkpoint in the background, the one before being done."""
+        """Write a checkpoint in the background, after the previous write has ended."""
         self.wait()
         self.writing = self.writer.submit(self.write, snapshot)
         self.saved = time.monotonic()
 
     def seconds_ago(self) -> float:
-        """The seconds since the last checkpoint of this process, or since it began."""
+        """Return the seconds since this process last saved a checkpoint, or since it began."""
         return time.monotonic() - self.saved
 
     def wait(self) -> None:
-        """Return when what was saved is on the disk; raises what went wrong with it."""
+        """Wait until the saved checkpoint is on disk; raise the error of a failed write."""
         if self.writing is not None:
             self.writing.result()
             self.writing = None
 
     def write(self, snapshot: Snapshot) -> None:
-        """Write the part of the rollouts, then the checkpoint that makes it count, then let the
-        oldest ones go. Raises WriteError, and leaves the earlier ones, where there is no room."""
+        """Write the part of the rollouts, then the checkpoint that refers to it, then delete the
+        oldest ones. Raises WriteError, and keeps the earlier ones, if the disk is full."""
         unique = name_in(self.folder, snapshot.step, on_branch=snapshot.state["branch"] is not None)
         try:
             with writing(self.folder / unique):
@@ -127,7 +126,7 @@ class Checkpoints:
             raise
         sync_folder(self.folder)
         written = self.folder / unique
-        # a branch is at its end when the trunk goes on
+        # a branch has ended when the trunk resumes
         ended = [path for path in self.steps() if is_branch(path) and not is_branch(written)]
         going = [path for path in self.steps() if path not in ended]
         for old in {*ended, *going[: -self.keep]} - {trunk_of(written)}:
@@ -137,8 +136,8 @@ class Checkpoints:
         self.drop_unused_parts()
 
     def write_part(self, rollouts: pl.DataFrame) -> str:
-        """Write rollouts under a name that says their steps and holds the digest of the file.
-        Return it. What already has the name is replaced: it may be damaged."""
+        """Write rollouts to a file named by their steps and its digest, and return the name.
+        Replace a file that already has this name: it may be damaged."""
         written = self.folder / ".part.parquet"
         replace_file(written, lambda file: rollouts.write_parquet(file))
         first, last = rollouts["step"][0], rollouts["step"][-1]
@@ -154,11 +153,11 @@ class Checkpoints:
                 part.unlink()
 
     def write_under(self, unique: str, snapshot: Snapshot) -> None:
-        """Write the part of the rollouts, and the checkpoint of that name."""
+        """Write the part of the rollouts, and the checkpoint `unique`."""
         if snapshot.part is not None:
             self.parts = [*self.parts, self.write_part(snapshot.part)]
         final, temporary = self.folder / unique, self.folder / f".{unique}"
-        shutil.rmtree(temporary, ignore_errors=True)  # of a write that was killed
+        shutil.rmtree(temporary, ignore_errors=True)  # from a write that was killed
         make_folder(temporary)
         save_file(snapshot.tensors, temporary / WHOLE)
         for name, table in snapshot.tables.items():
@@ -174,34 +173,34 @@ class Checkpoints:
         os.rename(temporary, final)
 
     def clear_shards(self) -> None:
-        """Make an empty folder for the ranks' files: what a kill left there belongs to nothing."""
+        """Make an empty folder for the ranks' files; delete the files of a killed write."""
         shutil.rmtree(self.folder / SHARDS, ignore_errors=True)
         make_folder(self.folder / SHARDS)
 
     def write_shard(
         self, rank: int, size: int, tensors: dict[str, torch.Tensor]
     ) -> tuple[str, str]:
-        """Write what one rank holds; the file's name and digest, for the Snapshot."""
+        """Write the rows of one rank; return the file's name and digest, for the Snapshot."""
         path = self.folder / SHARDS / shard_name(rank, size)
         save_file(tensors, path)
         flush(path)
         return path.name, digest_file(path)
 
     def steps(self) -> list[Path]:
-        """The folders of complete checkpoints, in the order in which they were written: back from a
-        branch, the trunk's steps are lower again."""
+        """Return the folders of complete checkpoints in the order of writing. After a branch, the
+        trunk's steps are lower again."""
         return checkpoints_in(self.folder)
 
     def trunk(self) -> Loaded:
-        """The newest checkpoint of the trunk, to which a branch goes back. Raises ArtifactError
-        where it is missing or damaged."""
+        """Return the newest checkpoint of the trunk, where the branch started. Raises ArtifactError
+        if it is missing or damaged."""
         self.wait()
         return self.read(trunk_of(self.steps()[-1]))
 
     def load(self, chosen: Path | None = None) -> Loaded | None:
-        """The checkpoint `chosen`, or the newest that is whole, or None. A damaged one is named in
-        a warning and passed over, and so is one with a damaged part of the rollouts. ArtifactError
-        when it was chosen, or when `chosen` is another run's."""
+        """Return the checkpoint `chosen`, or the newest intact one, or None. Skip a damaged
+        checkpoint, or one with a damaged part of the rollouts, with a warning. Raises ArtifactError
+        if `chosen` is damaged or belongs to another run."""
         if chosen is not None:
             self.check_fit(chosen)
             try:
@@ -225,41 +224,19 @@ class Checkpoints:
         return None
 
     def branch_from(self, chosen: Path) -> None:
-        """Go on from `chosen`, which was loaded: the branch that it leaves is retired.
-
-        Newer checkpoints left here would be what the next restart goes on from, and `keep` would
-        let the new branch's go first. They are moved to a folder `retired-...` with the parts of
-        rollouts that they name. They are not deleted: `--resume` of one of them takes a mistake
-        back. A checkpoint of another folder is copied here first, and all that is here is retired.
-        """
-        is_here = chosen.parent.resolve() == self.folder.resolve()
-        newer = [path for path in self.steps() if not is_here or sequence(path) > sequence(chosen)]
-        if is_here and not newer:
+        """Copy `chosen`, which was loaded, as the newest checkpoint, so that the next restart
+        resumes from it. Later checkpoints stay until `keep` newer ones are written, so `--resume`
+        with one of them undoes a mistake."""
+        if self.steps() and chosen.resolve() == self.steps()[-1].resolve():
             return
-        # what was executed after `chosen` was not lost by a kill
+        # the work executed after `chosen` was not lost by a kill
         self.note_work(read_index(chosen)["state"].get("work", {}))
-        retired = self.folder / f"retired-{time.time_ns()}"
-        if newer:
-            retired.mkdir()
-            shutil.copy(self.folder / "key.json", retired)
-            # under second names: others may need here what these need
-            copy_checkpoints(newer, retired, os.link)
-        if not is_here:
-            copy_checkpoints([chosen], self.folder, shutil.copy)
-        for path in newer:
-            shutil.rmtree(path)
-        sync_folder(self.folder)
-        if newer:
-            logger.warning(
-                "going on from %s: the %d checkpoints of the branch that it leaves are now in %s",
-                chosen.name,
-                len(newer),
-                retired,
-            )
+        copy_checkpoint(chosen, self.folder)
+        logger.warning("going on from %s: it is the newest checkpoint now", chosen.name)
 
     def read(self, folder: Path) -> Loaded:
-        """One checkpoint, the parts it names checked with it; a branch's also for the trunk that it
-        goes back to."""
+        """Read one checkpoint and verify its parts. For a branch, also verify the trunk's
+        checkpoint at its start."""
         loaded, parts = read_checkpoint(folder)
         state = loaded[1]
         if (state["branch"] is not None) != is_branch(folder):
@@ -275,8 +252,8 @@ class Checkpoints:
         return loaded
 
     def check_fit(self, chosen: Path) -> None:
-        """Raise ArtifactError, naming what differs, unless `chosen` is a checkpoint of a run like
-        this one."""
+        """Raise ArtifactError, naming the differences, unless `chosen` is a checkpoint of a run
+        like this one."""
         mine = read_sealed(self.folder / "key.json")
         try:
             theirs = read_sealed(chosen.parent / "key.json")
@@ -294,13 +271,13 @@ class Checkpoints:
             )
 
     def note_work(self, executed: Mapping[str, float]) -> None:
-        """Note what a run has executed so far, so that what a kill throws away can be counted."""
+        """Record the work executed so far, so that work lost to a kill can be counted."""
         lost = read_note(self.folder / WORK).get("lost", {})
         write_sealed(self.folder / WORK, {"executed": executed, "lost": lost})
 
     def count_lost(self, executed: Mapping[str, float]) -> dict[str, float]:
-        """All work of this key that no checkpoint holds, where a run has now `executed` so much:
-        what was noted beyond that, and what earlier kills lost."""
+        """Return the work of this key that no checkpoint contains: recorded work beyond the work
+        `executed` by the run so far, and work lost in earlier kills."""
         note = read_note(self.folder / WORK)
         noted, before = note.get("executed", {}), note.get("lost", {})
         lost = {
@@ -312,37 +289,38 @@ class Checkpoints:
         return lost
 
     def delete(self) -> None:
-        """The run has succeeded: nothing is left to resume."""
+        """Delete all checkpoints of a run that succeeded."""
         deleted = self.folder.with_name(f".deleted-{self.folder.name}")
-        os.rename(self.folder, deleted)  # at once: half a folder would be a run that cannot end
-        # another run of this data root may be removing it already, as a killed one's
+        os.rename(self.folder, deleted)  # atomic: a partly deleted folder would look resumable
+        # another run with this data root may already be removing it, as the folder of a killed run
         shutil.rmtree(deleted, ignore_errors=True)
 
 
 def name_in(folder: Path, step: int, *, on_branch: bool) -> str:
-    """The name of the next checkpoint in a folder: its step, its place in the order of writing, and
-    whether it is a branch's."""
+    """Return the name of the next checkpoint in a folder: its step, its place in the order of
+    writing, and a suffix for a branch."""
     last = max(map(sequence, checkpoints_in(folder)), default=0)
     return f"step-{step:09d}-{last + 1:06d}{BRANCH if on_branch else ''}"
 
 
-def copy_checkpoints(chosen: Sequence[Path], folder: Path, copy: Callable[[Any, Any], Any]) -> None:
-    """Copy checkpoints to another folder, by `copy` of each file, with all that they need: the
-    parts of rollouts beside them, and the trunk's checkpoint that a branch goes back to."""
-    needed = {*chosen} | {trunk_of(path) for path in chosen if is_branch(path)}
-    for name in {name for path in needed for name in read_parts(path)}:
-        if (path := chosen[0].parent / name).exists():
-            copy(path, folder / f".{name}")
-            os.replace(folder / f".{name}", folder / name)
-    for path in sorted(needed, key=sequence):
+def copy_checkpoint(chosen: Path, folder: Path) -> None:
+    """Copy a checkpoint into a folder, as its newest one, with everything that it needs: its parts
+    of rollouts, and the trunk's checkpoint where a branch started."""
+    is_here = chosen.parent.resolve() == folder.resolve()
+    copy: Callable[[Any, Any], Any] = os.link if is_here else shutil.copy
+    for name in [] if is_here else read_parts(chosen):
+        shutil.copy(chosen.parent / name, folder / f".{name}")
+        os.replace(folder / f".{name}", folder / name)
+    for path in dict.fromkeys([trunk_of(chosen), chosen]):
         name = name_in(folder, int(path.name.split("-")[1]), on_branch=is_branch(path))
         shutil.rmtree(folder / f".{name}", ignore_errors=True)
         shutil.copytree(path, folder / f".{name}", copy_function=copy)
         os.rename(folder / f".{name}", folder / name)
+    sync_folder(folder)
 
 
 def is_key(path: Path, components: Mapping[str, Any]) -> bool:
-    """Whether a file with what a run depends on is there and whole."""
+    """Return whether a key file exists, is intact and equals `components`."""
     try:
         return read_sealed(path) == components
     except ArtifactError:
@@ -350,15 +328,14 @@ def is_key(path: Path, components: Mapping[str, Any]) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Flush a written file to the disk, its mode that of the folder."""
+    """Flush a written file to disk, and set its mode according to the folder's mode."""
     follow_folder(path, 0o600)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def log_what_changed(root: Path, components: Mapping[str, Any]) -> None:
-    """Say why a fresh start is one, when another checkpoint of the same recipe and seed is
-    there."""
+    """Log why training starts over although a checkpoint of the same recipe and seed exists."""
     for path in sorted(root.glob("*/key.json")):
         try:
             other = read_sealed(path)

@@ -1,8 +1,8 @@
-"""The tensors of a checkpoint: in one file, and where the policy is sharded some rows of each in a
-file a rank.
+"""The tensors of a checkpoint: one file, or for a sharded policy one file per rank with some rows
+of each tensor.
 
-Any number of ranks, also one, may read what any other number wrote: each takes its own rows, and
-no rank ever holds all."""
+Any number of ranks, including one, can read files written by any other number: each rank reads its
+own rows, and no rank ever reads all rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,18 +19,13 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def shard_name(rank: int, size: int) -> str:
-    """The file of one rank of `size`. Files sort by rank, and so by the rows that they hold."""
+    """Return the file name of one rank of `size`. Files sort by rank, and so by their rows."""
     return f"tensors-{rank:05d}-of-{size:05d}.safetensors"
 
 
-def is_tensors(name: str) -> bool:
-    """Whether a file of a checkpoint holds tensors."""
-    return name.endswith(".safetensors")
-
-
 class SavedTensors(Tensors):
-    """Tensors by name, read from `files` when they are asked for. A tensor of which several files
-    hold rows is theirs one after another, in the order of the files."""
+    """Tensors by name, read lazily from `files`. The rows of a tensor that is spread over several
+    files follow in the order of the files."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files: dict[str, list[Path]] = {}
@@ -46,7 +41,7 @@ class SavedTensors(Tensors):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def rows(self, name: str, rows: slice) -> torch.Tensor:
-        """Some rows of a tensor; the others are not read."""
+        """Return some rows of a tensor; the others are not read."""
         parts, start = list[torch.Tensor](), 0
         for path in self.files[name]:
             with safe_open(path, "pt") as file:
@@ -59,6 +54,9 @@ class SavedTensors(Tensors):
             start = end
         return torch.cat(parts) if parts else empty
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.files  # without reading the tensor
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)
 
@@ -69,7 +67,7 @@ class SavedTensors(Tensors):
 def optimizer_tensors(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, torch.Tensor]:
-    """The tensors of what is trained and AdamW's under names that say whose they are."""
+    """Return the tensors of the trained parameters and of AdamW, named by their parameter."""
     tensors = {}
     for name, parameter in trained_parameters(model):
         tensors[f"policy.{name}"] = parameter.detach()
@@ -82,8 +80,8 @@ def optimizer_tensors(
 def restore_optimizer(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors
 ) -> None:
-    """The inverse of `optimizer_tensors`, in place: this rank's rows of what is sharded."""
-    optimizer.state.clear()  # what it has, and the checkpoint has not, is of another run
+    """Restore the tensors of `optimizer_tensors` in place; if sharded, only this rank's rows."""
+    optimizer.state.clear()  # state that the checkpoint lacks is from another run
     with torch.no_grad():
         for name, parameter in trained_parameters(model):
             local(parameter).copy_(rows_like(parameter, tensors, f"policy.{name}"))
@@ -102,12 +100,12 @@ def restore_optimizer(
 
 
 def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """The parameters that change, by name."""
+    """Return the parameters that change, by name."""
     return [(name, part) for name, part in model.named_parameters() if part.requires_grad]
 
 
 def rows_like(tensor: torch.Tensor, tensors: Tensors, name: str) -> torch.Tensor:
-    """The rows of the saved tensor `name` that this rank holds of `tensor`."""
+    """Return the rows of the saved tensor `name` that this rank stores of `tensor`."""
     rows = local_rows(tensor)
     if rows is None:
         return tensors[name]

@@ -1,3 +1,3 @@
-"""Environments: what answers the policy's turns. Each is a file here."""
+"""Environments, which reply to the policy's turns. Each is a file here."""
 
 SHARED = ("environment",)

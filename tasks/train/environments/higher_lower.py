@@ -1,14 +1,13 @@
-"""`higher_lower`: the gold answer is a number, and the policy is told whether its own is too small
-or too large, until it is right.
+"""`higher_lower`: the gold answer is a number. The environment replies that the policy's number is
+too small or too large, until it is right.
 
-Numbers are read and compared as the verifier `numeric` does, so that both judge alike. A turn
-without a number gets the third reply. The replies are settings, as a policy must be able to read
-them.
+Numbers are read and compared as in the verifier `numeric`, so that both judge alike. A turn without
+a number gets the third reply. The replies are settings, since the policy must be able to read them.
 """
 
 from dataclasses import dataclass
 
-from tasks.grading import numbers
+from tasks.grading.answers import numbers
 from tasks.grading.verifiers import numeric
 from tasks.train.environments import environment
 
@@ -27,7 +26,7 @@ class Episode(environment.Episode):
         self.gold = gold and gold[0]
 
     def reply(self, turn: str) -> str | None:
-        """None where the number is right, and where the gold answer is none."""
+        """Return None if the number is right, or if the gold answer is not a number."""
         found = numeric.find_number(turn)
         if self.gold is None:
             return None

@@ -1,9 +1,9 @@
 """Importance weights between the old policy and the sampler.
 
-The engine that samples and the trainer that differentiates never agree to the last bit, and in
-bfloat16 or quantised not to the second digit. That difference is no staleness: dividing by the
-sampler's log-probabilities inside PPO's clip lets a negative advantage through at any ratio and
-cuts a positive one. So the clipped ratio is of policy to old policy, and each token is weighted by
+The log-probabilities of engine and trainer never agree to the last bit; in bfloat16 or with
+quantised weights, not even to the second digit. That difference is not staleness: dividing by
+the sampler's log-probabilities inside PPO's clip lets a negative advantage through at any ratio and
+cuts a positive one. So the clipped ratio is policy over old policy, and each token is weighted by
 old / sampler, truncated and without gradient (truncated importance sampling; Yao et al., 2025).
 
 Legend: N tokens, B rollouts of a micro-batch.
@@ -11,30 +11,8 @@ Legend: N tokens, B rollouts of a micro-batch.
 
 import torch
 
-from tasks.train.settings import Correction
+from tasks.train.settings import Correction, Rejection
 from tasks.train.tokens import Tokens
-
-
-def importance_weights(
-    old_logprobs_N: torch.Tensor,
-    sampler_logprobs_N: torch.Tensor,
-    row_N: torch.Tensor,
-    num_rows: int,
-    correction: Correction,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[N] the weights, and [N] whether the cap cut them.
-
-    `level: sequence` gives all tokens of a rollout the product of its ratios, which is unbiased and
-    varies more. A weight above `cap` becomes `cap` (`mode: truncate`) or 0 (`mode: mask`).
-    """
-    log_weights_N = (old_logprobs_N - sampler_logprobs_N).detach()
-    if correction.level == "sequence":
-        sums_B = log_weights_N.new_zeros(num_rows).index_add(0, row_N, log_weights_N)
-        log_weights_N = sums_B[row_N]
-    weights_N = log_weights_N.exp()
-    cut_N = weights_N > correction.cap
-    replaced = torch.full_like(weights_N, correction.cap if correction.mode == "truncate" else 0.0)
-    return torch.where(cut_N, replaced, weights_N), cut_N
 
 
 def corrected_tokens(
@@ -46,17 +24,59 @@ def corrected_tokens(
     num_rows: int,
     correction: Correction,
 ) -> tuple[Tokens, torch.Tensor]:
-    """The tokens as a loss takes them, and [N] whether the cap cut their weight.
+    """Return the tokens as input of a loss, and [N] whether a bound cut a token's weight.
 
-    The old policy is that before the batch's first update; where there is but one, it is the
-    policy, without gradient. `ratio_to: sampler` divides by the sampler instead and leaves the
-    weights at 1.
+    The old policy is the policy before the batch's first update; with a single update it is the
+    policy itself, without gradient. `ratio_to: sampler` divides by the sampler instead and leaves
+    the weights at 1. `level: sequence` gives all tokens of a rollout the product of its ratios,
+    which is unbiased and has a higher variance; `geometric` gives them the geometric mean. A weight
+    outside `floor` and `cap` becomes the bound (`mode: truncate`) or 0 (`mode: mask`). `reject`
+    sets weights to 0 by a separate ratio.
     """
+    log_weights_N = (old_logprobs_N - sampler_logprobs_N).detach()
     if correction.ratio_to == "sampler":
-        ones_N = torch.ones_like(sampler_logprobs_N)
-        tokens = Tokens(logprobs_N, sampler_logprobs_N, ones_N, advantages_N, row_N, num_rows)
-        return tokens, torch.zeros_like(row_N, dtype=torch.bool)
-    weights_N, cut_N = importance_weights(
-        old_logprobs_N, sampler_logprobs_N, row_N, num_rows, correction
-    )
+        old_logprobs_N = sampler_logprobs_N
+        weights_N = torch.ones_like(sampler_logprobs_N)
+        cut_N = torch.zeros_like(row_N, dtype=torch.bool)
+    else:
+        ratios_N = at_level(log_weights_N, row_N, num_rows, correction.level).exp()
+        weights_N = ratios_N.clamp(correction.floor, correction.cap)
+        cut_N = (ratios_N > correction.cap) | (ratios_N < correction.floor)
+        if correction.mode == "mask":
+            weights_N = weights_N.masked_fill(cut_N, 0.0)
+    if correction.reject is not None:
+        rejected_N = rejects(log_weights_N, advantages_N, row_N, num_rows, correction.reject)
+        weights_N, cut_N = weights_N.masked_fill(rejected_N, 0.0), cut_N | rejected_N
     return Tokens(logprobs_N, old_logprobs_N, weights_N, advantages_N, row_N, num_rows), cut_N
+
+
+def at_level(
+    log_ratios_N: torch.Tensor, row_N: torch.Tensor, num_rows: int, level: str
+) -> torch.Tensor:
+    """Return [N] log-ratios per token, or per rollout: the sum, or with `geometric` the mean."""
+    if level == "token":
+        return log_ratios_N
+    sums_B = log_ratios_N.new_zeros(num_rows).index_add(0, row_N, log_ratios_N)
+    if level == "geometric":
+        ones_N = torch.ones_like(log_ratios_N)
+        sums_B = sums_B / log_ratios_N.new_zeros(num_rows).index_add(0, row_N, ones_N)
+    return sums_B[row_N]
+
+
+def rejects(
+    log_ratios_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    row_N: torch.Tensor,
+    num_rows: int,
+    reject: Rejection,
+) -> torch.Tensor:
+    """Return [N] whether a token is removed from the loss."""
+    ratios_N = at_level(log_ratios_N, row_N, num_rows, reject.level).exp()
+    outside_N = ratios_N < reject.low
+    if reject.high is not None:
+        outside_N = outside_N | (ratios_N > reject.high)
+    if reject.only_negative:
+        outside_N = outside_N & (advantages_N < 0)
+    if reject.whole_rows:
+        outside_N = row_N.new_zeros(num_rows).index_add(0, row_N, outside_N.long())[row_N] > 0
+    return outside_N

@@ -1,4 +1,4 @@
-"""The learner: the policy that is trained, its optimizer, and the gradient of a step."""
+"""The learner: the trained policy, its optimizer, and the gradient of a step."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -32,25 +32,25 @@ from tasks.train.learner.update import (
 )
 from tasks.train.rollouts import (
     Bools,
-    Estimate,
     Features,
     Ints,
     Observed,
     Rollouts,
     StepTotals,
-    flat,
 )
 from tasks.train.settings import LearnerSettings, TrainSettings
 from tasks.train.slots import Loss
+
+PLAIN = Features()  # only log-probabilities and entropies
 
 
 def memory_of(
     model: PreTrainedModel, settings: TrainSettings, memory: LearnerSettings, num_ranks: int = 1
 ) -> TrainingMemory:
-    """What a learner of `model` will allocate on each of `num_ranks`."""
+    """Return the memory that a learner of `model` will allocate on each of `num_ranks`."""
     head = model.get_output_embeddings()
-    # autocast keeps a copy of the weights of products until the step's gradient is done; the head
-    # stays in float32, and of weights in 4 bits there is one layer at a time
+    # autocast keeps a copy of the linear layers' weights until the step's gradient is done; the
+    # head stays in float32, and of weights in 4 bits only one layer at a time is copied
     cast = [m for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head]
     num_cast = sum(
         parameter.numel()
@@ -72,14 +72,14 @@ def memory_of(
 
 
 def reference_of(model: PreTrainedModel) -> PreTrainedModel:
-    """What the KL term holds on to: the policy as it is now, in a copy. Adapters are turned off
-    instead."""
+    """Return the reference of the KL term: a copy of the current policy. With adapters, return the
+    model itself: its adapters are turned off instead."""
     return model if has_adapters(model) else copy.deepcopy(model).requires_grad_(False)
 
 
 class Learner:
-    """Data parallel over ranks; every rank holds the policy in float32, or its rows of it. Of a
-    policy with adapters these alone are trained, and the reference is the policy without them."""
+    """Data-parallel training. Every rank has the policy in float32, or only its own rows. With
+    adapters, only these are trained, and the reference is the policy without them."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Learner:
         check_forward(model, packed=memory.share_prompts)
         self.policy, self.model, self.ranks = policy, model, ranks
         self.settings, self.memory, self.sampling = settings, memory, sampling
-        self.version = 0  # updates made
+        self.version = 0  # number of updates
         has_reference = settings.kl_coefficient > 0
         self.reference = reference_of(model) if has_reference else None
         if memory.activation_checkpointing:
@@ -107,7 +107,7 @@ class Learner:
         self.optimizer = make_optimizer(trained, settings)
 
     def objective(self, loss: Loss) -> Objective:
-        """What a step's gradient is of."""
+        """Return the objective of a step."""
         return Objective(
             loss,
             self.settings.correction,
@@ -119,23 +119,23 @@ class Learner:
             self.version,
         )
 
-    def has_gradient(self, rollouts: Rollouts, estimate: Estimate) -> Bools:
-        """[B] the kept rollouts with a gradient: they are computed, and charged in `charged_mixed`.
-        Advantage 0 has none, without a KL term."""
-        keep_B = estimate.keep_B
-        return keep_B if self.reference is not None else keep_B & estimate.has_advantage_B(rollouts)
+    def has_gradient(self, rollouts: Rollouts) -> Bools:
+        """Return [B] the kept rollouts with a gradient. They are computed, and charged in
+        `charged_mixed`. Advantage 0 has no gradient, unless there is a KL term."""
+        if self.reference is not None:
+            return rollouts.kept_B
+        return rollouts.kept_B & rollouts.has_advantage_B()
 
-    def compute_gradient(self, rollouts: Rollouts, estimate: Estimate, loss: Loss) -> UpdateStats:
-        """Put the gradient of the loss of these rollouts into the parameters, summed over ranks and
-        clipped; returns sums over their tokens, and the gradient's norm.
+    def compute_gradient(self, rollouts: Rollouts, loss: Loss) -> UpdateStats:
+        """Write the gradient of the loss of these rollouts into the parameters, summed over ranks
+        and clipped. Return sums over their tokens, and the gradient's norm.
 
         Rollouts without a gradient are not computed, but count in the loss's denominators.
         """
-        rows = self.shard_rows(rollouts, self.has_gradient(rollouts, estimate))
+        rows = self.shard_rows(rollouts, self.has_gradient(rollouts))
         batches = self.micro_batches(rollouts, rows)
         fillers = self.fillers(rollouts, batches)
-        totals = self.totals(rollouts, estimate.keep_B)
-        kept = self.sums(rollouts, estimate.keep_B)
+        totals, kept = self.totals(rollouts), self.sums(rollouts, rollouts.kept_B)
         objective, architecture = self.objective(loss), self.policy.architecture
         self.optimizer.zero_grad(set_to_none=True)
         # in evaluation mode transformers keeps all activations; and changing it takes time
@@ -144,7 +144,7 @@ class Learner:
             self.model.train()
         with self.autocast():
             stats = accumulate_gradients(
-                self.model, batches, rollouts, estimate, objective, totals, architecture, kept
+                self.model, batches, rollouts, objective, totals, architecture, kept
             )
             for filler in fillers:
                 nothing = accumulate_nothing(self.model, filler, objective, architecture)
@@ -160,27 +160,21 @@ class Learner:
         return stats
 
     def observe(self, rollouts: Rollouts, features: Features, loss: Loss) -> tuple[Observed, float]:
-        """The policy's view of `rollouts`, and the FLOPs that the pass executed. Ranks look at
-        whole groups each, and all of them get all."""
+        """Return the policy's view of `rollouts`, and the executed FLOPs. Each rank computes whole
+        groups, and all ranks receive all results."""
         mine = self.shard_rows(rollouts, np.ones(len(rollouts.group_B), dtype=np.bool_))
-        parts = self.ranks.all_gather(self.look(rollouts, mine, features, loss))
+        parts = self.ranks.all_gather(self.observe_rows(rollouts, mine, features, loss))
         order_B = np.argsort(np.concatenate([rows_B for rows_B, _, _, _ in parts]))
         order_N = np.argsort(np.concatenate([places_N for _, places_N, _, _ in parts]))
         seen = join_observed([observed for _, _, observed, _ in parts])
         return seen.take(order_B, order_N), sum(flops for _, _, _, flops in parts)
 
-    def look(
+    def observe_rows(
         self, rollouts: Rollouts, rows: Ints, features: Features, loss: Loss
     ) -> tuple[Ints, Ints, Observed, float]:
-        """This rank's view of the rollouts `rows`, in the order of its micro-batches: which
-        rollouts these are, the places of their tokens, what is seen of them, and the FLOPs."""
-        # hidden states are taken from whole rows, gradient norms from one rollout at a time
-        batches = self.micro_batches(
-            rollouts,
-            rows,
-            by_group=self.memory.share_prompts and features.hidden_layer is None,
-            max_tokens=1 if features.gradient_norms else None,
-        )
+        """Return this rank's view of the rollouts `rows`, in the order of its micro-batches: their
+        rows, the places of their tokens, the observed values, and the FLOPs."""
+        batches = self.micro_batches(rollouts, rows, features)
         fillers = self.fillers(rollouts, batches)
         objective, architecture = self.objective(loss), self.policy.architecture
         with self.autocast():
@@ -197,32 +191,29 @@ class Learner:
         return rows_B, places_N, observed, flops
 
     def shard_rows(self, rollouts: Rollouts, chosen_B: Bools) -> Ints:
-        """The chosen rollouts of this rank: whole groups go to one, which prefills their prompts
-        once."""
+        """Return the chosen rollouts of this rank. Each group goes to one rank, which prefills its
+        prompt once."""
         groups = self.ranks.shard(np.unique(rollouts.group_B[chosen_B]).tolist())
         return np.flatnonzero(chosen_B & np.isin(rollouts.group_B, groups))
 
     def micro_batches(
-        self,
-        rollouts: Rollouts,
-        rows: Ints,
-        *,
-        by_group: bool | None = None,
-        max_tokens: int | None = None,
+        self, rollouts: Rollouts, rows: Ints, features: Features = PLAIN
     ) -> list[MicroBatch]:
-        """See `micro_batches.micro_batches`; by default as the section `learner` says."""
+        """Return the micro-batches of a pass that supplies `features`. Hidden states need whole
+        rows, and gradient norms one rollout at a time."""
+        memory = self.memory
         return micro_batches(
             rollouts,
             rows,
-            max_tokens or self.memory.max_tokens_per_micro_batch,
+            1 if features.gradient_norms else memory.max_tokens_per_micro_batch,
             self.model.device,
-            by_group=self.memory.share_prompts if by_group is None else by_group,
-            max_shared_tokens=self.memory.max_shared_tokens,
+            by_group=memory.share_prompts and features.hidden_layer is None,
+            max_shared_tokens=memory.max_shared_tokens,
         )
 
     def fillers(self, rollouts: Rollouts, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """What a rank with fewer micro-batches than another computes besides, for nothing: ranks of
-        a sharded policy gather its parameters together. All of them ask before they compute."""
+        """Return dummy micro-batches for a rank that has fewer than another: the ranks of a sharded
+        policy gather its parameters together. All ranks must call this before they compute."""
         if not self.is_sharded:
             return []
         missing = max(self.ranks.all_gather(len(batches))) - len(batches)
@@ -231,7 +222,7 @@ class Learner:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether this rank holds some rows of the policy's parameters only."""
+        """Whether this rank stores only some rows of the policy's parameters."""
         return is_sharded(self.model)
 
     def autocast(self) -> torch.autocast:
@@ -240,42 +231,40 @@ class Learner:
             self.model.device.type,
             torch.bfloat16,
             enabled=is_bfloat16,
-            cache_enabled=not self.is_sharded,  # its copies would be of the whole policy
+            cache_enabled=not self.is_sharded,  # the cached copies would be of the whole policy
         )
 
-    def totals(self, rollouts: Rollouts, keep_B: Bools) -> StepTotals:
-        """What the loss may divide by, as `train.divisor` has it."""
+    def totals(self, rollouts: Rollouts) -> StepTotals:
+        """Return the denominators of the loss, as set by `train.divisor`."""
         is_kept = self.settings.divisor == "kept"
-        return self.sums(rollouts, keep_B if is_kept else ~rollouts.is_error_B())
+        return self.sums(rollouts, rollouts.kept_B if is_kept else ~rollouts.is_error_B())
 
     def sums(self, rollouts: Rollouts, counted_B: Bools) -> StepTotals:
-        """The totals of the rollouts that `counted_B` marks."""
+        """Return the totals of the rollouts that `counted_B` marks."""
         num_tokens = int((rollouts.trained_N() & counted_B[rollouts.owner_N()]).sum())
         return StepTotals(num_tokens, int(counted_B.sum()), self.sampling.max_tokens)
 
     def step(self, rate: float) -> None:
-        """Move the parameters along their gradient, which is gone afterwards: the engine may need
-        its memory."""
+        """Make an optimizer step, and delete the gradient: the engine may need its memory."""
         step(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
 
     def log_ratios(self, rollouts: Rollouts, loss: Loss) -> tuple[torch.Tensor, float]:
-        """[N] the trainer's log-probabilities less the sampler's, of all completion tokens, and the
-        FLOPs that this rank executed."""
+        """Return [N] the trainer's log-probabilities minus the sampler's, of all completion tokens,
+        and the FLOPs that this rank executed."""
         every = np.arange(len(rollouts.group_B))
-        _, places_N, observed, flops = self.look(rollouts, every, Features(), loss)
-        sampler_N = flat(rollouts.samples.logprobs, np.float64)[places_N]
-        return torch.from_numpy(observed.logprobs_N - sampler_N), flops
+        _, places_N, observed, flops = self.observe_rows(rollouts, every, PLAIN, loss)
+        return torch.from_numpy(observed.logprobs_N - rollouts.logprobs_N[places_N]), flops
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The policy's weights by name, as engines take them. Where they are sharded, all ranks
-        must take them together."""
+        """Return the policy's weights by name, as engines load them. If they are sharded, all ranks
+        must read them together."""
         return NamedWeights(self.model)
 
     def whole_model(self) -> PreTrainedModel | None:
-        """The policy with all its weights, adapters added to them. Of a sharded or an adapted one
-        the first rank gets a copy in main memory, the others None, and every rank must ask."""
+        """Return the policy with all its weights, adapters merged. For a sharded or adapted policy
+        rank 0 gets a copy in main memory, the others None; every rank must call this."""
         if not self.is_sharded and not has_adapters(self.model):
             return self.model
         model = None
@@ -293,8 +282,8 @@ class Learner:
         return model
 
     def adapter(self) -> dict[str, torch.Tensor]:
-        """The adapters' weights in main memory, by their names in the model; none of a policy that
-        is trained whole. Every rank must ask."""
+        """Return the adapters' weights in main memory, by their names in the model; empty for a
+        policy without adapters. Every rank must call this."""
         return {
             name: whole(parameter.detach()).cpu()
             for name, parameter in self.model.named_parameters()
@@ -303,9 +292,9 @@ class Learner:
 
     @property
     def update_factor(self) -> float:
-        """What an update costs a token, in forwards of the policy: a forward, and as much for each
-        of the gradients of what a layer reads and of its weights. Adapters train no weights but
-        their own."""
+        """The cost of an update per token, in forwards of the policy: a forward, one more for the
+        gradients of the inputs of the layers, and one for the gradients of their weights. With
+        adapters only their own weights have gradients."""
         matmul = self.policy.architecture.num_matmul_parameters
         num_adapted = num_adapter_parameters(self.model)
         return 2.0 + 3.0 * num_adapted / matmul if num_adapted else 3.0

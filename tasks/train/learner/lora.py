@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685), by peft: put into a policy, and written for others.
-The only file that imports it. And the frozen weights beneath them in 4 bits (QLoRA, arXiv
+"""Low-rank adapters (LoRA, arXiv 2106.09685), by peft, which only this file imports: added to a
+policy, and written in peft's format. Also the frozen weights in 4 bits (QLoRA, arXiv
 2305.14314), by torchao, an extra.
 
-The weights that are trained are the adapters' alone; what they do to the policy's stands in
+Only the adapters' weights are trained. Their effect on the policy's weights is defined in
 `models/adapters.py`."""
 
 import json
@@ -20,12 +20,12 @@ from tasks.train.settings import Lora
 
 ALL = "all-linear"
 PREFIX = "base_model.model."  # before every name in an adapter's files
-BLOCK, SCALES = 64, 256  # weights that share a scale, and scales that share theirs
+BLOCK, SCALES = 64, 256  # weights per scale, and scales per second-level scale
 
 
 def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
-    """Put adapters that add nothing yet into `model`, and freeze everything else. Raises
-    ArtifactError where no module has one of the names."""
+    """Add adapters with zero output to `model`, and freeze everything else. Raises ArtifactError if
+    no module has one of the names."""
     from peft import LoraConfig, get_peft_model
 
     modules = settings.modules
@@ -51,8 +51,8 @@ def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
 
 
 def quantize_base(model: PreTrainedModel, device: torch.device) -> None:
-    """Hold the frozen weights of the linear layers with an adapter in 4 bits, and move the model to
-    `device`, which never holds them whole."""
+    """Quantize the frozen weights of the adapted linear layers to 4 bits, and move the model to
+    `device`, which never stores them unquantized."""
     from torchao.quantization import to_nf4
 
     for layer in adapted_layers(model).values():
@@ -62,16 +62,16 @@ def quantize_base(model: PreTrainedModel, device: torch.device) -> None:
             held = to_nf4(base.weight.detach().to(device), BLOCK, scales)
             base.weight = torch.nn.Parameter(held, requires_grad=False)
     model.to(device)  # type: ignore[arg-type]
-    torch.cuda.empty_cache()  # what quantizing took; an engine beside may need it
+    torch.cuda.empty_cache()  # the memory of the quantization; an engine on this device may need it
 
 
 def save_adapter(model: PreTrainedModel, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Write the adapters, whose `tensors` have the model's own names, as peft loads them."""
+    """Write the adapters in peft's format. `tensors` have the model's own names."""
     folder.mkdir(parents=True)
     config: Any = model.peft_config
     config[NAME].save_pretrained(folder)
     path = folder / "adapter_config.json"
-    # which folder the policy was loaded from is this machine's affair
+    # the folder of the policy is specific to this machine
     card = {**json.loads(path.read_text()), "base_model_name_or_path": None}
     path.write_text(json.dumps(card, indent=2, sort_keys=True) + "\n")
     named = {PREFIX + name.replace(f".{NAME}.", "."): part for name, part in tensors.items()}

@@ -1,4 +1,4 @@
-"""The micro-batches of a training step: which rollouts share a forward pass, and their tensors.
+"""The micro-batches of a training step: the rollouts of each forward pass, and their tensors.
 
 Legend: B rollouts, Q groups, N completion tokens.
 """
@@ -20,42 +20,41 @@ from tasks.train.settings import Updates
 
 @dataclass(frozen=True)
 class Whole:
-    """Rollouts computed one a row: `input_ids` [B, L] without the last token, padded at the end;
-    `predicts_N` are the places in [B * L] whose next token is of a completion, row by row;
-    `prompt_ends_B` is where in its row a prompt has its last token."""
+    """Rollouts, one per row. `input_ids` [B, L] lacks the last token and is padded at the end;
+    `predicts_N` are the positions in [B * L] whose next token belongs to a completion, row by row;
+    `prompt_ends_B` is the position in its row of a prompt's last token."""
 
     input_ids: torch.Tensor
     predicts_N: torch.Tensor
     prompt_ends_B: torch.Tensor
 
     def predicting(self, states_BLD: torch.Tensor) -> torch.Tensor:
-        """[N, D] the states that predict completion tokens."""
+        """Return [N, D] the states that predict completion tokens."""
         return states_BLD.flatten(0, 1).index_select(0, self.predicts_N)
 
 
 class MicroBatch:
-    """The rollouts `rows` of a step: their completion tokens one after another, `row_N`, which of
-    `rows` a token is of, and `places_N`, where the token stands in the step's flat arrays. The
-    inputs of a forward are made in the form that is used; `is_long` says that its rollouts are too
-    long for `shared` to share their prompts."""
+    """The rollouts `rows` of a step: their completion tokens, concatenated; `row_N`, the index into
+    `rows` per token; and `places_N`, the position of each token in the step's flat arrays. The
+    inputs of a forward are computed lazily in the form in use. With `is_long` the rollouts are too
+    long to share their prompts in `shared`."""
 
     def __init__(
         self, rollouts: Rollouts, rows: Ints, device: torch.device, *, is_long: bool
     ) -> None:
         self.rows, self.device, self.is_long = rows, device, is_long
-        groups, self.owner_B = np.unique(rollouts.group_B[rows], return_inverse=True)
-        self.prompts = [rollouts.prompts[group] for group in groups]
-        self.completions = [rollouts.samples.token_ids[row] for row in rows]
-        lengths = [len(completion) for completion in self.completions]
+        part = rollouts.take(rows)
+        _, first, self.owner_B = np.unique(part.group_B, return_index=True, return_inverse=True)
+        self.prompts = part.table["prompt"][first].to_list()
+        self.completions = part.table["token_ids"].to_list()
         self.places_N = rollouts.places(rows)
-        self.row_N = self._tensor(np.repeat(np.arange(len(rows)), lengths))
-        self.targets_N = self._tensor(flat(self.completions, np.int64))
-        logprobs = [rollouts.samples.logprobs[row] for row in rows]
-        self.sampler_logprobs_N = self._tensor(flat(logprobs, np.float32))
+        self.row_N = self._tensor(part.owner_N())
+        self.targets_N = self._tensor(flat(part.table["token_ids"]))
+        self.sampler_logprobs_N = self._tensor(part.logprobs_N.astype(np.float32))
 
     @cached_property
     def whole(self) -> Whole:
-        """The rollouts for one forward each."""
+        """The rollouts, one per row."""
         rows = [
             self.prompts[owner] + c for owner, c in zip(self.owner_B, self.completions, strict=True)
         ]
@@ -66,9 +65,9 @@ class MicroBatch:
 
     @cached_property
     def shared(self) -> tuple[Packing, torch.Tensor]:
-        """The rollouts with each prompt once, and the places [N] whose next token is of a
-        completion, row by row. Long ones have each its own prompt: what attends to keys of two
-        sequences needs a bias of queries by keys."""
+        """The rollouts with each prompt once, and the positions [N] before the completion's tokens,
+        row by row. Long rollouts repeat their prompt: attention to keys of two sequences needs a
+        bias of queries by keys."""
         fed = [completion[:-1] for completion in self.completions]
         if self.is_long:
             whole = [self.prompts[owner] + c for owner, c in zip(self.owner_B, fed, strict=True)]
@@ -86,7 +85,7 @@ class MicroBatch:
         return packing, self._tensor(np.array(predicts))
 
     def _predicts(self, ends_B: Ints) -> Ints:
-        """[N] the places that predict completion tokens, the last of a rollout before `ends_B`."""
+        """Return [N] the positions that predict completion tokens, up to `ends_B` (exclusive)."""
         parts = [
             np.arange(end - len(completion), end)
             for end, completion in zip(ends_B.tolist(), self.completions, strict=True)
@@ -106,12 +105,12 @@ def micro_batches(
     by_group: bool,
     max_shared_tokens: float = np.inf,
 ) -> list[MicroBatch]:
-    """`rows` in micro-batches of at most `max_tokens` computed tokens (one row at least), the
-    longest first: what needs the most memory fails at once, not hours later. `by_group` keeps the
-    rollouts of a prompt side by side and counts each prompt once and no padding (see
-    `MicroBatch.shared`); else rows of like length share a batch, padded. Of more tokens than
-    `max_shared_tokens` a rollout is not put beside its group's others, but beside those of like
-    length."""
+    """Return `rows` in micro-batches of at most `max_tokens` computed tokens (one row at least),
+    the longest first: an allocation that fails then fails at once, not hours later. `by_group`
+    keeps the rollouts of a prompt side by side and counts each prompt once and no padding (see
+    `MicroBatch.shared`). Otherwise rows of similar length share a batch, padded. A rollout with
+    more than `max_shared_tokens` tokens is grouped with rollouts of similar length instead of its
+    group."""
     is_long = by_group & (rollouts.tokens_B()[rows] > max_shared_tokens)
     parts = []
     for part, long in ((rows[is_long], True), (rows[~is_long], False)):
@@ -121,9 +120,9 @@ def micro_batches(
 
 
 def fill(rollouts: Rollouts, rows: Ints, max_tokens: int, *, by_group: bool) -> list[list[int]]:
-    """The rows of each micro-batch; see `micro_batches`."""
+    """Return the rows of each micro-batch; see `micro_batches`."""
     lengths, groups = rollouts.tokens_B(), rollouts.group_B
-    longest = np.zeros(len(rollouts.prompts), dtype=np.int64)
+    completions, longest = rollouts.completion_tokens_B(), np.zeros_like(rollouts.prompt_rows_Q)
     np.maximum.at(longest, groups[rows], lengths[rows])
     order = sorted(
         rows.tolist(),
@@ -133,11 +132,11 @@ def fill(rollouts: Rollouts, rows: Ints, max_tokens: int, *, by_group: bool) -> 
     used = 0
     for row in order:
         before = batches[-1] if batches else []
-        taken = (
-            packed_tokens(rollouts, before, row)
-            if by_group
-            else int(lengths[before[0] if before else row])
-        )
+        if not by_group:  # padded to the longest
+            taken = int(lengths[before[0] if before else row])
+        else:  # the prompt is computed if the previous row belongs to another group
+            is_read = bool(before) and groups[before[-1]] == groups[row]
+            taken = int(completions[row] if is_read else lengths[row])
         if before and used + taken <= max_tokens:
             before.append(row)
             used += taken
@@ -148,8 +147,8 @@ def fill(rollouts: Rollouts, rows: Ints, max_tokens: int, *, by_group: bool) -> 
 
 
 def minibatches(group_B: Ints, updates: Updates, rng: np.random.Generator) -> list[Ints]:
-    """The rollouts of every update of a batch, in their order: each epoch deals the groups out anew
-    to so many parts. One update takes all as they are."""
+    """Return the rollouts of every update of a batch, in order. Each epoch shuffles the groups into
+    its minibatches. A single update uses all rollouts in their order."""
     if not updates.is_several:
         return [np.arange(len(group_B))]
     parts = []
@@ -160,16 +159,8 @@ def minibatches(group_B: Ints, updates: Updates, rng: np.random.Generator) -> li
     return parts
 
 
-def packed_tokens(rollouts: Rollouts, before: list[int], row: int) -> int:
-    """What `row` adds to a micro-batch: its completion, and its prompt where the row before is of
-    another group."""
-    group = rollouts.group_B[row]
-    is_read = bool(before) and rollouts.group_B[before[-1]] == group
-    return len(rollouts.samples.token_ids[row]) + (0 if is_read else len(rollouts.prompts[group]))
-
-
 def pad(rows: Sequence[Sequence[int]]) -> Ints:
-    """Rows of token ids as [rows, longest], zeros at the end."""
+    """Return rows of token ids as [rows, longest], zeros at the end."""
     ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
     for i, row in enumerate(rows):
         ids[i, : len(row)] = row

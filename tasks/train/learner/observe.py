@@ -1,8 +1,8 @@
-"""The policy's view of rollouts before a step's update: log-probabilities and entropies, and where
-a slot asks for them hidden states and gradient norms.
+"""The policy's view of rollouts before a step's update: log-probabilities and entropies, and the
+hidden states and gradient norms that a slot requests.
 
-It is the pass that fixes the old log-probabilities where a batch is used for several updates, and
-the source of features for baselines and selectors. Without gradient, but for the norms.
+This pass fixes the old log-probabilities if a batch is used for several updates, and computes
+features for baselines and selectors. It has no gradient, except for the norms.
 
 Legend: B rollouts, N their completion tokens, D hidden size.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from tasks.common.ledger import Architecture
+from tasks.common.accounting.ledger import Architecture
 from tasks.models.packing import forward_rows
 from tasks.models.transfer import chosen, to_host
 from tasks.train.learner.micro_batches import MicroBatch
@@ -29,7 +29,7 @@ from tasks.train.learner.update import (
 )
 from tasks.train.rollouts import Bools, Features, Observed, Singles
 
-PROMPT_TOKENS = 10  # at the end of a prompt, whose hidden states are averaged (as in POISE)
+PROMPT_TOKENS = 10  # at the end of a prompt; their hidden states are averaged (as in POISE)
 
 
 def observe(
@@ -40,16 +40,17 @@ def observe(
     own_N: Bools,
     architecture: Architecture,
 ) -> tuple[Observed, float]:
-    """What the policy sees of the rollouts of `batches`, in their order, and the executed FLOPs.
-    `own_N` says which of the step's tokens are the policy's: gradient norms are of those alone."""
-    # tensors on the device until all micro-batches are under way; but hidden states may not fit
+    """Return the policy's features of the rollouts in `batches`, in their order, and the executed
+    FLOPs. `own_N` marks the step's tokens that the policy wrote; gradient norms include no other
+    tokens."""
+    # keep tensors on the device until all micro-batches are queued; but hidden states may not fit
     logprobs: list[torch.Tensor] = []
     entropies: list[torch.Tensor] = []
     norms: list[torch.Tensor] = []
     prompts: list[torch.Tensor] = []
     hidden: list[Singles] = []
     flops = 0.0
-    # hidden states are taken of whole rows
+    # hidden states need whole rows
     shared = objective.share_prompts and features.hidden_layer is None
     objective = replace(objective, share_prompts=shared)
     for batch in batches:
@@ -64,13 +65,13 @@ def observe(
                 hidden.append(batch.whole.predicting(layer).float().cpu().numpy())
                 prompts.append(prompt_means(layer, batch.whole.prompt_ends_B))
         if features.gradient_norms:
-            assert len(batch.rows) == 1  # of several, each would need a backward pass over all
+            assert len(batch.rows) == 1  # several would each need a backward pass over all
             norms.append(gradient_norm(model, logprobs_N, own_N[batch.places_N]))
             flops += update_flops(model, batch, objective, architecture)
         else:
             flops += sum(batch_flops(architecture, batch, objective.share_prompts))
         if objective.share_prompts:
-            batch.shared[0].biases.clear()  # those of all micro-batches may not fit
+            batch.shared[0].biases.clear()  # the biases of all micro-batches may not fit
         logprobs.append(logprobs_N.detach().float())
         entropies.append(entropies_N.float())
     nothing = torch.zeros(0, device=model.device)
@@ -90,8 +91,8 @@ def observe(
 def compute_states(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective, layer: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[N] log-probabilities, [N] entropies, and [B, L, D] the hidden states of a layer, every
-    rollout read whole."""
+    """Return [N] log-probabilities, [N] entropies, and [B, L, D] the hidden states of a layer.
+    Every rollout is a whole row."""
     states = forward_rows(model, batch.whole.input_ids, output_hidden_states=True)
     hidden_ND = batch.whole.predicting(states.last_hidden_state)
     logprobs_N, entropies_N = chunked_logprobs(model, hidden_ND, batch.targets_N, objective)
@@ -99,7 +100,7 @@ def compute_states(
 
 
 def prompt_means(hidden_BLD: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
-    """[B, D] the mean hidden state of the last tokens of each prompt, which ends at `last_B`."""
+    """Return [B, D] the mean hidden state of each prompt's last tokens, which end at `last_B`."""
     places = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)
     of_prompt = (places <= last_B[:, None]) & (places > last_B[:, None] - PROMPT_TOKENS)
     weights = of_prompt / of_prompt.sum(1, keepdim=True)
@@ -107,7 +108,7 @@ def prompt_means(hidden_BLD: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor
 
 
 def gradient_norm(model: PreTrainedModel, logprobs_N: torch.Tensor, own_N: Bools) -> torch.Tensor:
-    """[1] the norm of the gradient of a rollout's log-probability, of its own tokens."""
+    """Return [1] the gradient norm of the log-probability of the tokens that the policy wrote."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     own = chosen(own_N, logprobs_N.device)
     gradients = torch.autograd.grad(logprobs_N[own].sum(), parameters, allow_unused=True)
@@ -116,7 +117,7 @@ def gradient_norm(model: PreTrainedModel, logprobs_N: torch.Tensor, own_N: Bools
 
 
 def join_observed(parts: Sequence[Observed]) -> Observed:
-    """The views of several lots of rollouts, one after another."""
+    """Concatenate the views of several sets of rollouts."""
 
     def joined(name: str) -> Any:
         arrays = [array for part in parts if (array := getattr(part, name)) is not None]

@@ -1,10 +1,10 @@
-"""AdamW, with its two moments of every weight in 32 bits by torch or in 8 by torchao (Dettmers et
+"""AdamW, with its two moments per weight in 32 bits by torch or in 8 bits by torchao (Dettmers et
 al., arXiv 2110.02861), an extra.
 
-A moment in 8 bits is a code for each weight, a float32 scale for every 256 of them, and the table
-of 256 values that the codes stand for. Tensors of fewer than 4,096 weights, or not of a multiple of
-256, keep their moments in float32. torchao compiles the step by torch.compile: on a GPU only, as it
-takes half a minute on a CPU, and a C++ compiler."""
+A moment in 8 bits is a code per weight, a float32 scale per 256 weights, and a table of the 256
+values of the codes. Tensors with fewer than 4,096 weights, or whose size is not a multiple of 256,
+keep their moments in float32. torchao compiles the step with torch.compile, which needs a C++
+compiler. It does so only on a GPU, since it takes half a minute on a CPU."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ PARTS = ("codes", "scale", "qmap")  # the tensors of a moment in 8 bits
 def make_optimizer(
     parameters: Sequence[torch.nn.Parameter], settings: TrainSettings
 ) -> torch.optim.Optimizer:
-    """The optimizer of these parameters, as the section `train` has it."""
+    """Return the optimizer of these parameters, as set in the section `train`."""
     adamw: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
     options: dict[str, Any] = {"fused": True}
     if settings.optimizer_bits == 8:
@@ -39,7 +39,7 @@ def make_optimizer(
 def step(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Move the parameters along their gradients, at this learning rate."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):  # torchao's, which its compiled step reads
+        if isinstance(group["lr"], torch.Tensor):  # of torchao: its compiled step reads it
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
@@ -49,15 +49,15 @@ def step(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def plain_parts(name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A tensor of the optimizer's state as plain tensors by name: itself, or the parts of a moment
-    in 8 bits."""
+    """Return a tensor of the optimizer's state as plain tensors by name: itself, or the parts of a
+    moment in 8 bits."""
     if not hasattr(value, "codes"):
         return {name: value}
     return {f"{name}/{part}": getattr(value, part) for part in PARTS}
 
 
 def from_parts(name: str, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """The moment in 8 bits that has these parts; the inverse of `plain_parts`."""
+    """Return the moment in 8 bits with these parts; the inverse of `plain_parts`."""
     from torchao.optim.subclass_8bit import OptimState8bit
 
     moment: torch.Tensor = OptimState8bit(*parts, signed=name == FIRST, dtype=dtype)

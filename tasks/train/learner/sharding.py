@@ -1,10 +1,10 @@
 """A policy sharded over ranks, by torch's FSDP2 (`fully_shard`; Zhao et al., arXiv 2304.11277).
 
-Every rank holds some rows of every parameter, and of its gradient and AdamW's moments; a layer is
-gathered whole for as long as it computes. Gradients are summed over ranks, as without sharding:
-every part is divided by the whole step's totals already. All ranks must make the same number of
-forward and backward passes: each of them gathers. Left out: parameters in bfloat16 while they are
-gathered (autocast casts them as without sharding), several ranks a shard."""
+Every rank stores some rows of every parameter, of its gradient and of AdamW's moments. A layer is
+gathered only while it computes. Gradients are summed over ranks, as without sharding: every part is
+already divided by the whole step's totals. All ranks must make the same number of forward and
+backward passes, since each pass gathers. Left out: gathering of parameters in bfloat16 (autocast
+casts them as without sharding), several ranks per shard."""
 
 from collections.abc import Callable, Iterable
 from types import MethodType
@@ -27,19 +27,18 @@ T = TypeVar("T")
 def shard(
     model: PreTrainedModel, device: torch.device, forwards: Iterable[Callable[..., Any]]
 ) -> None:
-    """Shard `model` over all ranks, onto `device`: a group a layer, and one for the rest.
-
-    `forwards` are the functions of a model that `call` will be used with."""
+    """Shard `model` over all ranks, onto `device`: one group per layer, and one for the rest.
+    `forwards` are the functions of a model for use with `call`."""
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     layers = set(model._no_split_modules or ())
     for module in [*model.modules()]:
         if type(module).__name__ in layers:
             fully_shard(module, mesh=mesh)
-    # the root as well is freed after a forward: one without a backward would leave it gathered
+    # free the root as well after a forward: one without a backward would leave it gathered
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # gradients are summed over ranks, not averaged
+            # sum gradients over ranks, without averaging
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     for function in forwards:
@@ -53,9 +52,9 @@ def call(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
-    """`function(model, ...)`, a forward that is not the model's own. Of a sharded model it runs as
-    one of its methods: only then are the root's parameters gathered, embeddings and head among
-    them."""
+    """Return `function(model, ...)`, a forward that is not the model's own. For a sharded model it
+    runs as one of its methods: only then are the root's parameters gathered, including embeddings
+    and head."""
     if is_sharded(model):
         result: T = getattr(model, function.__name__)(*args, **kwargs)
         return result
@@ -63,12 +62,12 @@ def call(
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's rows of a tensor; the tensor itself where it is not sharded."""
+    """Return this rank's rows of a tensor; the tensor itself if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_rows(tensor: torch.Tensor) -> slice | None:
-    """Which rows of a tensor this rank holds; None where it is not sharded."""
+    """Return the range of a tensor's rows on this rank; None if it is not sharded."""
     if not isinstance(tensor, DTensor):
         return None
     shape, offset = compute_local_shape_and_global_offset(
@@ -78,7 +77,7 @@ def local_rows(tensor: torch.Tensor) -> slice | None:
 
 
 def sharded_like(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """This rank's `rows` of a tensor that is sharded as another is."""
+    """Return this rank's `rows` as part of a tensor that is sharded like `tensor`."""
     if not isinstance(tensor, DTensor):
         return rows
     mesh, placements = tensor.device_mesh, tensor.placements

@@ -1,19 +1,18 @@
-"""Decayed branches: what a run of a share of the compute would have reached (`train.branches`).
+"""Decayed branches: the result of a run with a share of the compute (`train.branches`).
 
-A learning rate that has not decayed yet hides what was learned, so two runs are not comparable in
-their middle. The trunk stays at a constant rate; where `decay_share` of a listed share of the run
-is left, training leaves it, decays to that share's end, measures, and goes back (Haegele et al.,
-arXiv 2405.18392). A branch's point carries the cost of the trunk up to the fork and of its own
-decay. What it executed stands in the ledger's phase `branch`; its steps and rollouts are not kept.
-
-A branch is checkpointed like the trunk, whose last checkpoint is kept meanwhile: a kill in the
-middle of a branch loses no more than elsewhere."""
+A learning rate that has not decayed yet hides part of the progress, so two runs are not comparable
+in the middle. The trunk keeps a constant rate. When `decay_share` of a listed share of the run
+remains, training leaves the trunk, decays the rate to the end of that share, measures, and returns
+(Haegele et al., arXiv 2405.18392). A branch's point includes the cost of the trunk up to the fork
+and of the decay. Its executed work is in the ledger's phase `branch`; its steps and rollouts
+are not kept. A branch is checkpointed like the trunk. The trunk's last checkpoint is kept
+meanwhile, so a kill during a branch loses no more than at other times."""
 
 import logging
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.common.ledger import ACCOUNTS, Ledger
+from tasks.common.accounting.ledger import ACCOUNTS, Ledger
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.save import restore, save
 from tasks.train.loop.state import ROUNDING
@@ -25,7 +24,7 @@ TRAINING = ("generate", "score", "update")
 
 
 def is_end(trainer: Trainer) -> bool:
-    """Whether the branch has made a step and reached its share of the run."""
+    """Return whether the branch has made a step and reached its share of the run."""
     state = trainer.state
     if state.branch is None or state.num_steps == state.branch_start:
         return False
@@ -33,8 +32,8 @@ def is_end(trainer: Trainer) -> bool:
 
 
 def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
-    """Where the next branch leaves the trunk, checkpoint the trunk, and begin. A branch
-    whose end the trunk has passed in one step is left out."""
+    """Checkpoint the trunk and begin the next branch, if it is due. Skip a branch if the trunk
+    passed its end in one step."""
     state, settings = trainer.state, trainer.run.settings
     done = trainer.buffer.progress + ROUNDING
     shares = settings.branches[state.branches_done :]
@@ -47,8 +46,8 @@ def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
     if done >= shares[0]:
         logger.warning(
             "step %d: the branch to %g of the run is left out: a step is longer than its decay, or "
-            "the profile took as much of the budget; raise train.decay_share or the budget, or "
-            "lower train.batch.size",
+            "the profile or the warm start took as much of the budget; raise train.decay_share or "
+            "the budget, or lower train.batch.size",
             state.num_steps,
             shares[0],
         )
@@ -57,14 +56,14 @@ def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
         return
     save(trainer, checkpoints)
     checkpoints.wait()
-    trainer.run.ranks.barrier()  # the branch must find it when it comes back
+    trainer.run.ranks.barrier()  # the end of the branch restores it
     state.branch, state.branch_start = shares[0], state.num_steps
     logger.info("step %d: a branch decays to %g of the run", state.num_steps, state.branch)
 
 
 def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any] | None:
-    """Measure the end of the branch, go back to where it left the trunk, and return its point of
-    the curve, which the trunk keeps; None for a branch that `train.max_steps` cut short."""
+    """Validate at the end of the branch, restore the trunk, and return the branch's point, which
+    the trunk's curve keeps. Return None for a branch that `train.max_steps` cut short."""
     state = trainer.state
     point = trainer.validate() if is_end(trainer) else None
     if point is None:
@@ -74,13 +73,13 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
             state.num_steps,
             state.branch,
         )
-    for batch in trainer.buffer.batches:  # sampled in the branch, and not learned from
+    for batch in trainer.buffer.batches:  # sampled in the branch, but not used for an update
         state.ledger.add("generate", **batch.cost.as_account())
-        state.ledger.add("score", executed=batch.judged_flops)
+        state.ledger.add("score", executed=batch.cost.judged_flops)
     ledger, seconds = state.ledger, trainer.spent_seconds()
     num_done, work = state.branches_done, state.work
     restore(trainer, checkpoints.trunk())
-    trainer.run.ranks.barrier()  # all have read it before the next one is written
+    trainer.run.ranks.barrier()  # all ranks must read it before the next one is written
     state.branches_done, state.work = num_done + 1, work
     if point is not None:
         state.curve.append(point)
@@ -89,9 +88,9 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
     trained = difference(ledger, before, TRAINING, ACCOUNTS)
     validated = difference(ledger, before, ("evaluate",), (*ACCOUNTS, "tokens", "rollouts"))
     before.add("branch", **generated, **trained)
-    for batch in trainer.buffer.batches:  # sampled before the fork: the trunk is charged for it
+    for batch in trainer.buffer.batches:  # sampled before the fork, so charged to the trunk
         before.add("branch", **{name: -value for name, value in batch.cost.as_account().items()})
-        before.add("branch", executed=-batch.judged_flops)
+        before.add("branch", executed=-batch.cost.judged_flops)
     before.add("evaluate", **validated)
     state.seconds["branch"] += seconds - trainer.spent_seconds()
     save(trainer, checkpoints)
@@ -102,7 +101,7 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
 def difference(
     after: Ledger, before: Ledger, phases: Sequence[str], names: Sequence[str]
 ) -> dict[str, float]:
-    """What `after` has more than `before` in these phases, by account."""
+    """Return by how much `after` exceeds `before` in these phases, by account."""
     return {
         name: sum(getattr(after, name)[phase] - getattr(before, name)[phase] for phase in phases)
         for name in names

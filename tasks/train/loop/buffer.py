@@ -1,72 +1,70 @@
-"""The groups on their way from control's request to a step: they wait, are in flight, are complete.
+"""The groups between control's request and a step: waiting, in flight, or complete.
 
-    control asks -> Batch of groups -> sampled and graded -> complete -> taken by a step
+    control requests -> Batch of groups -> sampled and graded -> complete -> taken by a step
 
-`train.max_staleness` and `train.over_provision` decide how much of it there is at once:
+`train.max_staleness` and `train.over_provision` set how many groups exist at once:
 
-- 0 and 1.0: a step asks, samples and takes its own batch;
-- `max_staleness` above 0: the batches of the next steps are sampled, from one policy, while as many
-  are learned from (`TrainSettings.num_ahead`; AReaL, arXiv 2505.24298; periodic asynchrony, arXiv
-  2511.18871);
+- 0 and 1.0: a step requests, samples and takes its own batch;
+- `max_staleness` above 0: the batches of the next steps are sampled, from one policy, during the
+  updates on as many batches (`TrainSettings.num_ahead`; AReaL, arXiv 2505.24298; periodic
+  asynchrony, arXiv 2511.18871);
 - `over_provision` above 1: groups of the next step are in flight beside a step's own. Sampling ends
-  when as many groups as the step asked for are complete. The others go on later, from the tokens
-  that they have (APRIL, arXiv 2509.18521). A group that would be older than `max_staleness` in the
-  next step is waited for. Each step takes as many groups as its own request had, those that were
-  asked for first before others, so none is lost and none is left at the end.
+  when as many groups as the step requested are complete. The others continue later, from their
+  partial tokens (APRIL, arXiv 2509.18521). A group that would be older than `max_staleness` in the
+  next step is waited for. Each step takes as many groups as its own request had, in the order of
+  the requests, so no group is lost and none remains at the end.
 
-Which policy samples what follows from the steps and not from the clock, but for weights that are
-replaced in the middle of completions (`train.in_flight_updates`). What is complete first is short:
-with `over_provision` batches are easier early and longer late. The importance weights of the loss
+The policy that samples a batch depends on the steps and not on the clock, unless weights are
+replaced in the middle of completions (`train.in_flight_updates`). Short completions end first: with
+`over_provision` batches are easier early and longer late. The importance weights of the loss
 correct for older policies."""
 
-import itertools
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from tasks.common.accounting.spending import CellBudget
 from tasks.common.params import ParamsError
-from tasks.common.spending import CellBudget
-from tasks.engines.settings import Sampling
 from tasks.train.loop.spending import Spending
 from tasks.train.loop.state import ROUNDING, TrainingError
-from tasks.train.rollouts import GroupRequest, Prompts, Rollouts
+from tasks.train.rollouts import (
+    COLUMNS,
+    EMPTY,
+    UNFINISHED,
+    GroupRequest,
+    Prompts,
+    Rollouts,
+    make_rollouts,
+    merge,
+    with_values,
+)
 from tasks.train.sampling import recorded
-from tasks.train.sampling.collector import Collector, Cost, Until
-from tasks.train.sampling.groups import Group, Rollout, groups_in, rollouts_of
+from tasks.train.sampling.collector import Collector, Cost
 from tasks.train.settings import BatchSettings, TrainSettings
 from tasks.train.slots import Slots, SoFar
 
 SAMPLING_STREAM, LEARNING_STREAM, CONTROL_STREAM = 0, 1, 2  # of a step's random numbers
-KEPT = (  # of a batch, in a checkpoint, beside its groups and its cost
-    "step",
-    "replayed",
-    "num_requests",
-    "asked",
-    "pass_number",
-    "phase",
-    "progress",
-    "wanted",
-    "spent",
-    "judged_flops",
-    "seconds",
-)
+APART = ("choices", "seeds", "is_kept", "fresh")  # fields of a batch that are not plain numbers
+
+
+NONE = make_rollouts(np.zeros(0, np.int64), [], np.zeros(0, np.int64))
 
 
 def random_numbers(seed: int, step: int, stream: int) -> np.random.Generator:
-    """The random numbers of a step for one purpose. They depend on nothing else, so a resumed run
-    repeats what a kill interrupted."""
+    """Return the random numbers of a step for one purpose. They depend on nothing else, so a
+    resumed run repeats the interrupted part."""
     return np.random.default_rng([seed, step, stream])
 
 
 def cut(request: GroupRequest, most: int, batch: BatchSettings) -> GroupRequest:
-    """Return the request with at most so many rollouts, the last groups cut: it is the end of a
+    """Return the request with at most `most` rollouts, the last groups cut, for the end of a
     budget. A batch that counts prompts has whole groups."""
     if batch.unit == "prompts":
         return request
@@ -78,16 +76,15 @@ def cut(request: GroupRequest, most: int, batch: BatchSettings) -> GroupRequest:
 
 @dataclass
 class Batch:
-    """What a step learns from: its groups, and what replay adds to them (in the batch's unit).
+    """The groups of a step, and the amount that replay adds to them (in the batch's unit).
 
-    `progress` is the share of the run that is done with it; of a budget it is predicted until the
-    step is learned from, and `spent` is 0 until then. `wanted` is how much of the batch's unit
-    control was to ask for. `cost`, `judged_flops` and `seconds` are what sampling and judging took.
+    `progress` is the share of the run that is done after this step; with a budget it is predicted
+    until the step's update, and `spent` is 0 until then. `wanted` is the target amount of
+    control's requests, in the batch's unit. `cost` and `seconds` include sampling and judging.
+
     `choices` and `seeds` are the step's random numbers of control and of completions. `asked` are
-    the places of the groups that control's last request is about, until they are sampled, and
-    `sampling` its settings where it has its own. A complete one, for example: Batch(step=7,
-    replayed=0, phase=1, progress=0.4, groups=[Group(...), Group(...)], cost=Cost(2.1e9, 913, 8),
-    seconds=1.3, ...)."""
+    the groups of control's last request, until they are sampled. Example: Batch(step=7, replayed=0,
+    phase=1, progress=0.4, fresh=Rollouts(...), cost=Cost(2.1e9, 913, 8), seconds=1.3, ...)."""
 
     step: int
     replayed: int
@@ -100,22 +97,19 @@ class Batch:
     wanted: int = 0
     spent: float = 0.0
     cost: Cost = field(default_factory=Cost)
-    judged_flops: float = 0.0
     seconds: float = 0.0
-    groups: list[Group] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
-    sampling: Sampling | None = None
     is_kept: bool = field(default=False, compare=False)  # complete, in a checkpoint
-    fresh: Rollouts = field(init=False, repr=False, compare=False)  # once its groups are complete
+    fresh: Rollouts = field(default=NONE, repr=False, compare=False)  # its groups
 
 
 class RolloutBuffer:
-    """The batches that were asked for and not taken, in the order of their steps; the first
-    `num_complete` of them are complete. `progress` is the share of the run that is done with those
-    that were taken; of these, control has yet to observe the `unobserved`. With a budget
-    (`spending`) the run ends where that is spent, and not with the plan. A thread may fill the
-    buffer while another takes or saves: all of it changes under `lock`, and groups are sampled in
-    copies."""
+    """The requested batches that no step has taken, in the order of their steps. The first
+    `num_complete` of them are complete. `progress` is the share of the run that is done after the
+    taken batches; `unobserved` are the taken batches that control has yet to observe. With a budget
+    (`spending`) the run ends when it is spent, and not with the plan. One thread may fill the
+    buffer while another takes batches or saves: all state changes under `lock`, and groups are
+    sampled in copies."""
 
     def __init__(
         self,
@@ -128,37 +122,41 @@ class RolloutBuffer:
     ) -> None:
         self.settings, self.seed, self.slots = settings, seed, slots
         self.spending = None if budget is None else Spending(budget, settings.batch.size)
-        self.first_share = 0.0 if self.spending is None else self.spending.first_share
         self.collector, self.prompts = collector, prompts
         self.batches: list[Batch] = []
         self.unobserved: list[Batch] = []
         self.num_complete = self.num_asked = 0
         self.progress = self.first_share
         self.sampled_seconds = 0.0
-        self.began: float | None = None  # and since when the batch in flight is sampled
-        self.replayed = deque[int]()  # of the batches that are asked for next
+        self.began: float | None = None  # start time of the batch in flight
+        self.replayed = deque[int]()  # of the batches that are requested next
         self.lock = threading.Condition()
 
     @property
+    def first_share(self) -> float:
+        """The share of the run that is done before the first step."""
+        return 0.0 if self.spending is None else self.spending.first_share
+
+    @property
     def num_early(self) -> int:
-        """How many batches are asked for before it is their turn."""
+        """The number of batches that are requested before their turn."""
         return int(self.settings.over_provision > 1.0)
 
     @property
     def num_sampled(self) -> int:
-        """The steps whose batches are complete, from the first of the run on."""
+        """The number of steps with complete batches, since the start of the run."""
         return self.num_asked - (len(self.batches) - self.num_complete)
 
     @property
     def seconds(self) -> float:
-        """Of sampling so far."""
+        """The seconds of sampling so far."""
         with self.lock:
             now = time.perf_counter() - self.began if self.began else 0.0
             return self.sampled_seconds + now
 
     def reserve(self, num_steps: int, taken: Sequence[Batch] = ()) -> None:
-        """Fix what replay adds to the batches of the first `num_steps`, before they are sampled.
-        What it holds changes meanwhile, and those that were `taken` are learned from."""
+        """Fix the amount that replay adds to the batches of the first `num_steps`, before they are
+        sampled. Updates on the `taken` batches change the state of replay later."""
         with self.lock:
             promised = sum(batch.replayed for batch in [*taken, *self.batches])
             promised += sum(self.replayed)
@@ -167,11 +165,11 @@ class RolloutBuffer:
                 promised += self.replayed[-1]
 
     def fill(self, version: int) -> bool:
-        """Complete one more batch, with the policy after `version` updates; False at the end of the
-        run. It touches nothing that learning changes."""
+        """Complete one more batch, with the policy after `version` updates; return False at the end
+        of the run. This changes no state that an update changes."""
         with self.lock:
             self.began = time.perf_counter()
-            if self.settings.in_flight_updates:  # what control has seen must not follow the clock
+            if self.settings.in_flight_updates:  # control must not depend on the clock
                 self.observe(self.num_sampled - self.settings.lead)
             while len(self.batches) <= self.num_complete + self.num_early and self.ask():
                 pass
@@ -183,8 +181,8 @@ class RolloutBuffer:
         return True
 
     def take(self, num: int, until: float | None = None) -> list[Batch]:
-        """The next complete batches, at most `num`, and none after the one with which the share
-        `until` of the run is done; none at the end of the run."""
+        """Return the next complete batches, at most `num`, and none after the batch that completes
+        the share `until` of the run; an empty list at the end of the run."""
         with self.lock:
             taken = self.batches[: min(num, self.num_complete)]
             if until is not None:
@@ -198,8 +196,8 @@ class RolloutBuffer:
             return taken
 
     def observe(self, num_steps: int) -> None:
-        """Let those that decide what is sampled learn from what the first `num_steps` learned from.
-        They must not be asked meanwhile."""
+        """Let control, generation and the budget observe the batches of the first `num_steps`. No
+        request may run at the same time."""
         while self.unobserved and self.unobserved[0].step < num_steps:
             batch = self.unobserved.pop(0)
             self.slots.control.observe(batch.fresh)
@@ -208,12 +206,14 @@ class RolloutBuffer:
                 self.spending.observe(batch.spent, batch.wanted)
 
     def ask(self) -> bool:
-        """Have control ask for the groups of the next step; False at the end of the run."""
+        """Request the groups of the next step from control; return False at the end of the run."""
         step, limit = self.num_asked, self.settings.max_steps
         is_over = self.spending is not None and self.spending.is_over(self.num_ahead)
         if is_over or (limit is not None and step >= limit):
             return False
-        batch = Batch(step, self.replayed[0], *self.random_numbers(step))
+        choices = random_numbers(self.seed, step, CONTROL_STREAM)
+        seeds = random_numbers(self.seed, step, SAMPLING_STREAM)
+        batch = Batch(step, self.replayed[0], choices, seeds)
         if not self.ask_for_more(batch):
             return False
         self.replayed.popleft()
@@ -222,8 +222,8 @@ class RolloutBuffer:
         return True
 
     def ask_for_more(self, batch: Batch) -> bool:
-        """Have control ask for groups of a batch, once it has seen those that the batch has; False
-        where it wants no more."""
+        """Request groups of a batch from control, which observes the batch's groups so far; return
+        False if it requests no more."""
         control, spending, ahead = self.slots.control, self.spending, self.num_ahead
         rollouts = batch.fresh if batch.num_requests else None
         so_far = SoFar(rollouts, batch.num_requests, batch.replayed)
@@ -246,111 +246,95 @@ class RolloutBuffer:
 
     @property
     def num_ahead(self) -> int:
-        """The batches that control has yet to observe."""
+        """The number of batches that control has yet to observe."""
         return len(self.unobserved) + len(self.batches)
 
     @property
     def spent(self) -> float:
-        """What of the budget the profile and the steps that were learned from took."""
+        """The spent part of the budget: the profile, a warm start, and all updated steps."""
         assert self.spending is not None
         return self.spending.spent + sum(batch.spent for batch in self.unobserved)
 
     def add_groups(self, batch: Batch, request: GroupRequest) -> None:
-        """Add what control asks for to a batch. Raises ValueError for a request that extends a
-        group of another prompt."""
-        special = (request.extends, request.sampling, request.prefixes)
-        if self.num_early and any(each is not None for each in special):
+        """Add the groups of a request to a batch. Raises ValueError if the request extends a group
+        of another prompt."""
+        if self.num_early and request.extends is not None:
             raise ParamsError(
-                f"train.control {self.settings.control['method']} asks for prompts in ways that "
+                f"train.control {self.settings.control['method']} extends a step's groups, which "
                 "train.over_provision does not carry over: set that to 1.0"
             )
         token_ids = self.prompts.token_ids(request.prompt_rows)
-        if request.prefixes is not None:
-            token_ids = [ids + more for ids, more in zip(token_ids, request.prefixes, strict=True)]
-        numbers, counts = request.groups(len(batch.groups)).tolist(), request.counts.tolist()
-        seeds = iter(batch.seeds.integers(0, 2**63 - 1, size=sum(counts)).tolist())
-        for number, row, prompt, count in zip(
-            numbers, request.prompt_rows.tolist(), token_ids, counts, strict=True
-        ):
-            if number == len(batch.groups):
-                batch.groups.append(Group(row, prompt))
-            group = batch.groups[number]
-            if (group.prompt_row, group.prompt) != (row, prompt):
-                raise ValueError("a request extends a group of another prompt")
-            group.rollouts += [Rollout(seed) for seed in itertools.islice(seeds, count)]
-        batch.asked, batch.sampling = [*dict.fromkeys(numbers)], request.sampling
+        before = batch.fresh.prompt_rows_Q
+        numbers_Q = request.groups(len(before))
+        rows_Q = np.concatenate([before, request.prompt_rows[numbers_Q >= len(before)]])
+        if (rows_Q[numbers_Q] != request.prompt_rows).any():
+            raise ValueError("a request extends a group of another prompt")
+        owner_B = np.repeat(np.arange(len(numbers_Q)), request.counts)
+        seeds = batch.seeds.integers(0, 2**63 - 1, size=len(owner_B))
+        new = make_rollouts(request.prompt_rows, token_ids, owner_B, seed=seeds)
+        new = new.with_columns(group=numbers_Q[owner_B])
+        table = pl.concat([batch.fresh.table, new.table]).sort("group", maintain_order=True)
+        batch.fresh = Rollouts(table, rows_Q)
+        batch.asked = [*dict.fromkeys(numbers_Q.tolist())]
 
     def complete(self, batch: Batch, later: Sequence[Batch], version: int) -> None:
-        """Sample and grade the groups of a batch until control wants no more of them."""
-        record = recorded.of_step(self.collector.recorded, batch.step)
+        """Sample and grade the groups of a batch until control requests no more of them."""
+        collector, ids = self.collector, self.prompts.ids
+        record = recorded.of_step(collector.recorded, batch.step)
+        known = None if self.num_early or self.settings.in_flight_updates else version
         while batch.asked:
-            asked = [batch.groups[number] for number in batch.asked]
-            groups = [group.copy() for group in [*asked, *self.beside(batch, later)]]
-            if record is None:
-                until = Until(len(batch.groups), batch.step - self.settings.max_carried)
-                groups, cost = self.collector.collect(
-                    self.prompts,
-                    groups,
-                    version,
-                    batch.sampling,
-                    until if self.num_early else None,
-                )
-            else:
-                groups, cost = self.take_recorded(record, batch, groups, version)
+            table, rest, found, until = self.in_flight(batch, later), NONE.table, None, None
+            if record is None and self.num_early:
+                until = len(batch.fresh.prompt_rows_Q), batch.step - self.settings.max_carried
+            elif record is not None:
+                if self.num_early:
+                    table, num = recorded.chosen(record, table, ids, batch.step)
+                    rest = table.filter(pl.col("group") >= num)
+                    table = table.filter(pl.col("group") < num)
+                found = recorded.of_groups(record, table, ids, batch.step, known)
+            table, cost = collector.collect(self.prompts, table, version, until, found=found)
             with self.lock:
-                self.put_back(batch, later, groups)
+                self.put_back(batch, later, pl.concat([table, rest]))
                 batch.cost += cost
-                batch.judged_flops += self.collector.take_judged()
-                batch.asked, batch.fresh = [], rollouts_of(batch.groups)
+                batch.asked = []
                 if not self.ask_for_more(batch):
                     self.count_complete(batch, record)
 
     def count_complete(self, batch: Batch, record: pl.DataFrame | None) -> None:
-        """Count a batch of which control wants no more as complete."""
+        """Count a batch as complete, after control's last request."""
         if record is not None:
-            recorded.check_all(record, batch.groups, batch.step)
+            recorded.check_all(record, len(batch.fresh.table), batch.step)
         assert self.began is not None
         batch.seconds = time.perf_counter() - self.began
         self.sampled_seconds, self.began = self.sampled_seconds + batch.seconds, None
         self.num_complete += 1
 
-    def beside(self, batch: Batch, later: Sequence[Batch]) -> list[Group]:
-        """The groups of the next batch that are in flight beside this one's: no more than it will
-        take itself, and none of another phase of the plan."""
+    def in_flight(self, batch: Batch, later: Sequence[Batch]) -> pl.DataFrame:
+        """Return the requested groups of a batch, followed by the groups of the next batch that are
+        sampled with it: not more than the next batch contains, and none if it is in another phase
+        of the plan."""
+        table = batch.fresh.table.filter(pl.col("group").is_in(batch.asked))
         if not later or later[0].phase != batch.phase:
-            return []
-        num = math.ceil((self.settings.over_provision - 1.0) * len(batch.groups))
-        return later[0].groups[:num]
+            return table
+        first = len(batch.fresh.prompt_rows_Q)
+        num = math.ceil((self.settings.over_provision - 1.0) * first)
+        beside = later[0].fresh.table.filter(pl.col("group") < num)
+        return pl.concat([table, beside.with_columns(pl.col("group") + first)])
 
-    def take_recorded(
-        self, record: pl.DataFrame, batch: Batch, groups: list[Group], version: int
-    ) -> tuple[list[Group], Cost]:
-        """As `Collector.collect`, with the rollouts of the record of this step."""
-        ids, places = self.prompts.ids, [*range(len(groups))]
-        if self.num_early:
-            places, found = recorded.chosen(record, groups, ids, batch.step)
-        else:
-            found = recorded.of_groups(record, groups, batch.asked, ids, batch.step)
-            is_ours = batch.sampling in (None, self.collector.run.sampling)
-            if not (self.settings.in_flight_updates and is_ours):
-                recorded.set_versions(found, version if is_ours else -1)
-        taken, cost = self.collector.take_recorded(
-            self.prompts, [groups[place] for place in places], found
-        )
-        # those that the recorded step took come first, in its order
-        return [*taken, *(group for place, group in enumerate(groups) if place not in places)], cost
-
-    def put_back(self, batch: Batch, later: Sequence[Batch], groups: Sequence[Group]) -> None:
-        """Put sampled groups in the place of those that were copied. With others in flight beside
-        them the batch gets the first complete ones; the others are the next batch's now."""
-        for group in groups:
-            group.since = batch.step if group.since < 0 else group.since
+    def put_back(self, batch: Batch, later: Sequence[Batch], table: pl.DataFrame) -> None:
+        """Replace the requested groups by the sampled ones. With over-provisioning the batch gets
+        the first complete groups, and the others move to the next batch."""
+        is_new = pl.col("since") < 0
+        table = table.with_columns(since=pl.when(is_new).then(batch.step).otherwise("since"))
         if not self.num_early:
-            for number, group in zip(batch.asked, groups, strict=True):
-                batch.groups[number] = group
+            others = batch.fresh.table.filter(~pl.col("group").is_in(batch.asked))
+            table = pl.concat([others, table]).sort("group", maintain_order=True)
+            batch.fresh = replace(batch.fresh, table=table)
             return
-        num = len(batch.groups)
-        complete = [group for group in groups if group.is_complete][:num]
+        num = len(batch.fresh.prompt_rows_Q)
+        groups = Rollouts.of(table)
+        is_going_Q = np.bincount(groups.group_B, table["reason"] == UNFINISHED) > 0
+        complete = np.flatnonzero(~is_going_Q)[:num]
         if len(complete) != num:
             what = "sampling ended"
             if self.collector.recorded is not None:
@@ -359,26 +343,24 @@ class RolloutBuffer:
                 f"step {batch.step}: {len(complete)} groups are whole, and control asked for "
                 f"{num}: {what}"
             )
-        taken = set(map(id, complete))
-        batch.groups = complete
+        batch.fresh = groups.groups(complete)
         if later:
-            later[0].groups[: len(groups) - num] = [g for g in groups if id(g) not in taken]
+            left = groups.groups(np.setdiff1d(np.arange(len(is_going_Q)), complete))
+            behind = later[0].fresh
+            kept = np.arange(len(left.prompt_rows_Q), len(behind.prompt_rows_Q))
+            later[0].fresh = merge([left, behind.groups(kept)])
 
-    def random_numbers(self, step: int) -> tuple[np.random.Generator, np.random.Generator]:
-        """Those of control and of completions."""
-        streams = (CONTROL_STREAM, SAMPLING_STREAM)
-        control, completions = (random_numbers(self.seed, step, stream) for stream in streams)
-        return control, completions
-
-    def groups(self) -> list[list[Group]]:
-        """The groups of each batch, for a checkpoint: what is complete is not lost by a kill from
-        then on."""
+    def table(self) -> pl.DataFrame:
+        """Return the rollouts of each batch, for a checkpoint. From then on a kill does not lose
+        complete batches."""
         for batch in self.batches[: self.num_complete]:
             batch.is_kept = True
-        return [[*batch.groups] for batch in [*self.unobserved, *self.batches]]
+        every = [each.fresh.table for each in [*self.unobserved, *self.batches]]
+        numbered = [table.with_columns(batch=pl.lit(number)) for number, table in enumerate(every)]
+        return pl.concat([NONE.table.with_columns(batch=pl.lit(0)), *numbered])
 
     def numbers(self) -> dict[str, Any]:
-        """What else `restore` needs, as JSON has it."""
+        """Return the other values that `restore` needs, as JSON."""
         return {
             "progress": self.progress,
             "spending": None if self.spending is None else asdict(self.spending),
@@ -390,43 +372,38 @@ class RolloutBuffer:
         }
 
     def restore(self, numbers: Mapping[str, Any], table: pl.DataFrame) -> None:
-        """Put the buffer where a checkpoint was made."""
+        """Restore the state of the buffer from a checkpoint."""
+        missing = {name: value for name, value in EMPTY.items() if name not in table.columns}
+        table = with_values(table, missing)  # columns that an earlier version did not write
         self.progress, self.num_asked = numbers["progress"], numbers["num_asked"]
         self.num_complete, num = numbers["num_complete"], numbers["num_unobserved"]
         if self.spending is not None:
-            self.spending.spent = numbers["spending"]["spent"]
-            self.spending.costs = numbers["spending"]["costs"]
+            for name in ("spent", "before", "costs"):
+                setattr(self.spending, name, numbers["spending"][name])
         self.replayed = deque(numbers["replayed"])
         found = [
-            batch_of(values, groups_in(table, place))
+            batch_of(values, Rollouts.of(table.filter(pl.col("batch") == place).select([*COLUMNS])))
             for place, values in enumerate(numbers["batches"])
         ]
         self.unobserved, self.batches = found[:num], found[num:]
         for batch in found[: num + self.num_complete]:
-            batch.is_kept, batch.fresh = True, rollouts_of(batch.groups)
+            batch.is_kept = True
 
 
 def numbers_of(batch: Batch) -> dict[str, Any]:
-    """A batch without its groups, as JSON has it."""
+    """Return a batch without its rollouts, as JSON."""
+    plain = [each.name for each in fields(batch) if each.name not in APART]
     return {
-        **{name: getattr(batch, name) for name in KEPT},
+        **{name: getattr(batch, name) for name in plain},
         "cost": asdict(batch.cost),
-        "sampling": None if batch.sampling is None else asdict(batch.sampling),
         "choices": batch.choices.bit_generator.state,
         "seeds": batch.seeds.bit_generator.state,
     }
 
 
-def batch_of(numbers: Mapping[str, Any], groups: list[Group]) -> Batch:
-    """The inverse of `numbers_of`."""
+def batch_of(numbers: Mapping[str, Any], fresh: Rollouts) -> Batch:
+    """Return the batch of these numbers and rollouts; the inverse of `numbers_of`."""
     choices, seeds = np.random.default_rng(), np.random.default_rng()
     choices.bit_generator.state, seeds.bit_generator.state = numbers["choices"], numbers["seeds"]
-    own = numbers["sampling"]
-    return Batch(
-        **{name: numbers[name] for name in KEPT},
-        cost=Cost(**numbers["cost"]),
-        sampling=None if own is None else Sampling(**own),
-        choices=choices,
-        seeds=seeds,
-        groups=groups,
-    )
+    made = {"cost": Cost(**numbers["cost"]), "choices": choices, "seeds": seeds, "fresh": fresh}
+    return Batch(**{**numbers, **made})

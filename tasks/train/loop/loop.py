@@ -1,12 +1,13 @@
 """The training loop, from top to bottom.
 
-    control -> RolloutBuffer -> [ask, sample, grade] -> Batch
-            -> select, estimate, update -> weights -> engine
-            -> observe: control, generate, advantage, replay
+    [warm start]
+    control -> RolloutBuffer -> [request, sample, grade] -> Batch
+      -> select, estimate, update -> weights -> engine
+      -> observe: control, generate, advantage, replay
 
-A round is what is learned from while the engine keeps its weights: one step, or several where
-batches are sampled ahead (`sampler`). Between rounds the engine has the newest weights. The policy
-is validated then, a decayed branch begins or ends (`branches`), and a checkpoint is written."""
+A round is the set of steps during which the engine keeps its weights: one step, or several if
+batches are sampled ahead (`sampler`). Between rounds the engine has the newest weights. Then the
+policy is validated, a decayed branch begins or ends (`branches`), and a checkpoint is written."""
 
 import logging
 import signal
@@ -27,6 +28,7 @@ from tasks.train.loop.save import resume, save
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import merge
 from tasks.train.settings import CheckpointSettings
+from tasks.train.warm_start import warm_start
 
 logger = logging.getLogger(__name__)
 
@@ -39,24 +41,23 @@ def train(
     extent: tuple[float | None, str] = (None, "rollout"),
     chosen: Path | None = None,
 ) -> dict[str, float]:
-    """Drive `trainer` to the end of its run, from the checkpoint `chosen` or the newest one on.
-    Returns the work that kills lost. `record(values, step, charged FLOPs)` is called for every step
-    and every point of the curve; `extent` is how much the whole run takes of what, for the progress
-    bar. Raises KeyboardInterrupt (Ctrl-C, SIGTERM) once what is in flight is learned or
-    checkpointed."""
+    """Train to the end of the run, from the checkpoint `chosen` or the newest one on. Return the
+    work lost in kills. `record(values, step, charged FLOPs)` is called for every step and point of
+    the curve; `extent` is the length of the run and its unit, for the progress bar. Raises
+    KeyboardInterrupt (Ctrl-C, SIGTERM) after batches in flight are trained on or checkpointed."""
     ranks, state, buffer = trainer.run.ranks, trainer.state, trainer.buffer
     resume(trainer, checkpoints, chosen)
     trainer.score_replay()
     lost = checkpoints.count_lost(state.work) if ranks.is_main else {}
-    is_stopped = False
     with (
         stop_requested() as stopping,
         progress(extent[0], "train", extent[1]) as bar,
         Sampler(trainer) as sampler,
     ):
         reporter = Reporter(trainer, checkpoints, record, bar)
+        is_stopped = not warm_start(trainer, checkpoints, settings, stopping)
         while not is_stopped:
-            # leave the trunk for a decayed branch, or come back from its end
+            # leave the trunk for a decayed branch, or return from its end
             if is_end(trainer):
                 sampler.wait_until_idle()
                 reporter.note(return_to_trunk(trainer, checkpoints))
@@ -67,7 +68,7 @@ def train(
                 sampler.wait_until_idle()
                 reporter.note(trainer.add_point(buffer.progress))
 
-            # ask, sample and grade; what was sampled is not sampled again after a kill
+            # request, sample and grade; a kill after this does not repeat the sampling
             reporter.begin_round()
             sampler.fill()
             is_due = buffer.num_complete and checkpoints.seconds_ago() >= settings.every_seconds
@@ -90,15 +91,15 @@ def train(
         save(trainer, checkpoints)
         checkpoints.wait()
     if is_stopped:
-        raise KeyboardInterrupt(f"stopped after step {state.num_steps - 1}, which is checkpointed")
+        raise KeyboardInterrupt(f"stopped after {state.latest_step()}, which is checkpointed")
     return lost
 
 
 def learn_round(
     trainer: Trainer, batches: Sequence[Batch], sampler: Sampler, reporter: Reporter
 ) -> None:
-    """Learn from the batches of a round, while those of the next are sampled; then have control
-    observe them, and give the engine the new weights."""
+    """Train on the batches of a round, while the next batches are sampled. Then let control observe
+    them, and load the new weights into the engine."""
     sampler.begin(batches)
     for batch in batches:
         reporter.begin_step()
@@ -112,7 +113,7 @@ def learn_round(
 
 
 def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
-    """Learn from a batch; its row of STEPS."""
+    """Train on a batch, and return its row of STEPS."""
     state, slots, settings = trainer.state, trainer.slots, trainer.run.settings
     check_ages(trainer, batch)
 
@@ -122,29 +123,29 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
     rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
     with state.timed("score"):
         rollouts = trainer.observe_policy(rollouts)
-    estimate = trainer.estimate(rollouts, rng)
+    rollouts = trainer.estimate(rollouts, rng)
 
-    # update, at the learning rate of the share of the run that is done with it
-    spend(trainer, batch, rollouts, estimate)
+    # update, with the learning rate at the progress of the run after this step
+    spend(trainer, batch, rollouts)
     rate = trainer.learning_rate(batch.progress)
     with state.timed("update"):
-        update = trainer.update(rollouts, estimate, rate, rng)
+        update = trainer.update(rollouts, rate, rng)
 
     # observe, charge, record
     slots.advantage.observe(rollouts)
     slots.replay.add(batch.fresh)
-    charge(trainer, batch, rollouts, estimate, update)
-    return trainer.record(batch, rollouts, estimate, update, rate)
+    charge(trainer, batch, rollouts, update)
+    return trainer.record(batch, rollouts, update, rate)
 
 
 def check_ages(trainer: Trainer, batch: Batch) -> None:
-    """Raise ArtifactError for tokens of a later policy than that which learns from them, or of one
-    of more than `max_staleness` steps before."""
+    """Raise ArtifactError for tokens of a later policy than the trained one, or of a policy that is
+    more than `max_staleness` steps old."""
     newest, limit = trainer.learner.version, trainer.run.settings.max_staleness
     steps = trainer.state.steps[-limit:] if limit else []
     oldest = newest - sum(row["num_updates"] for row in steps)
-    versions = batch.fresh.token_versions_N()
-    wrong = versions[(versions > newest) | ((versions >= 0) & (versions < oldest))]
+    versions = batch.fresh.versions_N()
+    wrong = versions[(versions > newest) | (versions < oldest)]
     if len(wrong):
         raise ArtifactError(
             f"{trainer.where()}: tokens are of the policy after {wrong[0]} updates, and those of "
@@ -155,7 +156,7 @@ def check_ages(trainer: Trainer, batch: Batch) -> None:
 
 @contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Hold back Ctrl-C and SIGTERM until the step is done; a second one ends the run at once."""
+    """Delay Ctrl-C and SIGTERM until the step is done; a second signal ends the run at once."""
     asked: list[int] = []
 
     def ask(number: int, frame: object) -> None:

@@ -6,26 +6,27 @@ import numpy as np
 import polars as pl
 import torch
 
+from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.train.learner.update import UpdateStats
-from tasks.train.rollouts import Bools, Floats, Rollouts, mixed_groups, ragged
+from tasks.train.rollouts import OWN_TOKENS, Rollouts, mixed_groups
 
 
-def describe_step(rollouts: Rollouts, keep_B: Bools, stats: UpdateStats) -> dict[str, Any]:
-    """What a step's rollouts and its update looked like; the update's columns are None where there
-    was none. What is said of rollouts is of the fresh ones, what is kept is of all."""
-    fresh = rollouts.where(~rollouts.replayed_B)
+def describe_step(rollouts: Rollouts, stats: UpdateStats) -> dict[str, Any]:
+    """Return the columns of STEPS about a step's rollouts and its update; columns of the update are
+    None if there was none. Columns about rollouts count the fresh ones, `kept` counts all."""
+    fresh, kept = rollouts.where(~rollouts.replayed_B), rollouts.where(rollouts.kept_B)
     lengths, graded = fresh.completion_tokens_B(), fresh.where(~fresh.is_error_B())
-    # what was sampled, whatever select made of it
+    # over all sampled rollouts, independent of select
     mixed = mixed_groups(graded.rewards_B, graded.group_B, len(rollouts.prompt_rows_Q))
-    outcomes = np.array(fresh.outcomes)
+    outcomes = fresh.table["outcome"].to_numpy()
     return {
         "num_prompts": len(np.unique(fresh.group_B)),
         "num_rollouts": len(fresh.group_B),
         "num_replayed": int(rollouts.replayed_B.sum()),
-        "num_kept": int(keep_B.sum()),
+        "num_kept": len(kept.table),
         "num_mixed_groups": int(mixed.sum()),
         "reward_mean": float(graded.rewards_B.mean()) if len(graded.group_B) else None,
-        "reward_mean_kept": float(rollouts.rewards_B[keep_B].mean()) if keep_B.any() else None,
+        "reward_mean_kept": float(kept.rewards_B.mean()) if len(kept.table) else None,
         **describe_update(stats),
         "completion_tokens_mean": float(lengths.mean()),
         "completion_tokens_p95": float(np.quantile(lengths, 0.95)),
@@ -36,8 +37,8 @@ def describe_step(rollouts: Rollouts, keep_B: Bools, stats: UpdateStats) -> dict
 
 
 def describe_update(stats: UpdateStats) -> dict[str, float | None]:
-    """The mean loss of the updates, and means over the tokens that were computed; None where there
-    were none."""
+    """Return the mean loss of the updates, and means over the computed tokens; None if there were
+    none."""
     names = (
         "loss",
         "entropy",
@@ -55,9 +56,9 @@ def describe_update(stats: UpdateStats) -> dict[str, float | None]:
     gaps = np.abs(ratios)
     sums = (stats.entropy, stats.clipped, stats.capped, stats.kl)
     means = [total / stats.num_tokens for total in sums]
-    # a step of replayed rollouts alone has nothing that the present policy sampled
+    # a step of only replayed rollouts has no tokens of the current policy
     largest = [float(gaps.mean()), float(gaps.max())] if len(gaps) else [None, None]
-    # the share of tokens that as many equally weighted ones would be worth (Kish)
+    # the effective sample size as a share of the tokens (Kish)
     squares = max(stats.squared_weights * stats.num_tokens, 1e-300)
     found = [stats.loss / max(len(stats.norms), 1), *means, *largest, stats.weights**2 / squares]
     values = dict(zip(names, found, strict=True))
@@ -70,40 +71,22 @@ def describe_update(stats: UpdateStats) -> dict[str, float | None]:
     }
 
 
-def rollout_rows(
-    step: int,
-    prompt_ids: pl.Series,
-    rollouts: Rollouts,
-    keep_B: Bools,
-    advantages_B: Floats,
-) -> list[dict[str, Any]]:
-    """The step's rows of TRAIN_ROLLOUTS, group by group."""
-    first_of_group = np.searchsorted(rollouts.group_B, rollouts.group_B)
-    samples, ids_Q = rollouts.samples, prompt_ids[rollouts.prompt_rows_Q].to_list()
-    lengths_B = rollouts.completion_tokens_B()
-    is_action_B, versions_B = (
-        [None] * len(lengths_B) if values_N is None else ragged(values_N, lengths_B)
-        for values_N in (rollouts.is_action_N, rollouts.versions_N)
-    )
-    return [
-        {
-            "step": step,
-            "group": int(group),
-            "prompt_id": ids_Q[group],
-            "sample_index": row - int(first_of_group[row]),
-            "outcome": rollouts.outcomes[row],
-            "reward": float(rollouts.rewards_B[row]),
-            "kept": bool(keep_B[row]),
-            "advantage": float(advantages_B[row]),
-            "finish_reason": samples.finish_reasons[row],
-            "prompt_tokens": len(rollouts.prompts[group]),
-            "version": int(rollouts.versions_B[row]),
-            "replayed": bool(rollouts.replayed_B[row]),
-            "token_ids": samples.token_ids[row],
-            "sampler_logprobs": samples.logprobs[row],
-            "is_action": is_action_B[row],
-            "versions": versions_B[row],
-            "text": rollouts.texts[row],
-        }
-        for row, group in enumerate(rollouts.group_B)
-    ]
+def record_rollouts(step: int, prompt_ids: pl.Series, rollouts: Rollouts) -> pl.DataFrame:
+    """Return the step's rows of TRAIN_ROLLOUTS, group by group."""
+    table = rollouts.table
+    masked = table["is_action"].null_count() < len(table)
+    mixed = (rollouts.versions_N() != rollouts.versions_B[rollouts.owner_N()]).any()
+    columns: dict[str, Any] = {
+        "step": pl.lit(step),
+        "prompt_id": prompt_ids[table["prompt_row"]],
+        "sample_index": pl.int_range(pl.len()).over("group"),
+        "advantage": rollouts.advantage_means_B(),
+        "finish_reason": "reason",
+        "prompt_tokens": pl.col("prompt").list.len(),
+        "version": rollouts.versions_B,
+        "sampler_logprobs": "logprobs",
+        "is_action": OWN_TOKENS if masked else None,
+        "versions": "versions" if mixed else None,
+    }
+    found = table.with_columns(**columns).select([*TRAIN_ROLLOUTS.columns])
+    return found.cast(pl.Schema(TRAIN_ROLLOUTS.columns)).rechunk()

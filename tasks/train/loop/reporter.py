@@ -1,10 +1,11 @@
-"""What is said of a run while it goes on: the record (MLflow), the note of executed work, the
-progress bar."""
+"""Reports during a run: the record (MLflow), the file of executed work, the progress bar."""
 
 import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import polars as pl
 
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.buffer import Batch
@@ -16,7 +17,7 @@ Record = Callable[[Mapping[str, Any], int, float], None]
 
 
 class Reporter:
-    """Told of every step, every round and every point of the curve."""
+    """Reports every step, every round and every point of the curve."""
 
     def __init__(
         self, trainer: Trainer, checkpoints: Checkpoints, record: Record, bar: Any
@@ -34,31 +35,31 @@ class Reporter:
         logger.info("step %d: validation accuracy %.3f", point["step"], point["accuracy"])
 
     def begin_round(self) -> None:
-        """Note the time before the batches of a round are there, and what was waited until then."""
+        """Store the time before the batches of a round are complete, and the time waited so far."""
         self.round_began = time.perf_counter()
         self.waited = self.trainer.state.seconds.get("wait", 0.0)
         self.sampled = self.trainer.buffer.seconds
 
     def begin_step(self) -> None:
-        """Note the totals before a step, from which its cost follows."""
+        """Store the totals before a step, to compute its cost later."""
         state = self.trainer.state
         self.step_began, self.parts = time.perf_counter(), dict(state.seconds)
         self.executed, self.tokens = state.trained("executed"), state.ledger.tokens["generate"]
         self.version = self.trainer.learner.version
 
     def end_step(self, batch: Batch, row: dict[str, Any]) -> None:
-        """Count what the step executed, and keep it for the record of its round."""
+        """Count the work that the step executed, and store its row for the record of its round."""
         state, work = self.trainer.state, self.trainer.state.work
         work["seconds"] += time.perf_counter() - self.step_began + batch.seconds
         work["flops"] += state.trained("executed") - self.executed
         work["tokens"] += row["tokens"] - self.tokens
         if batch.is_kept:  # in a checkpoint: a kill does not lose it
             work["seconds"] -= batch.seconds
-            work["flops"] -= batch.cost.flops + batch.judged_flops
+            work["flops"] -= batch.cost.flops + batch.cost.judged_flops
             work["tokens"] -= batch.cost.tokens
         if self.trainer.run.ranks.is_main:
             self.checkpoints.note_work(work)
-        if self.trainer.run.settings.num_ahead:  # a step that samples itself was timed
+        if self.trainer.run.settings.num_ahead:  # a step that samples by itself was timed
             state.seconds["generate"] += batch.seconds
         parts = {part: spent - self.parts.get(part, 0.0) for part, spent in state.seconds.items()}
         seconds = {**parts, "generate": batch.seconds}
@@ -66,15 +67,14 @@ class Reporter:
         self.values.append({**measurements(row, seconds), **old})
 
     def end_round(self) -> None:
-        """Record the steps of the round, with what control says of itself after it and, where both
-        sides work at once, the shares of the time in which each waited for the other."""
+        """Record the steps of the round, with control's values after it and, if both sides work at
+        once, the shares of the time in which each waited for the other."""
         trainer, num = self.trainer, len(self.values)
         state, buffer = trainer.state, trainer.buffer
         seconds = max(time.perf_counter() - self.round_began, 1e-9)
         with buffer.lock:
             described = trainer.slots.control.describe().items()
-            waiting = buffer.batches[buffer.num_complete :]
-            carried = [group for batch in waiting for group in batch.groups]
+            waiting = [batch.fresh.table for batch in buffer.batches[buffer.num_complete :]]
         values = {f"control/{name}": value for name, value in described}
         if trainer.run.settings.num_ahead:
             sampled = buffer.seconds - self.sampled
@@ -83,7 +83,8 @@ class Reporter:
             values["sampler_idle_rate"] = max(1.0 - sampled / seconds, 0.0)
             values["round_batches"] = float(num)
         if buffer.num_early:
-            values["carried_groups"] = float(sum(group.since >= 0 for group in carried))
+            begun = [table.filter(pl.col("since") >= 0) for table in waiting]
+            values["carried_groups"] = float(sum(table["group"].n_unique() for table in begun))
         self.values[-1] |= values
         for measured in self.values:
             if state.branch is None:
@@ -92,8 +93,8 @@ class Reporter:
         self.values = []
 
     def show(self, row: Mapping[str, Any], seconds: float) -> None:
-        """The step on the progress bar, which adds rate and time left. It counts the trunk's
-        rollouts alone, or what they took of the budget."""
+        """Show the step on the progress bar, which adds rate and time left. The bar counts only the
+        trunk's rollouts, or their part of the budget."""
         state, buffer, branch = self.trainer.state, self.trainer.buffer, self.trainer.state.branch
         done = state.ledger.rollouts["generate"] if buffer.spending is None else buffer.spent
         if branch is None:
@@ -110,8 +111,8 @@ class Reporter:
 
 
 def measurements(row: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
-    """A step for the record: its row of STEPS, the share of mixed groups, tokens a second, and the
-    step's own seconds by part."""
+    """Return a step for the record: its row of STEPS, the share of mixed groups, tokens per second,
+    and the step's own seconds by part."""
     parts = {f"seconds/{part}": spent for part, spent in seconds.items() if part != "validate"}
     tokens = row["completion_tokens_mean"] * row["num_rollouts"]
     return {
@@ -123,10 +124,9 @@ def measurements(row: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[s
 
 
 def ages(version: int, batch: Batch) -> dict[str, float]:
-    """By how many updates the oldest token of a batch is older than this version of the policy, and
-    the mean. Of tokens that other sampling settings wrote the version is not known."""
-    versions = batch.fresh.token_versions_N()
-    age = version - versions[versions >= 0]
+    """Return the age in updates of a batch's tokens, relative to this version of the policy: the
+    maximum and the mean."""
+    age = version - batch.fresh.versions_N()
     if not len(age):
         return {}
     return {"staleness": float(age.max()), "staleness_mean": float(age.mean())}

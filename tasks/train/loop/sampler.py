@@ -1,18 +1,17 @@
-"""Who fills the buffer: the step itself, or a thread that samples the batches of the next steps
-while this one learns (`TrainSettings.num_ahead`).
+"""The buffer is filled by the step itself, or by a thread that samples the batches of the next
+steps during the updates of the current ones (`TrainSettings.num_ahead`).
 
-Sampling ahead goes in rounds. While the batches of a round are learned from, those of the next are
-sampled, all from the policy as it was when the round began. Then both sides wait for each other,
-the methods that decide what is sampled learn of the round, the engine gets the new weights, and a
-probe shows that it has them. A round of n batches is learned from n to 2n - 1 steps after its
-policy.
+Sampling ahead works in rounds. During the updates of a round, the batches of the next one are
+sampled, all from the policy at the start of the round. Then both sides wait for each other, the
+methods that control sampling observe the round, the engine gets the new weights, and a probe
+verifies them. A round of n batches is trained on n to 2n - 1 steps after its policy.
 
 With `train.in_flight_updates` there are no rounds. A step begins when its batch is complete. After
-each step the engine gets the new weights, while it samples, and one batch more may be begun: that
-of `max_staleness` steps later. Control has observed the same steps then, whichever side is fast. A
-completion goes on with the new policy, and records of each token which one wrote it (PipelineRL,
-arXiv 2509.19128). Both sides wait for each other only where the policy is validated and where a
-branch ends."""
+each step the engine gets the new weights, while it samples, and one more batch may begin: the batch
+`max_staleness` steps later. At that point control has observed the same steps, whichever side is
+faster. A completion continues with the new policy, and records the policy of each token
+(PipelineRL, arXiv 2509.19128). Both sides wait for each other only when the policy is validated and
+when a branch ends."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -26,8 +25,8 @@ from tasks.train.loop.trainer import Trainer
 
 
 class Sampler:
-    """Fills the buffer until the batches of the first `target` steps are complete. It has the
-    engine and the grader to itself while it `is_busy`."""
+    """Fills the buffer until the batches of the first `target` steps are complete. It has exclusive
+    use of the engine and the grader while it `is_busy`."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.buffer, self.lock = trainer, trainer.buffer, trainer.buffer.lock
@@ -41,7 +40,7 @@ class Sampler:
         self.error: BaseException | None = None
 
     def __enter__(self) -> "Sampler":
-        if self.trainer.engine_version < 0:  # it must know the version of what it has
+        if self.trainer.engine_version < 0:  # the sampler needs the version of its weights
             self.trainer.sync_engine()
         return self
 
@@ -51,20 +50,20 @@ class Sampler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Wait for the batch in flight, whatever comes of it; an interrupt at once does not."""
+        """Wait for the batch in flight, unless an immediate interrupt ends the run."""
         with self.lock:
             self.target = 0
             if kind is not KeyboardInterrupt:
                 self.lock.wait_for(lambda: not self.is_busy)
 
     def fill(self) -> None:
-        """Return when a batch is complete (with rounds all of one), or the run is at its end."""
+        """Wait until a batch (with rounds, all of a round) is complete, or the run has ended."""
         buffer, state = self.buffer, self.trainer.state
         with state.timed("wait" if self.is_ahead else "generate"):
             if self.is_ahead and not (self.has_rounds and buffer.num_complete):
                 self.wait_until_filled()
                 if buffer.spending is not None and not buffer.batches:
-                    # it ended by what steps are predicted to cost: see what they did cost
+                    # the end was predicted from costs of steps: check with their real costs
                     buffer.observe(state.num_steps)
                     self.wait_until_filled()
             elif not buffer.num_complete:
@@ -73,7 +72,7 @@ class Sampler:
         self.raise_error()
 
     def wait_until_filled(self) -> None:
-        """Sample what is ahead, and return when a batch is complete (with rounds all of one)."""
+        """Sample ahead, and wait until a batch (with rounds, all of a round) is complete."""
         self.begin()
         with self.lock:
             self.lock.wait_for(
@@ -81,7 +80,7 @@ class Sampler:
             )
 
     def begin(self, taken: Sequence[Batch] = ()) -> None:
-        """Sample what comes after the batches that were `taken`, if any is ahead."""
+        """Start to sample the batches after the `taken` ones, if any are ahead."""
         self.raise_error()
         if not self.is_ahead:
             return
@@ -93,37 +92,37 @@ class Sampler:
             self.start()
 
     def start(self) -> None:
-        """Have the thread sample, unless the target is reached."""
+        """Start the sampling thread, unless the target is reached."""
         if not self.is_busy and self.buffer.num_sampled < self.target:
-            # it must not keep a process alive that is to end at once
+            # a daemon, so that it does not delay an immediate exit
             threading.Thread(target=self.work, name="sampler", daemon=True).start()
             self.is_busy = True
 
     def work(self) -> None:
-        """In the thread: sample until the target, or the end of the run."""
+        """Sample in the thread, until the target or the end of the run."""
         try:
-            torch.set_num_threads(self.num_threads)  # it is a thread's own setting
+            torch.set_num_threads(self.num_threads)  # this setting is per thread
             while self.has_work():
                 with own_stream(self.device):
                     is_end = not self.buffer.fill(self.trainer.engine_version)
                 with self.lock:
                     self.target = 0 if is_end else self.target
                     self.lock.notify_all()
-        except BaseException as error:  # it is raised again in the thread that waits
+        except BaseException as error:  # raised again in the waiting thread
             with self.lock:
                 self.error, self.is_busy = error, False
                 self.lock.notify_all()
 
     def has_work(self) -> bool:
-        """Whether the target is not reached; the thread ends where it is."""
+        """Return whether the target is not reached; the thread ends when it is."""
         with self.lock:
             self.is_busy = self.buffer.num_sampled < self.target
             self.lock.notify_all()
             return self.is_busy
 
     def hand_over(self) -> None:
-        """Give the engine the new weights: at once where it is idle or takes them while it samples;
-        else they wait for the end of the round."""
+        """Load the new weights into the engine: at once if it is idle or accepts them while it
+        samples; otherwise at the end of the round."""
         if not self.has_rounds and any(self.trainer.run.ranks.all_gather(self.is_busy)):
             with self.trainer.state.timed("update"):
                 self.trainer.swap_weights()
@@ -131,22 +130,22 @@ class Sampler:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Give the engine, which is idle, the newest weights, unless it has them."""
+        """Load the newest weights into the idle engine, unless it has them."""
         if self.trainer.engine_version != self.trainer.learner.version:
             with self.trainer.state.timed("update"):
                 self.trainer.sync_engine()
 
     def end_round(self) -> None:
-        """Where there are rounds, wait for the one in flight, have control observe what was learned
-        from, and give the engine the new weights."""
+        """With rounds, wait for the round in flight, let control observe the finished one, and load
+        the new weights into the engine."""
         if self.has_rounds:
             self.wait_until_idle()
             self.buffer.observe(self.trainer.state.num_steps)
             self.catch_up()
 
     def wait_until_idle(self) -> None:
-        """Return when nothing is sampled any more: with rounds the one in flight is complete, and
-        without the batch in flight, the same on every rank. Raises what sampling raised."""
+        """Wait until sampling stops: with rounds after the round in flight, without rounds after
+        the batch in flight, the same on every rank. Raises the sampling thread's error."""
         if not self.has_rounds:
             with self.lock:
                 self.target = min(self.target, self.buffer.num_sampled + self.is_busy)
@@ -166,8 +165,8 @@ class Sampler:
 
 @contextmanager
 def own_stream(device: int | None) -> Iterator[None]:
-    """The device of another thread, and a queue of one's own on it: what two threads put into one
-    queue is computed in turn."""
+    """Set the device in another thread, with a separate stream: operations that two threads queue
+    on one stream run in turn."""
     if device is None:
         yield
         return

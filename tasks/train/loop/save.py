@@ -1,4 +1,4 @@
-"""A trainer to a checkpoint and back, and from its last checkpoint to the run's artifacts."""
+"""Save a trainer to a checkpoint, restore it, and write the artifacts from the last checkpoint."""
 
 import logging
 import shutil
@@ -10,48 +10,51 @@ import polars as pl
 import torch
 
 from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
-from tasks.common.files import ArtifactError, sync_folder, writing
+from tasks.common.files import ArtifactError, digest_file, sync_folder, writing
 from tasks.common.sealed import write_sealed
 from tasks.models.folder import policy_digest
 from tasks.models.policy import save_policy
 from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
-from tasks.train.checkpoint.stored import Loaded
+from tasks.train.checkpoint.folder import Loaded
 from tasks.train.checkpoint.tensors import optimizer_tensors, restore_optimizer
 from tasks.train.learner.lora import save_adapter
 from tasks.train.learner.sharding import local, local_rows
+from tasks.train.loop.buffer import NONE
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
-from tasks.train.sampling.groups import table_of
 
 logger = logging.getLogger(__name__)
 
-METHOD = "method"  # before the slot's name and the field's, in the names of a checkpoint's tensors
-BUFFER = "buffer"  # the name of its table and its numbers in a checkpoint
+METHOD = "method"  # prefix of the slot and field names of a checkpoint's tensors
+BUFFER = "buffer"  # name of the buffer's table and numbers in a checkpoint
 
 
 def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
-    """Checkpoint a copy of the trainer; the rollouts since the last one become a part of their own,
-    which is not written again. Every rank calls this; those of a policy that is not sharded have
-    nothing to add to the first."""
-    checkpoints.wait()  # before the copy is made: two of them may be more than main memory holds
+    """Checkpoint a copy of the trainer. The rollouts since the last one become a separate part,
+    which is written once. Every rank calls this; with an unsharded policy the other ranks add
+    nothing."""
+    checkpoints.wait()  # before the next copy: two may not fit in main memory
     tensors = optimizer_tensors(trainer.learner.model, trainer.learner.optimizer)
     shards = write_shards(trainer, checkpoints, tensors)
     if not trainer.run.ranks.is_main:
         return
     state, learner, part = trainer.state, trainer.learner, None
     if state.rollouts:
-        part, state.rollouts = TRAIN_ROLLOUTS.frame(state.rollouts), []
+        part, state.rollouts = pl.concat(state.rollouts, rechunk=True), []
     tensors = {name: tensor for name, tensor in tensors.items() if local_rows(tensor) is None}
     with trainer.buffer.lock:
         states, buffer = trainer.slots.states(), trainer.buffer.numbers()
-        groups = trainer.buffer.groups()
-    for slot, arrays in states.items():
-        tensors |= {f"{METHOD}.{slot}.{k}": torch.from_numpy(v) for k, v in arrays.items()}
+        table = trainer.buffer.table()
     tables = {
         "steps": STEPS.frame(state.steps),
         "curve": CURVE.frame(state.curve),
-        BUFFER: table_of(groups),
+        BUFFER: table,
     }
+    for name, value in states.items():
+        if isinstance(value, pl.DataFrame):
+            tables[f"{METHOD}.{name}"] = value
+        else:
+            tensors[f"{METHOD}.{name}"] = torch.from_numpy(value)
     copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
     numbers = {**state.numbers(), "version": learner.version, BUFFER: buffer}
     checkpoints.save(Snapshot(state.num_steps, copied, shards, numbers, tables, part))
@@ -60,8 +63,8 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
 def write_shards(
     trainer: Trainer, checkpoints: Checkpoints, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, str]:
-    """Have every rank write its rows of the sharded tensors; the names and digests of the files. A
-    checkpoint takes them over when all are on the disk."""
+    """Write every rank's rows of the sharded tensors; return the names and digests of the files.
+    They move into the checkpoint when all are on disk."""
     ranks = trainer.run.ranks
     rows = {
         name: local(tensor).cpu().contiguous()
@@ -77,10 +80,10 @@ def write_shards(
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> None:
-    """Put the trainer where `chosen` or the newest checkpoint was made, if there is one."""
+    """Restore the trainer from `chosen` or the newest checkpoint, if there is one."""
     loaded = checkpoints.load(chosen)
-    if loaded is not None and BUFFER not in loaded[1] and trainer.run.settings.max_staleness:
-        why = "is of an earlier version, which kept what was sampled ahead in another form"
+    if loaded is not None and (what := kept_otherwise(trainer, loaded)):
+        why = f"is of an earlier version, which kept {what} in another form"
         if chosen is not None:
             raise ArtifactError(f"--resume {chosen} {why}: leave --resume out to start over")
         logger.warning("starting over: the newest checkpoint of %s %s", checkpoints.folder, why)
@@ -92,32 +95,39 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
         )
     if chosen is not None and trainer.run.ranks.is_main:
         checkpoints.branch_from(chosen)
-    trainer.run.ranks.barrier()  # the others must not find what is being retired
+    trainer.run.ranks.barrier()  # other ranks must not read the folder meanwhile
     if loaded is not None:
         restore(trainer, loaded)
         logger.info("resumed after %d steps from %s", trainer.state.num_steps, checkpoints.folder)
 
 
+def kept_otherwise(trainer: Trainer, loaded: Loaded) -> str | None:
+    """Return the unreadable part of a checkpoint of an earlier version; None if all is readable."""
+    tensors, numbers, tables = loaded
+    if BUFFER not in numbers and trainer.run.settings.max_staleness:
+        return "what was sampled ahead"
+    names = [f"{METHOD}.{name}" for name in trainer.slots.states()]
+    missing = [name for name in names if name not in tensors and name not in tables]
+    return f"what its methods remember ({', '.join(missing)})" if missing else None
+
+
 def restore(trainer: Trainer, loaded: Loaded) -> None:
-    """Put the trainer where a checkpoint was made."""
+    """Restore the trainer from a checkpoint."""
     tensors, numbers, tables = loaded
     restore_optimizer(trainer.learner.model, trainer.learner.optimizer, tensors)
+    names = {name: f"{METHOD}.{name}" for name in trainer.slots.states()}
     trainer.slots.restore(
         {
-            slot: {
-                name.removeprefix(f"{METHOD}.{slot}."): tensor.numpy()
-                for name, tensor in tensors.items()
-                if name.startswith(f"{METHOD}.{slot}.")
-            }
-            for slot in trainer.slots.states()
+            name: tables[key] if key in tables else tensors[key].numpy()
+            for name, key in names.items()
         }
     )
     trainer.learner.version = numbers["version"]
     trainer.state.num_steps = numbers["num_steps"]
     trainer.sync_engine()
-    # after the engine's probe, which a run that was not stopped would not have made
+    # after the engine's probe, which an uninterrupted run would not have made
     trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
-    empty = {  # a step's own batch was not kept before
+    empty = {  # an earlier version did not save a step's own batch
         "progress": trainer.slots.control.progress(),
         "spending": None,
         "num_asked": numbers["num_steps"],
@@ -126,14 +136,12 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
         "replayed": [],
         "batches": [],
     }
-    trainer.buffer.restore(numbers.get(BUFFER, empty), tables.get(BUFFER, table_of([])))
+    trainer.buffer.restore(numbers.get(BUFFER, empty), tables.get(BUFFER, NONE.table))
 
 
-def write_results(
-    trainer: Trainer, checkpoints: Checkpoints, lost: Mapping[str, float], out: Path
-) -> None:
-    """Write the run's artifacts from its last checkpoint. Every rank calls this: a sharded policy
-    is put together from all."""
+def write_results(trainer: Trainer, checkpoints: Checkpoints, out: Path) -> None:
+    """Write the run's artifacts from its last checkpoint. Every rank calls this, since a sharded
+    policy is gathered from all."""
     model, adapter = trainer.learner.whole_model(), trainer.learner.adapter()
     if model is None or not trainer.run.ranks.is_main:
         return
@@ -167,6 +175,11 @@ def write_results(
     if (spending := trainer.buffer.spending) is not None:
         flops["budget"] = {**asdict(spending.budget), "spent": trainer.buffer.spent}
     write_sealed(out / "flops.json", flops)
-    seconds = {**state.seconds, "train": trainer.spent_seconds("validate", "branch")}
+
+
+def write_measured(trainer: Trainer, lost: Mapping[str, float], path: Path, out: Path) -> None:
+    """Write the seconds and the lost work of the run with the results in `out`."""
+    seconds = {**trainer.state.seconds, "train": trainer.spent_seconds("validate", "branch")}
     rounded = {part: round(spent, 3) for part, spent in sorted(seconds.items())}
-    write_sealed(out / "cost.json", {"seconds": rounded, "lost": dict(lost)})
+    of = digest_file(out / "curve.parquet")
+    write_sealed(path, {"of": of, "seconds": rounded, "lost": dict(lost)})

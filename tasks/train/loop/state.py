@@ -1,4 +1,4 @@
-"""What changes in a run, and a checkpoint keeps."""
+"""The mutable state of a run, which a checkpoint contains."""
 
 import time
 from collections import defaultdict
@@ -7,29 +7,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.common.ledger import Ledger
+import polars as pl
 
-PLAIN = ("num_steps", "next_validation", "branch", "branch_start", "branches_done")
+from tasks.common.accounting.ledger import Ledger
+
+PLAIN = (
+    "num_steps",
+    "num_warm_steps",
+    "next_validation",
+    "branch",
+    "branch_start",
+    "branches_done",
+)
 WORK = ("seconds", "flops", "tokens")
-ROUNDING = 1e-9  # of shares of a run: 0.15 / 0.05 is not quite 3
+ROUNDING = 1e-9  # of shares of a run: 0.15 / 0.05 is not exactly 3
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on; the message says at which step and why."""
+    """Training cannot continue; the message names the step and the reason."""
 
 
 @dataclass
 class State:
-    """How far a run has come, but for the learner's tensors and the methods' states.
+    """The progress of a run, without the learner's tensors and the methods' states.
+    `num_warm_steps` counts the steps of the warm start.
 
-    `steps` and `curve` are rows of STEPS and CURVE; `rollouts` are rows of TRAIN_ROLLOUTS since the
-    last checkpoint. `next_validation` is the share of the run at which the curve's next point is
-    due. `branch` is the share of the run at which the decayed branch ends that left the trunk after
-    `branch_start` steps, None on the trunk; `branches_done` have ended. `work` is what all steps
-    executed, those of branches among them. `part` is the part of a step that goes on.
+    `steps` and `curve` are rows of STEPS and CURVE; `rollouts` are TRAIN_ROLLOUTS of each step
+    since the last checkpoint. `next_validation` is the share of the run at which the curve's next
+    point is due. `branch` is the share of the run at which the current decayed branch ends, None on
+    the trunk; the branch began after `branch_start` steps. `branches_done` counts ended branches.
+    `work` is the work of all steps, including branches. `part` is the current part of a step.
     """
 
     num_steps: int = 0
+    num_warm_steps: int = 0
     next_validation: float = 0.0
     branch: float | None = None
     branch_start: int = 0
@@ -39,17 +50,21 @@ class State:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     steps: list[dict[str, Any]] = field(default_factory=list)
     curve: list[dict[str, Any]] = field(default_factory=list)
-    rollouts: list[dict[str, Any]] = field(default_factory=list)
+    rollouts: list[pl.DataFrame] = field(default_factory=list)
     part: str = ""
 
+    def latest_step(self) -> str:
+        """Return the number of the last step, in words."""
+        return f"step {self.num_steps - 1}" if self.num_steps else "a step of the warm start"
+
     def trained(self, account: str) -> float:
-        """FLOPs of training so far in one account: generation, scoring and update."""
+        """Return the FLOPs of training so far in one account: generation, scoring and update."""
         phases = getattr(self.ledger, account)
         return float(phases["generate"] + phases["score"] + phases["update"])
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Add the seconds of the block to `part`; until it ends, that is what goes on."""
+        """Add the seconds of the block to `part`, which is the current part during the block."""
         started, around = time.perf_counter(), self.part
         self.part = part
         yield
@@ -57,7 +72,7 @@ class State:
         self.seconds[part] += time.perf_counter() - started
 
     def numbers(self) -> dict[str, Any]:
-        """What `fill` needs beside the tables of steps and curve, as JSON has it."""
+        """Return the values that `fill` needs besides the tables of steps and curve, as JSON."""
         plain = {name: getattr(self, name) for name in PLAIN}
         ledger, seconds, work = self.ledger.as_dict(), dict(self.seconds), dict(self.work)
         return {**plain, "ledger": ledger, "seconds": seconds, "work": work}
@@ -68,10 +83,10 @@ class State:
         steps: list[dict[str, Any]],
         curve: list[dict[str, Any]],
     ) -> None:
-        """Go back to where a checkpoint was made."""
+        """Restore the state from a checkpoint."""
         for name in PLAIN:
             setattr(self, name, numbers[name])
         self.ledger = Ledger.from_dict(numbers["ledger"])
         self.seconds = defaultdict(float, numbers["seconds"])
-        self.work = dict(numbers.get("work", self.work))  # an earlier version did not keep it
+        self.work = dict(numbers.get("work", self.work))  # an earlier version did not store it
         self.steps, self.curve, self.rollouts = steps, curve, []

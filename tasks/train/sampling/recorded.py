@@ -1,92 +1,92 @@
-"""The rollouts of a finished run (TRAIN_ROLLOUTS) in the place of sampling (`--from-rollouts`)."""
-
-import itertools
-from collections.abc import Sequence
+"""The rollouts of a finished run (TRAIN_ROLLOUTS) in place of sampling (`--from-rollouts`)."""
 
 import polars as pl
 
 from tasks.common.files import ArtifactError
-from tasks.train.sampling.groups import Group, Rollout
+from tasks.train.rollouts import UNFINISHED
+
+OTHER = "it is the record of another run"
 
 
 def of_step(record: pl.DataFrame | None, step: int) -> pl.DataFrame | None:
-    """The rollouts that the record has as fresh ones of a step; None without a record."""
+    """Return the record's fresh rollouts of a step, with the column names of a table of rollouts;
+    None without a record."""
     if record is None:
         return None
-    mine = record.filter((pl.col("step") == step) & ~pl.col("replayed"))
-    return mine.sort("group", "sample_index")
+    fresh = record.filter((pl.col("step") == step) & ~pl.col("replayed"))
+    of_rollout = pl.col("version").repeat_by(pl.col("token_ids").list.len())
+    return fresh.select(
+        pl.col("group", "sample_index").cast(pl.Int64),
+        "prompt_id",
+        "token_ids",
+        "is_action",
+        logprobs="sampler_logprobs",
+        reason="finish_reason",
+        versions=pl.coalesce("versions", of_rollout),
+    ).sort("group", "sample_index")
 
 
 def of_groups(
-    record: pl.DataFrame, groups: Sequence[Group], numbers: Sequence[int], ids: pl.Series, step: int
-) -> list[list[Rollout]]:
-    """What the record of a step has in the place of the going rollouts of `groups`, which have
-    these numbers in the step. Raises ArtifactError where it has other groups."""
-    found, asked, theirs = list[list[Rollout]](), [], []
-    for group, number in zip(groups, numbers, strict=True):
-        have = sum(not rollout.is_going for rollout in group.rollouts)
-        rows = record.filter(pl.col("group") == number)[have : len(group.rollouts)]
-        found.append(rollouts_in(rows))
-        asked.append((ids[group.prompt_row], len(group.rollouts) - have))
-        theirs.append((rows["prompt_id"][0] if len(rows) else None, len(rows)))
+    record: pl.DataFrame, table: pl.DataFrame, ids: pl.Series, step: int, version: int | None
+) -> pl.DataFrame:
+    """Return the recorded rollouts for the unfinished ones of `table`. Raises ArtifactError if the
+    record has other groups. All tokens get the policy `version`: it follows from the steps, and on
+    another machine a step may have made no update. With None the recorded versions stay."""
+    wanted = table.select(
+        "group",
+        "reason",
+        sample_index=pl.int_range(pl.len()).over("group"),
+        asked=ids_of(table, ids),
+    ).filter(pl.col("reason") == UNFINISHED)
+    keys = ["group", "sample_index"]
+    found = wanted.drop("reason").join(record, on=keys, how="left", maintain_order="left")
+    pairs = found.group_by("group", maintain_order=True).agg(
+        pl.first("asked"), pl.len(), pl.first("prompt_id"), num=pl.col("prompt_id").count()
+    )
+    asked, theirs = pairs.select("asked", "len").rows(), pairs.select("prompt_id", "num").rows()
     if theirs != asked:
         raise ArtifactError(
             f"step {step}: the record has (prompt, rollouts) {theirs}, and control asks for "
-            f"{asked}: it is the record of another run"
+            f"{asked}: {OTHER}"
+        )
+    if version is not None:
+        found = found.with_columns(
+            pl.lit(version).repeat_by(pl.col("token_ids").list.len()).alias("versions")
         )
     return found
 
 
-def set_versions(found: Sequence[Sequence[Rollout]], version: int) -> None:
-    """Say of all tokens that they are of this version of the policy: which one sampled them follows
-    from the steps, and whether a step updated may depend on the machine."""
-    for rollout in itertools.chain(*found):
-        rollout.versions = [version] * len(rollout.token_ids)
-
-
 def chosen(
-    record: pl.DataFrame, groups: Sequence[Group], ids: pl.Series, step: int
-) -> tuple[list[int], list[list[Rollout]]]:
-    """The places among `groups` of those that the recorded step took, and their rollouts. Raises
-    ArtifactError where it took others."""
-    places, found, left = list[int](), list[list[Rollout]](), dict(enumerate(groups))
-    for _, rows in record.group_by("group", maintain_order=True):
-        prompt_id, size = rows["prompt_id"][0], len(rows)
-        place = next(
-            (
-                place
-                for place, group in left.items()
-                if (ids[group.prompt_row], len(group.rollouts)) == (prompt_id, size)
-            ),
-            None,
-        )
-        if place is None:
+    record: pl.DataFrame, table: pl.DataFrame, ids: pl.Series, step: int
+) -> tuple[pl.DataFrame, int]:
+    """Return the table with the groups of the recorded step first, in its order, all groups
+    renumbered; and their number. Raises ArtifactError if the step had other groups."""
+    left = table.group_by("group", maintain_order=True).agg(pl.first("prompt_row"), pl.len())
+    known = left.select("group", prompt_id=ids_of(left, ids), num="len").rows()
+    taken = list[int]()
+    sizes = record.group_by("group", maintain_order=True).agg(pl.first("prompt_id"), pl.len())
+    for prompt_id, num in sizes.select("prompt_id", "len").rows():
+        fits = [n for n, *pair in known if pair == [prompt_id, num] and n not in taken]
+        if not fits:
             raise ArtifactError(
-                f"step {step}: the record has {size} rollouts of {prompt_id}, which are not in "
-                "flight: it is the record of another run"
+                f"step {step}: the record has {num} rollouts of {prompt_id}, which are not in "
+                f"flight: {OTHER}"
             )
-        del left[place]
-        places.append(place)
-        found.append(rollouts_in(rows))
-    return places, found
+        taken.append(fits[0])
+    order = [*taken, *(n for n, *_ in known if n not in taken)]
+    number = pl.col("group").replace_strict(order, range(len(order)))
+    return table.with_columns(number).sort("group", maintain_order=True), len(taken)
 
 
-def check_all(record: pl.DataFrame, groups: Sequence[Group], step: int) -> None:
-    """Raise ArtifactError where the record has more rollouts of a step than its groups."""
-    num_rollouts = sum(len(group.rollouts) for group in groups)
+def check_all(record: pl.DataFrame, num_rollouts: int, step: int) -> None:
+    """Raise ArtifactError if the record has more rollouts of a step than control requests."""
     if len(record) != num_rollouts:
         raise ArtifactError(
             f"step {step}: the record has {len(record)} rollouts, and control asks for "
-            f"{num_rollouts}: it is the record of another run"
+            f"{num_rollouts}: {OTHER}"
         )
 
 
-def rollouts_in(rows: pl.DataFrame) -> list[Rollout]:
-    """Recorded rollouts, not graded yet."""
-    columns = rows.select(
-        "token_ids", "sampler_logprobs", "versions", "version", "is_action", "finish_reason"
-    )
-    return [
-        Rollout(0, token_ids, logprobs, versions or [version] * len(token_ids), is_action, reason)
-        for token_ids, logprobs, versions, version, is_action, reason in columns.rows()
-    ]
+def ids_of(table: pl.DataFrame, ids: pl.Series) -> pl.Series:
+    """Return the prompt's id of each row."""
+    return ids[table["prompt_row"]]

@@ -1,1 +1,1 @@
-"""Faults of every kind against a small world, thousands of them, and whether anything is lost."""
+"""Thousands of faults of every kind in a small world, and checks that nothing is lost."""

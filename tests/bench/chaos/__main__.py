@@ -1,16 +1,16 @@
-"""Faults of every kind against a small world, and whether anything is lost.
+"""Inject faults of every kind into a small world, and check that nothing is lost.
 
     python -m tests.bench.chaos FOLDER [--events 500] [--seed 0] [--workers 2]
     python -m tests.bench.chaos FOLDER --only 37
 
-An event puts the world back to just before a stage (`world`), runs a command and disturbs it
+An event restores the world to the state before a stage (`world`), runs a command and disturbs it
 (`faults`), runs the same command until it succeeds, and compares the world with an undisturbed one
-(`checks`). Everything is drawn from the seed and the event's number. FOLDER keeps the worlds, one a
-worker, and a line of JSON an event in `events.jsonl`: a run that was stopped goes on with the
-events that are not in it. The status is 1 if anything was lost.
+(`checks`). All random choices follow from the seed and the event's number. FOLDER contains the
+worlds, one per worker, and one line of JSON per event in `events.jsonl`: an interrupted run
+continues with the missing events. The status is 1 if anything was lost.
 
-Linux, with a C compiler. What needs root (a file system of a size), bubblewrap or an S3 server is
-left out where that is missing."""
+Requires Linux and a C compiler. Events that need root (a file system of limited size), bubblewrap
+or an S3 server are skipped if that is missing."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tasks.common.process import exclusive
+from tasks.common.processes.locks import exclusive
 from tests.bench.chaos import bucket, checks, events, faults, hostile, making, operations, world
 from tests.bench.chaos.events import Event
 from tests.bench.chaos.remedies import DOCS, follow, unclear
@@ -39,12 +39,12 @@ COUNTED = {
     "verdicts": "with changed verdicts",
     "unclear message": "with unclear messages",
 }
-FAILED = (1, 2, 255)  # statuses of commands that can say why: not those of signals
-MAX_TRIES = 4  # of a command after the fault is gone
+FAILED = (1, 2, 255)  # exit statuses with an error message, unlike signals
+MAX_TRIES = 4  # of a command after the end of the fault
 
 
 def run_event(place: World, event: Event, buckets: "bucket.Buckets | None") -> dict[str, Any]:
-    """One event from beginning to end, as a line of the file."""
+    """Run one event from beginning to end, and return its line of the file."""
     started = time.perf_counter()
     place.restore(world.DONE if event.kind in events.WHOLE else event.stage)
     with bucket.of(event, place, buckets) as store:
@@ -67,15 +67,15 @@ def run_event(place: World, event: Event, buckets: "bucket.Buckets | None") -> d
 
 
 def happen(place: World, event: Event) -> dict[str, Any]:
-    """Run the event's command and disturb it; what was done, and what came of it."""
+    """Run the event's command and disturb it; return the disturbance and its result."""
     done = {**faults.ACTIONS, **hostile.ACTIONS}[event.kind](place, event)
     place.plan.go_on()
     return done
 
 
 def repeat(place: World, event: Event, environment: dict[str, str]) -> list[dict[str, Any]]:
-    """The same command again until it succeeds, as an error says where it says how: the status and,
-    of those that failed, the last words and what was done about it."""
+    """Run the same command again until it succeeds, after the remedy that an error names, if any.
+    Return the statuses and, for failures, the last words and the remedy."""
     tries: list[dict[str, Any]] = []
     while len(tries) < MAX_TRIES and (not tries or tries[-1]["status"]):
         line = event.command(place)
@@ -94,7 +94,7 @@ def judge(
     tries: list[dict[str, Any]],
     location: str | None,
 ) -> Iterator[tuple[str, str]]:
-    """Everything that is not as it must be."""
+    """Yield every violation."""
     if done.get("orphans"):
         yield "orphans", "; ".join(map(str, done["orphans"]))
     yield from done.get("wrong", ())
@@ -121,7 +121,7 @@ def judge(
 
 
 class Harness:
-    """The events that are still to run, and the file that keeps them."""
+    """The remaining events, and the file that stores them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.folder = options, Path(options.folder).absolute()
@@ -142,7 +142,7 @@ class Harness:
         return kind != "full file system" or os.geteuid() == 0
 
     def past(self) -> list[dict[str, Any]]:
-        """The events of this seed that the file has."""
+        """Return the stored events of this seed."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         return [line for line in map(json.loads, lines) if line["seed"] == self.options.seed]
 
@@ -190,7 +190,7 @@ class Harness:
         return self.conclude(set(numbers))
 
     def work(self, place: World, bar: "tqdm[Any]") -> None:
-        """Take events until there are none, in a world of this worker's own."""
+        """Run events in this worker's world until none are left."""
         try:
             while True:
                 try:
@@ -204,7 +204,7 @@ class Harness:
     def attempt(self, place: World, event: Event) -> dict[str, Any]:
         try:
             return run_event(place, event, self.buckets)
-        except Exception:  # of the harness: the event is to be looked at, the others go on
+        except Exception:  # an error of the harness: report the event, continue with the others
             world.end(place.processes())
             said = traceback.format_exc()[-2000:]
             failed = {"done": {}, "tries": [], "failures": [["harness", said]], "known": []}
@@ -227,8 +227,8 @@ class Harness:
 
 
 def summary(lines: list[dict[str, Any]]) -> str:
-    """The table, what failed for a known reason, the failures by name, and the numbers of the
-    events that lost."""
+    """Return the table, the failures with a known reason, the failures by name, and the numbers of
+    the events with losses."""
     failed = Counter(name for line in lines for name in {name for name, _ in line["failures"]})
     counts = ", ".join(f"{failed[name]} {what}" for name, what in COUNTED.items())
     known = Counter(name for line in lines for name in line["known"])
@@ -239,7 +239,7 @@ def summary(lines: list[dict[str, Any]]) -> str:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """A row for every kind of event."""
+    """Return one row for every kind of event."""
     by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         by_kind[line["kind"]].append(line)

@@ -1,4 +1,4 @@
-"""The store in a bucket of a real S3 server, reached over a network that fails."""
+"""The store in a bucket of a real S3 server, over an unreliable network."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from tests.bench.chaos.events import Event
 from tests.bench.chaos.world import DONE, World
 
 KINDS = ("bucket", "short body")
-SHORTER = 9  # bytes of a short body that are missing
+SHORTER = 9  # missing bytes of a short body
 LENGTH = re.compile(rb"(?<=\r\ncontent-length: )\d+", re.IGNORECASE)
 missing = s3_server.missing
 UNAVAILABLE = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -32,14 +32,14 @@ UNAVAILABLE = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close
 
 @dataclass
 class Buckets:
-    """One server for all workers, with a bucket."""
+    """One server with a bucket for all workers."""
 
     server: s3_server.S3Server
     name: str
 
     @classmethod
     def start(cls, folder: Path) -> "Buckets":
-        shutil.rmtree(folder, ignore_errors=True)  # of a harness that was killed
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed harness
         folder.mkdir(parents=True)
         buckets = cls(s3_server.S3Server(folder), f"chaos-{uuid.uuid4().hex[:12]}")
         os.environ.update(buckets.server.environment())
@@ -61,11 +61,11 @@ class Disturbed:
 
     @property
     def environment(self) -> dict[str, str]:
-        """That which reaches the server undisturbed."""
+        """The environment with undisturbed access to the server."""
         return self.buckets.server.environment()
 
     def disturb(self, event: Event) -> dict[str, Any]:
-        """Run the event's command over a network that fails, now and then."""
+        """Run the event's command over a network that fails at random."""
         with network(self.buckets.server.port, event) as (url, counted):
             environment = {**self.environment, "AWS_ENDPOINT_URL": url, "AWS_MAX_ATTEMPTS": "3"}
             self.place.plan.set()
@@ -83,8 +83,8 @@ class Disturbed:
 
 @contextmanager
 def of(event: Event, place: World, buckets: Buckets | None) -> Iterator[Disturbed | None]:
-    """The bucket of an event that has one; the stage is told of it in params.yaml. Before short
-    bodies all rows are there already: the stage reads them."""
+    """Yield the bucket of an event, if its kind needs one; params.yaml then names it. For short
+    bodies the bucket contains all rows before, because the stage reads them."""
     if event.kind not in KINDS or buckets is None:
         yield None
         return
@@ -101,8 +101,8 @@ def of(event: Event, place: World, buckets: Buckets | None) -> Iterator[Disturbe
 
 @contextmanager
 def network(port: int, event: Event) -> Iterator[tuple[str, dict[str, int]]]:
-    """A way to the server at `port` on which a share of the requests fails, as `event.how` says; or
-    the first two reads of every shard, or all."""
+    """Yield a proxy to the server at `port`. It fails a share of the requests, in the way of
+    `event.how`; or the first two reads of every shard, or all."""
     rng, counted, read = event.rng, {"requests": 0, "failed": 0}, Counter[bytes]()
 
     def fails(request: bytes) -> bool:
@@ -130,7 +130,7 @@ def network(port: int, event: Event) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def carry(client: socket.socket, port: int, how: str, fails: Callable[[bytes], bool]) -> None:
-    """One connection: what the client sends after an answer, or first, is a request."""
+    """Forward a connection. The client's first data, and its data after an answer, is a request."""
     with suppress(OSError), client, socket.create_connection(("127.0.0.1", port)) as server:
         is_new, failed = True, False
         while True:
@@ -156,7 +156,7 @@ def carry(client: socket.socket, port: int, how: str, fails: Callable[[bytes], b
 
 
 def shortened(data: bytes, server: socket.socket) -> bytes:
-    """The whole of an answer that begins with `data`, with a shorter body."""
+    """Return the whole answer that begins with `data`, with a shortened body."""
     while not (found := LENGTH.search(data)) or b"\r\n\r\n" not in data:
         data += server.recv(2**16)
     length, head = int(found[0]), len(data.partition(b"\r\n\r\n")[0]) + 4

@@ -1,4 +1,4 @@
-"""What must hold of a world when an event is over and its command has succeeded."""
+"""Conditions of a world after an event and the success of its command."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ KNOWN = {
     "late record": "what waited for room: the next stage sends it, and plain dvc has none to run",
     "dvc's words": "a full disk that dvc takes for a lock of another dvc, as the docs say",
 }
-"""What the docs name as known, and loses nothing: it is counted, and fails no run."""
+"""Failures that the docs describe and that lose nothing: they are counted, and fail no run."""
 
-MEASURES = ("report",)  # stages whose outputs hold the measured seconds of others
+MEASURES = ("report",)  # stages with the measured seconds of others in their outputs
 KEY = ["prompt_digest", "sample_index"]
-ROLLOUT = ("step", "group", "prompt_id", "sample_index", "greedy")  # what names one in an output
+ROLLOUT = ("step", "group", "prompt_id", "sample_index", "greedy")  # a rollout's key in an output
 
 
 def following(world: World, event: Event) -> list[str]:
-    """The stages that the event's command brings up to date."""
+    """Return the stages that the event's command brings up to date."""
     names = world.stages
     if event.kind in WHOLE and event.kind != "hung server":
         return names
@@ -38,7 +38,7 @@ def following(world: World, event: Event) -> list[str]:
 
 
 def failures(world: World, event: Event, store: str | None) -> Iterator[tuple[str, str]]:
-    """Every check that does not hold, with what was found."""
+    """Yield every check that fails, with details."""
     yield from wrong_outputs(world, event)
     yield from wrong_rows(world, event, store)
     yield from left_files(world)
@@ -54,21 +54,21 @@ def failures(world: World, event: Event, store: str | None) -> Iterator[tuple[st
 
 
 def wrong_outputs(world: World, event: Event) -> Iterator[tuple[str, str]]:
-    """Outputs that are not, to the last bit, those of an undisturbed run."""
+    """Yield outputs that differ from an undisturbed run in any bit."""
     ran, names = following(world, event), world.stages
     for stage in names[: names.index(ran[-1]) + 1]:
         if stage in MEASURES and (event.via == "flow" or event.kind in WHOLE):
-            continue  # it holds the seconds of the training, and when stages ran
+            continue  # it contains training seconds, and when stages ran
         if wrong := differing(world.project, world.facts["outputs"][stage]):
             yield "outputs", f"{stage}: {', '.join(wrong)}"
             yield from changed_verdicts(world, wrong)
 
 
 def changed_verdicts(world: World, names: list[str]) -> Iterator[tuple[str, str]]:
-    """Outcomes of answers in these outputs that are not those of an undisturbed run."""
+    """Yield the number of outcomes in these outputs that differ from an undisturbed run."""
     for name in (name for name in names if name.endswith("/rollouts.parquet")):
         paths = (world.project / name, world.folder / "snapshots" / DONE / name)
-        with suppress(OSError, pl.exceptions.PolarsError):  # lost or damaged, which is found above
+        with suppress(OSError, pl.exceptions.PolarsError):  # lost or damaged: reported above
             found, wanted = map(pl.read_parquet, paths)
             key = [column for column in ROLLOUT if column in wanted.columns]
             joined = found.join(wanted, on=key, suffix="_wanted")
@@ -77,11 +77,11 @@ def changed_verdicts(world: World, names: list[str]) -> Iterator[tuple[str, str]
 
 
 def wrong_rows(world: World, event: Event, location: str | None) -> Iterator[tuple[str, str]]:
-    """Rows of the store that are lost, other than they were, or there twice."""
+    """Yield rows of the store that are lost, changed or duplicated."""
     last = following(world, event)[-1]
     names = [*world.stages, DONE]
     before, wanted = (stored(world, name) for name in (event.stage, names[names.index(last) + 1]))
-    if location:  # a store of this event's own
+    if location:  # a separate store for this event
         wanted = wanted.join(before, on=["folder", *KEY], how="anti")
     found = rows(location or str(world.data / "store"))
     if twice := len(found) - found.select("folder", *KEY).n_unique():
@@ -93,7 +93,7 @@ def wrong_rows(world: World, event: Event, location: str | None) -> Iterator[tup
     if other := len(joined.filter(pl.col("token_ids") != pl.col("token_ids_wanted"))):
         yield "store", f"{other} rows are not what an undisturbed run samples"
     lost = len(wanted.join(found, on=["folder", *KEY], how="anti"))
-    if lost and event.kind != "flip":  # what a bit took is sampled again when it is wanted
+    if lost and event.kind != "flip":  # lost rows are sampled again when needed
         yield "store", f"{lost} rows are lost"
 
 
@@ -102,7 +102,7 @@ def stores(location: str) -> list[RolloutStore]:
 
 
 def rows(location: str) -> pl.DataFrame:
-    """All rows of a store, with the folder that they are in."""
+    """Return all rows of a store, with their folder."""
     tables = []
     for store in stores(location):
         folder = "/".join(store.folder.split("/")[-2:])
@@ -115,12 +115,13 @@ def rows(location: str) -> pl.DataFrame:
 
 
 def stored(world: World, name: str) -> pl.DataFrame:
-    """The rows that an undisturbed world had at a snapshot."""
+    """Return the rows of an undisturbed world at a snapshot."""
     return rows(str(world.folder / "snapshots" / name / "data" / "store"))
 
 
 def wrong_record(world: World, event: Event) -> Iterator[tuple[str, str]]:
-    """Runs in MLflow that are for ever RUNNING, stages recorded twice by one process, or not."""
+    """Yield runs in MLflow that stay RUNNING, and stages that one process recorded twice or
+    never."""
     path = world.data / "tracking" / "mlflow.db"
     wanted = [name for name in following(world, event) if name != "code"]
     if not path.exists():
@@ -146,7 +147,7 @@ def wrong_record(world: World, event: Event) -> Iterator[tuple[str, str]]:
 
 
 def pending(world: World) -> list[str]:
-    """The records of stages that MLflow has not yet."""
+    """Return the records of stages that are not in MLflow yet."""
     return [path.name for path in (world.data / "tracking" / "pending").glob("*.jsonl")]
 
 
@@ -156,7 +157,7 @@ def wrong_prefect(world: World) -> Iterator[tuple[str, str]]:
         return
     with closing(sqlite3.connect(path)) as database:
         for table in ("flow_run", "task_run"):
-            # `NotReady` is how Prefect ends a task whose upstream failed
+            # Prefect gives `NotReady` to a task after a failed upstream task
             running = (
                 f"select count(*) from {table} where state_type in ('RUNNING', 'PENDING') "
                 "and state_name != 'NotReady'"
@@ -167,7 +168,7 @@ def wrong_prefect(world: World) -> Iterator[tuple[str, str]]:
 
 
 def left_files(world: World) -> Iterator[tuple[str, str]]:
-    """Half-written files, checkpoints of finished runs, and dead holders of dvc's locks."""
+    """Yield half-written files, checkpoints of finished runs, and dvc's locks with dead holders."""
     hidden = [
         path.relative_to(world.project).as_posix()
         for path in world.data.rglob(".*")
@@ -187,7 +188,7 @@ def left_files(world: World) -> Iterator[tuple[str, str]]:
 
 
 def not_finished(world: World, event: Event) -> Iterator[tuple[str, str]]:
-    """A second run must find nothing to do."""
+    """Check that a second run finds nothing to do."""
     if event.via == "flow" or event.kind in WHOLE:
         code, said = world.run(
             ["dvc", "status", "--json", *map(STAGES.__getitem__, world.stages)], forked=True

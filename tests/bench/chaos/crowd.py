@@ -1,7 +1,7 @@
 """64 stub servers, one of which hangs: python -m tests.bench.chaos.crowd SEED NUMBER
 
-In a world's project, whose policy is the servers'. Ends with an error where rows are lost, answered
-twice, waited for, or spread unevenly before the fault."""
+Runs in a world's project, with its policy on the servers. Ends with an error if rows are lost,
+answered twice, delayed, or spread unevenly before the fault."""
 
 import copy
 import dataclasses
@@ -24,12 +24,12 @@ from tests.engines.test_dispatch import MAX_ROWS, NUM_SERVERS, is_even
 from tests.policies import ENGINE
 
 SETTINGS = dataclasses.replace(ENGINE, name="server", max_rows=MAX_ROWS, timeout_seconds=600.0)
-SAMPLES = 5  # of a prompt
-BEAT_SECONDS = 2.0  # the engine's own takes 30 s to give a server up
+SAMPLES = 5  # per prompt
+BEAT_SECONDS = 2.0  # the engine's default gives up a server after 30 s
 
 
 def hang_at(server: Server, number: int) -> None:
-    """Let the server answer nothing from its next but `number` completion on."""
+    """Hang the server after its next `number` completions."""
     last = server.does.requests + number
 
     def fault(request: int) -> None:
@@ -40,7 +40,7 @@ def hang_at(server: Server, number: int) -> None:
 
 
 def request_of(rng: random.Random, size: int) -> Request:
-    """Two prompts for each server."""
+    """Return a request with two prompts for each server."""
     prompts = [[rng.randrange(size) for _ in range(3)] for _ in range(2 * NUM_SERVERS)]
     rows = SAMPLES * len(prompts)
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=4, seed=0)
@@ -48,7 +48,7 @@ def request_of(rng: random.Random, size: int) -> Request:
 
 
 def wrong(whole: Samples, found: Samples, shares: list[int], served: int, seconds: float) -> str:
-    """What is not as it must be."""
+    """Return the violations as text."""
     rows = len(whole.token_ids)
     checks = {
         f"rows are not even over the servers: {shares}": is_even(shares),

@@ -1,4 +1,4 @@
-"""What happens in an event, drawn from the seed and the event's number alone."""
+"""The content of an event, drawn from the seed and the event's number alone."""
 
 import random
 from dataclasses import asdict, dataclass
@@ -7,29 +7,29 @@ from typing import Any
 from tests.bench.chaos.world import FLOW, STAGES, World, direct, repro
 from tests.flows.project import ROOT
 
-KINDS = {  # how often, in parts; docs/guide/durability.md has what the user sees
+KINDS = {  # relative frequencies; docs/guide/durability.md has the user's view
     "kill": 52,  # of one process or all, at an operation on a file, up to three times in a row
     "kill at a time": 14,  # imports included
     "interrupt": 4,  # SIGINT or SIGTERM
-    "container": 6,  # dvc is killed below a process that adopts what it leaves
-    "full disk": 12,  # from an operation on a file on
-    "full file system": 4,  # of the data root: less room than is needed
-    "flip": 5,  # of a bit of an output, or in DVC's cache
+    "container": 6,  # dvc is killed below a process that adopts its orphans
+    "full disk": 12,  # from some operation on a file
+    "full file system": 4,  # of the data root: not enough room
+    "flip": 5,  # of a bit in an output, or in DVC's cache
     "gc": 4,  # while a stage reads and writes the store
-    "beside": 4,  # a flow: a second one, or dvc
-    "bucket": 5,  # behind a network that cuts, delays, refuses or answers 503
-    "short body": 4,  # a proxy cuts what is read of a bucket at one place, twice or always
-    "grader killed": 8,  # or the process that starts them, up to twice in a row
-    "grader paused": 5,  # all, for longer than an answer may take
-    "machine paused": 6,  # all processes, as long
-    "hostile request": 4,  # of a foreign page; or a run that sets what it may not
-    "damaged lock": 6,  # dvc.lock is cut, has the markers of a merge, or turned bits
-    "hung server": 4,  # of 64 stub servers one, while it answers
+    "beside": 4,  # a second flow, or dvc, beside a flow
+    "bucket": 5,  # over a network that cuts, delays, refuses or answers 503
+    "short body": 4,  # a proxy cuts reads of a bucket at one place, twice or always
+    "grader killed": 8,  # or their parent process, up to twice in a row
+    "grader paused": 5,  # all, for longer than the time limit of an answer
+    "machine paused": 6,  # all processes, for the same time
+    "hostile request": 4,  # of a foreign page; or a run with a forbidden override
+    "damaged lock": 6,  # dvc.lock is cut, has merge markers, or flipped bits
+    "hung server": 4,  # one of 64 stub servers, while it answers
 }
-WHOLE = ("flip", "damaged lock", "hung server")  # begin in a finished world
+WHOLE = ("flip", "damaged lock", "hung server")  # start in a finished world
 SAMPLING = ("profile", "baseline", "evaluate")
 GRADING = (*SAMPLING, "train")
-LATE = ("train", "evaluate", "report")  # what a whole flow starts from: the others take long
+LATE = ("train", "evaluate", "report")  # start of a whole flow: earlier stages take too long
 HOWS = {
     "interrupt": ("SIGINT", "SIGTERM"),
     "container": ("bwrap", "subreaper"),
@@ -46,25 +46,25 @@ VIAS = ("direct", "dvc", "flow")
 
 @dataclass(frozen=True)
 class Event:
-    """One event: what is run, and what is done to it. `at` is a share: of the operations or the
-    seconds that the command takes undisturbed."""
+    """One event: the command and its disturbance. `at` is a share: of the operations or the seconds
+    of the undisturbed command."""
 
     number: int
     seed: int
     kind: str
     stage: str
-    via: str  # how the stage is started
+    via: str  # the way the stage is started
     forked: bool  # from a process that has imported its libraries, as under a flow
-    level: str  # which process is hit
+    level: str  # the process to hit
     at: float
-    record: bool  # whether operations on MLflow's record count
-    how: str  # what more the kind needs
+    record: bool  # count operations on MLflow's record
+    how: str  # a further choice that the kind needs
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def command(self, world: World) -> list[str]:
-        """What is run, and run again."""
+        """Return the command to run, and to run again."""
         if self.kind == "hung server":
             names = [str(self.seed), str(self.number)]
             module = ["python", "-m", "tests.bench.chaos.crowd"]
@@ -77,12 +77,12 @@ class Event:
 
     @property
     def rng(self) -> random.Random:
-        """Chance within the event."""
+        """A random generator for choices within the event."""
         return random.Random(f"{self.seed}/{self.number}/within")
 
 
 def draw(seed: int, number: int, kinds: list[str]) -> Event:
-    """Event `number` of the run `seed`, of one of `kinds`."""
+    """Return event `number` of the run `seed`, of one of `kinds`."""
     rng = random.Random(f"{seed}/{number}")
     kind = rng.choices(kinds, [KINDS[kind] for kind in kinds])[0]
     via = rng.choices(VIAS, [35, 50, 15])[0]

@@ -1,4 +1,4 @@
-"""What is done to a world while its command runs."""
+"""Disturbances of a world while its command runs."""
 
 import os
 import random
@@ -17,19 +17,19 @@ from tests.bench.chaos.events import Event
 from tests.bench.chaos.operations import FULL, STOP
 from tests.bench.chaos.world import World
 
-GONE_SECONDS = 30.0  # a process that still imports ends as soon as it has
+GONE_SECONDS = 30.0  # a process that is still importing ends after that
 ADOPTING = (
     "import ctypes, subprocess, sys, time; ctypes.CDLL(None).prctl(36, 1); "
     "subprocess.run(sys.argv[1:]); time.sleep(600)"
 )
-TIMES = {"kill": (1, 1, 1, 1, 2, 3), "interrupt": (1,)}  # one after the other
+TIMES = {"kill": (1, 1, 1, 1, 2, 3), "interrupt": (1,)}  # kills in a row
 STEP = 3  # operations
-PAUSE_SECONDS = 6.0  # longer than an answer may take on the clock (`verify`, in `making`)
+PAUSE_SECONDS = 6.0  # longer than an answer's limit in wall time (`verify`, in `making`)
 BWRAP = ("bwrap", "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid")
 
 
 def operation_of(world: World, event: Event) -> int:
-    """The number of the operation at which something happens."""
+    """Return the number of the operation to disturb."""
     names = [event.stage]
     if event.via == "flow":
         names = world.stages[world.stages.index(event.stage) :]
@@ -45,7 +45,7 @@ def seconds_of(world: World, event: Event) -> float:
 
 
 def wait(process: "subprocess.Popen[bytes]", ready: Callable[[], bool], seconds: float) -> bool:
-    """Whether it was ready before the process ended or the time was over."""
+    """Return whether it was ready before the process ended or the time was over."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if ready():
@@ -57,7 +57,7 @@ def wait(process: "subprocess.Popen[bytes]", ready: Callable[[], bool], seconds:
 
 
 def finish(process: "subprocess.Popen[bytes]", world: World) -> int | None:
-    """The exit status, or None where the command had to be ended."""
+    """Return the exit status, or None if the command had to be killed."""
     try:
         return process.wait(worlds.SECONDS)
     except subprocess.TimeoutExpired:
@@ -71,7 +71,7 @@ def begin(world: World, event: Event) -> "subprocess.Popen[bytes]":
     return world.start(event.command(world), forked=event.forked)
 
 
-# ------------------------------------------------------------------------------------ who is hit
+# --------------------------------------------------------------------------------------- victims
 
 
 def line_of(process: psutil.Process) -> str:
@@ -82,15 +82,15 @@ def line_of(process: psutil.Process) -> str:
 
 
 def victims(world: World, event: Event, first: int) -> tuple[str, list[psutil.Process]]:
-    """The processes of the event's level, or of the nearest one that there is; and which it is.
-    `first` is the command."""
+    """Return the level and the processes to hit: of the event's level, or of the nearest level with
+    a process. `first` is the command."""
     alive = [process for process in world.processes() if process.is_running()]
     module = "evaluate" if event.stage == "baseline" else event.stage
     forks = [p for p in alive if p.ppid() in servers(world, alive)]
     commands = [p for p in alive if f"-m tasks.{module}" in line_of(p)]
     stages = [*commands, *forks]
     by_level = {
-        "flow": [p for p in alive if "flows.pipeline" in line_of(p)],
+        "flow": [p for p in alive if "-m flows run" in line_of(p)],
         "dvc": [p for p in alive if is_dvc(line_of(p))],
         "stage": stages,
         "worker": [p for s in stages for p in children(s) if p not in stages],
@@ -105,11 +105,13 @@ def victims(world: World, event: Event, first: int) -> tuple[str, list[psutil.Pr
 
 def servers(world: World, alive: list[psutil.Process]) -> set[int]:
     own = {world.forks.pid} if world.forks else set()
-    return own | {p.pid for p in alive if "flows.launch" in line_of(p) and " forks " in line_of(p)}
+    return own | {
+        p.pid for p in alive if "flows.pipeline.launch" in line_of(p) and " forks " in line_of(p)
+    }
 
 
 def is_dvc(line: str) -> bool:
-    return "dvc repro" in line or ("flows.launch" in line and " dvc " in line)
+    return "dvc repro" in line or ("flows.pipeline.launch" in line and " dvc " in line)
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:
@@ -128,7 +130,7 @@ def strike(found: list[psutil.Process], number: int) -> None:
 
 
 def wait_gone(world: World, spared: set[int]) -> list[str]:
-    """What still runs long after a kill, and is ended here."""
+    """Kill and return the processes that still run long after a kill."""
     deadline = time.monotonic() + GONE_SECONDS
     while True:
         left = [p for p in world.processes() if p.pid not in spared]
@@ -144,7 +146,7 @@ def wait_gone(world: World, spared: set[int]) -> list[str]:
 
 
 def kill(world: World, event: Event) -> dict[str, object]:
-    """Kill a process when any of them is at an operation on a file; sometimes the next run too."""
+    """Kill a process at an operation of any process on a file; sometimes also in the next run."""
     times = event.rng.choice(TIMES[event.kind])
     done = strike_at(world, event, operation_of(world, event))
     for _ in range(times - 1):
@@ -181,7 +183,7 @@ def kill_at_a_time(world: World, event: Event) -> dict[str, object]:
 
 
 def container(world: World, event: Event) -> dict[str, object]:
-    """Kill dvc below a process that adopts what it leaves, and goes on, in the same session."""
+    """Kill dvc below a process that adopts its orphans and continues, in the same session."""
     command = event.command(world)
     below = [sys.executable, "-c", ADOPTING, *command]
     if event.how == "bwrap" and shutil.which("bwrap"):
@@ -207,7 +209,7 @@ def dvcs(world: World) -> list[psutil.Process]:
 
 
 def full_disk(world: World, event: Event) -> dict[str, object]:
-    """From an operation on, whatever needs room fails."""
+    """Fail every operation that needs room, from a given operation on."""
     at = operation_of(world, event)
     world.plan.set(FULL, at, event.record)
     process = begin(world, event)
@@ -217,12 +219,12 @@ def full_disk(world: World, event: Event) -> dict[str, object]:
 
 
 NAMED = ("no space left", "disk is full", "disk full", "free some")
-# dvc's words for errors of its lock's file, whatever they are; the docs have them
+# dvc's messages for any error of its lock file; the docs list them
 DVC_SAYS = ("Unable to acquire lock", "Unlock called on an unlocked lock")
 
 
 def said_full(world: World, status: int | None) -> dict[str, object]:
-    """Whether a command that failed has named the cause."""
+    """Return whether a failed command named the cause."""
     said = world.log.read_text(errors="replace")
     is_named = any(words in said.lower() for words in NAMED)
     if status == 0 or is_named:
@@ -232,7 +234,7 @@ def said_full(world: World, status: int | None) -> dict[str, object]:
 
 
 def full_file_system(world: World, event: Event) -> dict[str, object]:
-    """The file system of the data root has less room than the command may need."""
+    """Give the file system of the data root less room than the command may need."""
     room = int(event.at * 1.5 * worlds.grown(world, event.stage))
     world.mount()
     world.limit(room)
@@ -246,7 +248,7 @@ def full_file_system(world: World, event: Event) -> dict[str, object]:
 
 
 def flip(world: World, event: Event) -> dict[str, object]:
-    """Turn a bit of a file that the pipeline keeps; its times stay."""
+    """Flip a bit of a file that the pipeline keeps, without changing the file's times."""
     rng = event.rng
     places = [world.data, world.project / ".dvc" / "cache"]
     files = sorted(
@@ -276,13 +278,13 @@ def turn(path: Path, rng: random.Random) -> int:
 
 
 def gc(world: World, event: Event) -> dict[str, object]:
-    """The store is compacted while a stage is at an operation on a file."""
+    """Compact the store while a stage is at an operation on a file."""
     at = operation_of(world, event)
     world.plan.set(STOP, at, False)
     process = begin(world, event)
     if not wait(process, lambda: world.plan.reached, worlds.SECONDS):
         return {"hit": False, "status": finish(process, world)}
-    line = [sys.executable, "-m", "tasks.store.admin", "gc"]
+    line = [sys.executable, "-m", "flows", "store", "gc"]
     cleaned = world.start(line).wait(worlds.SECONDS)
     world.plan.go_on()
     done = {"hit": True, "operation": at, "what": world.plan.what, "gc": cleaned}
@@ -290,7 +292,7 @@ def gc(world: World, event: Event) -> dict[str, object]:
 
 
 def beside(world: World, event: Event) -> dict[str, object]:
-    """A second command starts while the first is at an operation on a file."""
+    """Start a second command while the first is at an operation on a file."""
     world.plan.set(STOP, 1 + int(event.at * 40), False)
     process = begin(world, event)
     wait(process, lambda: world.plan.reached, worlds.SECONDS)
@@ -303,7 +305,7 @@ def beside(world: World, event: Event) -> dict[str, object]:
 
 
 def graders(world: World, how: str = "") -> list[psutil.Process]:
-    """The processes that grade, and the one that starts them; or one of either."""
+    """Return the graders and their parent process; or only one kind, by `how`."""
     found = [p for p in world.processes() if "-m tasks.grading.verifier_worker" in line_of(p)]
     pids = {p.pid for p in found}
     return [p for p in found if not how or (p.ppid() in pids) == (how == "grader")]
@@ -312,9 +314,9 @@ def graders(world: World, how: str = "") -> list[psutil.Process]:
 def stop(
     world: World, event: Event, look: Callable[[], list[psutil.Process]]
 ) -> tuple["subprocess.Popen[bytes]", list[psutil.Process]]:
-    """Begin the command, and stop what `look` finds at an operation on a file. The rest can go on:
-    a grader that is stopped gets answers to grade. Graders live for a few operations of a stage but
-    the training, so these are gone through."""
+    """Start the command, and stop the processes of `look` at an operation on a file. The rest can
+    continue: a stopped grader still receives answers. Outside training, graders live for only a few
+    operations of a stage, so the loop steps through these operations."""
     is_brief = event.kind != "machine paused" and event.stage != "train"
     passed = event.rng.randrange(3) if is_brief else 0
     world.plan.set(STOP, 1 if is_brief else operation_of(world, event), False)
@@ -333,14 +335,14 @@ def stop_all(
 ) -> list[psutil.Process]:
     wait(process, lambda: bool(look()), worlds.SECONDS)
     stopped: list[psutil.Process] = []
-    while new := [p for p in look() if p not in stopped]:  # one may have been started meanwhile
+    while new := [p for p in look() if p not in stopped]:  # one may have started meanwhile
         strike(new, signal.SIGSTOP)
         stopped += new
     return stopped
 
 
 def kill_grader(world: World, event: Event) -> dict[str, object]:
-    """Kill graders that have been stopped for a moment, so that most have answers to grade."""
+    """Kill graders after a short stop, so that most have answers to grade."""
     rng, hit = event.rng, 0
     process, found = stop(world, event, lambda: graders(world, event.how))
     for turn in range(rng.choice((1, 1, 2))):
@@ -355,7 +357,7 @@ def kill_grader(world: World, event: Event) -> dict[str, object]:
 
 
 def pause(world: World, event: Event) -> dict[str, object]:
-    """Stop the graders, or everything, for longer than an answer may take."""
+    """Stop the graders, or all processes, for longer than the time limit of an answer."""
     is_all = event.kind == "machine paused"
     process, found = stop(world, event, world.processes if is_all else lambda: graders(world))
     world.plan.go_on()
@@ -366,7 +368,7 @@ def pause(world: World, event: Event) -> dict[str, object]:
 
 
 def nothing(world: World, event: Event) -> dict[str, object]:
-    """The command brings its own fault."""
+    """Return at once: the command contains its own fault."""
     return {"hit": True, "status": 0}
 
 

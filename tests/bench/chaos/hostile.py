@@ -1,4 +1,4 @@
-"""What comes from outside while a world runs: requests of foreign pages, and a dvc.lock that an
+"""External disturbances of a running world: requests of foreign pages, and a dvc.lock that an
 editor, a merge or a disk has damaged."""
 
 import random
@@ -11,7 +11,8 @@ import psutil
 import websockets.exceptions
 from websockets.sync.client import connect
 
-from flows import commands, server
+from flows.pipeline import commands
+from flows.serve import server
 from tests.bench.chaos import world as worlds
 from tests.bench.chaos.events import Event
 from tests.bench.chaos.faults import begin, finish, line_of, strike, wait, wait_gone
@@ -33,8 +34,8 @@ MARKERS = "<<<<<<< HEAD\n=======\n>>>>>>> other\n"
 
 
 def hostile_request(world: World, event: Event) -> dict[str, object]:
-    """Foreign requests to the server that a flow has started; or to one that lasts, with a run on
-    its schedule that sets what it may not."""
+    """Send foreign requests to the server that a flow has started; or to a lasting server, with a
+    scheduled run that has a forbidden override."""
     if event.how == "run":
         return forbidden_run(world, event)
     world.plan.set()
@@ -52,13 +53,13 @@ def hostile_request(world: World, event: Event) -> dict[str, object]:
 
 
 def url_of(process: psutil.Process) -> str | None:
-    """Where a Prefect server listens."""
-    _, is_server, options = line_of(process).partition("flows.app:create")
+    """Return the URL of a Prefect server."""
+    _, is_server, options = line_of(process).partition("flows.serve.app:create")
     return f"http://{server.HOST}:{options.split()[3]}/api" if is_server else None
 
 
 def taken(url: str) -> list[str]:
-    """The foreign requests that are not refused."""
+    """Return the foreign requests that are not refused."""
     port, version = urlsplit(url).port, f"{url}/admin/version"
     statuses = {
         "another host": answer(version, Host=f"pages.example:{port}")[0],
@@ -75,7 +76,7 @@ def taken(url: str) -> list[str]:
 
 
 def forbidden_run(world: World, event: Event) -> dict[str, object]:
-    """Ask a schedule for a run with an override that may not come from elsewhere."""
+    """Request a run of a schedule with an override that is forbidden from outside."""
     override, port = event.rng.choice(FORBIDDEN), server.free_port()
     url = f"http://{server.HOST}:{port}/api"
     kept = {name: (world.project / name).read_bytes() for name in ("params.yaml", "dvc.lock")}
@@ -86,7 +87,7 @@ def forbidden_run(world: World, event: Event) -> dict[str, object]:
     lasting = world.start(line, **extra)
     wait(lasting, lambda: server.answers(url), worlds.SECONDS)
     wrong = taken(url)
-    line = [sys.executable, "-m", "flows.serve", "--every", "86400"]
+    line = [sys.executable, "-m", "flows", "serve", "--every", "86400"]
     schedule = world.start(line, PREFECT_API_URL=url)
     project = Project(world.project, {"PREFECT_API_URL": url})
     run = run_now(project, schedule, overrides=[override])
@@ -106,7 +107,7 @@ def forbidden_run(world: World, event: Event) -> dict[str, object]:
 
 
 def damaged_lock(world: World, event: Event) -> dict[str, object]:
-    """Damage dvc.lock, run the command, and do what it says where it fails."""
+    """Damage dvc.lock, run the command, and apply the remedy of its error if it fails."""
     path = world.project / "dvc.lock"
     path.write_bytes(DAMAGES[event.how](path.read_bytes(), event.rng))
     world.plan.set()

@@ -1,4 +1,4 @@
-"""How a world is made: the real pipeline at the smallest sizes, run stage by stage."""
+"""Making a world: the real pipeline at the smallest sizes, stage by stage."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ from tests.stages import give_record
 
 
 def parameters() -> dict[str, Any]:
-    """params.yaml with the smallest sizes at which every stage still has something to do."""
+    """Return params.yaml with the smallest sizes at which every stage still has work to do."""
     values = every_value()
     values["experiment"] = {"recipes": ["grpo"], "seeds": [0]}
     sums = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}
@@ -55,7 +55,7 @@ def parameters() -> dict[str, Any]:
     values["verify"] |= {"processes": 1, "seconds": 2.0, "clock_factor": 2.0}
     values["gates"]["min_solved_rate"] = 0.0
     values["allocate"]["passes"] = 2
-    values["checkpoint"]["every_seconds"] = 0.0  # a checkpoint a step
+    values["checkpoint"]["every_seconds"] = 0.0  # a checkpoint per step
     values["evaluate"] |= {"num_samples": 4, "pass_at": [1, 4], "num_bootstrap": 50}
     values["report"]["num_bootstrap"] = 50
     values["train"]["validation"] = {"num_samples": 1, "every_share": 0.25}
@@ -69,14 +69,14 @@ def make_world(
     stages: Sequence[str] = tuple(STAGES),
     is_short: bool = False,
 ) -> World:
-    """The world in `folder`, with the first so many stages; if it is not there yet, made stage by
-    stage, or as a copy. A short world is made faster, and nothing is compared on the way."""
+    """Return the world in `folder`, with these stages. If it is missing, make it stage by stage, or
+    as a copy of `like`. A short world is made faster, without comparisons."""
     if like and not (folder / "facts.json").exists():
         copy_world(like, folder)
     folder.mkdir(parents=True, exist_ok=True)
     plan = Plan.make(library, folder / "plan", folder / "project")
     world = World(folder, plan)
-    end(world.processes())  # of a harness that was killed
+    end(world.processes())  # left by a killed harness
     facts = folder / "facts.json"
     if not facts.exists():
         remove(folder / "project")
@@ -90,8 +90,7 @@ def make_world(
 
 
 def copy_world(first: World, folder: Path) -> None:
-    """A second world like the first one in `folder`. MLflow's databases name places by their
-    absolute paths."""
+    """Copy the world `first` into `folder`, and change the absolute paths in MLflow's databases."""
     remove(folder)
     for part in ("project", "snapshots"):
         shutil.copytree(first.folder / part, folder / part, symlinks=True)
@@ -111,8 +110,9 @@ def copy_world(first: World, folder: Path) -> None:
 
 
 def build(world: World, stages: Sequence[str], is_short: bool) -> dict[str, Any]:
-    """Run every stage undisturbed, under dvc and by itself: how long it takes, how often it changes
-    a file, and the digests of its outputs, which must be the same for the harness to make sense."""
+    """Run every stage undisturbed, under dvc and alone, and return its duration, its number of file
+    operations, and the digests of its outputs. The digests must agree, or the harness cannot
+    compare."""
     make_project(world.project)
     (world.folder / "tmp").mkdir(exist_ok=True)
     (world.folder / "home").mkdir(exist_ok=True)
@@ -126,7 +126,7 @@ def build(world: World, stages: Sequence[str], is_short: bool) -> dict[str, Any]
         found[stage] = {"dvc": under_dvc, "direct": under_dvc}
     world.snapshot(DONE)
     made = outputs(world.project, stages)
-    if stages[-1] == "report":  # Prefect makes its database
+    if stages[-1] == "report":  # Prefect creates its database
         measured(world, [*FLOW, "--force", "report"])
     shutil.copytree(world.folder / "home", world.folder / "snapshots" / "home", symlinks=True)
     for stage in () if is_short else stages:
@@ -149,7 +149,7 @@ def measured(world: World, line: list[str]) -> dict[str, Any]:
 
 
 def make_project(root: Path) -> None:
-    """The real dvc.yaml, flows and tasks, with small parameters, in a git repository."""
+    """Make a git repository of the real dvc.yaml, flows and tasks, with small parameters."""
     for name in COPIED:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PROJECT / name, root / name)

@@ -1,9 +1,8 @@
-/* Preloaded into every process of a world: counts the operations that change files below ROOT, and at the N-th stops the
- * thread until the harness has done what it wants, or has every later one that needs room fail as on a full disk.
+/* Preloaded into every process of a world. Counts the operations that change files below ROOT. At the N-th it stops the
+ * thread until the harness releases it, or fails every later operation that needs room, as on a full disk.
  *
- * The plan is a file that all processes map: they count together, and the harness reads along. It is named once, in the
- * environment that the first process of a tree gets; forks inherit the map. What calls the kernel by itself, past the C
- * library, is not seen. */
+ * The plan is a file that all processes map: they count together, and the harness reads the counters. The environment of
+ * the first process of a tree names it; forks inherit the map. System calls that bypass the C library are not counted. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,7 +25,7 @@ enum { COUNT = 0, STOP = 1, FULL = 2 };
 
 struct plan {
     _Atomic long seen, seen_record, at, action, reached, go_on, pid;
-    long record; /* whether operations on MLflow's record count too; they are most of all */
+    long record; /* count operations on MLflow's record too; they are the majority */
     char what[448];
     char root[512];
 };
@@ -45,7 +44,7 @@ __attribute__((constructor)) static void start(void) {
     snprintf(record, sizeof record, "%s/data/tracking/", plan->root);
 }
 
-/* Whether the path belongs to the world and counts. Relative paths are completed. */
+/* Return whether the path belongs to the world and counts. Relative paths are made absolute. */
 static int counts(int folder, const char *path, char *full) {
     if (!plan || !path) return 0;
     size_t length = strlen(plan->root);
@@ -82,10 +81,10 @@ static int counts_file(int file, char *full) {
     ssize_t got = readlink(link, full, PATH_MAX - 1);
     if (got < 0) return 0;
     full[got] = 0;
-    return full[0] == '/' && counts(AT_FDCWD, full, full); /* a pipe or a socket is no file */
+    return full[0] == '/' && counts(AT_FDCWD, full, full); /* pipes and sockets are not files */
 }
 
-/* Count one operation. Returns whether it is to fail. */
+/* Count one operation. Return whether it must fail. */
 static int happens(const char *name, const char *path, int needs_room) {
     int before = errno;
     long number = atomic_fetch_add(&plan->seen, 1) + 1, action = plan->action;

@@ -1,4 +1,4 @@
-"""The file operations of all processes of a world, counted, stopped or failed by `operations.c`."""
+"""The file operations of all processes of a world: `operations.c` counts, stops or fails them."""
 
 import mmap
 import shutil
@@ -15,12 +15,12 @@ WHAT, ROOT, SIZE = 64, 512, 1024
 
 
 def compiler() -> str | None:
-    """The C compiler of this machine."""
+    """Return the C compiler of this machine."""
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
 def build(folder: Path) -> Path:
-    """The library that is preloaded, compiled in `folder`."""
+    """Compile the preloaded library in `folder`, and return its path."""
     library, cc = folder / "operations.so", compiler()
     if cc is None:
         raise RuntimeError("no C compiler: install gcc")
@@ -31,7 +31,7 @@ def build(folder: Path) -> Path:
 
 @dataclass
 class Plan:
-    """What the processes of one world count, and what shall happen at which operation."""
+    """The counters of one world's processes, and the action at an operation."""
 
     library: Path
     path: Path
@@ -39,7 +39,7 @@ class Plan:
 
     @classmethod
     def make(cls, library: Path, path: Path, root: Path) -> "Plan":
-        """The plan of the world whose files stand under `root`."""
+        """Return the plan of the world with files under `root`."""
         path.write_bytes(bytes(SIZE))
         with path.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), SIZE)
@@ -51,25 +51,25 @@ class Plan:
         return {"LD_PRELOAD": str(self.library), "CHAOS_PLAN": str(self.path)}
 
     def set(self, action: int = COUNT, at: int = 0, record: bool = False) -> None:
-        """Count from zero, and do so at operation `at`."""
+        """Reset the counters, and set the action at operation `at`."""
         self.memory[:ROOT] = bytes(ROOT)
         self._write(RECORD, int(record))
         self._write(AT, at)
         self._write(ACTION, action)
 
     def step(self, operations: int) -> None:
-        """Let the stopped thread go on, and stop the one that is so many operations later."""
+        """Release the stopped thread, and stop the thread that is `operations` operations later."""
         self._write(REACHED, 0)
         self._write(AT, self._read(SEEN) + operations)
 
     def go_on(self) -> None:
-        """Let the stopped thread go on, and nothing more happen."""
+        """Release the stopped thread, without further actions."""
         self._write(ACTION, COUNT)
         self._write(GO_ON, 1)
 
     @property
     def counted(self) -> tuple[int, int]:
-        """Operations so far without MLflow's record, and on it."""
+        """The operations so far: outside MLflow's record, and on it."""
         return self._read(SEEN), self._read(SEEN_RECORD)
 
     @property

@@ -1,4 +1,4 @@
-"""A small world of the chaos harness: a project with the real pipeline, and what it was before each
+"""A small world of the chaos harness: a project with the real pipeline, and its states before each
 stage and at the end. `making` makes it."""
 
 import hashlib
@@ -30,15 +30,14 @@ STAGES = {
     "report": "report",
 }
 DONE = "done"
-KEPT = ("data", ".dvc", "dvc.lock", "params.yaml")  # of the project, in a snapshot
-MEASURED = ("cost.json", "index.html")  # outputs that say seconds, or when they were made
-ROOM = 2**28  # bytes of a data root's own file system
-SECONDS = 300.0  # longer than any command of this world takes on a busy machine
+KEPT = ("data", ".dvc", "dvc.lock", "params.yaml")  # the project's parts in a snapshot
+ROOM = 2**28  # bytes of a data root's separate file system
+SECONDS = 300.0  # longer than any command of this world on a busy machine
 
 
 @dataclass
 class World:
-    """One world in `folder`: `project` is run in, `snapshots` are what it is put back to."""
+    """One world in `folder`: commands run in `project`; `snapshots` are the states to restore."""
 
     folder: Path
     plan: Plan
@@ -51,7 +50,7 @@ class World:
 
     @property
     def stages(self) -> list[str]:
-        """Those that it has, in their order."""
+        """The stages of this world, in order."""
         return list(self.facts["stages"])
 
     @property
@@ -63,7 +62,7 @@ class World:
         return self.folder / "log"
 
     def environment(self, forked: bool = False) -> dict[str, str]:
-        """That of the commands: everything is kept in the world, and nothing calls home."""
+        """Return the environment of the commands: all data is in the world, no telemetry."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         named = [n for n in os.environ if n.startswith(("AWS_", "PREFECT_", "MLFLOW_", "WINNOW_"))]
         kept = {name: value for name, value in os.environ.items() if name not in named}
@@ -87,7 +86,7 @@ class World:
     def start(
         self, line: Sequence[str], *, forked: bool = False, **extra: str
     ) -> "subprocess.Popen[bytes]":
-        """Start a command in a session of its own, as a terminal would; its words go to `log`."""
+        """Start a command in its own session, as in a terminal; its output goes to `log`."""
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 line,
@@ -100,7 +99,7 @@ class World:
             )
 
     def run(self, line: Sequence[str], **options: Any) -> tuple[int, str]:
-        """A command to its end: its exit status and its words."""
+        """Run a command to its end, and return its exit status and output."""
         self.log.unlink(missing_ok=True)
         process = self.start(line, **options)
         try:
@@ -111,7 +110,7 @@ class World:
         return code, self.log.read_text(errors="replace")
 
     def processes(self) -> list[psutil.Process]:
-        """What runs in this world now, but for the harness's own fork server."""
+        """Return the processes of this world, except the harness's fork server."""
         ours = {os.getpid(), *([self.forks.pid] if self.forks else [])}
         mark = f"CHAOS_PLAN={self.plan.path}\0".encode()
         found = []
@@ -131,7 +130,7 @@ class World:
         copy(self.project, self.folder / "snapshots" / name)
 
     def mount(self) -> None:
-        """Give the data root a file system of its own, until the world is put back."""
+        """Mount a separate file system at the data root, until the world is restored."""
         kept = self.folder / "kept"
         remove(kept)
         shutil.copytree(self.data, kept, symlinks=True)
@@ -142,7 +141,7 @@ class World:
         shutil.copytree(kept, self.data, symlinks=True, dirs_exist_ok=True)
 
     def limit(self, room: int | None) -> None:
-        """Leave that much room on the data root's own file system, or enough."""
+        """Leave `room` bytes on the data root's file system, or enough for all."""
         state = os.statvfs(self.data)
         used = (state.f_blocks - state.f_bfree) * state.f_frsize
         size = ROOM if room is None else used + max(room, 4096)
@@ -150,7 +149,7 @@ class World:
         subprocess.run(line, check=True)
 
     def restore(self, name: str) -> None:
-        """Put the world back, with an empty folder for temporary files."""
+        """Restore the world to a snapshot, with an empty folder for temporary files."""
         if os.path.ismount(self.data):
             subprocess.run(["umount", "--lazy", str(self.data)], check=True)
         for part in KEPT:
@@ -166,16 +165,16 @@ class World:
                 (self.folder / part).mkdir()
 
     def commit_lock(self) -> None:
-        """What a user does after a run: dvc.lock as it is now can be taken back."""
-        remove(self.project / ".git" / "index.lock")  # of a git that was killed
+        """Commit dvc.lock, as a user does after a run, so that it can be restored."""
+        remove(self.project / ".git" / "index.lock")  # left by a killed git
         subprocess.run(["git", "add", "dvc.lock"], cwd=self.project, check=True)
         line = ["git", "commit", "--quiet", "--allow-empty", "--message", "run"]
         subprocess.run(line, cwd=self.project, check=True)
 
     def serve_forks(self) -> None:
-        """The process that the stages are forked from, as a flow has one."""
+        """Start the process from which stages are forked, as in a flow."""
         (self.folder / "forks").unlink(missing_ok=True)
-        line = [sys.executable, "-m", "flows.launch", str(os.getpid()), "forks"]
+        line = [sys.executable, "-m", "flows.pipeline.launch", str(os.getpid()), "forks"]
         self.forks = self.start([*line, str(self.folder / "forks")])
 
     def close(self) -> None:
@@ -186,7 +185,7 @@ class World:
 
 
 def copy(source: Path, target: Path) -> None:
-    """What a snapshot keeps, with the times of its files."""
+    """Copy the content of a snapshot, with file times."""
     target.mkdir(parents=True, exist_ok=True)
     for part in KEPT:
         if (source / part).is_dir():
@@ -216,19 +215,18 @@ def repro(stage: str) -> list[str]:
 
 
 def direct(stage: str, project: Path) -> list[str]:
-    """The stage's own command, as dvc.yaml has it; a cell's is given what DVC_STAGE names."""
+    """Return the stage's own command, as in dvc.yaml, with the recipe and seed of a cell."""
     text = yaml.safe_load((project / "dvc.yaml").read_text())["stages"][stage]["cmd"]
     _, recipe, seed = coordinates(STAGES[stage])
     cell = ["--recipe", recipe, "--seed", str(seed)] if recipe else []
     return [*text.removeprefix("exec ").split(), *cell]
 
 
-FLOW = ["python", "-m", "flows.pipeline"]
+FLOW = ["python", "-m", "flows", "run"]
 
 
 def outputs(project: Path, stages: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Of every stage a digest of each file that DVC has as an output, by its path; what is measured
-    is left out."""
+    """Return, for every stage, the digest of each file among its DVC outputs, by path."""
     lock = yaml.safe_load((project / "dvc.lock").read_text())["stages"]
     made: dict[str, dict[str, str]] = {}
     for stage in stages:
@@ -237,18 +235,18 @@ def outputs(project: Path, stages: Sequence[str]) -> dict[str, dict[str, str]]:
         made[stage] = {
             file.relative_to(project).as_posix(): digest(file)
             for file in sorted(files)
-            if file.is_file() and file.name not in MEASURED
+            if file.is_file()
         }
     return made
 
 
 def differing(project: Path, expected: dict[str, str]) -> list[str]:
-    """The outputs that are not there, or have other contents."""
+    """Return the outputs that are missing or have other contents."""
     return [name for name, value in expected.items() if digest(project / name) != value]
 
 
 def grown(world: World, stage: str) -> int:
-    """The bytes that the stage adds to an undisturbed data root."""
+    """Return the number of bytes that the stage adds to an undisturbed data root."""
     names = [*world.stages, DONE]
     before, after = stage, names[names.index(stage) + 1]
     sizes = [size(world.folder / "snapshots" / name / "data") for name in (before, after)]
@@ -256,7 +254,7 @@ def grown(world: World, stage: str) -> int:
 
 
 def size(folder: Path) -> int:
-    """The bytes that the files of a folder take on the disk."""
+    """Return the bytes on disk of the files in a folder."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.bench.throughput import table
+from tests.bench.tables import table
 
 
 def page(found: Mapping[str, Mapping[str, Any]]) -> str:

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from tasks.common import parent
 from tasks.common.files import replace_file
+from tasks.common.processes import ending
 from tests.gpu.check.shapes import Sizes
 
 
@@ -34,5 +34,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    parent.die_with_parent()  # a check that is killed and started again has it to itself
+    ending.die_with_parent()  # a check that is killed and started again has it to itself
     sys.exit(main())

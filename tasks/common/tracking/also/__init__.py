@@ -1,40 +1,40 @@
-"""Trackers beside MLflow: `tracking.also` names files of this folder, each of which writes through
-that tracker's own client.
+"""Trackers besides MLflow: `tracking.also` names files of this folder. Each writes through its
+tracker's own client.
 
     python -m tasks.common.tracking.also wandb tensorboard
 
-A stage starts that command and hands it messages, a line of JSON each (see `mirrors`). So nothing
-of a client runs in the stage's process: not its import, not its threads, not its waits. A file has
+A stage starts that command and sends it messages, one line of JSON each (see `mirrors`). So no part
+of a client runs in the stage's process: not its import, its threads or its waits. A file has
 
     class Client:
-        def __init__(self, run: Run) -> None: ...                   # begin a run, or go on with it
-        def params(self, values: dict[str, str]) -> None: ...
+        def __init__(self, run: MirrorRun) -> None: ...             # start or resume a run
         def points(self, points: list[Point]) -> None: ...          # metrics at a step
-        def final(self, values: dict[str, float]) -> None: ...      # what was reached
+        def final(self, values: dict[str, float]) -> None: ...      # results
         def close(self, finished: bool) -> None: ...
 
-and keeps what it writes in the run's folder, unless the user's environment says where."""
+and writes into the run's folder, unless the user's environment names another place."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 PROJECT = "winnow"
-Point = dict[str, Any]  # as `journal.point` makes them
+Point = dict[str, Any]  # as `journal.point` returns them
 
 
 @dataclass(frozen=True)
 class MirrorRun:
-    """One training: its id, which stays when it goes on after a kill; recipe and seed as its name;
-    the experiment; and a folder."""
+    """One training: its id, which is the same after a kill and resume; recipe and seed as its name;
+    the experiment; a folder; and its parameters, empty if only results are added."""
 
     id: str
     name: str
     group: str
     folder: Path
+    params: dict[str, str]
 
 
 def with_gflops(one: Point) -> dict[str, float]:
-    """The values of a point, with its compute as one of them: the axis of a chart."""
+    """Return the values of a point, with its compute among them as the axis of a chart."""
     gflops = one["gflops"]
     return {**one["values"], **({} if gflops is None else {"gflops": float(gflops)})}

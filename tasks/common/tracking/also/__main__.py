@@ -1,7 +1,7 @@
-"""Read messages from standard input and write them with the named clients, until there are no more.
+"""Read messages from standard input and write them with the named clients, until the input ends.
 
-The stage that sends them may be gone by then: what it sent is still written, for as long as
-`LAST_SECONDS`. A client that fails is left out from then on, and the others go on."""
+The stage that sends them may have ended by then: its messages are still written, for up to
+`LAST_SECONDS`. A client that fails is skipped from then on, and the others continue."""
 
 import importlib
 import json
@@ -15,12 +15,12 @@ from typing import Any
 
 from tasks.common.tracking.also import MirrorRun
 
-LAST_SECONDS = 120.0  # a server that does not answer keeps this process no longer
+LAST_SECONDS = 120.0  # the longest wait for a server that does not answer
 NICENESS = 10
 
 
 def main(names: list[str]) -> int:
-    """0, or 1 where a client failed: what it says is in the log."""
+    """Return 0, or 1 if a client failed; its error is in the log."""
     os.nice(NICENESS)
     messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
     threading.Thread(target=read, args=(messages,), daemon=True).start()
@@ -36,7 +36,7 @@ def main(names: list[str]) -> int:
 
 
 def told(name: str, client: Any, message: dict[str, Any]) -> Any:
-    """Hand one message to a client. Returns the client of the run that is open then, or None."""
+    """Pass one message to a client. Return the client of the run that is then open, or None."""
     what, fields = message["do"], {key: value for key, value in message.items() if key != "do"}
     if what == "open":
         if client:
@@ -49,10 +49,10 @@ def told(name: str, client: Any, message: dict[str, Any]) -> Any:
 
 
 def read(messages: "queue.Queue[dict[str, Any] | None]") -> None:
-    """Take every line at once, so that the stage never waits for a client."""
+    """Read every line immediately, so that the stage never waits for a client."""
     for line in sys.stdin:
         messages.put(json.loads(line))
-    messages.put({"do": "close", "finished": False})  # a run that is still open: of a killed stage
+    messages.put({"do": "close", "finished": False})  # still open after a kill of the stage
     messages.put(None)
     threading.Timer(LAST_SECONDS, os._exit, (1,)).start()
 
@@ -61,4 +61,4 @@ if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # the timer, and whatever threads a client has
+    os._exit(status)  # ends the timer and the threads of the clients

@@ -6,23 +6,19 @@ from tasks.common.tracking.also import MirrorRun, Point, with_gflops
 
 
 class Client:
-    """What a run reached stands under `final/`. After a kill its steps come again; what is drawn
-    are the new ones."""
+    """Results are under `final/`. After a kill, steps are repeated; the new ones are displayed."""
 
     def __init__(self, run: MirrorRun) -> None:
         self.folder = run.folder / "tensorboard" / run.group / f"{run.name}-{run.id}"
-        self.config: dict[str, str] = {}
+        self.params = run.params
         self.writer: Any = None
-
-    def params(self, values: dict[str, str]) -> None:
-        self.config.update(values)
 
     def begin(self, step: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         has_run = any(self.folder.glob("events.*"))
         self.writer = SummaryWriter(str(self.folder), purge_step=step if has_run else None)
-        rows = [f"| {key} | {value} |" for key, value in self.config.items()]
+        rows = [f"| {key} | {value} |" for key, value in self.params.items()]
         if rows:
             table = "\n".join(["| name | value |", "|---|---|", *rows])
             self.writer.add_text("parameters", table)

@@ -1,4 +1,4 @@
-"""Weights & Biases. Offline unless WANDB_MODE says otherwise: `wandb sync` sends it later."""
+"""Weights & Biases. Offline unless WANDB_MODE is set: `wandb sync` uploads it later."""
 
 import os
 
@@ -25,13 +25,12 @@ class Client:
             resume="allow",
             settings=settings,
         )
-
-    def params(self, values: dict[str, str]) -> None:
-        self.run.config.update(values, allow_val_change=True)
+        if run.params:
+            self.run.config.update(run.params, allow_val_change=True)
 
     def points(self, points: list[Point]) -> None:
-        """Steps that a run has already are left out by wandb: after a kill they come again, and are
-        the same."""
+        """Log the points. wandb skips steps that a run has already: after a kill they are repeated,
+        and are identical."""
         for one in points:
             self.run.log(with_gflops(one), step=one["step"])
 

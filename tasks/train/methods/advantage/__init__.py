@@ -1,3 +1,3 @@
-"""Advantages: what a rollout weighs. Each is a file here; the others are what they share."""
+"""Advantages: the weight of each rollout. Each is a file here; the other files are shared."""
 
 SHARED = ("probe",)

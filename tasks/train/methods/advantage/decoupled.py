@@ -1,10 +1,10 @@
 """`decoupled`: every part of a composite reward standardised within its group, then summed
 (per-reward normalisation, as in LightningRL's code).
 
-A part that varies little, such as a format that is nearly always right, weighs as much as one that
-varies a lot: summed first, it would be drowned. `weights` name the parts and what each counts for;
-a part that a rollout does not have, and every rollout of a verifier that is no composite, counts
-with its reward. Replayed rollouts have no parts."""
+A part that varies little, such as a format that is nearly always right, counts as much as a part
+that varies a lot; in a plain sum it would hardly count. `weights` names the parts and their
+weights. If a rollout lacks a part, or its verifier is not a composite, its reward is used instead.
+Replayed rollouts have no parts."""
 
 import numpy as np
 
@@ -30,6 +30,8 @@ EXAMPLE = Settings({"math": 0.9, "tags": 0.1})
 
 
 class Method(Advantage):
+    unshaped = True
+
     def __init__(self, settings: Settings) -> None:
         self.weights = settings.weights
 

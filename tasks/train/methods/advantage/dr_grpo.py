@@ -1,4 +1,4 @@
-"""`dr_grpo`: the reward against its group's mean, not divided by a deviation (Dr. GRPO, arXiv
+"""`dr_grpo`: the reward minus its group's mean, not divided by a deviation (Dr. GRPO, arXiv
 2503.20783)."""
 
 from tasks.train.rollouts import Floats, Rollouts, centred_rewards

@@ -1,9 +1,8 @@
-"""`efficient`: shorter correct answers weigh more (arXiv 2502.04463).
+"""`efficient`: shorter correct answers have a larger weight (arXiv 2502.04463).
 
-A correct rollout's reward is multiplied by 1 - strength * sigmoid(z), where z is its length against
-the mean and deviation of the group's correct ones; the advantage is then that of `rloo`. A group
-that is all correct prefers its short answers, so it has a gradient, unless all are equally
-long."""
+A correct rollout's reward is multiplied by 1 - strength * sigmoid(z), where z is its length
+standardised over the group's correct rollouts; the advantage is then `rloo`'s. A group with only
+correct answers prefers its short ones, so it has a gradient, unless all are equally long."""
 
 import numpy as np
 

@@ -1,23 +1,42 @@
-"""`grpo`: the reward against its group's mean, in units of the group's standard deviation (arXiv
+"""`grpo`: the reward minus its group's mean, divided by the group's standard deviation (arXiv
 2402.03300).
 
-The population standard deviation, as sGPO's derivation has it: with binary rewards a success among
-n of G gets sqrt((G - n) / n), and a mixed pair exactly +1 and -1."""
+The deviation is the population standard deviation, as in sGPO's derivation: with binary rewards a
+success among n of G gets sqrt((G - n) / n), and a mixed pair exactly +1 and -1. `scale: batch`
+divides by the deviation of all centred rewards of the step instead (ScaleRL, arXiv 2510.13786; Lite
+PPO, arXiv 2508.08221), so that nearly even groups do not weigh less than others. Without a
+deviation the advantage is `dr_grpo`'s."""
+
+from typing import Literal
 
 import numpy as np
 
+from tasks.common.params import settings
 from tasks.train.rollouts import Floats, Ints, Rollouts, centred_rewards, group_means
 from tasks.train.slots import Advantage
 
 
+@settings
+class Settings:
+    scale: Literal["group", "batch"] = "group"  # the divisor is its standard deviation
+
+
+EXAMPLE = Settings(scale="group")
+
+
 class Method(Advantage):
+    def __init__(self, settings: Settings) -> None:
+        self.scale = settings.scale
+
     def __call__(self, rollouts: Rollouts) -> Floats:
-        return advantage(rollouts.rewards_B, rollouts.group_B)
+        if self.scale == "group":
+            return advantage(rollouts.rewards_B, rollouts.group_B)
+        centred_B = centred_rewards(rollouts.rewards_B, rollouts.group_B)
+        return centred_B / centred_B.std() if centred_B.any() else centred_B
 
 
 def advantage(rewards_B: Floats, group_B: Ints) -> Floats:
-    """[B] advantages; exactly 0 in a group whose rewards are all equal, a group of one among
-    them."""
+    """Return [B] advantages; exactly 0 in a group with equal rewards, including a group of one."""
     centred_B = centred_rewards(rewards_B, group_B)
     variance_Q, _ = group_means(centred_B**2, group_B)
     deviation_B = np.sqrt(variance_Q)[group_B]

@@ -1,7 +1,6 @@
-"""`grpo_sample`: GRPO as PODS's and TRL's code has it: the sample standard deviation, and `epsilon`
-added to it.
+"""`grpo_sample`: GRPO as in the code of PODS and TRL: the sample standard deviation plus `epsilon`.
 
-Of groups of two the advantages are 0.707, not 1; of larger groups a little under `grpo`'s.
+Groups of two have the advantages 0.707, not 1; larger groups a little less than with `grpo`.
 """
 
 import numpy as np
@@ -13,7 +12,7 @@ from tasks.train.slots import Advantage
 
 @settings
 class Settings:
-    """What is added to the deviation."""
+    """The constant added to the deviation."""
 
     epsilon: float = 1.0e-4  # added to the deviation
 
@@ -30,8 +29,7 @@ class Method(Advantage):
 
 
 def advantage(rewards_B: Floats, group_B: Ints, *, epsilon: float) -> Floats:
-    """[B] advantages; exactly 0 in a group whose rewards are all equal, a group of one among
-    them."""
+    """Return [B] advantages; exactly 0 in a group with equal rewards, including a group of one."""
     centred_B = centred_rewards(rewards_B, group_B)
     variance_Q, size_Q = group_means(centred_B**2, group_B)
     deviation_Q = np.sqrt(variance_Q * size_Q / np.maximum(size_Q - 1, 1))

@@ -1,11 +1,11 @@
-"""`mc_grpo`: the reward against its group's median, in units of the median absolute deviation
-(arXiv 2601.22582).
+"""`mc_grpo`: the reward minus its group's median, divided by the median absolute deviation (arXiv
+2601.22582).
 
-For odd groups: the rollout that is the median then has advantage 0. With binary rewards the
-deviation of an odd group is 0 whatever it is made of, and the published rule (deviation + 0.001)
-gives the minority +1000 or -1000, saved by gradient clipping alone. `min_deviation` is the cure:
-1.0 makes binary rewards plainly median-centred; 0.001 is the published rule, near enough. Left out:
-dropping the median rollout (its gradient is 0; its tokens count in the loss's denominator here).
+For odd groups: the median rollout then has advantage 0. With binary rewards the deviation of an odd
+group is always 0, and the published rule (deviation + 0.001) gives the minority +1000 or -1000,
+bounded only by gradient clipping. `min_deviation` avoids this: 1.0 only centres binary rewards by
+the median; 0.001 is approximately the published rule. Left out: dropping the median rollout (its
+gradient is 0; its tokens count in the loss's denominator here).
 """
 
 import numpy as np
@@ -17,9 +17,9 @@ from tasks.train.slots import Advantage
 
 @settings
 class Settings:
-    """The least deviation that a group is divided by."""
+    """The least divisor of a group's advantages."""
 
-    min_deviation: float = 1.0  # that a group is divided by
+    min_deviation: float = 1.0  # least divisor of a group's advantages
 
 
 EXAMPLE = Settings(min_deviation=1.0)
@@ -36,8 +36,7 @@ class Method(Advantage):
 
 
 def advantage(rewards_B: Floats, group_B: Ints, *, min_deviation: float) -> Floats:
-    """[B] advantages; exactly 0 in a group whose rewards are all equal, a group of one among
-    them."""
+    """Return [B] advantages; exactly 0 in a group with equal rewards, including a group of one."""
     num_groups = int(group_B.max(initial=-1)) + 1
     centred_B = rewards_B - group_medians(rewards_B, group_B, num_groups)[group_B]
     deviation_Q = np.maximum(group_medians(np.abs(centred_B), group_B, num_groups), min_deviation)
@@ -46,7 +45,7 @@ def advantage(rewards_B: Floats, group_B: Ints, *, min_deviation: float) -> Floa
 
 
 def group_medians(values_B: Floats, group_B: Ints, num_groups: int) -> Floats:
-    """[Q] the median of each group, 0 for one without rows."""
+    """Return [Q] the median of each group, 0 for one without rows."""
     order = np.lexsort((values_B, group_B))
     sorted_B = values_B[order]
     size_Q = np.bincount(group_B, minlength=num_groups)

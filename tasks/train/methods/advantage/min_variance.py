@@ -1,8 +1,8 @@
-"""`min_variance`: the reward against the baseline of the group that makes the gradient vary least
+"""`min_variance`: the reward minus the group's baseline with the smallest variance of the gradient
 (VCPO, arXiv 2602.17616; rule from the authors' code).
 
 b = sum w^2 g^2 R / sum w^2 g^2 over the group, with g the norm of the gradient of a rollout's
-log-probability and w its importance weight. The norms cost a backward pass a rollout, which is
+log-probability and w its importance weight. The norms cost a backward pass per rollout, which is
 charged. Use with `loss: vcpo`."""
 
 import numpy as np
@@ -20,8 +20,7 @@ class Method(Advantage):
             return np.zeros(0)
         assert observed is not None
         assert observed.gradient_norms_B is not None
-        sampler_N = np.concatenate([np.asarray(row) for row in rollouts.samples.logprobs])
-        gaps_N = (observed.logprobs_N - sampler_N) * rollouts.trained_N()
+        gaps_N = (observed.logprobs_N - rollouts.logprobs_N) * rollouts.trained_N()
         log_weights_B = np.bincount(rollouts.owner_N(), gaps_N, num)
         largest_Q = np.full(int(rollouts.group_B.max()) + 1, -np.inf)
         np.maximum.at(largest_Q, rollouts.group_B, log_weights_B)
@@ -30,8 +29,8 @@ class Method(Advantage):
 
 
 def advantage(rewards_B: Floats, group_B: Ints, weights_B: Floats) -> Floats:
-    """[B] rewards less their group's mean with weights w^2, of any scale; exactly 0 in a group
-    whose rewards are all equal."""
+    """Return [B] rewards minus their group's mean with weights w^2, of any scale; exactly 0 in a
+    group with equal rewards."""
     squares_B = weights_B**2
     total_Q = np.maximum(np.bincount(group_B, squares_B), 1e-300)
     baseline_Q = np.bincount(group_B, squares_B * rewards_B) / total_Q

@@ -1,20 +1,21 @@
-"""`one_sided`: learn from the rarer outcome of a group alone; the others need no update.
+"""`one_sided`: update only on the rarer outcome of a group; the others need no update.
 
 With a baseline of 0 or 1 the advantage `r - b` of one outcome is exactly 0, and REINFORCE stays
-unbiased for any baseline that does not depend on the rollout itself. The baseline is the outcome of
-most of the group: rollouts of a hard prompt are learned from where they are correct, those of an
-easy one where they are wrong. The group's own majority depends on the rollout, which shrinks the
-prompt's expected gradient and does not turn it. Without the gate below it shrinks by the factor
+unbiased for any baseline that does not depend on the rollout itself. The baseline is the majority
+outcome of the group: a hard prompt is trained on its correct rollouts, an easy one on its wrong
+rollouts. The group's own majority depends on the rollout, which shrinks the prompt's expected
+gradient and keeps its direction. Without the gate below it shrinks by the factor
 1 - P(Bin(G - 1, p) is one short of a majority): .727 with G = 8 and p = .5. With the gate at
 `update_cost` 3 even groups are two-sided, and that factor is .766.
 
-A one-sided group varies more than a two-sided one the evener it is. So where the rarer outcome has
-a share of at least m* = c / (1 + 2 c), with `update_cost` c the cost of updating a rollout over
-that of generating it (3 in FLOPs), the whole group is updated with RLOO's advantages. The gate is
-that of QAE (arXiv 2509.22611), which divides by a deviation and updates all rollouts.
+One-sided groups have a higher variance than two-sided ones, the more so the more even they are. So
+if the rarer outcome has a share of at least m* = c / (1 + 2 c), all rollouts of the group are
+updated with RLOO's advantages. `update_cost` c is the cost of updating a rollout over the cost of
+generating it (3 in FLOPs). QAE has the same gate (arXiv 2509.22611), but divides by a deviation and
+updates all rollouts.
 
-A reward is what is above or below the middle of the group's extremes; rewards of two values are
-correct and wrong. The side may be taken from a posterior that excludes the group: `posterior`.
+Rewards count as above or below the midpoint of the group's extremes: with two reward values, as
+correct or wrong. `posterior` takes the side from a posterior that excludes the group.
 """
 
 import numpy as np
@@ -26,7 +27,7 @@ from tasks.train.slots import Advantage
 
 
 def evenest_share(update_cost: float) -> float:
-    """The share of the rarer outcome from which on all rollouts are updated: c / (1 + 2 c)."""
+    """Return the least share of the rarer outcome that updates all rollouts: c / (1 + 2 c)."""
     if not update_cost >= 0:
         raise ParamsError(
             f"train.advantage.update_cost is {update_cost}; it is the cost of updating a rollout "
@@ -37,7 +38,7 @@ def evenest_share(update_cost: float) -> float:
 
 @settings
 class Settings:
-    update_cost: float = 3.0  # of a rollout over that of generating it; 3 in FLOPs
+    update_cost: float = 3.0  # cost of updating / generating a rollout; 3 in FLOPs
 
     def __post_init__(self) -> None:
         evenest_share(self.update_cost)
@@ -61,7 +62,7 @@ class Method(Advantage):
         is_high_B = rewards_B > (low_Q[group_B] + high_Q[group_B]) / 2.0
         size_Q = np.maximum(np.bincount(group_B, minlength=num_groups), 1)
         share_Q = np.bincount(group_B, is_high_B, minlength=num_groups) / size_Q
-        # a tie is two-sided where that is allowed, else learned from the correct ones
+        # a tie is two-sided if that is allowed, otherwise trained on its correct rollouts
         baseline_Q = np.where(share_Q > 0.5, high_Q, low_Q)
         one_sided_B = rewards_B - baseline_Q[group_B]
         is_even_Q = np.minimum(share_Q, 1.0 - share_Q) >= self.evenest

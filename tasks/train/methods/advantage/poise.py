@@ -1,14 +1,13 @@
-"""`poise`: the reward less what the hidden states of the group's *other* rollouts predict (POISE,
-arXiv 2605.07579; rule from the authors' code).
+"""`poise`: the reward minus a prediction from the hidden states of the group's *other* rollouts
+(POISE, arXiv 2605.07579; rule from the authors' code).
 
-A ridge regression learns the mean reward of the other rollouts of a group from one rollout: its
+A ridge regression predicts the mean reward of the other rollouts of a group from one rollout: its
 prompt's last hidden states, its completion's last hidden states, and its mean entropy. A rollout's
-baseline is the mean prediction from the others, so it does not depend on the rollout itself and
-the gradient stays unbiased; two rollouts a prompt are enough. The regression learns after the
-advantages were taken. Replayed rollouts, which it may have learned from, are refused. Until it has
-seen a step, and in a group of one, the baseline is that of `rloo`. Dead groups have a gradient
-here: their rewards differ from what was expected. In place of the paper's PCA stands a random
-projection."""
+baseline is the mean prediction from the others, so it does not depend on the rollout itself and the
+gradient stays unbiased; two rollouts per prompt are enough. The regression is fitted after the
+advantages are computed. Replayed rollouts are refused, since the regression may be fitted to them.
+Before the first fit, and in a group of one, the baseline is `rloo`'s. Dead groups have a gradient
+here: their rewards differ from the prediction. A random projection replaces the paper's PCA."""
 
 import numpy as np
 
@@ -19,10 +18,11 @@ from tasks.train.slots import Advantage
 
 __all__ = ["EXAMPLE", "Method", "Settings"]
 
-LAST_TOKENS = 10  # of a completion, whose hidden states are averaged
+LAST_TOKENS = 10  # of a completion, to average their hidden states
 
 
 class Method(Advantage):
+    unshaped = True
     fresh_only = True
 
     def __init__(self, settings: Settings) -> None:
@@ -31,7 +31,7 @@ class Method(Advantage):
         self.state = probe.new_state(2 * settings.dimensions + 2)
 
     def __call__(self, rollouts: Rollouts) -> Floats:
-        """[B] advantages."""
+        """Return [B] advantages."""
         plain_B = rloo.advantage(rollouts.rewards_B, rollouts.group_B)
         if not self.state.seen or not len(plain_B):
             return plain_B
@@ -40,7 +40,7 @@ class Method(Advantage):
         return np.where(size_B > 1, rollouts.rewards_B - others_B, plain_B)
 
     def rows(self, rollouts: Rollouts) -> Floats:
-        """[B, F] what the regression sees of each rollout."""
+        """Return [B, F] the features of each rollout for the regression."""
         observed, num = rollouts.observed, len(rollouts.group_B)
         assert observed is not None
         assert observed.hidden_ND is not None
@@ -65,7 +65,7 @@ class Method(Advantage):
 
 
 def mean_of_others(values_B: Floats, rollouts: Rollouts) -> tuple[Floats, Ints]:
-    """[B] the mean of `values_B` over the other rollouts of the group, and [B] the group's size."""
+    """Return [B] the mean of `values_B` over a group's other rollouts, and [B] the group's size."""
     mean_Q, size_Q = group_means(values_B, rollouts.group_B)
     size_B, mean_B = size_Q[rollouts.group_B], mean_Q[rollouts.group_B]
     return (mean_B * size_B - values_B) / np.maximum(size_B - 1, 1), size_B

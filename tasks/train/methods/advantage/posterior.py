@@ -1,24 +1,24 @@
-"""`posterior`: the reward against what was known of the prompt before, one-sided where it is sure.
+"""`posterior`: the reward minus its prediction for the prompt, one-sided if that is near 0 or 1.
 
-The baseline of a rollout is the mean of its prompt's posterior (`tasks/train/pass_rates.py`) with
-the outcomes of the *other* rollouts of its group added. It does not depend on the rollout itself,
-so the gradient is unbiased. It needs no group: groups of one or two show the policy more prompts
-for the same rollouts. A group of G loses a share of 1/G of the information to its own mean, and all
-of it where all outcomes are equal. A baseline b adds (b - p)^2 to the second moment p (1 - p)
-instead. On prompts that `control: information` chose, with pass rates that stand still, that is
-about a tenth of the information (8 to 13 %, `tests/train/test_winnow.py`).
+The baseline of a rollout is the mean of its prompt's posterior (`methods/pass_rates.py`) with the
+outcomes of the *other* rollouts of its group added. It does not depend on the rollout itself,
+so the gradient is unbiased. It needs no group: groups of one or two cover more prompts with the
+same rollouts. A group of G loses a share of 1/G of the information to its own mean, and all of it
+if all outcomes are equal. A baseline b adds (b - p)^2 to the second moment p (1 - p) instead. On
+prompts chosen by `control: information`, with constant pass rates, that is about a tenth of the
+information (8 to 13 %, `tests/train/test_winnow.py`).
 
-Where the posterior alone says that the rarer outcome has a share below m* = c / (1 + 2 c), the
-baseline is 0 or 1 instead: rollouts of the commoner outcome have advantage 0 and are not updated.
-`update_cost` c is the cost of updating a rollout over that of generating it (3 in FLOPs); 0 updates
-all rollouts. Unlike `one_sided`, whose side is the majority of the group itself, the side does not
-depend on the rollouts, and nothing is shrunk. A prompt that turns out against its side is updated
-whole.
+If the posterior alone predicts a share of the rarer outcome below m* = c / (1 + 2 c), the baseline
+is 0 or 1 instead: rollouts of the more frequent outcome have advantage 0 and are not updated.
+`update_cost` c is the cost of updating a rollout over the cost of generating it (3 in FLOPs); 0
+updates all rollouts. In `one_sided` the side is the majority of the group itself; here it does not
+depend on the rollouts, so the gradient is not shrunk. If all rollouts of a prompt have the rarer
+outcome, all are updated.
 
-Pass rates are of outcomes. A baseline in rewards takes the mean reward of correct and of wrong
-rollouts in earlier steps, 1 and 0 at first. Where rewards of an outcome differ, as those of
-composites do, no side is silent. Baselines hold what was sampled in earlier steps, so replayed
-rollouts, which would stand in their own, are refused.
+Pass rates count outcomes. A baseline in rewards uses the mean reward of correct and of wrong
+rollouts in earlier steps, initially 1 and 0. If rewards of an outcome differ, as in composites,
+both sides are updated. Baselines include the rollouts of earlier steps, so replayed rollouts are
+refused: they would be part of their own baseline.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ import polars as pl
 
 from tasks.common.params import settings
 from tasks.train.methods.advantage.one_sided import evenest_share
-from tasks.train.pass_rates import EXAMPLE_PRIOR, Belief, PassRates, PriorSettings
+from tasks.train.methods.pass_rates import EXAMPLE_PRIOR, Belief, PassRates, PriorSettings
 from tasks.train.rollouts import ROUNDING, Floats, Rollouts
 from tasks.train.slots import Advantage
 
@@ -37,8 +37,8 @@ reads_prompts = True
 
 @settings
 class Settings:
-    update_cost: float = 3.0  # of a rollout over that of generating it; 3 in FLOPs
-    prior: PriorSettings = PriorSettings()  # equal to that of the control `information`
+    update_cost: float = 3.0  # cost of updating / generating a rollout; 3 in FLOPs
+    prior: PriorSettings = PriorSettings()  # as in the control `information`
 
     def __post_init__(self) -> None:
         evenest_share(self.update_cost)
@@ -49,8 +49,8 @@ EXAMPLE = Settings(update_cost=3.0, prior=EXAMPLE_PRIOR)
 
 @dataclass
 class State(Belief):
-    """What is known of pass rates; of the rewards of correct and of wrong rollouts so far the
-    number, the sum, and whether they were all equal."""
+    """The belief about pass rates; the number of correct and of wrong rollouts so far and the sum
+    of their rewards; and whether the rewards of each outcome were all equal."""
 
     num_correct: float = 0.0
     num_wrong: float = 0.0
@@ -60,6 +60,7 @@ class State(Belief):
 
 
 class Method(Advantage):
+    unshaped = True
     skips_zeros = True
     needs_group = False
     fresh_only = True
@@ -88,14 +89,14 @@ class Method(Advantage):
         return np.where(is_none_B, 0.0, advantages_B)
 
     def levels(self) -> tuple[float, float]:
-        """The mean reward of wrong and of correct rollouts in earlier steps."""
+        """Return the mean reward of wrong and of correct rollouts in earlier steps."""
         state = self.state
         wrong = state.wrong_rewards / state.num_wrong if state.num_wrong else 0.0
         correct = state.correct_rewards / state.num_correct if state.num_correct else 1.0
         return wrong, correct
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Add the step's graded rollouts to what is known of their prompts, and their rewards."""
+        """Update the pass rates and the mean rewards with the step's graded rollouts."""
         graded, state = rollouts.where(~rollouts.is_error_B()), self.state
         is_correct_B = graded.is_correct_B()
         right, wrong = graded.rewards_B[is_correct_B], graded.rewards_B[~is_correct_B]

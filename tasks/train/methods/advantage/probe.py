@@ -1,9 +1,9 @@
-"""What the advantages share that predict rewards from hidden states: a ridge regression that is
-kept as sums.
+"""Shared code of the advantages that predict rewards from hidden states: a ridge regression, stored
+as sums.
 
 Hidden states are projected to few numbers by a fixed random matrix (Johnson and Lindenstrauss,
-1984), so that the sums are small whatever the model. Older batches are forgotten at `memory` a
-step."""
+1984), so that the sums are small for any model. Each step multiplies the weight of older batches by
+`memory`."""
 
 from dataclasses import dataclass
 
@@ -17,11 +17,11 @@ SEED = 0  # of the projection, which is the same in every run
 
 @settings
 class Settings:
-    """The layer whose hidden states are read (-1: the last), the numbers they are projected to, the
-    ridge, and how much of the sums a step keeps."""
+    """The layer of the hidden states (-1: the last), the dimensions of their projection, the ridge,
+    and the share of the sums that a step keeps."""
 
-    layer: int = -1  # whose hidden states are read; -1: the last
-    dimensions: int = 32  # that they are projected to
+    layer: int = -1  # of the hidden states; -1: the last
+    dimensions: int = 32  # of their projection
     ridge: float = 10.0  # of the regression
     memory: float = 0.95  # of its sums, a step
 
@@ -37,7 +37,7 @@ EXAMPLE = Settings(layer=-1, dimensions=4, ridge=1.0, memory=0.9)
 
 @dataclass
 class State:
-    """The remembered sums of x x' and of x y, and their weight."""
+    """The discounted sums of x x' and of x y, and their weight."""
 
     products: Floats
     targets: Floats
@@ -49,16 +49,16 @@ def new_state(num_features: int) -> State:
 
 
 def project(hidden: Floats | Singles, dimensions: int) -> Floats:
-    """[n, dimensions] rows of [n, D] times a fixed random matrix that keeps lengths on average,
-    after division by their own length."""
+    """Return [n, dimensions] the rows of [n, D], each divided by its length, times a fixed random
+    matrix that preserves lengths on average."""
     matrix = np.random.default_rng(SEED).standard_normal((hidden.shape[1], dimensions))
     norms = np.maximum(np.linalg.norm(hidden, axis=1, keepdims=True), 1e-12)
     return np.asarray(hidden / norms @ matrix / np.sqrt(dimensions))
 
 
 def learn(state: State, features: Floats, targets: Floats, memory: float) -> None:
-    """Forget a little, and add these rows, but for those that are not finite: the sums would never
-    be again."""
+    """Discount the sums, and add these rows, except rows that are not finite, which would make the
+    sums non-finite for ever."""
     is_finite = np.isfinite(features).all(axis=1) & np.isfinite(targets)
     features, targets = features[is_finite], targets[is_finite]
     state.products = memory * state.products + features.T @ features
@@ -67,8 +67,8 @@ def learn(state: State, features: Floats, targets: Floats, memory: float) -> Non
 
 
 def predict(state: State, features: Floats, ridge: float) -> Floats:
-    """[n] predicted rewards within [0, 1]. The last feature is constant, and not held back by the
-    ridge."""
+    """Return [n] predicted rewards within [0, 1]. The ridge does not penalise the last feature,
+    which is constant."""
     penalty = np.full(len(state.targets), ridge)
     penalty[-1] = 1e-9
     weights = np.linalg.solve(state.products + np.diag(penalty), state.targets)

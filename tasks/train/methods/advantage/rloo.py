@@ -1,7 +1,6 @@
-"""`rloo`: the reward against the mean of the *other* rollouts of its group (RLOO, arXiv
-2402.14740).
+"""`rloo`: the reward minus the mean of the *other* rollouts of its group (RLOO, arXiv 2402.14740).
 
-It is Dr. GRPO's advantage times G / (G - 1): the own reward does not stand in its own baseline.
+It is Dr. GRPO's advantage times G / (G - 1): a rollout's own reward is not in its baseline.
 """
 
 import numpy as np
@@ -16,8 +15,8 @@ class Method(Advantage):
 
 
 def advantage(rewards_B: Floats, group_B: Ints) -> Floats:
-    """[B] advantages; 0 in a group whose rewards are all equal, and in a group of one, which has no
-    others."""
+    """Return [B] advantages; 0 in a group with equal rewards, and in a group of one, which has no
+    other rollouts."""
     _, size_Q = group_means(rewards_B, group_B)
     others_B = np.maximum(size_Q[group_B] - 1, 1)
     return np.asarray(centred_rewards(rewards_B, group_B) * size_Q[group_B] / others_B)

@@ -1,12 +1,12 @@
-"""`value_probe`: an advantage for every token, the reward less the value that a linear probe reads
-from the hidden state before that token.
+"""`value_probe`: a separate advantage per token, the reward minus the value that a linear probe
+predicts from the hidden state before that token.
 
 The state that predicts a token does not depend on the token, so the baseline leaves the gradient
-unbiased, as a critic's does; and it needs no second network (in the manner of PPO's value head, on
-frozen features). The probe is a ridge regression of the final reward on the states of earlier
-steps' tokens; it learns after the advantages were taken. Replayed rollouts, which it may have
-learned from, are refused. Until it has seen a step the advantage is that of `rloo`. Dead groups
-have a gradient here. Left out: bootstrapping between tokens (lambda is 1)."""
+unbiased, as a critic's does; and it needs no second network (similar to PPO's value head, on frozen
+features). The probe is a ridge regression of the final reward on the states of earlier steps'
+tokens; it is fitted after the advantages are computed. Replayed rollouts are refused, since the
+probe may be fitted to them. Before the first fit the advantage is `rloo`'s. Dead groups have a
+gradient here. Left out: bootstrapping between tokens (lambda is 1)."""
 
 import numpy as np
 
@@ -19,6 +19,7 @@ __all__ = ["EXAMPLE", "Method", "Settings"]
 
 
 class Method(Advantage):
+    unshaped = True
     fresh_only = True
 
     def __init__(self, settings: Settings) -> None:
@@ -27,7 +28,7 @@ class Method(Advantage):
         self.state = probe.new_state(settings.dimensions + 1)
 
     def __call__(self, rollouts: Rollouts) -> Floats:
-        """[N] advantages of the completion tokens."""
+        """Return [N] advantages of the completion tokens."""
         owner_N = rollouts.owner_N()
         if not self.state.seen or not len(owner_N):
             return rloo.advantage(rollouts.rewards_B, rollouts.group_B)[owner_N]
@@ -35,7 +36,7 @@ class Method(Advantage):
         return np.asarray(rollouts.rewards_B[owner_N] - values_N)
 
     def rows(self, rollouts: Rollouts) -> Floats:
-        """[N, F] what the probe sees before each token."""
+        """Return [N, F] the probe's features before each token."""
         assert rollouts.observed is not None
         assert rollouts.observed.hidden_ND is not None
         projected = probe.project(rollouts.observed.hidden_ND, self.settings.dimensions)

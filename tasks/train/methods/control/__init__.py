@@ -1,3 +1,3 @@
-"""Controls: which prompts are sampled next. Each is a file here; the others are what they share."""
+"""Controls: the choice of the next prompts. Each is a file here; the other files are shared."""
 
 SHARED = ("prompt_pool",)

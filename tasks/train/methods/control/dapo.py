@@ -1,11 +1,11 @@
 """`dapo`: DAPO's dynamic sampling (arXiv 2503.14476), bounded: sample more prompts while too few
 groups are mixed.
 
-Use with `select: {method: mixed}`. The refills come from the plan, so a run ends when the plan does
-and costs what the plan says, whatever the share of dead groups: fewer steps, each of them full.
-Every sampled rollout is charged as generated. A step is refilled at most `max_refills` times, so
-that a batch that never fills cannot loop for ever. Left out: cutting a batch that came out larger
-than asked for.
+Use with `select: {method: mixed}`. The refills come from the plan, so a run ends with the plan and
+costs as much as the plan, for any share of dead groups: fewer steps, each of them full. Every
+sampled rollout is charged as generated. A step is refilled at most `max_refills` times, so that a
+batch that never fills cannot loop for ever. Left out: cutting a batch that is larger than
+requested.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ EXAMPLE = Settings(max_refills=2)
 
 @dataclass
 class State:
-    """The next visit; refills and steps so far, and the steps that stayed short of a batch."""
+    """The next visit; refills and steps so far, and the number of steps without a full batch."""
 
     position: int = 0
     refills: int = 0
@@ -47,7 +47,7 @@ class Method(Control):
         self.settings, self.plan, self.state = settings, plan, State()
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """First a batch, then as many visits of the same phase as a batch of mixed groups lacks."""
+        """Return first a batch, then visits of the same phase for the missing mixed groups."""
         plan, last = self.plan, self.state.position - 1
         first = plan.start(last + 1, so_far.done)
         if first is None:
@@ -66,12 +66,12 @@ class Method(Control):
         return self.take(visits[: plan.num_visits(plan.group_sizes_V[visits], missing)])
 
     def take(self, visits: Ints) -> GroupRequest:
-        """The request for `visits`; the next ones come after them."""
+        """Return the request for `visits`, and move the position behind them."""
         self.state.position = int(visits[-1]) + 1
         return self.plan.request(visits, self.plan.group_sizes_V[visits])
 
     def mixed_size(self, rollouts: Rollouts) -> int:
-        """Rollouts of mixed groups, or their prompts, in the batch's unit. Errors do not count."""
+        """Return the size of the mixed groups, in the batch's unit. Errors do not count."""
         graded = rollouts.where(~rollouts.is_error_B())
         mixed_Q = mixed_groups(graded.rewards_B, graded.group_B, len(rollouts.prompt_rows_Q))
         in_rollouts = self.plan.batch.unit == "rollouts"
@@ -84,7 +84,7 @@ class Method(Control):
         return self.plan.share_before(self.state.position)
 
     def describe(self) -> dict[str, float]:
-        """Refills a step, and the share of steps that stayed short of a batch."""
+        """Return the refills per step, and the share of steps without a full batch."""
         steps = max(self.state.steps, 1)
         return {
             "refills_mean": self.state.refills / steps,

@@ -1,14 +1,14 @@
-"""`dars`: a second stage of rollouts for the prompts that the first found hard (DARS, arXiv
-2508.13755 v5; rule from the authors' code).
+"""`dars`: a second stage of rollouts for prompts that are hard in the first (DARS, arXiv 2508.13755
+v5; rule from the authors' code).
 
 The first stage samples the plan's group of N. A prompt solved with accuracy a below 1/2 then gets
-more rollouts in the same group, as many as lift its summed |advantage| to that of an even group
-(`equal`, about N / 4a(1-a) in all) or to 2(1-a) times that (`hard`, about N / 2a, sGPO's law), and
-at most `largest` in all. No success counts as half of one. `standardised` says whether the
+more rollouts in the same group, which raise its summed |advantage| to an even group's sum
+(`equal`, about N / 4a(1-a) in all) or to 2(1-a) times it (`hard`, about N / 2a, sGPO's law), with
+at most `largest` in all. No success counts as half a success. `standardised` states whether the
 advantage is divided by the deviation; the authors' is not (`advantage: dr_grpo`). Use with `select:
-mixed`. The extra draws depend on the outcome of the first, so the merged group's mean is no
-unbiased pass rate. A batch counts first stages. Left out: the full-batch update of DARS-B, which
-`train.batch` and `train.updates` can ask for."""
+mixed`. The extra draws depend on the outcome of the first, so the merged group's mean is a biased
+pass rate. A batch counts first stages. Left out: the full-batch update of DARS-B, which
+`train.batch` and `train.updates` can configure."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -41,7 +41,7 @@ EXAMPLE = Settings("hard", standardised=False, largest=64)
 
 @dataclass
 class State:
-    """The next visit; rollouts of the first and of the second stage so far."""
+    """The next visit; the numbers of rollouts in the first and the second stage so far."""
 
     position: int = 0
     first_stage: int = 0
@@ -55,7 +55,7 @@ class Method(Control):
         self.settings, self.plan, self.state = settings, plan, State()
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """The plan's next visits, then more of those that came out hard."""
+        """Return the plan's next visits, then more rollouts of their hard groups."""
         plan, state = self.plan, self.state
         if so_far.rollouts is None:
             first = plan.start(state.position, so_far.done)
@@ -69,7 +69,7 @@ class Method(Control):
         return self.second_stage(so_far.rollouts) if so_far.num_requests == 1 else None
 
     def second_stage(self, rollouts: Rollouts) -> GroupRequest | None:
-        """More rollouts of the groups that are hard; None where none is."""
+        """Return a request for more rollouts of hard groups; None if there are none."""
         graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
         size_Q = np.bincount(graded.group_B, minlength=num_groups)
         correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups).astype(int)
@@ -84,7 +84,7 @@ class Method(Control):
         return GroupRequest(rows, more_Q[groups], int(passes[last]), int(phases[last]), groups)
 
     def extra(self, correct: int, size: int) -> int:
-        """Rollouts of the second stage for a group with so many correct."""
+        """Return the number of second-stage rollouts for a group with `correct` successes."""
         settings = self.settings
         if size == 0:
             return 0
@@ -95,20 +95,20 @@ class Method(Control):
         return self.plan.share_before(self.state.position)
 
     def describe(self) -> dict[str, float]:
-        """Rollouts of the second stage for each of the first."""
+        """Return the ratio of second-stage rollouts to first-stage rollouts."""
         return {"second_stage_rate": self.state.second_stage / max(self.state.first_stage, 1)}
 
 
 def extra_rollouts(correct: int, size: int, schedule: Schedule, standardised: bool) -> int:
-    """How many rollouts a group of `size` lacks, without a limit. Exact where the quotient is
+    """Return how many rollouts a group of `size` lacks, without a limit. Exact if the quotient is
     rational: rounding would add one to some whole numbers."""
     accuracy = Fraction(2 * correct or 1, 2 * size)
     if accuracy >= Fraction(1, 2):
         return 0
     weight = 1 if schedule == "equal" else 2 * (1 - accuracy)
-    even = 4 * accuracy * (1 - accuracy)  # of a rollout's summed advantage at 1/2
+    even = 4 * accuracy * (1 - accuracy)  # the summed advantage relative to accuracy 1/2
     if standardised:
-        # the share is the root of a ratio; where that is a ratio too, as one
+        # the factor is the root of a ratio; if the root is rational, keep it exact
         n, d = even.numerator, even.denominator
         is_square = isqrt(n) ** 2 == n and isqrt(d) ** 2 == d
         even = Fraction(isqrt(n), isqrt(d)) if is_square else Fraction(sqrt(n / d))

@@ -1,9 +1,9 @@
-"""`dots`: sample prompts whose pass rate is predicted to be near one half (difficulty-targeted
-online selection; DOTS, arXiv 2506.05316).
+"""`dots`: sample prompts with a predicted pass rate near one half (difficulty-targeted online
+selection; DOTS, arXiv 2506.05316).
 
 Prompts are drawn without replacement with weight exp(-|p - 1/2| / temperature), where p is the mean
-of a Beta posterior of the prompt's own outcomes, forgotten at `memory` a visit. A prompt that was
-never sampled stands at 1/2, so all are tried first. The plan gives the pool, the group sizes and
+of a Beta posterior of the prompt's own outcomes, discounted by `memory` per visit. A prompt that
+was never sampled has p = 1/2, so all are tried first. The plan gives the pool, the group sizes and
 the budget, not the order. Use with `replay: recent`, the paper's rollout replay. Left out: the
 predictor over the embeddings of 256 reference prompts, which the paper samples every two steps."""
 
@@ -36,7 +36,7 @@ EXAMPLE = Settings(temperature=0.05, memory=0.7)
 
 @dataclass
 class State:
-    """Of every prompt the remembered correct and other outcomes; rollouts spent."""
+    """The discounted correct and other outcomes of every prompt; rollouts spent."""
 
     correct: Floats
     others: Floats
@@ -49,14 +49,14 @@ class Method(Control):
         self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """A batch drawn by predicted pass rate; None when it was sampled, or the budget is
+        """Return a batch drawn by predicted pass rate; None once it is sampled, or if the budget is
         spent."""
         pool, state = self.pool, self.state
         room = pool.room(so_far, state.spent)
         if so_far.num_requests or not room:
             return None
         weight = -np.abs(self.pass_rates() - 0.5) / self.settings.temperature
-        # the largest of log-weight plus Gumbel noise are a draw without replacement
+        # the largest sums of log-weight and Gumbel noise are a draw without replacement
         keys = weight[pool.prompt_rows] + rng.gumbel(size=len(pool.prompt_rows))
         chosen = pool.take(np.argsort(-keys, kind="stable"), room)
         request = pool.request(chosen, so_far, state.spent)
@@ -64,7 +64,7 @@ class Method(Control):
         return request
 
     def pass_rates(self) -> Floats:
-        """[P] the mean of each prompt's posterior, from a uniform prior."""
+        """Return [P] the mean of each prompt's posterior, from a uniform prior."""
         state = self.state
         return np.asarray((state.correct + 1.0) / (state.correct + state.others + 2.0))
 
@@ -73,7 +73,7 @@ class Method(Control):
         size_Q = np.bincount(graded.group_B, minlength=num_groups)
         correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups)
         state, memory = self.state, self.settings.memory
-        is_known_Q = size_Q > 0  # of a group that could not be graded nothing is known
+        is_known_Q = size_Q > 0  # a group without graded rollouts has no outcome
         rows, size_Q, correct_Q = (
             rollouts.prompt_rows_Q[is_known_Q],
             size_Q[is_known_Q],
@@ -88,5 +88,5 @@ class Method(Control):
         return min(self.state.spent / self.pool.num_rollouts, 1.0)
 
     def describe(self) -> dict[str, float]:
-        """The share of prompts sampled so far."""
+        """Return the share of prompts sampled so far."""
         return {"seen_rate": float((self.state.correct + self.state.others > 0).mean())}

@@ -1,13 +1,13 @@
-"""`dps`: sample the prompts most likely to give a mixed group, by a Markov chain of each prompt's
+"""`dps`: sample the prompts most likely to have a mixed group, by a Markov chain of each prompt's
 difficulty (Dynamics-Predictive Sampling, arXiv 2603.10887; rule from the authors' code).
 
-A prompt is in one of three states: nobody of its group solved it, some, all. Its transition matrix
-has Dirichlet counts that start at one and are forgotten at `memory`. A group shows the state; the
-chain predicts the next one. Prompts that are not visited drift back to what is not known, so all
-come round again. A step draws `candidates` batches of prompts at random and takes those whose
-predicted chance of a mixed group is largest; ties fall to the draw (the code's fall to the first
-prompt). The plan gives the pool, the group sizes and the budget, not the order. Left out: the
-bonus for entropy."""
+A prompt is in one of three states: no rollout of its group is correct, some are, all are. Its
+transition matrix has Dirichlet counts that start at one and are discounted by `memory`. A group
+reveals the state; the chain predicts the next one. Prompts that are not visited drift back to the
+prior, so all are sampled again. A step draws `candidates` batches of prompts at random and takes
+the prompts with the largest predicted chance of a mixed group; ties are broken by the draw (in the
+authors' code by the prompt's index). The plan gives the pool, the group sizes and the budget, not
+the order. Left out: the entropy bonus."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ EXAMPLE = Settings(memory=0.7, candidates=8)
 @dataclass
 class State:
     """Of every prompt the counts of transitions [P, to, from], the belief about its state at the
-    last step [P, 3], and whether it was ever seen; rollouts spent."""
+    last step [P, 3], and whether it was ever sampled; rollouts spent."""
 
     counts: Floats
     beliefs: Floats
@@ -55,7 +55,7 @@ class Method(Control):
         )
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """The best of the drawn candidates; None when they were sampled, or the budget is spent."""
+        """Return the best drawn candidates; None once sampled, or if the budget is spent."""
         pool, state = self.pool, self.state
         room = pool.room(so_far, state.spent)
         if so_far.num_requests or not room:
@@ -70,8 +70,8 @@ class Method(Control):
         return request
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Move the chain of every prompt that was ever seen, of the step's ones by what they
-        showed."""
+        """Update the chain of every prompt sampled so far: from the observed state if the step has
+        graded rollouts of the prompt, otherwise by prediction."""
         graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
         size_Q = np.bincount(graded.group_B, minlength=num_groups)
         correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups)
@@ -92,7 +92,7 @@ class Method(Control):
         return min(self.state.spent / self.pool.num_rollouts, 1.0)
 
     def describe(self) -> dict[str, float]:
-        """The share of prompts seen, and the mean predicted chance of a mixed group."""
+        """Return the share of prompts sampled, and the mean predicted chance of a mixed group."""
         chance = predict(self.state.counts, self.state.beliefs)[:, SOME]
         return {
             "seen_rate": float(self.state.seen.mean()),
@@ -101,27 +101,27 @@ class Method(Control):
 
 
 def transitions(counts: Floats) -> Floats:
-    """[..., to, from] the expected transition matrix of Dirichlet counts."""
+    """Return [..., to, from] the expected transition matrix of Dirichlet counts."""
     return np.asarray(counts / counts.sum(-2, keepdims=True))
 
 
 def predict(counts: Floats, beliefs: Floats) -> Floats:
-    """[P, 3] the beliefs about the next state."""
+    """Return [P, 3] the beliefs about the next state."""
     return np.asarray(np.einsum("pij,pj->pi", transitions(counts), beliefs))
 
 
 def seen(counts: Floats, belief: Floats, shown: int, memory: float) -> tuple[Floats, Floats]:
-    """Counts [3, 3] and belief [3] of a prompt whose group showed the state `shown`."""
+    """Return counts [3, 3] and belief [3] of a prompt after its group was in the state `shown`."""
     joint = np.zeros((3, 3))
     joint[shown] = transitions(counts)[shown] * belief
     return forget(counts, memory) + joint / joint.sum(), np.eye(3)[shown]
 
 
 def unseen(counts: Floats, beliefs: Floats, memory: float) -> tuple[Floats, Floats]:
-    """Counts [P, 3, 3] and beliefs [P, 3] of prompts that a step did not sample."""
+    """Return counts [P, 3, 3] and beliefs [P, 3] of prompts that a step did not sample."""
     return forget(counts, memory), predict(counts, beliefs)
 
 
 def forget(counts: Floats, memory: float) -> Floats:
-    """The counts, part of the way back to the prior of one."""
+    """Return the counts, moved part of the way back to the prior of one."""
     return memory * counts + (1.0 - memory)

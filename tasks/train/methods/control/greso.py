@@ -1,12 +1,12 @@
-"""`greso`: skip prompts whose last groups taught nothing, before they are sampled (GRESO, arXiv
+"""`greso`: skip prompts whose last groups had no gradient, before they are sampled (GRESO, arXiv
 2506.02177).
 
-From the second pass on a prompt whose last z groups were all correct is skipped with probability
-1 - max(p_easy^z, floor), one whose last z were all wrong with 1 - max(p_hard^z, floor). A mixed
-group resets z; one of which nothing could be graded leaves it. Both p move by `step` a training
-step within [p_min, p_max]: down while the share of all-correct (all-wrong) groups among those
-sampled is at its target or above. The target is `dead_rate`, a third of it for all-correct groups.
-Left out: the paper's growing batches.
+From the second pass on, a prompt is skipped with probability 1 - max(p_easy^z, floor) if its last z
+groups were all correct, and with 1 - max(p_hard^z, floor) if its last z were all wrong. A mixed
+group resets z; a group without graded rollouts does not change it. Both p move by `step` per
+training step within [p_min, p_max]: down while the share of all-correct (all-wrong) groups among
+the sampled ones is at its target or above. The target is `dead_rate`, a third of it for all-correct
+groups. Left out: the paper's growing batches.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ EASY_SHARE = 1 / 3  # of the target rate of dead groups
 
 @settings
 class Settings:
-    dead_rate: float = 0.25  # of groups that all solve, and that none solves: what skipping aims at
-    step: float = 0.01  # by which a probability moves a step
+    dead_rate: float = 0.25  # target share of all-correct and all-wrong groups
+    step: float = 0.01  # change of a probability per step
     floor: float = 0.01  # of the probability to visit
     p_start: float = 0.5  # the probabilities of the first step
     p_min: float = 0.05  # their least value
@@ -59,8 +59,8 @@ class Method(Control):
         self.state = State(streaks, settings.p_start, settings.p_start)
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """The next visits of one phase that are not skipped, up to a batch of them; None when they
-        were sampled, or at the plan's end."""
+        """Return the next visits of one phase that are not skipped, up to a full batch; None once
+        they are sampled, or at the plan's end."""
         plan, state = self.plan, self.state
         room = so_far.room(plan.batch)
         while not so_far.num_requests:
@@ -76,11 +76,11 @@ class Method(Control):
         return None
 
     def draw(self, first: int, room: int, rng: np.random.Generator) -> tuple[Ints, int]:
-        """The next visits of one phase from `first` on that are not skipped, as many as fit `room`,
-        and the visit after the last that was decided.
+        """Return the next visits of one phase from `first` on that are not skipped, as many as fit
+        `room`, and the visit after the last decision.
 
-        It is decided for a window of visits, which is doubled until it has a batch and one visit
-        more, or all of the phase: not for ten million visits a step.
+        Decide for a window of visits, and double it until it has a batch and one more visit, or the
+        whole phase, since a phase may have ten million visits.
         """
         plan = self.plan
         width, kept_V = room, np.zeros(0, dtype=np.bool_)
@@ -98,7 +98,7 @@ class Method(Control):
             width *= 2
 
     def skip_probability(self, visits: Ints) -> Floats:
-        """How likely each visit is skipped; never in the first pass."""
+        """Return the probability of skipping each visit; 0 in the first pass."""
         streak = self.state.streaks[self.plan.prompt_rows_V[visits]]
         p = np.where(streak > 0, self.state.p_easy, self.state.p_hard)
         kept = np.maximum(p ** np.abs(streak), self.settings.floor)
@@ -116,7 +116,7 @@ class Method(Control):
             rollouts.prompt_rows_Q, dead_Q, easy_Q, size_Q, strict=True
         ):
             if size == 0:
-                continue  # nothing of the group was graded, and nothing is known
+                continue  # no rollout of the group was graded
             sign = 1 if is_easy else -1
             streaks[row] = sign * (max(sign * streaks[row], 0) + 1) if is_dead else 0
         num_graded = int((size_Q > 0).sum())
@@ -124,7 +124,7 @@ class Method(Control):
             self.move(int(easy_Q.sum()) / num_graded, int((dead_Q & ~easy_Q).sum()) / num_graded)
 
     def move(self, easy_rate: float, hard_rate: float) -> None:
-        """Lower a p whose share of dead groups is at its target or above, else raise it."""
+        """Lower each p if its share of dead groups reaches its target; otherwise raise it."""
         settings, state = self.settings, self.state
         easy_target = EASY_SHARE * settings.dead_rate
         hard_target = (1 - EASY_SHARE) * settings.dead_rate
@@ -132,7 +132,7 @@ class Method(Control):
         state.p_hard = self.moved(state.p_hard, hard_rate >= hard_target)
 
     def moved(self, p: float, is_high: bool) -> float:
-        """`p` a step lower or higher, within its limits."""
+        """Return `p` a step lower or higher, within its limits."""
         step = -self.settings.step if is_high else self.settings.step
         return float(np.clip(p + step, self.settings.p_min, self.settings.p_max))
 
@@ -140,7 +140,7 @@ class Method(Control):
         return self.plan.share_before(self.state.position)
 
     def describe(self) -> dict[str, float]:
-        """The share of visits that were skipped so far, and the two p."""
+        """Return the share of visits skipped so far, and the two p."""
         state = self.state
         skipped = state.skipped / max(state.taken + state.skipped, 1)
         return {"skipped_rate": skipped, "p_easy": state.p_easy, "p_hard": state.p_hard}

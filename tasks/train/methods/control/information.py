@@ -1,16 +1,16 @@
-"""`information`: sample the prompts whose rollouts tell most for their cost.
+"""`information`: sample the prompts whose rollouts have the most information for their cost.
 
 A rollout of a prompt with pass rate p adds information about the gradient in proportion to
-p (1 - p), and costs 1 + c, with `update_cost` c the cost of updating a rollout over that of
-generating it. Where the rarer outcome alone is updated (`advantage: posterior` or `one_sided`), it
-adds p (1 - p) (1 - m), with m = min(p, 1 - p), and costs 1 + c m. The better of the two is what a
-prompt is worth: most at about 0.2 and 0.8, a fifth less at one half, nothing at the ends. A step
+p (1 - p), and costs 1 + c, with `update_cost` c the cost of updating a rollout over the cost of
+generating it. If only the rarer outcome is updated (`advantage: posterior` or `one_sided`), it adds
+p (1 - p) (1 - m), with m = min(p, 1 - p), and costs 1 + c m. The worth of a prompt is the larger
+ratio of the two: most at about 0.2 and 0.8, a fifth less at one half, nothing at the ends. A step
 draws `candidates` batches of prompts at random, draws a pass rate of each from its posterior
-(Thompson sampling, so that what is not known is looked at), and takes those worth most. With one
-candidate a prompt is as likely as any other.
+(Thompson sampling, which explores unknown prompts), and takes the prompts of the largest worth.
+With one candidate all prompts are equally likely.
 
-What is known of pass rates comes from the run itself (`tasks/train/pass_rates.py`); no profile is
-read. The plan gives the pool, the group sizes and the budget, not the order.
+The pass rates are estimated during the run (`methods/pass_rates.py`); no profile is read. The
+plan gives the pool, the group sizes and the budget, not the order.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ import polars as pl
 
 from tasks.common.params import ParamsError, at_least, settings
 from tasks.train.methods.control.prompt_pool import PromptPool
-from tasks.train.pass_rates import EXAMPLE_PRIOR, Belief, PassRates, PriorSettings
+from tasks.train.methods.pass_rates import EXAMPLE_PRIOR, Belief, PassRates, PriorSettings
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Rollouts
 from tasks.train.slots import Control, SoFar
@@ -30,9 +30,9 @@ reads_prompts = True
 
 @settings
 class Settings:
-    update_cost: float = 3.0  # of a rollout over that of generating it; 3 in FLOPs
+    update_cost: float = 3.0  # cost of updating / generating a rollout; 3 in FLOPs
     candidates: int = 2  # prompts for each that is chosen
-    prior: PriorSettings = PriorSettings()  # equal to that of the advantage `posterior`
+    prior: PriorSettings = PriorSettings()  # as in the advantage `posterior`
 
     def __post_init__(self) -> None:
         at_least(1, train__control__candidates=self.candidates)
@@ -48,7 +48,7 @@ EXAMPLE = Settings(update_cost=3.0, candidates=2, prior=EXAMPLE_PRIOR)
 
 @dataclass
 class State(Belief):
-    """What is known of pass rates; rollouts spent."""
+    """The belief about pass rates; rollouts spent."""
 
     spent: int = 0
 
@@ -60,7 +60,7 @@ class Method(Control):
         self.state = self.rates.belief = State(**vars(self.rates.belief))
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """The best of the drawn candidates; None when they were sampled, or the budget is spent."""
+        """Return the best drawn candidates; None once sampled, or if the budget is spent."""
         pool, state = self.pool, self.state
         room = pool.room(so_far, state.spent)
         if so_far.num_requests or not room:
@@ -75,13 +75,13 @@ class Method(Control):
         return request
 
     def worth(self, rates: Floats) -> Floats:
-        """Information for the cost of a rollout, of prompts with these pass rates."""
+        """Return the information per cost of a rollout, for prompts with these pass rates."""
         rarer, cost = np.minimum(rates, 1.0 - rates), self.settings.update_cost
         one_sided = (1.0 - rarer) / (1.0 + cost * rarer)
         return np.asarray(rates * (1.0 - rates) * np.maximum(one_sided, 1.0 / (1.0 + cost)))
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Add the step's groups to what is known of their prompts."""
+        """Update the pass rates with the step's groups."""
         graded = rollouts.where(~rollouts.is_error_B())
         is_correct_B = graded.is_correct_B().astype(np.float64)
         self.rates.add(graded.prompt_rows_Q, graded.group_B, is_correct_B)
@@ -90,7 +90,7 @@ class Method(Control):
         return min(self.state.spent / self.pool.num_rollouts, 1.0)
 
     def describe(self) -> dict[str, float]:
-        """The share of prompts seen, and the mean predicted pass rate of all."""
+        """Return the share of prompts sampled, and the mean predicted pass rate of all."""
         first, second = self.rates.beta(self.pool.prompt_rows)
         seen = self.state.trials[self.pool.prompt_rows] > 0
         return {

@@ -1,10 +1,10 @@
-"""`knapsack`: share out a step's rollouts by what they are worth (Knapsack RL, arXiv 2509.25849;
-rule from digests).
+"""`knapsack`: distribute a step's rollouts by their worth (Knapsack RL, arXiv 2509.25849; rule from
+digests).
 
-N rollouts of a prompt with pass rate p are worth (1 - p^N - (1-p)^N) p (1-p)^2: the chance of a
-mixed group times the information gain. A step takes the plan's next visits and shares the sum of
-their group sizes out among them, between `smallest` and `largest` each, by dynamic programming.
-Pass rates are those of the prompt's own earlier groups, older ones discounted. A prompt that was
+The worth of N rollouts of a prompt with pass rate p is (1 - p^N - (1-p)^N) p (1-p)^2: the chance of
+a mixed group times the information gain. A step takes the plan's next visits and distributes the
+sum of their group sizes among them, between `smallest` and `largest` each, by dynamic programming.
+Pass rates come from the prompt's own earlier groups, with older ones discounted. A prompt that was
 not sampled yet, or never solved (worth 0 by the formula), keeps the plan's group size."""
 
 from dataclasses import dataclass, replace
@@ -48,8 +48,8 @@ class Method(Control):
         self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """The plan's next visits with their rollouts shared out again; None when they were sampled,
-        or at the plan's end."""
+        """Return the plan's next visits with their rollouts redistributed; None once they are
+        sampled, or at the plan's end."""
         first = self.plan.start(self.state.position, so_far.done)
         if so_far.num_requests or first is None:
             return None
@@ -59,7 +59,7 @@ class Method(Control):
         return replace(request, counts=self.share_out(request.prompt_rows, request.counts))
 
     def share_out(self, prompt_rows: Ints, counts: Ints) -> Ints:
-        """`counts`, those of prompts that were solved before shared out by worth."""
+        """Return `counts`, redistributed by worth among prompts that were solved before."""
         smallest, largest = self.settings.smallest, self.settings.largest
         correct, trials = self.state.correct[prompt_rows], self.state.trials[prompt_rows]
         known = correct > 0
@@ -70,14 +70,14 @@ class Method(Control):
         return counts
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Add the step's groups to what was seen of their prompts."""
+        """Add the step's groups to the successes and trials of their prompts."""
         graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
         correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups)
         size_Q = np.bincount(graded.group_B, minlength=num_groups)
         state, discount = self.state, self.settings.discount
         for row, correct, size in zip(rollouts.prompt_rows_Q, correct_Q, size_Q, strict=True):
             if size == 0:
-                continue  # nothing of the group was graded, and nothing is known
+                continue  # no rollout of the group was graded
             state.correct[row] = state.correct[row] * discount + correct
             state.trials[row] = state.trials[row] * discount + size
 
@@ -85,19 +85,19 @@ class Method(Control):
         return self.plan.share_before(self.state.position)
 
     def describe(self) -> dict[str, float]:
-        """The share of prompts that were solved so far."""
+        """Return the share of prompts that were solved so far."""
         return {"solved_prompts_rate": float((self.state.correct > 0).mean())}
 
 
 def worth(pass_rate: Floats, num: Ints) -> Floats:
-    """[prompts, counts] what so many rollouts of each prompt are worth."""
+    """Return [prompts, counts] the worth of `num` rollouts of each prompt."""
     p, n = pass_rate[:, None], num[None, :]
     return np.asarray((1.0 - p**n - (1.0 - p) ** n) * p * (1.0 - p) ** 2)
 
 
 def best_counts(pass_rates: Floats, budget: int, smallest: int, largest: int) -> Ints:
-    """Rollouts a prompt, `budget` in all, of the largest summed worth; of equal prompts the first
-    get fewer."""
+    """Return the rollouts per prompt, `budget` in all, with the largest summed worth; of equal
+    prompts the first get fewer."""
     sizes = np.arange(smallest, largest + 1)
     values = worth(pass_rates, sizes)
     best = np.full(budget + 1, -np.inf)  # of the prompts so far, by rollouts spent

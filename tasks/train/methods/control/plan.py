@@ -22,7 +22,7 @@ class Method(Control):
         self.plan, self.state = plan, State()
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """The next step's visits, all at once; None once sampled, or at the plan's end."""
+        """Return the next step's visits, all at once; None once sampled, or at the plan's end."""
         first = self.plan.start(self.state.position, so_far.done)
         if so_far.num_requests or first is None:
             return None
@@ -35,7 +35,7 @@ class Method(Control):
 
 
 def next_visits(plan: Plan, first: int, so_far: SoFar) -> Ints:
-    """The visits from `first` on that make a batch, with what is replayed."""
+    """Return the visits from `first` on that fill a batch together with the replayed groups."""
     room = so_far.room(plan.batch)
     visits = plan.window(first, room)
     return visits[: plan.num_visits(plan.group_sizes_V[visits], room)]

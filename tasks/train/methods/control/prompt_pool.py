@@ -1,5 +1,5 @@
-"""What the controls share that take the plan for a pool of prompts and a budget of rollouts, and
-choose from it by what they predict."""
+"""Shared code of the controls that use the plan as a pool of prompts and a budget of rollouts, and
+choose from it by prediction."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from tasks.train.slots import SoFar
 @dataclass(frozen=True)
 class PromptPool:
     """The prompts of a plan by row, each with the size of its first group. The rollouts of all
-    visits are the most that is spent, where the run has no budget of its own."""
+    visits are the limit, unless the run has a separate budget."""
 
     plan: Plan
     prompt_rows: Ints
@@ -26,16 +26,16 @@ class PromptPool:
         return cls(plan, rows, plan.group_sizes_V[first], plan.num_rollouts())
 
     def room(self, so_far: SoFar, spent: int) -> int:
-        """How much the step may take, in the batch's unit; 0 at the end of the run."""
+        """Return how much the step may take, in the batch's unit; 0 at the end of the run."""
         is_over = so_far.done is None and spent >= self.num_rollouts
         return 0 if is_over else so_far.room(self.plan.batch)
 
     def take(self, order: Ints, room: int) -> Ints:
-        """The first places of `order` whose groups fit `room`, at least one."""
+        """Return the first places of `order` whose groups fit `room`, at least one."""
         return order[: self.plan.fit(self.group_sizes[order], room)]
 
     def request(self, places: Ints, so_far: SoFar, spent: int) -> GroupRequest:
-        """A group for each of `places`, the last ones cut to what the plan has."""
+        """Return a request with a group per place, the last ones cut to the plan's total."""
         sizes = left = self.group_sizes[places]
         if so_far.done is None:
             left = np.clip(self.num_rollouts - spent - (np.cumsum(sizes) - sizes), 0, sizes)

@@ -1,15 +1,15 @@
 """`sagc`: group sizes under a budget of stragglers, after SAGC (arXiv 2606.02218).
 
-A RECONSTRUCTION from the paper's abstract and digests, whose full text was not available: not the
-authors' verified algorithm. A synchronous step waits for its longest rollout, and the larger a
-group, the likelier it holds a straggler: a rollout longer than `threshold` times the running median
-of all lengths (running, because against its own median a group of two could never have one). A Beta
-posterior per size of `group_sizes` learns that risk. The step's size maximises
+A RECONSTRUCTION from the paper's abstract and digests, since the full text was not available: not
+the authors' verified algorithm. A synchronous step waits for its longest rollout. A larger group is
+more likely to contain a straggler: a rollout longer than `threshold` times the running median of
+all lengths (running, because against its own median a group of two could never have one). A Beta
+posterior per size of `group_sizes` estimates that risk. The step's size maximises
 log2(G) / log2(G_max) minus the multiplier times the risk. The multiplier rises with every step
-above `budget`, falls below it, and is capped: a budget under the smallest size's own rate is
-infeasible, the size then rests at the smallest and `multiplier` at its cap. The plan says whom to
-visit and how many rollouts at most; a step keeps the rollouts of train.batch by taking more
-prompts. Fewer stragglers are not more rollouts a second: compare tokens a second.
+above `budget`, falls below it, and is capped. A budget under the smallest size's own rate is
+infeasible: then the size stays at the smallest and the multiplier at `max_multiplier`. The plan
+sets the prompts and the largest group sizes; a step keeps the rollouts of train.batch by taking
+more prompts. Fewer stragglers are not more rollouts per second: compare tokens per second.
 """
 
 from dataclasses import dataclass, field
@@ -21,15 +21,15 @@ from tasks.train.plan import Plan
 from tasks.train.rollouts import Bools, Floats, GroupRequest, Ints, Rollouts
 from tasks.train.slots import Control, SoFar
 
-MEDIAN_WINDOW = 1024  # rollouts whose lengths make the running median
+MEDIAN_WINDOW = 1024  # rollouts in the running median of lengths
 
 
 @settings
 class Settings:
-    group_sizes: list[int] = field(default_factory=lambda: [4, 8, 16])  # that a step may have
+    group_sizes: list[int] = field(default_factory=lambda: [4, 8, 16])  # allowed in a step
     threshold: float = 2.0  # times the median length, from which a rollout is a straggler
     budget: float = 0.2  # of groups that may have a straggler
-    step: float = 0.2  # by which the price of risk moves
+    step: float = 0.2  # change of the price of risk
     memory: float = 0.99  # of counts, a step
     max_multiplier: float = 20.0  # the largest price of risk
 
@@ -47,9 +47,9 @@ EXAMPLE = Settings([2, 4, 8], 4.0, 0.2, 0.2, memory=0.99, max_multiplier=20.0)
 
 @dataclass
 class State:
-    """The next visit; of each size the counts of groups with and without a straggler, from a
-    uniform prior; the price of risk; lengths of the latest rollouts; the last step's size and
-    straggler rate."""
+    """The next visit; per group size, the counts of groups with and without a straggler, from a
+    uniform prior; the price of risk; the lengths of the latest rollouts; the last step's group size
+    and straggler rate."""
 
     stragglers: Floats
     others: Floats
@@ -67,8 +67,8 @@ class Method(Control):
         self.state = State(np.ones(len(self.sizes)), np.ones(len(self.sizes)), np.zeros(0))
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """The plan's next visits, their groups cut to the size chosen for the step; None when they
-        were sampled, or at the plan's end."""
+        """Return the plan's next visits, their groups cut to the size chosen for the step; None
+        once they are sampled, or at the plan's end."""
         plan, state = self.plan, self.state
         first = plan.start(state.position, so_far.done)
         if so_far.num_requests or first is None:
@@ -82,22 +82,22 @@ class Method(Control):
         return plan.request(visits[:num], sizes[:num])
 
     def choose_size(self, rng: np.random.Generator) -> int:
-        """The size of the largest benefit minus priced risk, risks drawn from their posteriors
-        (Thompson sampling)."""
+        """Return the size with the largest benefit minus priced risk, risks drawn from their
+        posteriors (Thompson sampling)."""
         risks = rng.beta(self.state.stragglers, self.state.others)
-        risk = np.maximum.accumulate(risks)  # more rollouts, no smaller a risk
+        risk = np.maximum.accumulate(risks)  # the risk does not fall with more rollouts
         benefit = np.log2(self.sizes) / np.log2(self.sizes[-1])
         return int(self.sizes[np.argmax(benefit - self.state.multiplier * risk)])
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Learn from the step's stragglers."""
+        """Update the risks and the price with the step's stragglers."""
         settings, state = self.settings, self.state
         lengths = rollouts.completion_tokens_B()
         state.lengths = np.concatenate([state.lengths, lengths])[-MEDIAN_WINDOW:].astype(np.float64)
         limit = settings.threshold * float(np.median(state.lengths))
         straggles_Q = has_straggler(lengths, rollouts.group_B, limit)
         size_Q = np.bincount(rollouts.group_B)
-        # forget a little, towards the prior; groups that the plan cut smaller tell of no candidate
+        # discount towards the prior; groups that the plan cut smaller belong to no candidate
         state.stragglers = 1.0 + settings.memory * (state.stragglers - 1.0)
         state.others = 1.0 + settings.memory * (state.others - 1.0)
         for index, size in enumerate(self.sizes):
@@ -111,7 +111,7 @@ class Method(Control):
         return self.plan.share_before(self.state.position)
 
     def describe(self) -> dict[str, float]:
-        """The step's group size, its straggler rate, and the price of risk."""
+        """Return the step's group size, its straggler rate, and the price of risk."""
         return {
             "group_size": float(self.state.last_size),
             "straggler_rate": self.state.last_rate,
@@ -120,7 +120,7 @@ class Method(Control):
 
 
 def has_straggler(lengths_B: Ints, group_B: Ints, limit: float) -> Bools:
-    """[Q] whether a group's longest rollout is longer than `limit`."""
+    """Return [Q] whether a group's longest rollout is longer than `limit`."""
     longest: Floats = np.zeros(int(group_B.max()) + 1)
     np.maximum.at(longest, group_B, lengths_B)
     return np.asarray(longest > limit)

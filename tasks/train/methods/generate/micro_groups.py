@@ -1,15 +1,15 @@
-"""`micro_groups`: groups of any size under a budget of key-value memory, after Infinite Sampling
+"""`micro_groups`: groups of any size under a budget of KV cache memory, after Infinite Sampling
 (arXiv 2506.22950).
 
-Only as many rollouts are in flight as `cache_megabytes` holds. They share one prefill of their
-prompt, and when one ends the next takes its slot at once. With the slots fixed, the time is that of
-the longest schedule, so rollouts expected to be long start first (`order: lpt`); `sjf` (short
-first) is the paper's, and worse except for streaming; `fifo` is what continuous batching does
-anyway. Lengths are predicted by a ridge regression on the prompt's length and the mean length of
-its earlier rollouts, fitted to the latest ones. A prediction decides the order only: every rollout
-is finished, and is the same sample in any order. For engines that let their caller schedule (`hf`):
-vLLM schedules by itself, within the memory it is given. Left out: predicting again from the tokens
-so far, which in continuous slots could only change what was started already.
+The rollouts in flight are limited to `cache_megabytes`. They share one prefill of their prompt, and
+when one ends, the next takes its slot at once. With a fixed number of slots, the busiest
+slot determines the time, so rollouts expected to be long start first (`order: lpt`). `sjf` (short
+first) is the paper's order, and worse except for streaming; `fifo` is the order of continuous
+batching. Lengths are predicted by a ridge regression on the prompt's length and the mean length of
+its earlier rollouts, fitted to the latest ones. A prediction decides only the order: every rollout
+is finished, and is the same sample in any order. For engines whose caller can schedule (`hf`): vLLM
+schedules by itself, within its memory limit. Left out: predicting again from the tokens so far,
+which could not change rollouts that have started.
 
 Legend: B rollouts, Q prompts of a request.
 """
@@ -27,9 +27,9 @@ from tasks.train.slots import Asked, Generate
 
 Order = Literal["fifo", "sjf", "lpt"]
 
-HISTORY = 2048  # rollouts that predictions are fitted to
-FEWEST = 64  # before that all are expected to be equally long
-TRUST = 4.0  # rollouts of its own after which a prompt's mean counts as much as the mean of all
+HISTORY = 2048  # rollouts in the fit of the predictions
+FEWEST = 64  # with fewer, all rollouts have the same prediction
+TRUST = 4.0  # own rollouts at which a prompt's mean has the same weight as the mean of all
 
 
 @settings
@@ -43,8 +43,8 @@ EXAMPLE = Settings(cache_megabytes=1.0, order="lpt")
 
 @dataclass
 class State:
-    """Each prompt's rollouts and their tokens so far; of the latest rollouts prompt tokens, the
-    mean length expected of the prompt, and length."""
+    """Per prompt, the numbers of rollouts and of their tokens so far; for the latest rollouts, the
+    prompt tokens, the prompt's predicted mean length, and the length."""
 
     tokens: Floats
     rollouts: Floats
@@ -57,8 +57,8 @@ class Method(Generate):
         self.state = State(np.zeros(num_prompts), np.zeros(num_prompts), np.zeros((0, 3)))
 
     def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
-        """The samples of `request`, within the budget. Raises ParamsError where the engine cannot
-        be scheduled, or where the budget holds no rollout."""
+        """Return the samples of `request`, within the budget. Raises ParamsError if the engine
+        cannot be scheduled, or if the budget is too small for one rollout."""
         if not isinstance(engine, ScheduledEngine):
             raise ParamsError(
                 f"train.generate.method micro_groups is for engine.name hf; {engine.name} batches "
@@ -79,13 +79,13 @@ class Method(Generate):
         return engine.generate_in_order(request, queue(lengths_B, self.settings.order), num_slots)
 
     def predict(self, request: Request, prompt_rows: Ints | None) -> Floats:
-        """[Q] the tokens that a rollout of each prompt is expected to take; all alike while too
-        little is known."""
+        """Return [Q] the predicted tokens per rollout of each prompt; zeros while there are too few
+        rollouts."""
         history = self.state.history
         if len(history) < FEWEST:
             return np.zeros(len(request.prompts))
         tokens_Q, rollouts_Q = np.zeros(len(request.prompts)), np.zeros(len(request.prompts))
-        if prompt_rows is not None:  # other prompts were never seen
+        if prompt_rows is not None:  # other prompts were never sampled
             tokens_Q, rollouts_Q = self.state.tokens[prompt_rows], self.state.rollouts[prompt_rows]
         means_Q = expected_mean(tokens_Q, rollouts_Q, history[:, 2].mean())
         features = np.column_stack([[len(ids) for ids in request.prompts], means_Q])
@@ -93,7 +93,7 @@ class Method(Generate):
         return np.asarray(model.predict(features), dtype=np.float64)
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Learn from the step's lengths."""
+        """Update the predictions with the step's lengths."""
         state, rows = self.state, rollouts.prompt_rows_Q[rollouts.group_B]
         lengths = rollouts.completion_tokens_B().astype(np.float64)
         mean = state.history[:, 2].mean() if len(state.history) else lengths.mean()
@@ -105,14 +105,14 @@ class Method(Generate):
 
 
 def expected_mean(tokens_Q: Floats, rollouts_Q: Floats, mean: float) -> Floats:
-    """[Q] mean length of a prompt's own rollouts, drawn towards the mean of all where there are
-    few."""
+    """Return [Q] the mean length of a prompt's own rollouts, shrunk towards the mean of all if it
+    has few."""
     return np.asarray((tokens_Q + TRUST * mean) / (rollouts_Q + TRUST))
 
 
 def queue(lengths_B: Floats, order: Order) -> Ints:
-    """The rollouts as they came, the shortest first, or the longest processing time first; equal
-    ones as they came, so that rollouts of one prompt stay together."""
+    """Return the rollouts in their order of arrival, the shortest first, or the longest first;
+    equal ones in order of arrival, so that rollouts of one prompt stay together."""
     if order == "fifo":
         return np.arange(len(lengths_B))
     return np.argsort(lengths_B if order == "sjf" else -lengths_B, kind="stable")

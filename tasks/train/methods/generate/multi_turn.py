@@ -1,14 +1,14 @@
-"""`multi_turn`: the policy writes a turn, an environment answers, and so on; a rollout is the whole
+"""`multi_turn`: the policy and an environment write turns alternately; a rollout is the whole
 conversation.
 
-The first turns are sampled like completions, a group's prompt prefilled once. The environment's
-tokens join the context and are never trained on (`is_action`), but a later turn is conditioned on
-them. A turn ends with the policy's stop token. The conversation ends when the environment has no
-answer, after `max_turns`, when a turn is cut off at `max_turn_tokens`, or when the next turn might
-not fit `sampling.max_tokens`, which limits the whole. An empty answer ends it, too.
+The first turns are sampled like completions, with one prefill of a group's prompt. The
+environment's tokens join the context and are never trained on (`is_action`), but a later turn is
+conditioned on them. A turn ends with the policy's stop token. The conversation ends if the
+environment has no reply or an empty one, after `max_turns`, if a turn is cut at `max_turn_tokens`,
+or if the next turn might not fit `sampling.max_tokens`, the limit of the whole conversation.
 
-Profile and evaluation ask single turns. Left out: environments that run elsewhere, and turns that
-are sampled while others still wait for their environment.
+Profile and evaluation use single turns. Left out: environments that run elsewhere, and sampling of
+turns while others still wait for their environment.
 
 Legend: B rollouts.
 """
@@ -42,7 +42,7 @@ EXAMPLE = Settings(
 
 @dataclass
 class Conversation:
-    """One rollout so far: what it began with, its tokens, and whether each is the policy's."""
+    """One rollout so far: its prompt, its tokens, and whether the policy wrote each token."""
 
     prompt: list[int]
     messages: bool
@@ -57,14 +57,14 @@ class Conversation:
         return self.prompt + self.token_ids
 
     def take(self, token_ids: list[int], logprobs: list[float], finish_reason: str) -> None:
-        """The policy's next turn."""
+        """Append the policy's next turn."""
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.is_action += [True] * len(token_ids)
         self.finish_reason = finish_reason
 
     def answer(self, token_ids: list[int]) -> None:
-        """The environment's answer."""
+        """Append the environment's reply."""
         self.token_ids += token_ids
         self.logprobs += [0.0] * len(token_ids)
         self.is_action += [False] * len(token_ids)
@@ -76,8 +76,8 @@ class Method(Generate):
         self.environment = load_environment(settings.environment)
 
     def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
-        """The conversations that `request` asks for. Raises ParamsError where not even one turn
-        fits `sampling.max_tokens`."""
+        """Return the conversations for `request`. Raises ParamsError if not even one turn fits
+        `sampling.max_tokens`."""
         limit = request.sampling.max_tokens
         if self.settings.max_turn_tokens > limit:
             raise ParamsError(
@@ -109,15 +109,17 @@ class Method(Generate):
         )
 
     def begin(self, request: Request, asked: Asked) -> list[Conversation]:
-        """A conversation for every rollout."""
-        rows = asked.prompts.select("prompt", "answer", "messages").rows()
+        """Return a new conversation for every rollout."""
+        # imported here: transformers takes seconds, and reading the settings does not need it
+        from tasks.models.prompts import messages_of
+
+        rows = asked.prompts.select("answer", "prompt", "messages", "template").rows()
         found = []
         for owner, seed in zip(request.owner_B().tolist(), request.seeds, strict=True):
-            prompt, answer, messages = rows[owner]
-            episode = self.environment.start(prompt, answer)
-            found.append(
-                Conversation(list(request.prompts[owner]), messages is not None, seed, episode)
-            )
+            answer, *prompt = rows[owner]
+            is_chat = messages_of(prompt, asked.tokenizer) is not None
+            episode = self.environment.start(prompt[0], answer)
+            found.append(Conversation(list(request.prompts[owner]), is_chat, seed, episode))
         return found
 
     def play(self, engine: Engine, turn: Request, conversations: list[Conversation]) -> None:
@@ -136,8 +138,8 @@ class Method(Generate):
     def answer(
         self, conversations: list[Conversation], limit: int, asked: Asked
     ) -> list[Conversation]:
-        """Add the environment's answers; the conversations that go on."""
-        # here: transformers takes seconds, and who reads the settings does not need it
+        """Append the environment's replies, and return the conversations that continue."""
+        # imported here: transformers takes seconds, and reading the settings does not need it
         from tasks.models.prompts import decode, render_reply
 
         found = []
@@ -159,5 +161,5 @@ class Method(Generate):
 
 
 def last_turn(is_action: list[bool]) -> int:
-    """Where the policy's last turn begins, which stands at the end."""
+    """Return the start of the policy's last turn, at the end of the conversation."""
     return next((n + 1 for n in reversed(range(len(is_action))) if not is_action[n]), 0)

@@ -1,16 +1,20 @@
-"""`clip`: the clipped surrogate of PPO, with a clip for each side, and its descendants as settings.
+"""`clip`: PPO's clipped surrogate, with a clip for each side, and its descendants as settings.
 
-The ratio is of the policy to the policy before the batch's first update; what the sampler differs
-from that is corrected by weights (see `learner/correction.py`). `ratio: token` is the ratio of
-every token; `sequence` is the geometric mean over the completion, one ratio a rollout (GSPO, arXiv
-2507.18071). `normalize` says how the step's tokens are averaged (see `tokens.average`). Every
-divisor is of the *whole step*, dead groups included, so micro-batches add up. sGPO averages per
+The ratio compares the policy with the policy before the batch's first update; weights correct the
+difference from the sampler (see `learner/correction.py`). `ratio: token` is the ratio of a token;
+`sequence` is the geometric mean over the completion, one ratio per rollout (GSPO, arXiv
+2507.18071). `normalize` sets the average over the step's tokens (see `tokens.average`). Every
+divisor counts the *whole step*, dead groups included, so micro-batches add up. sGPO averages per
 query instead.
+
+`dual` bounds the loss of a token with a negative advantage at `dual` times |advantage| (dual-clip
+PPO, arXiv 1912.09729). `max_ratio` caps the ratio before the minimum, for both signs (INTELLECT-2,
+arXiv 2505.07291): the plain clip lets a negative advantage through at any ratio.
 """
 
 from typing import TYPE_CHECKING
 
-from tasks.common.params import settings
+from tasks.common.params import ParamsError, settings
 from tasks.train.rollouts import StepTotals
 from tasks.train.slots import Loss
 from tasks.train.tokens import Level, Normalize, Tokens, average
@@ -27,6 +31,19 @@ class Settings:
     clip_high: float = 0.28  # above it
     ratio: Level = "token"  # token | sequence
     normalize: Normalize = "token"  # how the step's tokens are averaged
+    dual: float | None = None  # ratio above which a negative advantage has no gradient, above 1
+    max_ratio: float | None = None  # cap on the ratio itself, for advantages of both signs
+
+    def __post_init__(self) -> None:
+        if self.dual is not None and self.dual <= 1.0:
+            raise ParamsError(
+                f"train.loss.dual is {self.dual}; it is a ratio above 1, such as 3, or null"
+            )
+        if self.max_ratio is not None and self.max_ratio <= 1.0:
+            raise ParamsError(
+                f"train.loss.max_ratio is {self.max_ratio}; it is a ratio above 1, such as 4, or "
+                "null"
+            )
 
 
 EXAMPLE = Settings(clip_low=0.2, clip_high=0.28, ratio="token", normalize="token")
@@ -39,25 +56,33 @@ class Method(Loss):
     def __call__(
         self, tokens: Tokens, totals: StepTotals
     ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """The micro-batch's share of the step's loss; `clipped`: tokens without gradient because
-        of the clip."""
+        """Return the micro-batch's share of the step's loss; `clipped`: tokens without gradient
+        because of the clip."""
         settings = self.settings
         log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
         if settings.ratio == "sequence":
             log_ratio_N = sequence_ratio(log_ratio_N, tokens)
         ratio_N = log_ratio_N.exp()
+        if settings.max_ratio is not None:
+            ratio_N = ratio_N.clamp(max=settings.max_ratio)
         clipped_N = ratio_N.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
-        # PPO's pessimistic bound: of the two surrogates the smaller
+        # PPO's pessimistic bound: the smaller of the two surrogates
         gain_N = ratio_N * tokens.advantages_N
         bound_N = clipped_N * tokens.advantages_N
-        surrogate_N = gain_N.minimum(bound_N) * tokens.weights_N
-        loss = -average(surrogate_N, tokens, totals, settings.normalize)
-        return loss, {"clipped": (gain_N > bound_N).sum()}
+        surrogate_N = gain_N.minimum(bound_N)
+        is_clipped_N = gain_N > bound_N
+        if settings.dual is not None:
+            floor_N = settings.dual * tokens.advantages_N
+            is_below_N = (tokens.advantages_N < 0) & (surrogate_N < floor_N)
+            surrogate_N = floor_N.where(is_below_N, surrogate_N)
+            is_clipped_N = is_clipped_N | is_below_N
+        loss = -average(surrogate_N * tokens.weights_N, tokens, totals, settings.normalize)
+        return loss, {"clipped": is_clipped_N.sum()}
 
 
 def sequence_ratio(log_ratio_N: "torch.Tensor", tokens: Tokens) -> "torch.Tensor":
-    """[N] the mean log-ratio of each rollout at all its tokens; each token carries its own share of
-    the gradient."""
+    """Return [N] the mean log-ratio of each token's rollout. Its gradient is the gradient of the
+    token's own log-probability."""
     mean_B = tokens.by_row(log_ratio_N.detach()) / tokens.length_B()
     own_N = tokens.logprobs_N - tokens.logprobs_N.detach()
     return mean_B[tokens.row_N] + own_N

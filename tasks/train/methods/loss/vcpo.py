@@ -1,12 +1,12 @@
-"""`vcpo`: REINFORCE with importance weights, and a learning rate that follows their effective
+"""`vcpo`: REINFORCE with importance weights, and a learning rate that depends on their effective
 sample size (VCPO, arXiv 2602.17616; rule from the authors' code).
 
 Nothing is clipped; the weights of old policy over sampler are truncated by `train.correction`,
 which the paper sets to `{ratio_to: old, level: sequence, cap: 8.0}`; with `ratio_to: sampler` there
 are no weights. The learning rate of an update is multiplied by min(1, ESS / (B * base)) ** power,
 with ESS = (sum w)^2 / sum w^2 over the update's B rollouts with a gradient, weights not truncated:
-few rollouts that carry most of the weight move the policy less. On-policy the factor is 1. `power`
-0.5 is the paper's, 1.0 its linear option."""
+few rollouts that carry most of the weight move the policy less. On-policy the factor is 1. The
+paper's `power` is 0.5, and 1.0 is its linear option."""
 
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ class Method(Loss):
     def __call__(
         self, tokens: Tokens, totals: StepTotals
     ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """The micro-batch's share of the step's loss; nothing is clipped."""
+        """Return the micro-batch's share of the step's loss; nothing is clipped."""
         ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).exp()
         surrogate_N = ratio_N * tokens.advantages_N * tokens.weights_N
         loss = -average(surrogate_N, tokens, totals, self.normalize)
@@ -54,7 +54,7 @@ class Method(Loss):
 
 
 def effective_share(log_weights_B: Floats) -> float:
-    """The effective sample size of B weighted rollouts as a share of B. In logarithms: products of
-    long sequences' ratios leave the range of numbers."""
+    """Return the effective sample size of B weighted rollouts as a share of B. It is computed from
+    logarithms: the product of a long sequence's ratios could overflow or underflow."""
     weights_B = np.exp(log_weights_B - log_weights_B.max())
     return float(weights_B.sum() ** 2 / (weights_B**2).sum() / len(weights_B))

@@ -1,0 +1,3 @@
+"""Replays: rollouts that are trained on again. Each is a file here; the other files are shared."""
+
+SHARED = ("kept",)

@@ -1,4 +1,4 @@
-"""`none`: strictly on-policy, nothing is kept."""
+"""`none`: strictly on-policy, nothing is stored."""
 
 import numpy as np
 
@@ -9,5 +9,5 @@ from tasks.train.slots import Replay
 
 class Method(Replay):
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """Nothing to train on again."""
+        """Return None: there is nothing to train on again."""
         return None

@@ -1,9 +1,9 @@
-"""`profile`: begin with the profile's own rollouts beside fresh ones.
+"""`profile`: start with the profile's rollouts and fresh ones.
 
-They were sampled from the policy that training starts from, and are paid for. The mixed groups of
-the first `capacity` prompts of the plan that have one are used once each, in the plan's order, as
-`share` of every batch until they are used up; so much less is sampled. The weights of the loss
-correct for the updates since (`train.correction`). Where the engine did not keep log-probabilities
+They were sampled from the initial policy, and are already paid for. The mixed groups of the first
+`capacity` prompts of the plan that have one are used once each, in the plan's order, as `share` of
+every batch until they are used up; fewer rollouts are sampled instead. The weights of the loss
+correct for the updates since (`train.correction`). If the engine did not store log-probabilities
 (`store.logprobs`), the trainer computes them before the first step, and is charged for it."""
 
 import logging
@@ -11,7 +11,7 @@ import logging
 import numpy as np
 
 from tasks.common.params import at_least, settings, share
-from tasks.train.flat_rollouts import FlatRollouts
+from tasks.train.methods.replay.kept import State, cost_Q, state_of
 from tasks.train.profile import Profile
 from tasks.train.rollouts import Floats, Rollouts
 from tasks.train.settings import BatchSettings
@@ -44,31 +44,34 @@ class Method(Replay):
                 "the profile has no group with both outcomes among the plan's prompts: nothing is "
                 "replayed, and profiling is charged all the same"
             )
-        self.state = FlatRollouts.of(profile.rollouts(prompt_rows))
+        self.state = state_of(profile.rollouts(prompt_rows))
 
     def room(self, batch: BatchSettings, promised: int = 0) -> int:
-        """The groups that fit the share of the batch, at least one while there are any, after those
-        that are promised."""
-        room, cost = int(self.settings.share * batch.size), self.state.cost_G(batch)
+        """Return the size of the groups that fit the share of the batch, at least one while there
+        are any, after the promised ones."""
+        room, cost = int(self.settings.share * batch.size), cost_Q(self.state.rollouts, batch)
         cost = cost[np.searchsorted(np.cumsum(cost), promised, side="right") :]
         num = max(int(np.searchsorted(np.cumsum(cost), room, side="right")), 1)
         return int(cost[:num].sum())
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """The next groups, of so much as `room` said."""
-        num = int(np.searchsorted(np.cumsum(self.state.cost_G(batch)), room, side="right"))
+        """Return the next groups, up to `room`."""
+        kept: Rollouts = self.state.rollouts
+        cost = cost_Q(kept, batch)
+        num = int(np.searchsorted(np.cumsum(cost), room, side="right"))
         if num == 0:
             return None
-        groups = np.arange(len(self.state.sizes_G))
-        drawn: FlatRollouts = self.state.take(groups[:num])
-        self.state = self.state.take(groups[num:])
-        return drawn.rollouts()
+        drawn, left = np.split(np.arange(len(cost)), [num])
+        self.state = state_of(kept.groups(left))
+        return kept.groups(drawn)
 
     def unscored(self) -> Rollouts | None:
-        """All, where a log-probability is missing."""
-        return self.state.rollouts() if np.isnan(self.state.logprobs_N).any() else None
+        """Return all rollouts, if a log-probability is missing."""
+        return self.state.rollouts if np.isnan(self.state.rollouts.logprobs_N).any() else None
 
     def score(self, logprobs_N: Floats) -> None:
-        """Fill what is missing; what an engine kept stays."""
-        kept_N = self.state.logprobs_N
-        self.state.logprobs_N = np.where(np.isnan(kept_N), logprobs_N, kept_N)
+        """Fill in missing log-probabilities, and keep the engine's."""
+        kept = self.state.rollouts
+        found_N = np.where(np.isnan(kept.logprobs_N), logprobs_N, kept.logprobs_N)
+        found = np.split(found_N, np.cumsum(kept.completion_tokens_B()))[:-1]
+        self.state = State(kept.with_columns(logprobs=found).table)

@@ -1,16 +1,16 @@
-"""`recent`: train on stored groups beside fresh ones (rollout replay of DOTS, arXiv 2506.05316).
+"""`recent`: train on stored and fresh groups (rollout replay of DOTS, arXiv 2506.05316).
 
-Of the `capacity` prompts that were sampled last with a mixed group, the latest group each is kept.
-Once there are enough, `share` of every batch is groups drawn from them uniformly, and so much less
-is sampled. The weights of the loss correct for the policy that sampled them (`train.correction`):
-they hold its log-probabilities. What a replayed rollout cost to generate was charged when it was
-fresh. Scores of composite rewards are not kept."""
+For the last `capacity` prompts that were sampled with a mixed group, the latest group is stored.
+Once there are enough, `share` of every batch is groups drawn from them uniformly, and fewer
+rollouts are sampled. The weights of the loss correct for the older policy (`train.correction`),
+with its stored log-probabilities. The generation of a replayed rollout was charged when it was
+fresh. Scores of composite rewards are not stored."""
 
 import numpy as np
 
 from tasks.common.params import at_least, settings, share
-from tasks.train.flat_rollouts import FlatRollouts
-from tasks.train.rollouts import Rollouts, mixed_groups
+from tasks.train.methods.replay.kept import cost_Q, state_of
+from tasks.train.rollouts import Rollouts, make_rollouts, merge, mixed_groups
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Replay
 
@@ -30,16 +30,17 @@ EXAMPLE = Settings(share=0.5, capacity=8)
 
 class Method(Replay):
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.state = settings, FlatRollouts.empty()
+        nothing = np.zeros(0, dtype=np.int64)
+        self.settings, self.state = settings, state_of(make_rollouts(nothing, [], nothing))
 
     def room(self, batch: BatchSettings, promised: int = 0) -> int:
-        """The share of the batch, where the buffer holds as much; else nothing. What is drawn stays
-        in the buffer."""
+        """Return the share of the batch, if the buffer contains as much; otherwise 0. Drawn groups
+        stay in the buffer."""
         room = int(self.settings.share * batch.size)
-        return room if self.state.cost_G(batch).sum() >= room else 0
+        return room if cost_Q(self.state.rollouts, batch).sum() >= room else 0
 
     def add(self, rollouts: Rollouts) -> None:
-        """Keep the mixed groups, the latest of each prompt."""
+        """Store the mixed groups, the latest of each prompt."""
         graded = rollouts.where(~rollouts.is_error_B())
         num_groups = len(rollouts.prompt_rows_Q)
         mixed_Q = mixed_groups(graded.rewards_B, graded.group_B, num_groups)
@@ -47,18 +48,18 @@ class Method(Replay):
         latest_Q = np.zeros(num_groups, dtype=np.bool_)
         latest = {int(rollouts.prompt_rows_Q[q]): int(q) for q in np.flatnonzero(mixed_Q)}
         latest_Q[list(latest.values())] = True
-        fresh = FlatRollouts.of(graded.where(latest_Q[graded.group_B]))
-        old = ~np.isin(self.state.prompt_rows_G, fresh.prompt_rows_G)
-        joined = self.state.take(np.flatnonzero(old)).join(fresh)
-        first = max(len(joined.sizes_G) - self.settings.capacity, 0)
-        self.state = joined.take(np.arange(first, len(joined.sizes_G)))
+        fresh, kept = graded.groups(np.flatnonzero(latest_Q)), self.state.rollouts
+        old = ~np.isin(kept.prompt_rows_Q, fresh.prompt_rows_Q)
+        joined = merge([kept.groups(np.flatnonzero(old)), fresh])
+        num = len(joined.prompt_rows_Q)
+        self.state = state_of(joined.groups(np.arange(num)[-self.settings.capacity :]))
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """Groups drawn uniformly, at most as much as `room`, at least one."""
+        """Return groups drawn uniformly, up to `room`, at least one."""
         if room == 0:
             return None
-        order = rng.permutation(len(self.state.sizes_G))
-        cost = self.state.cost_G(batch)[order]
+        kept: Rollouts = self.state.rollouts
+        order = rng.permutation(len(kept.prompt_rows_Q))
+        cost = cost_Q(kept, batch)[order]
         num = max(int(np.searchsorted(np.cumsum(cost), room, side="right")), 1)
-        drawn: FlatRollouts = self.state.take(np.sort(order[:num]))
-        return drawn.rollouts()
+        return kept.groups(np.sort(order[:num]))

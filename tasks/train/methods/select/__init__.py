@@ -1,3 +1,3 @@
-"""Selectors: which rollouts enter the loss. Each is a file here; the others are what they share."""
+"""Selectors: the rollouts that enter the loss. Each is a file here; the other files are shared."""
 
 SHARED = ("keep",)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tasks.train.methods.select.keep import EXAMPLE, Settings
-from tasks.train.rollouts import Bools, Ints, Rollouts, keep_in_groups
+from tasks.train.methods.select.keep import EXAMPLE, Settings, keep_in_groups
+from tasks.train.rollouts import Bools, Ints, Rollouts
 from tasks.train.slots import Select
 
 __all__ = ["EXAMPLE", "Method", "Settings"]
@@ -14,8 +14,8 @@ class Method(Select):
         self.keep = settings.keep
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """[B] whether a rollout is kept: half of each kind, or all of the rarer and the rest of the
-        other."""
+        """Return [B] whether a rollout is kept: half of each kind, or all of the rarer kind and the
+        rest of the other."""
         is_correct_B, lengths_B = rollouts.is_correct_B(), rollouts.completion_tokens_B()
         rank_B = np.where(is_correct_B, lengths_B, -lengths_B)
 

@@ -1,11 +1,11 @@
-"""`f_tis`: leave out what another policy sampled, is no better than its group and lies too far from
-the present one (F-TIS, arXiv 2605.22537; rule from digests).
+"""`f_tis`: drop rollouts of other policies that are no better than their group and too far from the
+current policy (F-TIS, arXiv 2605.22537; rule from digests).
 
 A rollout is kept if its reward is above its group's mean or its KL(policy | sampler) is below
 `limit`. The KL is estimated from the rollout itself, token by token: r log r - (r - 1) with r the
-ratio of policy to sampler, which is never negative, and unbiased of each token after a prefix of
-the sampler's. From the same policy all are kept. Use with `train.correction: {level: token, cap:
-2.0}`, the truncation of the name."""
+ratio of policy to sampler. The estimate is never negative, and unbiased for each token after a
+prefix of the sampler's. Rollouts of the same policy are all kept. Use with `train.correction:
+{level: token, cap: 2.0}`, the truncation in the method's name."""
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class Method(Select):
         self.limit = settings.limit
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """[B] whether a rollout is kept."""
+        """Return [B] whether a rollout is kept."""
         if not len(rollouts.group_B):
             return np.zeros(0, dtype=np.bool_)
         mean_Q, _ = group_means(rollouts.rewards_B, rollouts.group_B)
@@ -42,10 +42,9 @@ class Method(Select):
 
 
 def divergence(rollouts: Rollouts) -> Floats:
-    """[B] the estimated KL(policy | sampler) of each rollout, in nats."""
+    """Return [B] the estimated KL(policy | sampler) of each rollout, in nats."""
     assert rollouts.observed is not None
-    sampler_N = np.concatenate([np.asarray(row) for row in rollouts.samples.logprobs])
-    log_ratio_N = np.clip(rollouts.observed.logprobs_N - sampler_N, -50.0, 50.0)
+    log_ratio_N = np.clip(rollouts.observed.logprobs_N - rollouts.logprobs_N, -50.0, 50.0)
     ratio_N = np.exp(log_ratio_N)
     terms_N = (ratio_N * log_ratio_N - (ratio_N - 1.0)) * rollouts.trained_N()
     return np.asarray(

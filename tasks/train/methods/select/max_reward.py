@@ -1,10 +1,10 @@
-"""`max_reward`: the best rollouts of each group: a control for `pods` that is known to do badly
+"""`max_reward`: the best rollouts of each group: a control for `pods`, known to perform badly
 (arXiv 2504.13818)."""
 
 import numpy as np
 
-from tasks.train.methods.select.keep import EXAMPLE, Settings
-from tasks.train.rollouts import Bools, Ints, Rollouts, keep_in_groups
+from tasks.train.methods.select.keep import EXAMPLE, Settings, keep_in_groups
+from tasks.train.rollouts import Bools, Ints, Rollouts
 from tasks.train.slots import Select
 
 __all__ = ["EXAMPLE", "Method", "Settings"]
@@ -15,8 +15,8 @@ class Method(Select):
         self.keep = settings.keep
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """[B] whether a rollout is one of the `keep` of its group with the largest rewards, of
-        equal ones the first."""
+        """Return [B] whether a rollout is one of the `keep` of its group with the largest rewards,
+        of equal ones the first."""
 
         def best(rows: Ints) -> Ints:
             return np.argsort(-rollouts.rewards_B[rows], kind="stable")[: self.keep]

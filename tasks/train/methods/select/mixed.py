@@ -1,5 +1,4 @@
-"""`mixed`: only groups with different rewards, as DAPO's dynamic sampling leaves them (arXiv
-2503.14476).
+"""`mixed`: only groups with different rewards, as in DAPO's dynamic sampling (arXiv 2503.14476).
 
 Groups without a gradient have none with `all` either; here they also leave the loss's denominator,
 and are not charged as updated.
@@ -13,6 +12,6 @@ from tasks.train.slots import Select
 
 class Method(Select):
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """[B] whether a rollout's group has two different rewards."""
+        """Return [B] whether a rollout's group has two different rewards."""
         rewards_B, group_B = rollouts.rewards_B, rollouts.group_B
         return mixed_groups(rewards_B, group_B, len(rollouts.prompt_rows_Q))[group_B]

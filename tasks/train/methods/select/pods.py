@@ -1,16 +1,16 @@
-"""`pods`: of each group the rollouts whose rewards vary most (PODS, arXiv 2504.13818): generate
-many, train on few.
+"""`pods`: of each group the subset of rollouts with the largest variance of rewards (PODS, arXiv
+2504.13818): generate many, train on few.
 
 Some subset of the largest variance consists of the k largest and the m - k smallest rewards, so one
-sort and prefix sums find it in O(n log n). Of several the rule of the authors' code decides: the m
-largest, unless fewer of them give strictly more, the fewest first. Which of equal rewards is kept
-is decided by their order. The estimator changes: on the kept set the mean is no estimate of the
-pass rate any more (see train.advantage_over)."""
+sort and prefix sums find it in O(n log n). Ties follow the rule of the authors' code: the m
+largest, unless fewer of them have a strictly larger variance, the fewest first. Among equal rewards
+the order decides. The estimator changes: on the kept set the mean no longer estimates the pass rate
+(see train.advantage_over)."""
 
 import numpy as np
 
-from tasks.train.methods.select.keep import EXAMPLE, Settings
-from tasks.train.rollouts import Bools, Floats, Ints, Rollouts, keep_in_groups
+from tasks.train.methods.select.keep import EXAMPLE, Settings, keep_in_groups
+from tasks.train.rollouts import Bools, Floats, Ints, Rollouts
 from tasks.train.slots import Select
 
 __all__ = ["EXAMPLE", "Method", "Settings"]
@@ -21,7 +21,7 @@ class Method(Select):
         self.keep = settings.keep
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """[B] whether a rollout is one of the `keep` of its group whose rewards vary most."""
+        """Return [B] whether a rollout is in its group's `keep` with the largest variance."""
 
         def most_varied(rows: Ints) -> Ints:
             return max_variance(rollouts.rewards_B[rows], self.keep)
@@ -30,11 +30,11 @@ class Method(Select):
 
 
 def max_variance(rewards: Floats, keep: int) -> Ints:
-    """The places of the `keep` rewards of the largest variance."""
+    """Return the places of the `keep` rewards with the largest variance."""
     order = np.argsort(rewards, kind="stable")
-    centred = rewards[order] - rewards.mean()  # sums of squares then lose no digits to the mean
+    centred = rewards[order] - rewards.mean()  # the sums of squares then keep their precision
     sums, squares = (np.concatenate([[0.0], np.cumsum(values)]) for values in (centred, centred**2))
-    largest = np.arange(keep + 1)  # how many are taken from the top; the others from the bottom
+    largest = np.arange(keep + 1)  # the number from the top; the others are from the bottom
     first = len(rewards) - largest
     total = sums[-1] - sums[first] + sums[keep - largest]
     variance = (squares[-1] - squares[first] + squares[keep - largest]) / keep - (total / keep) ** 2

@@ -1,9 +1,9 @@
-"""`random`: some rollouts of each group, whatever their rewards: the control for `pods`."""
+"""`random`: random rollouts of each group, independent of their rewards: the control for `pods`."""
 
 import numpy as np
 
-from tasks.train.methods.select.keep import EXAMPLE, Settings
-from tasks.train.rollouts import Bools, Ints, Rollouts, keep_in_groups
+from tasks.train.methods.select.keep import EXAMPLE, Settings, keep_in_groups
+from tasks.train.rollouts import Bools, Ints, Rollouts
 from tasks.train.slots import Select
 
 __all__ = ["EXAMPLE", "Method", "Settings"]
@@ -14,7 +14,7 @@ class Method(Select):
         self.keep = settings.keep
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """[B] whether a rollout is one of `keep` of its group, drawn at random."""
+        """Return [B] whether a rollout is one of `keep` of its group, drawn at random."""
 
         def any_of(rows: Ints) -> Ints:
             return rng.permutation(len(rows))[: self.keep]

@@ -1,4 +1,4 @@
-"""The model of device time (tasks/common/device_time.py) against this device: seconds a token of
+"""The model of device time (`accounting.device_time`) against this device: seconds a token of
 decoding, prefill and the update, measured and modelled. On a CPU the numbers are beside an A100's,
 and say only that the part runs."""
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tasks.common.device_time import A100, H100, H200, Device, DeviceTime, Model
+from tasks.common.accounting.device_time import A100, H100, H200, Device, DeviceTime, Model
 from tests.gpu.check.parts import engine, update
 from tests.gpu.check.shapes import Sizes, make_model, seconds_of
 

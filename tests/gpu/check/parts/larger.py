@@ -13,9 +13,9 @@ import yaml
 
 from tasks.benchmark.cells import CellLayout, fit_plan
 from tasks.benchmark.protocol import BenchmarkCell
+from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.common.artifacts import CURVE, Layout
 from tasks.common.files import read_json, write_json
-from tasks.common.ledger import ACCOUNTS
 from tasks.common.sealed import read_sealed
 from tests.bench.world import parameters
 from tests.gpu.check.parts.training import run, run_stage

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tasks.common import params
-from tasks.common.ledger import Architecture
+from tasks.common.accounting.ledger import Architecture
 from tasks.engines.engine import Samples
 from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy, describe
@@ -21,11 +21,11 @@ from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.ranks import Ranks
 from tasks.train.learner.update import UpdateStats
 from tasks.train.methods.loss import clip
-from tasks.train.rollouts import Estimate, Rollouts
+from tasks.train.rollouts import Rollouts
 from tasks.train.settings import LearnerSettings, Lora, TrainSettings
 from tests.gpu.check.shapes import Sizes, make_model, matmul_rate, seconds_of
 from tests.parameters import every_value
-from tests.train.steps import graded
+from tests.train.steps import estimated, graded
 from tests.waits import num_waits
 
 PROMPT_TOKENS = 128
@@ -60,14 +60,13 @@ def measure(shape: str, length: int, sizes: Sizes, rate: float, **changes: Any) 
     try:
         learner = make_learner(shape, sizes, **changes)
         rollouts = rollouts_of(learner, length, 1024 if sizes.is_small else NUM_TOKENS)
-        estimate = estimate_of(rollouts)
         free(sizes)
         before = allocated(sizes)
-        work = lambda: update(learner, rollouts, estimate)  # noqa: E731
+        work = lambda: update(learner, rollouts)  # noqa: E731
         work()
         seconds = sorted(seconds_of(work, device) for _ in range(sizes.repeats))
         gradients: list[UpdateStats] = []
-        waits = num_waits(lambda: gradients.append(gradient(learner, rollouts, estimate)), device)
+        waits = num_waits(lambda: gradients.append(gradient(learner, rollouts)), device)
         flops = gradients[0].flops
         took, tokens = seconds[len(seconds) // 2], int(rollouts.completion_tokens_B().sum())
         return {
@@ -110,21 +109,17 @@ def rollouts_of(learner: Learner, length: int, num_tokens: int) -> Rollouts:
     flat = [[-float(np.log(vocabulary))] * length] * len(tokens)
     samples = Samples(tokens, flat, ["length"] * len(tokens))
     group_B = np.repeat(np.arange(num_groups), 8)
-    return graded(prompts, group_B, samples, np.arange(len(tokens)) % 2.0)
+    rewards = np.arange(len(tokens)) % 2.0
+    made = graded(prompts, group_B, samples, rewards)
+    return estimated(made, np.where(rewards > 0, 1.0, -1.0))
 
 
-def estimate_of(rollouts: Rollouts) -> Estimate:
-    advantages_B = np.where(rollouts.rewards_B > 0, 1.0, -1.0)
-    keep_B = np.ones(len(advantages_B), dtype=np.bool_)
-    return Estimate(keep_B, advantages_B[rollouts.owner_N()], None)
+def gradient(learner: Learner, rollouts: Rollouts) -> UpdateStats:
+    return learner.compute_gradient(rollouts, clip.Method(clip.EXAMPLE))
 
 
-def gradient(learner: Learner, rollouts: Rollouts, estimate: Estimate) -> UpdateStats:
-    return learner.compute_gradient(rollouts, estimate, clip.Method(clip.EXAMPLE))
-
-
-def update(learner: Learner, rollouts: Rollouts, estimate: Estimate, rate: float = 1e-6) -> None:
-    gradient(learner, rollouts, estimate)
+def update(learner: Learner, rollouts: Rollouts, rate: float = 1e-6) -> None:
+    gradient(learner, rollouts)
     learner.step(rate)
 
 

@@ -16,7 +16,6 @@ from tasks.train.learner.ranks import join_ranks
 from tasks.train.settings import Lora
 from tests.gpu.check.parts.update import (
     allocated,
-    estimate_of,
     free,
     make_learner,
     peak,
@@ -70,11 +69,10 @@ def train(shape: str, name: str, sizes: Sizes) -> tuple[Learner, dict[str, Any]]
     else:
         learner = make_learner(shape, sizes, lora=LORA if name == "adapters" else None)
     rollouts = rollouts_of(learner, sizes.lengths[1], 512 if sizes.is_small else 16_384)
-    estimate = estimate_of(rollouts)
 
     def updates(number: int) -> None:
         for _ in range(number):
-            update(learner, rollouts, estimate, RATE)
+            update(learner, rollouts, RATE)
 
     updates(1)
     seconds = seconds_of(lambda: updates(NUM_UPDATES), sizes.device)

@@ -1,0 +1,27 @@
+"""winnow advise: from the profile alone, which recipe to run. It trains nothing and writes nothing.
+
+It prints the prompts without a gradient; for each recipe the share of its compute that the profile
+takes, the rollouts, the share of them with a gradient and the information per compute; whether
+profiling pays; and what to run next."""
+
+import argparse
+import importlib
+
+from flows.cli import flags
+from flows.pipeline import roots
+from tasks.common.files import ArtifactError
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    flags.add_root(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the advice."""
+    root = roots.existing(options.data)
+    if not (root.layout.profile / "profile.parquet").exists():
+        command = f"dvc repro {root.address('profile')}"
+        raise ArtifactError(f"{root.folder} has no profile yet: make it with `{command}`")
+    advice = importlib.import_module("tasks.allocate.advice")
+    print(*advice.advise(root.values, root.layout), sep="\n")
+    return 0

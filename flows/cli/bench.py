@@ -1,0 +1,65 @@
+"""winnow bench docs/results/protocol.yaml: which recipe pays, tuned alike.
+
+Runs the cells of the protocol that are missing from the results file beside it, two at a time,
+without DVC or Prefect, and writes the tables. An interrupted benchmark resumes. Result lines from
+older code or settings stay in the file: --supersede REASON marks them and runs nothing."""
+
+import argparse
+import importlib
+import logging
+from pathlib import Path
+
+from flows.cli import flags
+from tasks.common.layout import Layout
+from tasks.common.params import ParamsError
+from tasks.common.processes import locks
+from tasks.common.stage import StageError
+
+logger = logging.getLogger(__name__)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("protocol", type=Path, metavar="PROTOCOL", help="the protocol's file")
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help="only these; default: all")
+    parser.add_argument("--work", type=Path, default=Path("data/benchmark"), help="a work folder")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="where the policy is")
+    parser.add_argument("--families", nargs="+", help="run these families alone; by default all")
+    parser.add_argument("--workers", type=flags.count(1), default=2, help="cells at a time")
+    parser.add_argument("--shared", help="a folder or s3://bucket/prefix that other machines use")
+    parser.add_argument("--tables", action="store_true", help="only write the tables again")
+    parser.add_argument(
+        "--supersede", metavar="REASON", help="mark lines of other code or settings"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the missing cells, then write the tables."""
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s benchmark: %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,  # in place of the handler for warnings
+    )
+    protocols, runner, results, sharing, tables = (
+        importlib.import_module(f"tasks.benchmark.{name}")
+        for name in ("protocol", "runner", "results", "sharing", "tables")
+    )
+    protocol, values = protocols.read_protocol(options.protocol)
+    file = options.protocol.with_name(f"{options.protocol.stem}.jsonl")
+    if options.supersede:
+        runner.supersede_others(protocol, values, file, options.supersede)
+    elif not options.tables:
+        asked = protocol.only(options.families, options.recipes or None)
+        with locks.exclusive(options.work / "lock", f"the benchmark in {options.work}"):
+            hours = runner.expected_hours(asked, results.read_results(file), options.workers)
+            logger.info("about %.1f hours are left, %d cells at a time", hours, options.workers)
+            runner.prepare(asked, values, options.work, file, Layout(options.data))
+            shared = None
+            if options.shared:
+                shared = sharing.Shared(options.shared, sharing.owner_of(options.work))
+            try:
+                runner.run(asked, values, options.work, file, options.workers, shared)
+            except StageError as error:
+                raise ParamsError(str(error)) from error
+    tables.write_tables(protocol, values, file)
+    return 0

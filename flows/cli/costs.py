@@ -1,0 +1,74 @@
+"""The costs of a run and the purchases of its budget, as text: intervals, hours and money."""
+
+import argparse
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from tasks.common.layout import Layout
+from tasks.common.params import ParamsError
+
+COUNTS = ("rollouts", "steps", "passes")
+
+
+def add_price(parser: argparse.ArgumentParser) -> None:
+    text = "print money, too, at this price"
+    parser.add_argument("--price", type=money, metavar="PER_GPU_HOUR", help=text)
+
+
+def money(text: str) -> float:
+    """Return a price. Raise ValueError, which argparse reports, if it is invalid."""
+    if not 0 <= (price := float(text)) < float("inf"):
+        raise ValueError(text)
+    return price
+
+
+def bought(
+    values: Mapping[str, Any], layout: Layout, recipes: Sequence[str], price: float | None
+) -> str:
+    """Return a table: each recipe's training under `experiment.budget`, and the smallest difference
+    that the test prompts resolve. Raise ParamsError if a profile alone costs the whole budget."""
+    forecast = importlib.import_module("tasks.doctor.forecast")
+    if refused := forecast.refusals(values, layout, recipes):
+        raise ParamsError("\n".join(refused))
+    rows = []
+    for recipe, fits in forecast.fits(values, layout, recipes).items():
+        if price is not None:
+            fits["money"] = fits["GPU-hours"] * price
+        counts = {name: interval(fits[name], short) for name in COUNTS}
+        rows.append({"recipe": recipe, **{name: interval(fits[name]) for name in fits}, **counts})
+    budget = values["experiment"]["budget"]
+    parts = [
+        f"what {short(budget['amount'])} of {budget['account']} buys a cell, expected (at least to "
+        f"at most):\n{table(rows)}"
+        if rows
+        else "",
+        importlib.import_module("tasks.allocate.budget").resolution(values, layout),
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return a table with right-aligned columns; `recipe`, `stage` and `why` are left-aligned."""
+    sides = ["left" if name in ("recipe", "stage", "why") else "right" for name in rows[0]]
+    return str(tabulate(rows, "keys", "plain", disable_numparse=True, colalign=sides))
+
+
+def interval(value: Any, form: Callable[[float], str] | None = None) -> str:
+    """Return `4.1M (2.0M to 8.2M)`, or one number if the ends are equal; hours by default."""
+    low, middle, high = map(form or clock, (value.low, value.middle, value.high))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def clock(hours: float) -> str:
+    return f"{hours:.2f}" if hours < 10 else f"{hours:,.0f}"
+
+
+def short(number: float) -> str:
+    """Return the number with three digits and a unit; small numbers have no unit."""
+    for limit, unit in ((1e18, ""), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number:.1e}" if not unit else f"{number / limit:.3g}{unit}"
+    return f"{number:.3g}"

@@ -1,0 +1,33 @@
+"""winnow doctor: checks everything that can be wrong before any compute is spent.
+
+It checks the parameters with all slots of the chosen recipes, model and data, store and record,
+disk and GPU memory. It reads a few rows of every source; of a remote file, it reads the first rows.
+It downloads no model and does not import torch. The flow makes the same checks before the first
+stale stage."""
+
+import argparse
+
+from flows.cli import costs, flags
+from flows.pipeline import roots
+from flows.pipeline.health import findings, listed
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    flags.add_root(parser)
+    costs.add_price(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the faults and return 1; without faults, print the training that the budget buys."""
+    root = roots.existing(options.data)
+    found = findings(root)
+    for remark in found.remarks:
+        print(f"note: {remark}")
+    if found.errors:
+        print(listed(found.errors))
+        return 1
+    print("nothing is wrong: parameters, recipes, model, data, store, record, disk and GPU memory")
+    values = root.values
+    recipes = values["experiment"]["recipes"]
+    print(costs.bought(values, root.layout, recipes, options.price))
+    return 0

@@ -1,0 +1,84 @@
+"""winnow eval RECIPE --tasks gsm8k,hellaswag: a trained policy on named benchmarks, beside pass@1.
+
+Runs lm-evaluation-harness, an extra: pip install -e ".[eval]" with requirements.txt as constraint.
+Each finished task is recorded and not run again; the records also go to MLflow. Your own task files
+use the harness's format and are in the folder of --include-path; their tables are files of this
+machine. Python code that they name runs only with --trust-tasks."""
+
+import argparse
+import importlib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from flows.cli import flags
+from flows.cli.flags import count
+from flows.pipeline import roots
+from tasks.common import params
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    flags.add_cell(parser, "one that has been trained", nargs="?")
+    parser.add_argument("--baseline", action="store_true", help="the initial policy, too, or alone")
+    parser.add_argument(
+        "--tasks", required=True, type=names, metavar="NAME,...", help="of the harness"
+    )
+    parser.add_argument(
+        "--limit", type=count(1), help="at most so many problems of a task; for a try"
+    )
+    parser.add_argument(
+        "--include-path", dest="include", type=here, metavar="FOLDER", help="your own task files"
+    )
+    parser.add_argument("--trust-tasks", action="store_true", help="run the Python that they name")
+    parser.add_argument(
+        "--few-shot", type=count(0), help="examples before a problem; default: the task's"
+    )
+    parser.add_argument("--max-tokens", type=count(1), help="of an answer; default: the task's")
+    parser.add_argument(
+        "--chat-template",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="default: where the policy has one",
+    )
+    parser.add_argument("--backend", choices=("hf", "vllm"), help="default: as engine.name")
+    parser.add_argument("--batch-size", type=count(1), help="default: what fits")
+
+
+def here(path: str) -> Path:
+    """Return the absolute path, before the command changes to the project's folder."""
+    return Path(path).expanduser().absolute()
+
+
+def names(text: str) -> list[str]:
+    """Return the comma-separated names."""
+    if not (found := [name.strip() for name in text.split(",") if name.strip()]):
+        raise argparse.ArgumentTypeError("no task: give gsm8k, or several with commas")
+    return found
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, record, and print all results beside pass@1."""
+    root = roots.existing(options.data)
+    values, layout = params.load(root.params), root.layout
+    records = importlib.import_module("tasks.harness.records")
+    cells = cells_of(options, values, records.Subject)
+    part = importlib.import_module("tasks.harness.run")
+    asked = part.Asked(**{one.name: getattr(options, one.name) for one in fields(part.Asked)})
+    new: list[Any] = []
+    try:
+        for one in part.measure(layout, values, cells, asked):
+            if not one[2]["is_told"]:
+                new.append(one)
+    finally:
+        records.publish(values, layout, new)
+    print(records.table(layout))
+    return 0
+
+
+def cells_of(options: argparse.Namespace, values: dict[str, Any], cell: Any) -> list[Any]:
+    """Return the requested policies, the initial one first."""
+    if options.recipe is None and not options.baseline:
+        raise params.ParamsError("name a RECIPE, or --baseline for the initial policy")
+    initial = [cell()] if options.baseline else []
+    trained = [cell(options.recipe, flags.seed_of(options, values))] if options.recipe else []
+    return initial + trained

@@ -1,0 +1,79 @@
+"""The flags that subcommands share. A name has the same meaning in each."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from flows.pipeline.roots import MAIN
+from flows.pipeline.rounds import FlowRequest
+from tasks.common import params
+
+
+def add_root(parser: argparse.ArgumentParser) -> None:
+    """Add `--data`, for subcommands that read one data root."""
+    parser.add_argument(
+        "--data", default=MAIN, metavar="DIR", help="a data root (default: %(default)s)"
+    )
+
+
+def add_cell(parser: argparse.ArgumentParser, help: str, nargs: str | None = None) -> None:
+    """Add RECIPE, `--seed` and `--data`, for subcommands that read a trained policy."""
+    parser.add_argument("recipe", metavar="RECIPE", nargs=nargs, help=help)
+    parser.add_argument("--seed", type=int, help="default: the experiment's first")
+    add_root(parser)
+
+
+def seed_of(options: argparse.Namespace, values: Mapping[str, Any]) -> int:
+    """Return `--seed`, or the first seed of the experiment."""
+    if options.seed is not None:
+        return int(options.seed)
+    return params.section(values, "experiment", params.Experiment).seeds[0]
+
+
+def count(least: int) -> Callable[[str], int]:
+    """Return the argparse type of a whole number that is at least `least`."""
+
+    def number(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"{value} is below {least}")
+        return value
+
+    return number
+
+
+def add_several(parser: argparse.ArgumentParser, flag: str, **more: Any) -> None:
+    """Add a repeatable flag with several values."""
+    parser.add_argument(flag, action="extend", nargs="+", default=[], **more)
+
+
+def add_request(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that select data roots, recipes, seeds and stages."""
+    only = "only these recipes of the experiment"
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=only)
+    add_several(parser, "--seed", dest="seeds", metavar="N", type=int, help="only these seeds")
+    add_several(parser, "--force", metavar="STAGE", help="run these although nothing changed")
+    add_root(parser)
+    rounds = "how many rounds; a later one starts from the champion"
+    parser.add_argument("--rounds", type=count(1), default=1, metavar="N", help=rounds)
+
+
+def add_run(parser: argparse.ArgumentParser, concurrency: int, retries: int) -> None:
+    """Add the flags of a command that runs stages."""
+    add_request(parser)
+    values = "values of params.yaml for this run alone: train.learning_rate=1e-4"
+    add_several(parser, "--set", dest="overrides", metavar="KEY=VALUE", help=values)
+    starts = "the start of the second round, in place of the champion, of the third, ..."
+    add_several(parser, "--from", dest="starts", metavar="RECIPE/SEED", help=starts)
+    for flag, least, default, text in (
+        ("--concurrency", 1, concurrency, "stages that may run side by side"),
+        ("--retries", 0, retries, "further attempts of a stage that failed"),
+    ):
+        text += " (default: %(default)s)"
+        parser.add_argument(flag, type=count(least), default=default, metavar="N", help=text)
+
+
+def request_of(options: argparse.Namespace) -> FlowRequest:
+    """Return the request of a command line."""
+    names = {one.name for one in fields(FlowRequest)}
+    return FlowRequest(**{name: value for name, value in vars(options).items() if name in names})

@@ -1,0 +1,204 @@
+"""winnow init [DIR]: asks for model, data, hardware and budget, reads some rows of the data, and
+writes matching parameters.
+
+With DIR it creates a project of your own there: a folder with its own git, DVC and params.yaml,
+which this installation runs. Without DIR it edits the params.yaml of this folder; the rest of the
+file, including comments, stays unchanged. It does not ask for values given as options. A file with
+uncommitted changes is written only after a yes, or with --overwrite."""
+
+import argparse
+import importlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flows.cli import doctor
+from flows.pipeline import commands
+from flows.pipeline.roots import MAIN, Root
+from tasks.common.config import derived
+from tasks.common.config.editing import set_values
+from tasks.common.files import write_text
+from tasks.common.params import ParamsError
+
+FILE = commands.ROOT / "params.yaml"
+PRESETS = ("gsm8k", "math", "svamp", "openai_chat", "verl", "apps", "mbpp", "ifeval")
+"""Presets whose only setting is the path of a file."""
+
+EMBEDDED = "embedded"
+NONE = "none"
+DTYPES = {"yes": "bfloat16", "no": "float32"}  # key: whether there is a GPU
+YES_NO = ("yes", "no")
+LARGE = 1e9  # parameters
+MAX_CHARACTERS = 20_000  # of a prompt
+TURN_TOKENS = 64  # of a chat template around a prompt
+OWN_FILES = (".dvc", "dvc.yaml", "params.yaml")
+COPIED = (".dvc/config", ".dvc/.gitignore", ".dvcignore", ".gitignore", "data/.gitignore")
+NEW = """\
+# What people set. All else has a default: `winnow params` prints every value and where it is from.
+
+experiment:
+  recipes: [grpo, sgpo, winnow]
+  seeds: [0]
+
+ingest:
+  splits: {}    # rows each; null: all that remain
+  sources:
+    - {}
+
+allocate: {passes: 1}
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", metavar="DIR", help="a new project there")
+    parser.add_argument("--model", help="tiny, a folder, or hf://org/name@revision")
+    parser.add_argument("--max-tokens", type=int, help="of a completion")
+    parser.add_argument("--data", help=f"{EMBEDDED}, or a file: a path, s3://, hf:// or https://")
+    parser.add_argument("--preset", help=f"{', '.join(PRESETS)}, or a published set")
+    parser.add_argument("--fields", nargs=2, metavar=("QUESTION", "ANSWER"), help="in the file")
+    parser.add_argument("--gpu", choices=YES_NO, help="whether to sample and train on one")
+    parser.add_argument("--adapters", choices=YES_NO, help="whether to train adapters alone")
+    parser.add_argument("--budget", help=f"FLOPs executed that a recipe may spend, or {NONE}")
+    parser.add_argument("--overwrite", action="store_true", help="write over changes, unasked")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask, write, and run the doctor. Return its status, or 1 if nothing was written."""
+    if options.folder is not None:
+        return make_project(Path(options.folder).expanduser().absolute(), options)
+    text = FILE.read_text()
+    changed = set_values(text, answers(options))
+    if changed == text:
+        print("params.yaml says this already")
+        return 0
+    if not options.overwrite and is_modified():
+        what = "params.yaml has changes that are not committed. Write into it?"
+        if ask(what, "no", YES_NO) == "no":
+            print("nothing was written", file=sys.stderr)
+            return 1
+    write_text(FILE, changed)
+    print("params.yaml is written: git diff params.yaml")
+    return doctor.run(argparse.Namespace(data=MAIN, price=None))
+
+
+def answers(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the values to write, keyed by their dotted names."""
+    model = options.model or ask("Model: tiny, a folder, or hf://org/name@revision", "tiny")
+    places = importlib.import_module("tasks.doctor.places")
+    known = places.describe_model({"policy": {"source": model}}, Root().layout)
+    context = (known.max_length if known and model != "tiny" else None) or 2 * MAX_CHARACTERS
+    usual = "64" if model == "tiny" else str(min(1024, context // 2))
+    tokens = number(options.max_tokens or ask("Most tokens of a completion", usual), int)
+    data = options.data or ask(f"Data: {EMBEDDED}, or a file of prompts and answers", EMBEDDED)
+    options.data = data
+    values: dict[str, Any] = {"policy.source": place(model, options), "sampling.max_tokens": tokens}
+    if data != EMBEDDED:
+        longest = min(MAX_CHARACTERS, max(context - tokens - TURN_TOKENS, 1))
+        values |= of_file(data, options, longest)
+    there = "yes" if importlib.import_module("tasks.doctor.machine").gpus() else "no"
+    gpu = options.gpu or ask("Sample and train on a GPU?", there, YES_NO)
+    values |= {"engine.device": "cuda" if gpu == "yes" else "cpu"}
+    values |= dict.fromkeys(("engine.dtype", "train.dtype"), DTYPES[gpu])
+    if model != "tiny":
+        adapters = options.adapters or ask("Train adapters alone?", "no", YES_NO)
+        values |= training(known.num_parameters if known else LARGE, adapters == "yes")
+    usual = "4e11" if model == "tiny" else NONE
+    budget = options.budget or ask(f"FLOPs executed that a recipe may spend, or {NONE}", usual)
+    return values | {"experiment.budget": as_budget(budget)}
+
+
+def place(text: str, options: argparse.Namespace) -> str:
+    """Return a location for params.yaml: relative if inside the project, else absolute."""
+    full = Path(text).expanduser().absolute()
+    base = Path(options.folder or commands.ROOT).expanduser().absolute()
+    if text == "tiny" or "://" in text or not full.exists():
+        return text
+    return str(full.relative_to(base) if full.is_relative_to(base) else full)
+
+
+def of_file(data: str, options: argparse.Namespace, longest: int) -> dict[str, Any]:
+    """Return the values for a file of prompts, derived from its first rows."""
+    drafts = importlib.import_module("tasks.ingest.drafts")
+    entry, splits = drafts.draft(data, options.preset, options.fields, longest)
+    entry["settings"]["path"] = place(data, options)
+    values = {"ingest.sources": [entry], "ingest.splits": splits}
+    return values | {"ingest.max_prompt_characters": longest}
+
+
+def training(num_parameters: float, has_adapters: bool) -> dict[str, Any]:
+    """Return training values that suit a pretrained policy of this size."""
+    is_large = num_parameters >= LARGE
+    rate = 1e-4 if has_adapters else 1e-6 if is_large else 1e-5
+    values = {"train.learning_rate": rate, "train.batch": {"size": 256 if is_large else 64}}
+    return values | ({"train.lora": {"rank": 16, "alpha": 32.0}} if has_adapters else {})
+
+
+def as_budget(answer: str) -> dict[str, Any] | None:
+    """Return the value of `experiment.budget`."""
+    if answer == NONE:
+        return None
+    amount = number(answer, float)
+    if not 0 < amount < float("inf"):
+        raise ParamsError(f"--budget is {answer}: give FLOPs above 0, or {NONE}")
+    return {"account": "executed", "amount": amount}
+
+
+def make_project(folder: Path, options: argparse.Namespace) -> int:
+    """Create a project in `folder` and return the doctor's status. Existing files stay; `dvc.yaml`,
+    which makes it a project, is written last. Raise ParamsError if one exists or git is missing."""
+    if shutil.which("git") is None:
+        raise ParamsError("git was not found, and a project has its own: install it")
+    if found := [name for name in OWN_FILES if (folder / name).exists()]:
+        raise ParamsError(f"{folder} has a {found[0]} already: name a new folder")
+    values = answers(options)
+    is_embedded = options.data == EMBEDDED or values["policy.source"] == "tiny"
+    base = (commands.CODE / "params.yaml").read_text() if is_embedded else NEW
+    texts = {name: (commands.CODE / name).read_text() for name in COPIED}
+    texts["params.yaml"] = set_values(base, values)
+    texts["dvc.yaml"] = derived.own_pipeline((commands.CODE / "dvc.yaml").read_text())
+    for name, text in texts.items():
+        if not (folder / name).exists():
+            write_text(folder / name, text)
+    if not (folder / ".git").exists():
+        subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    print(f"{folder} is a project: work there, and commit it with git")
+    return subprocess.run([sys.executable, "-m", "flows", "doctor"], cwd=folder).returncode
+
+
+def number(answer: Any, kind: Callable[[Any], Any]) -> Any:
+    try:
+        return kind(answer)
+    except ValueError as error:
+        raise ParamsError(f"{answer!r} is no {'whole ' * (kind is int)}number") from error
+
+
+def ask(question: str, usual: str, known: tuple[str, ...] = ()) -> str:
+    """Return an answer from the terminal, or the usual one if the answer is empty. Raise
+    ParamsError if the input has ended."""
+    choice = f" ({', '.join(known)})" if known else ""
+    while True:
+        try:
+            answer = input(f"{question}{choice} [{usual}]: ").strip() or usual
+        except EOFError as error:
+            raise ParamsError(
+                f"{question} needs an answer, and the input has ended: give it as an option "
+                "(winnow init --help)"
+            ) from error
+        if not known or answer in known:
+            return answer
+        print(f"{answer!r} is none of {', '.join(known)}")
+
+
+def is_modified() -> bool:
+    """Return whether params.yaml has uncommitted changes; True if git cannot report it."""
+    command = ("git", "status", "--porcelain", "--", FILE.name)
+    try:
+        done = subprocess.run(
+            command, cwd=FILE.parent, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return True
+    return bool(done.stdout.strip())

@@ -1,0 +1,45 @@
+"""winnow params: every value that the pipeline runs with, and its origin.
+
+With --minimal, params.yaml is printed without default values; comments are kept:
+
+    winnow params --minimal > shorter.yaml && mv shorter.yaml params.yaml"""
+
+import argparse
+import importlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from tabulate import tabulate
+
+from flows.cli import flags
+from flows.pipeline import roots
+from tasks.common import params
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    flags.add_root(parser)
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--minimal", action="store_true", help="the file without its defaults")
+    shown.add_argument("--schema", action="store_true", help="the JSON schema of the file")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the values, the shortened file, or the schema."""
+    if options.schema:
+        schema = importlib.import_module("tasks.code.schema").schema()
+        print(json.dumps(schema, indent=1))
+        return 0
+    root, origins = roots.existing(options.data), importlib.import_module("tasks.code.origins")
+    values = params.load(root.params)
+    if options.minimal:
+        print(origins.minimal(root.params.read_text()), end="")
+    else:
+        print(table(origins.rows(values)))
+    return 0
+
+
+def table(rows: Iterable[tuple[str, Any, str]]) -> str:
+    """Return a table with a row per value: its name, its origin, the value."""
+    shown = [(name, origin, json.dumps(value, ensure_ascii=False)) for name, value, origin in rows]
+    return str(tabulate(shown, tablefmt="plain", disable_numparse=True))

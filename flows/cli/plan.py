@@ -1,0 +1,185 @@
+"""winnow plan: which stages would run and why, what they would cost, and what fits into the budget.
+It runs nothing.
+
+The reasons are DVC's, with the current code. A stage after one that would run may turn out to be up
+to date; a later round may start from another policy, once the round before it has run. The costs
+are intervals; the source of the rates is below the table."""
+
+import argparse
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from flows.cli import costs, flags
+from flows.pipeline import commands, lock, reasons, roots, selection
+from flows.pipeline.roots import Root
+from flows.pipeline.rounds import FlowRequest
+from flows.pipeline.stages import CODE, changes_of, explain, forced_of
+from tasks.common import params
+
+AFTER = "after "  # prefix of the reason of a stage that only follows others
+MISSING = "input missing"  # omitted beside other reasons: an earlier stage would write it
+WIDTH = 72
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    flags.add_request(parser)
+    costs.add_price(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the plan of every data root."""
+    request = flags.request_of(options)
+    request.check()
+    first, *later = request.chain
+    roots.existing(first.folder)
+    with commands.Dvc() as dvc:
+        for root in request.chain:
+            if not (commands.ROOT / root.pipeline).exists():
+                print(f"{root.folder}: never run; all of it would run after the round before it")
+                return 0
+            planned = plan_of(dvc, root, request, options.price)
+            if later:
+                print(f"{root.folder}, from {params.load(root.params)['policy']['source']}:")
+            print(planned)
+    return 0
+
+
+def plan_of(dvc: commands.Dvc, root: Root, request: FlowRequest, price: float | None) -> str:
+    """Return the plan of a data root. Raise ParamsError if the profile exceeds the budget."""
+    if root.number > 1:
+        roots.refresh(root)
+    values = root.values
+    needs = roots.own_needs(root, dvc.graph())
+    changed = changes_of(dvc, root, root.pipeline)
+    forced = forced_of(root, needs, request.force)
+    found = why(root, needs, changed, cells_of(values), forced)
+    ordered, left_out = selection.select(needs, list(found), request.recipes, request.seeds)
+    stages = [stage for stage in ordered if stage in found]
+    said = [f"left out: {', '.join(left_out)}"] if left_out else []
+    if stages:
+        recipes = list(dict.fromkeys(r for _, r, _ in map(params.coordinates, stages) if r))
+        bought = costs.bought(values, root.layout, recipes, price)
+        return "\n".join([*said, table(root, values, stages, found), bought])
+    return "\n".join([*said, f"nothing to do: all {len(ordered)} stages are up to date"])
+
+
+def cells_of(values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the digests and the settings that the stage `code` would write, keyed by the name of
+    each cell's files below data/code/. `values` are complete."""
+    cells = importlib.import_module("tasks.code.cells").cells(values, commands.CODE)
+    settings = importlib.import_module("tasks.code.effective").of_cells(values)
+    return {name: (cell.digests(commands.CODE), settings[name]) for name, cell in cells.items()}
+
+
+def why(
+    root: Root,
+    needs: Mapping[str, set[str]],
+    changed: Mapping[str, list[Any]],
+    code: Mapping[str, Any],
+    forced: set[str],
+) -> dict[str, str]:
+    """Return the reason of every stage that would run, or may run after such a stage."""
+    entries = lock.read(root.lock)
+    found: dict[str, str] = {}
+    for stage in selection.order(needs):
+        phrases = ["asked for by --force"] if stage in forced else []
+        if stage not in entries:
+            phrases.append("never run")
+        else:
+            if others := without_code(root, changed.get(stage, [])):
+                said = explain(root, stage, others)
+                phrases += [word for word in said if not word.startswith(MISSING)] or said
+            phrases += code_reasons(root, stage, entries[stage], code)
+        before = sorted((needs[stage] - {CODE}) & set(found))
+        if phrases:
+            found[stage] = "; ".join(dict.fromkeys(phrases))
+        elif before and stage != CODE:
+            found[stage] = AFTER + ", ".join(before)
+    return found
+
+
+def without_code(root: Root, changes: list[Any]) -> list[Any]:
+    """Return the changes without the code digests, which on disk are from the last run."""
+    kept = []
+    for change in changes:
+        if isinstance(change, dict) and "changed deps" in change:
+            deps = {
+                path: how
+                for path, how in change["changed deps"].items()
+                if not path.startswith(f"{root.folder}/code/")
+            }
+            change = {"changed deps": deps} if deps else None
+        if change:
+            kept.append(change)
+    return kept
+
+
+def code_reasons(
+    root: Root, stage: str, entry: Mapping[str, Any], code: Mapping[str, Any]
+) -> list[str]:
+    """Return the differences between the current code and the code of the stage's last run."""
+    name, recipe, _ = params.coordinates(stage)
+    cell = f"{recipe}/{name}" if recipe else name
+    if cell not in code:
+        return []
+    now, settings = code[cell]
+    path = root.layout.code(name, recipe).relative_to(commands.ROOT).as_posix()
+    locked = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
+    file = path.replace(".json", ".params.yaml")
+    ran_with = entry.get("params", {}).get(file)
+    found = (
+        [f"{file} is new here"]
+        if ran_with is None
+        else reasons.explain_params(ran_with, settings, list({**ran_with, **settings}))
+    )
+    if path in locked and md5(now) != locked[path]:
+        found += reasons.explain_digests(path, locked[path], now, commands.ROOT)
+    return found
+
+
+def md5(value: Any) -> str:
+    """Return DVC's digest of a JSON file as `files.write_json` writes it."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def table(
+    root: Root, values: Mapping[str, Any], stages: list[str], found: Mapping[str, str]
+) -> str:
+    """Return a table with the cost and the reason of each stage, and the total."""
+    forecast = importlib.import_module("tasks.doctor.forecast")
+    places = [params.coordinates(stage) for stage in stages]
+    costs_of, source = forecast.forecast(values, root.layout, places)
+    rows = [row(stage, cost, found[stage]) for stage, cost in zip(stages, costs_of, strict=True)]
+    lines = []
+    if all(cost is not None for cost in costs_of):
+        total = sum(costs_of, forecast.Cost())
+        rows.append(row("all", total, ""))
+        lines.append(f"GPU-hours {costs.interval(total.gpu_hours)}")
+    sure = sum(not found[stage].startswith(AFTER) for stage in stages)
+    may = len(stages) - sure
+    return "\n".join(
+        [
+            costs.table(rows),
+            *lines,
+            f"{sure} would run" + (f", {may} may, as what is before them does" if may else ""),
+            f"expected (at least to at most); rates: {source}",
+            f"prompts: {importlib.import_module('tasks.doctor.places').prompt_form(values)}",
+        ]
+    )
+
+
+def row(stage: str, cost: Any, why: str) -> dict[str, str]:
+    """Return a row of the table; `cost` is None if it is unknown."""
+    numbers = {"tokens": "unknown", "FLOPs": "", "hours": ""}
+    if cost:
+        counts = (costs.interval(value, costs.short) for value in (cost.tokens, cost.flops))
+        numbers = dict(zip(numbers, (*counts, costs.interval(cost.hours)), strict=True))
+    return {
+        "stage": stage,
+        **numbers,
+        "why": why if len(why) <= WIDTH else f"{why[: WIDTH - 3]}...",
+    }

@@ -1,0 +1,56 @@
+"""winnow push RECIPE DESTINATION: a trained policy with a model card, its recipe, plan and ledger.
+winnow push FILE ... URI: records that an MLflow server has not received.
+
+DESTINATION is hf://ORG/NAME (created as private if it does not exist; HF_TOKEN is the key),
+s3://bucket/prefix, or a folder. FILE is a record in tracking/pending/; URI is http://... or
+sqlite:///PATH."""
+
+import argparse
+import importlib
+from pathlib import Path
+
+from flows.cli import flags
+from flows.pipeline import roots
+from tasks.common import params, tracking
+from tasks.common.params import ParamsError
+
+RECORDS = ("http://", "https://", "sqlite://")  # prefixes of the address of a tracking server
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    what = "a recipe that has been trained and evaluated, or records"
+    parser.add_argument("what", metavar="RECIPE|FILE", nargs="+", help=what, type=recipe_or_file)
+    parser.add_argument("destination", metavar="DESTINATION", help="hf://, s3://, a folder, or URI")
+    parser.add_argument("--seed", type=int, help="default: the experiment's first")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+    flags.add_root(parser)
+
+
+def recipe_or_file(text: str) -> str:
+    """Return a recipe's name, or the absolute path of a record: commands change the folder."""
+    return str(Path(text).absolute()) if text.endswith(".jsonl") else text
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write all files of the policy, and print their names."""
+    if options.destination.startswith(RECORDS):
+        return replay(list(map(Path, options.what)), options.destination)
+    if len(options.what) > 1:
+        raise ParamsError("a destination takes one policy: name one recipe")
+    root = roots.existing(options.data)
+    values = params.load(root.params)
+    part = importlib.import_module("tasks.publishing.policy")
+    cell = part.TrainedPolicy(options.what[0], flags.seed_of(options, values))
+    names = part.push(root.layout, values, cell, options.destination, overwrite=options.overwrite)
+    print(f"{cell.name} is at {options.destination}: {', '.join(names)}")
+    return 0
+
+
+def replay(paths: list[Path], uri: str) -> int:
+    """Send pending records to the tracking server at `uri`."""
+    for path in paths:
+        try:
+            print(f"{path} is run {tracking.replay(path, uri)} at {uri}")
+        except Exception as error:  # MLflow's client raises errors of many libraries
+            raise ParamsError(f"{path} cannot be replayed: {error}") from error
+    return 0

@@ -1,0 +1,36 @@
+"""winnow recipes: the recipes that params.yaml can name, one per line; with a NAME its settings."""
+
+import argparse
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from tabulate import tabulate
+
+from flows.cli import flags
+from flows.cli.params import table
+from flows.pipeline import roots
+from tasks.common import params, recipes
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="print the settings of this one")
+    flags.add_root(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the recipes, or one recipe with all its settings of allocation and training."""
+    values = params.load(roots.existing(options.data).params)
+    if options.name:
+        rows = importlib.import_module("tasks.code.origins").recipe_rows(values, options.name)
+        print(what(values, options.name), table(rows), sep="\n")
+        return 0
+    print(
+        tabulate([(name, what(values, name)) for name in recipes.names(values)], tablefmt="plain")
+    )
+    return 0
+
+
+def what(values: Mapping[str, Any], name: str) -> str:
+    """Return a description of a recipe in one line."""
+    return "of params.yaml" if name in recipes.own_recipes(values) else recipes.describe(name)

@@ -1,0 +1,95 @@
+"""Bring the experiment up to date.
+
+    winnow run [RECIPE ...] [--seed N ...] [--set train.learning_rate=1e-4 ...] [--data other]
+    [--force ingest ...] [--rounds 2 [--from sgpo/0]] [--concurrency 4] [--retries 1]
+    winnow run RECIPE ... --experiment
+
+Every stage ends as `Cached` (nothing changed), `Restored` (its outputs were in DVC's run cache) or
+`Ran`, with the reason. DVC alone decides whether a stage must run, so `dvc repro` after a flow does
+nothing, and a flow after `dvc repro` does nothing.
+
+Without PREFECT_API_URL the run starts its own Prefect server and stops it at the end. If nothing
+has to run, no server is started."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from itertools import chain
+
+from flows.cli import flags
+from flows.pipeline import rounds, summary
+from flows.pipeline.stages import Stages
+from flows.serve import server
+from tasks.common.params import ParamsError
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--experiment",
+        action="store_true",
+        help="first make these recipes the experiment in params.yaml; `all` is every recipe",
+    )
+    flags.add_run(parser, concurrency=1, retries=0)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Find the stale stages and run them. Return 0, or 1 if a stage failed. Prefect is not used as
+    long as every root is up to date."""
+    seen: list[Stages] = []
+    request, experiment = flags.request_of(options), []
+    if options.experiment:
+        if not request.recipes:
+            raise ParamsError("--experiment has no recipes: name them, or all")
+        request, experiment = replace(request, recipes=[]), request.recipes
+    with rounds.opened(request, experiment) as found:
+        found = noted(found, seen)
+        for stages in found:
+            if not stages.idle:
+                break
+        place = summary.prefect_place()
+        named = server.named_url()
+        if not seen[-1].idle or (named and server.answers(named)):
+            failure = run_flow(chain(list(seen), found), request)
+            if failure:
+                print(summary.failed(failure), file=sys.stderr)
+                return 1
+        print(f"{summary.conclusion(seen)}\n", flush=True)
+    print(f"{summary.places(seen[-1].root)}\nPrefect   {place}", flush=True)
+    return 0
+
+
+def noted(found: Iterator[Stages], seen: list[Stages]) -> Iterator[Stages]:
+    """Yield the same stages, and append each to `seen` when it has been examined."""
+    for stages in found:
+        seen.append(stages)
+        if stages.left_out:
+            print(summary.left_out(stages), flush=True)
+        yield stages
+
+
+def run_flow(found: Iterator[Stages], request: rounds.FlowRequest) -> str:
+    """Run the flow over the stages of each root. Return the failure, or an empty string. Prefect is
+    imported here alone: the import takes two seconds."""
+    from httpx import HTTPError
+    from prefect.exceptions import TerminationSignal
+
+    from flows.pipeline import records
+    from flows.pipeline.flow import PipelineError, flow_over
+
+    try:
+        server.provide()
+        flow = flow_over(lambda _: nullcontext(found))
+        flow(**asdict(request))
+    except (PipelineError, server.ServerError) as error:
+        return str(error)
+    except (HTTPError, RuntimeError) as error:
+        if not isinstance(error, HTTPError) and not isinstance(error.__cause__, HTTPError):
+            raise
+        return server.lost(error)
+    except (KeyboardInterrupt, TerminationSignal) as error:
+        if records.cancelled:
+            records.attempt(records.end_cancelled)
+        raise KeyboardInterrupt from error
+    return ""

@@ -1,0 +1,287 @@
+"""dvc as a subprocess: queries (graph, status), and bringing one stage up to date.
+
+One dvc process serves a whole run of the flow (see `flows.pipeline.launch`), or one per stage that
+may run side by side: dvc's own locks separate them (each locks the repository while it reads or
+writes dvc.lock, but not while its stage runs). It runs in its own process group, so Ctrl-C reaches
+the flow alone and the flow ends the whole group: first with an interrupt, which dvc waits out while
+the stage saves its state and exits; then, after the grace time, with SIGKILL. (SIGTERM would end
+dvc and its stage at once, before the stage could save.) If the flow itself is killed, the kernel
+ends dvc and the stage: both request a signal at the death of their parent."""
+
+import fcntl
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from flows.pipeline import lock
+from flows.pipeline.output import Output
+from tasks.common.files import temporary_folder
+from tasks.common.processes import forks
+
+CODE = Path(__file__).resolve().parents[2]
+STAGE = "python -m tasks.code --params params.yaml --data data"
+GRACE_SECONDS = 20.0
+POLL_SECONDS = 0.05
+LOOK_SECONDS = 1.0
+NO_GIT = (
+    "outside of a git repository, say once that this is meant: dvc config --local core.no_scm true"
+)
+HELD = re.compile("is being blocked by:|RWLock-file")
+EDGE = re.compile(r'^"(?P<node>[^"]+)"(?: -> "(?P<dependent>[^"]+)")?;?$', re.MULTILINE)
+
+
+def project() -> Path:
+    """Return the nearest folder upwards with a Winnow pipeline, else the installation."""
+    with suppress(OSError, ValueError):  # the folder may be gone, or the file not text
+        for folder in (Path.cwd(), *Path.cwd().parents):
+            file = folder / "dvc.yaml"
+            if (folder / ".dvc").is_dir() and file.is_file() and STAGE in file.read_text():
+                return folder
+    return CODE
+
+
+ROOT = project()
+
+
+class CommandError(RuntimeError):
+    """dvc failed to answer; its own message is on the terminal."""
+
+
+class Dvc:
+    """A dvc process that runs until the end of the block. Its methods raise CommandError if it
+    fails; an exception during a wait ends the whole group. With `is_labelled`, the output of a
+    stage is passed on line by line, prefixed with the name of the stage."""
+
+    def __init__(self, *, is_labelled: bool = False) -> None:
+        requests, to_dvc = os.pipe()
+        from_dvc, answers = os.pipe()
+        self.output = Output(is_labelled=is_labelled)
+        stdout, stderr = self.output.ends
+        self.child = subprocess.Popen(
+            launcher("dvc", str(requests), str(answers)),
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=(requests, answers),
+            process_group=0,
+        )
+        self.output.start()
+        os.close(requests)
+        os.close(answers)
+        self.requests, self.answers = os.fdopen(to_dvc, "w"), os.fdopen(from_dvc, "rb", buffering=0)
+        self.stack = ExitStack()
+        self.extra: dict[str, str] = {}  # environment of the stages, beside the flow's own
+        self.watch: Callable[[Output], object] | None = None  # called once a second
+        self.is_ended = False
+
+    def __enter__(self) -> "Dvc":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self.stack:
+            # after an error, dvc waits for a request, and exits by itself
+            interrupt = error is not None and not isinstance(error, CommandError)
+            end_all([self], interrupt=interrupt)
+            self.output.join()
+            self.answers.close()
+
+    def fork_stages(self) -> None:
+        """Start the process from which stages are forked, if this machine allows it. It belongs to
+        dvc's process group, and ends with it."""
+        if forks.ADDRESS in self.extra or not forks.are_possible():
+            return
+        folder = self.stack.enter_context(temporary_folder(None, "winnow"))
+        address = str(folder / "forks")
+        server = subprocess.Popen(
+            launcher("forks", address),
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            process_group=self.child.pid,
+        )
+        self.stack.callback(server.wait)
+        self.extra[forks.ADDRESS] = address
+
+    def ask(self, *arguments: str, stage: str | None = None) -> Any:
+        """Return dvc's answer to one command line. With `stage` dvc may write to the terminal, and
+        the answer states whether the command of that stage was started."""
+        try:
+            environ = {**environment(), **self.extra}
+            request = {"arguments": arguments, "stage": stage, "environment": environ}
+            self.requests.write(json.dumps(request) + "\n")
+            self.requests.flush()
+            return json.loads(self.read_line())
+        except (BrokenPipeError, ValueError) as error:
+            if self.is_ended:  # by another, interrupted thread
+                raise KeyboardInterrupt from error
+            raise CommandError(
+                f"dvc ended while it was asked for {' '.join(arguments)}; more above"
+            ) from error
+        except BaseException:  # an interrupt: the stage must save now, not at the end
+            end_all([self], interrupt=True)
+            raise
+
+    def read_line(self) -> bytes:
+        """Return the next line that dvc sends, or the partial line if dvc has ended.
+
+        The wait polls a few times a second: a library's signal handler may prevent the interruption
+        of a blocked read."""
+        line, next_look = b"", time.monotonic() + LOOK_SECONDS
+        while not line.endswith(b"\n"):
+            if self.watch and time.monotonic() >= next_look:
+                self.watch(self.output)
+                next_look = time.monotonic() + LOOK_SECONDS
+            ready, _, _ = select.select([self.answers], [], [], POLL_SECONDS)
+            if ready:
+                part = self.answers.read(1 << 16)
+                if not part:
+                    break
+                line += part
+        return line
+
+    def ask_and_read(self, *arguments: str, stage: str | None = None) -> Any:
+        """Return the answer of `ask`. `output.lines` then contains the lines that dvc wrote."""
+        self.output.lines.clear()
+        answer = self.ask(*arguments, stage=stage)
+        self.output.settle()
+        return answer
+
+    def look(self, *arguments: str) -> str:
+        """Return the printed output of a read-only command."""
+        answer = self.ask_and_read(*arguments)
+        if answer["code"]:
+            said = " ".join(self.output.lines.tail)
+            remedies = [NO_GIT] if "is not a git repository" in said else broken_locks()
+            remedies = remedies or [*lock.refused(said), *held(said)]
+            remedy = "; ".join(remedies) or "its own words are above"
+            raise CommandError(f"dvc {' '.join(arguments)} failed; {remedy}")
+        return str(answer["output"])
+
+    def graph(self) -> dict[str, set[str]]:
+        """Return the stages that each stage needs, in the order in which dvc lists them."""
+        return parse_graph(self.look("dag", "--dot"))
+
+    def status(self, *stages: str) -> dict[str, list[Any]]:
+        """Return the changes per stage in dvc's words; stages that are up to date are absent."""
+        changed: dict[str, list[Any]] = json.loads(
+            self.look("--wait-for-lock", "status", "--json", *stages)
+        )
+        return changed
+
+    def repro(self, stage: str, force: bool = False) -> tuple[int, bool]:
+        """Bring one stage up to date, ignoring upstream stages. Return (exit status, whether its
+        command was started). `output` then contains the written lines."""
+        options = ["--single-item", *(["--force"] if force else [])]
+        # another dvc may have the lock when the stage ends: waiting saves the stage's work
+        answer = self.ask_and_read("--wait-for-lock", "repro", *options, stage, stage=stage)
+        return int(answer["code"]), bool(answer["started"])
+
+
+def environment() -> dict[str, str]:
+    """Return this environment with a PATH on which `python` is the flow's interpreter."""
+    folder = os.path.dirname(sys.executable)
+    return {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}
+
+
+def launcher(*arguments: str) -> list[str]:
+    """Return the command line of a Python module that ends with this process (see `launch.py`)."""
+    return [sys.executable, "-m", "flows.pipeline.launch", str(os.getpid()), *arguments]
+
+
+def parse_graph(dot: str) -> dict[str, set[str]]:
+    """Return the needed stages of each stage, from the nodes and edges of Graphviz text."""
+    needs: dict[str, set[str]] = {}
+    for match in EDGE.finditer(dot):
+        needs.setdefault(match["node"], set())
+        if match["dependent"]:
+            needs.setdefault(match["dependent"], set()).add(match["node"])
+    return needs
+
+
+def end_all(dvcs: Sequence[Dvc], interrupt: bool) -> None:
+    """End all dvc processes at once, so that their stages save in parallel. A process exits when it
+    reads the end of its requests."""
+    for dvc in dvcs:
+        dvc.is_ended = True
+        with suppress(BrokenPipeError):
+            dvc.requests.close()
+    end_groups([dvc.child for dvc in dvcs], interrupt=interrupt)
+
+
+def end_group(child: "subprocess.Popen[Any]") -> None:
+    """Interrupt one group and end it, as `end_groups` does."""
+    end_groups([child])
+
+
+def end_groups(
+    children: Sequence["subprocess.Popen[Any]"],
+    grace: float = GRACE_SECONDS,
+    interrupt: bool = True,
+) -> None:
+    """Interrupt the groups of `children`, wait for them up to `grace` seconds, and kill the
+    remaining processes. None is killed while another may still need it."""
+    deadline = time.monotonic() + grace
+    try:
+        for child in children if interrupt else ():
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGINT)
+        for child in children:
+            child.wait(max(deadline - time.monotonic(), 0.0))
+    except subprocess.TimeoutExpired:
+        print(
+            f"still running {grace:.0f} s after the interrupt: killing it",
+            file=sys.stderr,
+            flush=True,
+        )
+    finally:
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+@contextmanager
+def whole_lock() -> Iterator[None]:
+    """Prevent every dvc from writing dvc.lock, since other stages may be ending. The lock is dvc's
+    own lock on the repository."""
+    try:
+        file = (ROOT / ".dvc" / "tmp" / "lock").open()
+    except FileNotFoundError:  # no dvc has ever run here
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def held(said: str) -> list[str]:
+    """Return the remedy if DVC's message `said` reports a block by its records of readers and
+    writers of files. DVC drops a record if its pid is gone, but not if another process has that pid
+    by now, and it cannot read a record file that a kill left incomplete."""
+    if not HELD.search(said):
+        return []
+    notes = ROOT / ".dvc" / "tmp" / "rwlock"
+    return [f"wait for the dvc that is at work here, or, when no dvc runs, remove '{notes}'"]
+
+
+def broken_locks() -> list[str]:
+    """Return the faults in the locks of the data roots."""
+    with whole_lock():
+        return lock.broken(ROOT)

@@ -1,0 +1,210 @@
+"""The Prefect flow: one task per stage, each brought up to date by DVC.
+
+The tasks pass names only and do not use Prefect's cache: DVC alone decides whether a stage must
+run. A failed stage blocks the stages that need it; the others continue.
+
+Importing Prefect takes two seconds, so `flows.cli.run` imports this module only if there is
+something to run or to record."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated, Any
+
+from prefect import Flow, Task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+from pydantic import Field
+
+from flows import logs
+from flows.pipeline import (
+    commands,
+    crashes,
+    overrides,
+    records,
+    rounds,
+    selection,
+    side_by_side,
+    summary,
+)
+from flows.pipeline.roots import MAIN
+from flows.pipeline.rounds import FlowRequest
+from flows.pipeline.stages import Stages, code_version
+
+logs.speak()  # after Prefect's import, which silences the root logger
+
+OverrideText = Annotated[str, Field(pattern=r"^[^=\s]+=")]
+StartText = Annotated[str, Field(pattern=rf"^({rounds.CHAMPION}|\S+/\d+)$")]
+
+
+class PipelineError(RuntimeError):
+    """Stages failed; the message names them."""
+
+
+def as_task(
+    stages: Stages, stage: str, retries: int, dvc: commands.Dvc, tags: set[str]
+) -> Task[[str], State]:
+    """Return the Prefect task of one stage. Its only argument is the name of the stage."""
+    title = stages.root.titled(stage)
+
+    def bring_up_to_date(stage: str) -> State:
+        watch = dvc.watch = records.Watch(title)
+        try:
+            name, reason = stages.bring_up_to_date(stage, dvc)
+        finally:
+            watch.finish(dvc.output)
+            dvc.watch = None
+        if name != "Cached":
+            records.tables(stage, stages.root)
+        return Completed(name=name, message=reason)
+
+    return Task(
+        bring_up_to_date,
+        name=title,
+        task_run_name=title,
+        version=code_version(stages.root, stage),
+        tags=tags,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=retries,
+    )
+
+
+def run_all(stages: Stages, retries: int, concurrency: int) -> dict[str, State]:
+    """Run every stage in order, some side by side, and return their states. A stage does not run if
+    a stage that it needs did not complete (Prefect's NotReady)."""
+    states: dict[str, State] = {}
+    ready: list[str] = []
+    sorter = selection.sorter({stage: stages.needs[stage] for stage in stages.ordered})
+    with side_by_side.running(stages.dvc, concurrency, stages.root.params) as running:
+        while sorter.is_active():
+            ready = sorted([*ready, *sorter.get_ready()], key=stages.ordered.index)
+            while ready and running.room:
+                stage = ready.pop(0)
+                needed = needed_states(stages, stage, states)
+
+                def work(
+                    dvc: commands.Dvc, tags: set[str], stage: str = stage, needed: Any = needed
+                ) -> State:
+                    task = as_task(stages, stage, retries, dvc, tags)
+                    return task(stage, wait_for=list(needed.values()), return_state=True)
+
+                running.start(stage, stages.root.titled(stage), work)
+            for stage, state in running.ended():
+                if state.is_crashed():
+                    raise KeyboardInterrupt(stage)
+                states[stage] = state
+                sorter.done(stage)
+                say_failure(stages, stage, states)
+    return states
+
+
+def needed_states(stages: Stages, stage: str, states: dict[str, State]) -> dict[str, State]:
+    """Return the states of the stages that this stage needs, if they are part of this run."""
+    return {name: states[name] for name in sorted(stages.needs[stage]) if name in states}
+
+
+def say_failure(stages: Stages, stage: str, states: dict[str, State]) -> None:
+    """Print a line if a stage did not complete."""
+    needed = needed_states(stages, stage, states)
+    blocking = [name for name, state in needed.items() if not state.is_completed()]
+    if blocking:
+        stages.say(stage, "not run", f"it needs {', '.join(blocking)}")
+    elif not states[stage].is_completed():
+        stages.say(stage, "FAILED", str(states[stage].message).partition("\n")[0])
+
+
+def run_root(stages: Stages, retries: int, concurrency: int) -> dict[str, str]:
+    """Run all stages, with a record if there is something to do. Return the final states, keyed by
+    title. Raise PipelineError if some did not complete."""
+    if len(stages.stale) > 1:  # a fork saves no import time for one stage
+        stages.dvc.fork_stages()
+    with nullcontext() if stages.idle else summary.recorded(stages):
+        states = run_all(stages, retries, 1 if stages.idle else concurrency)
+        failed = [stage for stage in stages.ordered if states[stage].is_failed()]
+        if failed:
+            titles = ", ".join(map(stages.root.titled, failed))
+            raise PipelineError(f"failed: {titles}; {summary.conclusion([stages])}")
+    return {stages.root.titled(stage): str(states[stage].name) for stage in stages.ordered}
+
+
+def run_roots(found: Iterator[Stages], retries: int, concurrency: int) -> dict[str, str]:
+    """Run the roots one after the other. The run is named after the first root with something to
+    do, else after the last."""
+    states: dict[str, str] = {}
+    named = False
+    for stages in found:
+        if not named:
+            records.attempt(lambda: records.name_run(stages))  # noqa: B023
+            named = not stages.idle
+        states |= run_root(stages, retries, concurrency)
+    return states
+
+
+def flow_over(
+    look: Callable[[FlowRequest], AbstractContextManager[Iterator[Stages]]],
+) -> Flow[Any, dict[str, str]]:
+    """Return the flow over the stages of each data root that `look` finds for a request."""
+
+    def winnow(
+        recipes: list[str] | None = None,
+        seeds: list[int] | None = None,
+        force: list[str] | None = None,
+        retries: Annotated[int, Field(ge=0)] = 0,
+        overrides: list[OverrideText] | None = None,
+        concurrency: Annotated[int, Field(ge=1)] = 1,
+        data: str = MAIN,
+        rounds: Annotated[int, Field(ge=1)] = 1,
+        starts: list[StartText] | None = None,
+    ) -> dict[str, str]:
+        """Bring the experiment up to date; returns the name of every stage's final state.
+
+        Args:
+            recipes: Only these recipes of the experiment.
+            seeds: Only these seeds of the experiment.
+            force: Stages to run although nothing changed: `ingest`, when a source has new rows
+                under its old name.
+            retries: How often a stage that failed is tried again.
+            overrides: Values of params.yaml for this run alone, as KEY=VALUE:
+                `train.learning_rate=1e-4`, `experiment.seeds=[0,1]`. Numbers, recipes and seeds.
+            concurrency: How many stages may run side by side, where none needs another.
+            data: The data root: a folder at the top of the project. A new one gets a copy of
+                params.yaml, to be changed; `data/rounds/2` is a later round by itself.
+            rounds: How many rounds of profiling and training. A later round starts from a policy
+                of the round before it; its folder is `rounds/N` below the data root.
+            starts: The start of each round after the first: `champion` (the default), or
+                RECIPE/SEED of the round before it.
+        """
+        request = FlowRequest(
+            recipes or [],
+            seeds or [],
+            force or [],
+            overrides or [],
+            data,
+            rounds,
+            starts or [],
+            concurrency,
+            retries,
+        )
+        with crashes.noticed():
+            records.attempt(crashes.mark)
+            with look(request) as found:
+                return run_roots(found, retries, concurrency)
+
+    return Flow(
+        winnow,
+        name="winnow",
+        persist_result=False,
+        on_failure=[records.notify],
+        on_crashed=[records.notify],
+    )
+
+
+def asked_for(request: FlowRequest) -> AbstractContextManager[Iterator[Stages]]:
+    """Return the stages of an API request. Raise ParamsError for overrides not permitted there."""
+    overrides.check_from_elsewhere(request.overrides)
+    return rounds.opened(request)
+
+
+pipeline = flow_over(asked_for)
+"""The flow by itself, for schedules and workers."""

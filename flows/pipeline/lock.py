@@ -1,0 +1,59 @@
+"""dvc.lock: the entries of all stages, and the fault of a file that cannot be read."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from tasks.common import params
+from tasks.common.files import ArtifactError
+
+CONFLICT = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
+REFUSED = re.compile(r"'(?:\./)?(\S*dvc\.lock)' (?:is invalid|validation failed)")
+
+
+class LockError(ArtifactError):
+    """A dvc.lock cannot be read; the message names the command that repairs it."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the stages, none if nothing has ever run. Raise LockError if it is unreadable."""
+    if not path.exists():
+        return {}
+    try:
+        stages = params.load(path)["stages"] or {}
+        if isinstance(stages, dict):
+            return stages
+        why = "its stages are no mapping"
+    except KeyError:
+        why = "it has no stages"
+    except OSError as error:
+        why = str(error.strerror)
+    except params.ParamsError as error:
+        has_markers = CONFLICT.search(path.read_text(errors="replace"))
+        why = "it has the conflict markers of a merge" if has_markers else str(error)
+    raise LockError(unreadable(os.path.relpath(path), why))
+
+
+def unreadable(name: str, why: str) -> str:
+    return (
+        f"{name} cannot be read ({why}): take the committed one by `git checkout HEAD -- {name}`, "
+        "and run again; what DVC has in its cache is restored and not computed"
+    )
+
+
+def refused(said: str) -> list[str]:
+    """Return the faults of the locks that DVC refused in its message `said`: DVC checks more."""
+    return [unreadable(name, "DVC's words are above") for name in REFUSED.findall(said)]
+
+
+def broken(root: Path) -> list[str]:
+    """Return the faults of the locks of a project's data roots."""
+    found = []
+    for pattern in ("dvc.lock", "*/dvc.lock", "*/rounds/*/dvc.lock"):
+        for path in sorted(root.glob(pattern)):
+            try:
+                read(path)
+            except LockError as error:
+                found.append(str(error))
+    return found

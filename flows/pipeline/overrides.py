@@ -1,0 +1,94 @@
+"""Values of params.yaml for one run: `train.learning_rate=1e-4`, in the syntax of `dvc exp run -S`.
+
+The file contains the values during the run, for DVC and the stages, and dvc.lock records them with
+the results. The file is then restored; after a kill, the next run restores it from a note."""
+
+import importlib
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.common.config.editing import overridden
+from tasks.common.files import ArtifactError, digest, write_text
+from tasks.common.layout import Layout
+from tasks.common.params import CELL_NAME, ParamsError
+from tasks.common.sealed import read_sealed, write_sealed
+
+logger = logging.getLogger(__name__)
+
+NUMBER = r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+SECTIONS = (  # sections settable through the API; not engine, policy, store, tracking, verify
+    *("experiment", "gates", "profile", "sampling", "allocate", "train", "learner", "guards"),
+    *("checkpoint", "evaluate", "report", "recipes"),
+)
+THROUGH_API = re.compile(
+    rf"({'|'.join(SECTIONS)})(\.[\w-]+)+={NUMBER}"
+    rf"|experiment\.recipes=\[{CELL_NAME.pattern}(, ?{CELL_NAME.pattern})*\]"
+    r"|experiment\.seeds=\[\d+(, ?\d+)*\]",
+    re.ASCII,
+)
+
+
+def check_from_elsewhere(overrides: list[str]) -> None:
+    """Raise ParamsError for an override that Prefect's API must not accept, since other users may
+    reach it. Only numbers, recipes and seeds are allowed: they cannot name a file or a server."""
+    for override in overrides:
+        if not THROUGH_API.fullmatch(override):
+            key = override.partition("=")[0]
+            raise ParamsError(
+                f"{key} is not set through Prefect's API, which takes numbers of "
+                f"{', '.join(SECTIONS)}, and experiment.recipes=[NAME,...] and "
+                "experiment.seeds=[0,...]: set it in params.yaml"
+            )
+
+
+@contextmanager
+def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
+    """Write the overrides to the file at `path` until the end of the block. The caller holds the
+    pipeline's lock. Raise ParamsError, and change nothing, for a key that no stage reads."""
+    note = note_of(layout)
+    put_back(path, note)
+    if not overrides:
+        yield
+        return
+    before = path.read_text()
+    during, values = overridden(path, overrides)
+    importlib.import_module("tasks.code.effective").complete(values)  # refuses unknown keys
+    write_sealed(note, {"before": before, "during": digest(during)})
+    write_text(path, during)
+    try:
+        yield
+    finally:
+        put_back(path, note)
+    logger.warning(
+        "%s is as before; what stands in data/ was made with %s",
+        path.name,
+        ", ".join(overrides),
+    )
+
+
+def note_of(layout: Layout) -> Path:
+    """Return the path of the note with the text of the file before a run with overrides."""
+    return layout.locks / "overrides.json"
+
+
+def put_back(path: Path, note: Path) -> None:
+    """Undo the overrides of the run that left the note, unless the file has changed since."""
+    if not note.exists():
+        return
+    try:
+        left = read_sealed(note)
+    except ArtifactError as error:
+        raise ParamsError(
+            f"{note}, the note with {path.name} as it was before a run with overrides, is damaged: "
+            f"compare the file (git diff {path.name}), put it back, and delete {note}"
+        ) from error
+    if digest(path.read_text()) == left["during"]:
+        write_text(path, left["before"])
+    elif path.read_text() != left["before"]:
+        logger.warning(
+            "%s was changed during a run with overrides: it stays as it is now", path.name
+        )
+    note.unlink()

@@ -1,0 +1,152 @@
+"""Why a stage is out of date, as text: the changes that dvc found, with the values before and
+after.
+
+dvc names the parameter section or the file that differs, but no values. dvc.lock contains the
+values of a stage's last run and the digests of its inputs and outputs; DVC's cache still contains
+the digest file of the code of that run. This module compares them with the present state."""
+
+import configparser
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tasks.common import params
+from tasks.common.config.changes import MISSING, differences, find
+from tasks.common.files import ArtifactError, read_json
+from tasks.common.sealed import read_sealed
+
+GONE = ("deleted", "not in cache")
+MAX_FILES = 5
+
+
+def explain(
+    stage: str,
+    changes: list[Any],
+    lock: Mapping[str, Any],
+    root: Path,
+    data: str = "data",
+    made: Iterable[Mapping[str, Any]] = (),
+) -> list[str]:
+    """Return one phrase per difference between now and the last run of `stage`, in the data root
+    `data` of the project `root`. `made`: entries of other locks, with outputs that it may read."""
+    if stage not in lock:
+        return ["never run"]
+    entries = [*made, *lock.values()]
+    phrases: list[str] = []
+    for change in changes:
+        if isinstance(change, str):
+            phrases.append(change.removeprefix("changed ") + " changed")
+        else:
+            phrases += explain_deps(
+                change.get("changed deps", {}), lock[stage], entries, root, f"{data}/code/"
+            )
+            phrases += explain_outs(change.get("changed outs", {}))
+    return phrases
+
+
+def explain_deps(
+    changed: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    entries: Iterable[Mapping[str, Any]],
+    root: Path,
+    code: str,
+) -> list[str]:
+    """Return the differences: parameters key by key, code file by file, data with the digests in
+    the lock entries. `code` is the folder of the code digests."""
+    before = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
+    now = {out["path"]: out.get("md5", "") for other in entries for out in other.get("outs", [])}
+    phrases: list[str] = []
+    for path, how in changed.items():
+        if isinstance(how, dict):
+            phrases += explain_params(
+                entry.get("params", {}).get(path, {}), params.load(root / path), list(how)
+            )
+        elif how == "deleted":
+            phrases.append(f"input missing: {path}")
+        elif how == "new":
+            phrases.append(f"{path} is new here")
+        elif path.startswith(code):
+            phrases += explain_digests(path, before.get(path, ""), read_json(root / path), root)
+        elif now.get(path, before.get(path)) != before.get(path):
+            phrases.append(f"{path} {before.get(path, '')[:4] or 'new'} -> {now[path][:4]}")
+        else:
+            phrases.append(f"{path} changed")
+    return phrases
+
+
+def explain_digests(path: str, md5: str, now: Mapping[str, Any], root: Path) -> list[str]:
+    """Return the files and library versions that differ between `now`, the content of the digest
+    file `path`, and the file of the last run, which has the DVC digest `md5`."""
+    before = cached_json(md5, root)
+    if before is None:
+        return [f"code changed ({path}; the former one is not in DVC's cache)"]
+    files = [
+        f"{name} {what}"
+        for name in sorted({*before["files"], *now["files"]})
+        if (what := change_of(before["files"].get(name), now["files"].get(name)))
+    ]
+    phrases = [f"code {file}" for file in files[:MAX_FILES]]
+    if len(files) > MAX_FILES:
+        phrases.append(f"and {len(files) - MAX_FILES} more files")
+    for name in sorted({*before["versions"], *now["versions"]}):
+        old, new = before["versions"].get(name), now["versions"].get(name)
+        if old != new:
+            phrases.append(f"{name} {old or '(none)'} -> {new or '(none)'}")
+    return phrases
+
+
+def change_of(before: str | None, now: str | None) -> str:
+    """Return the change of a file from its two digests, or an empty string if they are equal."""
+    if before == now:
+        return ""
+    return "is new here" if before is None else "is no longer used" if now is None else "changed"
+
+
+def cached_json(md5: str, root: Path) -> Any:
+    """Return the JSON file with this digest from DVC's cache, or None."""
+    with suppress(OSError, ValueError):
+        return json.loads((cache_folder(root) / "files" / "md5" / md5[:2] / md5[2:]).read_text())
+    return None
+
+
+def cache_folder(root: Path) -> Path:
+    """Return the folder of DVC's cache: this machine's config.local has precedence over config."""
+    config = configparser.ConfigParser()
+    config.read([root / ".dvc" / "config", root / ".dvc" / "config.local"])
+    return root / ".dvc" / config.get("cache", "dir", fallback="cache", raw=True)
+
+
+def explain_params(
+    before: Mapping[str, Any], values: Mapping[str, Any], names: list[str]
+) -> list[str]:
+    """Return the parameters under the dotted `names` that differ, as `key before -> after`."""
+    return [
+        phrase
+        for name in names
+        for phrase in differences(name, before.get(name, MISSING), find(values, name))
+    ]
+
+
+def explain_outs(changed: Mapping[str, str]) -> list[str]:
+    """Return one phrase for all missing outputs, and one for each output changed elsewhere."""
+    gone = [path for path, how in changed.items() if how in GONE]
+    phrases = [f"output changed since: {path}" for path, how in changed.items() if how not in GONE]
+    if gone:
+        phrases.insert(
+            0,
+            f"output missing: {gone[0]}" + (f" and {len(gone) - 1} more" if len(gone) > 1 else ""),
+        )
+    return phrases
+
+
+def sampled(path: Path, since: float) -> str:
+    """Return the text about reused and sampled rollouts in the note at `path`, if the stage wrote
+    it after the time `since`."""
+    try:
+        if path.stat().st_mtime >= since:
+            return "; ".join(kind["said"] for kind in read_sealed(path).values())
+    except (OSError, ArtifactError):
+        pass  # a remark for the user: no stage fails without it
+    return ""

@@ -1,0 +1,195 @@
+"""A stage's records in Prefect's UI: its lines as the log of its task run, its progress bars, and
+tables of its results. A server that does not answer never stops a stage."""
+
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+from prefect import Flow, artifacts, get_client, runtime
+from prefect.blocks.core import Block
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.logging import get_run_logger
+from prefect.states import Cancelled
+
+from flows.pipeline.output import Output
+from flows.pipeline.roots import Root
+from flows.pipeline.selection import upstream
+from flows.pipeline.stages import Stages
+from tasks.common.files import ArtifactError
+from tasks.common.params import coordinates
+from tasks.common.sealed import read_sealed
+
+logger = logging.getLogger(__name__)
+
+LINES_A_LOOK = 50
+PROGRESS_SECONDS = 5.0
+MAX_NAME = 120
+NOTIFY = "WINNOW_NOTIFY"
+RUNNERS = "PREFECT__FLOW_RUN_ID"  # set in processes started by a Prefect runner
+FORECAST = (
+    *("visits", "prompts", "rollouts", "mixed_groups", "tokens"),
+    *("flops_charged", "flops_charged_mixed"),
+)
+
+cancelled: set[str] = set()  # runs of this process cancelled in Prefect
+one_signal = threading.Lock()  # each stage has a thread, and a second signal would kill the stages
+
+
+class Watch:
+    """Passes on the output of a stage, in the thread of its task: lines to the log once a second,
+    and progress every few seconds."""
+
+    def __init__(self, title: str) -> None:
+        self.title, self.log = title, get_run_logger()
+        self.bars: dict[str, UUID] = {}
+        self.seen: dict[str, float] = {}
+        self.next_progress = time.monotonic() + PROGRESS_SECONDS
+
+    def __call__(self, output: Output) -> None:
+        for line in output.lines.take(LINES_A_LOOK):
+            self.log.info("%s", line)
+        if time.monotonic() >= self.next_progress:
+            with suppress(Exception):  # a server that has ended is reported elsewhere
+                stop_if_cancelled()
+            self.show_bars(output)  # may be slow, if the server is
+            self.next_progress = time.monotonic() + PROGRESS_SECONDS
+
+    def finish(self, output: Output) -> None:
+        """Pass on the last lines and remove the bars: a stage that has ended has no progress."""
+        self(output)
+        attempt(self.remove_bars)
+
+    def remove_bars(self) -> None:
+        if self.bars:
+            with get_client(sync_client=True) as client:
+                for identity in self.bars.values():
+                    client.delete_artifact(identity)
+
+    def show_bars(self, output: Output) -> None:
+        for label, (percent, text) in list(output.lines.bars.items()):
+            if self.seen.get(label) != percent:
+                self.seen[label] = percent
+                attempt(lambda: self.show(label, percent, text))  # noqa: B023
+
+    def show(self, label: str, percent: float, text: str) -> None:
+        if label in self.bars:
+            artifacts.update_progress_artifact(self.bars[label], progress=percent, description=text)
+        else:
+            found: Any = artifacts.create_progress_artifact(
+                percent, key=key(f"{self.title} {label}"), description=text
+            )
+            self.bars[label] = found
+
+
+def stop_if_cancelled() -> None:
+    """Interrupt this process, as Ctrl-C does, if its run is cancelled in Prefect. Skip a run that a
+    runner (`winnow serve`, a worker) started: the runner stops it."""
+    identity = runtime.flow_run.get_id()
+    if identity and RUNNERS not in os.environ and identity not in cancelled:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(identity)).state
+        is_cancelled = state is not None and state.type is StateType.CANCELLING
+        with one_signal:
+            if is_cancelled and identity not in cancelled:
+                cancelled.add(identity)
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+def end_cancelled() -> None:
+    """Set the state of cancelled runs to cancelled in Prefect, not crashed."""
+    with get_client(sync_client=True) as client:
+        for identity in cancelled:
+            client.set_flow_run_state(UUID(identity), Cancelled(), force=True)
+
+
+def name_run(stages: Stages) -> None:
+    """Name the flow run after its data root, its recipes, the number of stages to run, and the
+    first reason."""
+    cells = [coordinates(stage) for stage in stages.ordered]
+    recipes = ", ".join(dict.fromkeys(recipe for _, recipe, _ in cells if recipe))
+    stale = [stage for stage in stages.ordered if stage in stages.stale]
+    most = [s for s in stages.ordered if upstream(stages.needs, {s}) & stages.stale]
+    counted = f"up to {len(most)} of {len(stages.ordered)} stages" if stale else "nothing to do"
+    words = [stages.root.name, counted, recipes]
+    if stages.code_reason:
+        words.append(f"code: {first_of(stages.code_reason)}")
+    elif stale:
+        reason = stages.reason(stale[0], stages.changed.get(stale[0], []))
+        words.append(f"{stale[0]}: {first_of(reason)}")
+    name = " · ".join(word for word in words if word)
+    identity = runtime.flow_run.get_id()
+    if identity:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(UUID(identity), name=name[:MAX_NAME])
+
+
+def first_of(reasons: str) -> str:
+    """Return the first of some reasons, with an ellipsis if there are more."""
+    first, _, more = reasons.partition("; ")
+    return f"{first}, ..." if more else first
+
+
+def notify(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
+    """Report a failed or crashed run through the notification block that WINNOW_NOTIFY names, such
+    as `slack-webhook/winnow`."""
+    if slug := os.environ.get(NOTIFY):
+        with get_client(sync_client=True) as client:
+            name = client.read_flow_run(flow_run.id).name  # the run was renamed after its start
+        block: Any = Block.load(slug)
+        block.notify(subject=f"{flow.name}: {name}: {state.name}", body=state.message or "")
+
+
+def attempt(record: Callable[[], object]) -> None:
+    """Call `record`, and log a warning if it fails."""
+    try:
+        record()
+    except Exception as error:
+        logger.warning("not recorded in Prefect: %r", error)
+
+
+def key(text: str) -> str:
+    """Return the name in the form that Prefect allows for an artifact."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def tables(stage: str, root: Root) -> None:
+    """Record the tables of a stage: the forecast of a plan, or the leaderboard of the report."""
+    name, recipe, seed = coordinates(stage)
+    layout = root.layout
+    try:
+        if name == "allocate" and recipe and seed is not None:
+            forecast = read_sealed(layout.plan(recipe, int(seed)) / "forecast.json")
+            attempt(lambda: forecast_table(root.titled(stage), forecast))
+        if name == "report":
+            text = (layout.report / "leaderboard.txt").read_text()
+            attempt(lambda: leaderboard(text, root))
+    except (ArtifactError, OSError) as error:
+        logger.warning("no table of %s in Prefect: %s", root.titled(stage), error)
+
+
+def forecast_table(title: str, forecast: dict[str, Any]) -> None:
+    """Record the forecast of a plan beside the uniform plan's forecast."""
+    rows = [
+        {"": name, "plan": forecast["plan"][name], "uniform": forecast["uniform"][name]}
+        for name in FORECAST
+        if name in forecast["plan"]
+    ]
+    artifacts.create_table_artifact(
+        rows, key=key(f"forecast {title}"), description=f"What {title} is expected to cost"
+    )
+
+
+def leaderboard(text: str, root: Root) -> None:
+    """Record the leaderboard as the terminal shows it, and the path of the report."""
+    report = (root.layout.report / "index.html").resolve()
+    artifacts.create_markdown_artifact(
+        f"```\n{text.rstrip()}\n```\n\nThe report: `{report}`\n",
+        key=key(f"leaderboard {root.name}"),
+    )

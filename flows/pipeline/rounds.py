@@ -1,0 +1,164 @@
+"""The request of a run, and the data roots that it brings up to date, one after the other.
+
+A later round starts from a policy trained in the round before it: the champion of that round's
+report, or a named recipe and seed. So its files are written after the round before it is done."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flows.pipeline import commands, health, overrides, roots
+from flows.pipeline.roots import MAIN, Root
+from flows.pipeline.selection import SelectionError
+from flows.pipeline.stages import Stages
+from tasks.common import params, recipes
+from tasks.common.config.editing import set_values
+from tasks.common.files import write_text
+from tasks.common.params import ParamsError
+from tasks.common.processes import locks
+from tasks.common.sealed import read_sealed
+
+logger = logging.getLogger(__name__)
+
+CHAMPION = "champion"
+
+
+@dataclass(frozen=True)
+class FlowRequest:
+    """The parameters of the flow (see `flows.pipeline.flow`)."""
+
+    recipes: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    force: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    data: str = MAIN
+    rounds: int = 1
+    starts: list[str] = field(default_factory=list)
+    concurrency: int = 1
+    retries: int = 0
+
+    def check(self) -> None:
+        """Raise ParamsError for parameters that contradict each other."""
+        root = roots.root_of(self.data)
+        if root.number > 1 and self.rounds > 1:
+            raise ParamsError(
+                f"--data {self.data} is a later round by itself: for several rounds name the "
+                f"first, --data {root.first} --rounds {self.rounds}"
+            )
+        if len(self.starts) >= self.rounds:
+            raise ParamsError(
+                "--from names what a round after the first starts from: with --rounds "
+                f"{self.rounds} there are {self.rounds - 1} of them, and it is given "
+                f"{len(self.starts)} times"
+            )
+
+    @property
+    def chain(self) -> list[Root]:
+        """Return the roots of the run, in order."""
+        root = roots.root_of(self.data)
+        return [root, *(Root(root.first, number) for number in range(2, self.rounds + 1))]
+
+
+@contextmanager
+def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Iterator[Stages]]:
+    """Yield the stages of each root of the request; the caller brings them up to date before it
+    requests the next root. Meanwhile no other flow runs in this project. The recipes of the
+    `experiment` are first written to the parameters, after undoing the overrides of a killed
+    run."""
+    request.check()
+    first, *later = request.chain
+    with locks.exclusive(Root().layout.locks / "pipeline", "the pipeline"):
+        if first.number == 1:
+            roots.prepare_first(first)
+        else:
+            roots.refresh(roots.existing(first.folder))
+        if experiment:
+            overrides.put_back(first.params, overrides.note_of(first.layout))
+            set_recipes(first.params, experiment)
+        try:
+            with overrides.applied(first.params, first.layout, request.overrides):
+                check_starts(first.params, request.starts)
+                with commands.Dvc(is_labelled=request.concurrency > 1) as dvc:
+                    yield each(dvc, request)
+        finally:
+            if request.overrides:  # restored in the first round's file, now also here
+                for root in later:
+                    roots.refresh(root)
+
+
+def set_recipes(path: Path, names: Sequence[str]) -> None:
+    """Set the experiment's recipes in the parameter file to `names`, or to every recipe if `names`
+    is `all`. Raise ParamsError for an unknown recipe."""
+    values = params.load(path)
+    chosen = recipes.names(values) if list(names) == ["all"] else list(names)
+    for name in chosen:
+        recipes.recipe(values, name)
+    if chosen != params.section(values, "experiment", params.Experiment).recipes:
+        write_text(path, set_values(path.read_text(), {"experiment.recipes": chosen}))
+        logger.warning("%s: experiment.recipes is now %s", path.name, ", ".join(chosen))
+
+
+def check_starts(path: Path, starts: list[str]) -> None:
+    """Raise SelectionError before anything runs, if a start is not in the experiment."""
+    cells = cells_of(params.load(path))
+    for start in starts:
+        if start not in (CHAMPION, *cells):
+            raise SelectionError(
+                f"--from {start} is not in the experiment: it has {', '.join(cells)} "
+                f"({path.name}), or {CHAMPION}"
+            )
+
+
+def cells_of(values: dict[str, Any]) -> list[str]:
+    chosen = params.section(values, "experiment", params.Experiment)
+    return [f"{recipe}/{seed}" for recipe in chosen.recipes for seed in chosen.seeds]
+
+
+def each(dvc: commands.Dvc, request: FlowRequest) -> Iterator[Stages]:
+    """Yield the stages of one root after the other, after writing the files of a later round."""
+    starts = [*request.starts, *[CHAMPION] * request.rounds]
+    before: Stages | None = None
+    for root in request.chain:
+        if before:
+            start = starts[before.root.number - 1]
+            roots.prepare_round(root, policy_of(before, start))
+        before = health.examine(dvc, root, request.recipes, request.seeds, request.force)
+        yield before
+
+
+def policy_of(before: Stages, start: str) -> str:
+    """Return the folder of the policy from which the round after `before` starts. Raise
+    SelectionError if there is none, or if it is out of date and was left out of this run."""
+    root, after = before.root, before.root.number + 1
+    if start == CHAMPION:
+        if "report" in before.left_out:
+            raise SelectionError(
+                f"round {after} starts from the champion of round {root.number}, and its report "
+                "waits for cells that are left out: leave no stale ones out, or name the policy "
+                "with --from RECIPE/SEED"
+            )
+        start = champion_of(root)
+    recipe, seed = start.rsplit("/", 1)
+    stage = f"train@{recipe}-{seed}"
+    if stage in before.left_out and stage in before.changed:
+        raise SelectionError(
+            f"--from {start}: {root.titled(stage)} is out of date and left out of this run; add "
+            f"`{recipe} --seed {seed}`"
+        )
+    folder = root.layout.train(recipe, int(seed)) / "policy"
+    return folder.relative_to(commands.ROOT).as_posix()
+
+
+def champion_of(root: Root) -> str:
+    """Return the recipe and seed of the champion in the root's report."""
+    summary = read_sealed(root.layout.report / "summary.json")
+    if (champion := summary["champion"]) is None:
+        raise SelectionError(
+            f"round {root.number} has no champion: {summary['why']}. Name the policy that round "
+            f"{root.number + 1} starts from with --from RECIPE/SEED: there are "
+            f"{', '.join(cells_of(params.load(root.params)))}"
+        )
+    return f"{champion['recipe']}/{champion['seed']}"

@@ -1,0 +1,83 @@
+"""The stages of a run, and their order."""
+
+from collections.abc import Iterable, Mapping
+from graphlib import TopologicalSorter
+from typing import TypeVar
+
+from tasks.common.params import coordinates
+
+Needs = Mapping[str, set[str]]
+T = TypeVar("T")
+
+
+class SelectionError(ValueError):
+    """A recipe, a seed or a stage is not in the experiment."""
+
+
+def sorter(needs: Needs) -> TopologicalSorter[str]:
+    """Return a sorter of the stages in `needs`; dependencies on other stages are ignored."""
+    graph = {stage: needs[stage] & set(needs) for stage in needs}
+    prepared = TopologicalSorter(graph)
+    prepared.prepare()
+    return prepared
+
+
+def order(needs: Needs) -> list[str]:
+    """Return every stage after the stages that it needs; otherwise in the order of `needs`."""
+    graph, ordered = sorter(needs), list[str]()
+    place = {stage: index for index, stage in enumerate(needs)}
+    while graph.is_active():
+        ready = sorted(graph.get_ready(), key=place.__getitem__)
+        ordered += ready
+        graph.done(*ready)
+    return ordered
+
+
+def upstream(needs: Needs, stages: Iterable[str]) -> set[str]:
+    """Return `stages` and everything that they need, directly or indirectly."""
+    found: set[str] = set()
+    pending = list(stages)
+    while pending:
+        stage = pending.pop()
+        if stage not in found:
+            found.add(stage)
+            pending += needs[stage]
+    return found
+
+
+def choose(allowed: Iterable[T], wanted: Iterable[T] | None, what: str) -> set[T]:
+    """Return `wanted`, or all of `allowed` if it is empty. Raise SelectionError for an item that is
+    not allowed."""
+    known = list(dict.fromkeys(allowed))
+    chosen = set(wanted or known)
+    unknown = sorted(chosen - set(known), key=str)
+    if unknown:
+        there = ", ".join(map(str, known))
+        raise SelectionError(
+            f"{what} {unknown[0]} is not in the experiment: it has {there} (params.yaml)"
+        )
+    return chosen
+
+
+def select(
+    needs: Needs, changed: Iterable[str], recipes: Iterable[str] | None, seeds: Iterable[int] | None
+) -> tuple[list[str], list[str]]:
+    """Return (stages in order, stages left out) for these recipes and seeds.
+
+    A restriction keeps the chosen cells and their upstream stages. Stages that need all cells (the
+    report) stay if the other cells are up to date."""
+    all_cells = {place: coordinates(place) for place in needs if place.startswith("evaluate@")}
+    chosen_recipes = choose((recipe for _, recipe, _ in all_cells.values()), recipes, "recipe")
+    chosen_seeds = choose((seed for _, _, seed in all_cells.values()), seeds, "seed")
+    chosen = {
+        stage
+        for stage, (_, recipe, seed) in all_cells.items()
+        if recipe in chosen_recipes and seed in chosen_seeds
+    }
+    if chosen == set(all_cells):
+        return order(needs), []
+    other = upstream(needs, set(all_cells) - chosen) - upstream(needs, chosen)
+    keep = upstream(needs, chosen) if other & set(changed) else set(needs) - other
+    return [stage for stage in order(needs) if stage in keep], [
+        stage for stage in needs if stage not in keep
+    ]

@@ -1,0 +1,219 @@
+"""The stages of one flow run: the changes that DVC finds, and bringing a stage up to date."""
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from flows.pipeline import commands, lock, reasons, roots, selection
+from flows.pipeline.roots import Root
+from tasks.common import params
+from tasks.common.code import installed_version
+from tasks.common.files import REASONS, ArtifactError, digest_file, read_json
+from tasks.common.sealed import write_sealed
+
+CODE = "code"  # the stage that digests the code: all others depend on its outputs
+ALWAYS = "always changed"  # dvc's words for that stage in a project of the user's own
+NO_ROOM = re.compile(rf"^ERROR: .*\[Errno ({'|'.join(map(str, REASONS))})\]")  # dvc's own words
+LABELS = {"Cached": "up to date", "Ran": "ran", "Restored": "restored from the run cache"}
+
+
+class StageFailed(RuntimeError):
+    """A stage's command, or dvc itself, exited with a non-zero status."""
+
+
+@dataclass
+class Stages:
+    """The stages of a data root as DVC found them, and their outcomes since. Stages are named as in
+    the root's own pipeline."""
+
+    dvc: commands.Dvc
+    root: Root
+    needs: Mapping[str, set[str]]
+    ordered: list[str]
+    left_out: list[str]
+    changed: dict[str, list[Any]]
+    forced: set[str]
+    outcomes: dict[str, str] = field(default_factory=dict)
+    code_reason: str = ""
+
+    @classmethod
+    def examine(
+        cls, dvc: commands.Dvc, root: Root, recipes: list[str], seeds: list[int], force: list[str]
+    ) -> "Stages":
+        """Read the graph from DVC, update the code digests if the code changed, and then read all
+        changes from DVC, once."""
+        needs = roots.own_needs(root, dvc.graph())
+        forced = forced_of(root, needs, force)
+        code_reason = digest_code(dvc, root, CODE in forced)
+        changed = changes_of(dvc, root, root.pipeline)
+        ordered, left_out = selection.select(needs, changed, recipes, seeds)
+        stages = cls(dvc, root, needs, ordered, left_out, changed, forced - {CODE})
+        if code_reason:
+            stages.code_reason = code_reason
+            stages.say(CODE, LABELS["Ran"], code_reason)
+        return stages
+
+    @property
+    def stale(self) -> set[str]:
+        """Return the chosen stages that are forced or have changes according to DVC."""
+        return (set(self.changed) | self.forced) & set(self.ordered)
+
+    @property
+    def idle(self) -> bool:
+        return not self.stale
+
+    def bring_up_to_date(self, stage: str, dvc: commands.Dvc) -> tuple[str, str]:
+        """Return (Cached, Ran or Restored; the reason), using an idle dvc process. Raise
+        StageFailed if the stage did not succeed."""
+        if stage == CODE and self.code_reason:
+            self.outcomes[stage] = "Ran"
+            self.note(stage, self.code_reason)
+            return "Ran", self.code_reason
+        self.outcomes[stage] = "Failed"
+        changes = self.look_again(stage, dvc)
+        if changes or stage in self.forced:
+            reason, started = self.reason(stage, changes), time.time()
+            self.say(stage, "starts", reason)
+            self.outcomes[stage] = self.repro(stage, dvc)
+            note = self.root.layout.sampling_note(stage)
+            if said := reasons.sampled(note, started):
+                reason += f"; {said}"
+            self.note(stage, reason)
+        else:
+            reason = "nothing changed"
+            self.outcomes[stage] = "Cached"
+        if not self.idle:
+            self.say(stage, LABELS[self.outcomes[stage]])
+        return self.outcomes[stage], reason
+
+    def note(self, stage: str, why: str) -> None:
+        """Write the time and the reason of a stage's run, for the report."""
+        when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        note = {"when": when, "outcome": LABELS[self.outcomes[stage]], "why": why}
+        with suppress(OSError):  # for the user: nothing fails without it
+            write_sealed(self.root.layout.run_note(stage), note)
+
+    def repro(self, stage: str, dvc: commands.Dvc) -> str:
+        """Run the stage with DVC. Return Ran, or Restored if the run cache had the outputs."""
+        address = self.root.address(stage)
+        code, started = dvc.repro(address, stage in self.forced)
+        if code:
+            raise StageFailed(failure(address, code, started, dvc.output.lines.tail))
+        return "Ran" if started else "Restored"
+
+    def look_again(self, stage: str, dvc: commands.Dvc) -> list[Any]:
+        """Return the changes of `stage`. If an upstream stage ran, request a new status from DVC,
+        because the new outputs may equal the old ones."""
+        outcomes = self.outcomes.copy()  # other threads add outcomes
+        ran = {name for name, outcome in outcomes.items() if outcome != "Cached"} - {CODE}
+        if selection.upstream(self.needs, self.needs[stage]) & ran:
+            return changes_of(dvc, self.root, self.root.address(stage)).get(stage, [])
+        return self.changed.get(stage, [])
+
+    def reason(self, stage: str, changes: list[Any]) -> str:
+        phrases = explain(self.root, stage, changes) if changes else []
+        return "; ".join((["asked for by --force"] if stage in self.forced else []) + phrases)
+
+    def say(self, stage: str, what: str, why: str = "") -> None:
+        """Print one line on the terminal immediately."""
+        place = f"[{self.ordered.index(stage) + 1}/{len(self.ordered)}]"
+        said = f"{place} {self.root.titled(stage)}: {what}" + (f" ({why})" if why else "")
+        print(f"{said}\n", end="", flush=True)  # in one piece, since several threads print
+
+
+def forced_of(root: Root, needs: Mapping[str, set[str]], force: list[str]) -> set[str]:
+    """Return the stages of the root that run although nothing changed. A later round lacks some
+    stages of the first round; unknown names were refused in the first round."""
+    if root.number > 1:
+        return set(force) & set(needs)
+    return selection.choose(needs, force, "stage") if force else set()
+
+
+def changes_of(dvc: commands.Dvc, root: Root, target: str) -> dict[str, list[Any]]:
+    """Return the changes that dvc finds for a target in the root, keyed by stage name."""
+    changed = dvc.status(target)
+    kept = {
+        name: [one for one in changed[address] if one != ALWAYS]
+        for address, name in root.own(changed).items()
+    }
+    return {name: changes for name, changes in kept.items() if changes}
+
+
+def digest_code(dvc: commands.Dvc, root: Root, forced: bool) -> str:
+    """Run the stage `code` if it is stale, and return the reason; empty if it is up to date.
+
+    DVC detects a changed file or requirement. It cannot detect a library that was installed without
+    a change of the requirements: the digest files contain the versions, so they are compared
+    here."""
+    address = root.address(CODE)
+    found = dvc.status(address).get(address, [])
+    changes = [one for one in found if one != ALWAYS]
+    moved = [] if changes else moved_versions(root)
+    reasons_to_run = [
+        *(["asked for by --force"] if forced else []),
+        *(explain(root, CODE, changes) if changes else []),
+        *moved,
+    ]
+    if not reasons_to_run and ALWAYS not in found:
+        return ""
+    options = ["--single-item", *(["--force"] if forced or moved else [])]
+    answer = dvc.ask_and_read("--wait-for-lock", "repro", *options, address)
+    if answer["code"]:
+        lines = [*str(answer["output"]).splitlines(), *dvc.output.lines.tail]
+        raise commands.CommandError(failure(address, answer["code"], True, lines))
+    return "; ".join(reasons_to_run)
+
+
+def moved_versions(root: Root) -> list[str]:
+    """Return `torch 2.13.0 -> 2.14.0` for every library with an installed version other than in the
+    digest files."""
+    recorded: dict[str, str | None] = {}
+    for path in root.layout.code_folder.rglob("*.json"):
+        try:
+            recorded |= read_json(path)["versions"]
+        except (ArtifactError, KeyError):
+            continue
+    found = {name: installed_version(name) for name in sorted(recorded)}
+    return [
+        f"{name} {recorded[name]} -> {version}"
+        for name, version in found.items()
+        if version and version != recorded[name]
+    ]
+
+
+def explain(root: Root, stage: str, changes: list[Any]) -> list[str]:
+    """Return why a stage of the root is out of date. Inputs from earlier rounds are in the locks of
+    those rounds."""
+    with commands.whole_lock():
+        entries = lock.read(root.lock)
+        made = [entry for other in root.earlier for entry in lock.read(other.lock).values()]
+    return reasons.explain(stage, changes, entries, commands.ROOT, root.folder, made)
+
+
+def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
+    """Return the failure, how to resume, and the last lines of the output."""
+    said = list(lines)
+    what = "its command failed" if started else "dvc did not get as far as its command"
+    if remedies := commands.held("\n".join(said)):
+        what = f"dvc did not get as far as its command; {remedies[0]}"
+    elif started and any(NO_ROOM.search(line) for line in said):
+        what = (
+            "its command succeeded, and dvc could not keep what it made: see that the disk of "
+            "dvc's cache (`dvc cache dir`) has room and can be written"
+        )
+    last = "\n".join(said) or "(nothing was written)"
+    return (
+        f"{what}; exit status {code}. To go on: `winnow run`; this stage alone: "
+        f"`dvc repro -s {stage}`\n\nIts last lines:\n{last}"
+    )
+
+
+def code_version(root: Root, stage: str) -> str | None:
+    """Return a digest of the code that `stage` can run; None for the stage `code` itself."""
+    name, recipe, _ = params.coordinates(stage)
+    path = root.layout.code(name, recipe)
+    return digest_file(path) if path.exists() else None

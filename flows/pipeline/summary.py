@@ -1,0 +1,117 @@
+"""The run of a flow in MLflow, and the last lines on the terminal."""
+
+import importlib
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from flows.pipeline.roots import Root
+from flows.pipeline.stages import Stages
+from flows.serve import server
+from tasks.common import params
+from tasks.common.redaction import without_secrets
+
+
+@contextmanager
+def recorded(stages: Stages) -> Iterator[None]:
+    """Record the stages of the block under one MLflow run, linked to the runs of cached stages."""
+    from tasks.common import tracking  # a run with nothing to do does not need it
+
+    layout = stages.root.layout
+    identity = tracking.start_pipeline(layout)
+    os.environ[tracking.PIPELINE_VARIABLE] = identity
+    status = "KILLED"
+    try:
+        yield
+        status = "FINISHED"
+    except Exception:
+        status = "FAILED"
+        raise
+    finally:
+        del os.environ[tracking.PIPELINE_VARIABLE]
+        settings = params.section(params.load(stages.root.params), "tracking", tracking.Tracking)
+        cached = [
+            params.coordinates(stage)
+            for stage, outcome in stages.outcomes.items()
+            if outcome == "Cached"
+        ]
+        tracking.end_pipeline(settings, layout, identity, status, cached)
+
+
+def conclusion(examined: Sequence[Stages]) -> str:
+    """Return the outcome of all roots in one sentence."""
+    number = sum(len(stages.ordered) for stages in examined)
+    of = f" of {len(examined)} rounds" if len(examined) > 1 else ""
+    if all(stages.idle for stages in examined):
+        return f"nothing to do: all {number} stages{of} are up to date"
+    outcomes = [outcome for stages in examined for outcome in stages.outcomes.values()]
+    counts = [(name, outcomes.count(name)) for name in ("Ran", "Restored", "Cached", "Failed")]
+    not_run = number - len(outcomes)
+    words = [f"{count} {name.lower()}" for name, count in [*counts, ("not run", not_run)] if count]
+    return f"{number} stages{of}: {', '.join(words)}"
+
+
+def left_out(stages: Stages) -> str:
+    """Return the stages that a restriction to some cells left out, with the report's reason."""
+    names = ", ".join(map(stages.root.titled, stages.left_out))
+    return f"left out: {names}" + (
+        " (the report waits for all cells)" if "report" in stages.left_out else ""
+    )
+
+
+def places(root: Root) -> str:
+    """Return the leaderboard, and the locations of the report and the record."""
+    layout = root.layout
+    table = layout.report / "leaderboard.txt"
+    benchmarks = importlib.import_module("tasks.harness.records").table(layout)
+    database = os.path.relpath(layout.tracking / "mlflow.db")
+    uri = params.load(root.params).get("tracking", {}).get("uri") or f"sqlite:///{database}"
+    pages = f"{pages_command()}    then http://127.0.0.1:5000 (it reads {uri})"
+    return "\n".join(
+        [
+            table.read_text().rstrip() + "\n" if table.exists() else "",
+            *([f"{benchmarks}\n"] if benchmarks else []),
+            f"report    {layout.report / 'index.html'}",
+            f"MLflow    {uri if uri.startswith('http') else pages}",
+        ]
+    )
+
+
+def failed(message: str) -> str:
+    """Return the failure, in red on a terminal, and the command for another try."""
+    is_plain = not sys.stderr.isatty() or "NO_COLOR" in os.environ
+    shown = message if is_plain else f"\033[31m{message}\033[0m"
+    return f"{shown}\nto try again: {same_command()}"
+
+
+def same_command() -> str:
+    """Return the command line of this process, in a form to type here."""
+    return shlex.join([own_command(), *sys.argv[1:]])
+
+
+def page_of(url: str) -> str:
+    """Return the address of a server's pages from the address `url` of its API."""
+    return without_secrets(url).rstrip("/").removesuffix("/api")
+
+
+def prefect_place() -> str:
+    """Return the location of the run records: the server at PREFECT_API_URL, or the database under
+    PREFECT_HOME."""
+    if url := server.named_url():
+        return page_of(url)
+    moved = f"PREFECT_HOME={server.home()} " if "PREFECT_HOME" in os.environ else ""
+    database = f"{server.home()}/prefect.db"
+    return f"{moved}{pages_command()}    then http://127.0.0.1:4200 (it reads {database})"
+
+
+def pages_command() -> str:
+    """Return the command that shows both records, in a form to type here."""
+    return f"{own_command()} ui"
+
+
+def own_command() -> str:
+    """Return the `winnow` command of this environment, in a form to type here."""
+    path = os.path.join(os.path.dirname(sys.executable), "winnow")
+    return min(path, os.path.relpath(path), key=len)

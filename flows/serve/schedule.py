@@ -1,0 +1,176 @@
+"""The pipeline on a schedule, for as long as this process runs.
+
+    winnow serve [RECIPE ...] [--cron "0 3 * * *" | --every SECONDS] [--force ingest] [--seed N ...]
+    [--rounds 2 [--from sgpo/0]] [--data other] [--concurrency N] [--set KEY=VALUE ...]
+
+Options that are not given have the values in prefect.yaml. The schedule runs on the Prefect server
+at PREFECT_API_URL (or in the profile), else on the server of `winnow ui`, if it is up, else on a
+server that is started here, on loopback, and ends with this process. Runs do not overlap: a run
+that falls due during another run waits for it. `--force ingest` reads the sources again every time;
+if they contain nothing new, everything after ingest is cached. `--set` accepts the values that may
+come through the server: numbers, recipes and seeds.
+
+An interrupt or SIGTERM cancels the current run: its stage saves its state, and the next run resumes
+from it. If the machine dies, an automation of the server marks the run as crashed after some time
+without a heartbeat."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any, cast
+
+from httpx import HTTPError
+from prefect.automations import Automation
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.runner import Runner
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from flows import HEARTBEAT_SECONDS
+from flows.cli import flags
+from flows.pipeline import commands, crashes, overrides, records, summary
+from flows.pipeline.flow import pipeline
+from flows.serve import server
+from tasks.common import params
+
+logger = logging.getLogger(__name__)
+
+PAGES = f"http://{server.HOST}:{server.PORT}/api"  # of `winnow ui`
+AUTOMATION = "winnow: runs without a heartbeat have crashed"
+ENDED = ("Completed", "Failed", "Cancelled", "Crashed")
+
+
+class Served(Runner):
+    """A runner that cancels the current run before it exits. Prefect's own SIGTERM handler blocks
+    the event loop that it waits for, and leaves the run's state unchanged."""
+
+    def handle_sigterm(self, *_: Any, **__: Any) -> None:
+        """Cancel the current run, then leave `start`. Further calls do nothing."""
+        if self.stopping:
+            return
+        if not self.started:
+            raise KeyboardInterrupt
+        loop = asyncio.get_running_loop()
+        loop.call_soon_threadsafe(lambda: loop.create_task(self.astop()))
+
+
+def definition() -> dict[str, Any]:
+    """Return the deployment in prefect.yaml, which `winnow serve` shares."""
+    (found,) = params.load(commands.CODE / "prefect.yaml")["deployments"]
+    return dict(found)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    shared = definition()
+    parameters, schedule = shared["parameters"], shared["schedules"][0]
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument(
+        "--cron", default=schedule["cron"], help="when, as cron has it (default: %(default)s)"
+    )
+    when.add_argument("--every", type=interval, metavar="SECONDS", help="an interval instead")
+    flags.add_run(parser, parameters["concurrency"], parameters["retries"])
+
+
+def interval(text: str) -> float:
+    """Return a number of seconds above 0."""
+    if not (seconds := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return seconds
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Register the deployment, and start due runs until interrupted or terminated."""
+    shared = definition()
+    runner = Served(
+        name=shared["name"], limit=1, pause_on_shutdown=False, heartbeat_seconds=HEARTBEAT_SECONDS
+    )
+    await runner.aadd_flow(
+        pipeline,
+        name=shared["name"],
+        description=shared["description"],
+        cron=None if options.every else options.cron,
+        interval=options.every,
+        concurrency_limit=ConcurrencyLimitConfig(**shared["concurrency_limit"]),
+        parameters={
+            **asdict(flags.request_of(options)),
+            "force": options.force or shared["parameters"]["force"],
+        },
+    )
+    signal.signal(signal.SIGINT, runner.handle_sigterm)
+    print(
+        f"serving winnow/{shared['name']}; a run now: prefect deployment run "
+        f"winnow/{shared['name']}",
+        flush=True,
+    )
+    await runner.start()
+
+
+def watch_heartbeats() -> None:
+    """Let the server mark runs as crashed if they no longer send heartbeats."""
+    ended = {f"prefect.flow-run.{state}" for state in ENDED}
+    wanted = Automation(
+        name=AUTOMATION,
+        description="The machine or the process of the run is gone; the next run goes on.",
+        trigger=EventTrigger(
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.heartbeat", *ended},
+            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            match_related=ResourceSpecification(
+                {"prefect.resource.role": "flow", "prefect.resource.name": pipeline.name}
+            ),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=3 * HEARTBEAT_SECONDS),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                name=None,
+                state=StateType.CRASHED,
+                message="No heartbeat: its machine or its process is gone.",
+                force=False,
+            )
+        ],
+    )
+    try:
+        there = cast(Automation, Automation.read(name=AUTOMATION))
+    except ValueError:
+        wanted.create()
+        return
+    wanted.id = there.id
+    wanted.update()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until interrupted. Return 1 if the server fails."""
+    overrides.check_from_elsewhere(options.overrides)
+    flags.request_of(options).check()
+    with ExitStack() as stack:
+        if not PREFECT_API_URL.value() and server.status(PAGES, "health") == 200:
+            stack.enter_context(temporary_settings({PREFECT_API_URL: PAGES}))
+        try:
+            server.provide(server.PORT)
+        except server.ServerError as error:
+            print(error, file=sys.stderr)
+            return 1
+        print(f"Prefect   {summary.page_of(str(PREFECT_API_URL.value()))}", flush=True)
+        return serve_until_stopped(options)
+
+
+def serve_until_stopped(options: argparse.Namespace) -> int:
+    """Serve as `run` does, on an available server."""
+    records.attempt(watch_heartbeats)
+    records.attempt(crashes.mark)
+    try:
+        asyncio.run(serve(options))
+    except HTTPError as error:
+        print(server.lost(error), file=sys.stderr)
+        return 1
+    return 0

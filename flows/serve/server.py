@@ -1,0 +1,211 @@
+"""Prefect servers: the named server (PREFECT_API_URL), and starting one of Winnow's own.
+
+Everyone who can write to a Prefect server can run code wherever it schedules runs. So Winnow's
+servers refuse the requests of foreign pages (see `flows.serve.app`), and a server that others can
+reach requires a password.
+
+If no lasting server is named, a flow starts one for the time of its run. Prefect would start it in
+the flow's process group: Ctrl-C would then end the server before the flow could record its
+interruption, and a killed flow would leave it behind. This server has its own process group and
+ends with the flow. It writes to the database under PREFECT_HOME that `winnow ui` reads."""
+
+import atexit
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+from flows.pipeline import commands
+from tasks.common.files import ArtifactError, create_file
+from tasks.common.redaction import without_secrets
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 180.0
+PRIVATE = 0o077  # the umask of servers: only their user may read databases and logs
+HOST, PORT = "127.0.0.1", 4200  # of the pages
+LOOPBACK = (HOST, "localhost", "::1")
+_settings = ExitStack()  # never closed: the settings last until the process ends
+FOR_ONE_RUN = {"PREFECT_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1"}
+OPEN = (
+    "Prefect's server at %s has no password, and takes requests from anybody who reaches it, web "
+    "pages included; start it with `winnow ui`, or set PREFECT_SERVER_API_AUTH_STRING there and "
+    "PREFECT_API_AUTH_STRING here"
+)
+
+
+class ServerError(RuntimeError):
+    """Prefect's server did not come up."""
+
+
+def home() -> Path:
+    """Return the folder of Prefect's database and profiles."""
+    return Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
+
+
+def named_url() -> str | None:
+    """Return the URL of the lasting server, PREFECT_API_URL in the environment or in the active
+    profile, without importing Prefect."""
+    if url := os.environ.get("PREFECT_API_URL"):
+        return url
+    path = Path(os.environ.get("PREFECT_PROFILES_PATH") or home() / "profiles.toml")
+    try:
+        settings = tomllib.loads(path.read_text())
+        active = os.environ.get("PREFECT_PROFILE") or settings["active"]
+        return str(settings["profiles"][active]["PREFECT_API_URL"])
+    except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError):
+        return None
+
+
+def arguments(host: str, port: int, log_level: str) -> tuple[str, ...]:
+    """Return the module and the arguments of one of Winnow's servers."""
+    listen = ("--host", host, "--port", str(port), "--log-level", log_level)
+    return ("uvicorn", "--factory", "flows.serve.app:create", *listen)
+
+
+def settings(host: str, auth: str | None) -> dict[str, str]:
+    """Return Prefect's settings of such a server, as environment variables: no foreign origins,
+    tokens against forged requests, and `auth`, a user and a password, if given."""
+    return {
+        "PREFECT_SERVER_API_HOST": host,
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
+        "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
+        "PREFECT_SERVER_UI_API_URL": "/api",  # relative to the page's own origin
+        "PREFECT__SERVER_FINAL": "1",
+        **({"PREFECT_SERVER_API_AUTH_STRING": auth} if auth else {}),
+    }
+
+
+def new_auth() -> str:
+    return f"winnow:{secrets.token_urlsafe(24)}"
+
+
+def auth_file() -> Path:
+    return home() / "winnow-auth"
+
+
+def kept_auth() -> str:
+    """Return user and password from `auth_file`, created if missing, readable by its user alone."""
+    path = auth_file()
+
+    def write(file: BinaryIO) -> None:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(new_auth().encode())
+
+    if not path.exists():
+        create_file(path, write)
+    if path.stat().st_mode & PRIVATE:
+        raise ArtifactError(f"others can read the password in {path}: chmod 600 {path}")
+    return path.read_text().strip()
+
+
+def status(url: str, path: str, name: str | None = None) -> int | None:
+    """Return the HTTP status of a server's answer, or None if there is no answer. `name` replaces
+    the server's name in the Host header."""
+    headers = {"Host": name} if name else {}
+    try:
+        request = urllib.request.Request(f"{url.rstrip('/')}/{path}", headers=headers)
+        # the user's own PREFECT_API_URL: the body of the answer is not read
+        with urllib.request.urlopen(request, timeout=5.0) as answer:  # nosec B310
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, ValueError):
+        return None
+
+
+def answers(url: str) -> bool:
+    """Return whether a server answers at this address, even with an error."""
+    return status(url, "health") is not None
+
+
+def warn_if_open(url: str) -> None:
+    """Warn about a server without a password that others can reach, or that answers to a foreign
+    name: web pages can reach such a server on loopback."""
+    foreign = "winnow.invalid" if urlsplit(url).hostname in LOOPBACK else None
+    if status(url, "admin/version", foreign) == 200:
+        logger.warning(OPEN, without_secrets(url))
+
+
+def provide(port: int | None = None) -> None:
+    """Provide a server for the rest of this process: the server at PREFECT_API_URL, or one of
+    Winnow's own if none is named or it does not answer. With a `port`, the server has pages, as
+    `winnow ui` shows them.
+
+    Winnow's server ends with the process, after Prefect's own threads have sent their pending
+    data."""
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+    if named := PREFECT_API_URL.value():
+        if answers(named):
+            warn_if_open(named)
+            return
+        logger.warning("%s", away(named))
+    auth, only = (new_auth(), FOR_ONE_RUN) if port is None else (None, {})
+    port = port or free_port()
+    child = subprocess.Popen(
+        commands.launcher(*arguments(HOST, port, "critical")),
+        cwd=commands.ROOT,
+        env={**commands.environment(), **settings(HOST, auth), **only},
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        umask=PRIVATE,
+    )
+    atexit.register(commands.end_group, child)
+    url = f"http://{HOST}:{port}/api"
+    if not comes_up(child, f"{url}/health"):
+        raise ServerError(
+            f"Prefect's server did not start (exit status {child.poll()}): see that {home()} has "
+            "room and can be written, and what `prefect server start` says"
+        )
+    _settings.enter_context(
+        temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: auth})
+    )
+
+
+def lost(error: Exception) -> str:
+    """Return one sentence about a run that failed because of its server."""
+    from prefect.settings import PREFECT_API_URL
+
+    why = str(error).partition("\n")[0] or type(error).__name__
+    more = "; PREFECT_API_AUTH_STRING is its password" if "401 Unauthorized" in why else ""
+    return (
+        f"Prefect's server at {without_secrets(PREFECT_API_URL.value() or '')} has failed this run "
+        f"({without_secrets(why)}{more}): what the stages made is kept, and the same command goes "
+        "on from there"
+    )
+
+
+def away(url: str) -> str:
+    return (
+        f"Prefect's server at {without_secrets(url)} does not answer (PREFECT_API_URL): this run "
+        f"goes on, and is recorded in {home()}/prefect.db alone"
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def comes_up(child: "subprocess.Popen[bytes]", url: str) -> bool:
+    """Wait until the server answers. Return False if it ends first, or does not answer in time."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and child.poll() is None:
+        try:
+            opener.open(url, timeout=5).close()
+            return True
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    return False

@@ -1,0 +1,254 @@
+"""winnow ui: the pages of Prefect and of MLflow, on loopback, until Ctrl-C.
+
+Prefect's server shows the runs of the flow and runs schedules; MLflow shows every stage that ran.
+If PREFECT_API_URL or tracking.uri names another server, its address is printed and none is started.
+With --prefect-host other machines can reach Prefect's server, which then requires a password; with
+--login it requires one on loopback, for machines with several users. No server sends telemetry (see
+`flows.QUIET`). Both servers end with this process, even if it is killed."""
+
+import argparse
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import BinaryIO
+from urllib.parse import urlencode
+
+from flows.pipeline import commands
+from flows.serve import server
+from tasks.common import params
+from tasks.common.files import ArtifactError, make_private_folder
+from tasks.common.layout import Layout
+from tasks.common.processes import ending
+from tasks.common.processes.guard import guarded
+from tasks.common.redaction import without_secrets
+
+LAYOUT = Layout(commands.ROOT / "data")
+POLL_SECONDS = 0.1
+LAST_LINES = 20
+GRACE_SECONDS = 10.0  # for a server to end by itself
+COLUMNS = ("pass_at_1", "pass_at_1_over_initial", "flops_executed", "rollouts", "seconds")
+# a shared view of MLflow's table of runs: the cells, best first, with their results and costs
+CELLS = {
+    "searchFilter": "tags.kind = 'cell'",
+    "orderByKey": "metrics.`pass_at_1`",
+    "orderByAsc": False,
+    "selectedColumns": [f"metrics.`{name}`" for name in COLUMNS],
+}
+HOW_TO_LOG_IN = (
+    "Prefect requires the password in {file}; flows, schedules and workers need it, too:\n"
+    "    export PREFECT_API_AUTH_STRING=$(cat {file})"
+)
+
+
+class PageError(ArtifactError):
+    """A server did not come up."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server: its command, its address, and the path that answers when it is up."""
+
+    name: str
+    arguments: tuple[str, ...]
+    host: str
+    port: int
+    health: str
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def page(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prefect-port", type=int, default=server.PORT, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--prefect-host",
+        default=server.HOST,
+        metavar="ADDRESS",
+        help="by which others reach this machine; default: %(default)s, which no other can",
+    )
+    parser.add_argument("--login", action="store_true", help="Prefect requires a password")
+    parser.add_argument("--mlflow-port", type=int, default=5000, help="default: %(default)s")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until interrupted. Return 0, or raise PageError if a server ended by itself."""
+    auth = auth_of(options)
+    lasting, started = servers(options, auth)
+    for one in started:
+        check_port(one)
+    with ExitStack() as stack:
+        running = [(one, *stack.enter_context(serving(one))) for one in started]
+        try:
+            for one, child, log in running:
+                wait_until_up(one, child, log)
+            own = next((f"{one.page}/api" for one in started if one.name == "Prefect"), None)
+            latest = latest_run(own, auth)
+            for name, page in [*lasting, *((one.name, first_page(one, latest)) for one in started)]:
+                print(f"{name:9} {page}", flush=True)
+            if own and auth:
+                print(HOW_TO_LOG_IN.format(file=server.auth_file()), flush=True)
+            if running:
+                print("Ctrl-C stops both" if len(running) > 1 else "Ctrl-C stops it", flush=True)
+            while running:
+                for one, child, log in running:
+                    if child.poll() is not None:
+                        raise PageError(f"{one.name} has ended by itself:\n{tail(log)}")
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            print("stopping ...", flush=True)
+            return ending.interrupted(0)
+    return 0
+
+
+def first_page(one: Server, latest: str) -> str:
+    """Return the address to open: for MLflow the cells of the experiment, best first, once there
+    are any; for Prefect the page of the `latest` run."""
+    if one.name == "Prefect":
+        return f"{one.page}/{latest}"
+    tracking = params.load(commands.ROOT / "params.yaml").get("tracking") or {}
+    name = urlencode({"experiment_name": tracking.get("experiment", "winnow")})
+    with suppress(OSError, ValueError, KeyError):
+        url = f"{one.page}/api/2.0/mlflow/experiments/get-by-name?{name}"
+        with urllib.request.urlopen(url, timeout=5.0) as answer:  # nosec B310: started here
+            experiment = json.load(answer)["experiment"]["experiment_id"]
+        view = {"key": "mlflow.sharedViewState.cells", "value": json.dumps(CELLS)}
+        request = urllib.request.Request(
+            f"{one.page}/api/2.0/mlflow/experiments/set-experiment-tag",
+            json.dumps({"experiment_id": experiment, **view}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(request, timeout=5.0).close()  # nosec B310: as above
+        return f"{one.page}/#/experiments/{experiment}/runs?viewStateShareKey=cells"
+    return one.page
+
+
+def auth_of(options: argparse.Namespace) -> str | None:
+    """Return the user and password that Prefect requires, if any. Raise PageError for an address
+    that names no machine."""
+    if not options.prefect_host.strip("0.:"):
+        raise PageError(
+            f"--prefect-host {options.prefect_host}: name one address, by which others reach this "
+            "machine; requests by another name are refused"
+        )
+    is_reached = options.prefect_host not in server.LOOPBACK
+    return server.kept_auth() if options.login or is_reached else None
+
+
+def latest_run(url: str | None, auth: str | None) -> str:
+    """Let Prefect mark killed runs as crashed, and return the page of the latest run, or of all
+    runs. `url` is the URL of a server started here."""
+    from prefect import get_client
+    from prefect.client.schemas.sorting import FlowRunSort
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+    from flows.pipeline import crashes, records
+
+    own = {PREFECT_API_URL: url} if url else {}
+    password = {PREFECT_API_AUTH_STRING: auth} if url and auth else {}
+    with temporary_settings({**own, **password}):
+        records.attempt(crashes.mark)
+        with suppress(Exception), get_client(sync_client=True) as client:  # any answer is possible
+            (run,) = client.read_flow_runs(sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=1)
+            return f"runs/flow-run/{run.id}"
+    return "runs"
+
+
+def servers(
+    options: argparse.Namespace, auth: str | None
+) -> tuple[list[tuple[str, str]], list[Server]]:
+    """Return (name, page) of the running servers, and the servers to start."""
+    lasting, started = [], []
+    url, own = server.named_url(), prefect(options.prefect_host, options.prefect_port, auth)
+    if url and (not url.startswith(f"{own.page}/") or server.answers(url)):
+        server.warn_if_open(url)
+        lasting.append(("Prefect", without_secrets(url).rstrip("/").removesuffix("/api")))
+    else:
+        started.append(own)
+    tracking = params.load(commands.ROOT / "params.yaml").get("tracking") or {}
+    uri = tracking.get("uri") or f"sqlite:///{LAYOUT.tracking / 'mlflow.db'}"
+    if uri.startswith(("http://", "https://")):
+        lasting.append(("MLflow", uri))
+    else:
+        started.append(mlflow(options.mlflow_port, uri))
+    return lasting, started
+
+
+def prefect(host: str, port: int, auth: str | None) -> Server:
+    start, settings = server.arguments(host, port, "warning"), server.settings(host, auth)
+    return Server("Prefect", start, host, port, "api/health", settings)
+
+
+def mlflow(port: int, uri: str) -> Server:
+    where = ("--backend-store-uri", uri, "--host", server.HOST, "--port", str(port))
+    start = ("mlflow", "ui", *where, "--workers", "1")
+    return Server("MLflow", start, server.HOST, port, "health")
+
+
+def check_port(one: Server) -> None:
+    """Raise PageError if the port is in use: a foreign answer would pass for the server's."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((one.host, one.port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise PageError(f"cannot listen at {one.page}: {error.strerror}") from error
+            raise PageError(
+                f"port {one.port} is in use: {one.name} may be up already ({one.page}); or give "
+                f"another with --{one.name.lower()}-port"
+            ) from error
+
+
+@contextmanager
+def serving(one: Server) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]:
+    """Yield the server's process and its log; end the process after the block."""
+    make_private_folder(LAYOUT.tracking)
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen(
+            guarded([sys.executable, "-m", *one.arguments], GRACE_SECONDS),
+            cwd=commands.ROOT,
+            env={**environment(), **one.settings},
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            umask=server.PRIVATE,
+        )
+        assert child.stdin is not None
+        try:
+            yield child, log
+        finally:
+            child.stdin.close()
+            child.wait()
+
+
+def environment() -> dict[str, str]:
+    """Return the flow's environment, with its telemetry switches; MLflow runs no jobs here."""
+    return {**commands.environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+
+
+def wait_until_up(one: Server, child: "subprocess.Popen[bytes]", log: BinaryIO) -> None:
+    """Return when the server answers. Raise PageError if it ends or does not answer in time."""
+    if not server.comes_up(child, f"{one.page}/{one.health}"):
+        what = "did not answer" if child.poll() is None else "did not start"
+        raise PageError(f"{one.name} {what}; its last words:\n{tail(log)}")
+
+
+def tail(log: BinaryIO) -> str:
+    """Return the last lines of a log."""
+    size = os.fstat(log.fileno()).st_size
+    text = os.pread(log.fileno(), 1 << 16, max(size - (1 << 16), 0)).decode(errors="replace")
+    return "\n".join(text.splitlines()[-LAST_LINES:])

@@ -1,0 +1,145 @@
+"""Advice from a profile, before training: the number of prompts with a gradient, the recipe with
+the most information about the gradient per compute, and whether profiling pays.
+
+If the noise of a rollout's score dominates, a group of G rollouts of a prompt with pass rate p has
+information in proportion to (G - 1) p (1 - p) (see `judgement`). A recipe has its plan's
+information, times the number of such plans that fit into the budget after the profile. This is a
+model: pass rates stay at the profiled rates, and the effect of slots during the run is excluded."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from tasks.allocate import budget
+from tasks.allocate.judgement import expected, judge, judgement_words, totals
+from tasks.allocate.planning import load_strategy
+from tasks.common import recipes
+from tasks.common.accounting.ledger import Architecture
+from tasks.common.layout import Layout
+from tasks.common.sealed import read_sealed
+from tasks.train.settings import SLOTS, TrainSettings
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The expectation for a recipe. `profile` is the profile's share of its compute, `mixed` the
+    share of its rollouts with a gradient, `information` the information of all rollouts per unit of
+    compute, and `left_out` the slots that the model does not cover."""
+
+    recipe: str
+    profile: float
+    rollouts: float
+    mixed: float
+    information: float
+    left_out: list[str]
+
+
+def advise(values: Values, layout: Layout) -> Iterator[str]:
+    """Yield the advice in lines. `values` are complete. Raises ArtifactError if there is no
+    profile."""
+    profile = budget.read_profile(layout)
+    yield prompts_words(profile)
+    names = values["experiment"]["recipes"]
+    found = [forecast_of(values, layout, profile, name) for name in names]
+    yield from table(found)
+    yield sentence(found)
+    for name in names:
+        chosen = recipes.recipe(values, name)
+        if load_strategy(chosen["allocate"])[0].reads_profile:
+            yield f"{name}: {judgement_words(judge(budget.compared_plan(values, profile, name)))}."
+    yield next_words(layout, names)
+
+
+def forecast_of(values: Values, layout: Layout, profile: pl.DataFrame, name: str) -> Forecast:
+    """Return the forecast of a recipe at `experiment.budget`; without a budget, for its whole plan
+    and in the account `executed`."""
+    chosen, limit = recipes.recipe(values, name), budget.budget_of(values)
+    account, train = limit.account if limit else "executed", chosen["train"]
+    card = read_sealed(layout.policy_card)
+    architecture = Architecture(**{key: card[key] for key in Architecture.__dataclass_fields__})
+    compared = budget.compared_plan(values, profile, name)
+    plan, profiled = budget.planned(compared, train), 0.0
+    if budget.is_profile_charged(chosen):
+        profiled = budget.profile_cost(layout, account, architecture)
+    rollouts = budget.rollouts_of(limit, architecture, plan, train, profiled)
+    compute = profiled + rollouts * budget.rollout_cost(account, architecture, plan, train)
+    lengths = plan.prompt, plan.completion
+    compute += budget.warm_start_cost(account, architecture, *lengths, train)
+    information, _ = totals(compared.plan.counted, expected(compared.prior))
+    return Forecast(
+        name,
+        profiled / compute,
+        rollouts,
+        plan.mixed,
+        information * rollouts / plan.rollouts / compute,
+        left_out(train),
+    )
+
+
+def left_out(train: Mapping[str, Any]) -> list[str]:
+    """Return the slots with another method than the default or `mixed`, which is in the model."""
+    plain = TrainSettings()
+    counted = {slot: {getattr(plain, slot)["method"], "mixed"} for slot in SLOTS}
+    found = [slot for slot in SLOTS if train[slot]["method"] not in counted[slot]]
+    return found + ["shape"] * bool(train["shape"])
+
+
+def prompts_words(profile: pl.DataFrame) -> str:
+    """Return how many prompts are expected to have no gradient."""
+    graded = pl.col("num_samples") - pl.col("error")
+    never, always = profile.select(
+        (pl.col("correct") == 0).sum().alias("never"),
+        ((pl.col("correct") == graded) & (graded > 0)).sum().alias("always"),
+    ).row(0)
+    share = (never + always) / len(profile)
+    return (
+        f"Of {len(profile):,} prompts {never:,} were never solved and {always:,} always: "
+        f"{share:.0%} showed no gradient."
+    )
+
+
+def table(found: list[Forecast]) -> Iterator[str]:
+    """Yield one line per recipe. Information is relative to the largest value."""
+    width, most = max(len(row.recipe) for row in found) + 2, max(row.information for row in found)
+    head = ("profile", "rollouts", "with a gradient", "information")
+    yield f"{'recipe':{width}}" + "".join(f"{name:>17}" for name in head)
+    for row in found:
+        cells = (
+            f"{row.profile:.0%}",
+            f"{row.rollouts:,.0f}",
+            f"{row.mixed:.0%}",
+            f"{row.information / (most or 1.0):.2f}" + "*" * bool(row.left_out),
+        )
+        yield f"{row.recipe:{width}}" + "".join(f"{cell:>17}" for cell in cells)
+    if marked := [f"{row.recipe} ({', '.join(row.left_out)})" for row in found if row.left_out]:
+        yield f"* without the effect of slots that the forecast leaves out: {'; '.join(marked)}"
+
+
+def sentence(found: list[Forecast]) -> str:
+    """Return the recipe with the most information, among the recipes that the model covers."""
+    covered = [row for row in found if not row.left_out]
+    if len(covered) < 2:
+        return "The forecast covers fewer than two of the recipes: only a run compares them."
+    best, second = sorted(covered, key=lambda row: -row.information)[:2]
+    share = second.information / (best.information or 1.0)
+    return (
+        f"By the forecast `{best.recipe}` has the most information about the gradient for its "
+        f"compute, and `{second.recipe}` {share:.0%} of it."
+    )
+
+
+def next_words(layout: Layout, names: list[str]) -> str:
+    """Return the next command for a decision, or the report's own first sentence once the report
+    compares these recipes."""
+    path = layout.report / "summary.json"
+    if not path.exists():
+        return "No runs are compared yet: `winnow run` trains and compares them."
+    summary = read_sealed(path)
+    if set(summary["recipes"]) != set(names):
+        there = ", ".join(summary["recipes"])
+        return f"The report compares {there}: `winnow run` brings it up to date."
+    return f"After the runs: {summary['headline']}"

@@ -1,0 +1,190 @@
+"""How recipes spend `experiment.budget`: first their profile, then rollouts at a certain cost; and
+the resolution of the test prompts."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tasks.allocate.forecast import kept_share, num_demonstrations, reading_slots
+from tasks.allocate.planning import load_strategy, make_plan
+from tasks.allocate.settings import AllocateSettings
+from tasks.allocate.visits import Compared, compare
+from tasks.common import recipes, registry
+from tasks.common.accounting.ledger import Architecture
+from tasks.common.accounting.spending import LENGTHS, Rows, generation_cost, pass_cost, rows_in
+from tasks.common.artifacts import PROFILE, ROLLOUTS
+from tasks.common.files import ArtifactError
+from tasks.common.layout import Layout
+from tasks.common.params import Budget, Experiment, ParamsError, section
+from tasks.common.statistics import half_width, mixed_probability, needed_for_a_point, score_prompts
+
+Values = Mapping[str, Any]
+STRATEGIES = Path(__file__).parent / "strategies"
+
+
+def budget_of(values: Values) -> Budget | None:
+    """Return `experiment.budget` of the parameters."""
+    return section(values, "experiment", Experiment).budget
+
+
+def is_profile_charged(recipe: Values) -> bool:
+    """Return whether the recipe's strategy, or a method in one of its slots, reads the profile."""
+    strategy = STRATEGIES / f"{recipe['allocate']['strategy']}.py"
+    return registry.declares(strategy, "reads_profile") or bool(reading_slots(recipe["train"]))
+
+
+def profile_cost(layout: Layout, account: str, architecture: Architecture) -> float:
+    """Return the cost of the profile's samples in the account."""
+    rows = ROLLOUTS.read_columns(layout.profile / "rollouts.parquet", list(LENGTHS))
+    return generation_cost(account, architecture, rows_in(rows))
+
+
+def require_rest(
+    budget: Budget, recipe: str, profile: float, warm: float, verb: str = "took"
+) -> None:
+    """Raise ParamsError if the profile and the warm start cost at least the budget."""
+    if profile + warm >= budget.amount:
+        costs, remedies = [], []
+        if profile:
+            costs.append(f"the profile, which recipe '{recipe}' reads, {verb} {profile:.3g} of it")
+            remedies.append("profile.num_samples")
+        if warm:
+            costs.append(f"the warm start of recipe '{recipe}' takes about {warm:.3g}")
+            remedies.append("train.warm_start.steps")
+        raise ParamsError(
+            f"experiment.budget is {budget.amount:.3g} of {budget.account}, and "
+            f"{' and '.join(costs)}: raise the amount, lower {' or '.join(remedies)}, or leave the "
+            "recipe out"
+        )
+
+
+def read_profile(layout: Layout) -> pl.DataFrame:
+    """Return the PROFILE table."""
+    return PROFILE.read(layout.profile / "profile.parquet").rechunk()
+
+
+def compared_plan(values: Values, profile: pl.DataFrame, name: str) -> Compared:
+    """Return the plan of a recipe for the first seed, as `allocate` would write it, and a uniform
+    plan for comparison."""
+    settings = section(values, "allocate", AllocateSettings)
+    _, allocate = load_strategy(recipes.recipe(values, name)["allocate"])
+    rng = np.random.default_rng([settings.seed, values["experiment"]["seeds"][0]])
+    return compare(make_plan(allocate(profile, settings.passes, rng).phases, profile), profile)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The expectation for a plan: its number of rollouts, and the means over them of the group
+    size, the tokens of a prompt and of a completion, and the share in the loss (`kept`) and with a
+    gradient (`mixed`). For example Planned(32_768, 8, 20, 13, 1.0, 0.6)."""
+
+    rollouts: float
+    group_size: float
+    prompt: float
+    completion: float
+    kept: float
+    mixed: float
+
+
+def planned(compared: Compared, train: Values) -> Planned:
+    """Return the expectation for the compared plan. `train` is the recipe's section."""
+    counted, prompt = compared.plan.counted, float(compared.profile["prompt_tokens"].mean())  # type: ignore[arg-type]
+    correct, graded, sizes, visits, tokens = (
+        counted[name].to_numpy() for name in ("correct", "graded", "group_size", "visits", "tokens")
+    )
+    mixed = mixed_probability(correct, graded, sizes, compared.prior)
+    kept = kept_share(sizes, mixed, train["select"])
+    rollouts = visits * sizes
+    length, kept_mean, mixed_mean = (
+        float(np.average(values, weights=rollouts)) for values in (tokens, kept, mixed)
+    )
+    size = float(rollouts.sum() / visits.sum())
+    return Planned(
+        float(rollouts.sum()), size, prompt, max(length - prompt, 0.0), kept_mean, mixed_mean
+    )
+
+
+def rollout_cost(account: str, architecture: Architecture, plan: Planned, train: Values) -> float:
+    """Return the cost of a rollout of the plan in the account, generation and update. Rollouts
+    without a gradient are updated only in `charged`; with a KL term all have a gradient. The
+    cheaper update of adapters, replay, and features of slots are not included."""
+    updates, has_reference = train["updates"], train["kl_coefficient"] > 0
+    is_all = account == "charged" or has_reference
+    updated = plan.kept if is_all else min(plan.kept, plan.mixed)
+    num_passes: float = updated * (3.0 * updates["epochs"] + has_reference)
+    num_passes += updates["epochs"] * updates["minibatches"] > 1
+    size = max(round(plan.group_size), 1)
+    rows = group(size, plan.prompt, plan.completion)
+    generated = generation_cost(account, architecture, rows)
+    return (generated + num_passes * pass_cost(account, architecture, rows)) / size
+
+
+def warm_start_cost(
+    account: str, architecture: Architecture, prompt: float, completion: float, train: Values
+) -> float:
+    """Return the cost of the recipe's warm start in the account, for prompts and completions of
+    these lengths in tokens."""
+    rows = group(1, prompt, completion)
+    return num_demonstrations(train) * 3.0 * pass_cost(account, architecture, rows)
+
+
+def rollouts_of(
+    budget: Budget | None,
+    architecture: Architecture,
+    plan: Planned,
+    train: Values,
+    profile: float,
+) -> float:
+    """Return the number of rollouts that a run trains on: until the rest of the budget after
+    `profile` and warm start is spent, or to the end of the plan; at most `train.max_steps`
+    steps."""
+    rollouts = plan.rollouts
+    if budget is not None:
+        lengths = plan.prompt, plan.completion
+        warm = warm_start_cost(budget.account, architecture, *lengths, train)
+        left = max(budget.amount - profile - warm, 0.0)
+        rollouts = left / rollout_cost(budget.account, architecture, plan, train)
+    if train["max_steps"] is not None:
+        rollouts = min(rollouts, train["max_steps"] * step_size(plan, train))
+    return rollouts
+
+
+def step_size(plan: Planned, train: Values) -> float:
+    """Return the rollouts of a step."""
+    batch = train["batch"]
+    return float(batch["size"] * (plan.group_size if batch["unit"] == "prompts" else 1.0))
+
+
+def group(size: int, prompt: float, completion: float) -> Rows:
+    """Return `size` rollouts of one prompt, of these lengths in tokens."""
+    lengths = (np.full(size, round(length)) for length in (prompt, completion))
+    return Rows(np.zeros(size, dtype=np.int64), *lengths)
+
+
+def resolution(values: Values, layout: Layout) -> str:
+    """Return the smallest difference that the test prompts resolve; an empty string if their number
+    is unknown. It follows from the pass rates of the baseline if a baseline exists."""
+    num_samples, num_prompts = values["evaluate"]["num_samples"], values["ingest"]["splits"]["test"]
+    counts: tuple[pl.Series, pl.Series] | None = None
+    source = "at worst, if every pass rate is one half"
+    with suppress(ArtifactError):
+        path = layout.baseline / "rollouts.parquet"
+        scores = score_prompts(ROLLOUTS.read_columns(path, ["prompt_id", "outcome", "greedy"]))
+        counts, source = (
+            (scores["correct"], scores["trials"]),
+            "if both have the baseline's pass rates",
+        )
+        num_prompts = num_prompts or len(scores)
+    if num_prompts is None:
+        return ""
+    half = half_width(num_prompts, num_samples, counts)
+    return (
+        f"{num_prompts:,} test prompts with {num_samples} samples resolve {100 * half:.1f} points "
+        f"between two policies, {source}; about {needed_for_a_point(half, num_prompts):,} prompts "
+        "would resolve one point"
+    )

@@ -1,0 +1,112 @@
+"""The cost of rollouts in the account of a budget, counted from their rows by fixed rules.
+
+A run ends when its budget is spent, so the count must not depend on the engine, the packing or the
+machine. In the account `executed` a prompt is read once per group, when its rollouts are generated
+and again in every pass over them (scoring, reference, update); a completion is decoded token by
+token from a KV cache, and read once in every pass; a backward pass counts as two forwards. Padding,
+recomputed activations and probes count as zero. `charged` and `charged_mixed` follow the ledger: 2
+P for every token of every rollout and pass. `rollouts` and `tokens` count the generated ones. The
+actual computation is in the ledger's account `executed`.
+
+Legend: B rollouts, Q groups."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tasks.common.accounting.ledger import Architecture, charged_flops, forward_flops
+from tasks.common.sealed import read_sealed, write_sealed
+
+Ints = npt.NDArray[np.int64]
+LENGTHS = ("prompt_id", "prompt_tokens", "completion_tokens")  # columns that `rows_in` reads
+GENERATED = ("rollouts", "tokens")  # accounts in which only generation counts
+
+
+@dataclass(frozen=True)
+class CellBudget:
+    """The budget of a cell in `account`, and the amount that its profile cost: 0 for a recipe that
+    does not read the profile. For example CellBudget("executed", 6.0e11, 8.1e10)."""
+
+    account: str
+    amount: float
+    profile: float
+
+    def write(self, path: Path) -> None:
+        """Write the budget of a cell, which `allocate` passes to `train`."""
+        write_sealed(path, {"budget": asdict(self)})
+
+
+def read_budget(path: Path) -> CellBudget | None:
+    """Return the budget that `allocate` wrote, or None if the cell trains along its whole plan."""
+    found = read_sealed(path)["budget"]
+    return None if found is None else CellBudget(**found)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rollouts by length: [B] the group of each, and its tokens of prompt and completion. For
+    example two rollouts of one prompt of 9 tokens: Rows([0, 0], [9, 9], [2, 3])."""
+
+    group_B: Ints
+    prompt_tokens_B: Ints
+    completion_tokens_B: Ints
+
+    @property
+    def num_tokens(self) -> float:
+        """Return the tokens of prompt and completion, counting the prompt with each rollout."""
+        return float(self.prompt_tokens_B.sum() + self.completion_tokens_B.sum())
+
+    @property
+    def prompt_tokens_Q(self) -> Ints:
+        """Return [Q] the tokens of each group's prompt."""
+        return self.prompt_tokens_B[np.unique(self.group_B, return_index=True)[1]]
+
+
+def rows_in(table: pl.DataFrame) -> Rows:
+    """Return the rows of a table of ROLLOUTS, all rollouts of a prompt as one group."""
+    groups = table["prompt_id"].rank("dense").to_numpy()
+    prompt_tokens, completion_tokens = (
+        table[name].cast(pl.Int64).to_numpy() for name in LENGTHS[1:]
+    )
+    return Rows(groups, prompt_tokens, completion_tokens)
+
+
+def generation_cost(account: str, architecture: Architecture, rows: Rows) -> float:
+    """Return the cost of generating the rollouts."""
+    if account == "rollouts":
+        return float(len(rows.group_B))
+    if account == "tokens":
+        return rows.num_tokens
+    if account != "executed":
+        return charged_flops(architecture, generated=rows.num_tokens)
+    prompts, completions = rows.prompt_tokens_Q, rows.completion_tokens_B
+    prefill = forward_flops(
+        architecture, float(prompts.sum()), float(len(prompts)), float((prompts**2).sum())
+    )
+    fed = np.maximum(completions - 1, 0)  # the first comes from the prefill, the last is not fed
+    num_fed = float(fed.sum())
+    return prefill + forward_flops(
+        architecture, num_fed, num_fed, num_pairs(rows.prompt_tokens_B, fed)
+    )
+
+
+def pass_cost(account: str, architecture: Architecture, rows: Rows) -> float:
+    """Return the cost of a forward over the rollouts that computes the log-probabilities of their
+    completions."""
+    if account in GENERATED:
+        return 0.0
+    if account != "executed":
+        return charged_flops(architecture, reference=rows.num_tokens)
+    prompts, completions = rows.prompt_tokens_Q, rows.completion_tokens_B
+    num_read, num_targets = float(prompts.sum() + completions.sum()), float(completions.sum())
+    pairs = float((prompts**2).sum()) + num_pairs(rows.prompt_tokens_B, completions)
+    return forward_flops(architecture, num_read, num_targets, pairs)
+
+
+def num_pairs(prompt_tokens_B: Ints, completion_tokens_B: Ints) -> float:
+    """Return the number of pairs of a completion token with a preceding token or itself."""
+    completions = completion_tokens_B.astype(np.float64)
+    return float((completions * prompt_tokens_B + completions * (completions + 1.0) / 2.0).sum())

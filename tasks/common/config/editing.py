@@ -1,0 +1,113 @@
+"""Set values in the text of a YAML file; everything else, including comments, stays unchanged.
+
+Left out: ruamel.yaml. It drops the comments after a list that is replaced."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.common.files import temporary_folder
+from tasks.common.params import ParamsError, load
+
+
+def set_values(text: str, values: Mapping[str, Any]) -> str:
+    """Return `text` with the value under each dotted name replaced, or added if it is missing.
+    Raise ParamsError if a part of the name is not a mapping."""
+    for name, value in values.items():
+        node, missing = find(yaml.compose(text, Loader=yaml.SafeLoader), name)
+        if missing:
+            text = added(text, node, missing, value)
+            continue
+        start, end = node.start_mark.index, end_of(node)
+        space = " " if text[start - 1 : start] == ":" else ""  # after a key without a value
+        text = text[:start] + space + written(value, node.start_mark.column) + text[end:]
+    return text
+
+
+def find(node: Any, name: str) -> tuple[yaml.Node, list[str]]:
+    """Return the node of the value under a dotted name. If it is missing, return the last mapping
+    on the path and the missing keys."""
+    keys = name.split(".")
+    for number, key in enumerate(keys):
+        if not isinstance(node, yaml.MappingNode):
+            where = ".".join(keys[:number])
+            raise ParamsError(f"{where} is no mapping, so {name} cannot be set: write it by hand")
+        found = [value for child, value in node.value if child.value == key]
+        if not found:
+            return node, keys[number:]
+        node = found[0]
+    return node, []
+
+
+def added(text: str, node: yaml.MappingNode, keys: list[str], value: Any) -> str:
+    """Return `text` with a key added to a mapping, and the value under the further keys."""
+    key, *inner = keys
+    for name in reversed(inner):
+        value = {name: value}
+    if node.flow_style:
+        place, before = node.end_mark.index - 1, ", " if node.value else ""
+        return text[:place] + f"{before}{key}: {inline(value)}" + text[place:]
+    column = node.start_mark.column
+    place = text.find("\n", end_of(node))  # after a comment on the last line
+    place = len(text) if place < 0 else place
+    line = f"{' ' * column}{key}: {written(value, column + 2)}"
+    return f"{text[:place]}\n{line}{text[place:]}"
+
+
+def end_of(node: yaml.Node) -> int:
+    """Return the index at which the text of a value ends: a block ends with its last part, before
+    the comments and blank lines that follow."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        return end_of(last[1] if isinstance(last, tuple) else last)
+    return int(node.end_mark.index)
+
+
+def written(value: Any, column: int) -> str:
+    """Return a value as YAML: a list of mappings as a block at this column with a key per line, all
+    else in one line. Values are written as JSON, which is YAML; words are unquoted if possible."""
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        indent = "\n" + " " * column
+        items = (
+            f"{indent}  ".join(f"{key}: {inline(part)}" for key, part in item.items())
+            for item in value
+        )
+        return indent.join(f"- {item}" for item in items)
+    return inline(value)
+
+
+def inline(value: Any) -> str:
+    """Return a value in one line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(inline, value))}]"
+    text = json.dumps(value, ensure_ascii=False)
+    plain = isinstance(value, str) and value.replace("_", "").replace("-", "").isalnum()
+    return value if plain and yaml.safe_load(value) == value else text
+
+
+def overridden(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the text of the file with overrides KEY=VALUE in the grammar of DVC, so that they mean
+    the same to `dvc exp run -S`, and its values. Comments stay; missing keys are added. DVC takes a
+    second to import, so it is imported here."""
+    from dvc.exceptions import DvcException
+    from dvc.utils.hydra import apply_overrides
+
+    with temporary_folder(None, "winnow-overrides") as folder:
+        copy = folder / path.name
+        copy.write_text(path.read_text())
+        try:
+            apply_overrides(copy, [forced(override) for override in overrides])
+        except DvcException as error:
+            raise ParamsError(
+                f"{' '.join(overrides)}: {error.__cause__ or error}. An override is KEY=VALUE with "
+                f"a key of {path.name}, as in train.learning_rate=1e-4 or experiment.seeds=[0,1]"
+            ) from error
+        return copy.read_text(), load(copy)
+
+
+def forced(override: str) -> str:
+    """Return an override that also adds its key; `~key` and `+key=value` are unchanged."""
+    return override if override.startswith(("+", "~")) else f"++{override}"

@@ -1,0 +1,22 @@
+"""Time limits that exclude pauses: a stopped process group, a frozen container, a suspended
+machine."""
+
+import time
+
+MAX_STEP = 1.0  # seconds counted between two readings
+
+
+class RunningClock:
+    """The running time of this process in seconds. At most MAX_STEP counts between two readings, so
+    a pause counts almost nothing; read it more often than that."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.looked = time.monotonic()
+
+    def look(self, *, counts: bool = True) -> float:
+        """Return the seconds so far; without `counts`, skip the time since the last reading."""
+        now = time.monotonic()
+        self.seconds += min(now - self.looked, MAX_STEP) if counts else 0.0
+        self.looked = now
+        return self.seconds

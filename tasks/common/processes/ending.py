@@ -1,0 +1,98 @@
+"""The end of processes: with their parent, and after an interrupt with a correct exit status.
+
+A killed `dvc` or flow must not leave a trainer behind that writes beside its successor. A stage's
+`__main__` calls `die_with_parent` before any other import, because imports take seconds and a kill
+in that time must take effect as well. So this module imports very little."""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+INTERRUPTED = 130
+PARENT = "WINNOW_PARENT"  # the process that a stage must not outlive: the flow's dvc, or its forks
+RWLOCK = os.path.join(".dvc", "tmp", "rwlock")
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends (Linux; a no-op elsewhere). If the
+    `dvc` that started it has ended already, exit now."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if "DVC_STAGE" in os.environ and is_orphan():
+        os._exit(INTERRUPTED)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def interrupt_on_terminate() -> None:
+    """Let SIGTERM end a stage as Ctrl-C does, and also SIGINT if it was ignored, as in commands
+    that a shell script starts in the background."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def interrupted(status: int = INTERRUPTED) -> int:
+    """Return the exit status of a command that caught an interrupt.
+
+    CPython records an interrupt that passed through code compiled from a string, as dataclasses do
+    in many imports, and later ends the process by SIGINT whatever status it returns. Running such
+    code once more clears the record."""
+    exec("")  # nosec B102
+    return status
+
+
+def is_orphan() -> bool:
+    """Return whether the `dvc` that ran this command has ended: it is no longer an ancestor of this
+    process.
+
+    A flow's dvc passes its pid. A plain `dvc repro` writes its pid into DVC's own lock file while a
+    stage runs. If neither is available, an orphan has another session than the process that adopted
+    it (except in a container, where the first process may share it)."""
+    given = os.environ.get(PARENT)
+    wanted = {int(given)} if given else lock_holders()
+    if wanted:
+        return wanted.isdisjoint(ancestors())
+    if "RANK" in os.environ:  # torchrun manages its ranks, each with its own session
+        return False
+    try:
+        return os.getsid(os.getppid()) != os.getsid(0)
+    except (ProcessLookupError, PermissionError):
+        return True
+
+
+def ancestors() -> set[int]:
+    """Return the pids of this process's parent, its parent, and so on, as far as visible."""
+    found, pid = set(), os.getppid()
+    while pid:
+        found.add(pid)
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+        except OSError:  # ended just now, or another user's
+            break
+    return found
+
+
+def lock_holders() -> set[int]:
+    """Return the pids in the lock file of the DVC repository around the working folder; empty if
+    there is no such file, or if it is being written."""
+    import json
+
+    folder = os.getcwd()
+    while not os.path.isdir(os.path.join(folder, ".dvc")):
+        folder, inner = os.path.dirname(folder), folder
+        if folder == inner:
+            return set()
+    try:
+        with open(os.path.join(folder, RWLOCK)) as file:
+            held = json.load(file)
+        readers = [holder for holders in held.get("read", {}).values() for holder in holders]
+        return {int(holder["pid"]) for holder in [*readers, *held.get("write", {}).values()]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()

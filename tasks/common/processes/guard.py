@@ -1,0 +1,43 @@
+"""python -P guard.py SECONDS COMMAND...: run a command, and end it, with all processes that it
+has started, when the starting process ends.
+
+The starting process has the other end of the guard's standard input and starts the guard in a
+separate session. When that end closes, on purpose or because the process was killed, the guard
+sends SIGTERM to the command, waits up to SECONDS, and kills its whole process group. It does the
+same when the command ends by itself.
+
+It is run as a file: as a module it would import its packages, which can take seconds."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+
+def guarded(command: Sequence[str], grace: float = 0.0) -> list[str]:
+    """Return the command line that runs `command` under a guard."""
+    return [sys.executable, "-P", __file__, str(grace), *command]
+
+
+def main(grace: float, command: list[str]) -> None:
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    threading.Thread(target=end_with, args=[child], daemon=True).start()
+    sys.stdin.buffer.read()
+    try:
+        if grace:
+            child.terminate()
+            child.wait(grace)
+    finally:
+        os.killpg(0, signal.SIGKILL)
+
+
+def end_with(child: "subprocess.Popen[bytes]") -> None:
+    """Wait for the command, then kill the group, this process included."""
+    child.wait()
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,361 @@
+"""A stage's records as events: to the server while it answers, then to a file that can be replayed.
+
+This part of tracking does not depend on MLflow: `tracking` passes it the two functions that open a
+run and write an event."""
+
+import errno
+import fcntl
+import json
+import logging
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tasks.common.files import digest, digest_file, make_private_folder
+from tasks.common.redaction import without_secrets
+
+logger = logging.getLogger(__name__)
+
+MAX_PARAM, MAX_TAG = 6000, 8000
+CHECKSUM = "checksum"  # the last key of a line in a pending file
+METRICS_SECONDS = 2.0
+DENSE_POINTS = 1000  # at the start of a curve; each doubling halves the kept share
+Event = dict[str, Any]
+Write = Callable[[Event], None]
+
+
+class Tracker:
+    """Records the parameters, metrics and files of a running stage. `Tracker()` records nothing."""
+
+    def __init__(
+        self, journal: "Journal | None" = None, root: Path = Path(), max_weights_gb: float = 0.0
+    ) -> None:
+        self.journal, self.root, self.max_weights_gb = journal, root, max_weights_gb
+        self.points: list[Event] = []
+        self.num_points: Counter[str] = Counter()  # per curve, including omitted points
+        self.last: dict[str, Event] = {}  # per curve: the last point, if it was omitted
+        self.told = time.monotonic()
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        """Record parameters, flattened with dots; a value beyond MLflow's length is truncated, with
+        a note."""
+        self._say("params", values=cut(values))
+
+    def metrics(
+        self,
+        values: Mapping[str, float | None],
+        step: int | None = None,
+        flops: float | None = None,
+    ) -> None:
+        """Record metrics at a step; with `flops` also as curves over charged FLOPs, as
+        `by_gflops/NAME`.
+
+        They are sent together every few seconds: a call costs as much as a training step of a small
+        policy.
+
+        The step of these curves is always the whole number of GFLOPs: MLflow's step is an integer,
+        and its page draws integers exactly up to 9e15, so this axis covers up to 9e24 FLOPs, beyond
+        any run, in one unit. None values are omitted."""
+        self.add(values, step, flops)
+        if time.monotonic() - self.told > METRICS_SECONDS:
+            self.flush()
+
+    def add(
+        self,
+        values: Mapping[str, float | None],
+        step: int | None = None,
+        flops: float | None = None,
+    ) -> None:
+        """Add metrics to be sent later, from any thread. Curves are thinned: see `is_kept`."""
+        whole = point(values, milliseconds(), step, flops)
+        kept = dict[str, float]()
+        for name, value in whole["values"].items():
+            if is_kept(self.num_points[name]):
+                kept[name] = value
+                self.last.pop(name, None)
+            else:
+                self.last[name] = {**whole, "values": {name: value}}
+            self.num_points[name] += 1
+        if kept:
+            self.points.append({**whole, "values": kept})
+
+    def close(self) -> None:
+        """Send the pending metrics, and the last point of every curve."""
+        self.points += sorted(self.last.values(), key=lambda one: int(one["step"]))
+        self.last = {}
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the pending metrics."""
+        points, self.points, self.told = self.points, [], time.monotonic()
+        if points and self.journal is not None:
+            self.journal.tell("metrics", points=points)
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Record tags, such as the reason why the stage ran."""
+        shown = {key: shorten(without_secrets(value), MAX_TAG) for key, value in values.items()}
+        self._say("tags", values=shown)
+
+    def dataset(self, name: str, path: Path, digest: str, context: str) -> None:
+        """Record a table that the stage read, by name and digest, linked to the run that recorded
+        it as `output` with this path and digest."""
+        self._say("dataset", **self._dataset(name, path, digest, context))
+
+    def output(self, path: Path, digest: str) -> None:
+        """Record a file that the stage wrote; later runs find this run by its digest."""
+        self._say("output", key=self._key(path), digest=digest)
+
+    def artifact(self, path: Path) -> None:
+        """Record a file or folder to store with the run."""
+        self._say("artifact", path=str(path.absolute()))
+
+    def model(self, name: str, path: Path, digest: str) -> None:
+        """Record a policy of the stage: path and digest, and its weights up to `max_weights_gb`."""
+        where = {"path": str(path.absolute()), "key": self._key(path)}
+        weights = 0 < size_of(path) <= self.max_weights_gb * 1e9
+        self._say("model", name=name, digest=digest, weights=weights, **where)
+
+    def champion(self, evidence: Path | None, why: str, candidate: Path | None = None) -> None:
+        """Move the alias `champion` to the policy whose training wrote the file `evidence`, and the
+        alias `candidate` likewise; None removes the alias."""
+        self._say(
+            "champion", evidence=self._named(evidence), why=why, candidate=self._named(candidate)
+        )
+
+    def experiment(self, params: Mapping[str, Any], metrics: Mapping[str, float | None]) -> None:
+        """Record the experiment's parameters and summary, for the run of the whole pipeline."""
+        self._say("experiment", values=cut(params), points=[point(metrics, milliseconds())])
+
+    def cell(
+        self,
+        recipe: str,
+        seed: int,
+        params: Mapping[str, Any],
+        points: list[Event],
+        *,
+        datasets: Mapping[str, Path],
+        outputs: Iterable[Path],
+        table: Mapping[str, list[Any]],
+    ) -> None:
+        """Record one recipe and seed: settings, results and curves, inputs and outputs, and a table
+        of sample rollouts. A repeated call is recorded once: `result` is a digest of the record."""
+        values, made = cut(params), [self._named(path) for path in outputs]
+        told = {"recipe": recipe, "seed": seed, "values": values, "outputs": made}
+        metrics = [{**one, "time": None} for one in points]
+        self._say(
+            "cell",
+            **told,
+            points=points,
+            datasets=[
+                self._dataset(name, path, digest_file(path), "experiment")
+                for name, path in datasets.items()
+            ],
+            table=dict(table),
+            result=digest([told, metrics]),
+        )
+
+    def benchmark(
+        self,
+        recipe: str | None,
+        seed: int | None,
+        evidence: Path,
+        metrics: Mapping[str, float | None],
+    ) -> None:
+        """Record a policy's results on external benchmarks: for this run, and for a trained policy
+        also for the run of its recipe and seed, which the file `evidence` identifies."""
+        self._say(
+            "benchmark",
+            recipe=recipe,
+            seed=seed,
+            evidence=self._named(evidence),
+            points=[point(metrics, milliseconds())],
+        )
+
+    def _named(self, path: Path | None) -> dict[str, str] | None:
+        return None if path is None else {"key": self._key(path), "digest": digest_file(path)}
+
+    def _dataset(self, name: str, path: Path, digest: str, context: str) -> Event:
+        where = {"path": str(path.absolute()), "key": self._key(path)}
+        return {"name": name, "digest": digest, "context": context, **where}
+
+    def _key(self, path: Path) -> str:
+        return key_of(self.root, path)
+
+    def _say(self, kind: str, **fields: Any) -> None:
+        self.flush()
+        if self.journal is not None:
+            self.journal.tell(kind, **fields)
+
+
+class Journal:
+    """Sends events to the server until one fails; writes that event and all later ones to a file.
+
+    `open_run` creates the run of the `start` event, and returns the function that writes an event
+    into it."""
+
+    def __init__(self, uri: str, start: Event, folder: Path, open_run: Callable[[], Write]) -> None:
+        name = f"{start['name'].replace(' ', '-').replace('/', '-')}-{start['record']}"
+        self.uri, self.start, self.pending = uri, start, folder / "pending" / f"{name}.jsonl"
+        self.write: Write | None = None
+        self.is_lost = False  # whether events are lost: the file failed too
+        self.listeners: list[Write] = []  # receive every event as well, and never raise
+        try:
+            with locked(folder):
+                self.write = open_run()
+        except Exception as error:  # of any kind: a record never stops a stage
+            self._fall_over(error)
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Write one event, to the server or the file."""
+        event = {"kind": kind, "time": milliseconds(), **fields}
+        for listen in self.listeners:
+            listen(event)
+        if self.write is not None:
+            try:
+                return self.write(event)
+            except Exception as error:  # as above
+                if refused(error):
+                    return logger.warning("MLflow does not take this %s: %s", kind, error)
+                self._fall_over(error)
+        return self._keep(event)
+
+    def _fall_over(self, error: Exception) -> None:
+        self.write = None
+        cause = str(error).strip().split("\n")[0][:200]
+        logger.warning(
+            "tracking at %s failed (%s: %s); the stage goes on, its record goes to %s. Replay it "
+            "with: winnow push %s %s",
+            *(self.uri, type(error).__name__, cause, self.pending, self.pending, self.uri),
+        )
+        self._keep(self.start)
+
+    def _keep(self, event: Event) -> None:
+        """Append an event to the file atomically: lines after a partial line could not be
+        replayed."""
+        try:
+            make_private_folder(self.pending.parent)
+            with self.pending.open("ab", buffering=0) as file:
+                size = file.tell()
+                line = line_of(event).encode()
+                try:
+                    if file.write(line) < len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                except OSError:
+                    file.truncate(size)
+                    raise
+        except OSError as error:
+            if not self.is_lost:
+                what = "nothing is recorded" if event is self.start else "a part is not recorded"
+                logger.warning(
+                    "%s cannot be written either (%s): %s. The stage goes on",
+                    *(self.pending, error.strerror, what),
+                )
+            self.is_lost = True
+
+
+def line_of(event: Event) -> str:
+    """Return an event as a line of a pending file, with its checksum."""
+    value = json.loads(json.dumps(event))
+    return json.dumps({**value, CHECKSUM: digest(value)}) + "\n"
+
+
+def read_events(path: Path) -> list[Event]:
+    """Return the events of a pending file. Raise ValueError that names the first damaged line."""
+    *lines, end = path.read_bytes().split(b"\n")
+    if end:  # a line truncated by a kill
+        logger.warning("the last line of %s is left out: it is not whole", path)
+    events = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            event = dict(json.loads(line.decode()))
+            if event.pop(CHECKSUM, None) != digest(event):
+                raise ValueError("it does not match its checksum")
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{path}, line {number} is not what was written ({error}): delete that line and "
+                "replay the others, or delete the file"
+            ) from error
+        events.append(event)
+    return events
+
+
+def refused(error: Exception) -> bool:
+    """Return whether the server works and rejects this one record."""
+    return getattr(error, "error_code", "") in (
+        "INVALID_PARAMETER_VALUE",
+        "RESOURCE_ALREADY_EXISTS",
+    )
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield nested mappings as dotted keys; lists and empty mappings as JSON."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield (
+                f"{prefix}{key}",
+                value if isinstance(value, str) else json.dumps(value, default=str),
+            )
+
+
+def cut(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return parameters in MLflow's form: flat, within its length, and without the secrets of
+    addresses."""
+    return {key: shorten(without_secrets(value), MAX_PARAM) for key, value in flatten(values)}
+
+
+def is_kept(number: int) -> bool:
+    """Return whether point `number` of a curve, from 0, is recorded: all up to `DENSE_POINTS`, then
+    every second up to twice as many, every fourth up to four times as many, and so on."""
+    return number % (1 << (number // DENSE_POINTS).bit_length()) == 0
+
+
+def point(
+    values: Mapping[str, float | None],
+    when: int,
+    step: int | None = None,
+    flops: float | None = None,
+) -> Event:
+    """Return metrics at a step and, with `flops`, at their whole number of GFLOPs."""
+    present = {name: float(value) for name, value in values.items() if value is not None}
+    gflops = None if flops is None else round(flops / 1e9)
+    return {"values": present, "time": when, "step": step or 0, "gflops": gflops}
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of the files in a folder; 0 if it is missing."""
+    return sum(file.stat().st_size for file in (path, *path.glob("*")) if file.is_file())
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return `text` within `limit` characters, with a note if it was truncated."""
+    if len(text) <= limit:
+        return text
+    note = f"... (cut, {len(text)} characters)"
+    return text[: limit - len(note)] + note
+
+
+def key_of(root: Path, path: Path) -> str:
+    """Return a path as named in tags: relative to the data root if it is inside."""
+    absolute, base = path.absolute(), root.absolute()
+    return (absolute.relative_to(base) if absolute.is_relative_to(base) else absolute).as_posix()
+
+
+def milliseconds() -> int:
+    return math.floor(time.time() * 1000)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock out other stages while a run is created, or two would open two parents. The work inside
+    is bounded in time."""
+    make_private_folder(folder)
+    with (folder / "lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

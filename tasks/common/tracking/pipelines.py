@@ -1,0 +1,188 @@
+"""The pipeline of a stage: from WINNOW_PIPELINE, which a flow sets; otherwise from
+`tracking/pipeline.json`, if the same launcher opened it; otherwise a new pipeline.
+
+The launcher is the nearest `dvc` above the stage, else the leader of its process group: all stages
+of one `dvc repro`, or of one script, share a pipeline; two stages typed at a prompt do not."""
+
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from tasks.common.files import ArtifactError, make_private_folder
+from tasks.common.layout import Layout
+from tasks.common.sealed import read_note, read_sealed, write_sealed
+from tasks.common.tracking.journal import Event, milliseconds
+
+logger = logging.getLogger(__name__)
+
+PIPELINE_VARIABLE = "WINNOW_PIPELINE"
+
+
+def start_pipeline(layout: Layout) -> str:
+    """Open a pipeline and return its id, for the variable WINNOW_PIPELINE of the stages. Does not
+    import MLflow."""
+    return str(_open_pipeline(layout, "flow", psutil.Process())["id"])
+
+
+def current_pipeline(layout: Layout) -> Event:
+    """Return the pipeline of this process: its id, its kind, and the process that opened it."""
+    named = os.environ.get(PIPELINE_VARIABLE)
+    nothing: Event = {"id": None, "kind": None, "tags": {}}
+    try:
+        known = {**nothing, **read_note(layout.tracking / "pipeline.json")}
+    except OSError:
+        known = nothing
+    if named:
+        return {"id": named, "kind": "flow", "tags": known["tags"] if known["id"] == named else {}}
+    kind, process = launcher()
+    if known["tags"] == process_tags(process) and known["kind"] == kind:
+        return dict(known)
+    return _open_pipeline(layout, kind, process)
+
+
+def _open_pipeline(layout: Layout, kind: str, process: psutil.Process) -> Event:
+    identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    pipeline = {"id": identity, "kind": kind, "tags": process_tags(process), "recorded": False}
+    try:
+        make_private_folder(layout.tracking)
+        write_sealed(layout.tracking / "pipeline.json", pipeline)
+    except OSError as error:
+        logger.warning(
+            "%s cannot be written (%s): stages get a pipeline each", layout.tracking, error
+        )
+    return pipeline
+
+
+def mark_recorded(layout: Layout, identity: str) -> None:
+    """Record that a stage of this pipeline has opened a run, so that its end has a run to close."""
+    with suppress(ArtifactError, OSError):
+        known = read_sealed(layout.tracking / "pipeline.json")
+        if known["id"] == identity and not known["recorded"]:
+            write_sealed(layout.tracking / "pipeline.json", {**known, "recorded": True})
+
+
+def has_no_record(layout: Layout, identity: str) -> bool:
+    """Return whether it is certain that no stage of this pipeline opened a run; saves two seconds
+    for a flow that ran nothing."""
+    with suppress(ArtifactError):
+        known = read_sealed(layout.tracking / "pipeline.json")
+        return bool(known["id"] == identity and not known["recorded"])
+    return False
+
+
+def launcher() -> tuple[str, psutil.Process]:
+    """Return the launcher of this stage: the nearest `dvc` above it, else its group leader."""
+    this = psutil.Process()
+    for process in this.parents():
+        with suppress(psutil.Error):
+            if any(Path(word).name == "dvc" for word in process.cmdline()[:3]):
+                return "dvc", process
+    with suppress(psutil.Error):
+        return "hand", psutil.Process(os.getpgrp())
+    return "hand", this
+
+
+def this_host() -> str:
+    return socket.gethostname()
+
+
+def process_tags(process: psutil.Process) -> dict[str, str]:
+    """Return tags that identify a process, so that a later check can find out whether it runs."""
+    return {"host": this_host(), "process": f"{process.pid} {process.create_time():.0f}"}
+
+
+def is_alive(tags: Mapping[str, str]) -> bool:
+    """Return whether the process of `process_tags` runs and is not a zombie; a process of another
+    machine counts as running."""
+    if tags.get("host") != this_host():
+        return True
+    pid, started = map(int, tags["process"].split())
+    try:
+        process = psutil.Process(pid)
+        is_same = abs(float(process.create_time()) - started) < 2
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def git_tags() -> dict[str, str]:
+    """Return the commit of this code, with `-dirty` if the tree differs from it."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    commit = done.stdout.strip()
+    return {"git": commit, "mlflow.source.git.commit": commit.removesuffix("-dirty")}
+
+
+def start_event(
+    layout: Layout, experiment: str, stage: str, recipe: str | None, seed: int | None
+) -> Event:
+    """Return the first event of a record, with all values to create the run, now or in a replay."""
+    number = round_of(layout.root)
+    coordinates = {"stage": stage, "recipe": recipe, "seed": seed, "round": number}
+    tags = {key: str(value) for key, value in coordinates.items() if value is not None}
+    run = f" {recipe}/{seed}" if seed is not None else f" {recipe}" if recipe else ""
+    return {
+        "kind": "start",
+        "time": milliseconds(),
+        "record": secrets.token_hex(8),
+        "experiment": experiment,
+        "pipeline": current_pipeline(layout),
+        "name": f"{stage}{run}{round_words(number)}",
+        "tags": {
+            **tags,
+            **git_tags(),
+            **process_tags(psutil.Process()),
+            "mlflow.source.name": f"tasks.{stage}",
+        },
+    }
+
+
+def round_of(root: Path) -> int:
+    """Return the round of a data root: 2 for `data/rounds/2`, 1 for any other."""
+    parent, name = root.absolute().parent, root.absolute().name
+    return int(name) if parent.name == "rounds" and name.isdigit() else 1
+
+
+def round_words(number: int | str) -> str:
+    """Return the suffix of a run's name for its round; empty for the first round."""
+    return f", round {number}" if int(number) > 1 else ""
+
+
+def outputs(layout: Layout, stage: str, recipe: str | None, seed: int | None) -> list[Path]:
+    """Return the small files with digests that identify the run that wrote a stage's outputs."""
+    name, number = recipe or "", seed or 0
+    files = {
+        "ingest": [layout.prompts(split) for split in ("train", "validation", "test")],
+        "policy": [layout.policy_card],
+        "profile": [layout.profile / "profile.parquet"],
+        "baseline": [layout.baseline / "metrics.json"],
+        "allocate": [
+            layout.plan(name, number) / "plan.parquet",
+            layout.plan(name, number) / "decisions.parquet",
+        ],
+        "train": [
+            layout.train(name, number) / "curve.parquet",
+            layout.train(name, number) / "flops.json",
+        ],
+        "evaluate": [layout.evaluation(name, number) / "metrics.json"],
+        "report": [layout.report / "leaderboard.json"],
+    }
+    return [path for path in files.get(stage, []) if path.is_file()]

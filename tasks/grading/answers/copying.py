@@ -1,0 +1,162 @@
+r"""Detect answers that only copy a formula of the prompt: `513^2 - 487^2` equals the gold of
+"Compute $513^2 - 487^2$" without solving anything.
+
+An answer is a copy if it still calculates something (`\frac{6}{4}`, `\gcd(12,18)`, `(x+1)^2`), is
+written like a formula of the prompt, and is not written like the gold. Brackets, multiplication
+signs, the order of terms and factors, added zeros and ones (`-0`, `/1`, `^1`) and added signs do
+not matter. Numbers, reduced fractions, names and lists of these are never copies. Not supported:
+formulas within others, and other rewriting."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
+from functools import lru_cache
+
+from tasks.grading.answers import units
+from tasks.grading.answers.forms import parts_of, sides_of
+from tasks.grading.answers.numbers import DROPPED, NUMBER
+from tasks.grading.answers.spelling import clean
+from tasks.grading.answers.units import DEGREES, TEXT
+
+MAX_PROMPT = 20_000  # characters at the end of a prompt
+MAX_ANSWER = 1000  # characters
+
+NAMES = "sqrt|cbrt|binom|gcd|lcm|log|ln|exp|sin|cos|tan|cot|sec|csc|floor|ceil|abs|mod|min|max|det"
+OPERATION = re.compile(
+    rf"[-+*/^!|÷×·√∛∜⌊⌈]|[\d)]\s*\(|(?<![a-zA-Z])(?:{NAMES})(?![a-zA-Z])"
+    r"|\\(?:frac|[dt]?binom|choose|arc(?:sin|cos|tan)|(?:sin|cos|tan)h|sum|prod|i*int|lim|[lr]?vert|[lr]floor"
+    r"|[lr]ceil|cdot|times|div|[bp]?mod|begin)(?![a-zA-Z])"
+)
+FORMULA = re.compile(  # bounded by an answer's length, so that unclosed delimiters take no time
+    r"\$\$(.{1,1000}?)\$\$|(?<!\\)\$(.{1,1000}?)(?<!\\)\$|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]"
+    r"|\\begin\{(?:align|equation|gather)\*?\}(.{1,1000}?)\\end",
+    re.DOTALL,
+)
+SHORT = "of|is|in|to|if|at|by|on|or|an|be|he|it|we|no|so|do|as|us"
+WORD = re.compile(  # a token that ends a formula in running text
+    rf"(?<![\\a-zA-Z])(?:(?!(?:{NAMES})(?![a-z]))[^\W\d_]{{3,}}|(?i:{SHORT}|a(?=\s+\w))(?![a-zA-Z]))"
+    r"|[.,;:?](?=\s|$)|\n"
+)
+BETWEEN = re.compile(
+    r"(?<![<>!])=|[<>≤≥]|\\(?:le|leq|ge|geq|lt|gt|ne|neq|approx|equiv|in|to)(?![a-zA-Z])"
+    r"|\\\\|\\q?quad(?![a-zA-Z])|&"
+)
+GREEK = re.compile(
+    r"\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|psi|rho|sigma|omega)(?![a-zA-Z])"
+)
+DIVIDED = re.compile(r"\\[dtc]?frac(?![a-zA-Z])|\\div(?![a-zA-Z])|÷")
+CHOSEN = re.compile(r"\\[dt]binom(?![a-zA-Z])|\\choose(?![a-zA-Z])")
+UNWRITTEN = re.compile(r"\\(?:cdot|times|left|right)(?![a-zA-Z])|[(){}\[\]*·×+$&\\]")
+TOKEN = re.compile(r"\d+(?:\.\d+)?|\S")
+ZEROS = re.compile(r"(?<=\d)\.0+(?!\d)")
+ADDED = {"-", "/", "^"}  # signs without effect next to 0, 1, or the same sign
+
+Symbols = tuple[str, ...]
+
+
+def copied(given: str, golds: Iterable[str], prompt: str) -> str | None:
+    """Return an answer with each copied value as written in the prompt; None if it copies
+    nothing."""
+    if len(given) > MAX_ANSWER or not calculates(clean(given)):
+        return None
+    asked = [(Counter(written), formula) for written, formula in formulas(prompt).items()]
+    wanted = symbols_of(golds)
+    values = parts_of(clean(given))
+    written = [copied_value(value, wanted, asked) for value in values]
+    if not any(written):
+        return None
+    return ", ".join(new or old for new, old in zip(written, values, strict=True))
+
+
+def copied_value(
+    value: str, wanted: Set[Symbols], asked: Iterable[tuple[Counter[str], str]]
+) -> str | None:
+    """Return the formula of the prompt that one value of an answer copies, or None."""
+    found = [symbols(form) for form in forms(value)]
+    if not wanted.isdisjoint(found):
+        return None
+    given = [Counter(key(one)) for one in found]
+    copies = (
+        formula
+        for written, formula in asked
+        if any(one >= written and ADDED.issuperset(one - written) for one in given)
+    )
+    return next(copies, None)
+
+
+def candidates(golds: Iterable[str], prompt: str) -> Iterator[str]:
+    """Yield the formulas of a prompt that may equal a gold without being written like it: formulas
+    with letters that all occur in a gold."""
+    golds = [clean(gold) for gold in golds]
+    wanted = symbols_of(golds)
+    letters = {letter for gold in golds for letter in variables(gold)}
+    for formula in formulas(prompt).values():
+        if symbols(formula) not in wanted and variables(formula) <= letters:
+            yield formula
+
+
+def variables(formula: str) -> set[str]:
+    """Return the letters of a formula, including Greek ones, except those in function names."""
+    text = without_text(formula)
+    return {*GREEK.findall(text), *re.sub(rf"\\[a-zA-Z]+|{NAMES}|[^a-zA-Z]", "", text)}
+
+
+@lru_cache(maxsize=256)
+def formulas(prompt: str) -> dict[Symbols, str]:
+    """Return the formulas of a prompt that calculate something, by key: formulas between delimiters
+    and in running text, the sides of equations, and the parts of lists."""
+    prompt = prompt[-MAX_PROMPT:]
+    found = [
+        "".join(filter(None, match.groups())).rstrip("?. ") for match in FORMULA.finditer(prompt)
+    ]
+    found += WORD.split(FORMULA.sub("\n", prompt))
+    sides = (side for text in found for side in (text, *BETWEEN.split(TEXT.sub("&", text))))
+    pieces = (form for side in sides for part in parts_of(clean(side)) for form in forms(part))
+    return {key(symbols(piece)): piece for piece in pieces if calculates(piece)}
+
+
+def symbols_of(golds: Iterable[str]) -> set[Symbols]:
+    """Return the symbols of every value of the golds."""
+    values = (value for gold in golds for value in parts_of(clean(gold)))
+    return {symbols(form) for value in values for form in forms(value)}
+
+
+def forms(value: str) -> Iterator[str]:
+    """Yield a value without its unit, and the right side of an equation with names or formulas as
+    its left sides."""
+    value = units.split(value)[0]
+    yield value
+    *left, right = sides_of(value)
+    if left and all(re.search(r"[a-zA-Z]", side) or calculates(side) for side in left):
+        yield right.strip()
+
+
+def calculates(value: str) -> bool:
+    """Return whether an answer is more than a number, a name or a list of these."""
+    number = NUMBER.fullmatch(value.strip())
+    if number is None:
+        bare = DEGREES.sub("", without_text(value)).strip()
+        return OPERATION.search(re.sub(r"^[-+]|(?<=[=,;(\[])\s*[-+]", " ", bare)) is not None
+    top, bottom = (number[name] or number[f"{name}2"] for name in ("top", "bottom"))
+    if top and bottom:
+        top, bottom = (int(DROPPED.sub("", side)) for side in (top, bottom))
+        return bottom == 1 or math.gcd(top, bottom) > 1
+    return (number["power"] or number["power_bare"] or number["repeated"]) is not None
+
+
+@lru_cache(maxsize=4096)
+def symbols(value: str) -> Symbols:
+    """Return the symbols of a formula in alphabetical order."""
+    text = CHOSEN.sub("binom ", DIVIDED.sub("/", ZEROS.sub("", without_text(value))))
+    return tuple(sorted(TOKEN.findall(UNWRITTEN.sub(" ", text.replace("**", "^")))))
+
+
+def without_text(value: str) -> str:
+    r"""Return a formula without `\text{...}`, except for function names inside it."""
+    return TEXT.sub(lambda found: found[1] if re.fullmatch(NAMES, found[1]) else "", value)
+
+
+def key(written: Symbols) -> Symbols:
+    """Return the symbols without 0 and 1."""
+    return tuple(symbol for symbol in written if symbol not in ("0", "1"))

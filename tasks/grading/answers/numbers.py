@@ -1,0 +1,143 @@
+r"""Parse typed numbers exactly: `1,000`, `-$5.00`, `28\%`, `2 1/2`, `\frac{1}{3}`,
+`71.\overline{3}`, `3e6`, `2.1\times 10^{-8}`, `10^-2`. Unsupported: words, roots, other powers."""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from fractions import Fraction
+
+INTEGER = r"(?:\d{1,3}(?:(?:,|\{,\}|,\\!|\\,)\d{3})++(?!\d)|\d++)"
+TIMES = r"(?:\\times|\\cdot|[×·*]|(?<=[\d ])x(?=[ \d]))"
+EXPONENT = (
+    r"(?:\^|\*\*) ?"
+    r"(?:\{{ *(?P<{0}>[-+]?\d{{1,4}}) *\}}|\(? ?(?P<{0}_bare>[-+]?\d{{1,4}})(?!\d) ?\)?)"
+)
+NUMBER = re.compile(
+    r"(?<![a-zA-Z0-9_.^])(?P<sign>[-+]?)\\?[$€£¥]?(?:"
+    r"(?:(?P<whole>\d{1,18}) ?)?\\[dtc]?frac *"
+    r"(?:\{ *(?P<top>\d{1,300}) *\} *\{ *(?P<bottom>\d{1,300}) *\}|(?P<digits>\d\d))"
+    rf"|(?<!/)(?:(?P<whole2>\d{{1,18}}) )?(?P<top2>{INTEGER}) ?/ ?(?P<bottom2>{INTEGER})"
+    r"(?! ?/|\.\d)"
+    r"|(?P<before>\d{0,18})\.(?P<after>\d{0,18})\\(?:overline|bar|dot) *"
+    r"\{ *(?P<repeated>\d{1,18}) *\}"
+    rf"|10 ?{EXPONENT.format('power')}"
+    rf"|(?P<decimal>(?:{INTEGER}(?:\.\d++)?|\.\d++)(?:[eE][-+]?\d{{1,4}}(?!\w))?)"
+    rf"(?: ?{TIMES} ?10 ?{EXPONENT.format('exponent')})?"
+    r")(?P<percent>\s?(?:\\?%|percent\b))?"
+)
+DROPPED = re.compile(r",\\!|\\,|\{,\}|[,$€£¥]")
+SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+RAISED = re.compile(r"(?<=[\w)\]}])([⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,4})")
+# an en dash is a minus sign unless it follows a number, word or bracket
+DASH = re.compile(r"(?<![\w)\]}])(?<![\w)\]}] )–(?=[\d.\\])")
+SPACES = re.compile(r"[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
+VULGAR = re.compile(r"[¼½¾⅐-⅞]")
+WIDE = Context(prec=10**6, Emax=10**8, Emin=-(10**8))
+
+Number = Decimal | Fraction
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The allowed deviation of a number from the gold: `absolute`, or `relative` to the gold; 0 for
+    both is exact."""
+
+    relative: float = 0.0
+    absolute: float = 0.0
+
+
+EXACT = Tolerance()
+
+
+def typed(text: str) -> str:
+    """Return the text with ASCII minus signs and spaces, and with full-width digits, superscripts
+    and single-character fractions (½) in their usual form."""
+    if text.isascii():
+        return text
+    text = (
+        SPACES.sub(" ", text)
+        .replace("\N{MINUS SIGN}", "-")
+        .replace("\N{FULLWIDTH PERCENT SIGN}", "%")
+    )
+    text = VULGAR.sub(vulgar, DASH.sub("-", text))
+    text = RAISED.sub(lambda found: "^{" + found[1].translate(SUPERSCRIPTS) + "}", text)
+    return text.translate({0xFF10 + digit: str(digit) for digit in range(10)})
+
+
+def vulgar(found: re.Match[str]) -> str:
+    """Return a single-character fraction in LaTeX."""
+    top, bottom = unicodedata.normalize("NFKC", found[0]).split("\N{FRACTION SLASH}")
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+def plain(found: re.Match[str]) -> str:
+    """Return the number as written, without commas, currency signs and surrounding blanks."""
+    return DROPPED.sub("", found[0]).rstrip("\\").strip()
+
+
+def value_of(found: re.Match[str]) -> tuple[Number, bool]:
+    """Return the value of a match of NUMBER, and whether it is a percentage (the value is then the
+    number before the sign)."""
+    percent = found["percent"] is not None
+    value = unsigned(found)
+    return -value if found["sign"] == "-" else value, percent
+
+
+def unsigned(found: re.Match[str]) -> Number:
+    """Return the value without its sign."""
+    if found["decimal"] is not None:
+        value = Decimal(DROPPED.sub("", found["decimal"]))
+        exponent = found["exponent"] or found["exponent_bare"]
+        return value.scaleb(int(exponent), WIDE) if exponent else value
+    if power := found["power"] or found["power_bare"]:
+        return Decimal(1).scaleb(int(power), WIDE)
+    if repeated := found["repeated"]:
+        before, after = found["before"], found["after"]
+        nines = 10 ** len(repeated) - 1
+        head = Fraction(int(before + after or "0"), 10 ** len(after))
+        return head + Fraction(int(repeated), nines * 10 ** len(after))
+    whole, top, bottom = (
+        int(DROPPED.sub("", found[name] or found[f"{name}2"] or "0"))
+        for name in ("whole", "top", "bottom")
+    )
+    if found["digits"]:
+        top, bottom = map(int, found["digits"])
+    return whole + Fraction(top, bottom) if bottom else Decimal("nan")
+
+
+def same(
+    gold: tuple[Number, bool], given: tuple[Number, bool], tolerance: Tolerance = EXACT
+) -> bool:
+    """Return whether two numbers are equal. If only one has a percent sign, 28% equals both 28 and
+    0.28."""
+    if gold[1] == given[1]:
+        return equal(gold[0], given[0], tolerance)
+    if gold[1]:
+        hundredfold = gold[0], scaled(given[0], Fraction(100))
+    else:
+        hundredfold = scaled(gold[0], Fraction(100)), given[0]
+    return equal(gold[0], given[0], tolerance) or equal(*hundredfold, tolerance)
+
+
+def scaled(number: Number, factor: Fraction) -> Number:
+    """Return a number times a factor."""
+    number = exactly(number)
+    return number * factor if isinstance(number, Fraction) else number
+
+
+def equal(gold: Number, given: Number, tolerance: Tolerance = EXACT) -> bool:
+    """Return whether two numbers are equal, exactly or within a tolerance. Two decimals are
+    compared directly, which is fast for any number of digits."""
+    if isinstance(gold, Decimal) and isinstance(given, Decimal) and tolerance == EXACT:
+        return gold == given
+    gold, given = exactly(gold), exactly(given)
+    if tolerance == EXACT or not (isinstance(gold, Fraction) and isinstance(given, Fraction)):
+        return gold == given
+    allowed = max(Fraction(str(tolerance.absolute)), Fraction(str(tolerance.relative)) * abs(gold))
+    return abs(gold - given) <= allowed
+
+
+def exactly(number: Number) -> Number:
+    """Return the number as a fraction; not-a-number (x / 0) is unchanged and equals nothing."""
+    return Fraction(number) if number == number else number

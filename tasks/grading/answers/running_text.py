@@ -1,0 +1,136 @@
+r"""Answers in running text: its formulas and numbers, in the order in which math-verify searches
+for an answer; and tests for whether a text is one formula, or a sentence."""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from math_verify import ExprExtractionConfig, LatexExtractionConfig
+from math_verify.parser import get_extraction_regexes
+
+from tasks.grading.answers import numbers, units
+from tasks.grading.answers.forms import FUNCTION_NAMES, OR, is_denied
+from tasks.grading.answers.marked import EAST, gold_boxed
+from tasks.grading.answers.numbers import NUMBER
+from tasks.grading.answers.spelling import clean, meaning
+
+MAX_FORMULA = 300  # characters of a completion that is one formula
+# words that may be part of a formula or an answer
+KEPT = FUNCTION_NAMES | set(units.COUNTS) | set(units.POWERS) | {
+    "and", "per", "base", "mod", "arcsin", "arccos", "arctan", "sec", "csc", "cot", "sinh", "cosh",
+    "tanh", "max", "min", "all", "real", "numbers", "solution", "solutions", "Rational",
+}  # fmt: skip
+EXTRACTION = (LatexExtractionConfig(boxed_match_priority=-1), ExprExtractionConfig())
+BESIDE_EAST = re.compile(rf"(?<=[{EAST}])(?=[-\d\\$(.])|(?<=[\d)$}}])(?=[{EAST}])")
+BETWEEN = rf"[^\w\s]?(?:{OR.pattern}|\s+[oó](?![^\W_])\s*)[^\w\s]?"
+HEDGED = re.compile(NUMBER.pattern + BETWEEN + "$")
+HEDGE = re.compile(BETWEEN + NUMBER.pattern)
+MAX_MATCHES = 5
+MAX_TEXT = 8000  # characters at the end of a text that are searched for formulas
+SAID = re.compile(
+    r"(?:answer|result|solution)[\s*]*(?:is|are|:)[\s*]*:?(?P<words>[^\n]{1,200})"
+    r"|(?:答案|答え|정답|respuesta|réponse|antwort|ответ)[\s*]*(?:是|为|は|es|est|ist|:|：)*(?P<others>[^\n]{1,200})",
+    re.IGNORECASE,
+)
+
+
+def formulas(text: str) -> Iterator[str]:
+    """Yield the formulas and numbers of a running text, the most likely answer first: in
+    math-verify's order of anchors, then from the last. Denied formulas are skipped."""
+    text = BESIDE_EAST.sub(" ", numbers.typed(text[-MAX_TEXT:]))
+    by_priority: dict[int, list[re.Match[str]]] = {}
+    for patterns, _ in get_extraction_regexes(EXTRACTION):
+        for pattern, priority in patterns:
+            by_priority.setdefault(priority, []).extend(pattern.finditer(text))
+    for _, matches in sorted(by_priority.items()):
+        matches.sort(key=lambda match: (-match.end(), match.start()))
+        for match in matches[:MAX_MATCHES]:
+            found = formula_of(match)
+            if found and not is_denied(text, start_of(match), match.end()):
+                before = HEDGED.search(text[max(match.start() - 60, 0) : match.start()])
+                after = HEDGE.match(text, match.end())
+                yield (before[0] if before else "") + " " + found + (after[0] if after else "")
+
+
+def start_of(match: re.Match[str]) -> int:
+    """Return the start of the formula in a match of one of the library's patterns, after its
+    anchor."""
+    return min(match.start(name) for name, value in match.groupdict().items() if value)
+
+
+def said_words(text: str) -> str | None:
+    """Return the words that a running text states last as its answer: `the answer is east.`"""
+    found = list(SAID.finditer(text[-MAX_TEXT:]))
+    return (found[-1]["words"] or found[-1]["others"]).strip(" .*。") if found else None
+
+
+def formula_of(match: re.Match[str]) -> str:
+    """Return the formula in a match of one of the library's patterns, without its anchor."""
+    groups = match.groupdict()
+    latex = [value for name, value in groups.items() if "latex" in name and value]
+    if latex:
+        return ", ".join(latex) + (r"\%" if groups.get("first_percent") else "")
+    if groups.get("expr"):
+        return groups["expr"].strip()
+    number = "".join(
+        value for name, value in groups.items() if name[:7] in ("integer", "decimal") and value
+    )
+    return number + ("%" if groups.get("percent") else "")
+
+
+FORMULA = re.compile(
+    r"[^a-zA-Z\\]*+(?:(?:\\(?:begin|end|text|mathrm|mbox|operatorname)\{[^{}\n]*\}|\\[a-zA-Z]++"
+    r"|\\[^a-zA-Z]|(?:sqrt|pi|sin|cos|tan|log|ln|exp|cm|or|and)(?![a-zA-Z])"
+    r"|[b-df-hj-np-tv-z]{0,2}[a-zA-Z](?![a-zA-Z]))[^a-zA-Z\\]*+)*+"
+)
+
+
+def is_formula(text: str) -> bool:
+    """Return whether a completion is one formula or number, without words around it."""
+    return (
+        0 < len(text) <= MAX_FORMULA
+        and "\n" not in text
+        and (FORMULA.fullmatch(text) is not None or units.number_of(clean(text)) is not None)
+        and not re.search(rf"[{EAST}]", text)
+        and re.search(r"[\w\\]", text) is not None
+    )
+
+
+# letters next to an operator are variables: abc + def
+TERM = re.compile(r"[a-zA-Z]+(?:\s*[+*/^_]\s*| - )\w+|[+*/^_]\s*[a-zA-Z]+|\d[a-zA-Z]+")
+
+
+def outside_braces(text: str) -> str:
+    """Return the text outside braces; braces around the whole text do not count."""
+    depth, found = 0, []
+    for piece in re.split(r"([{}])", re.sub(r"^\s*\{(.*)\}\s*$", r"\1", text, flags=re.DOTALL)):
+        if piece in "{}":
+            depth = depth + 1 if piece == "{" else max(depth - 1, 0)
+        elif depth == 0:
+            found.append(piece)
+    return " ".join(found)
+
+
+def is_prose(text: str) -> bool:
+    """Return whether a marked answer is a sentence around its answer: two or more words that are
+    neither units nor mathematics."""
+    if meaning(clean(text)) is not None:
+        return False  # no solution, the empty set
+    bare = re.sub(r"\\[a-zA-Z]+|(?<!\\)\$[^$]*\$", " ", outside_braces(text))
+    bare = TERM.sub(" ", bare)
+    words = re.findall(r"[a-zA-Z]{3,}", bare)
+    return sum(units.known(word) is None and word.lower() not in KEPT for word in words) > 1
+
+
+@lru_cache(maxsize=4096)
+def of_gold(gold: str) -> str:
+    """Return the answer in a gold: its box or boxes, its only formula, or the whole gold."""
+    boxed = gold_boxed(gold)
+    if boxed is not None:
+        return clean(boxed)
+    cleaned = clean(gold)
+    if "$" in cleaned and len(cleaned) > len(cleaned.strip("$")):
+        return cleaned
+    if re.search(r"(?<!\\)\$[^$]+(?<!\\)\$", cleaned):
+        return clean(next(formulas(gold), cleaned))
+    return cleaned

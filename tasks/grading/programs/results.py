@@ -1,0 +1,144 @@
+"""Results of programs: decoded from the sandbox's replies, and compared with the expected results.
+
+A program can write replies of any form. For any form, a function raises only the errors that its
+docstring names."""
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+# unambiguous, to match in linear time: outputs can be long
+NUMBER = re.compile(r"[-+]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?")
+MAX_SHOWN = 80  # characters of a result in a verdict
+
+
+def same_output(given: str, wanted: str, tolerance: float | None) -> bool:
+    """Return whether two outputs are the same line by line, ignoring white space at the ends of
+    lines and empty lines at the end. With a tolerance, lines are compared word by word, and numbers
+    by their values."""
+    lines = zip_longest(trimmed(given), trimmed(wanted))
+    if tolerance is None:
+        return all(a == b for a, b in lines)
+    return all(
+        a is not None and b is not None and (a == b or same_words(a, b, tolerance))
+        for a, b in lines
+    )
+
+
+def trimmed(text: str) -> list[str]:
+    """Return the lines of an output without ignored white space."""
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def same_words(given: str, wanted: str, tolerance: float) -> bool:
+    """Return whether two lines have the same words, with numbers within the tolerance."""
+    words = zip_longest(given.split(), wanted.split())
+    return all(
+        a is not None and b is not None and (a == b or same_number(a, b, tolerance))
+        for a, b in words
+    )
+
+
+def same_number(given: str, wanted: str, tolerance: float) -> bool:
+    """Return whether two words are numbers within the tolerance, relative or absolute."""
+    if not NUMBER.fullmatch(given) or not NUMBER.fullmatch(wanted):
+        return False
+    return close(float(given), float(wanted), tolerance)
+
+
+def close(given: float, wanted: float, tolerance: float) -> bool:
+    """Return whether two numbers differ by at most the tolerance, relative or absolute."""
+    try:
+        return math.isclose(given, wanted, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:  # an integer too large for a float
+        return given == wanted
+
+
+def same_result(given: Any, wanted: Any, wrapped: bool, tolerance: float | None) -> bool:
+    """Return whether a function returned the expected value. If `wrapped`, an expected list also
+    stands for its first element."""
+    value = plain(given)
+    if same_value(value, wanted, tolerance):
+        return True
+    if not (wrapped and isinstance(wanted, list) and wanted):
+        return False
+    return same_value(value, wanted[0], tolerance)
+
+
+def same_value(given: Any, wanted: Any, tolerance: float | None) -> bool:
+    """Return whether two JSON values are equal, with numbers within the tolerance, if any."""
+    if isinstance(given, list) and isinstance(wanted, list):
+        pairs = zip(given, wanted, strict=False)
+        return len(given) == len(wanted) and all(same_value(*pair, tolerance) for pair in pairs)
+    if isinstance(given, dict) and isinstance(wanted, dict):
+        same_keys = given.keys() == wanted.keys()
+        return same_keys and all(same_value(given[key], wanted[key], tolerance) for key in given)
+    if tolerance is not None and is_number(given) and is_number(wanted):
+        return close(given, wanted, tolerance)
+    return bool(given == wanted)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number and not a boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# ---------------------------------------------------------------- replies of the sandbox
+
+
+def decoded(value: Any) -> Any:
+    """Return the value encoded by `runner.encoded`. Raise ValueError for any other form, and
+    TypeError for a set with an unhashable element."""
+    if isinstance(value, list):
+        return [decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1:
+        raise ValueError("a result in no known form")
+    [(kind, content)] = value.items()
+    if kind in ("tuple", "set", "frozenset"):
+        items: Iterable[Any] = [decoded(item) for item in content]
+        return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](items)
+    if kind == "dict":
+        return {decoded(key): decoded(item) for key, item in content}
+    if kind == "complex":
+        return complex(*content)
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    if kind == "other":
+        return Other(str(content))
+    raise ValueError("a result in no known form")
+
+
+@dataclass(frozen=True, eq=False)
+class Other:
+    """A result of a type that is not transferred; it is equal to nothing."""
+
+    type: str
+
+
+def plain(value: Any) -> Any:
+    """Return a value in JSON types: tuples as lists, keys as text."""
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {as_key(key): plain(item) for key, item in value.items()}
+    return value
+
+
+def as_key(key: Any) -> str:
+    """Return a mapping key as JSON writes it."""
+    return key if isinstance(key, str) else json.dumps(key, default=repr)
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of a value for a message."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except Exception:  # too deep, too long
+        text = type(value).__name__
+    return repr(text[:MAX_SHOWN])[1:-1] + ("..." if len(text) > MAX_SHOWN else "")

@@ -1,0 +1,90 @@
+"""Draft `ingest.sources` and `ingest.splits` for a file from its first rows: the fields of question
+and answer, a verifier for the form of the answers, and splits that the rows can fill."""
+
+import re
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import Any
+
+from tasks.common.params import ParamsError, parse
+from tasks.ingest import reading
+from tasks.ingest.candidates import Rejection, Row, as_text
+from tasks.ingest.files.fetching import local_file
+from tasks.ingest.files.formats import Record, records
+from tasks.ingest.settings import Source
+from tasks.ingest.sources.published import SETS
+
+MAX_ROWS = 20_000  # examined at most
+MIN_ROWS = 10
+QUESTIONS = ("messages", "prompt", "question", "problem", "query", "instruction", "input")
+ANSWERS = ("answer", "gold", "final_answer", "target", "expected_answer", "solution", "output")
+FORMS = {
+    "numeric": re.compile(r"[-+]?[$€£]?\s?\d[\d,]*(\.\d+)?\s?%?"),
+    "choice": re.compile(r"\(?[A-J]\)?"),
+    "math": re.compile(r".*(\\|\^|\d\s*/\s*\d|[=+*(\[]).*|[-+]?[\d.,]+", re.DOTALL),
+}
+MOST = 0.95
+
+
+def draft(
+    location: str, preset: str | None, fields: Sequence[str] | None, max_characters: int | None
+) -> tuple[dict[str, Any], dict[str, int | None]]:
+    """Return an entry of `ingest.sources` for the file at `location`, and `ingest.splits`. The file
+    is read by a preset, or as a published set; None: by its `fields` of question and answer, or by
+    fields with usual names. Raise ParamsError if there are no such fields, or too few rows."""
+    preset = None if preset == "mapping" else preset  # the fields of `mapping` are found here
+    if preset is None:
+        entry = mapping(location, fields)
+    elif preset in SETS:
+        entry = {"preset": "published", "settings": {"set": preset, "path": location}}
+    else:
+        entry = {"preset": preset, "settings": {"path": location}}
+    (source,) = reading.sources([parse(entry, Source, "ingest.sources[0]")])
+    found = list(islice(reading.rows(0, source, max_characters, None), MAX_ROWS))
+    rows = [row for row in found if isinstance(row, Row)]
+    number = len({row.asked for row in rows})
+    if number < MIN_ROWS:
+        why = next((f" ({row.detail})" for row in found if isinstance(row, Rejection)), "")
+        raise ParamsError(
+            f"{location} has {number} different questions that can be used{why}, and three splits "
+            f"need {MIN_ROWS}: add rows, or name another file"
+        )
+    if preset is None:
+        entry["settings"]["verifier"] = verifier_for([row.answer for row in rows])
+    splits = {"train": None, "validation": min(number // 10, 200), "test": min(number // 5, 1024)}
+    return entry, splits
+
+
+def mapping(location: str, fields: Sequence[str] | None) -> dict[str, Any]:
+    """Return an entry that reads a file by the names of its fields."""
+    with local_file(location, None) as path:
+        found = (one.fields for one in records(path, location) if isinstance(one, Record))
+        first = next(found, None)
+    if first is None:
+        raise ParamsError(f"{location} has no row that can be read: name another file")
+    columns = list(first) if isinstance(first, dict) else []
+    question, answer = fields or (
+        next((name for name in names if name in columns), "") for names in (QUESTIONS, ANSWERS)
+    )
+    if not isinstance(first, dict) or not {question, answer} <= set(columns):
+        raise ParamsError(
+            f"{location} has the fields {', '.join(columns) or '(none)'}: name those of question "
+            "and answer with --fields QUESTION ANSWER"
+        )
+    gold = as_text(first[answer])
+    extract = next((mark for mark in ("####", "boxed") if mark in gold), None)
+    settings: dict[str, Any] = {
+        "path": location,
+        "name": PurePosixPath(location).name.partition(".")[0],
+    }
+    settings |= {"prompt": question, "answer": answer, "level": None, "verifier": "exact"}
+    return {"preset": "mapping", "settings": settings | ({"extract": extract} if extract else {})}
+
+
+def verifier_for(golds: Sequence[str]) -> str:
+    """Return the verifier for answers of this form; `exact` if the form is unknown."""
+    for name, form in FORMS.items():
+        if sum(form.fullmatch(gold) is not None for gold in golds) >= MOST * len(golds):
+            return name
+    return "exact"

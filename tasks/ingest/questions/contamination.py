@@ -1,0 +1,162 @@
+"""Training prompts that are also in the evaluation: the same question, or nearly the same words.
+
+Exact: equal up to Unicode composition, white space and case. Near: the longer prompt contains more
+than a threshold of the shorter prompt's word n-grams, and its content words (see `similarity`).
+Three more rules separate different problems and keep the search fast:
+
+- Text that many prompts of either side share (an instruction, a template) is not evidence: n-grams
+  and words in over 1 % of a sample do not count.
+- With `same_numbers`, two prompts are near only if their numbers, operators and variables agree in
+  order, up to whole sentences around the shorter. So neither `12 + 3` and `12 + 4`, nor
+  `z^4 - z^2 + 1` and `z^4 + z^2 + 1`, match.
+- An index lists the prompts of the evaluation by n-gram: the search is exact, and linear in the
+  training prompts. Only prompts with the overlap are compared by their numbers and words.
+
+Not supported: paraphrases in other words, translations."""
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from tasks.common.progress import progress
+from tasks.ingest.questions.similarity import same, text_of, tokens_of, words_of
+from tasks.ingest.settings import Contamination
+from tasks.ingest.spool import Spool
+
+SAMPLE = 10_000  # prompts of each side in which shared n-grams are counted
+# an n-gram or a word is shared if it is in more prompts of the sample than both limits: a share
+# and a number
+SHARED_RATE = 0.01
+MIN_SHARED = 20
+FACTOR = 0x9E3779B97F4A7C15  # odd; its powers weight the tokens of an n-gram by position
+Hashes = NDArray[np.uint64]
+
+
+PAIRS = {"row": pl.UInt32, "other": pl.UInt32, "kind": pl.String, "overlap": pl.Float64}
+
+
+def pairs(
+    spool: Spool, train: pl.DataFrame, evaluation: pl.DataFrame, settings: Contamination
+) -> pl.DataFrame:
+    """Return the PAIRS of training rows and evaluation rows (parts of the index) with the same
+    question."""
+    found = exact(train, evaluation)
+    if settings.overlap is None:
+        return found
+    rest = train.join(found, on="row", how="anti", maintain_order="left")
+    return pl.concat([found, near(spool, rest["row"], evaluation["row"], settings)])
+
+
+def exact(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
+    """Return the pairs with questions that are equal up to case."""
+    others = evaluation.select("folded", other="row")
+    return train.join(others, on="folded", maintain_order="left_right").select(
+        "row", "other", kind=pl.lit("exact"), overlap=pl.lit(1.0)
+    )
+
+
+def near(
+    spool: Spool, train: pl.Series, evaluation: pl.Series, settings: Contamination
+) -> pl.DataFrame:
+    """Return the pairs of the rows `train` and `evaluation` with overlapping n-grams."""
+    questions = spool.take(evaluation, "asked")
+    sample = spool.take(train.head(SAMPLE), "asked")
+    common = shared(sample["asked"], settings.ngram).union(
+        shared(questions["asked"].head(SAMPLE), settings.ngram)
+    )
+    index = Index(zip(questions["row"], questions["asked"], strict=True), common, settings)
+    found: list[tuple[int, int, str, float]] = []
+    with progress(len(train), "contamination", "prompt") as bar:
+        for part in spool.ordered(train, "asked"):
+            for row, asked in zip(part["row"], part["asked"], strict=True):
+                found += [(row, other, "near", overlap) for other, overlap in index.search(asked)]
+                bar.update()
+    return pl.DataFrame(found, schema=PAIRS, orient="row")
+
+
+@dataclass(frozen=True)
+class Common:
+    """Features that many prompts share: hashes of n-grams, sorted, and words."""
+
+    grams: Hashes
+    words: frozenset[str]
+
+    def union(self, other: "Common") -> "Common":
+        """Return the union of the two."""
+        return Common(np.union1d(self.grams, other.grams), self.words | other.words)
+
+
+class Index:
+    """An index of the evaluation's prompts, to find prompts that overlap with a given one."""
+
+    def __init__(
+        self, prompts: Iterable[tuple[int, str]], common: Common, settings: Contamination
+    ) -> None:
+        self.settings = settings
+        self.common = common
+        self.threshold = settings.overlap or 1.0
+        self.prompts = list(prompts)
+        grams = [self.distinct(asked) for _, asked in self.prompts]
+        self.sizes = np.array([len(each) for each in grams], dtype=np.int64)
+        # every n-gram with the index of its prompt, sorted by n-gram
+        flat = np.concatenate([*grams, np.zeros(0, np.uint64)])
+        order = np.argsort(flat, kind="stable")
+        self.grams = flat[order]
+        self.places = np.repeat(np.arange(len(grams), dtype=np.int32), self.sizes)[order]
+
+    def search(self, asked: str) -> Iterator[tuple[int, float]]:
+        """Yield the rows and overlaps of the prompts near `asked`, in row order."""
+        grams = self.distinct(asked)
+        starts = np.searchsorted(self.grams, grams, "left")
+        ends = np.searchsorted(self.grams, grams, "right")
+        found = [
+            self.places[start:end] for start, end in zip(starts, ends, strict=True) if start < end
+        ]
+        if not found:
+            return
+        places, counts = np.unique(np.concatenate(found), return_counts=True)
+        overlaps = counts / np.minimum(len(grams), self.sizes[places])
+        near = overlaps >= self.threshold
+        text = text_of(asked) if near.any() else None
+        for place, overlap in zip(places[near], overlaps[near], strict=True):
+            row, other = self.prompts[place]
+            if text is not None and same(
+                text, text_of(other), self.common.words, self.settings.same_numbers
+            ):
+                yield row, float(overlap)
+
+    def distinct(self, asked: str) -> Hashes:
+        """Return the n-grams of a prompt that are not shared."""
+        grams = ngrams(tokens_of(asked), self.settings.ngram)
+        return np.setdiff1d(grams, self.common.grams, True)
+
+
+def shared(sample: Iterable[str], size: int) -> Common:
+    """Return the n-grams and words that many prompts of a sample share."""
+    grams: Counter[int] = Counter()
+    words: Counter[str] = Counter()
+    num_prompts = 0
+    for asked in sample:
+        tokens = tokens_of(asked)
+        grams.update(ngrams(tokens, size).tolist())
+        words.update(words_of(tokens))
+        num_prompts += 1
+    limit = max(MIN_SHARED, SHARED_RATE * num_prompts)
+    return Common(
+        np.array(sorted(gram for gram, count in grams.items() if count > limit), np.uint64),
+        frozenset(word for word, count in words.items() if count > limit),
+    )
+
+
+def ngrams(tokens: list[str], size: int) -> Hashes:
+    """Return the distinct hashes of all runs of `size` tokens; a shorter prompt is a single run."""
+    codes = np.array([zlib.crc32(token.encode()) for token in tokens], np.uint64)
+    runs = np.zeros(max(len(codes) - size + 1, min(len(codes), 1)), np.uint64)
+    for place in range(min(size, len(codes))):
+        runs = runs * np.uint64(FACTOR) + codes[place : place + len(runs)]
+    return np.unique(runs)

@@ -1,0 +1,62 @@
+"""The definition of equal prompts, and the hashes by which a million of them are compared and
+ordered.
+
+Two rows have the same question if their texts are equal up to Unicode composition, white space, and
+full stops and question marks at the end. All other punctuation counts: `z^4 - z^2 + 1` and
+`z^4 + z^2 + 1` are two questions. Case counts (`the code of A`, `the code of a`) if the golds
+differ, and does not if they agree."""
+
+import hashlib
+import json
+import unicodedata
+
+from tasks.common.files import digest
+from tasks.ingest.candidates import Row
+
+CLOSING = " .?。？"
+
+
+def prompt_id(row: Row) -> str:
+    """Return a digest of the prompt, its answer and its verifier, in 16 hex digits."""
+    return digest([row.messages or row.prompt, row.answer, row.verifier])
+
+
+def normalised(asked: str) -> str:
+    """Return the text by which prompts are compared."""
+    return " ".join(unicodedata.normalize("NFC", asked).split())
+
+
+def compared(asked: str) -> str:
+    """Return the normalised text without full stops and question marks at its end, which the text
+    around the question may have repeated."""
+    text = normalised(asked)
+    return text.rstrip(CLOSING) or text
+
+
+def key(text: str) -> int:
+    """Return a 64-bit hash of a text. For a million texts, the probability of a collision is one in
+    37 million."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def place(seed: int, identity: str) -> int:
+    """Return a prompt's place in the order of the splits. It depends only on the seed and the
+    prompt's content, so the order of sources and rows does not matter, and a prompt added later
+    shifts few others."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{identity}".encode()).digest()[:8], "big")
+
+
+def question_keys(asked: str) -> dict[str, int]:
+    """Return the keys of a question: of its text, and of the text without case."""
+    text = compared(asked)
+    return {"text": key(text), "folded": key(normalised(text.casefold()))}
+
+
+def keys(row: Row, identity: str, seed: int) -> dict[str, int]:
+    """Return the keys of a row in the index: of its question, its gold and its place. `identity` is
+    its prompt_id."""
+    return {
+        **question_keys(row.asked),
+        "gold": key(json.dumps([row.answer, row.verifier])),
+        "place": place(seed, identity),
+    }

@@ -1,0 +1,84 @@
+"""Values that differ between equal runs: seconds, work lost to kills, time and machine of the
+report, and why stages ran.
+
+They are written to `measured.txt` beside the page. That file is no output of DVC, so equal runs
+have equal outputs. A cell that was restored or pulled has no measurements here."""
+
+import os
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from tasks.common.artifacts import Layout
+from tasks.common.files import digest_file
+from tasks.common.sealed import read_note
+from tasks.common.tracking.pipelines import git_tags, this_host
+from tasks.report.evidence import Evidence, Json, Trained
+
+
+def measured_text(layout: Layout, evidence: Evidence) -> str:
+    """Return the text of `measured.txt`: the origin, the seconds of every cell, and the stages'
+    notes."""
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    machine = f"{this_host()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    lines = [f"made {when} from {commit_words(git_tags())} on {machine}"]
+    parts = {
+        "measured seconds, and work lost to kills": [
+            f"{name}: {words_of(found)}" for name, found in all_measured(layout, evidence).items()
+        ],
+        "why stages ran": run_notes(layout),
+    }
+    for title, notes in parts.items():
+        lines += ["", title, "", *(notes or ["no stage left a note"])]
+    return "\n".join(lines) + "\n"
+
+
+def all_measured(layout: Layout, evidence: Evidence) -> dict[str, Json]:
+    """Return the measurements of the profile and of every training, by name; an empty mapping if
+    the note is missing or belongs to another run."""
+    of = {"profile": ("profile", layout.profile / "profile.parquet")}
+    for run in evidence.trained:
+        path = layout.train(run.recipe, run.seed) / "curve.parquet"
+        of[run.name] = (f"{run.recipe}-{run.seed}", path)
+    notes = {name: read_note(layout.measured(note)) for name, (note, _) in of.items()}
+    return {
+        name: note if note.get("of") == digest_file(of[name][1]) else {}
+        for name, note in notes.items()
+    }
+
+
+def words_of(found: Json) -> str:
+    """Return the measurements of a run as text."""
+    lost = {f"lost {name}": value for name, value in found.get("lost", {}).items()}
+    parts = {**found.get("seconds", {}), **lost}
+    return ", ".join(f"{name} {value:,.1f}" for name, value in parts.items()) or "not measured here"
+
+
+def total_seconds(measured: Mapping[str, Json], run: Trained) -> float | None:
+    """Return all seconds of a cell: profiling if it reads the profile, training, and the seconds
+    lost to kills; None if a part is unknown."""
+    found, profile = measured[run.name], measured["profile"]
+    if not found or (run.reads_profile and not profile):
+        return None
+    profiling = profile["seconds"]["profile"] if run.reads_profile else 0.0
+    return float(profiling + found["seconds"]["train"] + found["lost"]["seconds"])
+
+
+def commit_words(tags: Mapping[str, str]) -> str:
+    """Return the commit, and whether files have changed since."""
+    commit = tags.get("git")
+    if commit is None:
+        return "no git repository"
+    name, _, changed = commit.partition("-")
+    return f"{name[:10]}, with changes" if changed else name[:10]
+
+
+def run_notes(layout: Layout) -> list[str]:
+    """Return when and why the flow last ran each stage, oldest first. Notes that are damaged or
+    have another version are skipped."""
+    found = []
+    for path in layout.run_note("*").parent.glob("*.json"):
+        note = read_note(path)
+        if {"when", "outcome", "why"} <= note.keys():
+            found.append(f"{note['when']}  {path.stem}: {note['outcome']}: {note['why']}")
+    return sorted(found)

@@ -1,0 +1,113 @@
+"""The recipe to choose for a given budget, from the fitted validation curves and their uncertainty.
+
+At each budget the advice is the recipe with the highest fitted accuracy, with every other recipe
+without a significant difference from it. Nothing is extrapolated: a recipe that ended with less
+than the budget counts with its final accuracy, and a recipe with a more expensive profile is
+excluded.
+
+The draws of two recipes are paired in a random order. Their validations share the prompts, so
+paired draws would separate them sooner: the advice is conservative."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tasks.common.statistics import Floats
+from tasks.report.curves import AXES, ENDS, Fits, amount, axis_unit, axis_words
+from tasks.report.views.charts import Chart, chart, line, variant
+
+NUM_BUDGETS = 40  # evenly from 0 to the most that was spent
+Advice = dict[str, Any]
+
+
+def advise(fits: Fits) -> dict[str, list[Advice]]:
+    """Return the advice at every budget, by axis. The draws are the same in every run."""
+    found = {}
+    for axis in AXES:
+        curves = {recipe: of[axis] for recipe, of in fits.items()}
+        most = max(float(fitted.curve.flops[-1]) for fitted in curves.values())
+        budgets = most * np.arange(1, NUM_BUDGETS + 1) / NUM_BUDGETS
+        rng = np.random.default_rng(0)
+        values = {
+            # draws in rows, budgets in columns
+            recipe: rng.permutation([draw.at(budgets) for draw in fitted.draws])
+            for recipe, fitted in curves.items()
+        }
+        starts = {recipe: float(fitted.curve.flops[0]) for recipe, fitted in curves.items()}
+        fitted_at = {recipe: fitted.curve.at(budgets) for recipe, fitted in curves.items()}
+        found[axis] = [
+            advice_at(
+                float(budget),
+                {name: float(fitted_at[name][place]) for name in curves if starts[name] < budget},
+                {name: values[name][:, place] for name in curves},
+                {name: float(fitted.curve.accuracy[0]) for name, fitted in curves.items()},
+            )
+            for place, budget in enumerate(budgets)
+        ]
+    return found
+
+
+def advice_at(
+    budget: float,
+    accuracy: Mapping[str, float],
+    draws: Mapping[str, Floats],
+    began: Mapping[str, float],
+) -> Advice:
+    """Return the advice at one budget: `take`, None if no recipe is affordable; `level_with`, the
+    recipes not distinguishable from it; and for each recipe the accuracy at which it `began`, its
+    accuracy at the budget, the interval, and the share of draws in which it is the `best` (ties
+    count in parts)."""
+    if not accuracy:
+        return {"budget": budget, "take": None, "level_with": [], "recipes": {}}
+    names = list(accuracy)
+    drawn = np.array([draws[name] for name in names])
+    wins = drawn >= drawn.max(axis=0) - 1e-12
+    best = (wins / wins.sum(axis=0)).mean(axis=1)
+    take = max(names, key=lambda name: (accuracy[name], best[names.index(name)]))
+    ahead = {
+        name: np.quantile(draws[take] - draws[name], ENDS[0]) for name in names if name != take
+    }
+    recipes = {}
+    for name, share in zip(names, best, strict=True):
+        low, high = np.quantile(draws[name], ENDS)
+        interval = {"began": began[name], "low": float(low), "high": float(high)}
+        recipes[name] = {"accuracy": accuracy[name], **interval, "best": float(share)}
+    level = [name for name, low in ahead.items() if low <= 0]
+    return {"budget": budget, "take": take, "level_with": level, "recipes": recipes}
+
+
+def advice_words(axis: str, advice: Advice) -> str:
+    """Return the advice as a sentence or two."""
+    start = f"With {amount(axis, advice['budget'])}"
+    if advice["take"] is None:
+        return f"{start}, keep the initial policy: no recipe has begun to train."
+    mine = advice["recipes"][advice["take"]]
+    words = (
+        f"{start}, take {advice['take']}: {mine['accuracy']:.1%} validation accuracy (95 % "
+        f"interval {mine['low']:.1%} to {mine['high']:.1%})"
+    )
+    if len(advice["recipes"]) > 1:
+        words += f", the best in {mine['best']:.0%} of the draws"
+    if advice["level_with"]:
+        words += f". Not told apart from it: {', '.join(advice['level_with'])}"
+    if mine["low"] <= mine["began"]:
+        words += f". Not shown to be above the {mine['began']:.1%} that it began with"
+    return f"{words}."
+
+
+def chances(advices: Mapping[str, list[Advice]], colours: Mapping[str, int]) -> Chart:
+    """Return the share of draws in which each recipe is the best, over the budget."""
+    variants = {}
+    for axis, rows in advices.items():
+        size, name = axis_unit(axis, rows[-1]["budget"])
+        traces = []
+        for recipe, index in colours.items():
+            xs = [row["budget"] / size for row in rows if recipe in row["recipes"]]
+            ys = [row["recipes"][recipe]["best"] for row in rows if recipe in row["recipes"]]
+            hover = f"the best in %{{y:.0%}} of the draws with %{{x:,.4~g}} {name}"
+            traces.append(line(recipe, index, xs, ys, hover, group=recipe))
+        words = axis_words(axis, name)
+        layout = {"yaxis_range": [-0.02, 1.02], "xaxis_rangemode": "tozero"}
+        variants[axis] = variant(traces, words, "the best recipe", percent="y", **layout)
+    return chart("how often each recipe is the best that a budget buys", variants)

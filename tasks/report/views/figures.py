@@ -1,0 +1,268 @@
+"""The figures of the report: data and axes of each. `charts` makes their parts."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import polars as pl
+
+from tasks.report.curves import AXES, COMPARED, axis_unit, axis_words, unit
+from tasks.report.drift import Drift, passes_of
+from tasks.report.results import Results, name_of
+from tasks.report.views.charts import (
+    Chart,
+    Trace,
+    Variant,
+    band,
+    bars,
+    chart,
+    colour,
+    css,
+    dots,
+    line,
+    rows_layout,
+    variant,
+)
+
+# the parts of the bill by name, and the strength of their colour
+PART_WORDS = {
+    "profile": "profiling",
+    "generate": "generating",
+    "score": "scoring",
+    "update": "updating",
+}
+PART_SHARE = {"profile": 1.0, "generate": 0.72, "score": 0.55, "update": 0.38}
+# values shown over the steps: the column in `steps_binned`, the axis, whether it is a share
+STEP_SERIES = {
+    "groups with a signal": ("mixed", "share of mixed groups", True),
+    "reward": ("reward_mean", "mean reward", False),
+    "length": ("completion_tokens_mean", "mean tokens of a completion", False),
+    "entropy": ("entropy", "entropy of a token, nats", False),
+    "KL": ("kl", "KL from the reference policy, nats", False),
+    "truncated": ("truncated_rate", "share of truncated completions", True),
+}
+NUM_BINS = 24  # of steps
+MAX_PASSES = 5  # in a calibration figure
+DOT_SHARE = 0.55  # of the line's colour, for single validations
+# the differences to draw, by what a recipe is compared with
+COMPARISONS = ("reference", "champion", "initial")
+
+
+def legend(colours: Mapping[str, int]) -> str:
+    """Return one button per recipe, which shows or hides the recipe in all figures."""
+    buttons = [
+        f'<button type="button" class="key" aria-pressed="true" data-recipe="{escape(recipe)}">'
+        f'<i style="background:{css(index)}"></i>{escape(recipe)}</button>'
+        for recipe, index in colours.items()
+    ]
+    return "".join(buttons)
+
+
+def accuracy(results: Results) -> Chart:
+    """Return validation accuracy over each of AXES, the account of the budget first."""
+    budget = results.evidence.budget
+    first = budget.account if budget else None
+    axes = sorted(AXES, key=lambda axis: axis != first)
+    variants = {axis: accuracy_over(results, axis) for axis in axes}
+    return chart("validation accuracy over what was spent, a fitted line per recipe", variants)
+
+
+def accuracy_over(results: Results, axis: str) -> Variant:
+    """Return validation accuracy over one axis: a fitted line per recipe with its band, dotted
+    before its first point, and a dot per validation of each seed."""
+    column, curves, colours = AXES[axis], results.curves, results.colours
+    size, name = axis_unit(axis, float(curves[column].max() or 0.0))  # type: ignore[arg-type]
+    traces: list[Trace] = []
+    for recipe, index in colours.items():
+        fitted = results.fits[recipe][axis]
+        xs = (fitted.curve.flops / size).tolist()
+        ys = fitted.curve.accuracy.tolist()
+        low, high = (ends.tolist() for ends in fitted.band())
+        ends = [f"{a:.1%} to {b:.1%}" for a, b in zip(low, high, strict=True)]
+        hover = f"%{{y:.1%}} (%{{customdata}}) with %{{x:,.4~g}} {name}"
+        traces.append(band(index, xs, low, high, group=recipe))
+        traces.append(line(recipe, index, xs, ys, hover, group=recipe, customdata=ends))
+        lead = line(recipe, index, [0.0, xs[0]], [ys[0]] * 2, "", group=recipe, hoverinfo="skip")
+        traces.append(lead | {"line": {**lead["line"], "dash": "dot"}})
+    for (run,), part in curves.group_by("run", maintain_order=True):
+        recipe = part["recipe"][0]
+        xs, ys = (part[column] / size).to_list(), part["accuracy"].to_list()
+        hover = f"%{{y:.1%}} with %{{x:,.4~g}} {name}"
+        shown = dots(str(run), colours[recipe], xs, ys, hover, group=recipe, share=DOT_SHARE)
+        traces.append(shown)
+    words, layout = axis_words(axis, name), {"xaxis_rangemode": "tozero", "height": 300}
+    return variant(traces, words, "validation accuracy", percent="y", **layout)
+
+
+def over_steps(results: Results) -> Chart:
+    """Return the measurements of training over its steps, one line per run."""
+    trained = results.evidence.trained
+    binned = {run.name: steps_binned(run.steps) for run in trained}
+    variants = {}
+    for name, (column, words, is_share) in STEP_SERIES.items():
+        traces = []
+        for run in trained:
+            part = binned[run.name].drop_nulls(column)
+            hover = f"%{{y:{'.1%' if is_share else '.4~g'}}} in steps around %{{x:.0f}}"
+            xs, ys = part["middle"].to_list(), part[column].to_list()
+            index = results.colours[run.recipe]
+            traces.append(line(run.name, index, xs, ys, hover, group=run.recipe))
+        variants[name] = variant(traces, "step", words, percent="y" * is_share)
+    return chart("what training measured over its steps", variants)
+
+
+def steps_binned(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the means of STEP_SERIES in at most NUM_BINS bins of steps. Steps without a finite
+    value are skipped (such as KL without an update)."""
+    width = max(1, -(-len(steps) // NUM_BINS))
+    shares = pl.col("num_mixed_groups").sum() / pl.col("num_prompts").sum()
+    means = [column for column, _, _ in STEP_SERIES.values() if column != "mixed"]
+    finite = [pl.col(name).filter(pl.col(name).is_finite()).mean() for name in means]
+    return steps.group_by(pl.col("step") // width, maintain_order=True).agg(
+        pl.col("step").mean().alias("middle"),
+        pl.when(pl.col("num_prompts").sum() > 0).then(shares).alias("mixed"),
+        *finite,
+    )
+
+
+def calibrations(results: Results) -> Chart:
+    """Return training success over the profiled pass rate for each recipe, with the groups of all
+    its seeds."""
+    variants = {}
+    for recipe, index in results.colours.items():
+        runs = results.evidence.seeds(recipe)
+        passes = passes_of(pl.concat(results.groups[run.name] for run in runs))
+        if passes:
+            variants[recipe] = calibration(passes, index)
+    return chart("success in training over the profiled pass rate, a line per pass", variants)
+
+
+def calibration(passes: Sequence[Drift], index: int) -> Variant:
+    """Return training success over the profiled pass rate: one line per pass, stronger for later
+    passes; the diagonal, dotted; and the expectation for an unchanged policy, dashed.
+
+    If there are many passes only a few are shown. Only the last pass has an interval, because the
+    question is whether it moved."""
+    shown = spaced(passes)
+    last = shown[-1]
+    profiled = column(last, "profiled")
+    low, high = column(last, "success_low"), column(last, "success_high")
+    hover = "solved %{y:.1%}, profiled %{x:.1%}"
+    traces = [band(index, profiled, low, high, crowded=False)]
+    traces.append(grey("as profiled", "dot", [0.0, 1.0], [0.0, 1.0]))
+    traces.append(grey("unchanged policy", "dash", profiled, column(last, "expected")))
+    for number, one in enumerate(shown, start=1):
+        share = 1.0 - 0.7 * (len(shown) - number) / len(shown)
+        xs, ys = column(one, "profiled"), column(one, "success")
+        trace = line(f"pass {one['pass']}", index, xs, ys, hover, share=share)
+        traces.append(trace | {"mode": "lines+markers"})
+    return variant(
+        traces,
+        "pass rate in the profile",
+        "success in training",
+        percent="xy",
+        showlegend=True,
+        xaxis_range=[-0.02, 1.02],
+        yaxis_range=[-0.02, 1.02],
+    )
+
+
+def grey(name: str, style: str, xs: Sequence[float], ys: Sequence[float]) -> Trace:
+    """Return a grey line for comparison."""
+    trace = line(name, 0, xs, ys, "%{y:.1%} at %{x:.1%}")
+    return trace | {"line": {"color": "@soft", "width": 1.5, "dash": style}}
+
+
+def spaced(passes: Sequence[Drift]) -> list[Drift]:
+    """Return at most MAX_PASSES of the passes, including the first and the last."""
+    count = min(len(passes), MAX_PASSES)
+    return [passes[index * (len(passes) - 1) // max(count - 1, 1)] for index in range(count)]
+
+
+def column(one: Drift, key: str) -> list[float]:
+    """Return one value for every bin of a pass."""
+    return [row[key] for row in one["bins"]]
+
+
+def compute_parts(results: Results) -> Chart:
+    """Return the FLOPs of each run by part, in each account."""
+    rows = results.rows
+    variants = {}
+    for account in COMPARED:
+        size, unit_name = unit(max(row[f"flops_{account}"]["total"] for row in rows))
+        traces = []
+        for recipe, index in results.colours.items():
+            mine = [row for row in rows if row["recipe"] == recipe]
+            ys = [escape(name_of(row)) for row in mine]
+            for part in mine[0][f"flops_{account}"]:
+                if part == "total":
+                    continue
+                xs = [row[f"flops_{account}"][part] / size for row in mine]
+                hue = colour(index, PART_SHARE[part])
+                hover = f"%{{y}}: {PART_WORDS[part]} %{{x:.4~g}} {unit_name}"
+                traces.append(bars(part, xs, ys, hue, hover, group=recipe, orientation="h"))
+        layout = {"barmode": "stack", **rows_layout([name_of(row) for row in rows])}
+        variants[account] = variant(traces, axis_words(account, unit_name), "", **layout)
+    return chart("compute by what it was spent on", variants)
+
+
+def differences(results: Results) -> Chart:
+    """Return the paired differences of pass@1 of every recipe with their intervals, in points."""
+    recipes = results.summary["recipes"]
+    names = sorted(recipes, key=lambda name: -recipes[name]["differences"]["initial"]["mean"])
+    variants = {}
+    for other in COMPARISONS:
+        found = {name: recipes[name]["differences"][other] for name in names}
+        traces = [
+            difference(name, results.colours[name], value)
+            for name, value in found.items()
+            if value is not None
+        ]
+        if traces:
+            words = f"points of pass@1 over the {other}"
+            layout = {"xaxis_zeroline": True, **rows_layout(names)}
+            variants[f"over the {other}"] = variant(traces, words, "", **layout)
+    return chart("paired differences of pass@1 with 95 % intervals", variants)
+
+
+def difference(name: str, index: int, found: Mapping[str, Any]) -> Trace:
+    """Return a dot at a difference with its interval."""
+    mean, low, high = (100 * found[key] for key in ("mean", "low", "high"))
+    hover = f"%{{x:+.1f}} points ({low:+.1f} to {high:+.1f})"
+    trace = dots(name, index, [mean], [escape(name)], hover, group=name)
+    arrays = {"symmetric": False, "array": [high - mean], "arrayminus": [mean - low]}
+    return trace | {"error_x": {"type": "data", "color": colour(index), **arrays}}
+
+
+def by_level(results: Results) -> Chart:
+    """Return test pass@1 on each level before (grey) and after training, the mean over the
+    seeds."""
+    initial = results.evidence.baseline["levels"]
+    levels = sorted(initial, key=level_order)
+    names = {level: f"{level} (n={initial[level]['num_prompts']})" for level in levels}
+    hover = "%{y}: %{x:.1%}, %{fullData.name}"
+    before = [initial[level]["pass_at_1"] for level in levels]
+    ticks = [escape(names[level]) for level in levels]
+    traces = [bars("initial policy", before, ticks, "@initial", hover, orientation="h")]
+    for recipe, index in results.colours.items():
+        found = [run.metrics["levels"] for run in results.evidence.seeds(recipe)]
+        after = {}
+        for level in levels:
+            # a level with only errors is not in the metrics
+            shares = [one[level]["pass_at_1"] for one in found if level in one]
+            if shares:
+                after[escape(names[level])] = sum(shares) / len(shares)
+        xs, ys = list(after.values()), list(after)
+        traces.append(bars(recipe, xs, ys, colour(index), hover, group=recipe, orientation="h"))
+    layout = {"barmode": "group", "xaxis_range": [0, 1]}
+    layout |= rows_layout(list(names.values()), max(1, len(traces) // 2))
+    one = variant(traces, "test pass@1", "", percent="x", **layout)
+    return chart("pass@1 by level, before and after training", {"level": one})
+
+
+def level_order(level: str) -> tuple[int, float, str]:
+    """Return a sort key: numbers in numeric order, then words."""
+    try:
+        return 0, float(level), level
+    except ValueError:
+        return 1, 0.0, level

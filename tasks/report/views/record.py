@@ -1,0 +1,178 @@
+"""The record in MLflow: the experiment, all data of each recipe and seed, and the aliases of the
+candidate and the champion."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tasks.allocate.settings import AllocateSettings
+from tasks.common import recipes
+from tasks.common.artifacts import PROMPTS, ROLLOUTS
+from tasks.common.params import Experiment, parse
+from tasks.common.stage import Stage
+from tasks.common.tracking.journal import Event, milliseconds, point
+from tasks.engines.settings import Sampling
+from tasks.evaluate.settings import Evaluate
+from tasks.profile.settings import ProfileSettings
+from tasks.report.curves import COMPARED
+from tasks.report.evidence import Trained
+from tasks.report.measured import all_measured, total_seconds
+from tasks.report.results import SUMMARISED, Results, Row, name_of
+from tasks.train.settings import TrainSettings
+
+logger = logging.getLogger(__name__)
+
+# without the parquet of all rollouts, which is as large as the stages' own outputs
+RECORDED = (
+    *("index.html", "leaderboard.json", "leaderboard.txt"),
+    *("summary.json", "curve.csv", "measured.txt"),
+)
+NUM_SAMPLES = 32  # rollouts on test, kept for reading
+# the sections that affect a cell's result, beside `allocate` and `train`
+SECTIONS = {"sampling": Sampling, "profile": ProfileSettings, "evaluate": Evaluate}
+
+
+def record(stage: Stage, results: Results) -> None:
+    """Record the experiment, its cells, the report's files, and the aliases. A failure here does
+    not fail the report."""
+    try:
+        write(stage, results)
+    except Exception as error:
+        logger.warning("the report is not recorded in full (%s: %s)", type(error).__name__, error)
+
+
+def write(stage: Stage, results: Results) -> None:
+    tracker, layout, summary = stage.tracker, stage.layout, results.summary
+    tracker.experiment(experiment_params(stage), experiment_metrics(summary))
+    by_name = {name_of(row): row for row in results.rows}
+    measured = all_measured(layout, results.evidence)
+    for run in results.evidence.trained:
+        reached, seconds = cell_metrics(by_name[run.name]), total_seconds(measured, run)
+        if seconds is not None:
+            reached["seconds"] = seconds
+        tracker.cell(
+            run.recipe,
+            run.seed,
+            cell_params(stage, run),
+            [point(reached, milliseconds()), *curves(stage, results, run)],
+            datasets=existing({s: layout.prompts(s) for s in ("train", "validation", "test")}),
+            outputs=outputs(stage, run),
+            table=samples(stage, run),
+        )
+    for name in RECORDED:
+        tracker.artifact(layout.report / name)
+    tracker.champion(
+        trained_by(stage, summary["champion"]),
+        f"{summary['headline']} {summary['why']}",
+        trained_by(stage, summary["candidate"]),
+    )
+
+
+def trained_by(stage: Stage, chosen: Mapping[str, Any] | None) -> Path | None:
+    """Return the file that identifies the training of a cell."""
+    if chosen is None:
+        return None
+    return stage.layout.train(chosen["recipe"], chosen["seed"]) / "curve.parquet"
+
+
+def outputs(stage: Stage, run: Trained) -> list[Path]:
+    """Return the files that identify the plan, training and evaluation of a cell."""
+    layout, cell = stage.layout, (run.recipe, run.seed)
+    return [
+        layout.plan(*cell) / "plan.parquet",
+        layout.train(*cell) / "curve.parquet",
+        layout.train(*cell) / "flops.json",
+        layout.evaluation(*cell) / "metrics.json",
+    ]
+
+
+def existing(files: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the `files` that exist. The report itself does not need them."""
+    return {name: path for name, path in files.items() if path.exists()}
+
+
+def experiment_params(stage: Stage) -> dict[str, Any]:
+    """Return the parameters of the experiment, with its recipes."""
+    chosen = stage.section("experiment", Experiment).recipes
+    named = {name: recipes.resolved(stage.params, name) for name in chosen}
+    return {**{k: v for k, v in stage.params.items() if k != "tracking"}, "recipes": named}
+
+
+def experiment_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return each recipe's means over the seeds, as `pass_at_1/sgpo`, and the initial policy's."""
+    means = {
+        f"{name}/{recipe}": values[name]["mean"]
+        for recipe, values in summary["recipes"].items()
+        for name in SUMMARISED
+    }
+    initial = {f"{name}/initial": summary["initial"][name] for name in ("pass_at_1", "greedy")}
+    return {**means, **initial}
+
+
+def cell_params(stage: Stage, run: Trained) -> dict[str, Any]:
+    """Return all parameters of a cell: the recipe's settings merged over the common ones."""
+    shared = {name: asdict(stage.section(name, cls)) for name, cls in SECTIONS.items()}
+    cell = {"recipe": run.recipe, "seed": run.seed, **shared}
+    if run.recipe not in recipes.names(stage.params):
+        return cell
+    chosen = recipes.of_cell(stage.params, run.recipe, stage.layout.code_folder)
+    allocate = {**asdict(stage.section("allocate", AllocateSettings)), **chosen["allocate"]}
+    train = asdict(parse(chosen["train"], TrainSettings, "train"))
+    return {**cell, "allocate": allocate, "train": train}
+
+
+def cell_metrics(row: Row) -> dict[str, float]:
+    """Return the results and costs of a cell."""
+    flops = {f"flops_{account}": row[f"flops_{account}"]["total"] for account in COMPARED}
+    names = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "validation")
+    per_tflop = {
+        f"pass_at_1_per_tflop_{account}": row["pass_at_1"]
+        / (row[f"flops_{account}"]["total"] / 1e12)
+        for account in COMPARED
+        if row[f"flops_{account}"]["total"]
+    }
+    return {
+        **{name: row[name] for name in (*names, "steps", "rollouts", "tokens")},
+        **{f"validation_at_{share}": value for share, value in row["validation_at"].items()},
+        "pass_at_1_over_initial": row["over_initial"]["mean"],
+        **flops,
+        **per_tflop,
+    }
+
+
+def curves(stage: Stage, results: Results, run: Trained) -> list[Event]:
+    """Return the validation curve over steps and charged FLOPs, and the metrics of each training
+    step. Their time is the time of their file, so a second record has the same points."""
+    file = stage.layout.train(run.recipe, run.seed) / "curve.parquet"
+    when = int(file.stat().st_mtime * 1000)
+    trunk = results.curves.filter(pl.col("run") == run.name, pl.col("branch").is_null())
+    accuracy = ("accuracy", "accuracy_low", "accuracy_high")
+    found = [
+        point({name: row[name] for name in accuracy}, when, row["step"], row["flops_charged"])
+        for row in trunk.to_dicts()
+    ]
+    kept = [name for name in ("reward_mean", "loss", "entropy", "kl") if name in run.steps.columns]
+    mixed = (pl.col("num_mixed_groups") / pl.col("num_prompts")).alias("mixed_rate")
+    seen = run.steps.select("step", mixed, *kept).to_dicts()
+    return found + [
+        point({k: row[k] for k in row if k != "step"}, when, row["step"]) for row in seen
+    ]
+
+
+def samples(stage: Stage, run: Trained) -> dict[str, list[Any]]:
+    """Return some rollouts on test to read, one per prompt: prompt, answer and outcome."""
+    path = stage.layout.evaluation(run.recipe, run.seed) / "rollouts.parquet"
+    columns = ["prompt_id", "text", "answer", "outcome", "reward", "finish_reason"]
+    chosen = pl.col("greedy").not_() & (pl.col("sample_index") == 0)
+    rows = ROLLOUTS.read_columns(path, columns, where=chosen).head(NUM_SAMPLES)
+    test = stage.layout.prompts("test")
+    if test.exists():
+        asked = PROMPTS.read(test).select("prompt_id", "prompt", gold="answer")
+        rows = asked.join(rows, on="prompt_id", how="right").select(
+            "prompt", "text", "answer", "gold", "outcome", "reward", "finish_reason", "prompt_id"
+        )
+    return rows.to_dict(as_series=False)

@@ -1,0 +1,378 @@
+"""The tables of the report, as text for a terminal and as HTML. The numbers come from
+`results`."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import polars as pl
+
+from tasks.common.accounting.ledger import ACCOUNTS
+from tasks.report.curves import COMPARED, flops_words, unit
+from tasks.report.paired import Difference, points_words
+from tasks.report.results import Results, Row, name_of
+from tasks.report.views.charts import css
+from tasks.report.views.figures import PART_WORDS
+
+# columns of the leaderboard
+HEADERS = (
+    "recipe",
+    "seed",
+    "pass@1",
+    "95 % interval",
+    "greedy",
+    "rollouts",
+    *COMPARED,
+)
+# above the differences
+DIFFERENCES = (
+    "Differences of pass@1 in points, paired by test prompt (95 % intervals are over {resampled}):"
+)
+# above the results at equal compute
+POINTS = (
+    "Validation accuracy at shares of the run; times less compute to what {reference} has there:"
+)
+
+
+def text_table(results: Results) -> str:
+    """Return the leaderboard for a terminal, with notes on its columns and the paired differences
+    below."""
+    rows, summary = results.rows, results.summary
+    size, unit_name = flops_unit(rows)
+    lines = [
+        *aligned([HEADERS, *(leader_cells(row, size) for row in rows)]),
+        "",
+        unit_words(unit_name),
+        f"initial policy: pass@1 {rows[0]['pass_at_1_initial']:.1%}, greedy "
+        f"{rows[0]['greedy_initial']:.1%}",
+        "* profiling included (charged to recipes that read the profile); validation and "
+        "evaluation are not",
+        "",
+        DIFFERENCES.format(resampled=resampled(summary)),
+        "",
+        *aligned(difference_cells(summary)),
+        "",
+        POINTS.format(reference=summary["reference"]),
+        "",
+        *aligned(point_cells(summary)),
+    ]
+    return "\n".join(line.rstrip() for line in lines) + "\n\n"
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table for a terminal: headers, a rule, and rows. Names are
+    left-aligned, numbers right-aligned."""
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return lines
+
+
+def difference_cells(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the headers and one row per recipe, the best first: the points by which its pass@1
+    exceeds the reference, the champion (if there is one) and the initial policy."""
+    champion = summary["champion"]
+    headers = {"reference": f"over {summary['reference']}"}
+    if champion:
+        headers["champion"] = f"over the champion {name_of(champion)}"
+    headers["initial"] = "over the initial policy"
+    recipes = summary["recipes"]
+    ranked = sorted(recipes, key=lambda name: -recipes[name]["differences"]["initial"]["mean"])
+    body = [
+        (name, *(difference_words(recipes[name]["differences"][key]) for key in headers))
+        for name in ranked
+    ]
+    return [("recipe", *headers.values()), *body]
+
+
+def point_cells(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the headers and one row for each recipe and share of the run (see `points`)."""
+    headers = ("recipe", "share", "validation", f"over {summary['reference']}", "times less")
+    rows = [
+        (
+            recipe,
+            f"{point['share']:.0%}",
+            share(point["accuracy"]),
+            difference_words(point["over_reference"]),
+            times_words(point["times_less"]),
+        )
+        for recipe, points in summary["points"].items()
+        for point in points
+    ]
+    return [headers, *rows]
+
+
+def times_words(found: Mapping[str, float | None] | None) -> str:
+    """Return a factor with its interval; a dash if it is unknown."""
+    if found is None or found["times"] is None:
+        return "–"
+    low, high = ("–" if found[end] is None else f"{found[end]:.1f}" for end in ("low", "high"))
+    return f"{found['times']:.1f} ({low} to {high})"
+
+
+def difference_words(found: Difference | None) -> str:
+    """Return a difference in points with its interval; a dash where there is none."""
+    return "–" if found is None else f"{points(found['mean'], '+')} ({points_words(found)})"
+
+
+def resampled(summary: Mapping[str, Any]) -> str:
+    """Return the unit that the intervals of the differences resample."""
+    words = {recipe["differences"]["initial"]["over"] for recipe in summary["recipes"].values()}
+    return str(words.pop())
+
+
+def flops_unit(rows: Sequence[Row]) -> tuple[float, str]:
+    """Return the size and the name of a common unit for the compute of all rows."""
+    return unit(max(row[f"flops_{account}"]["total"] for row in rows for account in COMPARED))
+
+
+def unit_words(name: str) -> str:
+    """Return the note on the unit of the compute columns."""
+    return f"{', '.join(COMPARED)}: compute in {name}, by the rule of each account"
+
+
+def leader_cells(row: Row, size: float) -> tuple[str, ...]:
+    """Return the cells of a leaderboard row, in the order of HEADERS; compute in units of
+    `size`."""
+    star = "*" if row["reads_profile"] else ""
+    return (
+        row["recipe"],
+        str(row["seed"]),
+        f"{row['pass_at_1']:.1%}",
+        f"{row['pass_at_1_low']:.1%} to {row['pass_at_1_high']:.1%}",
+        f"{row['greedy']:.1%}",
+        f"{row['rollouts']:,.0f}",
+        *(f"{row[f'flops_{account}']['total'] / size:.3g}{star}" for account in COMPARED),
+    )
+
+
+def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, raw: int = 0) -> str:
+    """Return a table. The first `raw` columns contain HTML; all other cells are escaped."""
+    head = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
+    body = ""
+    for row in rows:
+        cells = [cell if i < raw else escape(cell) for i, cell in enumerate(row)]
+        body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def mark(results: Results, name: str) -> str:
+    """Return the name of a recipe or run, preceded by the recipe's colour."""
+    hue = css(results.colours[name.partition("/")[0]])
+    return f'<i class="mark" style="background:{hue}"></i>{escape(name)}'
+
+
+def leaderboard_table(results: Results) -> str:
+    """Return the leaderboard with the initial policy as its last row."""
+    evidence, rows = results.evidence, results.rows
+    most = sorted(rows[0]["pass_at"], key=int)[-1]
+    size, unit_name = flops_unit(rows)
+    body = []
+    for row in rows:
+        _, _, *cells = leader_cells(row, size)
+        name = mark(results, name_of(row))
+        body.append(
+            [name, *cells[:3], share(row["pass_at"][most]), f"{row['validation']:.1%}", *cells[3:]]
+        )
+    base = evidence.baseline
+    spread = f"{base['pass_at_1_low']:.1%} to {base['pass_at_1_high']:.1%}"
+    first = [
+        f"{base['pass_at_1']:.1%}",
+        spread,
+        f"{base['greedy']:.1%}",
+        share(base["pass_at"][most]),
+    ]
+    validation = f"{evidence.trained[0].curve['accuracy'][0]:.1%}"
+    nothing = ["0"] * len(HEADERS[5:])
+    body.append(['<i class="mark initial"></i>initial', *first, validation, *nothing])
+    headers = ["recipe/seed", *HEADERS[2:5], f"pass@{most}", "validation", *HEADERS[5:]]
+    return html_table(headers, body, raw=1) + f'<p class="note">{unit_words(unit_name)}.</p>'
+
+
+def differences_table(results: Results) -> str:
+    """Return the paired differences of every recipe."""
+    words = DIFFERENCES.format(resampled=resampled(results.summary))
+    return captioned(results, words, difference_cells(results.summary))
+
+
+def points_table(results: Results) -> str:
+    """Return the results of each recipe at equal compute."""
+    words = POINTS.format(reference=results.summary["reference"])
+    return captioned(results, words, point_cells(results.summary))
+
+
+def captioned(results: Results, words: str, cells: Sequence[Sequence[str]]) -> str:
+    """Return a table. The first row contains the headers, the first column the recipes."""
+    headers, *body = cells
+    marked = [[mark(results, recipe), *rest] for recipe, *rest in body]
+    return f"<p>{escape(words)}</p>" + html_table(headers, marked, raw=1)
+
+
+def seeds_table(results: Results) -> str:
+    """Return mean and range over the seeds; an empty string if there is one seed."""
+    recipes = results.summary["recipes"]
+    if all(summary["num_seeds"] == 1 for summary in recipes.values()):
+        return ""
+    body = [
+        [
+            mark(results, recipe),
+            str(summary["num_seeds"]),
+            share_range(summary["pass_at_1"]),
+            share_range(summary["greedy"]),
+            share_range(summary["validation"]),
+            *(flops_words(summary[f"flops_{account}"]["mean"]) for account in COMPARED),
+        ]
+        for recipe, summary in recipes.items()
+    ]
+    headers = ["recipe", "seeds", "pass@1", "greedy", "validation", *COMPARED]
+    caption = "<h3>Over the seeds</h3><p>Mean, and in brackets the lowest and the highest seed.</p>"
+    return caption + html_table(headers, body, raw=1)
+
+
+def share(value: float | None) -> str:
+    """Return a share in per cent; a dash if there is none, as for pass@k with fewer than k
+    samples."""
+    return "–" if value is None else f"{value:.1%}"
+
+
+def share_range(value: dict[str, float]) -> str:
+    """Return the mean of a share with its range."""
+    return f"{value['mean']:.1%} ({100 * value['min']:.1f} to {100 * value['max']:.1f})"
+
+
+def bills_table(results: Results) -> str:
+    """Return the FLOPs by part in every account, and separately those of validation."""
+    body = []
+    for row in results.rows:
+        for account in (*COMPARED, *(name for name in ACCOUNTS if name not in COMPARED)):
+            parts = row[f"flops_{account}"]
+            cells = [
+                flops_words(parts[part]) if parts.get(part) else "0"
+                for part in (*PART_WORDS, "total")
+            ]
+            beside = flops_words(row["flops_validation"]) if account == "executed" else ""
+            body.append([mark(results, name_of(row)), account, *cells, beside])
+    return html_table(
+        ["recipe/seed", "account", *PART_WORDS.values(), "total", "validation, outside"],
+        body,
+        raw=1,
+    )
+
+
+def decisions_table(results: Results) -> str:
+    """Return each recipe's decisions on the prompts, with count and reason (without the observed
+    counts)."""
+    body = []
+    for run in results.evidence.first_runs:
+        why = run.decisions.with_columns(pl.col("reason").str.replace(r"^solved \d+ of \d+; ", ""))
+        counts = (
+            why.group_by("decision", "group_size", "reason")
+            .len()
+            .sort("len", "reason", descending=[True, False])
+        )
+        for decision, size, reason, count in counts.iter_rows():
+            number = f"{count:,} ({count / len(run.decisions):.0%})"
+            body.append([mark(results, run.recipe), decision, str(size), number, reason])
+    return html_table(["recipe", "decision", "group size", "prompts", "reason"], body, raw=1)
+
+
+def plans_table(results: Results) -> str:
+    """Return the numbers of each plan."""
+    body = []
+    for run in results.evidence.first_runs:
+        visits = run.visits
+        counts = visits.group_by("group_size").len().sort("group_size")
+        sizes = ", ".join(f"{size}: {count:,}" for size, count in counts.iter_rows())
+        prompts = f"{visits['prompt_id'].n_unique():,} of {len(run.decisions):,}"
+        phases = f"{visits['phase'].n_unique()} / {visits['pass'].n_unique()}"
+        numbers = [
+            prompts,
+            f"{len(visits):,}",
+            phases,
+            f"{visits['group_size'].sum() / len(visits):.2f}",
+            sizes,
+        ]
+        body.append([mark(results, run.recipe), str(run.forecast["strategy"]), *numbers])
+    headers = [
+        "recipe",
+        "strategy",
+        "prompts",
+        "visits",
+        "phases / passes",
+        "mean group size",
+        "visits by group size",
+    ]
+    return html_table(headers, body, raw=1)
+
+
+def forecast_table(results: Results) -> str:
+    """Return the expected yield and cost of each plan, and the actual yield and cost of each
+    seed."""
+    rows = {name_of(row): row for row in results.rows}
+    body = []
+    for run in results.evidence.trained:
+        row = rows[run.name]
+        expected = run.forecast["plan"]
+        happened: dict[str, Any] = {
+            "rollouts": row["rollouts"],
+            "mixed_groups": float(run.steps["num_mixed_groups"].sum()),
+            "tokens": row["tokens"],
+        }
+        cells = [
+            f"{expected[name]:,.0f} → {value:,.0f}{off(value, expected[name])}"
+            for name, value in happened.items()
+        ]
+        charged = row["flops_charged"]["total"]
+        cells.append(
+            f"{flops_words(expected['flops_charged'])} → {flops_words(charged)}"
+            f"{off(charged, expected['flops_charged'])}"
+        )
+        body.append([mark(results, run.name), *cells])
+    return html_table(
+        ["recipe/seed", "rollouts", "mixed groups", "tokens", "charged compute"], body, raw=1
+    )
+
+
+def off(value: float, expected: float) -> str:
+    """Return the error of the forecast."""
+    return f" ({value / expected - 1:+.0%})" if expected else ""
+
+
+def drift_table(results: Results) -> str:
+    """Return each pass's distance from the profile, and its mixed groups against the forecast."""
+    body = []
+    for run in results.evidence.trained:
+        for one in results.summary["drift"][run.name]["passes"]:
+            mixed = f"{one['mixed_rate_forecast']:.1%} → {one['mixed_rate']:.1%}"
+            size = f"{one['group_size_mean']:.2f}"
+            number = f"{one['num_groups']:,}"
+            moved = [points(one["drift"], "+"), points(one["gap"]), points(one["chance"])]
+            solved = [f"{one['expected']:.1%}", f"{one['success']:.1%}"]
+            name = mark(results, run.name)
+            body.append([name, str(one["pass"]), number, size, *solved, *moved, mixed])
+    headers = [
+        "recipe/seed",
+        "pass",
+        "groups",
+        "mean size",
+        "expected",
+        "solved",
+        "drift",
+        "gap",
+        "gap by chance",
+    ]
+    return html_table([*headers, "mixed: forecast → found"], body, raw=1)
+
+
+def points(value: float, sign: str = "") -> str:
+    """Return a difference of two shares in percentage points; `+` adds the sign."""
+    return f"{100 * value:{sign}.1f}"

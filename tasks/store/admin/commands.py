@@ -1,0 +1,103 @@
+"""The subcommands of `winnow store`: list, check and compact the rollout store."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tasks.common import params
+from tasks.common.artifacts import Layout
+from tasks.common.locations import open_location, reaching
+from tasks.store.admin import maintenance
+from tasks.store.folder import RolloutStore, location
+from tasks.store.settings import StoreSettings
+
+
+def run(
+    command: str,
+    values: Mapping[str, Any],
+    layout: Layout,
+    *,
+    place: str | None = None,
+    policies: list[str],
+    dry_run: bool = False,
+) -> int:
+    """Run `command` on the store of the parameters `values`, or at `place`, and print its findings
+    or actions. Return the exit status, which is 1 if `verify` found damage."""
+    settings = params.section(values, "store", StoreSettings)
+    root = location(dataclasses.replace(settings, location=place or settings.location), layout)
+    with reaching(root):
+        files, path = open_location(root)
+        print(root)
+        folders = list(maintenance.folders(files, path, policies))
+        if command == "verify":
+            return int(verify(folders))
+        if command == "gc":
+            gc(folders, bool(policies), dry_run)
+        else:
+            {"ls": ls, "stat": stat}[command](folders)
+    return 0
+
+
+def ls(folders: list[RolloutStore]) -> None:
+    for policy, store in by_policy(folders):
+        found = maintenance.summarize(store)
+        print(
+            f"{policy}  {maintenance.describe(store)}: {found.num_rollouts:,} rollouts of "
+            f"{found.num_prompts:,} prompts"
+        )
+
+
+def stat(folders: list[RolloutStore]) -> None:
+    for policy, store in by_policy(folders):
+        found = maintenance.summarize(store)
+        print(f"\npolicy    {policy}")
+        print(f"sampling  {maintenance.describe(store)}")
+        print(f"folder    {store.folder}")
+        print(
+            f"rollouts  {found.num_rollouts:,}: {found.num_prompts:,} prompts, {found.fewest} to "
+            f"{found.most} samples"
+        )
+        print(f"shards    {found.num_shards:,}, {maintenance.megabytes([found.num_bytes])}", end="")
+        if found.num_damaged or found.num_covered:
+            print(f"; for gc: {found.num_damaged} damaged, {found.num_covered} compacted", end="")
+        print()
+        for row in maintenance.totals(store).iter_rows(named=True):
+            print(
+                f"sampled   {row['engine']} {row['engine_version']}: {row['rollouts']:,} rollouts, "
+                f"{row['completion_tokens']:,} tokens, {row['flops']:.3g} FLOPs, "
+                f"{row['seconds']:,.0f} s"
+            )
+
+
+def verify(folders: list[RolloutStore]) -> bool:
+    """Read every shard, print the damaged ones, and return whether there are any."""
+    found = [damage for store in folders for damage in maintenance.find_damaged(store)]
+    for path, fault in found:
+        print(f"DAMAGED {path}: {fault}")
+    if found:
+        print(
+            "the next stage that needs these rows sets the shards aside and samples them again; "
+            "`gc` removes shards that were set aside"
+        )
+    else:
+        print("no shard is damaged")
+    return bool(found)
+
+
+def gc(folders: list[RolloutStore], is_whole: bool, dry_run: bool) -> None:
+    """Compact, and remove unused files, or remove folders if `is_whole`. Print every action."""
+    action = maintenance.remove_folder if is_whole else maintenance.collect_garbage
+    is_done = False
+    for store in folders:
+        for line in action(store, dry_run=dry_run):
+            print(f"would {line}" if dry_run else line, flush=True)
+            is_done = True
+    if not is_done:
+        print("nothing to do")
+
+
+def by_policy(folders: list[RolloutStore]) -> Iterator[tuple[str, RolloutStore]]:
+    if not folders:
+        print("empty")
+    for store in folders:
+        yield store.folder.rsplit("/", 2)[-2], store

@@ -1,0 +1,86 @@
+"""The folder of one checkpoint: reading and verifying its content."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tasks.common.files import ArtifactError, digest_file
+from tasks.common.sealed import DamagedError, Sealed, decode
+from tasks.train.checkpoint.tensors import SavedTensors, Tensors
+
+BRANCH = "-branch"  # the end of the name of a branch's checkpoint
+
+Loaded = tuple[Tensors, dict[str, Any], dict[str, pl.DataFrame]]
+
+
+def read_checkpoint(folder: Path) -> tuple[Loaded, list[str]]:
+    """Return a checkpoint's tensors, state and tables, and the names of its rollout parts. Raises
+    ArtifactError if a file was changed after it was written."""
+    index = verified_index(folder)
+    files = [folder / name for name in index["files"]]
+    tables = {path.stem: pl.read_parquet(path) for path in files if path.suffix == ".parquet"}
+    tensors = SavedTensors([path for path in files if path.suffix == ".safetensors"])
+    return (tensors, index["state"], tables), index["parts"]
+
+
+def verified_index(folder: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint's `state.json`, after verifying all listed files and parts
+    of rollouts."""
+    index = read_index(folder)
+    for name, value in index["files"].items():
+        verify(folder / name, value)
+    for name in index["parts"]:
+        verify(folder.parent / name, name.removesuffix(".parquet")[-16:])
+    return index
+
+
+def verify(path: Path, expected: str) -> None:
+    """Raise ArtifactError unless a file has the digest that it had when it was written."""
+    if not path.exists():
+        raise ArtifactError(f"{path.name} is missing")
+    if digest_file(path) != expected:
+        raise ArtifactError(f"{path.name} is not what was written")
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint's `state.json`. Raises ArtifactError if it is missing or
+    damaged."""
+    try:
+        return Sealed(folder / "state.json", decode((folder / "state.json").read_bytes()))
+    except DamagedError as error:
+        raise ArtifactError(f"state.json {error}") from error
+    except OSError as error:
+        raise ArtifactError(f"state.json cannot be read: {error}") from error
+
+
+def read_parts(folder: Path) -> list[str]:
+    """Return the names of the parts that a checkpoint needs; none if it is unreadable."""
+    try:
+        return list(read_index(folder)["parts"])
+    except ArtifactError:
+        return []
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the folders of complete checkpoints in the order of writing."""
+    return sorted(folder.glob("step-*"), key=sequence)
+
+
+def is_branch(folder: Path) -> bool:
+    """Return whether a checkpoint belongs to a branch."""
+    return folder.name.endswith(BRANCH)
+
+
+def trunk_of(folder: Path) -> Path:
+    """Return the newest checkpoint of the trunk that is not newer than `folder`: itself, or the
+    start of its branch. Raises ArtifactError if there is none."""
+    for other in reversed(checkpoints_in(folder.parent)):
+        if not is_branch(other) and sequence(other) <= sequence(folder):
+            return other
+    raise ArtifactError(f"the trunk's checkpoint is missing, to which {folder.name} goes back")
+
+
+def sequence(folder: Path) -> int:
+    """Return a checkpoint's place in the order of writing."""
+    return int(folder.name.split("-")[2])

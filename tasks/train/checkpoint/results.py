@@ -1,0 +1,61 @@
+"""The results of a finished run, kept as hard links until DVC has recorded them.
+
+When DVC cannot store the outputs of a stage, because the disk of its cache is full, it discards the
+run, and deletes the outputs before the next one. The checkpoints are gone by then, so hours of
+training would be repeated. So a run under DVC leaves hard links to its results, which need no disk
+space, and the next run of the same key restores them. The evaluation of the run, which DVC starts
+after it has recorded the training, deletes them (see `Layout.finished`)."""
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.common.files import ArtifactError, digest, digest_folder, read_json, write_json
+
+logger = logging.getLogger(__name__)
+
+EVIDENCE = "curve.parquet"  # DVC's lock has its digest once DVC has recorded the run
+
+
+def key_of(components: Mapping[str, Any], code: Path) -> str:
+    """Return the digest of everything that the results depend on, including the code."""
+    return digest([dict(components), read_json(code) if code.exists() else None])
+
+
+def keep(out: Path, folder: Path, key: str) -> None:
+    """Hard-link the results in `out` into `folder`, if the file system supports it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        shutil.copytree(out, folder / "results", copy_function=os.link)
+        write_json(folder / "key.json", {"key": key, "results": digest_folder(folder / "results")})
+    except OSError as error:  # `shutil.Error` too: without hard links there is nothing to lose
+        logger.debug("%s keeps no results: %s", folder, error)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def take_back(out: Path, folder: Path, key: str, locks: list[Path]) -> bool:
+    """Restore results of this key into `out`, unless DVC has recorded them and so requests a new
+    run. Delete recorded, damaged or other results."""
+    results = folder / "results"
+    try:
+        kept = read_json(folder / "key.json")
+        fits = kept == {"key": key, "results": digest_folder(results)}
+    except (ArtifactError, OSError):
+        fits = False
+    if not fits or is_recorded(results, locks):
+        shutil.rmtree(folder, ignore_errors=True)
+        return False
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(results, out, copy_function=os.link)
+    logger.info("this run had finished, and DVC had not recorded it: its results are taken back")
+    return True
+
+
+def is_recorded(results: Path, locks: list[Path]) -> bool:
+    """Return whether one of DVC's locks contains the digest of these results."""
+    name = hashlib.md5((results / EVIDENCE).read_bytes(), usedforsecurity=False).hexdigest()
+    return any(name in lock.read_text() for lock in locks if lock.exists())

@@ -1,0 +1,19 @@
+"""`maxrl`: the reward minus its group's mean, divided by that mean (MaxRL, arXiv 2602.02710).
+
+Rewards are at least 0. A success among n of G has the advantage (G - n) / n and a failure -1, so
+hard prompts weigh most: the expected gradient is the gradient of the log of the pass rate, up to
+the order that G rollouts resolve."""
+
+from tasks.train.rollouts import Floats, Rollouts, centred_rewards, group_means
+from tasks.train.slots import Advantage
+
+SMALLEST = 1e-6  # added to the mean
+
+
+class Method(Advantage):
+    unshaped = True
+
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        mean_Q, _ = group_means(rollouts.rewards_B, rollouts.group_B)
+        centred_B = centred_rewards(rollouts.rewards_B, rollouts.group_B)
+        return centred_B / (mean_Q[rollouts.group_B] + SMALLEST)

@@ -1,0 +1,29 @@
+"""`raw`: the reward itself, without a baseline.
+
+With `wrong: 0` only rewarded rollouts are trained on: RAFT++ (arXiv 2504.11343), with its clip in
+the loss. With `wrong: -1` a reward of 0 becomes -1; together with `select: mixed` this is
+Reinforce-Rej of the same paper."""
+
+from typing import Literal
+
+from tasks.common.params import settings
+from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.slots import Advantage
+
+
+@settings
+class Settings:
+    wrong: Literal[0, -1] = 0  # the advantage at reward 0; at reward 1 it is 1
+
+
+EXAMPLE = Settings(wrong=-1)
+
+
+class Method(Advantage):
+    needs_group = False
+
+    def __init__(self, settings: Settings) -> None:
+        self.wrong = float(settings.wrong)
+
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        return self.wrong + (1.0 - self.wrong) * rollouts.rewards_B

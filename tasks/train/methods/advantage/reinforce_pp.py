@@ -1,0 +1,38 @@
+"""`reinforce_pp`: rewards whitened over all tokens of the step (REINFORCE++, arXiv 2501.03262; rule
+from public code).
+
+Mean and deviation (Bessel's) count each trained token once, so long rollouts weigh more in both.
+`baseline: true` subtracts the mean of the group first (REINFORCE++-baseline). Without it no group
+is needed, and the sign of a mediocre rollout depends on the others of its step. In both forms a
+rollout of a group with equal rewards has an advantage, because the mean of the step's tokens is
+also subtracted."""
+
+import numpy as np
+
+from tasks.common.params import settings
+from tasks.train.rollouts import ROUNDING, Floats, Rollouts, centred_rewards
+from tasks.train.slots import Advantage
+
+
+@settings
+class Settings:
+    baseline: bool = False  # subtract the group's mean before the step's
+
+
+EXAMPLE = Settings(baseline=False)
+
+
+class Method(Advantage):
+    needs_group = False
+
+    def __init__(self, settings: Settings) -> None:
+        self.baseline = settings.baseline
+
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        values_B = rollouts.rewards_B
+        if self.baseline:
+            values_B = centred_rewards(values_B, rollouts.group_B)
+        values_N = values_B[rollouts.owner_N()[rollouts.trained_N()]]
+        if len(values_N) < 2 or np.ptp(values_N) <= ROUNDING * np.abs(values_N).max():
+            return np.zeros(len(values_B))
+        return np.asarray((values_B - values_N.mean()) / values_N.std(ddof=1))

@@ -1,0 +1,42 @@
+"""`cispo`: REINFORCE with a capped importance ratio without gradient (CISPO, arXiv 2506.13585; cap
+5 as in ScaleRL, arXiv 2510.13786).
+
+Every token keeps its gradient, even beyond the cap: `clip` drops rare tokens' gradients first."""
+
+from typing import TYPE_CHECKING
+
+from tasks.common.params import above_zero, settings
+from tasks.train.rollouts import StepTotals
+from tasks.train.slots import Loss
+from tasks.train.tokens import Normalize, Tokens, average
+
+if TYPE_CHECKING:
+    import torch
+
+
+@settings
+class Settings:
+    cap: float = 5.0  # of the ratio
+    normalize: Normalize = "token"  # how the step's tokens are averaged
+
+    def __post_init__(self) -> None:
+        above_zero(train__loss__cap=self.cap)
+
+
+EXAMPLE = Settings(cap=1.5, normalize="token")
+
+
+class Method(Loss):
+    def __init__(self, settings: Settings) -> None:
+        self.cap, self.normalize = settings.cap, settings.normalize
+
+    def __call__(
+        self, tokens: Tokens, totals: StepTotals
+    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
+        """Return the micro-batch's share of the step's loss; `clipped`: tokens at the cap."""
+        ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).detach().exp()
+        weights_N = ratio_N.clamp(max=self.cap) * tokens.weights_N
+        gain_N = weights_N * tokens.advantages_N * tokens.logprobs_N
+        return -average(gain_N, tokens, totals, self.normalize), {
+            "clipped": (ratio_N > self.cap).sum()
+        }

@@ -1,0 +1,52 @@
+"""`gmpo`: the geometric mean of a completion's ratios, each clipped on its pessimistic side (GMPO,
+arXiv 2507.20673).
+
+One token with an extreme ratio moves a geometric mean less than an arithmetic one, so the clip may
+be wide. `clip` bounds the log-ratio. The average is over completions."""
+
+from typing import TYPE_CHECKING
+
+from tasks.common.params import above_zero, settings
+from tasks.train.rollouts import StepTotals
+from tasks.train.slots import Loss
+from tasks.train.tokens import Tokens, average
+
+if TYPE_CHECKING:
+    import torch
+
+
+@settings
+class Settings:
+    clip: float = 0.4  # of a token's log-ratio
+
+    def __post_init__(self) -> None:
+        above_zero(train__loss__clip=self.clip)
+
+
+EXAMPLE = Settings(clip=0.4)
+
+
+class Method(Loss):
+    normalize = "sequence"
+
+    def __init__(self, settings: Settings) -> None:
+        self.clip = settings.clip
+
+    def __call__(
+        self, tokens: Tokens, totals: StepTotals
+    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
+        """Return the micro-batch's share of the step's loss; `clipped`: tokens beyond the clip."""
+        log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
+        # no gain beyond the clip: above for A > 0, below for A < 0
+        is_positive_N = tokens.advantages_N > 0
+        is_clipped_N = ((log_ratio_N > self.clip) & is_positive_N) | (
+            (log_ratio_N < -self.clip) & ~is_positive_N
+        )
+        bounded_N = log_ratio_N.clamp(-self.clip, self.clip)
+        bounded_N = bounded_N.where(is_clipped_N, log_ratio_N)
+        mean_B = tokens.by_row(bounded_N.detach()) / tokens.length_B()
+        # each token has its own share of the gradient, so a masked token has none
+        ratio_N = (mean_B[tokens.row_N] + bounded_N - bounded_N.detach()).exp()
+        gain_N = ratio_N * tokens.advantages_N * tokens.weights_N
+        loss = -average(gain_N, tokens, totals, self.normalize)
+        return loss, {"clipped": is_clipped_N.sum()}

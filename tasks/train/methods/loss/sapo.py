@@ -1,0 +1,48 @@
+"""`sapo`: a soft gate in place of the clip (SAPO, arXiv 2511.20347).
+
+A token's gain is (4 / tau) * sigmoid(tau * (ratio - 1)) times its advantage: its gradient equals
+REINFORCE's at ratio 1 and fades on both sides. With `tau_negative` above `tau_positive` it fades
+faster if the advantage is not positive."""
+
+from typing import TYPE_CHECKING
+
+from tasks.common.params import above_zero, settings
+from tasks.train.rollouts import StepTotals
+from tasks.train.slots import Loss
+from tasks.train.tokens import Normalize, Tokens, average
+
+if TYPE_CHECKING:
+    import torch
+
+
+@settings
+class Settings:
+    tau_positive: float = 1.0  # steepness of the gate where the advantage is positive
+    tau_negative: float = 1.05  # and elsewhere
+    normalize: Normalize = "sequence"  # how the step's tokens are averaged
+
+    def __post_init__(self) -> None:
+        above_zero(
+            train__loss__tau_positive=self.tau_positive, train__loss__tau_negative=self.tau_negative
+        )
+
+
+EXAMPLE = Settings(tau_positive=1.0, tau_negative=1.05, normalize="sequence")
+
+
+class Method(Loss):
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.normalize = settings, settings.normalize
+
+    def __call__(
+        self, tokens: Tokens, totals: StepTotals
+    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
+        """Return the micro-batch's share of the step's loss; nothing is clipped."""
+        settings = self.settings
+        ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).exp()
+        tau_N = ratio_N.new_full(ratio_N.shape, settings.tau_negative)
+        tau_N[tokens.advantages_N > 0] = settings.tau_positive
+        gate_N = 4.0 / tau_N * (tau_N * (ratio_N - 1.0)).sigmoid()
+        gain_N = gate_N * tokens.advantages_N * tokens.weights_N
+        loss = -average(gain_N, tokens, totals, self.normalize)
+        return loss, {"clipped": loss.new_zeros(())}

@@ -1,0 +1,59 @@
+"""`vespo`: REINFORCE with a weight that is a smooth function of the whole completion's ratio
+(VESPO, arXiv 2602.10693).
+
+With W the product of a completion's ratios, its tokens' weight is W^k * exp(lambda * (1 - W)),
+without gradient: 1 on-policy, and smaller if the completion has become much likelier or rarer.
+"""
+
+from typing import TYPE_CHECKING
+
+from tasks.common.params import at_least, settings
+from tasks.train.rollouts import StepTotals
+from tasks.train.slots import Loss
+from tasks.train.tokens import Normalize, Tokens, average
+
+if TYPE_CHECKING:
+    import torch
+
+LARGEST = 80.0  # largest log-ratio whose exponential float32 can represent
+
+
+@settings
+class Settings:
+    power_positive: float = 2.0  # k where the advantage is at least 0
+    decay_positive: float = 3.0  # lambda there
+    power_negative: float = 3.0  # k where it is below
+    decay_negative: float = 2.0  # lambda there
+    normalize: Normalize = "sequence"  # how the step's tokens are averaged
+
+    def __post_init__(self) -> None:
+        at_least(
+            0,
+            train__loss__power_positive=self.power_positive,
+            train__loss__decay_positive=self.decay_positive,
+            train__loss__power_negative=self.power_negative,
+            train__loss__decay_negative=self.decay_negative,
+        )
+
+
+EXAMPLE = Settings(normalize="sequence")
+
+
+class Method(Loss):
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.normalize = settings, settings.normalize
+
+    def __call__(
+        self, tokens: Tokens, totals: StepTotals
+    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
+        """Return the micro-batch's share of the step's loss; nothing is clipped."""
+        settings = self.settings
+        log_ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).detach()
+        log_ratio_N = tokens.by_row(log_ratio_N)[tokens.row_N].clamp(max=LARGEST)
+        falling_N = 1.0 - log_ratio_N.exp()
+        up_N = settings.power_positive * log_ratio_N + settings.decay_positive * falling_N
+        down_N = settings.power_negative * log_ratio_N + settings.decay_negative * falling_N
+        weights_N = up_N.where(tokens.advantages_N >= 0, down_N).exp() * tokens.weights_N
+        gain_N = weights_N * tokens.advantages_N * tokens.logprobs_N
+        loss = -average(gain_N, tokens, totals, self.normalize)
+        return loss, {"clipped": loss.new_zeros(())}

@@ -1,0 +1,40 @@
+"""`entropy_mask`: train only on the step's tokens with the highest entropy (arXiv 2506.01939).
+
+The quantile is over the policy's own tokens of the step's selected rollouts, on all ranks. It costs
+a pass over the step's rollouts, which is charged as scoring; the update still computes every
+token."""
+
+import numpy as np
+
+from tasks.common.params import ParamsError, settings
+from tasks.train.rollouts import Features, Floats, Rollouts
+from tasks.train.slots import Shape
+
+
+@settings
+class Settings:
+    keep: float = 0.2  # share of the tokens
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.keep <= 1.0:
+            raise ParamsError(
+                f"train.shape entropy_mask: keep is {self.keep:g}; it is above 0 and at most 1"
+            )
+
+
+EXAMPLE = Settings(keep=0.5)
+
+
+class Method(Shape):
+    features = Features()
+
+    def __init__(self, settings: Settings) -> None:
+        self.keep = settings.keep
+
+    def advantages(self, rollouts: Rollouts, advantages_N: Floats) -> Floats:
+        assert rollouts.observed is not None
+        entropies_N, trained_N = rollouts.observed.entropies_N, rollouts.trained_N()
+        if not trained_N.any():
+            return advantages_N
+        least = np.quantile(entropies_N[trained_N], 1.0 - self.keep)
+        return np.where(entropies_N >= least, advantages_N, 0.0)

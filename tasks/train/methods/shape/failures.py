@@ -1,0 +1,21 @@
+"""`failures`: groups of only failures get a gradient from one virtual success (NGRPO, arXiv
+2509.18851).
+
+With a virtual success in the mean and the deviation, each of G wrong rollouts has the advantage -1
+/ sqrt(G), in `grpo`'s units. Groups with a rewarded rollout are unchanged."""
+
+import numpy as np
+
+from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.slots import Shape
+
+
+class Method(Shape):
+    def advantages(self, rollouts: Rollouts, advantages_N: Floats) -> Floats:
+        group_B, num_groups = rollouts.group_B, len(rollouts.prompt_rows_Q)
+        size_Q = np.bincount(group_B, minlength=num_groups)
+        correct_Q = np.bincount(group_B, rollouts.is_correct_B(), num_groups)
+        failed_B = correct_Q[group_B] == 0
+        of_failed_B = -1.0 / np.sqrt(size_Q[group_B])
+        owner_N = rollouts.owner_N()
+        return np.where(failed_B[owner_N], of_failed_B[owner_N], advantages_N)

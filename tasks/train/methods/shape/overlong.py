@@ -1,0 +1,36 @@
+"""`overlong`: a penalty that grows over the last tokens before the limit (DAPO's soft over-long
+punishment, arXiv 2503.14476).
+
+The penalty is 0 until the last `share` of the limit, then grows linearly to 1 at the limit."""
+
+import numpy as np
+
+from tasks.common.params import ParamsError, settings
+from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.slots import Shape
+
+
+@settings
+class Settings:
+    share: float = 0.25  # of the token limit, over which the penalty grows
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.share <= 1.0:
+            raise ParamsError(
+                f"train.shape overlong: share is {self.share:g}; it is above 0 and at most 1"
+            )
+
+
+EXAMPLE = Settings(share=0.25)
+
+
+class Method(Shape):
+    changes_rewards = True
+
+    def __init__(self, settings: Settings) -> None:
+        self.share = settings.share
+
+    def rewards(self, rollouts: Rollouts, max_tokens: int) -> Floats:
+        width = self.share * max_tokens
+        excess_B = rollouts.completion_tokens_B() - (max_tokens - width)
+        return rollouts.rewards_B - np.clip(excess_B / width, 0.0, 1.0)

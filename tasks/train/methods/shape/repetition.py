@@ -1,0 +1,50 @@
+"""`repetition`: a penalty for repeated n-grams of tokens in a completion (arXiv 2502.03373).
+
+The reward loses `weight` times the share of the completion's own n-grams that are not distinct."""
+
+import itertools
+
+import numpy as np
+
+from tasks.common.params import above_zero, at_least, settings
+from tasks.train.rollouts import OWN_TOKENS, Floats, Rollouts
+from tasks.train.slots import Shape
+
+
+@settings
+class Settings:
+    n: int = 3  # tokens of an n-gram
+    weight: float = 1.0  # of the share of repeated n-grams
+
+    def __post_init__(self) -> None:
+        at_least(1, train__shape__n=self.n)
+        above_zero(train__shape__weight=self.weight)
+
+
+EXAMPLE = Settings(n=2, weight=0.5)
+
+
+class Method(Shape):
+    changes_rewards = True
+
+    def __init__(self, settings: Settings) -> None:
+        self.n, self.weight = settings.n, settings.weight
+
+    def rewards(self, rollouts: Rollouts, max_tokens: int) -> Floats:
+        completions = rollouts.table.select("token_ids", OWN_TOKENS.alias("own")).rows()
+        repeated_B = [repeated(turns(ids, own), self.n) for ids, own in completions]
+        return np.asarray(rollouts.rewards_B - self.weight * np.array(repeated_B, np.float64))
+
+
+def turns(token_ids: list[int], own: list[bool]) -> list[list[int]]:
+    """Return the runs of the policy's own tokens."""
+    runs = itertools.groupby(zip(token_ids, own, strict=True), key=lambda pair: pair[1])
+    return [[token for token, _ in run] for is_own, run in runs if is_own]
+
+
+def repeated(parts: list[list[int]], n: int) -> float:
+    """Return the share of the n-grams of all parts that are not distinct; 0 if there are none."""
+    ngrams = [
+        gram for part in parts for gram in zip(*(part[start:] for start in range(n)), strict=False)
+    ]
+    return 1.0 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0

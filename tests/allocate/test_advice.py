@@ -1,0 +1,94 @@
+"""The advice of a profile, with numbers by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.allocate.advice import advise, forecast_of, left_out
+from tasks.allocate.budget import resolution
+from tasks.common.artifacts import PROFILE, ROLLOUTS
+from tasks.common.layout import Layout
+from tasks.common.sealed import write_sealed
+from tests.allocate.test_allocate import profile_of
+from tests.parameters import every_value
+
+CARD = {"num_matmul_parameters": 10, "num_head_parameters": 0, "num_layers": 1}
+CARD |= {"attention_width": 1}
+BAND = {"allocate": {"strategy": "band", "trivial_above": 0.9, "group_size": 8}, "train": {}}
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    """Of 40 prompts 20 are surely dead and 20 surely even: profiles of 200 samples."""
+    layout = Layout(tmp_path)
+    write_sealed(layout.policy_card, CARD)
+    PROFILE.write(layout.profile / "profile.parquet", profile_of([(0, 200), (100, 200)] * 20))
+    samples = ROLLOUTS.frame([ROLLOUTS.example])[np.zeros(8_000, dtype=np.uint32)]
+    ROLLOUTS.write(layout.profile / "rollouts.parquet", samples)
+    return layout
+
+
+@pytest.fixture
+def values() -> dict[str, Any]:
+    values = every_value()
+    values["recipes"] = {**values["recipes"], "alive": BAND}
+    budget = {"account": "rollouts", "amount": 10_000.0}
+    values["experiment"] = {"recipes": ["grpo", "alive"], "seeds": [0], "budget": budget}
+    return values
+
+
+def test_information_is_for_the_compute_that_the_profile_leaves(values, layout: Layout) -> None:
+    """A quarter of 7 of 8 rollouts of every even prompt: half of `grpo`'s, all that `alive` draws
+    with a fifth of the budget."""
+    profile = PROFILE.read(layout.profile / "profile.parquet")
+    grpo, alive = (forecast_of(values, layout, profile, name) for name in ("grpo", "alive"))
+    assert (grpo.profile, alive.profile) == (0.0, 0.8)
+    assert (grpo.rollouts, alive.rollouts) == (10_000, 2_000)
+    assert grpo.information == pytest.approx(0.5 * 7 / 8 / 4, rel=0.03)
+    assert alive.information == pytest.approx(0.2 * 7 / 8 / 4, rel=0.03)
+    assert grpo.mixed == pytest.approx(0.5 * 127 / 128, rel=0.03)
+
+
+def test_the_advice_in_words(values, layout: Layout) -> None:
+    text = "\n".join(advise(values, layout))
+    assert "Of 40 prompts 20 were never solved and 0 always: 50% showed no gradient." in text
+    assert (
+        "`grpo` has the most information about the gradient for its compute, and `alive` 40%"
+        in text
+    )
+    assert "alive: profiling does not pay in this plan" in text
+    assert text.endswith("No runs are compared yet: `winnow run` trains and compares them.")
+
+
+def test_after_runs_the_reports_sentence_says_what_would_decide(values, layout: Layout) -> None:
+    summary = {"recipes": {"grpo": {}, "alive": {}}, "headline": "About 9 more seeds would."}
+    write_sealed(layout.report / "summary.json", summary)
+    assert list(advise(values, layout))[-1] == "After the runs: About 9 more seeds would."
+    values["experiment"]["recipes"] = ["grpo", "winnow"]
+    assert "The report compares alive, grpo" in list(advise(values, layout))[-1]
+
+
+def test_slots_that_the_model_leaves_out_are_named(values, layout: Layout) -> None:
+    values["experiment"]["recipes"] = ["grpo", "winnow", "grpo_mixed"]
+    text = "\n".join(advise(values, layout))
+    assert "leaves out: winnow (control, advantage)" in text
+    assert "`grpo_mixed`" in text
+    assert left_out(values["train"]) == []
+
+
+def test_the_resolution_of_the_test_prompts(values, layout: Layout) -> None:
+    """Two means of 4 samples over 1,024 prompts: 1.96 sqrt(2 / 4 / 4 / 1,024) at worst; with one
+    prompt solved in 1 of 2 samples and one in 0 of 2 the mean p (1 - p) is 1/4 as well."""
+    values["ingest"]["splits"]["test"], values["evaluate"]["num_samples"] = 1024, 4
+    assert "1,024 test prompts with 4 samples resolve 2.2 points" in resolution(values, layout)
+    assert "at worst" in resolution(values, layout)
+    assert "about 4,802 prompts would resolve one point" in resolution(values, layout)
+    rows = [
+        {**ROLLOUTS.example, "prompt_id": prompt, "greedy": False, "outcome": outcome}
+        for prompt, outcome in [("a", "correct"), ("a", "wrong"), *[("b", "wrong")] * 6]
+    ]
+    ROLLOUTS.write(layout.baseline / "rollouts.parquet", ROLLOUTS.frame(rows))
+    found = resolution(values, layout)
+    assert "resolve 2.2 points between two policies, if both have the baseline's" in found

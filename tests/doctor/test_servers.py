@@ -1,0 +1,94 @@
+"""What the doctor finds of the servers that the parameters name."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.doctor import machine
+from tests.doctor.test_check import changed, errors, found
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpus", list)
+
+
+class Models(BaseHTTPRequestHandler):
+    """A model server whose path says how it answers; `keyed` wants a key."""
+
+    def do_GET(self) -> None:
+        answers = {"empty": (200, '{"data": []}'), "page": (200, "<html>"), "gone": (404, "{}")}
+        answers |= {"loading": (503, "{}"), "moved": (302, "")}
+        name = self.path.split("/")[1]
+        status, text = answers.get(name, (200, '{"data": [{"id": "policy"}]}'))
+        if name == "keyed" and self.headers["Authorization"] != "Bearer secret":
+            status = 401
+        self.send_response(status)
+        if status == 302:
+            self.send_header("Location", "/good/models")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("good", None),
+        ("keyed", None),
+        ("empty", "/empty/models lists no model"),
+        ("page", "/page/models does not answer in JSON"),
+        ("gone", "/gone/models answers 404"),
+        ("moved", "/moved/models answers 302"),
+        ("loading", "/loading/models answers 503: {}: start the server"),
+    ],
+)
+def test_model_servers_are_asked(tmp_path: Path, server: str, name: str, said: str | None) -> None:
+    found = errors(tmp_path, engine__name="server", engine__urls=[f"{server}/{name}"])
+    assert [said in line for line in found if said] == [True] * (said is not None)
+    assert bool(found) == (said is not None)
+
+
+def test_a_key_that_is_refused_is_said_without_it(tmp_path: Path, server: str, monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "other")
+    (said,) = errors(tmp_path, engine__urls=[f"{server}/keyed"])
+    assert "answers 401" in said
+    assert "OPENAI_API_KEY" in said
+    assert "other" not in said
+
+
+def test_a_silent_model_server_is_an_error_only_where_no_other_answers(
+    tmp_path: Path, server: str
+) -> None:
+    silent = "http://127.0.0.1:1"
+    alone = found(tmp_path, changed(engine__urls=[silent]))
+    assert "is not there (ClientConnectorError): start the server" in alone.errors[0]
+    both = found(tmp_path, changed(engine__urls=[silent, f"{server}/good"]))
+    assert both.errors == []
+    assert "engine.urls: http://127.0.0.1:1/v1 is not there" in both.remarks[0]
+
+
+def test_what_is_no_url_is_said(tmp_path: Path) -> None:
+    (said,) = errors(tmp_path, engine__urls=["localhost:8000"])
+    assert "is not a URL like http://127.0.0.1:8000/v1" in said
+
+
+def test_a_silent_tracking_server_is_a_remark(tmp_path: Path) -> None:
+    silent = found(tmp_path, changed(tracking__uri="http://127.0.0.1:1"))
+    assert silent.errors == []
+    assert "does not answer" in silent.remarks[0]

@@ -1,0 +1,75 @@
+"""What `winnow init` drafts for a file: fields, verifier, splits."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.common.params import ParamsError
+from tasks.ingest.drafts import draft, verifier_for
+from tests.ingest.helpers import lines
+
+
+@pytest.mark.parametrize(
+    ("golds", "verifier"),
+    [
+        (["7", "-1,250", "3.5", "$12", "40%"], "numeric"),
+        (["A", "(B)", "D"], "choice"),
+        ([r"\frac{1}{2}", "3", "x^2 + 1", "1/2"], "math"),
+        (["Paris", "the Nile", "7"], "exact"),
+        (["7"] * 19 + ["seven"], "numeric"),
+        (["7"] * 18 + ["seven"] * 2, "exact"),
+    ],
+)
+def test_a_verifier_is_chosen_by_the_form_of_nearly_all_answers(
+    golds: list[str], verifier: str
+) -> None:
+    assert verifier_for(golds) == verifier
+
+
+def rows(path: Path, number: int, **changed: str) -> str:
+    found = [{"problem": f"{n} + 1 = ?", "gold": str(n + 1), **changed} for n in range(number)]
+    return str(lines(path / "mine.jsonl", *found))
+
+
+def test_a_file_is_read_by_the_usual_names_and_fills_its_splits(tmp_path: Path) -> None:
+    path = rows(tmp_path, 40)
+    entry, splits = draft(path, None, None, 100)
+    assert entry["preset"] == "mapping"
+    assert entry["settings"] == {
+        "path": path,
+        "name": "mine",
+        "prompt": "problem",
+        "answer": "gold",
+        "level": None,
+        "verifier": "numeric",
+    }
+    assert splits == {"train": None, "validation": 4, "test": 8}
+    assert draft(path, "mapping", None, 100) == (entry, splits)
+
+
+def test_a_worked_solution_has_its_gold_after_the_mark(tmp_path: Path) -> None:
+    path = rows(tmp_path, 10, gold="3 + 4 = 7\n#### 7")
+    entry, _ = draft(path, None, None, 100)
+    assert (entry["settings"]["extract"], entry["settings"]["verifier"]) == ("####", "numeric")
+
+
+def test_a_preset_and_a_published_set_are_read_as_such(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", *({"problem": f"{n}?", "answer": "1"} for n in range(10)))
+    entry, _ = draft(str(path), "aime", None, 100)
+    assert entry == {"preset": "published", "settings": {"set": "aime", "path": str(path)}}
+    path = lines(
+        tmp_path / "b.jsonl", *({"question": f"{n}?", "answer": "#### 1"} for n in range(10))
+    )
+    assert draft(str(path), "gsm8k", None, 100)[0]["preset"] == "gsm8k"
+
+
+def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
+    path = rows(tmp_path, 40)
+    with pytest.raises(ParamsError, match="has the fields problem, gold: .* --fields QUESTION"):
+        draft(path, None, ["problem", "answer"], 100)
+    with pytest.raises(ParamsError, match=r"has 0 different questions .* \(the prompt has 9 char"):
+        draft(path, None, None, 3)
+    with pytest.raises(ParamsError, match="has the fields q: name those of question and answer"):
+        draft(str(lines(tmp_path / "a.jsonl", {"q": "1?"})), None, None, 100)
+    with pytest.raises(ParamsError, match="has no row that can be read"):
+        draft(str(lines(tmp_path / "b.jsonl")), None, None, 100)

@@ -1,0 +1,150 @@
+"""Multiple-choice questions: options of every published form become lines, and golds letters."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.grading.loading import load
+from tests.ingest.helpers import entry, found, lines
+from tests.ingest.test_forms import one
+
+LINES = "Which?\nA. cat\nB. dog\nC. cow"
+
+
+@pytest.mark.parametrize(
+    ("gold", "expected"),
+    [
+        (["A", "D"], "AD"),
+        (["D", "A"], "AD"),
+        ("ACD", "ACD"),
+        ("A, C and D", "ACD"),
+        ('["A", "D"]', "AD"),
+        ([0, 3], "AD"),
+        (["cat", "owl"], "AD"),
+        (["A", "E"], "malformed"),
+        (["A", "A"], "malformed"),
+        ("ACE", "malformed"),
+        ("AAB", "malformed"),
+        ([], "malformed"),
+    ],
+)
+def test_several_options_are_right(tmp_path: Path, gold: Any, expected: str) -> None:
+    row = {"q": "Which?", "o": ["cat", "dog", "hen", "owl"], "gold": gold}
+    result = one(tmp_path, row, prompt="q", options="o", verifier="choice")
+    assert expected in (result[1], result[0])
+
+
+def test_letters_of_a_prompt_that_shows_its_options(tmp_path: Path) -> None:
+    row = {"q": "Which?\nA. cat\nB. dog\nC. hen", "gold": ["A", "C"]}
+    assert one(tmp_path, row, prompt="q", verifier="choice") == (row["q"], "AC")
+    assert one(tmp_path, row, prompt="q", verifier="math")[0] == "malformed"
+    for gold in (["cat"], [0, 2], ["1", "3"]):
+        bad = one(tmp_path, {**row, "gold": gold}, prompt="q", verifier="choice")
+        assert bad[0] == "malformed"
+
+
+def test_the_verifier_takes_a_gold_of_several_options_whole(tmp_path: Path) -> None:
+    row = {"q": "Which?", "o": ["cat", "dog", "hen", "owl"], "gold": ["A", "C", "D"]}
+    _, gold = one(tmp_path, row, prompt="q", options="o", verifier="choice")
+    verify = load("choice", {}).verify
+    for answer, outcome in (("ACD", "correct"), ("A, C", "wrong"), ("A", "wrong")):
+        assert verify(f"\\boxed{{{answer}}}", gold).outcome == outcome
+    assert verify("\\boxed{A, B, C, D}", gold).outcome == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("options", "gold", "first", "expected"),
+    [
+        (["cat", "dog", "hen", "owl"], 4, 1, "D"),
+        (["cat", "dog", "hen", "owl"], "1", 1, "A"),
+        (["cat", "dog", "hen", "owl"], [1, 3], 1, "AC"),
+        (["cat", "dog", "hen", "owl"], 0, 1, "none of the options"),
+        (["cat", "dog", "hen", "owl"], 4, None, "if positions count from 1, set `first_option: 1`"),
+        ({"1": "cat", "2": "dog", "3": "hen", "4": "owl"}, 4, None, "D"),
+        (["1) cat", "2) dog", "3) hen", "4) owl"], 4, None, "D"),
+        (["(1) cat", "(2) dog"], "(2)", None, "B"),
+        (["1.5", "2.5", "3.5"], "2.5", None, "B"),
+        (["1:2", "2:3", "3:4"], "2:3", None, "B"),
+    ],
+)
+def test_options_from_1_to_4(
+    tmp_path: Path, options: Any, gold: Any, first: int | None, expected: str
+) -> None:
+    row = {"q": "Which?", "o": options, "gold": gold}
+    changes = {} if first is None else {"first_option": first}
+    result = one(tmp_path, row, prompt="q", options="o", verifier="choice", **changes)
+    if len(expected) > 2:
+        assert expected in result[1]
+    else:
+        shown = ("A. cat\nB. dog", "A. 1.5\nB. 2.5", "A. 1:2\nB. 2:3")
+        assert result[0].removeprefix("Which?\n").startswith(shown)
+        assert result[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "gold"), [(["A", "B", "C"], "B"), (["opt1", "opt2", "opt3"], 2), (["x", "y", "z"], 1)]
+)
+def test_options_in_fields_keep_their_order_where_the_gold_names_one(
+    tmp_path: Path, names: list[str], gold: Any
+) -> None:
+    row = {"q": "Which?", **dict(zip(names, ("cat", "dog", "hen"), strict=True)), "gold": gold}
+    result = one(tmp_path, row, prompt="q", options=names, verifier="choice")
+    assert result == ("Which?\nA. cat\nB. dog\nC. hen", "B")
+
+
+@pytest.mark.parametrize(
+    ("options", "gold", "letter"),
+    [
+        (["cat", "dog", "cow"], 2, "C"),
+        (["cat", "dog", "cow"], "1", "B"),
+        (["cat", "dog", "cow"], "(B)", "B"),
+        (["cat", "dog", "cow"], "dog", "B"),
+        (["A) cat", "B) dog", "C) cow"], "B", "B"),
+        (["(A)cat", "(B)dog", "(C)cow"], 0.0, "A"),
+        ({"A": "cat", "B": "dog", "C": "cow"}, "C", "C"),
+        ({"A": "cat", "B": "dog", "C": "cow", "D": None}, "C", "C"),
+        ({"text": ["cat", "dog", "cow"], "label": ["1", "2", "3"]}, "2", "B"),
+        ("A. cat\nB. dog\nC. cow", "b".upper(), "B"),
+    ],
+)
+@pytest.mark.parametrize("prompt", ["q", "{q}\n{options}"])
+def test_options_are_lines_and_the_gold_their_letter(
+    tmp_path: Path, prompt: str, options: Any, gold: Any, letter: str
+) -> None:
+    row = {"q": "Which?", "options": options, "gold": gold}
+    found_one = one(tmp_path, row, prompt=prompt, options="options", verifier="choice")
+    assert found_one == (LINES, letter)
+
+
+@pytest.mark.parametrize(
+    ("options", "gold", "message"),
+    [
+        (["cat", "dog"], "cow", "none of the options"),
+        (["cat", "dog"], 2, "none of the options"),
+        (["1", "0"], "1", "none of the options"),  # the first option, or the second
+        (["cat"], 0, "not a list or mapping of 2 to 26"),
+        (None, 0, "the options are null"),
+        ([["a"], ["b"]], 0, "not all of them text"),
+    ],
+)
+def test_a_gold_that_is_no_option_is_said(
+    tmp_path: Path, options: Any, gold: Any, message: str
+) -> None:
+    row = {"q": "Which?", "o": options, "gold": gold}
+    reason, detail = one(tmp_path, row, prompt="q", options="o", verifier="choice")
+    assert reason == "malformed"
+    assert message in detail
+
+
+def test_options_in_fields_of_their_own_are_in_no_telling_order(tmp_path: Path) -> None:
+    """The right one stands in the same field in every row; its letter must not be the same."""
+    rows = [{"q": f"Which {n}?", "right": f"r{n}", "b": f"b{n}", "c": f"c{n}"} for n in range(40)]
+    source = entry(
+        lines(tmp_path / "a.jsonl", *rows), prompt="q", answer="right", options=["right", "b", "c"]
+    )
+    kept, _ = found(source)
+    assert {row.answer for row in kept} == {"A", "B", "C"}
+    for n, row in enumerate(kept):
+        assert f"{row.answer}. r{n}" in row.prompt.splitlines()
+    assert [row.prompt for row in found(source)[0]] == [row.prompt for row in kept]

@@ -1,0 +1,184 @@
+"""What all prompts of a source share is found and left out of comparisons; what tells them apart
+never is."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tasks.ingest.questions.identity import compared
+from tasks.ingest.questions.shared_text import Sample, SharedText, SharedTexts, shared_text_of
+from tests.ingest.helpers import row, spool
+
+DAPO = (
+    "Solve the following math problem step by step. The last line of your response should be of "
+    "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{}"
+    '\n\nRemember to put your answer on its own line after "Answer:".'
+)
+WHO = ["Ann", "Ben", "Cleo", "Dev", "Eva", "Finn", "Gita", "Hugo"]
+WHAT = ["apples", "stamps", "marbles", "shells", "coins"]
+
+
+def questions(count: int = 40) -> list[str]:
+    """Different questions of twelve words and more."""
+    return [
+        f"{WHO[n % 8]} had {n + 3} {WHAT[n % 5]} on {'Monday' if n % 3 else 'Friday'} and gave "
+        f"away {n % 7 + 1} to {WHO[(n + 3) % 8]}. How many {WHAT[n % 5]} are left?"
+        for n in range(count)
+    ]
+
+
+def wrapped(template: str, count: int = 40) -> list[str]:
+    return [template.format(question) for question in questions(count)]
+
+
+@pytest.mark.parametrize(
+    ("template", "start", "end"),
+    [
+        (DAPO, DAPO.partition("\n")[0], DAPO.rpartition("\n")[2]),
+        (
+            "Please solve the following math problem: {}. The assistant thinks, then answers. "
+            "Return it in \\boxed{{}}, for example \\boxed{{1}}. ",
+            "Please solve the following math problem:",
+            "The assistant thinks, then answers. Return it in \\boxed{}, for example \\boxed{1}.",
+        ),
+        ("{}\nLet's think step by step.", "", "Let's think step by step."),
+        ("请逐步推理并解答下面的数学问题：\n{}", "请逐步推理并解答下面的数学问题：", ""),
+        ("Question: {}", "", ""),  # one word could be anything
+        ("{}", "", ""),
+    ],
+)
+def test_the_words_around_every_question_are_found(template: str, start: str, end: str) -> None:
+    found = shared_text_of(wrapped(template))
+    assert found == (SharedText(start, end) if start or end else None)
+    if found:
+        stripped = [compared(found.stripped(prompt)) for prompt in wrapped(template)]
+        assert stripped == [compared(question) for question in questions()]
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        [f"Calculate {a} + {b}" for a in range(9) for b in range(9)],
+        [f"State the result of this sum of numbers: {n} + {n + 1} - 4 =" for n in range(50)],
+        [
+            f"Spell the following word backwards, letter by letter: {w}{v}"
+            for w in WHO
+            for v in WHAT
+        ],
+        [f"How many legs do {n} spiders have when each of them has lost one?" for n in range(50)],
+        [f"A train leaves at {n} o'clock and another one follows after it" for n in range(50)],
+        questions(19),
+    ],
+)
+def test_what_generated_questions_share_is_theirs(prompts: list[str]) -> None:
+    assert shared_text_of(prompts) is None
+
+
+def test_a_question_that_all_prompts_end_with_stays() -> None:
+    prompts = [
+        f"{question.partition(' How')[0]} How many things are left now? Answer with one number."
+        for question in questions()
+    ]
+    found = shared_text_of(prompts)
+    assert found == SharedText("", "Answer with one number.")
+    assert found.stripped(prompts[0]).endswith("How many things are left now?")
+
+
+def test_a_few_prompts_without_the_shared_text_stay_whole() -> None:
+    others = ["Compute it.", DAPO.format("7"), "Solve the following math problem step by step."]
+    prompts = [*wrapped(DAPO, 77), *others]
+    found = shared_text_of(prompts)
+    assert found is not None
+    assert [found.stripped(other) for other in others] == ["Compute it.", "7", others[2]]
+    assert found.stripped(DAPO.format("…")) == DAPO.format("…")  # nothing is left to compare
+    assert shared_text_of([*wrapped(DAPO, 50), *questions(50)[5:]]) is None
+
+
+def test_the_sample_depends_on_the_prompts_and_not_on_order_or_repetition() -> None:
+    texts = [f"prompt {n}" for n in range(1000)]
+    mixed = random.Random(0).choices(texts, k=3000) + texts
+    one, two = Sample(), Sample()
+    for text in texts:
+        one.add(text)
+    for text in mixed:
+        two.add(text)
+    assert one.texts() == two.texts()
+    assert len(set(one.texts())) == 256
+
+
+def test_every_source_of_an_entry_has_its_own_shared_text() -> None:
+    samples = SharedTexts([0])
+    for question in questions():
+        samples.add(0, row(DAPO.format(question), source="verl/dapo"))
+        samples.add(0, row(f"{question} Let's think step by step.", source="verl/gsm8k"))
+        samples.add(1, row(DAPO.format(question), source="mine"))
+    found = samples.found()
+    assert set(found) == {(0, "verl/dapo"), (0, "verl/gsm8k")}
+    assert found[0, "verl/gsm8k"] == SharedText("", "Let's think step by step.")
+
+
+def test_rows_are_compared_by_what_they_ask_and_kept_as_they_are(tmp_path: Path) -> None:
+    rows = [row("Wrapped. One?"), row("One?"), row("Two?"), row("Wrapped. Two?", source="other")]
+    kept = spool(tmp_path / "whole", *rows)
+    assert kept.index["text"].n_unique() == 4
+
+    def question(entry: int, source: str, asked: str) -> str:
+        assert entry == 0
+        return asked.removeprefix("Wrapped. ") if source == "mine" else asked
+
+    kept = spool(tmp_path / "stripped", *rows, question=question)
+    texts = kept.index["text"].to_list()
+    assert texts[0] == texts[1]
+    assert len(set(texts)) == 3
+    assert kept.take(kept.index["row"], "asked")["asked"].to_list() == [
+        "One?",
+        "One?",
+        "Two?",
+        "Wrapped. Two?",
+    ]
+    assert kept.take(kept.index["row"], "prompt")["prompt"].to_list() == [
+        one.prompt for one in rows
+    ]
+
+
+@pytest.mark.parametrize(("one", "other"), [("Find $x$..", "Find $x$."), ("Is it 3", "Is it 3 ?")])
+def test_what_closes_a_question_twice_makes_no_other_question(one: str, other: str) -> None:
+    assert compared(one) == compared(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [("Compute 3!", "Compute 3"), ("Find x.5", "Find x5")])
+def test_signs_that_mean_something_count(one: str, other: str) -> None:
+    assert compared(one) != compared(other)
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(
+    ("file", "texts", "end"),
+    [
+        (
+            "dsr_sub_1209/dsr_sub.parquet",
+            lambda path: [p[0]["content"] for p in pl.read_parquet(path)["prompt"].to_list()],
+            "Let's think step by step and output the final answer within \\boxed{}.",
+        ),
+        (
+            "gsm8k/train.jsonl",
+            lambda path: [json.loads(line)["question"] for line in path.open()],
+            None,
+        ),
+        ("math_train/math.json", lambda path: [x["problem"] for x in json.load(path.open())], None),
+        (
+            "svamp/SVAMP.json",
+            lambda path: [f"{x['Body']} {x['Question']}" for x in json.load(path.open())],
+            None,
+        ),
+    ],
+)
+def test_real_sources(
+    file: str, texts: Callable[[Path], list[str]], end: str | None, real_data: Path
+) -> None:
+    found = shared_text_of(random.Random(0).sample(texts(real_data / file), 256))
+    assert found == (SharedText("", end) if end else None)

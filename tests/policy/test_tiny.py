@@ -1,0 +1,298 @@
+"""The stage policy: the tiny policy, and when it is made again."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tasks.common.artifacts import Layout
+from tasks.common.files import read_json
+from tasks.common.params import ParamsError, parse
+from tasks.common.sealed import read_sealed, write_sealed
+from tasks.models.folder import policy_digest
+from tasks.models.policy import load_tokenizer, read_policy, stop_token_ids
+from tasks.policy.card import write_own
+from tasks.policy.examples import draw
+from tasks.policy.families import products
+from tasks.policy.families.chain_sum import PHRASES, worked
+from tasks.policy.run import provide
+from tasks.policy.settings import Family, Policy, Tiny, Training
+from tasks.policy.tiny import make, untrained
+from tasks.policy.tokenizer import CHARACTERS, character_tokenizer
+from tasks.policy.training import IGNORED, batches, collate, learning_rate, train
+from tasks.policy.unfinished import Unfinished
+
+CHAIN_SUM: dict[str, Any] = {
+    "config": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
+    "direct_rate_shortest": 0.0,
+    "direct_rate_longest": 0.0,
+    "step_error_rate": 0.0,
+}
+TINY: dict[str, Any] = {
+    "seed": 0,
+    "families": [{"name": "chain_sum", "weight": 1.0, "settings": CHAIN_SUM}],
+    "model": {
+        "num_layers": 1,
+        "hidden_size": 32,
+        "num_heads": 1,
+        "num_key_value_heads": 1,
+        "intermediate_size": 32,
+        "max_length": 128,
+    },
+    "training": {
+        "device": "cpu",
+        "tokens": 2000.0,
+        "batch_size": 8,
+        "batches_per_bucket": 4,
+        "learning_rate": 1.0e-2,
+        "warmup_rate": 0.1,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+    },
+}
+
+
+def tiny(**changes: Any) -> Tiny:
+    return parse({**TINY, **changes}, Tiny, "policy.tiny")
+
+
+def family(**settings: Any) -> list[Family]:
+    return [Family("chain_sum", 1.0, {**CHAIN_SUM, **settings})]
+
+
+def test_a_saved_tokenizer_does_not_depend_on_how_it_was_loaded(tmp_path: Path) -> None:
+    """With HF_HUB_OFFLINE set transformers would write another file, of another digest."""
+    character_tokenizer(PHRASES, 64).save_pretrained(tmp_path / "made")
+    load_tokenizer(tmp_path / "made").save_pretrained(tmp_path / "again")
+    names = [tmp_path / name / "tokenizer_config.json" for name in ("made", "again")]
+    assert read_json(names[0]) == read_json(names[1])
+
+
+def test_a_worked_example_shows_every_step():
+    assert worked("4 + 3 - 9", 0.0, random.Random(0)) == "4+3=7-9=-2"
+
+
+def test_a_wrong_step_is_off_by_1_or_10_and_the_next_builds_on_it():
+    first, second = worked("40 + 3 - 9", 1.0, random.Random(0)).split("=")[1:]
+    total = int(first.partition("-")[0])
+    assert abs(total - 43) in (1, 10)
+    assert abs(int(second) - (total - 9)) in (1, 10)
+
+
+def test_examples_are_right_when_asked_and_direct_when_asked():
+    for settings, steps in (
+        ({}, True),
+        ({"direct_rate_shortest": 1.0, "direct_rate_longest": 1.0}, False),
+    ):
+        for prompt, completion in next(draw(family(**settings), 0, 50)):
+            expression = prompt.removeprefix(PHRASES[0]).removesuffix("=")
+            assert int(completion.rpartition("=")[2]) == eval(expression)
+            assert ("=" in completion) is steps
+
+
+def test_a_worked_product_shows_every_step():
+    text = products.worked("12 * 34 * -5", 0.0, random.Random(0))
+    assert text == "10*30=300+10*4=340+2*30=400+2*4=408;400*-5=-2000+8*-5=-2040"
+    assert products.worked("30 * 0 * 7", 0.0, random.Random(0)) == "30*0=0;0*7=0"
+    wrong = products.worked("12 * 3", 1.0, random.Random(0))
+    assert {abs(int(wrong.split("=")[1].split("+")[0]) - 30)} <= {1, 10}
+
+
+def test_products_are_right_when_asked_and_share_their_phrases():
+    config = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
+    settings = {"config": config, "direct_rate": 0.5, "step_error_rate": 0.0}
+    pairs = next(draw([Family("products", 1.0, settings)], 0, 200))
+    for prompt, completion in pairs:
+        expression = prompt.removeprefix(products.PHRASES[0]).removesuffix(products.PHRASES[1])
+        assert int(completion.rpartition("=")[2]) == eval(expression)
+    assert 0.4 < sum("=" in completion for _, completion in pairs) / len(pairs) < 0.6
+
+
+def test_longer_problems_are_answered_directly_more_often():
+    pairs = next(draw(family(direct_rate_shortest=0.1, direct_rate_longest=0.9), 0, 2000))
+    direct = {2: [], 3: []}
+    for prompt, completion in pairs:
+        direct[prompt.count(" + ") + prompt.count(" - ") + 1].append("=" not in completion)
+    assert sum(direct[2]) / len(direct[2]) == pytest.approx(0.1, abs=0.04)
+    assert sum(direct[3]) / len(direct[3]) == pytest.approx(0.9, abs=0.04)
+
+
+def test_chunks_differ_and_repeat_under_the_seed():
+    stream, again, other = (draw(family(), seed, 20) for seed in (0, 0, 1))
+    first, second = next(stream), next(stream)
+    assert (first, second) == (next(again), next(again))
+    assert first != second
+    assert first != next(other)
+
+
+def test_an_unknown_family_and_an_unknown_setting_are_named():
+    with pytest.raises(ParamsError, match="'chain_sums'; there is: chain_sum, products"):
+        next(draw([Family("chain_sums", 1.0, CHAIN_SUM)], 0, 4))
+    with pytest.raises(
+        ParamsError, match=r"chain_sum.settings.noise is unknown; allowed: config, direct_rate"
+    ):
+        next(draw(family(noise=1), 0, 4))
+
+
+def test_the_tokenizer_covers_ascii_and_makes_the_instruction_one_token(tmp_path):
+    character_tokenizer([*PHRASES], 128).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    prompt = f"{PHRASES[0]} 4 + 3 ="
+    assert len(tokenizer.encode(prompt)) == 1 + len(" 4 + 3 =")
+    assert tokenizer.decode(tokenizer.encode(prompt)) == prompt
+    everything = CHARACTERS + "  two  spaces ,."
+    assert tokenizer.decode(tokenizer.encode(everything)) == everything
+    assert tokenizer.unk_token_id not in tokenizer.encode(everything)
+    assert tokenizer.encode("é") == [tokenizer.unk_token_id]
+    assert (tokenizer.bos_token_id, tokenizer.chat_template) == (None, None)
+
+
+def test_only_completions_are_learned():
+    tokens, targets = collate([([5, 6, 7, 1], 2), ([5, 6, 1], 2)], pad=0)
+    assert tokens.tolist() == [[5, 6, 7, 1], [5, 6, 1, 0]]
+    assert targets.tolist() == [[IGNORED, 7, 1, IGNORED], [IGNORED, 1, IGNORED, IGNORED]]
+
+
+def test_batches_hold_like_lengths_and_every_row():
+    rows = [([0] * length, 1) for length in (9, 1, 8, 2, 7, 3)]
+    cut = batches(rows, 2, seed=0)
+    assert sorted(sorted(len(ids) for ids, _ in batch) for batch in cut) == [[1, 2], [3, 7], [8, 9]]
+
+
+def test_the_learning_rate_rises_and_falls_to_zero():
+    settings = parse({**TINY["training"], "learning_rate": 1.0, "warmup_rate": 0.2}, Training, "t")
+    assert [learning_rate(settings, done) for done in (0.1, 0.2, 0.6, 1.0)] == pytest.approx(
+        [0.5, 1.0, 0.5, 0.0]
+    )
+
+
+def test_training_lowers_the_loss(caplog):
+    caplog.set_level("INFO")
+    make(tiny(training={**TINY["training"], "tokens": 20000.0}))
+    losses = [float(record.args[1]) for record in caplog.records if "of the tokens" in record.msg]
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_training_is_repeatable_under_its_seed():
+    model, _ = make(tiny())
+    torch.manual_seed(99)
+    again, _ = make(tiny())
+    other, _ = make(tiny(seed=1))
+    weights, same, different = (list(m.state_dict().values()) for m in (model, again, other))
+    assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(weights, different, strict=True))
+
+
+class Killed(Exception):
+    """In place of a kill."""
+
+
+def trained(unfinished: Unfinished | None, chunks: int = 1000) -> torch.nn.Module:
+    """A policy, trained until so many chunks were asked for."""
+    settings = tiny(training={**TINY["training"], "tokens": 8000.0})
+    tokenizer = character_tokenizer([*PHRASES], 128)
+    torch.manual_seed(0)
+    model = untrained(settings.model, tokenizer).train()
+
+    def draw_some(first: int) -> Iterator[list[tuple[str, str]]]:
+        for number, chunk in enumerate(draw(family(), 0, 32, first), start=first):
+            if number == chunks:
+                raise Killed
+            yield chunk
+
+    train(model, tokenizer, draw_some, settings.training, 0, unfinished)
+    return model
+
+
+def test_a_killed_making_goes_on_to_the_same_weights(tmp_path, caplog):
+    caplog.set_level("INFO")
+    file, whole = tmp_path / "policy.safetensors", trained(None)
+    with pytest.raises(Killed):
+        trained(Unfinished(file, {"seed": 0}, 0.0), chunks=3)
+    saved = file.read_bytes()
+    again = trained(Unfinished(file, {"seed": 0}, 0.0))
+    assert caplog.text.count("going on after") == 1
+    for one, other in zip(whole.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    for content, seed, said in (
+        (saved[:-1] + bytes([saved[-1] ^ 1]), 0, "is damaged"),
+        (saved[:100], 0, "is damaged"),
+        (saved, 1, "is of other settings"),
+    ):
+        caplog.clear()
+        file.write_bytes(content)
+        with pytest.raises(Killed):  # at the first chunk
+            trained(Unfinished(file, {"seed": seed}, 0.0), chunks=0)
+        assert said in caplog.text
+
+
+def test_chunks_can_be_drawn_from_any_on():
+    stream = draw(family(), 0, 20)
+    first, second = next(stream), next(stream)
+    assert next(draw(family(), 0, 20, 0)) == first
+    assert next(draw(family(), 0, 20, 1)) == second
+
+
+def test_the_tiny_policy_is_an_ordinary_model(tmp_path):
+    card = write_own(*make(tiny()), tmp_path / "policy")
+    write_sealed(tmp_path / "policy.json", card)
+    policy = read_policy(Layout(tmp_path))
+    assert (card["source"], card["location"], card["digest"]) == (
+        "tiny",
+        None,
+        policy_digest(policy.folder),
+    )
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(policy.folder),
+        AutoTokenizer.from_pretrained(policy.folder),
+    )
+    # a layer: q, k, v, o of 32 x 32, three of 32 x 32 in the MLP; the head of vocabulary x 32, tied
+    assert card["num_matmul_parameters"] == 7 * 32 * 32 + len(tokenizer) * 32
+    assert (card["max_length"], model.config.head_dim, model.config.tie_word_embeddings) == (
+        128,
+        32,
+        True,
+    )
+    assert stop_token_ids(policy.folder, tokenizer) == (tokenizer.eos_token_id,)
+    assert model.dtype == torch.float32
+
+
+def section(**changes: Any) -> dict[str, Any]:
+    return {"source": "tiny", "trust_remote_code": False, "tiny": {**TINY, **changes}}
+
+
+def provided(layout: Layout, **changes: Any) -> dict[str, Any]:
+    return provide(parse(section(**changes), Policy, "policy"), layout)
+
+
+def test_another_parameter_makes_another_policy(tmp_path):
+    layout = Layout(tmp_path)
+    card = provided(layout)
+    other = provided(layout, seed=1)
+    assert other["digest"] != card["digest"]
+    assert (
+        policy_digest(layout.policy) == other["digest"] == read_sealed(layout.policy_card)["digest"]
+    )
+
+
+@pytest.mark.slow
+def test_the_command_makes_a_policy(tmp_path):
+    params = {
+        "policy": section(),
+        "checkpoint": {"every_seconds": 0.0, "keep": 1},
+        "tracking": {"uri": None, "experiment": "test", "max_weights_gb": 0.0, "also": []},
+    }
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    arguments = ["--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path / "data")]
+    subprocess.run([sys.executable, "-m", "tasks.policy", *arguments], check=True)
+    policy = read_policy(Layout(tmp_path / "data"))
+    assert policy.digest == policy_digest(policy.folder)
+    assert list(Layout(tmp_path / "data").checkpoints.iterdir()) == []

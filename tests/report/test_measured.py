@@ -1,0 +1,99 @@
+"""Seconds, when and where the report was made, why stages ran, and where tokens went."""
+
+import re
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tasks.common.artifacts import TRAIN_ROLLOUTS, Layout
+from tasks.common.params import Experiment
+from tasks.common.sealed import read_sealed, write_sealed
+from tasks.report.evidence import read_evidence, read_tokens
+from tasks.report.measured import (
+    all_measured,
+    commit_words,
+    measured_text,
+    run_notes,
+    total_seconds,
+)
+from tasks.report.views.prompts import class_tokens
+
+
+def test_seconds_are_measured_on_this_machine(layout: Layout) -> None:
+    """A third of grpo's 60 s and the profile's 6 s for sgpo, which reads it; 2 s lost to kills."""
+    evidence = read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
+    measured = all_measured(layout, evidence)
+    assert [total_seconds(measured, run) for run in evidence.trained] == pytest.approx([62, 28])
+    first, *lines = measured_text(layout, evidence).splitlines()
+    assert re.match(r"made \d{4}-\d\d-\d\d \d\d:\d\d UTC from .* on ", first)
+    assert "profile: profile 6.0" in lines
+    (line,) = [line for line in lines if line.startswith("grpo/0: ")]
+    assert "train 60.0" in line
+    assert "lost seconds 2.0" in line
+
+
+def test_a_cell_that_was_restored_has_no_seconds(layout: Layout) -> None:
+    """The note of another training with the same name is not this one's."""
+    evidence = read_evidence(layout, Experiment(["sgpo"], [0, 1]))
+    note = read_sealed(layout.measured("sgpo-0"))
+    write_sealed(layout.measured("sgpo-0"), {**note, "of": "0123456789abcdef"})
+    layout.measured("sgpo-1").unlink()
+    measured = all_measured(layout, evidence)
+    assert [total_seconds(measured, run) for run in evidence.trained] == [None, None]
+    text = measured_text(layout, evidence)
+    assert "sgpo/0: not measured here\nsgpo/1: not measured here\n" in text
+
+
+@pytest.mark.parametrize(
+    ("git", "words"),
+    [
+        ("0123456789abcdef", "0123456789"),
+        ("0123456789abcdef-dirty", "0123456789, with changes"),
+        (None, "no git repository"),
+    ],
+)
+def test_the_commit_in_words(git: str | None, words: str) -> None:
+    assert commit_words({} if git is None else {"git": git}) == words
+
+
+def test_stages_say_when_and_why_they_ran(layout: Layout) -> None:
+    ran = {"outcome": "ran", "why": "train.learning_rate 0.0003 -> 0.0001"}
+    write_sealed(layout.run_note("train@a-0"), {**ran, "when": "2026-01-02 10:00 UTC"})
+    write_sealed(layout.run_note("code"), {**ran, "when": "2026-01-02 09:00 UTC"})
+    layout.run_note("profile").write_text("half a fi")
+    write_sealed(layout.run_note("baseline"), {"when": "2026-01-02 09:00 UTC"})
+    assert run_notes(layout) == [
+        "2026-01-02 09:00 UTC  code: ran: train.learning_rate 0.0003 -> 0.0001",
+        "2026-01-02 10:00 UTC  train@a-0: ran: train.learning_rate 0.0003 -> 0.0001",
+    ]
+
+
+def test_tokens_are_counted_by_prompt_and_signal(layout: Layout) -> None:
+    """Prompt (9) and completion tokens (2) of 8 rollouts: 88 a group. p0 is never solved, p8
+    always, the rest sometimes; p39 (3 of 8) stands in 3 of the 140 groups. A group of right answers
+    and errors has no signal, and replayed rollouts were sampled elsewhere."""
+    path = layout.train("grpo", 0) / "rollouts.parquet"
+    spent = read_tokens(path)
+    assert spent["tokens"].sum() == 140 * 88
+    assert spent.filter(prompt_id="p39").rows() == [("p39", True, 3 * 88)]
+    assert spent.filter(prompt_id="p0").rows() == [("p0", False, 4 * 88)]
+    rows = TRAIN_ROLLOUTS.read(path)
+    outcomes = pl.when(pl.col("outcome") == "wrong").then(pl.lit("error")).otherwise("outcome")
+    replayed = pl.col("prompt_id") == "p39"
+    TRAIN_ROLLOUTS.write(path, rows.with_columns(outcome=outcomes, replayed=replayed))
+    changed = read_tokens(path)
+    assert changed["tokens"].sum() == 137 * 88
+    assert not changed["mixed"].any()
+
+
+def test_tokens_by_class_of_prompts(layout: Layout) -> None:
+    """Prompt n was solved n % 9 times of 8: 0 | 1, 2 | 3, 4, 5 | 6, 7 | 8."""
+    evidence = read_evidence(layout, Experiment(["grpo"], [0]))
+    visits = np.bincount([n % 40 % 9 for n in range(140)], minlength=9)
+    expected = [visits[0], visits[1:3].sum(), visits[3:6].sum(), visits[6:8].sum(), visits[8], 0]
+    (run,) = evidence.trained
+    both = class_tokens(evidence, run, [True, False])
+    assert both == [88 * count for count in expected]
+    without = class_tokens(evidence, run, [False])
+    assert without == [both[0], 0, 0, 0, both[4], 0]

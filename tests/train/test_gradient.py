@@ -1,0 +1,269 @@
+"""The gradient of a step: it does not depend on packing, on skipping or on what is computed again,
+and the KL term pulls towards the reference."""
+
+import copy
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.common.files import ArtifactError
+from tasks.engines.engine import Request
+from tasks.engines.hf.engine import HfEngine
+from tasks.engines.settings import Sampling
+from tasks.models import packing
+from tasks.models.forward_check import check_forward
+from tasks.models.policy import load_model, load_tokenizer
+from tasks.train.learner.correction import corrected_tokens
+from tasks.train.learner.micro_batches import micro_batches
+from tasks.train.learner.update import (
+    Objective,
+    accumulate_gradients,
+    enable_activation_checkpointing,
+    k3,
+    learning_rate,
+    token_logprobs,
+    unbiased_kl,
+)
+from tasks.train.methods.loss import clip
+from tasks.train.rollouts import Rollouts, StepTotals
+from tasks.train.settings import Correction, TrainSettings
+from tests.engines.test_flops import architecture_of
+from tests.train.steps import estimated, graded
+
+
+@pytest.fixture(scope="module")
+def step(qwen: Path) -> tuple[Any, Rollouts]:
+    """A model, and a ragged step of its rollouts with invented rewards."""
+    model = load_model(qwen, dtype=torch.float32, device=torch.device("cpu"))
+    tokenizer = load_tokenizer(qwen)
+    prompts = [tokenizer(text).input_ids for text in ("1+1 =", "Janet has 3", "2", "17 - 4 - 3 =")]
+    counts = [4, 3, 4, 1]
+    samples = HfEngine(model, [1], 64, 512).generate(
+        Request(prompts, counts, list(range(12)), Sampling(1.0, 1.0, 0, 10, 0))
+    )
+    group_B = np.repeat(np.arange(4), counts)
+    rewards = np.array([1, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 1.0])
+    return model, graded(prompts, group_B, samples, rewards)
+
+
+ADVANTAGES = np.array([1.0, -1, -1, 1, 0, 0, 0, 1, 1, -1, -1, 0])
+CORRECTION = Correction(ratio_to="old", level="token", cap=2.0, mode="truncate")
+OBJECTIVE = Objective(
+    clip.Method(clip.EXAMPLE),
+    CORRECTION,
+    1.0,
+    None,
+    0.0,
+    share_prompts=False,
+    tokens_per_chunk=10**6,
+)
+
+
+def gradient(
+    model: Any,
+    rollouts: Rollouts,
+    rows: np.ndarray,
+    max_tokens: int,
+    objective: Objective = OBJECTIVE,
+    max_shared_tokens: float = np.inf,
+) -> torch.Tensor:
+    totals = StepTotals(int(rollouts.completion_tokens_B().sum()), 12, 10)
+    model.zero_grad(set_to_none=True)
+    device, by_group = torch.device("cpu"), objective.share_prompts
+    batches = micro_batches(
+        rollouts,
+        rows,
+        max_tokens,
+        device,
+        by_group=by_group,
+        max_shared_tokens=max_shared_tokens,
+    )
+    assert sorted(np.concatenate([batch.rows for batch in batches])) == sorted(rows)
+    rollouts = estimated(rollouts, ADVANTAGES)
+    accumulate_gradients(model, batches, rollouts, objective, totals, architecture_of(model))
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def recomputing(model: Any) -> Any:
+    """A copy that computes its activations again in the backward pass."""
+    thrifty = copy.deepcopy(model)
+    enable_activation_checkpointing(thrifty)
+    return thrifty.train()
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_gradient_does_not_depend_on_how_it_is_computed(
+    step: tuple[Any, Rollouts], share_prompts: bool, recompute: bool
+) -> None:
+    """The size of micro-batches and of chunks of logits, the order of rollouts, and rollouts of
+    advantage 0 that are left out."""
+    model, rollouts = step
+    rows, alive = np.arange(12), np.array([0, 1, 2, 3, 7, 8, 9, 10])
+    whole = gradient(model, rollouts, rows, 10**6)
+    assert whole.norm() > 1e-3
+    other = recomputing(model) if recompute else model
+    for max_tokens, chunk in itertools.product((1, 60, 10**6), (7, 10**6)):
+        objective = dataclasses.replace(
+            OBJECTIVE, share_prompts=share_prompts, tokens_per_chunk=chunk
+        )
+        for chosen in (rows, rows[::-1].copy(), alive):
+            found = gradient(other, rollouts, chosen, max_tokens, objective)
+            np.testing.assert_allclose(found, whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("max_shared_tokens", [0, 16])
+@pytest.mark.parametrize("max_biased_length", [4, 1024])
+def test_long_rollouts_beside_shared_prompts_give_the_same_gradient(
+    step: tuple[Any, Rollouts],
+    max_shared_tokens: int,
+    max_biased_length: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, rollouts = step
+    whole = gradient(model, rollouts, np.arange(12), 10**6)
+    monkeypatch.setattr(packing, "MAX_BIASED_LENGTH", max_biased_length)
+    shared = dataclasses.replace(OBJECTIVE, share_prompts=True)
+    is_long = rollouts.tokens_B() > max_shared_tokens
+    assert is_long.all() == (max_shared_tokens == 0)
+    assert is_long.any()
+    for max_tokens in (1, 60, 10**6):
+        found = gradient(model, rollouts, np.arange(12), max_tokens, shared, max_shared_tokens)
+        np.testing.assert_allclose(found, whole, atol=1e-6)
+
+
+def test_no_mask_is_as_large_as_a_long_rollout_squared(step: tuple[Any, Rollouts]) -> None:
+    """A rollout of 16,000 tokens beside the others of its group."""
+    rollouts = step[1]
+    tokens = [[5] * 16_000, *rollouts.table["token_ids"].to_list()[1:]]
+    long = rollouts.with_columns(token_ids=tokens, logprobs=[[0.0] * len(ids) for ids in tokens])
+    batches = micro_batches(
+        long, np.arange(12), 4096, torch.device("cpu"), by_group=True, max_shared_tokens=4096
+    )
+    assert [batch.rows.tolist() for batch in batches if batch.is_long] == [[0]]
+    for window in (None, 4096):
+        for block in (block for batch in batches for block in batch.shared[0].blocks):
+            bias = block.bias(window, torch.float32)
+            assert bias is None or bias.numel() <= 512 * (512 + 4096)
+
+
+def test_a_micro_batch_leaves_no_mask_behind(step: tuple[Any, Rollouts]) -> None:
+    model, rollouts = step
+    batches = micro_batches(rollouts, np.arange(12), 40, torch.device("cpu"), by_group=True)
+    shared = dataclasses.replace(OBJECTIVE, share_prompts=True)
+    rollouts, totals = estimated(rollouts, ADVANTAGES), StepTotals(99, 12, 10)
+    accumulate_gradients(model, batches, rollouts, shared, totals, architecture_of(model))
+    assert len(batches) > 1
+    assert [batch.shared[0].biases for batch in batches] == [{}] * len(batches)
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_a_bfloat16_gradient_points_where_the_float32_one_does(
+    step: tuple[Any, Rollouts], share_prompts: bool
+) -> None:
+    """Under autocast queries and keys are float32 (rotated in it), values bfloat16, and layers are
+    computed again."""
+    model, rollouts = step
+    whole = gradient(model, rollouts, np.arange(12), 60)
+    objective = dataclasses.replace(OBJECTIVE, share_prompts=share_prompts)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gradient(recomputing(model), rollouts, np.arange(12), 60, objective)
+    assert 0.99 < torch.nn.functional.cosine_similarity(found, whole, dim=0) < 1 - 1e-7
+
+
+def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(step: tuple[Any, Rollouts]) -> None:
+    model, rollouts = step
+    without = gradient(model, rollouts, np.arange(12), 60)
+    reference = copy.deepcopy(model).requires_grad_(False)
+    held = dataclasses.replace(OBJECTIVE, reference=reference, kl_coefficient=0.5)
+    np.testing.assert_allclose(
+        gradient(model, rollouts, np.arange(12), 60, held), without, atol=1e-6
+    )
+    scores = torch.tensor([0.3, -1.0, 0.8, 0.1, -0.4], dtype=torch.float64, requires_grad=True)
+    other = torch.tensor([-0.2, 0.5, 1.4, -2.0, 0.0], dtype=torch.float64).log_softmax(-1)
+    sampler = torch.tensor([0.1, -0.8, 0.9, 0.0, -0.2], dtype=torch.float64).log_softmax(-1)
+    mine = scores.log_softmax(-1)
+    (true,) = torch.autograd.grad((mine.exp() * (mine - other)).sum(), scores, retain_graph=True)
+    # for each token that the sampler may draw
+    correction = dataclasses.replace(CORRECTION, cap=1e9)
+    tokens, _ = corrected_tokens(
+        mine, mine.detach(), sampler, mine.detach(), torch.arange(5), 5, correction
+    )
+    estimates = unbiased_kl(tokens, other)
+    (expected,) = torch.autograd.grad((sampler.exp() * estimates).sum(), scores)
+    np.testing.assert_allclose(expected, true, atol=1e-12)
+    assert (sampler.exp() * estimates).sum().item() == pytest.approx(
+        (mine.exp() * (mine - other)).sum().item()
+    )
+    logprobs = torch.tensor([-1.0], requires_grad=True)
+    kl = k3(logprobs, torch.tensor([-1.5]))
+    np.testing.assert_allclose(kl.detach(), [np.exp(-0.5) + 0.5 - 1], atol=1e-6)
+    kl.sum().backward()
+    np.testing.assert_allclose(logprobs.grad, [1 - np.exp(-0.5)], atol=1e-6)
+
+
+def test_kl_is_averaged_as_the_loss_is(step: tuple[Any, Rollouts]) -> None:
+    """With `normalize: constant` a token of the KL term weighs what a token of the loss does: the
+    gradients under two divisors differ by the ratio of the divisors."""
+    model, rollouts = step
+    reference = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+
+    def pull(normalize: str) -> torch.Tensor:
+        loss = clip.Method(dataclasses.replace(clip.EXAMPLE, normalize=normalize))
+        objective = dataclasses.replace(OBJECTIVE, loss=loss)
+        held = dataclasses.replace(objective, reference=reference, kl_coefficient=0.5)
+        rows = np.arange(12)
+        return gradient(model, rollouts, rows, 60, held) - gradient(
+            model, rollouts, rows, 60, objective
+        )
+
+    by_token, constant = pull("token"), pull("constant")
+    ratio = int(rollouts.completion_tokens_B().sum()) / (12 * 10)
+    assert by_token.norm() > 1e-4
+    np.testing.assert_allclose(constant, ratio * by_token, atol=1e-6)
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_logprobs_of_micro_batches_are_the_samplers(
+    step: tuple[Any, Rollouts], share_prompts: bool
+) -> None:
+    model, rollouts = step
+    objective = dataclasses.replace(OBJECTIVE, share_prompts=share_prompts)
+    for batch in micro_batches(
+        rollouts, np.arange(12), 60, torch.device("cpu"), by_group=share_prompts
+    ):
+        with torch.no_grad():
+            logprobs, entropy = token_logprobs(model, batch, objective)
+        np.testing.assert_allclose(logprobs, batch.sampler_logprobs_N, atol=1e-4)
+        assert len(entropy) == rollouts.completion_tokens_B()[batch.rows].sum()
+        assert (entropy >= 0).all()
+
+
+def test_a_head_that_does_more_is_refused(step: tuple[Any, Rollouts]) -> None:
+    model = copy.deepcopy(step[0])
+    check_forward(model, packed=False)
+    model.config.logit_scale = 2.0  # as if its class did something else than its configuration says
+    with pytest.raises(
+        ArtifactError, match="Qwen3ForCausalLM computes something that is not supported"
+    ):
+        check_forward(model, packed=False)
+
+
+def test_learning_rate_by_hand() -> None:
+    plain = TrainSettings(learning_rate=1.0)
+    assert learning_rate(plain, 0, 0.0) == 1.0
+    assert learning_rate(dataclasses.replace(plain, warmup_steps=4), 1, 0.0) == 0.5
+    assert learning_rate(TrainSettings(learning_rate=2.0), 9, 0.5) == pytest.approx(1.1)
+    assert learning_rate(plain, 99, 1.0) == pytest.approx(0.1)
+    # constant, then a decay over the last fifth
+    late = TrainSettings(learning_rate=1.0, final_learning_rate_fraction=0.0, decay_share=0.2)
+    rates = [learning_rate(late, 0, done) for done in (0.0, 0.5, 0.8, 0.9, 1.0)]
+    assert rates == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.0])

@@ -1,0 +1,300 @@
+"""The estimators of other trainers: published and hand-computed values, the direction of the
+expected gradient by enumeration, and the corrections for a sampler that differs."""
+
+import itertools
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.common.params import ParamsError
+from tasks.train.learner.correction import corrected_tokens
+from tasks.train.methods.advantage import bnpo, grpo, maxrl, opo, pass_at, raw, reinforce_pp
+from tasks.train.methods.loss import cispo, clip, dppo, gmpo, sapo, vespo
+from tasks.train.rollouts import Floats, StepTotals
+from tasks.train.settings import Correction, Rejection
+from tasks.train.tokens import Tokens
+from tests.train.steps import rollouts_of
+
+REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]  # two groups of four
+GROUPS = [0, 0, 0, 0, 1, 1, 1, 1]
+LENGTHS = [2, 4, 4, 4, 3, 3, 3, 6]
+
+
+def advantages_of(
+    module: ModuleType,
+    rewards: list[float],
+    groups: list[int],
+    lengths: list[int] | None = None,
+    **settings: Any,
+) -> Floats:
+    """The advantages of rollouts with these rewards."""
+    arguments = (module.Settings(**settings),) if hasattr(module, "Settings") else ()
+    found: Floats = module.Method(*arguments)(rollouts_of(rewards, groups, lengths))
+    return found
+
+
+def group_of(correct: int, size: int) -> list[float]:
+    """The rewards of a group, the correct ones first."""
+    return [1.0] * correct + [0.0] * (size - correct)
+
+
+@pytest.mark.parametrize(("correct", "expected"), [(1, 7.0), (4, 1.0), (7, 1 / 7)])
+def test_maxrl(correct: int, expected: float) -> None:
+    found = advantages_of(maxrl, group_of(correct, 8), [0] * 8)
+    assert found[0] == pytest.approx(expected, rel=1e-4)
+    assert found[-1] == pytest.approx(-1.0, rel=1e-4)
+
+
+def test_grpo_in_units_of_the_deviation_of_the_step() -> None:
+    found = advantages_of(grpo, REWARDS, GROUPS, scale="batch")
+    expected = [1.7321, -0.5774, -0.5774, -0.5774, 0.5774, 0.5774, 0.5774, -1.7321]
+    assert found == pytest.approx(expected, abs=5e-5)
+    dead = advantages_of(grpo, [1.0, 1.0, 0.0], [0, 0, 1], scale="batch")
+    assert dead.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_opo_weighs_the_baseline_by_length() -> None:
+    found = advantages_of(opo, REWARDS, GROUPS, LENGTHS)
+    first, second = 2 / 14, 9 / 15
+    expected = [1 - first, -first, -first, -first, 1 - second, 1 - second, 1 - second, -second]
+    assert found == pytest.approx(expected)
+
+
+def test_reinforce_pp_whitens_over_tokens() -> None:
+    plain = advantages_of(reinforce_pp, REWARDS, GROUPS, LENGTHS)
+    assert set(plain.round(4)) == {1.2570, -0.7681}
+    centred = advantages_of(reinforce_pp, REWARDS, GROUPS, LENGTHS, baseline=True)
+    expected = [2.0158, -0.2767, -0.2767, -0.2767, 0.8696, 0.8696, 0.8696, -1.4229]
+    assert centred == pytest.approx(expected, abs=5e-5)
+    equal = advantages_of(reinforce_pp, REWARDS, GROUPS, [1] * 8, baseline=True)
+    assert equal[:2] == pytest.approx([1.6202, -0.5401], abs=5e-5)
+    assert advantages_of(reinforce_pp, [1.0] * 4, [0, 0, 1, 1]).tolist() == [0.0] * 4
+
+
+def test_bnpo_divides_by_the_density_of_the_fitted_beta() -> None:
+    first, second = bnpo.beta_of(np.array([1 / 8, 1 / 4, 1 / 2, 3 / 4]))
+    assert (first, second) == pytest.approx((1.2898, 1.4235), abs=5e-5)
+    rewards = [reward for correct in (1, 2, 4, 6) for reward in group_of(correct, 8)]
+    found = advantages_of(bnpo, rewards, np.repeat(range(4), 8).tolist())
+    firsts = found.reshape(4, 8)[:, 0] / (1 - np.array([1 / 8, 1 / 4, 1 / 2, 3 / 4]))
+    assert firsts == pytest.approx([0.9866, 0.8615, 0.8368, 0.9979], abs=5e-5)
+    one = advantages_of(bnpo, group_of(2, 8), [0] * 8)
+    assert one == pytest.approx([0.75] * 2 + [-0.25] * 6)  # one group: Dr. GRPO's
+    rewards = [*group_of(1, 10), *group_of(1, 10), *group_of(1, 10)]  # equal but for rounding
+    equal = advantages_of(bnpo, rewards, np.repeat(range(3), 10).tolist())
+    assert equal[:2] == pytest.approx([0.9, -0.1])
+    dead = advantages_of(bnpo, [1.0, 1.0, 0.0, 1.0], [0, 0, 1, 1])
+    assert dead[:2].tolist() == [0.0, 0.0]
+    assert np.isfinite(dead).all()
+
+
+def test_pass_at_k_is_shared_among_the_rollouts_that_make_it() -> None:
+    is_correct = np.array(group_of(2, 8)) > 0
+    scores = pass_at.scores(is_correct, np.zeros(8, dtype=np.int64), 4)
+    assert scores[[0, 7]] == pytest.approx([0.5, 0.3571], abs=5e-5)
+    assert scores.sum() / 4 == pytest.approx(0.7857, abs=5e-5)
+    found = advantages_of(pass_at, group_of(2, 8), [0] * 8, k=4)
+    assert found == pytest.approx((scores - scores.mean()) * 8 / 7)
+    many = pass_at.scores(np.arange(512) < 3, np.zeros(512, dtype=np.int64), 256)
+    assert np.isfinite(many).all()
+    short = pass_at.scores(np.array([True, False]), np.zeros(2, dtype=np.int64), 4)
+    assert short.tolist() == [1.0, 1.0]  # pass@2 of a group of two that is solved
+    assert advantages_of(pass_at, group_of(1, 4), [0] * 4, k=4).tolist() == [0.0] * 4
+    assert pass_at.Method(pass_at.Settings(k=4)).min_group == 5
+    with pytest.raises(ParamsError, match=r"train.advantage.k"):
+        pass_at.Settings(k=0)
+
+
+def test_raw_rewards() -> None:
+    assert advantages_of(raw, [1.0, 0.0, 0.5], [0, 0, 0]).tolist() == [1.0, 0.0, 0.5]
+    assert advantages_of(raw, [1.0, 0.0, 0.5], [0, 0, 0], wrong=-1).tolist() == [1.0, -1.0, 0.0]
+
+
+ARMS = np.array([0.5, 0.3, 0.2])  # probabilities of a bandit whose second arm is correct
+
+
+def expected_gradient(module: ModuleType, size: int, **settings: Any) -> Floats:
+    """The exact expected gradient by the logits, over all groups of this size."""
+    total = np.zeros(3)
+    for group in itertools.product(range(3), repeat=size):
+        rewards = [float(arm == 1) for arm in group]
+        advantages = advantages_of(module, rewards, [0] * size, **settings)
+        scores = np.eye(3)[list(group)] - ARMS
+        total += np.prod(ARMS[list(group)]) * (advantages @ scores) / size
+    return total
+
+
+@pytest.mark.parametrize(
+    ("module", "settings"),
+    [
+        (maxrl, {}),
+        (opo, {}),
+        (bnpo, {}),
+        (pass_at, {"k": 2}),
+        (raw, {"wrong": 0}),
+        (raw, {"wrong": -1}),
+        (grpo, {"scale": "batch"}),
+        (reinforce_pp, {"baseline": False}),
+        (reinforce_pp, {"baseline": True}),
+    ],
+)
+def test_an_advantage_scales_the_gradient_of_one_prompt_and_does_not_turn_it(
+    module: ModuleType, settings: dict[str, Any]
+) -> None:
+    """With binary rewards the direction is that of the pass rate: p_arm (1[arm = 1] - p_1)."""
+    found = expected_gradient(module, 4, **settings)
+    true = ARMS * ((np.arange(3) == 1) - ARMS[1])
+    scale = found @ true / (true @ true)
+    assert scale > 0
+    np.testing.assert_allclose(found, scale * true, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 4, 6])
+def test_maxrl_estimates_the_gradient_of_the_log_of_the_pass_rate(size: int) -> None:
+    """The scale is 1/p but for groups whose other rollouts all fail."""
+    rate, true = ARMS[1], ARMS * ((np.arange(3) == 1) - ARMS[1])
+    expected = (1 - (1 - rate) ** (size - 1)) / rate * true
+    np.testing.assert_allclose(expected_gradient(maxrl, size), expected, rtol=1e-4)
+
+
+RATIOS = [0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0]
+
+
+def gradients_of(module: ModuleType, advantage: float, **settings: Any) -> Floats:
+    """What A * grad log pi is multiplied by at each of RATIOS, one completion of one token each."""
+    logs = torch.tensor(RATIOS, dtype=torch.float64).log().requires_grad_()
+    ones, rows = torch.ones_like(logs), torch.arange(len(RATIOS))
+    tokens = Tokens(logs, torch.zeros_like(ones), ones, advantage * ones, rows, len(RATIOS))
+    loss, _ = module.Method(module.Settings(**settings))(tokens, StepTotals(1, 1, 1))
+    loss.backward()
+    assert logs.grad is not None
+    return np.asarray(-logs.grad / advantage)
+
+
+@pytest.mark.parametrize(
+    ("module", "advantage", "settings", "expected"),
+    [
+        (cispo, 1.0, {}, [0.25, 0.5, 0.8, 1, 1.25, 2, 4]),
+        (cispo, -2.0, {"cap": 1.5}, [0.25, 0.5, 0.8, 1, 1.25, 1.5, 1.5]),
+        (sapo, 1.0, {}, [0.2179, 0.4700, 0.7921, 1, 1.2307, 1.5729, 0.7228]),
+        (sapo, -1.0, {}, [0.2149, 0.4671, 0.7912, 1, 1.2287, 1.5362, 0.6304]),
+        (vespo, 1.0, {}, [0.5930, 1.1204, 1.1662, 1, 0.7381, 0.1991, 0.0020]),
+        (vespo, -1.0, {}, [0.0700, 0.3398, 0.7638, 1, 1.1846, 1.0827, 0.1586]),
+        (clip, -1.0, {"dual": 3.0}, [0, 0, 0.8, 1, 1.25, 2, 0]),
+        (clip, 1.0, {"dual": 3.0}, [0.25, 0.5, 0.8, 1, 1.25, 0, 0]),
+        (clip, -1.0, {"max_ratio": 1.5}, [0, 0, 0.8, 1, 1.25, 0, 0]),
+    ],
+)
+def test_the_gradient_at_a_ratio(
+    module: ModuleType, advantage: float, settings: dict[str, Any], expected: list[float]
+) -> None:
+    """Published tables; VESPO at .8 and 1.25 is W^k exp(lambda (1 - W)) by hand."""
+    assert gradients_of(module, advantage, **settings) == pytest.approx(expected, abs=6e-5)
+
+
+def test_a_dual_clip_bounds_the_objective() -> None:
+    log_N = torch.tensor([5.0]).log()
+    one_N = torch.ones(1)
+    tokens = Tokens(log_N, 0 * one_N, one_N, -one_N, torch.zeros(1, dtype=torch.long), 1)
+    loss, stats = clip.Method(clip.Settings(dual=3.0))(tokens, StepTotals(1, 1, 1))
+    assert -loss.item() == pytest.approx(-3.0)
+    assert stats["clipped"].item() == 1
+    with pytest.raises(ParamsError, match=r"train.loss.dual is 1"):
+        clip.Settings(dual=1.0)
+    with pytest.raises(ParamsError, match=r"train.loss.max_ratio is 0.5"):
+        clip.Settings(max_ratio=0.5)
+
+
+def test_gmpo_takes_one_geometric_mean_of_a_completion() -> None:
+    logs, rows = torch.tensor([0.5, -0.1]), torch.tensor([0, 0])
+    ones, totals = torch.ones(2), StepTotals(2, 1, 2)
+    for sign, expected in ((1.0, 1.1618), (-1.0, 1.2214)):
+        tokens = Tokens(logs, 0 * ones, ones, sign * ones, rows, 1)
+        loss, _ = gmpo.Method(gmpo.Settings())(tokens, totals)
+        assert -loss.item() == pytest.approx(sign * expected, abs=5e-5)
+
+
+def test_a_masked_token_has_no_gradient_under_gmpo() -> None:
+    logs = torch.tensor([0.1, 0.2, -0.3]).requires_grad_()
+    ones, gains = torch.ones(3), torch.tensor([0.0, 0.0, 1.0])
+    tokens = Tokens(logs, 0 * ones, ones, gains, torch.zeros(3, dtype=torch.long), 1)
+    loss, _ = gmpo.Method(gmpo.Settings())(tokens, StepTotals(3, 1, 3))
+    loss.backward()
+    assert logs.grad is not None
+    assert logs.grad.tolist() == pytest.approx([0.0, 0.0, -1 / 3])  # the mean log-ratio is 0
+
+
+@pytest.mark.parametrize(
+    ("sampler", "policy", "advantage", "is_masked"),
+    [
+        (0.01, 0.05, 1.0, False),  # a ratio of 5, which a clip would cut
+        (0.5, 0.75, 1.0, True),  # a ratio of 1.5
+        (0.5, 0.75, -1.0, False),
+        (0.75, 0.5, -1.0, True),
+        (0.75, 0.5, 1.0, False),
+    ],
+)
+@pytest.mark.parametrize("settings", [{}, {"divergence": "kl", "limit": 0.05}])
+def test_dppo_masks_by_probabilities(
+    sampler: float, policy: float, advantage: float, is_masked: bool, settings: dict[str, Any]
+) -> None:
+    log_N = torch.tensor([policy]).log().requires_grad_()
+    one_N, row_N = torch.ones(1), torch.zeros(1, dtype=torch.long)
+    tokens = Tokens(log_N, torch.tensor([sampler]).log(), one_N, advantage * one_N, row_N, 1)
+    loss, stats = dppo.Method(dppo.Settings(**settings))(tokens, StepTotals(1, 1, 1))
+    loss.backward()
+    assert log_N.grad is not None
+    kept = 0.0 if is_masked else -advantage * policy / sampler
+    assert log_N.grad.item() == pytest.approx(kept)
+    assert bool(stats["clipped"].item()) == is_masked
+
+
+def weights_of(
+    gaps: list[float], rows: list[int], advantages: list[float] | None = None, **settings: Any
+) -> list[float]:
+    """The weights of tokens whose old log-probability exceeds the sampler's by `gaps`."""
+    gaps_N, row_N = torch.tensor(gaps, dtype=torch.float64), torch.tensor(rows)
+    gains_N = torch.tensor(advantages or [1.0] * len(gaps))
+    zeros_N, correction = torch.zeros_like(gaps_N), Correction(**settings)
+    tokens, cut_N = corrected_tokens(
+        zeros_N, zeros_N, -gaps_N, gains_N, row_N, max(rows) + 1, correction
+    )
+    assert (tokens.weights_N[cut_N] != gaps_N.exp()[cut_N]).all() or correction.ratio_to != "old"
+    return [round(weight, 4) for weight in tokens.weights_N.tolist()]
+
+
+def test_weights_have_a_floor_and_a_geometric_level() -> None:
+    gaps = np.log([0.2, 1.0, 6.0]).tolist()
+    assert weights_of(gaps, [0, 1, 2], floor=0.5, cap=5.0) == [0.5, 1.0, 5.0]
+    assert weights_of(gaps, [0, 1, 2], floor=0.5, cap=5.0, mode="mask") == [0.0, 1.0, 0.0]
+    gaps = [0.02, -0.01, 0.03, 0.0]
+    assert weights_of(gaps, [0] * 4, level="geometric") == [1.0101] * 4
+    assert weights_of(gaps, [0] * 4, level="sequence") == [1.0408] * 4
+    with pytest.raises(ParamsError, match=r"train.correction.floor is 3"):
+        Correction(floor=3.0)
+
+
+def test_rejection_is_independent_of_the_weight() -> None:
+    gaps, rows = [0.5, 0.0, -12.0, 0.1], [0, 0, 1, 2]
+    veto = Rejection(low=1e-4, whole_rows=True)
+    assert weights_of(gaps, rows, reject=veto) == [1.6487, 1.0, 0.0, 1.1052]
+    gaps = [0.5, 0.0, 0.02, -0.02]
+    narrow = Rejection(level="geometric", low=0.99, high=1.1)
+    assert weights_of(gaps, [0, 0, 1, 1], reject=narrow) == [0.0, 0.0, 1.0202, 0.9802]
+    any_token = Rejection(high=1.5, whole_rows=True)
+    assert weights_of(gaps, [0, 0, 1, 1], reject=any_token) == [0.0, 0.0, 1.0202, 0.9802]
+    one_token = Rejection(high=1.5)
+    assert weights_of(gaps, [0, 0, 1, 1], reject=one_token, ratio_to="sampler") == [0, 1, 1, 1]
+    with pytest.raises(ParamsError, match="high must be above low"):
+        Rejection(low=2.0, high=1.0)
+
+
+def test_negative_rollouts_alone_are_rejected_by_opsm() -> None:
+    """A rollout whose mean log-probability fell by more than 0.5 since it was sampled."""
+    gaps, rows = [-0.6, -0.6, -0.6, -0.6], [0, 0, 1, 1]
+    opsm = Rejection(level="geometric", low=np.exp(-0.5), only_negative=True)
+    found = weights_of(gaps, rows, [1.0, 1.0, -1.0, -1.0], reject=opsm)
+    assert found == [0.5488, 0.5488, 0.0, 0.0]

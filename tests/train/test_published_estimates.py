@@ -1,0 +1,313 @@
+"""Numbers that the papers behind selectors, advantages and losses print, or that follow from their
+rules."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from tasks.train.methods.advantage import (
+    decoupled,
+    efficient,
+    min_variance,
+    one_sided,
+    poise,
+    probe,
+    rloo,
+)
+from tasks.train.methods.advantage import value_probe as values
+from tasks.train.methods.loss import clip, vcpo
+from tasks.train.methods.select import contrast, f_tis
+from tasks.train.rollouts import Observed, Rollouts, StepTotals
+from tasks.train.tokens import Tokens
+from tests.train.steps import (
+    observed_of,
+    rollouts_of,
+)
+
+RNG = np.random.default_rng
+
+
+# --- POISE and the value probe: METHODS 5.9
+
+
+def test_a_rollout_s_own_features_do_not_move_its_baseline() -> None:
+    method = poise.Method(probe.Settings(-1, 4, 1.0, 0.9))
+    before = observed_of(rollouts_of([1, 0, 0, 1], [0, 0, 1, 1], [4] * 4))
+    method.observe(before)
+    advantages = method(before)
+    assert before.observed is not None
+    assert before.observed.hidden_ND is not None
+    hidden_ND = before.observed.hidden_ND.copy()
+    hidden_ND[:4] += 5.0  # of the first rollout
+    moved = dataclasses.replace(
+        before, observed=dataclasses.replace(before.observed, hidden_ND=hidden_ND)
+    )
+    found = method(moved)
+    assert found[0] == advantages[0]
+    assert found[1] != advantages[1]
+    np.testing.assert_array_equal(found[2:], advantages[2:])
+
+
+def test_baselines_that_predict_the_reward_make_the_advantage_vary_less() -> None:
+    """Rewards that the hidden state predicts: a third of the variance is left, at most, where the
+    group's mean leaves all of it."""
+    rng = RNG(0)
+    settings = probe.Settings(layer=-1, dimensions=8, ridge=0.1, memory=0.95)
+    for method in (values.Method(settings), poise.Method(settings)):
+        left = []
+        for step in range(30):
+            solved_Q = rng.integers(0, 2, 16).astype(float)  # a prompt is solved always or never
+            rewards = np.repeat(solved_Q, 2)
+            rollouts = observed_of(rollouts_of(rewards.tolist(), np.repeat(range(16), 2).tolist()))
+            signal = np.column_stack([rewards, 1 - rewards, np.ones(32)])
+            noise = 0.05 * rng.standard_normal((32, 3))
+            seen = Observed(np.zeros(32), np.zeros(32), signal + noise, signal + noise)
+            rollouts = dataclasses.replace(rollouts, observed=seen)
+            advantages = method(rollouts)
+            if step > 5:
+                left.append(advantages.var() / 0.25)
+            method.observe(rollouts)
+        assert np.mean(left) < 1 / 3
+
+
+# --- VCPO: METHODS 7.2
+
+
+@pytest.mark.parametrize(
+    ("weights", "factor"),
+    [([1, 1, 1, 1], 1.0), ([4, 0, 0, 0], 0.5), ([2, 1, 0.5, 0.5], 0.8528), ([8, *[1] * 7], 0.6294)],
+)
+def test_vcpo_scales_the_rate_by_the_effective_sample_size(
+    weights: list[float], factor: float
+) -> None:
+    method = vcpo.Method(vcpo.Settings(base=1.0, power=0.5, normalize="token"))
+    with np.errstate(divide="ignore"):
+        log_weights_B = np.log(np.array(weights, dtype=np.float64))
+    assert method.rate_factor(log_weights_B) == pytest.approx(factor, abs=5e-5)
+    assert method.rate_factor(log_weights_B - 5000.0) == pytest.approx(factor, abs=5e-5)
+
+
+@given(st.lists(st.floats(0.1, 5.0), min_size=3, max_size=8))
+def test_the_baseline_of_least_variance_is_one(weights: list[float]) -> None:
+    weights_B, rewards_B = np.array(weights), np.arange(len(weights)) % 2.0
+    group_B = np.zeros(len(weights), dtype=np.int64)
+    advantages_B = min_variance.advantage(rewards_B, group_B, weights_B)
+    baseline = float((rewards_B - advantages_B)[0])
+
+    def spread(b: float) -> float:
+        return float((weights_B**2 * (rewards_B - b) ** 2).sum())
+
+    assert spread(baseline) <= min(spread(baseline + d) for d in (-0.01, 0.01)) + 1e-12
+
+
+# --- F-TIS: METHODS 7.6
+
+
+def test_f_tis_leaves_out_what_is_far_away_and_no_better() -> None:
+    choose = f_tis.Method(f_tis.Settings(limit=1.0))
+    rollouts = rollouts_of([1, 0, 1, 0], [0, 0, 1, 1], [3] * 4)
+    sampler_N = np.zeros(12)
+
+    def kept(logprobs_N: np.ndarray) -> list[bool]:
+        observed = Observed(logprobs_N, np.zeros(12))
+        return choose(dataclasses.replace(rollouts, observed=observed), RNG(0)).tolist()
+
+    assert kept(sampler_N) == [True] * 4  # the same policy
+    far_N = sampler_N.copy()
+    far_N[:6] += 1.0  # both of the first group: 3 tokens of e - (e - 1) = 1 nat each
+    assert kept(far_N) == [True, False, True, True]
+
+
+# --- BroRL: METHODS 5.7
+
+
+def test_a_softmax_policy_gains_the_mass_that_brorl_derives() -> None:
+    """The mass of correct tokens after one small step of our loss, against the paper's formula."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(12, generator=generator, dtype=torch.float64).requires_grad_()
+    is_correct = torch.arange(12) < 4
+    sampled = torch.tensor([0, 2, 5, 6, 9])
+    correct, wrong, rate, num = 1.0, -0.5, 1e-6, 5
+    rewards = torch.where(is_correct, correct, wrong).double()
+    logprobs = logits.log_softmax(-1)
+    p = logprobs.detach().exp()
+    tokens = Tokens(
+        logprobs[sampled],
+        logprobs.detach()[sampled],
+        p[sampled],  # a token counts with its chance: the sum over the sample, not an estimate
+        rewards[sampled],
+        torch.arange(num),
+        num,
+    )
+    settings = dataclasses.replace(clip.EXAMPLE, normalize="token")
+    loss, _ = clip.Method(settings)(tokens, StepTotals(num, num, 1))
+    loss.backward()
+    assert logits.grad is not None
+    moved = (logits.detach() - rate * logits.grad).softmax(-1)
+    gained = float(moved[is_correct].sum() - p[is_correct].sum())
+
+    is_sampled = torch.zeros(12, dtype=torch.bool)
+    is_sampled[sampled] = True
+    q_pos, q_neg = float(p[is_correct].sum()), float(p[~is_correct].sum())
+    mass = correct * p[is_correct & is_sampled].sum() + wrong * p[~is_correct & is_sampled].sum()
+
+    def squares(chosen: torch.Tensor) -> float:
+        return float((p[chosen] ** 2).sum())
+
+    expected = (rate / num) * (
+        (correct - mass) * q_neg * squares(is_correct & is_sampled)
+        + (mass - wrong) * q_pos * squares(~is_correct & is_sampled)
+        + mass
+        * (q_pos * squares(~is_correct & ~is_sampled) - q_neg * squares(is_correct & ~is_sampled))
+    )
+    assert gained == pytest.approx(float(expected), rel=1e-4)
+
+
+# --- per-part normalisation, lengths
+
+
+def test_a_part_that_varies_little_weighs_as_much_as_the_others() -> None:
+    rollouts = rollouts_of([0.95, 0.05, 0.0, 0.95], [0] * 4)
+    parts = ((1.0, 0.5), (0.0, 0.5), (0.0, 0.0), (1.0, 0.5))
+    split = rollouts.with_columns(scores=[json.dumps({"a": a, "b": b}) for a, b in parts])
+    found = decoupled.Method(decoupled.Settings({"a": 0.5, "b": 0.5}))(split)
+    root = 3**0.5
+    np.testing.assert_allclose(
+        found, 0.5 * np.array([1, -1, -1, 1]) + 0.5 * np.array([1, 1, -3, 1]) / root
+    )
+
+
+def test_short_correct_answers_weigh_more_also_in_a_group_that_is_all_correct() -> None:
+    method = efficient.Method(efficient.Settings(strength=0.2))
+    mixed = method(rollouts_of([1, 1, 0], [0] * 3, [2, 6, 4]))
+    assert mixed[0] > mixed[1] > 0 > mixed[2]
+    easy = method(rollouts_of([1, 1, 1], [0] * 3, [2, 4, 6]))
+    assert easy[0] > easy[1] > easy[2]
+    assert method(rollouts_of([1, 1], [0] * 2, [5, 5])).tolist() == [0.0, 0.0]
+    plain = efficient.Method(efficient.Settings(strength=0.0))
+    rollouts = rollouts_of([1, 0, 0, 1], [0, 0, 0, 1], [1, 2, 3, 4])
+    np.testing.assert_array_equal(
+        plain(rollouts), rloo.advantage(rollouts.rewards_B, rollouts.group_B)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "lengths", "kept"),
+    [
+        ([1, 1, 1, 0, 0, 0], [5, 2, 9, 4, 7, 1], [0, 1, 3, 4]),
+        ([1, 0, 0, 0, 0, 0], [5, 2, 9, 4, 7, 1], [0, 2, 3, 4]),
+        ([1, 1, 1, 1, 1, 1], [5, 2, 9, 4, 7, 1], [0, 1, 3, 5]),
+    ],
+)
+def test_contrast_keeps_the_shortest_correct_and_the_longest_wrong(
+    rewards: list[float], lengths: list[int], kept: list[int]
+) -> None:
+    rollouts: Rollouts = rollouts_of(rewards, [0] * 6, lengths)
+    choose = contrast.Method(dataclasses.replace(contrast.EXAMPLE, keep=4))
+    assert np.flatnonzero(choose(rollouts, RNG(0))).tolist() == kept
+
+
+# --- what a review of the above found
+
+
+def test_a_group_of_tiny_weights_keeps_its_baseline() -> None:
+    method = min_variance.Method()
+    rollouts = observed_of(rollouts_of([1, 0, 1, 0], [0, 0, 1, 1], [3] * 4))
+    assert rollouts.observed is not None
+    logprobs_N = np.repeat([0.0, 0.0, -400.0, -401.0], 3) / 3
+    both = dataclasses.replace(rollouts.observed, logprobs_N=logprobs_N)
+    found = method(dataclasses.replace(rollouts, observed=both))
+    alone = method(dataclasses.replace(rollouts, observed=both).take(np.array([2, 3])))
+    np.testing.assert_allclose(found[2:], alone)
+    assert found[3] < -0.1
+
+
+def test_a_state_that_is_not_finite_does_not_spoil_the_probe() -> None:
+    state = probe.new_state(2)
+    rows = np.array([[1.0, 1.0], [np.inf, 1.0], [2.0, 1.0]])
+    probe.learn(state, rows, np.array([0.0, 1.0, 1.0]), 0.9)
+    assert np.isfinite(probe.predict(state, rows[::2], 1.0)).all()
+
+
+# --- One-sided updates: METHODS 13.17
+
+
+def of_outcomes(num_correct: int, size: int) -> Rollouts:
+    return rollouts_of([1.0] * num_correct + [0.0] * (size - num_correct), [0] * size)
+
+
+@pytest.mark.parametrize(
+    ("size", "rate", "cost", "shrink"),
+    [
+        (4, 0.25, np.inf, 0.86),
+        (4, 0.5, np.inf, 0.625),
+        (4, 0.875, np.inf, 0.71),
+        (8, 0.125, np.inf, 0.994),
+        (8, 0.25, np.inf, 0.942),
+        (8, 0.5, np.inf, 0.7266),
+        (8, 0.75, np.inf, 0.827),
+        (16, 0.5, np.inf, 0.804),
+        (64, 0.5, np.inf, 0.90),
+        # groups of four correct are two-sided: the formula of the majority alone holds no more
+        (8, 0.5, 3.0, 0.7656),
+        (4, 0.25, 3.0, 0.8125),
+    ],
+)
+def test_the_own_majority_shrinks_the_expected_gradient_and_does_not_turn_it(
+    size: int, rate: float, cost: float, shrink: float
+) -> None:
+    """A prompt with one logit: its score is r - p, the gradient of its pass rate p (1 - p)."""
+    method = one_sided.Method(one_sided.Settings(update_cost=cost))
+    expected = 0.0
+    for num in range(size + 1):
+        rewards = np.array([1.0] * num + [0.0] * (size - num))
+        gain = float((method(of_outcomes(num, size)) * (rewards - rate)).mean())
+        expected += float(stats.binom.pmf(num, size, rate)) * gain
+    assert expected / (rate * (1 - rate)) == pytest.approx(shrink, abs=0.006)
+
+
+@pytest.mark.parametrize(("cost", "evenest"), [(0.2, 0.143), (0.5, 0.25), (1, 0.333), (3, 0.4286)])
+def test_a_group_evener_than_pays_is_two_sided(cost: float, evenest: float) -> None:
+    size = 1000
+    method = one_sided.Method(one_sided.Settings(update_cost=cost))
+    for num in (1, int(evenest * size) - 1, int(evenest * size) + 1, size // 2):
+        updated = np.flatnonzero(method(of_outcomes(num, size)))
+        assert len(updated) == (num if num / size < evenest else size)
+        mirrored = np.flatnonzero(method(of_outcomes(size - num, size)))
+        assert len(mirrored) == (num if num / size < evenest else size)
+
+
+def test_one_sided_advantages_by_hand() -> None:
+    method = one_sided.Method(one_sided.Settings(update_cost=3.0))
+    assert method(of_outcomes(1, 4)).tolist() == [1, 0, 0, 0]
+    assert method(of_outcomes(3, 4)).tolist() == [0, 0, 0, -1]
+    assert method(of_outcomes(2, 4)) == pytest.approx(rloo.Method()(of_outcomes(2, 4)))
+    always = one_sided.Method(one_sided.Settings(update_cost=float("inf")))
+    assert always(of_outcomes(2, 4)).tolist() == [1, 1, 0, 0]
+    never = one_sided.Method(one_sided.Settings(update_cost=0.0))
+    assert never(of_outcomes(1, 4)) == pytest.approx(rloo.Method()(of_outcomes(1, 4)))
+
+
+def test_what_an_environment_wrote_is_no_distance_between_policies() -> None:
+    """Its tokens have a sampler's log-probability of 0 and the policy's own of anything."""
+    rollouts = observed_of(rollouts_of([1.0, 0.0], [0, 0], [4, 4]))
+    assert rollouts.observed is not None
+    own_N = np.array([True, False, False, True] * 2)
+    logprobs = [[-0.5, 0.0, 0.0, -0.5]] * 2
+    seen_N = np.where(own_N, -0.5, -9.0)
+    observed = dataclasses.replace(rollouts.observed, logprobs_N=seen_N)
+    marked = dataclasses.replace(rollouts, observed=observed).with_columns(
+        logprobs=logprobs, is_action=own_N.reshape(2, 4).tolist()
+    )
+    assert f_tis.divergence(marked).tolist() == [0.0, 0.0]
+    unmarked = marked.with_columns(is_action=None)
+    assert (f_tis.divergence(unmarked) > 1.0).all()
+    norms = dataclasses.replace(observed, gradient_norms_B=np.array([1.0, 1.0]))
+    equal = dataclasses.replace(marked, observed=norms)
+    assert min_variance.Method()(equal).tolist() == [0.5, -0.5]
