@@ -7,7 +7,6 @@ one folder."""
 
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,7 @@ import uuid
 from pathlib import Path
 
 from tasks.common.processes.ending import die_with_parent
+from tasks.common.processes.ports import free_port
 from tests.patience import PATIENCE
 
 PROGRAMS = (
@@ -88,7 +88,7 @@ class S3Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
-        self.port, v2, v1 = free_ports(3)
+        self.port, v2, v1 = (free_port() for _ in range(3))
         self.url = f"http://127.0.0.1:{self.port}"
         values = {"folder": folder, "port": self.port, "v2": v2, "v1": v1, "fsid": uuid.uuid4()}
         (folder / "ceph.conf").write_text(CONFIGURATION.format(**values))
@@ -233,12 +233,3 @@ def answers(url: str) -> bool:
         return True
     except OSError:
         return False
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports of the loopback that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

@@ -19,6 +19,7 @@ import yaml
 from tasks.common.artifacts import PROMPTS, Layout
 from tasks.common.locations import open_location
 from tasks.common.tracking import Tracking, replay, track
+from tests.patience import wait_for
 from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.stages import run_stage
 from tests.test_chain import settings
@@ -141,7 +142,7 @@ def test_a_profile_whose_store_is_cut_off_says_so_and_goes_on(
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     log = tmp_path / "cut.log"
     stage = start(layout.root, "profile", log)
-    wait_for(log, "sample (hf): ")
+    wait_for(lambda: "sample (hf): " in log.read_text())
     s3.hold_gateway()  # it will not take the batch that is being sampled
     wait_until_idle(stage.pid)
     s3.kill_gateway()
@@ -186,10 +187,3 @@ def wait_until_idle(pid: int) -> None:
     used, process = -1.0, psutil.Process(pid)
     while used != (used := sum(process.cpu_times()[:2])):
         time.sleep(0.5)
-
-
-def wait_for(log: Path, words: str) -> None:
-    until = time.monotonic() + 60
-    while words not in log.read_text():
-        assert time.monotonic() < until, log.read_text()
-        time.sleep(0.01)

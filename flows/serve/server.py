@@ -13,7 +13,6 @@ import atexit
 import logging
 import os
 import secrets
-import socket
 import subprocess
 import time
 import tomllib
@@ -26,6 +25,7 @@ from urllib.parse import urlsplit
 
 from flows.pipeline import commands
 from tasks.common.files import ArtifactError, create_file
+from tasks.common.processes.ports import free_port
 from tasks.common.redaction import without_secrets
 
 logger = logging.getLogger(__name__)
@@ -190,12 +190,6 @@ def away(url: str) -> str:
         f"Prefect's server at {without_secrets(url)} does not answer (PREFECT_API_URL): this run "
         f"goes on, and is recorded in {home()}/prefect.db alone"
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def comes_up(child: "subprocess.Popen[bytes]", url: str) -> bool:

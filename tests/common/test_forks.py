@@ -4,14 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tasks.common.processes import forks
+from tests.patience import wait_for
 
 STAGE = """
 import os, signal, sys, time
@@ -52,13 +52,6 @@ forks.serve_stages(sys.argv[1], ("json", *sys.argv[2:]))
 """
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def handles_terminate(pid: int) -> bool:

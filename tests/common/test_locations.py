@@ -17,7 +17,8 @@ from s3fs import S3FileSystem
 from tasks.common import locations
 from tasks.common.files import ArtifactError
 from tasks.common.locations import SIGNERS, open_file, open_location, quiet_loggers, reaching
-from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, free_ports
+from tasks.common.processes.ports import free_port
+from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 
 BODY = (
     bytes(range(256)) * 2**17
@@ -151,7 +152,7 @@ def test_what_signs_requests_never_logs_them(
 
 
 def test_nobody_at_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -27,6 +26,7 @@ import pytest
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
 from tasks.common.files import digest_file
+from tasks.common.processes.ports import free_port
 from tasks.common.tracking import Tracker, Tracking, database, results, runs, system, track
 from tasks.common.tracking.journal import flatten, line_of, read_events, shorten
 from tasks.common.tracking.pipelines import current_pipeline, is_alive, process_tags, this_host
@@ -834,12 +834,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.start()
     yield server
     server.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """vLLM's servers, which take long to start, once for all tests."""
 
 import dataclasses
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.common.artifacts import Layout
+from tasks.common.processes.ports import free_port
 from tasks.engines.engine import Request, Samples
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.loading import load_engine
@@ -128,8 +128,5 @@ def logprob_gaps(
 
 def meetings(size: int) -> list[dict[str, str]]:
     """What torchrun tells each of `size` processes of one machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]

@@ -3,13 +3,12 @@
 vLLM's servers import this by the option `--worker-extension-cls`; all else is their own code."""
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.patience import PATIENCE
+from tests.patience import wait_for
 
 FOLDER = "WINNOW_TEST_GROUP"
 
@@ -23,7 +22,7 @@ class FileGroup:
         self.rank, self.sent = rank, 0
         (self.folder / f"rank-{rank}").touch()
         for other in range(size):
-            wait_for(self.folder / f"rank-{other}")
+            wait_for((self.folder / f"rank-{other}").exists)
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
         path = self.folder / f"{self.sent}.bin"
@@ -33,20 +32,12 @@ class FileGroup:
             unfinished.write_bytes(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
             unfinished.rename(path)
         else:
-            wait_for(path)
+            wait_for(path.exists)
             found = torch.frombuffer(bytearray(path.read_bytes()), dtype=tensor.dtype)
             tensor.copy_(found.view(tensor.shape))
 
     def destroy(self) -> None:
         (self.folder / f"left-{self.rank}").touch()
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"nobody wrote {path.name}")
-        time.sleep(0.005)
 
 
 class Extension:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.serve.server import free_port
+from tasks.common.processes.ports import free_port
 from tests.patience import PATIENCE
 
 TOKEN = secrets.token_hex(16)

@@ -8,8 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from tasks.engines.server import gate
 from tasks.engines.settings import Cluster, EngineSettings
 from tasks.engines.weights import nccl
 from tests.flows.test_processes import is_gone
-from tests.patience import PATIENCE
+from tests.patience import wait_for
 from tests.policies import ENGINE
 
 CLUSTER = Cluster("head:6379", 2, 1, 1, "data")
@@ -38,14 +37,6 @@ def host() -> Iterator[Host]:
     host = Host("127.0.0.1")
     yield host
     host.end()
-
-
-def wait_for(happens: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (found := happens()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
 
 
 PROCESS = """

@@ -12,6 +12,7 @@ import pytest
 
 from flows.pipeline import commands
 from flows.serve import server
+from tasks.common.processes.ports import free_port
 from tests.flows.project import ROOT, Project, build, shell
 
 
@@ -31,7 +32,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def prefect_url(environment: dict[str, str]) -> Iterator[str]:
     """One Prefect server for all tests: starting it takes longer than most of them."""
-    port = server.free_port()
+    port = free_port()
     child = subprocess.Popen(
         commands.launcher(*server.arguments(server.HOST, port, "critical")),
         cwd=ROOT,

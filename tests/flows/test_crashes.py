@@ -6,10 +6,9 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.serve import server
+from tasks.common.processes.ports import free_port
 from tests.flows.project import Project
-from tests.flows.test_serve import wait_for
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 
 
 def run_of(project: Project) -> str:
@@ -67,8 +66,8 @@ def test_the_pages_mark_what_was_killed_under_a_server_of_its_own(project: Proje
     killed = run_of(project)
     flow.kill()
     flow.communicate()
-    port = str(server.free_port())
-    ports = ("--prefect-port", port, "--mlflow-port", str(server.free_port()))
+    port = str(free_port())
+    ports = ("--prefect-port", port, "--mlflow-port", str(free_port()))
     pages = project.start("flows", "ui", *ports)
     project.environment["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
     assert pages.stdout is not None

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,19 +10,9 @@ import yaml
 
 from tests.flows.project import ROOT, Project
 from tests.flows.test_processes import is_gone
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 
 DEPLOYMENT = "refresh"
-
-
-def wait_for(look: Any, seconds: float = PATIENCE) -> Any:
-    """What `look` returns, as soon as that is something."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.2)
-    raise AssertionError("waited in vain")
 
 
 def deployment(project: Project, served: "subprocess.Popen[str]") -> dict[str, Any]:

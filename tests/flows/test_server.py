@@ -19,11 +19,11 @@ from websockets.sync.client import connect
 
 from flows.serve import server, ui
 from tasks.common.files import ArtifactError
+from tasks.common.processes.ports import free_port
 from tests.flows.project import Project
 from tests.flows.test_processes import is_gone
-from tests.flows.test_serve import wait_for
 from tests.flows.test_winnow import descendants
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 from tests.report.browser import Browser
 
 FOREIGN = "http://pages.example"
@@ -193,12 +193,12 @@ def server_of(flow_pid: int) -> int | None:
 @pytest.mark.parametrize("when", ["at its start", "in the middle"])
 def test_a_killed_server_ends_a_run_in_one_sentence(project: Project, when: str) -> None:
     del project.environment["PREFECT_API_URL"]
-    project.environment["PREFECT_CLIENT_MAX_RETRIES"] = "0"  # not a minute for each request
+    project.environment["PREFECT_CLIENT_MAX_RETRIES"] = "2"  # not a minute for each request
     project.behave(report="meet", test="meet")
     flow = project.start("flows", "run", "--force", "report")
     if when == "in the middle":
-        wait_for((project.root / "report.met").exists)
-    os.kill(wait_for(lambda: server_of(flow.pid)), signal.SIGKILL)
+        wait_for((project.root / "report.met").exists, flow)
+    os.kill(wait_for(lambda: server_of(flow.pid), flow), signal.SIGKILL)
     (project.root / "test.met").touch()
     output, _ = flow.communicate(timeout=PATIENCE)
     assert flow.returncode == 1
@@ -226,8 +226,8 @@ def shows_runs(browser: Browser, name: str) -> bool:
 def test_the_dashboard_works_in_a_browser(project: Project, tmp_path: Path) -> None:
     project.flow("--force", "report")
     assert project.environment.pop("PREFECT_API_URL")
-    port = server.free_port()
-    ports = ("--prefect-port", str(port), "--mlflow-port", str(server.free_port()))
+    port = free_port()
+    ports = ("--prefect-port", str(port), "--mlflow-port", str(free_port()))
     pages = project.start("flows", "ui", *ports)
     browser = Browser(tmp_path / "chromium")
     try:
@@ -248,8 +248,8 @@ def test_the_dashboard_works_in_a_browser(project: Project, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_the_pages_with_a_password(project: Project) -> None:
     del project.environment["PREFECT_API_URL"]
-    port = server.free_port()
-    ports = ("--prefect-port", str(port), "--mlflow-port", str(server.free_port()))
+    port = free_port()
+    ports = ("--prefect-port", str(port), "--mlflow-port", str(free_port()))
     pages = project.start("flows", "ui", "--login", *ports)
     assert pages.stdout is not None
     printed: list[str] = []

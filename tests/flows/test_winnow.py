@@ -17,9 +17,9 @@ import pytest
 
 from flows.__main__ import WORDS, parser_of
 from flows.cli import init
-from flows.serve import server
 from tasks.common import params
 from tasks.common.params import ParamsError
+from tasks.common.processes.ports import free_port
 from tests.flows.project import ROOT, Project, lines
 from tests.flows.test_processes import is_gone
 from tests.patience import PATIENCE
@@ -181,7 +181,7 @@ def answers(url: str) -> bool:
 def pages(project: Project):
     """`winnow ui` when both servers answer: its process, their addresses, and the processes of
     both."""
-    ports = server.free_port(), server.free_port()
+    ports = free_port(), free_port()
     del project.environment["PREFECT_API_URL"]
     arguments = ("--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1]))
     child = project.start("flows", "ui", *arguments)
@@ -222,7 +222,7 @@ def test_a_port_in_use_is_named(project: Project) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        ports = ("--prefect-port", str(server.free_port()), "--mlflow-port", port)
+        ports = ("--prefect-port", str(free_port()), "--mlflow-port", port)
         output = winnow(project, "ui", *ports, expect=1)
     assert f"port {port} is in use: MLflow may be up already" in output
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from tasks.grading.grader import Answer, Grader, Verify
 from tasks.grading.programs.sandbox import children_of, family
 from tests.grading.test_code import SETTINGS, SUM
 from tests.grading.test_grader import hostile_verifier as hostile_verifier
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 
 pytestmark = pytest.mark.usefixtures("hostile_verifier")
 
@@ -34,15 +33,6 @@ print(sum(map(int, input().split())))
 
 def code(kind: str, seconds: float) -> dict[str, dict[str, Any]]:
     return {"code": {**SETTINGS, "sandbox": kind, "seconds": seconds, "total_seconds": PATIENCE}}
-
-
-def wait_for(look: Callable[[], set[int]]) -> set[int]:
-    """The processes that `look` finds, as soon as it finds any."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
 
 
 def waiting_at(flag: Path) -> set[int]:

@@ -21,7 +21,7 @@ from tasks.grading.graded import graded_rollouts, write_rollouts
 from tasks.grading.grader import FailureRateError
 from tasks.grading.settings import Verify
 from tests.grading.judge_server import configured, judge_server
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 
 CONFIGURED = {
     "tags": {"method": "format", "tags": ["b"], "text_after": True},
@@ -185,19 +185,12 @@ def spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} was never judged"
-        time.sleep(0.01)
-
-
 def test_a_batch_is_judged_while_the_next_one_is_sampled(spy: Path, tmp_path: Path) -> None:
     class Sampling(Given):
         def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
             for batch in self.read:
                 on_sampled(batch)
-                wait_for(spy / batch["text"][0])  # as if it were sampling
+                wait_for((spy / batch["text"][0]).exists)  # as if it were sampling
             yield from self.read
 
     batches = [rows(n, n + 1, text="text {}", verifier="spy") for n in (0, 3, 6)]
@@ -224,7 +217,7 @@ def test_failures_end_the_sampling_once_they_are_too_many_of_all(spy: Path, tmp_
                     sampled.append(number)
                     on_sampled(batch)
                     if number in (0, 1, 2):  # judged before others are sampled
-                        wait_for(spy / batch["text"][3])
+                        wait_for((spy / batch["text"][3]).exists)
                 time.sleep(0.01)
 
     with pytest.raises(FailureRateError, match=r"boom.*8 of 12 in all, over verify.max_failure"):
@@ -239,7 +232,7 @@ INTERRUPTED = """
 import sys
 from pathlib import Path
 from tasks.grading.grader import Verify
-from tests.grading.test_rollouts import Given, graded, rows, wait_for
+from tests.grading.test_rollouts import Given, graded, rows
 class Sampling(Given):
     def parts(self, on_sampled):
         on_sampled(rows(0, 1, text="hang", verifier="spy"))
@@ -255,7 +248,7 @@ def test_an_interrupt_ends_the_sampling_and_the_grading(spy: Path, tmp_path: Pat
     line = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        wait_for(spy / "hang")
+        wait_for((spy / "hang").exists)
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) == 2  # the loader, and the worker that hangs
         process.send_signal(signal.SIGINT)
@@ -282,7 +275,7 @@ def test_it_can_be_tried_again_in_the_same_process(spy: Path, tmp_path: Path) ->
     class Failing(Given):
         def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
             on_sampled(rows(0, 1, text="hang", verifier="spy"))
-            wait_for(spy / "hang")
+            wait_for((spy / "hang").exists)
             raise RuntimeError("sampling failed")
             yield
 

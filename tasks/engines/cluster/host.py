@@ -7,13 +7,13 @@ The process ends with the host's own process: a rank through a setting of the ke
 import os
 import platform
 import signal
-import socket
 import subprocess
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.common.files import temporary_folder
+from tasks.common.processes import ports
 from tasks.common.processes.ending import PARENT
 
 SCRATCH, ADDRESS = "{scratch}", "{address}"
@@ -53,9 +53,7 @@ class Host:
 
     def free_port(self) -> int:
         """Return a free port of this machine."""
-        with socket.socket() as probe:
-            probe.bind((self.address, 0))
-            return int(probe.getsockname()[1])
+        return ports.free_port(self.address)
 
     def reads(self, path: str, content: str) -> bool:
         """Return whether a file has this content on this machine."""

@@ -13,6 +13,7 @@ from websockets.sync.client import connect
 
 from flows.pipeline import commands
 from flows.serve import server
+from tasks.common.processes.ports import free_port
 from tests.bench.chaos import world as worlds
 from tests.bench.chaos.events import Event
 from tests.bench.chaos.faults import begin, finish, line_of, strike, wait, wait_gone
@@ -77,7 +78,7 @@ def taken(url: str) -> list[str]:
 
 def forbidden_run(world: World, event: Event) -> dict[str, object]:
     """Request a run of a schedule with an override that is forbidden from outside."""
-    override, port = event.rng.choice(FORBIDDEN), server.free_port()
+    override, port = event.rng.choice(FORBIDDEN), free_port()
     url = f"http://{server.HOST}:{port}/api"
     kept = {name: (world.project / name).read_bytes() for name in ("params.yaml", "dvc.lock")}
     world.plan.set()
