@@ -1,0 +1,26 @@
+"""Ports for servers."""
+
+import errno
+import random
+import socket
+
+# Below the range from which systems give ports to outgoing connections: one of those could take
+# the port before its server listens.
+PORTS = range(20_000, 32_000)
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a port of this address on which nothing listens.
+
+    Raises:
+        OSError: this machine does not have the address.
+    """
+    while True:
+        port = random.SystemRandom().choice(PORTS)  # another process draws other ports
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, port))
+                return port
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
