@@ -150,7 +150,7 @@ def make_project(folder: Path, options: argparse.Namespace) -> int:
     """Create a project in `folder` and return the doctor's status. Existing files stay; `dvc.yaml`,
     which makes it a project, is written last. Raise ParamsError if one exists or git is missing."""
     if shutil.which("git") is None:
-        raise ParamsError("git was not found, and a project has its own: install it")
+        raise ParamsError("git was not found, and a project needs a repository: install it")
     if found := [name for name in OWN_FILES if (folder / name).exists()]:
         raise ParamsError(f"{folder} has a {found[0]} already: name a new folder")
     values = answers(options)

@@ -170,7 +170,7 @@ class Dvc:
             said = " ".join(self.output.lines.tail)
             remedies = [NO_GIT] if "is not a git repository" in said else broken_locks()
             remedies = remedies or [*lock.refused(said), *held(said)]
-            remedy = "; ".join(remedies) or "its own words are above"
+            remedy = "; ".join(remedies) or "see its output above"
             raise CommandError(f"dvc {' '.join(arguments)} failed; {remedy}")
         return str(answer["output"])
 

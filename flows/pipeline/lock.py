@@ -24,7 +24,7 @@ def read(path: Path) -> dict[str, Any]:
         stages = params.load(path)["stages"] or {}
         if isinstance(stages, dict):
             return stages
-        why = "its stages are no mapping"
+        why = "its stages are not a mapping"
     except KeyError:
         why = "it has no stages"
     except OSError as error:
@@ -44,7 +44,7 @@ def unreadable(name: str, why: str) -> str:
 
 def refused(said: str) -> list[str]:
     """Return the faults of the locks that DVC refused in its message `said`: DVC checks more."""
-    return [unreadable(name, "DVC's words are above") for name in REFUSED.findall(said)]
+    return [unreadable(name, "see DVC's output above") for name in REFUSED.findall(said)]
 
 
 def broken(root: Path) -> list[str]:

@@ -52,7 +52,9 @@ class Lines:
         the first line states their number."""
         left_out = max(len(self.waiting) - most, 0)
         found = [self.waiting.popleft() for _ in range(len(self.waiting))][left_out:]
-        return ([f"({left_out} lines left out: the terminal has them)"] if left_out else []) + found
+        return (
+            [f"({left_out} lines omitted; the terminal shows them)"] if left_out else []
+        ) + found
 
     def clear(self) -> None:
         self.tail.clear()

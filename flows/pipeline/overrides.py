@@ -63,7 +63,7 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
     finally:
         put_back(path, note)
     logger.warning(
-        "%s is as before; what stands in data/ was made with %s",
+        "%s is restored; the outputs in data/ were made with %s",
         path.name,
         ", ".join(overrides),
     )

@@ -197,9 +197,9 @@ def explain(root: Root, stage: str, changes: list[Any]) -> list[str]:
 def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
     """Return the failure, how to resume, and the last lines of the output."""
     said = list(lines)
-    what = "its command failed" if started else "dvc did not get as far as its command"
+    what = "its command failed" if started else "dvc failed before its command ran"
     if remedies := commands.held("\n".join(said)):
-        what = f"dvc did not get as far as its command; {remedies[0]}"
+        what = f"dvc failed before its command ran; {remedies[0]}"
     elif started and any(NO_ROOM.search(line) for line in said):
         what = (
             "its command succeeded, and dvc could not keep what it made: see that the disk of "

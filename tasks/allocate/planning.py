@@ -97,7 +97,7 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
         sizes = sorted(settings.get("buckets", [1]))
         if not sizes or sizes[0] < 1 or len({*sizes}) < len(sizes):
             problems.add(
-                f"allocate.buckets is {settings['buckets']}; it must hold distinct group sizes of "
+                f"allocate.buckets is {settings['buckets']}; it must list distinct group sizes of "
                 "at least 1"
             )
 

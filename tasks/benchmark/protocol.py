@@ -153,7 +153,7 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
     owned = [contestant.budgets for contestant in protocol.contestants]
     for budgets in (*owned, *(family.budgets for family in protocol.families.values())):
         if budgets != sorted(set(budgets)) or not budgets:
-            raise ParamsError(f"{path.name}: budgets {budgets} must ascend, and be some")
+            raise ParamsError(f"{path.name}: budgets {budgets} must ascend, with at least one")
     for contestant in protocol.contestants:
         chosen = effective.cell_of(values, contestant.recipe)
         check_keys(path.name, protocol.search, contestant, chosen)
@@ -162,7 +162,7 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
     searches = protocol.search.seeds
     if not searches or len({*searches, *protocol.seeds}) < len(searches) + len(protocol.seeds):
         raise ParamsError(
-            f"{path.name}: search.seeds must be distinct, some, and none of the seeds of the tests"
+            f"{path.name}: search.seeds needs distinct seeds, none of them a seed of the tests"
         )
     return protocol, values
 

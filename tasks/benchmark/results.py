@@ -31,7 +31,7 @@ def read_lines(path: Path) -> list[Line]:
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):  # no line end: a kill interrupted the write
                 continue
-            raise ArtifactError(f"{path}: line {number} is no result: {error}") from error
+            raise ArtifactError(f"{path}: line {number} is not a result: {error}") from error
     return found
 
 

@@ -65,7 +65,7 @@ def check_folder(folder: Path) -> None:
         )
     if (folder / "adapter_config.json").exists():
         raise ArtifactError(
-            f"{folder} holds an adapter (adapter_config.json), whose base model is elsewhere: "
+            f"{folder} contains an adapter (adapter_config.json), whose base model is elsewhere: "
             "merge it into its base model (peft's merge_and_unload) and save that"
         )
 
@@ -125,8 +125,8 @@ def check_weights(folder: Path) -> None:
     pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:
         raise ArtifactError(
-            f"{folder} holds pickled weights only ({', '.join(pickled[:3])}), and unpickling runs "
-            "code. If you trust them, convert them: "
+            f"{folder} contains only pickled weights ({', '.join(pickled[:3])}), and unpickling "
+            "runs code. If you trust them, convert them: "
             "AutoModelForCausalLM.from_pretrained(...).save_pretrained(NEW_FOLDER)"
         )
     raise ArtifactError(f"{folder} has no *.safetensors file: it is not a complete policy")
@@ -149,7 +149,8 @@ def shapes_in(path: Path) -> dict[str, list[int]]:
             return {name: file.get_slice(name).get_shape() for name in list(file.keys())}
     except SafetensorError as error:
         raise ArtifactError(
-            f"{path} is no safetensors file, or is damaged ({error}): fetch or save the model again"
+            f"{path} is not a safetensors file, or is damaged ({error}): fetch or save the "
+            "model again"
         ) from error
 
 

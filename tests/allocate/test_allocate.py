@@ -282,7 +282,7 @@ def test_an_empty_plan_is_an_error_with_the_histogram() -> None:
             r"allocate.size is unknown; allowed: group_size",
         ),
         ({"strategy": "uniform", "group_size": 0}, r"allocate.group_size is 0; .* at least 1"),
-        ({**SGPO, "buckets": []}, r"allocate.buckets is \[\]; it must hold distinct group sizes"),
+        ({**SGPO, "buckets": []}, r"allocate.buckets is \[\]; it must list distinct group sizes"),
         ({**SGPO, "buckets": [4, 4]}, r"allocate.buckets is \[4, 4\]"),
         (
             {**SGPO, "unsolved_rate": 1.5, "trivial_above": -0.1},

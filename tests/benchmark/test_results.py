@@ -90,7 +90,7 @@ def test_a_line_cut_off_by_a_kill_is_dropped_and_the_next_stands_alone(tmp_path:
     append_result(path, {"key": "a", "n": 4})
     assert {key: line["n"] for key, line in read_results(path).items()} == {"a": 4, "c": 3}
     path.write_text('{"key": "a"}\nnonsense\n{"key": "b"}\n')
-    with pytest.raises(ArtifactError, match=r"r\.jsonl: line 2 is no result"):
+    with pytest.raises(ArtifactError, match=r"r\.jsonl: line 2 is not a result"):
         read_results(path)
 
 

@@ -56,7 +56,7 @@ def test_a_key_that_is_not_there_is_added_to_its_mapping() -> None:
         line for line in TEXT.splitlines() if "#" in line
     ]
     assert set_values("a: {b: 1}  # of a\n", {"a.c": 2}) == "a: {b: 1, c: 2}  # of a\n"
-    with pytest.raises(ParamsError, match=r"h is no mapping, so h\.b cannot be set"):
+    with pytest.raises(ParamsError, match=r"h is not a mapping, so h\.b cannot be set"):
         set_values(TEXT, {"h.b": 1})
 
 

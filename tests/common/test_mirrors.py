@@ -238,7 +238,7 @@ def test_a_tracker_that_reads_nothing_is_left(
     for _ in range(40):
         writer.send({"do": "final", "values": {"x" * 100_000: 1.0}})
     assert writer.is_lost
-    said_once = "not all of this run has reached wandb: their process does not keep up"
+    said_once = "not all of this run has reached wandb: their process is too slow"
     assert caplog.text.count(said_once) == 1
     writer.close()
     writer.child.kill()

@@ -83,7 +83,7 @@ def test_a_lock_that_dvc_alone_refuses_is_named_with_the_command_that_repairs_it
     path.write_text(whole[: whole.index("params.yaml:\n") + len("params.yaml:\n")])
     assert set(lock.read(path)) == {"code"}
     for output in (project.flow(expect=1), winnow(project, "plan", expect=1)):
-        assert "dvc.lock cannot be read (DVC's words are above)" in output
+        assert "dvc.lock cannot be read (see DVC's output above)" in output
         assert "`git checkout HEAD -- dvc.lock`" in output
     assert git(project, "checkout", "HEAD", "--", "dvc.lock") == 0
     assert "nothing to do" in project.flow()

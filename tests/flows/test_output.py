@@ -43,7 +43,7 @@ def test_too_many_lines_are_counted_and_the_last_ones_kept() -> None:
         lines.add(f"line {number}")
     assert list(lines.tail) == [f"line {number}" for number in range(200 - NUM_TAIL, 200)]
     taken = lines.take(3)
-    assert taken[0].startswith("(197 lines left out")
+    assert taken[0].startswith("(197 lines omitted")
     assert taken[1:] == ["line 197", "line 198", "line 199"]
 
 

@@ -190,7 +190,7 @@ def test_values_for_one_run_are_recorded_and_gone_again(project: Project) -> Non
     output = project.flow("grpo", "--set", "allocate.passes=5")
     assert "allocate@grpo-0: starts (allocate.passes 4 -> 5)" in output
     assert (
-        "params.yaml is as before; what stands in data/ was made with allocate.passes=5" in output
+        "params.yaml is restored; the outputs in data/ were made with allocate.passes=5" in output
     )
     assert (project.root / "params.yaml").read_text() == before
     assert flow_run(project)["parameters"]["overrides"] == ["allocate.passes=5"]

@@ -212,7 +212,7 @@ def test_golds_of_published_forms() -> None:
     tests = read_gold(gold_of_humaneval(idle, "f"))
     assert isinstance(tests, AssertTests)
     assert [one.questions for one in tests.statements] == [("f(1)",)]
-    with pytest.raises(ValueError, match="hold no statement"):
+    with pytest.raises(ValueError, match="contain no statement"):
         gold_of_humaneval("def check(candidate):\n    assert True\n", "f")
     for bad in ('{"inputs": []}', "[]", '{"inputs": ["1"], "outputs": ["1", "2"]}'):
         with pytest.raises(ValueError):

@@ -38,9 +38,9 @@ def test_a_folder_without_safetensors_is_refused_and_the_old_policy_stays(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ((2**62).to_bytes(8, "little") + b"{}", "is no safetensors file"),
-        (b"\x10", "is no safetensors file"),
-        ((4).to_bytes(8, "little") + b"null", "is no safetensors file"),
+        ((2**62).to_bytes(8, "little") + b"{}", "is not a safetensors file"),
+        (b"\x10", "is not a safetensors file"),
+        ((4).to_bytes(8, "little") + b"null", "is not a safetensors file"),
         (None, r"is .* damaged \(.*incomplete"),
     ],
 )

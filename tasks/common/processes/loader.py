@@ -60,7 +60,7 @@ class Loader:
         except (OSError, LoaderEnded) as error:
             self.close()
             limit = "" if memory_gb() < 0 else f" (`ulimit -v` leaves it {memory_gb():.3g} GB)"
-            raise LoaderEnded(f"a worker process did not get ready: {error}{limit}") from error
+            raise LoaderEnded(f"a worker process did not start: {error}{limit}") from error
         if "failure" in self.ready_message:
             self.close()
             raise PoolError(self.ready_message["failure"])
@@ -74,7 +74,7 @@ class Loader:
             if select.select([self.socket], [], [], LOOK_SECONDS)[0]:
                 piece = self.socket.recv(1 << 16)
                 if not piece:
-                    raise LoaderEnded("it ended, or closed its replies")
+                    raise LoaderEnded("it ended, or closed its pipe")
                 line += piece
         return line
 

@@ -56,7 +56,7 @@ class Writer:
         try:
             self.waiting.put_nowait(message)
         except queue.Full:
-            self.lose("their process does not keep up")
+            self.lose("their process is too slow")
 
     def start(self) -> None:
         """Start the process in its own session: Ctrl-C is for the stage, which ends the process."""

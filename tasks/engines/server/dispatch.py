@@ -119,7 +119,7 @@ class Dispatch(Generic[S, T]):
     def on_silence(self, number: int) -> None:
         """End a dead server, and move its rows to the others."""
         seconds = self.beat_seconds * MAX_MISSED
-        why = f"{self.give_up(self.servers[number])} gave no sign of life for {seconds:g} s"
+        why = f"{self.give_up(self.servers[number])} sent no heartbeat for {seconds:g} s"
         lost, self.in_flight[number] = self.in_flight[number], {}
         for row in reversed(lost):
             lost[row].cancel()

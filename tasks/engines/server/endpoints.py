@@ -212,7 +212,7 @@ class Connection:
         ends = [0, *(end for _, _, end in spans)]
         if [start for _, start, _ in spans] != ends[:-1] or ends[-1] != len(completion.token_ids):
             raise ArtifactError(
-                f"{self.endpoint.url} does not say of every token which weights wrote it: "
+                f"{self.endpoint.url} does not report the version of the weights for every token: "
                 f"{spans} of {len(completion.token_ids)}"
             )
         return replace(completion, versions=spans)

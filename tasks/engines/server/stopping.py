@@ -44,6 +44,6 @@ class InFlight:
             )
             failed = [answer for answer in answers if answer is not None]
             if failed and not self.has_failed:
-                logger.warning("%s: what it samples is waited for", failed[0])
+                logger.warning("%s: waiting for its samples in flight", failed[0])
                 self.has_failed = True
             await asyncio.sleep(PAUSE)

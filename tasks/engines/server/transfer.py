@@ -54,7 +54,7 @@ async def check_version(connection: Connection, version: str) -> None:
     found = answer.get("weight_version") if isinstance(answer, dict) else None
     if found != version:
         raise Unavailable(
-            f"{connection.endpoint.url} holds weights of version {found!r}, not {version!r}"
+            f"{connection.endpoint.url} has weights of version {found!r}, not {version!r}"
         )
 
 

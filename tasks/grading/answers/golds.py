@@ -74,7 +74,7 @@ def texts(answers: Any, where: str) -> tuple[str, ...]:
 def checked(tolerance: Any, where: str) -> float:
     """Return a tolerance as a finite number of 0 or above, else raise ValueError."""
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float | str):
-        raise ValueError(f"the gold {where[:80]!r} has a tolerance that is no number")
+        raise ValueError(f"the gold {where[:80]!r} has a tolerance that is not a number")
     number = float(tolerance)
     if not 0 <= number < float("inf"):
         raise ValueError(f"the gold {where[:80]!r} has a tolerance of {tolerance}")

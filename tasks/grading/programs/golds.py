@@ -103,7 +103,7 @@ def read_asserts(statements: Any, setup: Any) -> AssertTests:
     except SyntaxError as error:
         raise ValueError(f"an assertion or the setup is not Python: {error}") from error
     if not found:
-        raise ValueError("the gold's `asserts` hold no statement")
+        raise ValueError("the gold's `asserts` contain no statement")
     return AssertTests(setup, found)
 
 
