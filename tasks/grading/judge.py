@@ -1,17 +1,18 @@
 """Verdicts of a language model behind a server, for the verifier `judge`.
 
-Requests run in parallel threads through the `openai` client, which retries failed requests. Every
+Requests run in parallel through the `openai` client, which retries failed requests. They are tasks
+and not threads, so that an interrupt cancels a request that the server does not answer. Every
 verdict is stored in a database file as soon as it arrives, so a stage that was killed repeats no
 request, and an unchanged stage sends none. Each row has a checksum: a damaged row counts as
 missing, and a damaged file is an error."""
 
+import asyncio
 import json
 import logging
 import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tasks.grading.verifiers.judge import Settings
 
 logger = logging.getLogger(__name__)
 
+POLL_SECONDS = 0.25  # between two calls of `on_done`, which may cancel the requests
 ATTEMPTS = 6  # of a request, with about 15 seconds between the first and the last
 PASSING = (408, 409, 429)  # statuses after which the client retries, besides 500 and above
 AGAIN = "Verdicts so far are stored: correct this, and run again"
@@ -132,44 +134,67 @@ class Judge:
         missing = {
             key: answer for key, answer in zip(keys, answers, strict=True) if key not in known
         }
-        with (
-            openai.OpenAI(
-                base_url=self.settings.url,
-                api_key=self.key or "none",
-                timeout=self.settings.seconds,
-                max_retries=ATTEMPTS - 1,
-                http_client=openai.DefaultHttpxClient(follow_redirects=False),
-            ) as client,
-            ThreadPoolExecutor(self.settings.concurrency) as pool,
-        ):
-            futures = {
-                pool.submit(self.judge, client, *answer): key for key, answer in missing.items()
-            }
-            try:
-                for future in as_completed(futures):
-                    key = futures[future]
-                    known[key] = verdict, tokens = future.result()
-                    self.count(1, tokens, 0)
-                    if verdict.outcome != "error":
-                        self.store.put(key, verdict, tokens)
-                    on_done(keys.count(key))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+
+        def add(key: str, verdict: Verdict, tokens: int) -> None:
+            known[key] = verdict, tokens
+            self.count(1, tokens, 0)
+            if verdict.outcome != "error":
+                self.store.put(key, verdict, tokens)
+            on_done(keys.count(key))
+
+        asyncio.run(self.judge_all(missing, add, lambda: on_done(0)))
         return [known[key][0] for key in keys]
+
+    async def judge_all(
+        self,
+        answers: Mapping[str, tuple[str, str]],
+        add: Callable[[str, Verdict, int], object],
+        on_wait: Callable[[], object],
+    ) -> None:
+        """Judge the answers, `concurrency` at a time, and call `add` for every verdict. Call
+        `on_wait` several times a second. An error, also in these functions, cancels all requests.
+        """
+        s = self.settings
+        waiting = iter(answers.items())
+
+        async def work() -> None:
+            for key, answer in waiting:
+                add(key, *await self.judge(client, *answer))
+
+        async with openai.AsyncOpenAI(
+            base_url=s.url,
+            api_key=self.key or "none",
+            timeout=s.seconds,
+            max_retries=ATTEMPTS - 1,
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
+        ) as client:
+            workers = [asyncio.create_task(work()) for _ in range(min(s.concurrency, len(answers)))]
+            running = set(workers)
+            try:
+                while running:
+                    done, running = await asyncio.wait(
+                        running, timeout=POLL_SECONDS, return_when=asyncio.FIRST_EXCEPTION
+                    )
+                    for worker in done:
+                        worker.result()
+                    on_wait()
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
 
     def count(self, requests: int, tokens: int, reused: int) -> None:
         """Add verdicts and their cost to `usage`."""
         flops = 2.0 * self.settings.parameters * 1e9 * tokens
         self.usage += JudgeUsage(requests, tokens, reused, flops)
 
-    def judge(self, client: openai.OpenAI, completion: str, gold: str) -> Judged:
+    async def judge(self, client: openai.AsyncOpenAI, completion: str, gold: str) -> Judged:
         """Return the majority of the votes on one answer, and the number of tokens."""
         s = self.settings
         texts = {"completion": completion, "gold": gold}
         question = PLACES.sub(lambda found: texts[found[1]], s.template)
         try:
-            reply = client.chat.completions.create(
+            reply = await client.chat.completions.create(
                 model=s.model,
                 messages=[{"role": "user", "content": question}],
                 n=s.votes,

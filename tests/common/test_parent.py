@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -161,12 +162,21 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved", flush=True)))
 subprocess.Popen(["sleep", "600"])
 print("started", flush=True)
 time.sleep(600)
+print("went on")
 """
 
 
-@pytest.mark.parametrize(("grace", "last"), [(PATIENCE, "saved\n"), (0.0, "")])
-def test_a_guarded_command_ends_with_its_children_after_the_grace_time(
-    grace: float, last: str
+def leave(guard: "subprocess.Popen[str]") -> None:
+    assert guard.stdin is not None
+    guard.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("grace", "end", "last"),
+    [(PATIENCE, leave, "saved\n"), (0.0, leave, ""), (PATIENCE, subprocess.Popen.kill, "")],
+)
+def test_a_guarded_command_ends_with_its_children_after_the_grace_time_or_with_its_guard(
+    grace: float, end: Callable[["subprocess.Popen[str]"], None], last: str
 ) -> None:
     guard = subprocess.Popen(
         guarded([sys.executable, "-c", GUARDED], grace),
@@ -175,9 +185,8 @@ def test_a_guarded_command_ends_with_its_children_after_the_grace_time(
         text=True,
         start_new_session=True,
     )
-    assert guard.stdin is not None
     assert guard.stdout is not None
     assert guard.stdout.readline() == "started\n"
-    guard.stdin.close()
+    end(guard)
     assert guard.stdout.read() == last  # its end comes when all of them have ended
     assert guard.wait() == -signal.SIGKILL

@@ -228,10 +228,10 @@ def test_replicas_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         group = int(parent.stdout.readline())
         deadline = time.monotonic() + PATIENCE
         while (
-            len(processes_of(group)) < 3 and time.monotonic() < deadline
-        ):  # the guard, the command, its child
+            len(processes_of(group)) < 4 and time.monotonic() < deadline
+        ):  # the guard, its fork, the command, its child
             time.sleep(0.05)
-        assert len(processes_of(group)) == 3
+        assert len(processes_of(group)) == 4
         parent.kill()
     assert wait_for_end(group)
 

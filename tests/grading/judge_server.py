@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
 
 class Server(ThreadingHTTPServer):
     """Votes for what the answer's line contains: `yes` thrice right, `two` twice, `one` once,
-    `none` says nothing. `failures` requests are answered 503 first."""
+    `none` says nothing; `hang` is not answered. `failures` requests are answered 503 first."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -47,6 +47,9 @@ class Handler(BaseHTTPRequestHandler):
             self.server.failures -= 1
             status = 503
         asked = body["messages"][0]["content"].split("Answer: ")[1]
+        if asked.startswith("hang"):
+            self.rfile.read(1)  # until the client leaves
+            return
         right = next((n for word, n in VOTES.items() if asked.startswith(word)), 0)
         says = ["it is not WRONG, it is RIGHT"] * right + ["WRONG"] * (body["n"] - right)
         if asked.startswith("none"):

@@ -1,6 +1,10 @@
 """The verifier `judge`, against a server of its own that votes as it is told."""
 
+import json
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +19,7 @@ from tasks.grading.loading import load
 from tasks.grading.settings import Verify
 from tasks.grading.verdict import JudgeUsage
 from tests.grading.judge_server import SETTINGS, Server, configured, judge_server
+from tests.patience import PATIENCE, wait_for
 
 
 @pytest.fixture
@@ -124,6 +129,36 @@ def test_a_judge_gets_the_key_of_its_own_variable_alone(
     (headers,) = server.headers
     assert headers.get("authorization") == sent
     assert "another" not in headers.values()
+
+
+STAGE = """
+import json, sys
+from pathlib import Path
+from tasks.grading.background import BackgroundGrader
+from tasks.grading.grader import Answer, Grader, Verify
+settings = Verify(1, 5.0, 4.0, 0.5, json.loads(sys.argv[1]))
+answers = [Answer("j", "hang", "7", False)]
+if sys.argv[3] == "background":
+    with BackgroundGrader(settings, judged=Path(sys.argv[2])) as grader:
+        grader.submit(answers).result()
+with Grader(settings, Path(sys.argv[2])) as grader:
+    grader.grade(answers)
+"""
+
+
+@pytest.mark.parametrize("where", ["background", "here"])
+def test_an_interrupt_ends_a_stage_whose_judge_does_not_answer(
+    where: str, server: Server, tmp_path: Path
+) -> None:
+    told = json.dumps(configured(server, seconds=10 * PATIENCE))
+    line = [sys.executable, "-c", STAGE, told, str(tmp_path / "judged.sqlite"), where]
+    with subprocess.Popen(line, stderr=subprocess.DEVNULL) as stage:
+        try:
+            wait_for(lambda: server.requests)
+            stage.send_signal(signal.SIGINT)
+            assert stage.wait(PATIENCE) == -signal.SIGINT
+        finally:
+            stage.kill()
 
 
 def test_truncated_answers_and_golds_ask_nobody(server: Server, tmp_path: Path) -> None:

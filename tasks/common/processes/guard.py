@@ -4,7 +4,7 @@ has started, when the starting process ends.
 The starting process has the other end of the guard's standard input and starts the guard in a
 separate session. When that end closes, on purpose or because the process was killed, the guard
 sends SIGTERM to the command, waits up to SECONDS, and kills its whole process group. It does the
-same when the command ends by itself.
+same when the command ends by itself. If the guard itself is killed, its fork kills the group.
 
 It is run as a file: as a module it would import its packages, which can take seconds."""
 
@@ -22,6 +22,7 @@ def guarded(command: Sequence[str], grace: float = 0.0) -> list[str]:
 
 
 def main(grace: float, command: list[str]) -> None:
+    kill_group_afterwards()
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     threading.Thread(target=end_with, args=[child], daemon=True).start()
     sys.stdin.buffer.read()
@@ -31,6 +32,17 @@ def main(grace: float, command: list[str]) -> None:
             child.wait(grace)
     finally:
         os.killpg(0, signal.SIGKILL)
+
+
+def kill_group_afterwards() -> None:
+    """Create a fork that kills the group when this process ends. The kernel alone could kill only
+    the command, not the processes that it has started."""
+    reading, writing = os.pipe()  # the command inherits neither
+    if os.fork() == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os.killpg(0, signal.SIGKILL)
+    os.close(reading)
 
 
 def end_with(child: "subprocess.Popen[bytes]") -> None:
