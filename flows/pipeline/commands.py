@@ -26,7 +26,7 @@ from typing import Any
 from flows.pipeline import lock
 from flows.pipeline.output import Output
 from tasks.common.files import temporary_folder
-from tasks.common.processes import forks
+from tasks.common.processes import ending, forks
 
 CODE = Path(__file__).resolve().parents[2]
 STAGE = "python -m tasks.code --params params.yaml --data data"
@@ -67,16 +67,17 @@ class Dvc:
         from_dvc, answers = os.pipe()
         self.output = Output(is_labelled=is_labelled)
         stdout, stderr = self.output.ends
-        self.child = subprocess.Popen(
-            launcher("dvc", str(requests), str(answers)),
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=(requests, answers),
-            process_group=0,
-        )
+        with ending.interrupts_blocked():
+            self.child = subprocess.Popen(
+                launcher("dvc", str(requests), str(answers)),
+                cwd=ROOT,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=(requests, answers),
+                process_group=0,
+            )
         self.output.start()
         os.close(requests)
         os.close(answers)
@@ -109,13 +110,14 @@ class Dvc:
             return
         folder = self.stack.enter_context(temporary_folder(None, "winnow"))
         address = str(folder / "forks")
-        server = subprocess.Popen(
-            launcher("forks", address),
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            process_group=self.child.pid,
-        )
+        with ending.interrupts_blocked():
+            server = subprocess.Popen(
+                launcher("forks", address),
+                cwd=ROOT,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                process_group=self.child.pid,
+            )
         self.stack.callback(server.wait)
         self.extra[forks.ADDRESS] = address
 

@@ -121,15 +121,16 @@ def main() -> None:
     if os.getppid() != parent:
         sys.exit(INTERRUPTED)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if module == "dvc":
-        try:
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the parent
+        if module == "dvc":
             serve_dvc(int(arguments[0]), int(arguments[1]))
-        except KeyboardInterrupt:  # between two commands: nothing is running
-            sys.exit(INTERRUPTED)
-        return
-    if module == "forks":
-        forks.serve_stages(arguments[0])
-    sys.exit(run_module(module, arguments))
+        elif module == "forks":
+            forks.serve_stages(arguments[0])
+        else:
+            sys.exit(run_module(module, arguments))
+    except KeyboardInterrupt:  # nothing is running
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

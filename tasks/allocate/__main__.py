@@ -3,7 +3,7 @@
 from tasks.common.processes import ending
 
 if __name__ == "__main__":
-    ending.die_with_parent()
+    ending.begin_stage()
     from tasks.common import stage
 
     stage.run("tasks.allocate.run", of_cell=True)

@@ -41,7 +41,7 @@ def write(values: dict[str, Any], root: Path, folder: Path) -> None:
 
 
 def main() -> int:
-    ending.die_with_parent()
+    ending.begin_stage()
     parser = argparse.ArgumentParser(prog="python -m tasks.code")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameter file")
     parser.add_argument("--data", type=Path, default=Path("data"), help="data root")

@@ -142,8 +142,8 @@ def set_cell(
 def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
     recipe, seed = getattr(arguments, "recipe", None), getattr(arguments, "seed", None)
     started = time.perf_counter()
-    main: Callable[[Stage], None] = importlib.import_module(module).main
     try:
+        main: Callable[[Stage], None] = importlib.import_module(module).main
         if recipe is not None:
             params.check_recipe(recipe, "--recipe")
         params.at_least(0, __seed=seed or 0)

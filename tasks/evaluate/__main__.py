@@ -4,7 +4,7 @@ Without a recipe, measure the initial policy, the baseline of every trained poli
 from tasks.common.processes import ending
 
 if __name__ == "__main__":
-    ending.die_with_parent()
+    ending.begin_stage()
     from tasks.common import stage
 
     stage.run("tasks.evaluate.run", of_cell=True, alone="baseline")

@@ -12,7 +12,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    ending.die_with_parent()
+    ending.begin_stage()
     from tasks.common import stage
 
     stage.run("tasks.ingest.run", options=add_options)

@@ -15,7 +15,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    ending.die_with_parent()
+    ending.begin_stage()
     from tasks.common import stage
 
     stage.run("tasks.policy.run", options=options)

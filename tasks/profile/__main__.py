@@ -4,7 +4,7 @@ samples."""
 from tasks.common.processes import ending
 
 if __name__ == "__main__":
-    ending.die_with_parent()
+    ending.begin_stage()
     from tasks.common import stage
 
     stage.run("tasks.profile.run")

@@ -19,7 +19,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    ending.die_with_parent()
+    ending.begin_stage()
     from tasks.common import stage
 
     stage.run("tasks.report.run", options=options)

@@ -51,7 +51,7 @@ def launch_ranks(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    ending.die_with_parent()
+    ending.begin_stage()
     from tasks.common import stage
 
     stage.run("tasks.train.run", of_cell=True, options=add_options, before=launch_ranks)

@@ -11,21 +11,21 @@ import psutil
 import pytest
 
 from tasks.common.processes import forks
-from tests.patience import wait_for
+from tests.patience import PATIENCE, wait_for
 
 STAGE = """
 import os, signal, sys, time
 from pathlib import Path
 from tasks.common.processes import ending
 
-ending.die_with_parent()
+ending.begin_stage()
 
 def say(text):
     Path(os.environ["SAID"]).write_text(text)
 
 print(os.getcwd(), *sys.argv[1:], os.environ.get("WINNOW_FORKS"), flush=True)
 if sys.argv[1] == "wait":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    ending.interrupt_on_terminate()
     try:
         say(str(os.getpid()))
         time.sleep(60)
@@ -39,7 +39,7 @@ sys.exit(int(sys.argv[1]))
 COMMAND = """
 import os, sys
 from tasks.common.processes import forks, ending
-ending.die_with_parent()
+ending.begin_stage()
 status = forks.run_forked("a_stage")
 print("here", flush=True)
 sys.exit(99 if status is None else status)
@@ -80,6 +80,7 @@ class World:
             line,
             env=environment,
             stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             process_group=self.server.pid if self.server.poll() is None else 0,
         )
@@ -120,6 +121,22 @@ def test_an_interrupt_of_the_group_reaches_the_stage_once_and_leaves_the_server(
     assert world.said.read_text() == "saved"
     assert not stage.is_running()
     assert world.start("0").wait() == 0
+
+
+def test_an_interrupt_while_the_server_imports_ends_the_command(tmp_path: Path) -> None:
+    slow = "import os, time; open(os.environ['SAID'], 'w'); time.sleep(600)"
+    (tmp_path / "slow_library.py").write_text(slow)
+    world = World(tmp_path, "slow_library")
+    try:
+        command = world.start("0")
+        wait_for(world.said.exists)
+        os.killpg(world.server.pid, signal.SIGINT)
+        assert command.wait(PATIENCE) == 130
+        assert world.server.poll() is None
+    finally:
+        world.server.kill()
+        world.server.wait()
+    assert command.communicate() == ("", None)
 
 
 def test_a_request_to_end_is_passed_on(world: World) -> None:

@@ -1,10 +1,17 @@
-"""The recipe and the seed of a stage: from the command line, or from the name that DVC gives it."""
+"""The recipe and the seed of a stage: from the command line, or from the name that DVC gives it.
+And its status after Ctrl-C while it imports."""
 
 import argparse
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tasks.common.stage import set_cell
+from tests.test_imports import ROOT
 
 Cell = tuple[str | None, int | None]
 
@@ -64,3 +71,25 @@ def test_half_a_cell_is_refused(
     said = capsys.readouterr().err
     assert "give both --recipe and --seed" in said
     assert repr(stage) in said
+
+
+@pytest.mark.parametrize("library", ["yaml", "torch"])
+def test_an_interrupt_during_an_import_leaves_no_traceback(library: str, tmp_path: Path) -> None:
+    """Every stage imports yaml before it handles interrupts, and this one torch afterwards."""
+    slow = "import time; print('importing', flush=True); time.sleep(600)"
+    (tmp_path / f"{library}.py").write_text(slow)
+    line = [sys.executable, "-m", "tasks.profile", "--data", str(tmp_path)]
+    stage = subprocess.Popen(
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert stage.stdout is not None
+    assert stage.stdout.readline() == "importing\n"
+    stage.send_signal(signal.SIGINT)
+    _, said = stage.communicate()
+    assert stage.returncode == 130
+    assert "Traceback" not in said

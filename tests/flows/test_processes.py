@@ -2,13 +2,17 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from flows.pipeline import commands
+from tasks.common.processes import ending
 from tests.common.test_parent import in_a_container, parent_of
-from tests.flows.project import Project, lines
+from tests.flows.project import ROOT, Project, lines
 from tests.patience import PATIENCE
 
 
@@ -36,6 +40,23 @@ def test_a_terminated_flow_lets_the_stage_save(hanging: Project) -> None:
     assert flow.returncode == 130
     assert (hanging.root / "graceful").exists()
     assert is_gone(stage)
+
+
+@pytest.mark.parametrize("arguments", [("dvc", "0", "1"), ("forks", "address")])
+def test_an_interrupt_before_a_helper_of_the_flow_has_begun_leaves_no_traceback(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    with ending.interrupts_blocked():
+        helper = subprocess.Popen(
+            commands.launcher(*arguments),
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    helper.send_signal(signal.SIGINT)
+    assert helper.communicate(timeout=PATIENCE) == (b"", None)
+    assert helper.returncode == 130
 
 
 def test_a_flow_that_is_cancelled_in_prefect_does_the_same_and_ends_as_cancelled(

@@ -1,13 +1,15 @@
 """The end of processes: with their parent, and after an interrupt with a correct exit status.
 
 A killed `dvc` or flow must not leave a trainer behind that writes beside its successor. A stage's
-`__main__` calls `die_with_parent` before any other import, because imports take seconds and a kill
-in that time must take effect as well. So this module imports very little."""
+`__main__` calls `begin_stage` before any other import, because imports take seconds and a kill or
+Ctrl-C in that time must take effect as well. So this module imports very little."""
 
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 PR_SET_PDEATHSIG = 1
 INTERRUPTED = 130
@@ -25,16 +27,38 @@ def die_with_parent() -> None:
         os._exit(INTERRUPTED)
 
 
+def begin_stage() -> None:
+    """Let this process end with its parent. Until `interrupt_on_terminate`, let Ctrl-C end it at
+    once: it has nothing to save."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, exit_interrupted)
+
+
+def exit_interrupted(number: int, frame: object) -> None:
+    """Handle a signal: end this process with the status of an interrupt."""
+    os._exit(INTERRUPTED)
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C in this thread, and in processes started here until they unblock it: Python
+    would print a traceback if it came before their handlers."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def interrupt_on_terminate() -> None:
-    """Let SIGTERM end a stage as Ctrl-C does, and also SIGINT if it was ignored, as in commands
+    """Let SIGINT and SIGTERM raise KeyboardInterrupt, also if SIGINT was ignored, as in commands
     that a shell script starts in the background."""
     signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def interrupted(status: int = INTERRUPTED) -> int:

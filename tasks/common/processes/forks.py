@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.common.processes.ending import PARENT
+from tasks.common.processes.ending import PARENT, exit_interrupted
 
 ADDRESS = "WINNOW_FORKS"
 LIBRARIES = (
@@ -232,7 +232,7 @@ def answer(
     if pid == 0:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, exit_interrupted)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         connection.close()
         for other in forks.values():
