@@ -2,6 +2,7 @@
 
     winnow serve [RECIPE ...] [--cron "0 3 * * *" | --every SECONDS] [--force ingest] [--seed N ...]
     [--rounds 2 [--from sgpo/0]] [--data other] [--concurrency N] [--set KEY=VALUE ...]
+    [--prefect-port N]
 
 Options that are not given have the values in prefect.yaml. The schedule runs on the Prefect server
 at PREFECT_API_URL (or in the profile), else on the server of `winnow ui`, if it is up, else on a
@@ -27,6 +28,7 @@ from typing import Any, cast
 from httpx import HTTPError
 from prefect.automations import Automation
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, StateType
+from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
@@ -42,7 +44,6 @@ from tasks.common import params
 
 logger = logging.getLogger(__name__)
 
-PAGES = f"http://{server.HOST}:{server.PORT}/api"  # of `winnow ui`
 AUTOMATION = "winnow: runs without a heartbeat have crashed"
 ENDED = ("Completed", "Failed", "Cancelled", "Crashed")
 
@@ -72,10 +73,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parameters, schedule = shared["parameters"], shared["schedules"][0]
     when = parser.add_mutually_exclusive_group()
     when.add_argument(
-        "--cron", default=schedule["cron"], help="when, as cron has it (default: %(default)s)"
+        "--cron",
+        type=cron,
+        default=schedule["cron"],
+        help="when, as cron has it (default: %(default)s)",
     )
     when.add_argument("--every", type=interval, metavar="SECONDS", help="an interval instead")
+    server.add_port(parser)
     flags.add_run(parser, parameters["concurrency"], parameters["retries"])
+
+
+def cron(text: str) -> str:
+    """Return a valid cron expression."""
+    try:
+        CronSchedule(cron=text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a cron expression: give five fields, such as '0 3 * * *'"
+        ) from error
+    return text
 
 
 def interval(text: str) -> float:
@@ -153,10 +169,11 @@ def run(options: argparse.Namespace) -> int:
     overrides.check_from_elsewhere(options.overrides)
     flags.request_of(options).check()
     with ExitStack() as stack:
-        if not PREFECT_API_URL.value() and server.status(PAGES, "health") == 200:
-            stack.enter_context(temporary_settings({PREFECT_API_URL: PAGES}))
+        pages = f"http://{server.HOST}:{options.prefect_port}/api"  # of `winnow ui`
+        if not PREFECT_API_URL.value() and server.status(pages, "health") == 200:
+            stack.enter_context(temporary_settings({PREFECT_API_URL: pages}))
         try:
-            server.provide(server.PORT)
+            server.provide(options.prefect_port)
         except server.ServerError as error:
             print(error, file=sys.stderr)
             return 1

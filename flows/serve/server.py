@@ -9,10 +9,13 @@ the flow's process group: Ctrl-C would then end the server before the flow could
 interruption, and a killed flow would leave it behind. This server has its own process group and
 ends with the flow. It writes to the database under PREFECT_HOME that `winnow ui` reads."""
 
+import argparse
 import atexit
+import errno
 import logging
 import os
 import secrets
+import socket
 import subprocess
 import time
 import tomllib
@@ -136,6 +139,26 @@ def warn_if_open(url: str) -> None:
         logger.warning(OPEN, without_secrets(url))
 
 
+def add_port(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prefect-port", type=int, default=PORT, help="default: %(default)s")
+
+
+def check_port(name: str, host: str, port: int) -> None:
+    """Raise ArtifactError if the port is in use: a foreign answer would pass for the server's."""
+    page = f"http://{host}:{port}"
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ArtifactError(f"cannot listen at {page}: {error.strerror}") from error
+            raise ArtifactError(
+                f"port {port} is in use: {name} may be up already ({page}); or give another with "
+                f"--{name.lower()}-port"
+            ) from error
+
+
 def provide(port: int | None = None) -> None:
     """Provide a server for the rest of this process: the server at PREFECT_API_URL, or one of
     Winnow's own if none is named or it does not answer. With a `port`, the server has pages, as
@@ -150,6 +173,8 @@ def provide(port: int | None = None) -> None:
             warn_if_open(named)
             return
         logger.warning("%s", away(named))
+    if port is not None:
+        check_port("Prefect", HOST, port)
     auth, only = (new_auth(), FOR_ONE_RUN) if port is None else (None, {})
     port = port or free_port()
     child = subprocess.Popen(
@@ -187,8 +212,8 @@ def lost(error: Exception) -> str:
 
 def away(url: str) -> str:
     return (
-        f"Prefect's server at {without_secrets(url)} does not answer (PREFECT_API_URL): this run "
-        f"goes on, and is recorded in {home()}/prefect.db alone"
+        f"Prefect's server at {without_secrets(url)} does not answer (PREFECT_API_URL): another is "
+        f"started here, which records runs in {home()}/prefect.db alone"
     )
 
 

@@ -7,10 +7,8 @@ With --prefect-host other machines can reach Prefect's server, which then requir
 `flows.QUIET`). Both servers end with this process, even if it is killed."""
 
 import argparse
-import errno
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -70,9 +68,7 @@ class Server:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--prefect-port", type=int, default=server.PORT, help="default: %(default)s"
-    )
+    server.add_port(parser)
     parser.add_argument(
         "--prefect-host",
         default=server.HOST,
@@ -88,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     auth = auth_of(options)
     lasting, started = servers(options, auth)
     for one in started:
-        check_port(one)
+        server.check_port(one.name, one.host, one.port)
     with ExitStack() as stack:
         running = [(one, *stack.enter_context(serving(one))) for one in started]
         try:
@@ -195,21 +191,6 @@ def mlflow(port: int, uri: str) -> Server:
     where = ("--backend-store-uri", uri, "--host", server.HOST, "--port", str(port))
     start = ("mlflow", "ui", *where, "--workers", "1")
     return Server("MLflow", start, server.HOST, port, "health")
-
-
-def check_port(one: Server) -> None:
-    """Raise PageError if the port is in use: a foreign answer would pass for the server's."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((one.host, one.port))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise PageError(f"cannot listen at {one.page}: {error.strerror}") from error
-            raise PageError(
-                f"port {one.port} is in use: {one.name} may be up already ({one.page}); or give "
-                f"another with --{one.name.lower()}-port"
-            ) from error
 
 
 @contextmanager

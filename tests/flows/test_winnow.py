@@ -216,15 +216,33 @@ def test_the_pages_answer_and_end_with_the_command(pages, number: signal.Signals
     assert not any(map(answers, urls))
 
 
-def test_a_port_in_use_is_named(project: Project) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("ui", "--prefect-port", "0", "--mlflow-port"), "MLflow"),
+        (("ui", "--prefect-port"), "Prefect"),
+        (("serve", "--prefect-port"), "Prefect"),
+    ],
+)
+def test_a_port_in_use_is_named(arguments: tuple[str, ...], name: str, project: Project) -> None:
     del project.environment["PREFECT_API_URL"]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        ports = ("--prefect-port", str(free_port()), "--mlflow-port", port)
-        output = winnow(project, "ui", *ports, expect=1)
-    assert f"port {port} is in use: MLflow may be up already" in output
+        output = winnow(project, *arguments, port, expect=1)
+    assert output.endswith(
+        f"port {port} is in use: {name} may be up already (http://127.0.0.1:{port}); or give "
+        f"another with {arguments[-1]}\n"
+    )
+
+
+def test_a_cron_expression_that_is_none_is_named(project: Project) -> None:
+    output = winnow(project, "serve", "--cron", "nonsense", expect=2)
+    assert output.splitlines()[-1] == (
+        "winnow serve: error: argument --cron: 'nonsense' is not a cron expression: give five "
+        "fields, such as '0 3 * * *'"
+    )
 
 
 MODEL = ("--model", "tiny", "--max-tokens", "48", "--gpu", "no", "--budget", "none")
