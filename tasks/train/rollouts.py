@@ -150,13 +150,15 @@ class Features:
 class Observed:
     """The policy's view of B rollouts with N completion tokens in all, before the step's update:
     [N] log-probabilities and entropies; if requested, the hidden states [N, D] that predict the
-    completion, the mean hidden states [B, D] of the last prompt tokens, and [B] gradient norms."""
+    completion, the mean hidden states [B, D] of the last prompt tokens, and [B] gradient norms; and
+    for several epochs [N] the log-probabilities of the reference, which does not change."""
 
     logprobs_N: Floats
     entropies_N: Floats
     hidden_ND: Singles | None = None
     prompt_hidden_BD: Singles | None = None
     gradient_norms_B: Floats | None = None
+    reference_N: Floats | None = None
 
     def take(self, rows: Ints, places: Ints) -> "Observed":
         """Return the view of the rollouts `rows`, with their tokens at `places`."""
@@ -166,6 +168,7 @@ class Observed:
             None if self.hidden_ND is None else self.hidden_ND[places],
             None if self.prompt_hidden_BD is None else self.prompt_hidden_BD[rows],
             None if self.gradient_norms_B is None else self.gradient_norms_B[rows],
+            None if self.reference_N is None else self.reference_N[places],
         )
 
 

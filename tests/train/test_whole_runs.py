@@ -213,11 +213,12 @@ def test_with_a_kl_term_all_that_is_kept_is_computed_and_charged(
 
 @pytest.mark.parametrize("normalize", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("divisor", ["generated", "kept"])
-@pytest.mark.parametrize("keep", [2, 4])
+@pytest.mark.parametrize(("keep", "epochs"), [(2, 1), (4, 1), (2, 2)])
 def test_the_kl_term_is_the_mean_over_what_is_kept(
-    keep: int, divisor: str, normalize: str, guesser: Path, tmp_path: Path
+    keep: int, epochs: int, divisor: str, normalize: str, guesser: Path, tmp_path: Path
 ) -> None:
-    """Its gradient by plain autograd, of whole rollouts one at a time."""
+    """Its gradient by plain autograd, of whole rollouts one at a time. For several epochs the
+    reference has read the rollouts before."""
     loss = {"method": "clip", "clip_low": 0.2, "clip_high": 0.2, "ratio": "token"}
     trainer = make_trainer(
         make_world(tmp_path, guesser, [4] * 6),
@@ -236,9 +237,12 @@ def test_the_kl_term_is_the_mean_over_what_is_kept(
             parameter.add_(0.05 * torch.randn_like(parameter))
     keep_B = np.arange(12) % 4 < keep
     num_tokens = len(batch.fresh.owner_N())
-    learner.compute_gradient(
-        batch.fresh.estimated(keep_B, np.zeros(num_tokens)), trainer.slots.loss
-    )
+    rollouts = batch.fresh.estimated(keep_B, np.zeros(num_tokens))
+    if epochs > 1:
+        observed, _ = learner.observe(rollouts, Features(), trainer.slots.loss)
+        rollouts = dataclasses.replace(rollouts, observed=observed)
+        rollouts, _ = learner.observe_reference(rollouts, trainer.slots.loss)
+    learner.compute_gradient(rollouts, trainer.slots.loss)
     found = [parameter.grad.clone() for parameter in learner.model.parameters()]
 
     def logprobs(model: torch.nn.Module, row: int) -> torch.Tensor:
@@ -291,6 +295,28 @@ def test_one_update_of_all_is_what_several_begin_with(guesser: Path, tmp_path: P
     assert second["num_updates"] == 2
     assert second["reward_mean"] == first["reward_mean"]
     assert twice.state.ledger.charged["update"] == 2 * plain.state.ledger.charged["update"]
+
+
+def test_the_reference_reads_rollouts_once_whatever_the_epochs(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 6)
+    read, executed, charged = [], [], []
+    for epochs in (1, 3):
+        updates = {"epochs": epochs, "minibatches": 2}
+        trainer = make_trainer(layout, batch=BATCH, kl_coefficient=0.1, updates=updates)
+        assert trainer.learner.reference is not None
+        lengths: list[int] = []
+        trainer.learner.reference.get_input_embeddings().register_forward_pre_hook(
+            lambda _, ids, lengths=lengths: lengths.append(ids[0].numel())
+        )
+        run_steps(trainer, 1)
+        read.append(sum(lengths))
+        executed.append(trainer.state.ledger.executed["score"])
+        charged.append(trainer.state.ledger.charged["score"])
+    assert read[0] == read[1] > 0
+    assert executed[0] == pytest.approx(executed[1], rel=0.02)  # other micro-batches, other padding
+    assert charged[0] == charged[1]
 
 
 @pytest.mark.parametrize(

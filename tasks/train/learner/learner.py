@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tasks.engines.memory import TrainingMemory, training_memory
 from tasks.engines.settings import Sampling
-from tasks.models.adapters import has_adapters, is_quantized, num_adapter_parameters
+from tasks.models.adapters import adapters_off, has_adapters, is_quantized, num_adapter_parameters
 from tasks.models.forward_check import check_forward
 from tasks.models.policy import Policy, load_model
 from tasks.models.weights import NamedWeights, is_sharded, whole
@@ -147,7 +148,7 @@ class Learner:
                 self.model, batches, rollouts, objective, totals, architecture, kept
             )
             for filler in fillers:
-                nothing = accumulate_nothing(self.model, filler, objective, architecture)
+                nothing = accumulate_nothing(self.model, filler, rollouts, objective, architecture)
                 stats = merge_stats([stats, nothing])
         if is_checkpointing:
             self.model.eval()
@@ -169,21 +170,43 @@ class Learner:
         seen = join_observed([observed for _, _, observed, _ in parts])
         return seen.take(order_B, order_N), sum(flops for _, _, _, flops in parts)
 
+    def observe_reference(self, rollouts: Rollouts, loss: Loss) -> tuple[Rollouts, float]:
+        """Return observed rollouts with the reference's log-probabilities, 0 where it has no part
+        in the loss, and the executed FLOPs. Without a reference, return the rollouts."""
+        if self.reference is None or rollouts.observed is None:
+            return rollouts, 0.0
+        mine = self.shard_rows(rollouts, self.has_gradient(rollouts))
+        with adapters_off(self.reference):
+            own = self.observe_rows(rollouts, mine, PLAIN, loss, self.reference)
+        parts = self.ranks.all_gather(own)
+        reference_N = np.zeros_like(rollouts.logprobs_N)
+        for _, places_N, seen, _ in parts:
+            reference_N[places_N] = seen.logprobs_N
+        observed = replace(rollouts.observed, reference_N=reference_N)
+        return replace(rollouts, observed=observed), sum(flops for _, _, _, flops in parts)
+
     def observe_rows(
-        self, rollouts: Rollouts, rows: Ints, features: Features, loss: Loss
+        self,
+        rollouts: Rollouts,
+        rows: Ints,
+        features: Features,
+        loss: Loss,
+        reference: PreTrainedModel | None = None,
     ) -> tuple[Ints, Ints, Observed, float]:
-        """Return this rank's view of the rollouts `rows`, in the order of its micro-batches: their
-        rows, the places of their tokens, the observed values, and the FLOPs."""
+        """Return this rank's view of the rollouts `rows`, or the view of the `reference`, in the
+        order of its micro-batches: their rows, the places of their tokens, the observed values, and
+        the FLOPs."""
+        model = self.model if reference is None else reference
         batches = self.micro_batches(rollouts, rows, features)
         fillers = self.fillers(rollouts, batches)
         objective, architecture = self.objective(loss), self.policy.architecture
         with self.autocast():
             observed, flops = observe(
-                self.model, batches, objective, features, rollouts.trained_N(), architecture
+                model, batches, objective, features, rollouts.trained_N(), architecture
             )
             for filler in fillers:
                 with torch.no_grad():
-                    token_logprobs(self.model, filler, objective)
+                    token_logprobs(model, filler, objective)
                 flops += sum(batch_flops(architecture, filler, objective.share_prompts))
         nothing = np.zeros(0, dtype=np.int64)
         rows_B = np.concatenate([nothing, *(batch.rows for batch in batches)])

@@ -96,7 +96,8 @@ def accumulate_gradients(
     stats, unread = UpdateStats(), list[dict[str, torch.Tensor]]()
     trained_N, is_current_N = rollouts.trained_N(), rollouts.is_current_N(objective.version)
     for batch in batches:
-        reference_N = reference_logprobs(batch, objective)
+        reference_N, flops = reference_logprobs(batch, objective, rollouts, architecture)
+        stats.reference_flops += flops
 
         # the policy's log-probabilities of its own tokens
         own_N = trained_N[batch.places_N]
@@ -120,7 +121,6 @@ def accumulate_gradients(
             kl_N = unbiased_kl(tokens, reference_N[own])
             kl = average(kl_N, tokens, kept or totals, objective.loss.normalize)
             part = part + objective.kl_coefficient * kl
-            stats.reference_flops += sum(batch_flops(architecture, batch, objective.share_prompts))
 
         part.backward()
 
@@ -181,13 +181,20 @@ def read(stats: UpdateStats, unread: list[dict[str, torch.Tensor]]) -> None:
 
 
 @torch.no_grad()
-def reference_logprobs(batch: MicroBatch, objective: Objective) -> torch.Tensor | None:
-    """Return [N] the reference's log-probabilities; None without one. The reference may be the
-    policy without its adapters, so call this before the forward with gradient."""
+def reference_logprobs(
+    batch: MicroBatch, objective: Objective, rollouts: Rollouts, architecture: Architecture
+) -> tuple[torch.Tensor | None, float]:
+    """Return [N] the reference's log-probabilities, None without one, and the executed FLOPs: none
+    if `rollouts` contain them. The reference may be the policy without its adapters, so call this
+    before the forward with gradient."""
     if objective.reference is None:
-        return None
+        return None, 0.0
+    if rollouts.observed is not None and rollouts.observed.reference_N is not None:
+        known_N = rollouts.observed.reference_N
+        return of_batch(batch, known_N, batch.sampler_logprobs_N), 0.0
+    flops = sum(batch_flops(architecture, batch, objective.share_prompts))
     with adapters_off(objective.reference):
-        return token_logprobs(objective.reference, batch, objective)[0]
+        return token_logprobs(objective.reference, batch, objective)[0], flops
 
 
 def unbiased_kl(tokens: Tokens, reference_N: torch.Tensor) -> torch.Tensor:
@@ -206,13 +213,16 @@ def k3(logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
 
 
 def accumulate_nothing(
-    model: PreTrainedModel, batch: MicroBatch, objective: Objective, architecture: Architecture
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    rollouts: Rollouts,
+    objective: Objective,
+    architecture: Architecture,
 ) -> UpdateStats:
     """Compute `batch` as `accumulate_gradients` does, for a gradient of zero: with a sharded
     policy, a rank with fewer micro-batches than others takes part in their passes."""
     stats = UpdateStats()
-    if reference_logprobs(batch, objective) is not None:
-        stats.reference_flops = sum(batch_flops(architecture, batch, objective.share_prompts))
+    _, stats.reference_flops = reference_logprobs(batch, objective, rollouts, architecture)
     logprobs_N, _ = token_logprobs(model, batch, objective)
     (0.0 * logprobs_N.sum()).backward()
     stats.flops = update_flops(model, batch, objective, architecture)

@@ -157,17 +157,19 @@ class Trainer:
             # the gradient may not show a non-finite policy, since no group may be mixed
             self.skip_nonfinite(rollouts, 0)
             return UpdateStats(num_nonfinite=1)
-        updates = self.run.settings.updates
+        updates, done = self.run.settings.updates, [UpdateStats()]
+        if self.learner.has_gradient(rollouts).any():
+            self.free_engine()
+            if updates.epochs > 1:
+                observed = self.learner.observe_reference(rollouts, self.slots.loss)
+                rollouts, done[0].reference_flops = observed
         parts = [rollouts.take(rows) for rows in minibatches(rollouts.group_B, updates, rng)]
         parts = [part for part in parts if self.learner.has_gradient(part).any()]
-        if parts:
-            self.free_engine()
         old_N = rollouts.old_logprobs_N
         if old_N is not None:  # in this pass all fresh rollouts are current
             current_N = rollouts.trained_N() & rollouts.is_current_N(self.learner.version)
             ratios = torch.from_numpy((old_N - rollouts.logprobs_N)[current_N])
             self.check_sampler([ratios], self.where())
-        done = [UpdateStats()]
         for part in parts:
             stats = self.learner.compute_gradient(part, self.slots.loss)
             done.append(stats)
