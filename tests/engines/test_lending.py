@@ -1,10 +1,13 @@
 """Servers outlive the trainers that they are lent to, and no trainer samples from the weights of
 the one before."""
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -14,11 +17,12 @@ from tasks.common.files import ArtifactError
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.lending import Borrowed, Lender, wait_until_serving
 from tasks.engines.server.replicas import MAX_RESTARTS, Replicas
-from tasks.engines.server.trainers import broadcast
+from tasks.engines.server.trainers import broadcast, others_waiting
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
 from tests.engines.conftest import FLEET, REQUEST, Fleet, does, expected, names, scaled
 from tests.engines.serving import StandIn
+from tests.patience import PATIENCE
 from tests.stages import FORKS
 
 Lend = Callable[..., Lender]
@@ -108,25 +112,45 @@ def test_when_all_servers_have_ended_too_often_the_command_ends(lend: Lend, poli
         lender.take_back()
 
 
-LIMIT = timedelta(seconds=2)
+LIMIT = timedelta(seconds=5)
 
 
-def wait_for_a_server(rank: int, meeting: str) -> None:
-    """The first of two processes waits for a server for longer than a collective may take."""
+def wait_for_a_server(rank: int, meeting: str, hangs: bool) -> None:
+    """The first of two processes waits for a server for longer than a collective may take, or
+    hangs in that time."""
     distributed.init_process_group(
         "gloo", init_method=meeting, rank=rank, world_size=2, timeout=LIMIT
     )
-    if rank == 0:
-        time.sleep(3 * LIMIT.total_seconds())
+    with others_waiting():
+        if rank == 0 and hangs:
+            time.sleep(LIMIT.total_seconds() / 2)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif rank == 0:
+            time.sleep(2 * LIMIT.total_seconds())
     assert broadcast(f"what rank {rank} has", is_patient=True) == "what rank 0 has"
     distributed.destroy_process_group()
 
 
-def test_the_start_of_a_server_does_not_count_as_silence(tmp_path: Path) -> None:
-    arguments = [(rank, f"file://{tmp_path}/meeting") for rank in range(2)]
+def started_ranks(meeting: Path, hangs: bool) -> list[BaseProcess]:
+    arguments = [(rank, f"file://{meeting}", hangs) for rank in range(2)]
     ranks = [FORKS.Process(target=wait_for_a_server, args=each) for each in arguments]
     for process in ranks:
         process.start()
+    return ranks
+
+
+def test_the_start_of_a_server_does_not_count_as_silence(tmp_path: Path) -> None:
+    ranks = started_ranks(tmp_path / "meeting", hangs=False)
     for process in ranks:
         process.join()
     assert [process.exitcode for process in ranks] == [0, 0]
+
+
+def test_a_first_process_that_hangs_at_the_start_of_a_server_is_noticed(tmp_path: Path) -> None:
+    first, second = started_ranks(tmp_path / "meeting", hangs=True)
+    try:
+        second.join(PATIENCE)
+        assert second.exitcode == 1
+        assert first.is_alive()
+    finally:
+        first.kill()

@@ -33,6 +33,7 @@ COMPONENTS = {"recipe": "r", "seed": 0}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "reference": {"train": {"kl_coefficient": 0.1}},
+    "epochs": {"train": {"kl_coefficient": 0.1, "updates": {"epochs": 2, "minibatches": 1}}},
     "branches": {"train": {"branches": [0.1], "decay_share": 0.5}},
     "adapters": {
         "train": {

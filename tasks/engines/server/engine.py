@@ -16,7 +16,7 @@ import re
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +40,7 @@ from tasks.engines.server.identity import Identity
 from tasks.engines.server.lending import SERVERS, Borrowed, Servers, wait_until_serving
 from tasks.engines.server.replicas import local
 from tasks.engines.server.stopping import NOT_BEGUN, InFlight
-from tasks.engines.server.trainers import broadcast, num_trainers, rank
+from tasks.engines.server.trainers import broadcast, num_trainers, others_waiting, rank
 from tasks.engines.server.updates import Loading, Versions, check_transfer
 from tasks.engines.settings import EngineSettings, parse_url
 from tasks.engines.weights.vllm_model import check_updates
@@ -294,10 +294,11 @@ class ServerEngine(StoppableEngine):
         else:
             self.loading.transfer.take(weights, self.versions.current)
             serving: Sequence[Endpoint] = self.endpoints
-            if not in_flight:
-                self.loading.replicas.revive()
-                serving = self.loading.replicas.serving(self.endpoints)
-            self.update_servers(self.loading, serving, in_flight=in_flight)
+            with others_waiting():
+                if not in_flight:
+                    self.loading.replicas.revive()
+                    serving = self.loading.replicas.serving(self.endpoints)
+                self.update_servers(self.loading, serving, in_flight=in_flight)
         self.endpoints = broadcast(self.endpoints, is_patient=True)
 
     def has_everywhere(self, version: int) -> bool:
@@ -368,11 +369,12 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
     if model is not None:
         check_updates(model)
         check_transfer(settings, num_trainers())
-    replicas = find_servers(settings, policy, model) if model is None or rank() == 0 else None
-    started: list[Endpoint] = []
-    if replicas is not None:
-        wait_until_serving(replicas)
-        started = replicas.wait_for_one()
+    replicas, started = None, list[Endpoint]()
+    with nullcontext() if model is None else others_waiting():
+        if model is None or rank() == 0:
+            replicas = find_servers(settings, policy, model)
+            wait_until_serving(replicas)
+            started = replicas.wait_for_one()
     prefix = f"{uuid.uuid4().hex[:8]}-" if isinstance(replicas, Borrowed) else ""
     shared = started, prefix
     if model is not None:

@@ -1,12 +1,15 @@
 """The processes of one training, which sample from the same servers."""
 
-from datetime import timedelta
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
 import torch.distributed as distributed
 
-PATIENCE = timedelta(hours=1)  # longer than the time limit for the start of servers
+BEAT_SECONDS = 0.5
 T = TypeVar("T")
 
 
@@ -21,18 +24,45 @@ def rank() -> int:
 
 
 @cache
-def patient_group() -> Any:
-    """Return a process group with a long timeout: its collectives wait while the first process
-    starts a server, which takes longer than the timeout of training. All processes must create it
-    together. If a process dies, the collectives of the others still fail."""
-    return distributed.new_group(backend="gloo", timeout=PATIENCE)
+def beating_group() -> Any:
+    """Return a process group for patient broadcasts, with the timeout of training. All processes
+    must create it together."""
+    world: Any = distributed.group.WORLD
+    return distributed.new_group(backend="gloo", timeout=world.get_group_store().timeout)
+
+
+@contextmanager
+def others_waiting() -> Iterator[None]:
+    """Let the other processes wait in a patient `broadcast` as long as this block takes in the
+    first process. A thread sends them a beat at intervals: if the first process hangs or dies, they
+    fail after the timeout of training, and if one of them dies, this block fails at its end."""
+    if num_trainers() == 1 or rank() > 0:
+        yield
+        return
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(BEAT_SECONDS):
+            distributed.broadcast_object_list([False, None], src=0, group=beating_group())
+
+    with ThreadPoolExecutor(1) as pool:
+        beats = pool.submit(beat)
+        try:
+            yield
+        finally:
+            done.set()
+    beats.result()
 
 
 def broadcast(value: T, *, is_patient: bool = False) -> T:
     """Return the first training process's value. All processes wait for it. Set `is_patient` if
-    the first process may have to start a server before."""
+    the first process may have to start a server before, which it does in `others_waiting`."""
     if num_trainers() == 1:
         return value
-    values = [value]
-    distributed.broadcast_object_list(values, src=0, group=patient_group() if is_patient else None)
-    return values[0]
+    found: list[Any] = [False, None]
+    while not found[0]:
+        found = [True, value]
+        group = beating_group() if is_patient else None
+        distributed.broadcast_object_list(found, src=0, group=group)
+    received: T = found[1]
+    return received
