@@ -75,10 +75,10 @@ def bootstrap_interval(
     num_prompts = len(values_P)
     if len(np.unique(values_P.round(12))) == 1:  # equal up to rounding
         return equal_interval(float(values_P[0]), num_prompts, bounds, confidence)
-    means = []
-    for _ in range(num_bootstrap):
-        means.append(values_P[rng.integers(0, num_prompts, num_prompts)].mean())
-    low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    draws = rng.integers(0, num_prompts, (num_bootstrap, num_prompts))
+    low, high = np.quantile(
+        values_P[draws].mean(axis=1), [0.5 - confidence / 2, 0.5 + confidence / 2]
+    )
     return float(low), float(high)
 
 

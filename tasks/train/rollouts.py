@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import pyarrow as pa
 
 from tasks.common.accounting.spending import Rows
 from tasks.common.files import ArtifactError
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 UNFINISHED = "abort"  # the finish reason of a stopped, unfinished completion, as in engines
 INTS, FLOATS, BOOLS = pl.List(pl.Int64), pl.List(pl.Float64), pl.List(pl.Boolean)
+ARROW = {INTS: pa.int64(), FLOATS: pa.float64(), BOOLS: pa.bool_()}  # types of their elements
 COLUMNS: dict[str, Any] = {
     "group": pl.Int64,  # the rollout's group within the step
     "prompt_row": pl.Int64,  # of the prompt among the training prompts
@@ -252,9 +254,11 @@ class Rollouts:
         """Return the number of tokens of prompt and completion of each rollout."""
         return self.prompt_tokens_B() + self.completion_tokens_B()
 
-    def rows(self) -> Rows:
-        """Return the groups and lengths of the rollouts."""
-        return Rows(self.group_B, self.prompt_tokens_B(), self.completion_tokens_B())
+    def rows(self, chosen_B: Bools | slice = slice(None)) -> Rows:
+        """Return the groups and lengths of all rollouts, or of the rollouts that `chosen_B`
+        marks."""
+        arrays = self.group_B, self.prompt_tokens_B(), self.completion_tokens_B()
+        return Rows(*(array[chosen_B] for array in arrays))
 
     @once
     def owner_N(self) -> Ints:
@@ -315,14 +319,10 @@ class Rollouts:
     ) -> "Rollouts":
         """Return the rollouts with their part in the update: whether they enter the loss, the
         advantages of their tokens, and the log-probabilities before the batch's first update."""
-        old = None if old_N is None else self.split(old_N)
-        advantages = self.split(advantages_N)
+        lengths_B = self.completion_tokens_B()
+        old = None if old_N is None else nested(old_N, lengths_B)
+        advantages = nested(advantages_N, lengths_B)
         return self.with_columns(kept=keep_B, advantages=advantages, old_logprobs=old)
-
-    def split(self, values_N: Floats) -> list[list[float]]:
-        """Return values of tokens as a list for each rollout."""
-        ends_B = np.cumsum(self.completion_tokens_B())
-        return [part.tolist() for part in np.split(values_N, ends_B)[:-1]]
 
     @cached_property
     def kept_B(self) -> Bools:
@@ -367,7 +367,7 @@ def make_rollouts(
 ) -> Rollouts:
     """Return rollouts of the training prompts in these rows, with token ids `prompts` and these
     `values` of columns; the other columns are as in a rollout without a token."""
-    prompt_B = pl.Series(prompts, dtype=COLUMNS["prompt"])[group_B]
+    prompt_B = column("prompt", prompts)[group_B]
     table = pl.DataFrame(
         {"group": group_B, "prompt_row": prompt_rows_Q[group_B], "prompt": prompt_B}
     )
@@ -379,13 +379,22 @@ def make_rollouts(
 
 def with_values(table: pl.DataFrame, values: Mapping[str, Any]) -> pl.DataFrame:
     """Return the table with other values in columns of COLUMNS: a list, an array or one value."""
-    columns = {column.name: column for column in table.get_columns()}
+    columns = {each.name: each for each in table.get_columns()}
     for name, value in values.items():
-        is_column = isinstance(value, list | np.ndarray | pl.Series)
-        column = pl.Series(name, value if is_column else [value] * len(table), COLUMNS[name])
-        # arrays of one length would become a column of arrays, and not of lists
-        columns[name] = column if column.dtype == COLUMNS[name] else column.cast(COLUMNS[name])
+        if isinstance(value, list | np.ndarray | pl.Series):
+            columns[name] = column(name, value)
+        else:
+            columns[name] = column(name, [value]).new_from_index(0, len(table))
     return pl.DataFrame(list(columns.values()))  # not by expressions, which cost a thread pool each
+
+
+def column(name: str, values: Any) -> pl.Series:
+    """Return the column `name` of COLUMNS, from a list, an array or another column."""
+    dtype = COLUMNS[name]
+    if dtype in ARROW and not isinstance(values, pl.Series):
+        # by Arrow: Polars converts every inner list by itself, which takes five times as long
+        values = pa.array(values, pa.large_list(ARROW[dtype]))
+    return pl.Series(name, values, dtype)
 
 
 @dataclass(frozen=True)
@@ -415,12 +424,19 @@ def merge(parts: Sequence[Rollouts]) -> Rollouts:
 
 def flat(lists: pl.Series) -> "np.ndarray":
     """Return the values of a column of lists, one after another."""
-    return lists.explode(empty_as_null=False, keep_nulls=False).to_numpy(writable=True)
+    values: np.ndarray = lists.to_arrow().flatten().to_numpy(zero_copy_only=False, writable=True)
+    return values
 
 
 def lengths_of(lists: pl.Series) -> Ints:
     """Return the length of each list of a column."""
-    return lists.list.len().to_numpy().astype(np.int64)
+    return np.diff(lists.to_arrow().offsets.to_numpy())
+
+
+def nested(values_N: "np.ndarray", lengths_B: Ints) -> pl.Series:
+    """Return a column of lists of these lengths; the inverse of `flat`."""
+    offsets = np.concatenate([[0], np.cumsum(lengths_B)])
+    return pl.Series(pa.LargeListArray.from_arrays(offsets, values_N))
 
 
 def group_means(values_B: Floats, group_B: Ints) -> tuple[Floats, Ints]:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -313,7 +314,7 @@ class Learner:
             if has_adapters(self.model) and parameter.requires_grad
         }
 
-    @property
+    @cached_property
     def update_factor(self) -> float:
         """The cost of an update per token, in forwards of the policy: a forward, one more for the
         gradients of the inputs of the layers, and one for the gradients of their weights. With

@@ -14,7 +14,7 @@ import torch
 
 from tasks.models.packing import Packing, pack
 from tasks.models.transfer import to_device
-from tasks.train.rollouts import Ints, Rollouts, flat
+from tasks.train.rollouts import Ints, Rollouts, flat, lengths_of
 from tasks.train.settings import Updates
 
 
@@ -43,14 +43,15 @@ class MicroBatch:
         self, rollouts: Rollouts, rows: Ints, device: torch.device, *, is_long: bool
     ) -> None:
         self.rows, self.device, self.is_long = rows, device, is_long
-        part = rollouts.take(rows)
-        _, first, self.owner_B = np.unique(part.group_B, return_index=True, return_inverse=True)
-        self.prompts = part.table["prompt"][first].to_list()
-        self.completions = part.table["token_ids"].to_list()
+        groups, completions = rollouts.group_B[rows], rollouts.table["token_ids"][rows]
+        _, first, self.owner_B = np.unique(groups, return_index=True, return_inverse=True)
+        self.prompts = rollouts.table["prompt"][rows[first]].to_list()
+        self.completions = completions.to_list()
         self.places_N = rollouts.places(rows)
-        self.row_N = self._tensor(part.owner_N())
-        self.targets_N = self._tensor(flat(part.table["token_ids"]))
-        self.sampler_logprobs_N = self._tensor(part.logprobs_N.astype(np.float32))
+        self.row_N = self._tensor(np.repeat(np.arange(len(rows)), lengths_of(completions)))
+        self.targets_N = self._tensor(flat(completions))
+        logprobs_N = rollouts.logprobs_N[self.places_N]
+        self.sampler_logprobs_N = self._tensor(logprobs_N.astype(np.float32))
 
     @cached_property
     def whole(self) -> Whole:
@@ -146,16 +147,16 @@ def fill(rollouts: Rollouts, rows: Ints, max_tokens: int, *, by_group: bool) -> 
     return batches
 
 
-def minibatches(group_B: Ints, updates: Updates, rng: np.random.Generator) -> list[Ints]:
+def minibatches(rollouts: Rollouts, updates: Updates, rng: np.random.Generator) -> list[Rollouts]:
     """Return the rollouts of every update of a batch, in order. Each epoch shuffles the groups into
     its minibatches. A single update uses all rollouts in their order."""
     if not updates.is_several:
-        return [np.arange(len(group_B))]
+        return [rollouts]
     parts = []
     for _ in range(updates.epochs):
-        groups = rng.permutation(np.unique(group_B))
+        groups = rng.permutation(np.unique(rollouts.group_B))
         shares = (groups[i :: updates.minibatches] for i in range(updates.minibatches))
-        parts += [np.flatnonzero(np.isin(group_B, share)) for share in shares if len(share)]
+        parts += [rollouts.where(np.isin(rollouts.group_B, each)) for each in shares if len(each)]
     return parts
 
 

@@ -14,17 +14,15 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
     update, since the learning rate may depend on the spent share of the budget."""
     architecture, learner = trainer.run.policy.architecture, trainer.learner
 
-    def of_pass(chosen: Rollouts) -> float:
-        return pass_cost(account, architecture, chosen.rows())
-
     is_charged = account == "charged"
     updated_B: Bools = rollouts.kept_B if is_charged else learner.has_gradient(rollouts)
-    update = of_pass(rollouts.where(updated_B))
+    update = pass_cost(account, architecture, rollouts.rows(updated_B))
     num_passes = learner.update_factor * trainer.run.settings.updates.epochs
     features = trainer.features()
+    observe = pass_cost(account, architecture, rollouts.rows())
     return {
         "generate": generation_cost(account, architecture, batch.fresh.rows()),
-        "observe": 0.0 if features is None else features.num_passes * of_pass(rollouts),
+        "observe": 0.0 if features is None else features.num_passes * observe,
         "reference": update if learner.reference is not None else 0.0,
         "update": num_passes * update,
     }
@@ -76,6 +74,6 @@ def charge(trainer: Trainer, batch: Batch, rollouts: Rollouts, update: UpdateSta
         charged=charged["update"],
         charged_mixed=mixed["update"],
         charged_paper=flat - charged["generate"] - charged["reference"],
-        tokens=epochs * rollouts.where(rollouts.kept_B).rows().num_tokens,
+        tokens=epochs * rollouts.rows(rollouts.kept_B).num_tokens,
         rollouts=epochs * int(rollouts.kept_B.sum()),
     )

@@ -14,19 +14,20 @@ from tasks.train.rollouts import OWN_TOKENS, Rollouts, mixed_groups
 def describe_step(rollouts: Rollouts, stats: UpdateStats) -> dict[str, Any]:
     """Return the columns of STEPS about a step's rollouts and its update; columns of the update are
     None if there was none. Columns about rollouts count the fresh ones, `kept` counts all."""
-    fresh, kept = rollouts.where(~rollouts.replayed_B), rollouts.where(rollouts.kept_B)
-    lengths, graded = fresh.completion_tokens_B(), fresh.where(~fresh.is_error_B())
+    fresh_B, kept_B, rewards_B = ~rollouts.replayed_B, rollouts.kept_B, rollouts.rewards_B
+    lengths, graded_B = rollouts.completion_tokens_B()[fresh_B], fresh_B & ~rollouts.is_error_B()
     # over all sampled rollouts, independent of select
-    mixed = mixed_groups(graded.rewards_B, graded.group_B, len(rollouts.prompt_rows_Q))
-    outcomes = fresh.table["outcome"].to_numpy()
+    graded_groups, num_groups = rollouts.group_B[graded_B], len(rollouts.prompt_rows_Q)
+    mixed = mixed_groups(rewards_B[graded_B], graded_groups, num_groups)
+    outcomes = rollouts.table["outcome"].to_numpy()[fresh_B]
     return {
-        "num_prompts": len(np.unique(fresh.group_B)),
-        "num_rollouts": len(fresh.group_B),
+        "num_prompts": len(np.unique(rollouts.group_B[fresh_B])),
+        "num_rollouts": int(fresh_B.sum()),
         "num_replayed": int(rollouts.replayed_B.sum()),
-        "num_kept": len(kept.table),
+        "num_kept": int(kept_B.sum()),
         "num_mixed_groups": int(mixed.sum()),
-        "reward_mean": float(graded.rewards_B.mean()) if len(graded.group_B) else None,
-        "reward_mean_kept": float(kept.rewards_B.mean()) if len(kept.table) else None,
+        "reward_mean": float(rewards_B[graded_B].mean()) if graded_B.any() else None,
+        "reward_mean_kept": float(rewards_B[kept_B].mean()) if kept_B.any() else None,
         **describe_update(stats),
         "completion_tokens_mean": float(lengths.mean()),
         "completion_tokens_p95": float(np.quantile(lengths, 0.95)),
@@ -76,17 +77,19 @@ def record_rollouts(step: int, prompt_ids: pl.Series, rollouts: Rollouts) -> pl.
     table = rollouts.table
     masked = table["is_action"].null_count() < len(table)
     mixed = (rollouts.versions_N() != rollouts.versions_B[rollouts.owner_N()]).any()
-    columns: dict[str, Any] = {
-        "step": pl.lit(step),
+    sizes_Q, nulls = rollouts.sizes_Q(), [None] * len(table)
+    columns = {
+        **table.to_dict(),
+        "step": np.full(len(table), step),
         "prompt_id": prompt_ids[table["prompt_row"]],
-        "sample_index": pl.int_range(pl.len()).over("group"),
+        "sample_index": np.arange(len(table)) - (np.cumsum(sizes_Q) - sizes_Q)[rollouts.group_B],
         "advantage": rollouts.advantage_means_B(),
-        "finish_reason": "reason",
-        "prompt_tokens": pl.col("prompt").list.len(),
+        "finish_reason": table["reason"],
+        "prompt_tokens": rollouts.prompt_tokens_B(),
         "version": rollouts.versions_B,
-        "sampler_logprobs": "logprobs",
-        "is_action": OWN_TOKENS if masked else None,
-        "versions": "versions" if mixed else None,
+        "sampler_logprobs": table["logprobs"],
+        "is_action": table.select(OWN_TOKENS).to_series() if masked else nulls,
+        "versions": table["versions"] if mixed else nulls,
     }
-    found = table.with_columns(**columns).select([*TRAIN_ROLLOUTS.columns])
-    return found.cast(pl.Schema(TRAIN_ROLLOUTS.columns)).rechunk()
+    schema = TRAIN_ROLLOUTS.columns
+    return pl.DataFrame({name: columns[name] for name in schema}, schema).rechunk()

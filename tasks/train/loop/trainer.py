@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from tasks.train.rollouts import (
     Prompts,
     Rollouts,
 )
-from tasks.train.sampling.collector import Collector, RunContext
+from tasks.train.sampling.collector import Collector, RunContext, validation_rollouts
 from tasks.train.settings import Guards
 from tasks.train.slots import Slots
 
@@ -163,7 +164,7 @@ class Trainer:
             if updates.epochs > 1:
                 observed = self.learner.observe_reference(rollouts, self.slots.loss)
                 rollouts, done[0].reference_flops = observed
-        parts = [rollouts.take(rows) for rows in minibatches(rollouts.group_B, updates, rng)]
+        parts = minibatches(rollouts, updates, rng)
         parts = [part for part in parts if self.learner.has_gradient(part).any()]
         old_N = rollouts.old_logprobs_N
         if old_N is not None:  # in this pass all fresh rollouts are current
@@ -312,13 +313,18 @@ class Trainer:
         self.state.curve.append(self.validate())
         return self.state.curve[-1]
 
+    @cached_property
+    def asked(self) -> Rollouts:
+        """The rollouts of a validation before they are sampled."""
+        return validation_rollouts(self.validation, self.run.settings.validation.num_samples)
+
     def validate(self) -> dict[str, Any]:
         """Validate the policy, and return its point of the curve."""
         if self.run.settings.in_flight_updates:  # the engine was not probed while it sampled
             self.probe_engine()
-        state, settings = self.state, self.run.settings.validation
+        state = self.state
         with state.timed("validate"):
-            rates, cost = self.collector.pass_rates(self.validation, settings.num_samples)
+            rates, cost = self.collector.pass_rates(self.validation, self.asked)
         account = {**cost.as_account(), "executed": cost.flops + cost.judged_flops}
         state.ledger.add("evaluate", **account)
         low, high = bootstrap_interval(rates, VALIDATION_DRAWS, np.random.default_rng(0))

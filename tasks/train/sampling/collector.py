@@ -103,11 +103,12 @@ class Collector:
         methods' tables. Recorded rollouts in place of the unfinished ones (`found`) replace
         sampling. For `until` see `Enough`."""
         ranks = self.run.ranks
-        is_mine = pl.col("group").is_in(ranks.shard(table["group"].unique().sort().to_list()))
-        mine = table.filter(is_mine)
+        groups = ranks.shard(np.unique(table["group"].to_numpy()).tolist())
+        mine = table[np.flatnonzero(np.isin(table["group"].to_numpy(), groups))]
         request, rows_B, rows_Q = request_for(mine, self.run.sampling)
         prompt_rows = mine["prompt_row"].to_numpy()
-        golds_B = prompts.table[prompt_rows[rows_B]].select("verifier", "answer", "prompt").rows()
+        golds = prompts.table.select("verifier", "answer", "prompt")
+        golds_B = golds[prompt_rows[rows_B]].rows()
         begun_B = mine["token_ids"][rows_B].to_list()
         early = Early(self.grader, self.tokenizer, golds_B, begun_B)
         known = prompt_rows[rows_Q] if training else None
@@ -120,7 +121,7 @@ class Collector:
                 samples = self.sample(request, asked, early, enough)
                 check_versions(samples, version)
             else:
-                samples = samples_of(found.filter(is_mine))
+                samples = samples_of(found.filter(pl.col("group").is_in(groups)))
             mine = extended(mine, rows_B, samples, version)
             cost = self.cost(request, samples)
         mine = early.finish(mine, rows_B)
@@ -150,15 +151,8 @@ class Collector:
 
         return self.engine.generate_until(request, is_enough)
 
-    def pass_rates(self, prompts: Prompts, num_samples: int) -> tuple[Floats, Cost]:
-        """Return the pass rate of every prompt, with the same seeds every time, so that only the
-        policy causes differences."""
-        rows_Q = np.arange(len(prompts))
-        seeds = [
-            sample_seed("validation", row, k) for row in rows_Q.tolist() for k in range(num_samples)
-        ]
-        group_B = np.repeat(rows_Q, num_samples)
-        asked = make_rollouts(rows_Q, prompts.token_ids(rows_Q), group_B, seed=seeds)
+    def pass_rates(self, prompts: Prompts, asked: Rollouts) -> tuple[Floats, Cost]:
+        """Return the pass rate of every prompt of the rollouts `asked`."""
         table, cost = self.collect(prompts, asked.table, version=-1, training=False)
         graded = replace(asked, table=table)
         graded = graded.where(~graded.is_error_B())
@@ -187,6 +181,16 @@ class Collector:
         return Cost(flops, tokens, len(lengths_B) - samples.finish_reasons.count("abort"))
 
 
+def validation_rollouts(prompts: Prompts, num_samples: int) -> Rollouts:
+    """Return rollouts without a token of all prompts. Their seeds are the same in every validation,
+    so that only the policy causes differences."""
+    rows_Q = np.arange(len(prompts))
+    group_B = np.repeat(rows_Q, num_samples)
+    pairs = zip(group_B.tolist(), np.tile(range(num_samples), len(prompts)).tolist(), strict=True)
+    seeds = [sample_seed("validation", row, sample) for row, sample in pairs]
+    return make_rollouts(rows_Q, prompts.token_ids(rows_Q), group_B, seed=seeds)
+
+
 def request_for(table: pl.DataFrame, sampling: Sampling) -> tuple[Request, Ints, Ints]:
     """Return the request for the unfinished rollouts of a table; the row of each completion, and
     the first row of each prompt of the request. Rollouts that have begun are requested one by one,
@@ -198,9 +202,9 @@ def request_for(table: pl.DataFrame, sampling: Sampling) -> tuple[Request, Ints,
     shares = (np.diff(group_B[rows_B]) == 0) & (written[rows_B][:-1] == 0)
     starts_Q = np.flatnonzero(np.concatenate([np.ones(min(len(rows_B), 1), np.bool_), ~shares]))
     counts, rows_Q = np.diff([*starts_Q, len(rows_B)]), rows_B[starts_Q]
-    prompts = table[rows_Q].select(pl.concat_list("prompt", "token_ids")).to_series().to_list()
+    texts = table.select("prompt", "token_ids")[rows_Q]
     request = Request(
-        prompts,
+        [prompt + begun for prompt, begun in texts.rows()],
         counts.tolist(),
         table["seed"][rows_B].to_list(),
         sampling,
@@ -219,13 +223,15 @@ def extended(table: pl.DataFrame, rows_B: Ints, samples: Samples, version: int) 
         "logprobs": samples.logprobs,
         "versions": versions or [[version] * length for length in lengths],
     }
-    columns = {name: table[name].to_list() for name in (*more, "reason", "is_action")}
+    others: dict[str, Sequence[Any]] = {"reason": samples.finish_reasons}
+    if samples.is_action is not None:
+        others["is_action"] = samples.is_action
+    columns = {name: table[name].to_list() for name in (*more, *others)}
     for place, row in enumerate(rows_B.tolist()):
-        for name, values_B in more.items():
-            columns[name][row] = [*columns[name][row], *values_B[place]]
-        columns["reason"][row] = samples.finish_reasons[place]
-        if samples.is_action is not None:
-            columns["is_action"][row] = samples.is_action[place]
+        for name in more:
+            columns[name][row] += more[name][place]
+        for name in others:
+            columns[name][row] = others[name][place]
     return with_values(table, columns)
 
 
