@@ -268,9 +268,7 @@ class Rollouts:
     def places(self, rows: Ints) -> Ints:
         """Return the indices into flat arrays [N] of the completion tokens of `rows`, in order."""
         lengths = self.completion_tokens_B()
-        starts, wanted = np.cumsum(lengths) - lengths, lengths[rows]
-        before = np.cumsum(wanted) - wanted
-        return np.asarray(np.arange(wanted.sum()) + np.repeat(starts[rows] - before, wanted))
+        return spans((np.cumsum(lengths) - lengths)[rows], lengths[rows])
 
     @once
     def trained_N(self) -> Bools:
@@ -431,6 +429,12 @@ def flat(lists: pl.Series) -> "np.ndarray":
 def lengths_of(lists: pl.Series) -> Ints:
     """Return the length of each list of a column."""
     return np.diff(lists.to_arrow().offsets.to_numpy())
+
+
+def spans(starts_B: Ints, lengths_B: Ints) -> Ints:
+    """Return [N] the numbers from each start on, as many as its length, span after span."""
+    before = np.cumsum(lengths_B) - lengths_B
+    return np.asarray(np.arange(lengths_B.sum()) + np.repeat(starts_B - before, lengths_B))
 
 
 def nested(values_N: "np.ndarray", lengths_B: Ints) -> pl.Series:

@@ -144,6 +144,23 @@ def test_a_checkpoint_without_what_a_method_remembers_is_left_with_the_reason(
             resume(again, checkpoints, checkpoints.steps()[0])
 
 
+def test_a_checkpoint_with_other_columns_of_rollouts_is_left_with_the_reason(
+    guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout = make_world(tmp_path, guesser, [4, 4, 4])
+    checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=1)
+    trainer, again = make_trainer(layout), make_trainer(layout)
+    trainer.state.num_steps = 2
+    earlier = trainer.buffer.table().drop("kept")
+    trainer.buffer.table = lambda: earlier  # type: ignore[method-assign]
+    save_trainer(trainer, checkpoints)
+    checkpoints.wait()
+    with closing(trainer.collector.grader), closing(again.collector.grader):
+        resume(again, checkpoints, None)
+    assert again.state.num_steps == 0
+    assert "of an earlier version, which kept rollouts in another form" in caplog.text
+
+
 def test_a_snapshot_waits_for_the_last_one_before_it_copies(guesser: Path, tmp_path: Path) -> None:
     """Had it copied first, the rollouts would have become a part already when the waiting shows
     what went wrong with the last one."""

@@ -95,7 +95,7 @@ class Checkpoints:
         make_private_folder(root)
         if not self.folder.exists():
             log_what_changed(root, components)
-        if not is_key(self.folder / "key.json", components):
+        if read_note(self.folder / "key.json") != components:
             write_sealed(self.folder / "key.json", components)
 
     def save(self, snapshot: Snapshot) -> None:
@@ -317,14 +317,6 @@ def copy_checkpoint(chosen: Path, folder: Path) -> None:
         shutil.copytree(path, folder / f".{name}", copy_function=copy)
         os.rename(folder / f".{name}", folder / name)
     sync_folder(folder)
-
-
-def is_key(path: Path, components: Mapping[str, Any]) -> bool:
-    """Return whether a key file exists, is intact and equals `components`."""
-    try:
-        return read_sealed(path) == components
-    except ArtifactError:
-        return False
 
 
 def flush(path: Path) -> None:

@@ -7,11 +7,11 @@ import polars as pl
 
 from tasks.common.files import ArtifactError, digest_file
 from tasks.common.sealed import DamagedError, Sealed, decode
-from tasks.train.checkpoint.tensors import SavedTensors, Tensors
+from tasks.train.checkpoint.tensors import SavedTensors
 
 BRANCH = "-branch"  # the end of the name of a branch's checkpoint
 
-Loaded = tuple[Tensors, dict[str, Any], dict[str, pl.DataFrame]]
+Loaded = tuple[SavedTensors, dict[str, Any], dict[str, pl.DataFrame]]
 
 
 def read_checkpoint(folder: Path) -> tuple[Loaded, list[str]]:

@@ -15,7 +15,6 @@ from tasks.train.learner.optimizer import FIRST, PARTS, SECOND, from_parts, plai
 from tasks.train.learner.sharding import local, local_rows, sharded_like
 
 WHOLE = "tensors.safetensors"
-Tensors = Mapping[str, torch.Tensor]
 
 
 def shard_name(rank: int, size: int) -> str:
@@ -23,7 +22,7 @@ def shard_name(rank: int, size: int) -> str:
     return f"tensors-{rank:05d}-of-{size:05d}.safetensors"
 
 
-class SavedTensors(Tensors):
+class SavedTensors(Mapping[str, torch.Tensor]):
     """Tensors by name, read lazily from `files`. The rows of a tensor that is spread over several
     files follow in the order of the files."""
 
@@ -78,7 +77,7 @@ def optimizer_tensors(
 
 
 def restore_optimizer(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: SavedTensors
 ) -> None:
     """Restore the tensors of `optimizer_tensors` in place; if sharded, only this rank's rows."""
     optimizer.state.clear()  # state that the checkpoint lacks is from another run
@@ -104,9 +103,7 @@ def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Param
     return [(name, part) for name, part in model.named_parameters() if part.requires_grad]
 
 
-def rows_like(tensor: torch.Tensor, tensors: Tensors, name: str) -> torch.Tensor:
+def rows_like(tensor: torch.Tensor, tensors: SavedTensors, name: str) -> torch.Tensor:
     """Return the rows of the saved tensor `name` that this rank stores of `tensor`."""
     rows = local_rows(tensor)
-    if rows is None:
-        return tensors[name]
-    return tensors.rows(name, rows) if isinstance(tensors, SavedTensors) else tensors[name][rows]
+    return tensors[name] if rows is None else tensors.rows(name, rows)

@@ -14,7 +14,7 @@ import torch
 
 from tasks.models.packing import Packing, pack
 from tasks.models.transfer import to_device
-from tasks.train.rollouts import Ints, Rollouts, flat, lengths_of
+from tasks.train.rollouts import Ints, Rollouts, flat, lengths_of, spans
 from tasks.train.settings import Updates
 
 
@@ -46,9 +46,9 @@ class MicroBatch:
         groups, completions = rollouts.group_B[rows], rollouts.table["token_ids"][rows]
         _, first, self.owner_B = np.unique(groups, return_index=True, return_inverse=True)
         self.prompts = rollouts.table["prompt"][rows[first]].to_list()
-        self.completions = completions.to_list()
+        self.completions, self.lengths_B = completions.to_list(), lengths_of(completions)
         self.places_N = rollouts.places(rows)
-        self.row_N = self._tensor(np.repeat(np.arange(len(rows)), lengths_of(completions)))
+        self.row_N = self._tensor(np.repeat(np.arange(len(rows)), self.lengths_B))
         self.targets_N = self._tensor(flat(completions))
         logprobs_N = rollouts.logprobs_N[self.places_N]
         self.sampler_logprobs_N = self._tensor(logprobs_N.astype(np.float32))
@@ -60,9 +60,9 @@ class MicroBatch:
             self.prompts[owner] + c for owner, c in zip(self.owner_B, self.completions, strict=True)
         ]
         ids = pad(rows)[:, :-1]
-        ends = np.arange(len(rows)) * ids.shape[1] + [len(row) - 1 for row in rows]
         prompt_ends = np.array([len(prompt) - 1 for prompt in self.prompts])[self.owner_B]
-        return Whole(*map(self._tensor, (ids, self._predicts(ends), prompt_ends)))
+        predicts = spans(np.arange(len(rows)) * ids.shape[1] + prompt_ends, self.lengths_B)
+        return Whole(*map(self._tensor, (ids, predicts, prompt_ends)))
 
     @cached_property
     def shared(self) -> tuple[Packing, torch.Tensor]:
@@ -73,25 +73,14 @@ class MicroBatch:
         if self.is_long:
             whole = [self.prompts[owner] + c for owner, c in zip(self.owner_B, fed, strict=True)]
             packing, rows, _ = pack(whole, self.owner_B[:0], [], self.device)
-            return packing, self._tensor(self._predicts(rows.starts + rows.lengths))
+            ends = rows.starts + rows.lengths
+            return packing, self._tensor(spans(ends - self.lengths_B, self.lengths_B))
         packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.device)
-        ends = (prompts.starts + prompts.lengths - 1)[self.owner_B]
-        predicts = [
-            place
-            for end, start, length in zip(
-                ends.tolist(), rest.starts.tolist(), rest.lengths.tolist(), strict=True
-            )
-            for place in (end, *range(start, start + length))
-        ]
-        return packing, self._tensor(np.array(predicts))
-
-    def _predicts(self, ends_B: Ints) -> Ints:
-        """Return [N] the positions that predict completion tokens, up to `ends_B` (exclusive)."""
-        parts = [
-            np.arange(end - len(completion), end)
-            for end, completion in zip(ends_B.tolist(), self.completions, strict=True)
-        ]
-        return np.concatenate(parts)
+        predicts = spans(rest.starts - 1, self.lengths_B)
+        # the prompt's last token predicts the first one
+        firsts = np.cumsum(self.lengths_B) - self.lengths_B
+        predicts[firsts] = (prompts.starts + prompts.lengths - 1)[self.owner_B]
+        return packing, self._tensor(predicts)
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return to_device(array, self.device)

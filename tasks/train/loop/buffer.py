@@ -36,14 +36,12 @@ from tasks.train.loop.spending import Spending
 from tasks.train.loop.state import ROUNDING, TrainingError
 from tasks.train.rollouts import (
     COLUMNS,
-    EMPTY,
     UNFINISHED,
     GroupRequest,
     Prompts,
     Rollouts,
     make_rollouts,
     merge,
-    with_values,
 )
 from tasks.train.sampling import recorded
 from tasks.train.sampling.collector import Collector, Cost
@@ -373,8 +371,6 @@ class RolloutBuffer:
 
     def restore(self, numbers: Mapping[str, Any], table: pl.DataFrame) -> None:
         """Restore the state of the buffer from a checkpoint."""
-        missing = {name: value for name, value in EMPTY.items() if name not in table.columns}
-        table = with_values(table, missing)  # columns that an earlier version did not write
         self.progress, self.num_asked = numbers["progress"], numbers["num_asked"]
         self.num_complete, num = numbers["num_complete"], numbers["num_unobserved"]
         if self.spending is not None:

@@ -12,8 +12,8 @@ from tasks.train.rollouts import OWN_TOKENS, Rollouts, mixed_groups
 
 
 def describe_step(rollouts: Rollouts, stats: UpdateStats) -> dict[str, Any]:
-    """Return the columns of STEPS about a step's rollouts and its update; columns of the update are
-    None if there was none. Columns about rollouts count the fresh ones, `kept` counts all."""
+    """Return the columns of STEPS about a step's rollouts and its update, if there was one.
+    Columns about rollouts count the fresh ones, `kept` counts all."""
     fresh_B, kept_B, rewards_B = ~rollouts.replayed_B, rollouts.kept_B, rollouts.rewards_B
     lengths, graded_B = rollouts.completion_tokens_B()[fresh_B], fresh_B & ~rollouts.is_error_B()
     # over all sampled rollouts, independent of select
@@ -37,39 +37,28 @@ def describe_step(rollouts: Rollouts, stats: UpdateStats) -> dict[str, Any]:
     }
 
 
-def describe_update(stats: UpdateStats) -> dict[str, float | None]:
-    """Return the mean loss of the updates, and means over the computed tokens; None if there were
+def describe_update(stats: UpdateStats) -> dict[str, float]:
+    """Return the mean loss of the updates, and means over the computed tokens; empty if there were
     none."""
-    names = (
-        "loss",
-        "entropy",
-        "clip_rate",
-        "weight_capped_rate",
-        "kl",
-        "log_ratio_mean",
-        "log_ratio_max",
-        "weight_ess_rate",
-    )
-    quantiles = {"log_ratio_p01": 0.01, "log_ratio_p50": 0.5, "log_ratio_p99": 0.99}
-    if not stats.num_tokens:
-        return dict.fromkeys((*names, *quantiles))
-    ratios = torch.cat(stats.log_ratios).float().cpu().numpy()
-    gaps = np.abs(ratios)
-    sums = (stats.entropy, stats.clipped, stats.capped, stats.kl)
-    means = [total / stats.num_tokens for total in sums]
-    # a step of only replayed rollouts has no tokens of the current policy
-    largest = [float(gaps.mean()), float(gaps.max())] if len(gaps) else [None, None]
-    # the effective sample size as a share of the tokens (Kish)
-    squares = max(stats.squared_weights * stats.num_tokens, 1e-300)
-    found = [stats.loss / max(len(stats.norms), 1), *means, *largest, stats.weights**2 / squares]
-    values = dict(zip(names, found, strict=True))
-    return {
-        **values,
-        **{
-            name: float(np.quantile(ratios, share)) if len(ratios) else None
-            for name, share in quantiles.items()
-        },
+    num = stats.num_tokens
+    if not num:
+        return {}
+    found = {
+        "loss": stats.loss / max(len(stats.norms), 1),
+        "entropy": stats.entropy / num,
+        "clip_rate": stats.clipped / num,
+        "weight_capped_rate": stats.capped / num,
+        "kl": stats.kl / num,
+        # the effective sample size as a share of the tokens (Kish)
+        "weight_ess_rate": stats.weights**2 / max(stats.squared_weights * num, 1e-300),
     }
+    ratios = torch.cat(stats.log_ratios).float().cpu().numpy()
+    if not len(ratios):  # a step of only replayed rollouts has no tokens of the current policy
+        return found
+    gaps = np.abs(ratios)
+    found |= {"log_ratio_mean": float(gaps.mean()), "log_ratio_max": float(gaps.max())}
+    quantiles = {"log_ratio_p01": 0.01, "log_ratio_p50": 0.5, "log_ratio_p99": 0.99}
+    return found | {name: float(np.quantile(ratios, share)) for name, share in quantiles.items()}
 
 
 def record_rollouts(step: int, prompt_ids: pl.Series, rollouts: Rollouts) -> pl.DataFrame:

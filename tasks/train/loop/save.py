@@ -19,9 +19,9 @@ from tasks.train.checkpoint.folder import Loaded
 from tasks.train.checkpoint.tensors import optimizer_tensors, restore_optimizer
 from tasks.train.learner.lora import save_adapter
 from tasks.train.learner.sharding import local, local_rows
-from tasks.train.loop.buffer import NONE
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
+from tasks.train.rollouts import COLUMNS
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +103,9 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
 
 def kept_otherwise(trainer: Trainer, loaded: Loaded) -> str | None:
     """Return the unreadable part of a checkpoint of an earlier version; None if all is readable."""
-    tensors, numbers, tables = loaded
-    if BUFFER not in numbers and trainer.run.settings.max_staleness:
-        return "what was sampled ahead"
+    tensors, _, tables = loaded
+    if BUFFER not in tables or not {*COLUMNS} <= {*tables[BUFFER].columns}:
+        return "rollouts"
     names = [f"{METHOD}.{name}" for name in trainer.slots.states()]
     missing = [name for name in names if name not in tensors and name not in tables]
     return f"what its methods remember ({', '.join(missing)})" if missing else None
@@ -127,16 +127,7 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
     trainer.sync_engine()
     # after the engine's probe, which an uninterrupted run would not have made
     trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
-    empty = {  # an earlier version did not save a step's own batch
-        "progress": trainer.slots.control.progress(),
-        "spending": None,
-        "num_asked": numbers["num_steps"],
-        "num_complete": 0,
-        "num_unobserved": 0,
-        "replayed": [],
-        "batches": [],
-    }
-    trainer.buffer.restore(numbers.get(BUFFER, empty), tables.get(BUFFER, NONE.table))
+    trainer.buffer.restore(numbers[BUFFER], tables[BUFFER])
 
 
 def write_results(trainer: Trainer, checkpoints: Checkpoints, out: Path) -> None:

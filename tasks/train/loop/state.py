@@ -88,5 +88,5 @@ class State:
             setattr(self, name, numbers[name])
         self.ledger = Ledger.from_dict(numbers["ledger"])
         self.seconds = defaultdict(float, numbers["seconds"])
-        self.work = dict(numbers.get("work", self.work))  # an earlier version did not store it
+        self.work = dict(numbers["work"])
         self.steps, self.curve, self.rollouts = steps, curve, []

@@ -10,6 +10,7 @@ import torch
 
 from tasks.common.accounting.ledger import ACCOUNTS, charged_flops
 from tasks.common.accounting.spending import pass_cost
+from tasks.common.artifacts import STEPS
 from tasks.common.params import ParamsError
 from tasks.common.statistics import bootstrap_interval
 from tasks.engines.engine import SwappingEngine
@@ -276,6 +277,7 @@ class Trainer:
         """Store the step's rows, count the step, and return its row of STEPS."""
         state = self.state
         row = {
+            **dict.fromkeys(STEPS.columns),
             "step": state.num_steps,
             "pass": batch.pass_number,
             "phase": batch.phase,
