@@ -182,8 +182,7 @@ def run_components(
         "policy": policy.digest,
         **{name: digest_file(path) for name, path in input_files(run).items()},
         **run_parameters(settings, sections),
-        # without a budget the key is compatible with versions before budgets
-        **({"budget": dataclasses.asdict(budget)} if budget is not None else {}),
+        "budget": None if budget is None else dataclasses.asdict(budget),
     }
 
 

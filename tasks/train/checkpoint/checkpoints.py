@@ -230,7 +230,7 @@ class Checkpoints:
         if self.steps() and chosen.resolve() == self.steps()[-1].resolve():
             return
         # the work executed after `chosen` was not lost by a kill
-        self.note_work(read_index(chosen)["state"].get("work", {}))
+        self.note_work(read_index(chosen)["state"]["work"])
         copy_checkpoint(chosen, self.folder)
         logger.warning("going on from %s: it is the newest checkpoint now", chosen.name)
 
@@ -239,8 +239,6 @@ class Checkpoints:
         checkpoint at its start."""
         loaded, parts = read_checkpoint(folder)
         state = loaded[1]
-        if (state["branch"] is not None) != is_branch(folder):
-            raise ArtifactError("an earlier version wrote it, which kept branches in another form")
         if is_branch(folder):
             trunk = verified_index(trunk_of(folder))["state"]
             if trunk["num_steps"] != state["branch_start"]:

@@ -186,8 +186,8 @@ def validation_rollouts(prompts: Prompts, num_samples: int) -> Rollouts:
     so that only the policy causes differences."""
     rows_Q = np.arange(len(prompts))
     group_B = np.repeat(rows_Q, num_samples)
-    pairs = zip(group_B.tolist(), np.tile(range(num_samples), len(prompts)).tolist(), strict=True)
-    seeds = [sample_seed("validation", row, sample) for row, sample in pairs]
+    places = itertools.product(range(len(prompts)), range(num_samples))
+    seeds = [sample_seed("validation", *place) for place in places]
     return make_rollouts(rows_Q, prompts.token_ids(rows_Q), group_B, seed=seeds)
 
 
