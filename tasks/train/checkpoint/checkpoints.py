@@ -230,7 +230,7 @@ class Checkpoints:
         if self.steps() and chosen.resolve() == self.steps()[-1].resolve():
             return
         # the work executed after `chosen` was not lost by a kill
-        self.note_work(read_index(chosen)["state"]["work"])
+        self.note_work(read_index(chosen)["state"].get("work", {}))
         copy_checkpoint(chosen, self.folder)
         logger.warning("going on from %s: it is the newest checkpoint now", chosen.name)
 

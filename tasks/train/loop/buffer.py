@@ -42,6 +42,7 @@ from tasks.train.rollouts import (
     Rollouts,
     make_rollouts,
     merge,
+    with_values,
 )
 from tasks.train.sampling import recorded
 from tasks.train.sampling.collector import Collector, Cost
@@ -322,8 +323,8 @@ class RolloutBuffer:
     def put_back(self, batch: Batch, later: Sequence[Batch], table: pl.DataFrame) -> None:
         """Replace the requested groups by the sampled ones. With over-provisioning the batch gets
         the first complete groups, and the others move to the next batch."""
-        is_new = pl.col("since") < 0
-        table = table.with_columns(since=pl.when(is_new).then(batch.step).otherwise("since"))
+        since_B = table["since"].to_numpy()
+        table = with_values(table, {"since": np.where(since_B < 0, batch.step, since_B)})
         if not self.num_early:
             others = batch.fresh.table.filter(~pl.col("group").is_in(batch.asked))
             table = pl.concat([others, table]).sort("group", maintain_order=True)

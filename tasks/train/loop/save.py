@@ -103,8 +103,8 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
 
 def kept_otherwise(trainer: Trainer, loaded: Loaded) -> str | None:
     """Return the unreadable part of a checkpoint of an earlier version; None if all is readable."""
-    tensors, _, tables = loaded
-    if BUFFER not in tables or not {*COLUMNS} <= {*tables[BUFFER].columns}:
+    tensors, numbers, tables = loaded
+    if BUFFER not in numbers or not {*COLUMNS} <= {*tables[BUFFER].columns}:
         return "rollouts"
     names = [f"{METHOD}.{name}" for name in trainer.slots.states()]
     missing = [name for name in names if name not in tensors and name not in tables]

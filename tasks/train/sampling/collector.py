@@ -104,7 +104,8 @@ class Collector:
         sampling. For `until` see `Enough`."""
         ranks = self.run.ranks
         groups = ranks.shard(np.unique(table["group"].to_numpy()).tolist())
-        mine = table[np.flatnonzero(np.isin(table["group"].to_numpy(), groups))]
+        is_mine_B = np.isin(table["group"].to_numpy(), groups)
+        mine = table if is_mine_B.all() else table.filter(pl.Series(is_mine_B))
         request, rows_B, rows_Q = request_for(mine, self.run.sampling)
         prompt_rows = mine["prompt_row"].to_numpy()
         golds = prompts.table.select("verifier", "answer", "prompt")
