@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ import pyarrow as pa
 
 from tasks.common.accounting.spending import Rows
 from tasks.common.files import ArtifactError
+
+if TYPE_CHECKING:
+    import torch
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -402,11 +405,13 @@ class StepTotals:
 
     They count all graded rollouts, including dead groups and rollouts that select dropped. With
     `train.divisor: kept` they count only the kept rollouts. Tokens are the policy's own.
-    `max_tokens` is the limit of sampling."""
+    `max_tokens` is the limit of sampling. `divisor_Q` is the number of each group's tokens times
+    the number of groups that have any, on the policy's device."""
 
     num_tokens: int
     num_rollouts: int
     max_tokens: int
+    divisor_Q: "torch.Tensor | None" = None
 
 
 def merge(parts: Sequence[Rollouts]) -> Rollouts:

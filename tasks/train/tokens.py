@@ -11,13 +11,14 @@ from tasks.train.rollouts import StepTotals
 if TYPE_CHECKING:
     import torch
 
-Normalize = Literal["token", "sequence", "constant"]
+Normalize = Literal["token", "sequence", "constant", "prompt"]
 Level = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The input of a loss. `row_N` is the index of each token's rollout among the B.
+    """The input of a loss. `row_N` is the index of each token's rollout among the B, and `group_B`
+    the step's group of each rollout, which only `normalize: prompt` reads.
 
     `logprobs_N` are the policy's and carry the gradient. `old_logprobs_N` are from the policy
     before the batch's first update: PPO clips the ratio of the two. `weights_N` correct for the
@@ -30,6 +31,7 @@ class Tokens:
     advantages_N: "torch.Tensor"
     row_N: "torch.Tensor"
     num_rows: int
+    group_B: "torch.Tensor | None" = None
 
     def by_row(self, values_N: "torch.Tensor") -> "torch.Tensor":
         """Return [B] the sum of each rollout's values."""
@@ -49,7 +51,12 @@ def average(
     - `token`: over all tokens of the step (DAPO, arXiv 2503.14476)
     - `sequence`: over each completion, then over rollouts (GRPO, arXiv 2402.03300, and GSPO)
     - `constant`: by rollouts times the token limit (Dr. GRPO, arXiv 2503.20783: no length bias)
+    - `prompt`: over the tokens of each group, then over groups (sGPO, arXiv 2606.08854)
     """
+    if normalize == "prompt":
+        assert totals.divisor_Q is not None
+        assert tokens.group_B is not None
+        return (tokens.by_row(values_N) / totals.divisor_Q[tokens.group_B]).sum()
     if normalize == "sequence":
         return (tokens.by_row(values_N) / tokens.length_B()).sum() / totals.num_rollouts
     in_tokens = totals.num_tokens, totals.num_rollouts * totals.max_tokens

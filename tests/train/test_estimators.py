@@ -170,12 +170,15 @@ LENGTHS = [3, 1]
         ("token", [1 / 10, 1 / 10]),
         ("sequence", [1 / 3 / 4, 1 / 4]),
         ("constant", [1 / 4 / 8, 1 / 4 / 8]),
+        ("prompt", [1 / 6 / 2, 1 / 4 / 2]),  # groups of 6 and 4 tokens, and one without any
     ],
 )
 def test_normalizations_by_hand(normalize: str, weights: list[float]) -> None:
     settings = {"clip_low": 9.0, "clip_high": 9.0, "ratio": "token", "normalize": normalize}
     tokens = tokens_of(LOGPROBS, LOGPROBS - GAPS, [2.0, -1.0], LENGTHS)
-    loss, _ = loss_of(clip, tokens, StepTotals(10, 4, 8), **settings)
+    tokens = dataclasses.replace(tokens, group_B=torch.tensor([0, 2]))
+    totals = StepTotals(10, 4, 8, torch.tensor([12, 0, 8]))
+    loss, _ = loss_of(clip, tokens, totals, **settings)
     first, second = np.exp([0.3, 0.0, -0.6]).sum() * 2, -np.exp(0.1)
     assert loss.item() == pytest.approx(-(first * weights[0] + second * weights[1]))
 

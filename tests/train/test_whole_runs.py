@@ -19,8 +19,10 @@ from tasks.train.loop.loop import learn
 from tasks.train.loop.save import resume, save
 from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import one_sided
+from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Features
 from tests.parameters import every_value
+from tests.train.steps import estimated, rollouts_of
 from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 
 PROJECT = every_value()
@@ -211,7 +213,50 @@ def test_with_a_kl_term_all_that_is_kept_is_computed_and_charged(
         assert 0.3 * charged < ledger.executed["update"] < charged
 
 
-@pytest.mark.parametrize("normalize", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("divisor", ["generated", "kept"])
+def test_every_group_with_graded_tokens_counts_the_same(
+    divisor: str, guesser: Path, tmp_path: Path
+) -> None:
+    """Groups of 2, 3, 4 and 1 rollouts; those of the last and one of the third are not graded, and
+    one of the second is not kept."""
+    trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6), divisor=divisor)
+    lengths, errors = [3, 1, 2, 2, 5, 4, 1, 1, 6, 2], [6, 9]
+    rollouts = rollouts_of([0.0] * 10, [0, 0, 1, 1, 1, 2, 2, 2, 2, 3], lengths)
+    outcomes = ["error" if row in errors else "wrong" for row in range(10)]
+    kept = np.array([outcome == "wrong" for outcome in outcomes])
+    kept[4] = False
+    rollouts = rollouts.with_columns(outcome=outcomes, kept=kept)
+    totals = trainer.learner.totals(rollouts)
+    assert totals.divisor_Q is not None
+    second = 4 if divisor == "kept" else 9
+    assert totals.divisor_Q.tolist() == [3 * 4, 3 * second, 3 * 11, 0]
+    assert totals.num_tokens == 4 + second + 11
+
+
+def test_the_average_over_prompts_is_that_over_tokens_if_groups_have_equal_lengths(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """And otherwise another one, whose gradient does not depend on micro-batches."""
+
+    def gradient(normalize: str, groups: list[int], most: int) -> torch.Tensor:
+        trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6), batch=BATCH)
+        trainer.learner.memory = dataclasses.replace(
+            trainer.learner.memory, max_tokens_per_micro_batch=most
+        )
+        loss = clip.Method(dataclasses.replace(clip.EXAMPLE, normalize=normalize))
+        rollouts = rollouts_of([0.0] * 6, groups, [2, 4, 3, 3, 1, 5])
+        signs = np.array([1.0, -2.0, 1.5, -1.0, 2.0, -0.5])
+        trainer.learner.compute_gradient(estimated(rollouts, signs), loss)
+        return torch.cat([p.grad.flatten() for p in trainer.learner.model.parameters()])
+
+    even, uneven = [0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 2, 2]
+    torch.testing.assert_close(gradient("prompt", even, 64), gradient("token", even, 64))
+    found = gradient("prompt", uneven, 64)
+    assert (found - gradient("token", uneven, 64)).norm() > 1e-2 * found.norm()
+    torch.testing.assert_close(gradient("prompt", uneven, 1), found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("normalize", ["token", "sequence", "constant", "prompt"])
 @pytest.mark.parametrize("divisor", ["generated", "kept"])
 @pytest.mark.parametrize(("keep", "epochs"), [(2, 1), (4, 1), (2, 2)])
 def test_the_kl_term_is_the_mean_over_what_is_kept(
@@ -262,6 +307,9 @@ def test_the_kl_term_is_the_mean_over_what_is_kept(
         "token": torch.cat(terms).mean(),
         "sequence": torch.stack([term.mean() for term in terms]).mean(),
         "constant": torch.cat(terms).sum() / (len(terms) * 8),
+        "prompt": torch.stack(
+            [torch.cat(terms[first : first + keep]).mean() for first in range(0, 3 * keep, keep)]
+        ).mean(),
     }[normalize]
     expected = torch.autograd.grad(0.5 * mean, [*learner.model.parameters()])
     assert max(float(part.abs().max()) for part in expected) > 1e-3

@@ -15,6 +15,7 @@ from tasks.engines.settings import Sampling
 from tasks.models.adapters import adapters_off, has_adapters, is_quantized, num_adapter_parameters
 from tasks.models.forward_check import check_forward
 from tasks.models.policy import Policy, load_model
+from tasks.models.transfer import to_device
 from tasks.models.weights import NamedWeights, is_sharded, whole
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
 from tasks.train.learner.observe import compute_states, join_observed, observe
@@ -265,8 +266,15 @@ class Learner:
 
     def sums(self, rollouts: Rollouts, counted_B: Bools) -> StepTotals:
         """Return the totals of the rollouts that `counted_B` marks."""
-        num_tokens = int((rollouts.trained_N() & counted_B[rollouts.owner_N()]).sum())
-        return StepTotals(num_tokens, int(counted_B.sum()), self.sampling.max_tokens)
+        owner_N = rollouts.owner_N()[rollouts.trained_N()]
+        group_N = rollouts.group_B[owner_N[counted_B[owner_N]]]
+        tokens_Q = np.bincount(group_N, minlength=len(rollouts.prompt_rows_Q))
+        return StepTotals(
+            len(group_N),
+            int(counted_B.sum()),
+            self.sampling.max_tokens,
+            to_device(tokens_Q * np.count_nonzero(tokens_Q), self.model.device),
+        )
 
     def step(self, rate: float) -> None:
         """Make an optimizer step, and delete the gradient: the engine may need its memory."""

@@ -34,10 +34,10 @@ class Whole:
 
 
 class MicroBatch:
-    """The rollouts `rows` of a step: their completion tokens, concatenated; `row_N`, the index into
-    `rows` per token; and `places_N`, the position of each token in the step's flat arrays. The
-    inputs of a forward are computed lazily in the form in use. With `is_long` the rollouts are too
-    long to share their prompts in `shared`."""
+    """The rollouts `rows` of a step: their groups; their completion tokens, concatenated; `row_N`,
+    the index into `rows` per token; and `places_N`, the position of each token in the step's flat
+    arrays. The inputs of a forward are computed lazily in the form in use. With `is_long` the
+    rollouts are too long to share their prompts in `shared`."""
 
     def __init__(
         self, rollouts: Rollouts, rows: Ints, device: torch.device, *, is_long: bool
@@ -48,6 +48,7 @@ class MicroBatch:
         self.prompts = rollouts.table["prompt"][rows[first]].to_list()
         self.completions, self.lengths_B = completions.to_list(), lengths_of(completions)
         self.places_N = rollouts.places(rows)
+        self.group_B = self._tensor(groups.copy())  # a view of the table, read-only
         self.row_N = self._tensor(np.repeat(np.arange(len(rows)), self.lengths_B))
         self.targets_N = self._tensor(flat(completions))
         logprobs_N = rollouts.logprobs_N[self.places_N]

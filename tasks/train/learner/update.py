@@ -11,7 +11,7 @@ micro-batches are queued, so a GPU need not wait for the host.
 Legend: B rollouts of a micro-batch, Q prompts in it, P prompt positions, T positions that predict
 completion tokens, N = the completion tokens of the micro-batch, D hidden size, V vocabulary."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -113,6 +113,7 @@ def accumulate_gradients(
         tokens, cut_N = corrected_tokens(
             logprobs_N, old_N, sampler_N, advantages_N, *rows, objective.correction
         )
+        tokens = replace(tokens, group_B=batch.group_B)
         part, sums = objective.loss(tokens, totals)
 
         # the KL term to the reference, averaged like the loss, but over the kept rollouts
