@@ -96,7 +96,7 @@ def expect(
     select, updates = train["select"], train["updates"]
     kept_V = kept_share(sizes_V, mixed_V, select)
     tokens, kept = float(tokens_V.sum()), float(tokens_V @ kept_V)
-    in_mixed = float(tokens_V @ (mixed_V if select["method"] == "mixed" else mixed_V * kept_V))
+    in_mixed = float(tokens_V @ (kept_V if drops_dead(select) else mixed_V * kept_V))
     # the replayed share of every batch; the rest is fresh
     share = train["replay"].get("share", 0.0)
     replayed = tokens * share / (1.0 - share) if share < 1.0 else 0.0
@@ -146,6 +146,10 @@ def num_demonstrations(train: Mapping[str, Any]) -> int:
 def kept_share(sizes: npt.NDArray[np.int64], mixed: Floats, select: Mapping[str, Any]) -> Floats:
     """[V] Return the share of each visit's rollouts that a selector is expected to keep: mixed
     groups, or `keep` rollouts per group. Other selectors count as keeping all."""
-    if select["method"] == "mixed":
-        return mixed
-    return np.asarray(np.minimum(sizes, select.get("keep", sizes)) / sizes)
+    share = np.minimum(sizes, select.get("keep", sizes)) / sizes
+    return np.asarray(share * mixed if drops_dead(select) else share)
+
+
+def drops_dead(select: Mapping[str, Any]) -> bool:
+    """Return whether a selector keeps no rollout of a group with equal rewards."""
+    return select["method"] == "mixed" or bool(select.get("drop_dead"))

@@ -325,6 +325,11 @@ def test_the_forecast_charges_updates_of_what_select_keeps() -> None:
     assert mixed["flops_charged"] == pytest.approx(mixed["flops_charged_mixed"])
     assert mixed["flops_charged_mixed"] == pytest.approx(everything["flops_charged_mixed"])
     assert mixed["flops_charged"] < everything["flops_charged"]
+    select = {"method": "pods", "keep": 2, "drop_dead": True}
+    alive = forecast_of(profile, train_of(select), passes=1)["plan"]
+    assert alive["tokens_updated"] == pytest.approx(alive["mixed_groups"] * 2 * 21)
+    assert alive["flops_charged"] == pytest.approx(alive["flops_charged_mixed"])
+    assert alive["flops_charged_mixed"] == pytest.approx(pairs["flops_charged_mixed"])
 
 
 def test_the_forecast_charges_every_epoch_replay_and_old_log_probabilities() -> None:

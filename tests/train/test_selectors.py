@@ -120,6 +120,16 @@ def test_groups_are_chosen_from_one_by_one() -> None:
     assert rewards_B[kept].tolist() == [1, 0, 1, 0, 0.5]
 
 
+def test_dead_groups_hand_no_rollouts_to_the_update() -> None:
+    rewards_B = [0.1] * 3 + [1.0, 0.0, 0.0, 0.0] + [1.0] + [1.0, 0.0] + [0.0] * 4
+    group_B = [0] * 3 + [1] * 4 + [3] + [4] * 2 + [6] * 4
+    kept = kept_of(pods, rewards_B, group_B, keep=2, drop_dead=True)
+    before = kept_of(pods, rewards_B, group_B, keep=2)
+    assert np.bincount(group_B, kept).tolist() == [0, 2, 0, 0, 2, 0, 0]
+    assert np.bincount(group_B, before).tolist() == [2, 2, 0, 1, 2, 0, 2]
+    assert (kept <= before).all()
+
+
 def test_the_controls_of_pods() -> None:
     rewards_B, group_B = np.array([0.2, 0.9, 0.1, 0.5, 0.9, 0.0]), np.array([0, 0, 0, 0, 0, 1])
     assert kept_of(max_reward, rewards_B, group_B, keep=3).tolist() == [

@@ -188,6 +188,29 @@ def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
         make_trainer(layout, **changes, divisor="kept")
 
 
+def test_dead_groups_that_pods_drops_are_not_charged_and_move_nothing(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout, trainers = make_world(tmp_path, guesser, [4] * 24), []
+    for drop_dead in (False, True):
+        select = {"method": "pods", "keep": 2, "drop_dead": drop_dead}
+        batch = {**BATCH, "counts": "kept"}
+        trainers.append(make_trainer(layout, select=select, batch=batch))
+        run_steps(trainers[-1], 4)
+    whole, dropping = trainers
+    for mine, theirs in zip(
+        whole.learner.model.parameters(), dropping.learner.model.parameters(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+    mixed = sum(row["num_mixed_groups"] for row in dropping.state.steps)
+    ledgers = [trainer.state.ledger for trainer in trainers]
+    assert [ledger.rollouts["update"] for ledger in ledgers] == [2 * 24, 2 * mixed]
+    assert 0 < mixed < 24
+    assert ledgers[0].executed == ledgers[1].executed
+    assert ledgers[1].charged["update"] == ledgers[1].charged_mixed["update"]
+    assert ledgers[1].charged_mixed["update"] == ledgers[0].charged_mixed["update"]
+
+
 def test_with_a_kl_term_all_that_is_kept_is_computed_and_charged(
     guesser: Path, tmp_path: Path
 ) -> None:

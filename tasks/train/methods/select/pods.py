@@ -5,28 +5,42 @@ Some subset of the largest variance consists of the k largest and the m - k smal
 sort and prefix sums find it in O(n log n). Ties follow the rule of the authors' code: the m
 largest, unless fewer of them have a strictly larger variance, the fewest first. Among equal rewards
 the order decides. The estimator changes: on the kept set the mean no longer estimates the pass rate
-(see train.advantage_over)."""
+(see train.advantage_over).
+
+With `drop_dead` a group of equal rewards hands no rollouts to the update. `train.batch.counts:
+kept` still counts it as `keep` rollouts, so steps have the same prompts with and without it."""
 
 import numpy as np
 
-from tasks.train.methods.select.keep import EXAMPLE, Settings, keep_in_groups
-from tasks.train.rollouts import Bools, Floats, Ints, Rollouts
+from tasks.common.params import settings
+from tasks.train.methods.select import keep
+from tasks.train.rollouts import Bools, Floats, Ints, Rollouts, mixed_groups
 from tasks.train.slots import Select
 
-__all__ = ["EXAMPLE", "Method", "Settings"]
+
+@settings
+class Settings(keep.Settings):
+    drop_dead: bool = False  # keep no rollout of a group with equal rewards
+
+
+EXAMPLE = Settings(keep=2)
 
 
 class Method(Select):
     def __init__(self, settings: Settings) -> None:
-        self.keep = settings.keep
+        self.keep, self.drop_dead = settings.keep, settings.drop_dead
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """Return [B] whether a rollout is in its group's `keep` with the largest variance."""
+        rewards_B, group_B = rollouts.rewards_B, rollouts.group_B
 
         def most_varied(rows: Ints) -> Ints:
-            return max_variance(rollouts.rewards_B[rows], self.keep)
+            return max_variance(rewards_B[rows], self.keep)
 
-        return keep_in_groups(rollouts.group_B, self.keep, most_varied)
+        kept_B = keep.keep_in_groups(group_B, self.keep, most_varied)
+        if not self.drop_dead:
+            return kept_B
+        return kept_B & mixed_groups(rewards_B, group_B, len(rollouts.prompt_rows_Q))[group_B]
 
 
 def max_variance(rewards: Floats, keep: int) -> Ints:
