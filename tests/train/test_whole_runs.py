@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import learn
 from tasks.train.loop.save import resume, save
 from tasks.train.loop.trainer import Trainer
-from tasks.train.methods.advantage import one_sided
+from tasks.train.methods.advantage import mc_grpo, one_sided
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Features
 from tests.parameters import every_value
@@ -163,14 +164,22 @@ def test_an_engines_own_log_probabilities_of_the_profile_are_not_taken_for_a_sta
     assert run_steps(trainer, 1)[0]["num_replayed"] == 4
 
 
+@pytest.mark.parametrize(
+    ("module", "size", "settings"), [(one_sided, 8, {"update_cost": 3.0}), (mc_grpo, 9, {})]
+)
 def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
-    guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType,
+    size: int,
+    settings: dict[str, float],
+    guesser: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layout = make_world(tmp_path, guesser, [8] * 24)
-    changes = {"advantage": {"method": "one_sided", "update_cost": 3.0}, "batch": BATCH}
+    layout, name = make_world(tmp_path, guesser, [size] * 24), module.__name__.split(".")[-1]
+    changes = {"advantage": {"method": name, **settings}, "batch": BATCH}
     skipping = make_trainer(layout, **changes)
     run_steps(skipping, 5)
-    monkeypatch.setattr(one_sided.Method, "skips_zeros", False)
+    monkeypatch.setattr(module.Method, "skips_zeros", False)
     keeping = make_trainer(layout, **changes)
     run_steps(keeping, 5)
     rows = pl.concat(skipping.state.rollouts)

@@ -4,8 +4,8 @@
 For odd groups: the median rollout then has advantage 0. With binary rewards the deviation of an odd
 group is always 0, and the published rule (deviation + 0.001) gives the minority +1000 or -1000,
 bounded only by gradient clipping. `min_deviation` avoids this: 1.0 only centres binary rewards by
-the median; 0.001 is approximately the published rule. Left out: dropping the median rollout (its
-gradient is 0; its tokens count in the loss's denominator here).
+the median; 0.001 is approximately the published rule. The median rollout leaves the update, as do
+all others at the median. They count in the loss's denominator, where the paper counts one less.
 """
 
 import numpy as np
@@ -26,6 +26,8 @@ EXAMPLE = Settings(min_deviation=1.0)
 
 
 class Method(Advantage):
+    skips_zeros = True
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
