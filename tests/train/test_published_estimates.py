@@ -59,7 +59,8 @@ def test_baselines_that_predict_the_reward_make_the_advantage_vary_less() -> Non
     group's mean leaves all of it."""
     rng = RNG(0)
     settings = probe.Settings(layer=-1, dimensions=8, ridge=0.1, memory=0.95)
-    for method in (values.Method(settings), poise.Method(settings)):
+    lam_1 = values.Settings(layer=-1, dimensions=8, ridge=0.1, memory=0.95)
+    for method in (values.Method(lam_1), poise.Method(settings)):
         left = []
         for step in range(30):
             solved_Q = rng.integers(0, 2, 16).astype(float)  # a prompt is solved always or never
@@ -74,6 +75,44 @@ def test_baselines_that_predict_the_reward_make_the_advantage_vary_less() -> Non
                 left.append(advantages.var() / 0.25)
             method.observe(rollouts)
         assert np.mean(left) < 1 / 3
+
+
+@pytest.mark.parametrize(
+    ("lam", "expected"),
+    [(0.95, [0.77025, 0.495, 0.1]), (0.0, [0.3, 0.4, 0.1]), (1.0, [0.8, 0.5, 0.1])],
+)
+def test_generalised_advantages_of_values_along_a_completion(
+    lam: float, expected: list[float]
+) -> None:
+    """Values .2, .5 and .9 of a rollout of reward 1, before one of a single token and reward 0."""
+    errors_N, row_N = 1.0 - np.array([0.2, 0.5, 0.9, 1.3]), np.array([0, 0, 0, 4])
+    found = values.generalised(errors_N, row_N, lam)
+    np.testing.assert_allclose(found, [*expected, -0.3])
+
+
+def test_an_environments_tokens_are_not_steps_of_the_policy() -> None:
+    """The advantages are those of the completion without them, and lambda 1 is the plain error."""
+    rollouts = observed_of(rollouts_of([1.0, 0.0], [0, 0], [5, 2]))
+    rollouts = rollouts.with_columns(is_action=[[True, False, False, True, True], [True, True]])
+    own_N = rollouts.trained_N()
+
+    def advantages(lam: float, seen: Rollouts) -> np.ndarray:
+        method = values.Method(values.Settings(-1, 4, 1.0, 0.9, lam))
+        method.observe(rollouts)
+        return np.asarray(method(seen))
+
+    assert rollouts.observed is not None
+    short = dataclasses.replace(
+        rollouts_of([1.0, 0.0], [0, 0], [3, 2]),
+        observed=rollouts.observed.take(np.arange(2), np.flatnonzero(own_N)),
+    )
+    np.testing.assert_allclose(advantages(0.9, rollouts)[own_N], advantages(0.9, short))
+    plain = advantages(1.0, rollouts)
+    assert not np.allclose(advantages(0.9, short), plain[own_N])
+    method = values.Method(values.Settings(-1, 4, 1.0, 0.9))
+    method.observe(rollouts)
+    predicted = probe.predict(method.state, method.rows(rollouts), 1.0)
+    np.testing.assert_array_equal(plain, rollouts.rewards_B[rollouts.owner_N()] - predicted)
 
 
 # --- VCPO: METHODS 7.2
@@ -181,6 +220,20 @@ def test_a_part_that_varies_little_weighs_as_much_as_the_others() -> None:
     np.testing.assert_allclose(
         found, 0.5 * np.array([1, -1, -1, 1]) + 0.5 * np.array([1, 1, -3, 1]) / root
     )
+
+
+def test_the_sum_of_parts_in_units_of_its_deviation_over_the_step() -> None:
+    """A dead group beside a success of four and a failure of four: 8 of 12 have variance 1."""
+    rewards = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, *[0.5] * 4]
+    rollouts = rollouts_of(rewards, [0] * 4 + [1] * 4 + [2] * 4)
+    found = decoupled.Method(decoupled.Settings({"a": 7.0}, batch=True))(rollouts)
+    root, third = 4.5**0.5, 0.5**0.5
+    expected = [root, *[-third] * 3, *[third] * 3, -root, *[0.0] * 4]
+    np.testing.assert_allclose(found, expected)
+    opposite = [json.dumps({"a": 0.1 * reward, "b": 0.3 - reward}) for reward in rewards]
+    contrary = rollouts.with_columns(scores=opposite)
+    halves = decoupled.Settings({"a": 0.5, "b": 0.5}, batch=True)
+    assert decoupled.Method(halves)(contrary).tolist() == [0.0] * 12
 
 
 def test_short_correct_answers_weigh_more_also_in_a_group_that_is_all_correct() -> None:

@@ -3,20 +3,23 @@
 
 A part that varies little, such as a format that is nearly always right, counts as much as a part
 that varies a lot; in a plain sum it would hardly count. `weights` names the parts and their
-weights. If a rollout lacks a part, or its verifier is not a composite, its reward is used instead.
-Replayed rollouts have no parts."""
+weights. With `batch` the sum is divided by its standard deviation over the step, so that its size
+does not depend on the number of parts (GDPO, arXiv 2601.05242; population deviation). If a rollout
+lacks a part, or its verifier is not a composite, its reward is used instead. Replayed rollouts have
+no parts."""
 
 import numpy as np
 
 from tasks.common.params import ParamsError, settings
 from tasks.train.methods.advantage import grpo
-from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.rollouts import ROUNDING, Floats, Rollouts
 from tasks.train.slots import Advantage
 
 
 @settings
 class Settings:
     weights: dict[str, float]  # of the verifiers of a composite
+    batch: bool = False  # divide the sum by its standard deviation over the step
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -33,7 +36,7 @@ class Method(Advantage):
     unshaped = True
 
     def __init__(self, settings: Settings) -> None:
-        self.weights = settings.weights
+        self.weights, self.batch = settings.weights, settings.batch
 
     def __call__(self, rollouts: Rollouts) -> Floats:
         total_B = np.zeros(len(rollouts.group_B))
@@ -41,4 +44,8 @@ class Method(Advantage):
             pairs = zip(rollouts.scores, rollouts.rewards_B, strict=True)
             part_B = np.array([scores.get(name, reward) for scores, reward in pairs])
             total_B += weight * grpo.advantage(part_B, rollouts.group_B)
-        return total_B
+        if not self.batch:
+            return total_B
+        # contrary parts cancel but for rounding, which would become advantages of size 1
+        least = ROUNDING * sum(map(abs, self.weights.values()))
+        return grpo.in_deviations(np.where(np.abs(total_B) > least, total_B, 0.0))

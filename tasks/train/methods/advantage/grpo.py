@@ -31,8 +31,12 @@ class Method(Advantage):
     def __call__(self, rollouts: Rollouts) -> Floats:
         if self.scale == "group":
             return advantage(rollouts.rewards_B, rollouts.group_B)
-        centred_B = centred_rewards(rollouts.rewards_B, rollouts.group_B)
-        return centred_B / centred_B.std() if centred_B.any() else centred_B
+        return in_deviations(centred_rewards(rollouts.rewards_B, rollouts.group_B))
+
+
+def in_deviations(centred_B: Floats) -> Floats:
+    """Return [B] values divided by the standard deviation of all; zeros as they are."""
+    return centred_B / centred_B.std() if centred_B.any() else centred_B
 
 
 def advantage(rewards_B: Floats, group_B: Ints) -> Floats:

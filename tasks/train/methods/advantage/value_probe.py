@@ -6,16 +6,30 @@ unbiased, as a critic's does; and it needs no second network (similar to PPO's v
 features). The probe is a ridge regression of the final reward on the states of earlier steps'
 tokens; it is fitted after the advantages are computed. Replayed rollouts are refused, since the
 probe may be fitted to them. Before the first fit the advantage is `rloo`'s. Dead groups have a
-gradient here. Left out: bootstrapping between tokens (lambda is 1)."""
+gradient here.
+
+With `lam` below 1 the advantage is the generalised one (GAE, arXiv 1506.02438) without discount:
+the probe's values of later tokens partly replace the reward. It then has less variance, and a bias
+where the probe is wrong."""
 
 import numpy as np
 
+from tasks.common.params import settings, share
 from tasks.train.methods.advantage import probe, rloo
-from tasks.train.methods.advantage.probe import EXAMPLE, Settings
-from tasks.train.rollouts import Features, Floats, Rollouts
+from tasks.train.rollouts import Features, Floats, Ints, Rollouts
 from tasks.train.slots import Advantage
 
-__all__ = ["EXAMPLE", "Method", "Settings"]
+
+@settings
+class Settings(probe.Settings):
+    lam: float = 1.0  # GAE's lambda; 1: the reward minus the value
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share(train__advantage__lam=self.lam)
+
+
+EXAMPLE = Settings(layer=-1, dimensions=4, ridge=1.0, memory=0.9, lam=0.95)
 
 
 class Method(Advantage):
@@ -33,7 +47,9 @@ class Method(Advantage):
         if not self.state.seen or not len(owner_N):
             return rloo.advantage(rollouts.rewards_B, rollouts.group_B)[owner_N]
         values_N = probe.predict(self.state, self.rows(rollouts), self.settings.ridge)
-        return np.asarray(rollouts.rewards_B[owner_N] - values_N)
+        errors_N, own_N = rollouts.rewards_B[owner_N] - values_N, rollouts.trained_N()
+        errors_N[own_N] = generalised(errors_N[own_N], owner_N[own_N], self.settings.lam)
+        return np.asarray(errors_N)
 
     def rows(self, rollouts: Rollouts) -> Floats:
         """Return [N, F] the probe's features before each token."""
@@ -47,3 +63,15 @@ class Method(Advantage):
         if len(graded.group_B):
             targets_N = graded.rewards_B[graded.owner_N()]
             probe.learn(self.state, self.rows(graded), targets_N, self.settings.memory)
+
+
+def generalised(errors_N: Floats, row_N: Ints, lam: float) -> Floats:
+    """Return [N] the generalised advantages of tokens, rollout after rollout, from the reward minus
+    the value before each token. At every token the advantage is its own error minus 1 - lambda
+    times the discounted sum of the later ones."""
+    errors, rows = errors_N.tolist(), row_N.tolist()
+    later = [0.0] * len(errors)
+    for token in range(len(errors) - 2, -1, -1):
+        if rows[token] == rows[token + 1]:
+            later[token] = errors[token + 1] + lam * later[token + 1]
+    return errors_N - (1.0 - lam) * np.array(later)
