@@ -234,10 +234,9 @@ class Passes:
 def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
     """Return the passes of a recipe's section `train`, by the requirements of its slots."""
     loading = importlib.import_module("tasks.train.loading")  # by name: no stage imports another
-    features = [
-        loading.load_method(slot, train[slot], prompts=prompts).features
-        for slot in ("select", "advantage")
-    ]
+    specs = [(slot, train[slot]) for slot in ("select", "advantage")]
+    specs += [("shape", spec) for spec in train.get("shape", [])]
+    features = [loading.load_method(*spec, prompts=prompts).features for spec in specs]
     updates = train["updates"]
     return Passes(
         epochs=updates["epochs"],

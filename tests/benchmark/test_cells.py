@@ -101,6 +101,8 @@ def test_what_is_scored_beside_is_read_at_the_length_of_the_rollouts() -> None:
         ("f_tis", {}, Passes(is_seen=True)),
         ("poise", {}, Passes(is_seen=True)),
         ("value_probe", {}, Passes(is_seen=True)),
+        ("clip_cov", {}, Passes(is_seen=True)),
+        ("kondo", {}, Passes()),
         ("vcpo", {}, Passes(is_seen=True, has_norms=True)),
         ("grpo_4_updates", {}, Passes(is_seen=True)),
         ("grpo", {"updates": {"epochs": 2, "minibatches": 1}}, Passes(epochs=2, is_seen=True)),
