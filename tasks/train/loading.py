@@ -82,17 +82,19 @@ def check_slots(settings: TrainSettings) -> None:
                 "train.batch.counts is kept, and train.replay stores whole groups: set generated, "
                 "or replay none"
             )
-        if estimate.skips_zeros and settings.divisor != "generated":
+        shapes = [spec["method"] for spec in settings.shape]
+        skipping = [f"train.advantage {name}"] * estimate.skips_zeros
+        skipping += [f"train.shape {each}" for each in shapes if shape_of(each).skips_zeros]
+        if skipping and settings.divisor != "generated":
             problems.add(
-                f"train.advantage {name} leaves rollouts of advantage 0 out of the loss, and "
+                f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
                 "train.divisor kept would make the step longer the fewer are left: set generated"
             )
-        if estimate.skips_zeros and settings.kl_coefficient > 0:
+        if skipping and settings.kl_coefficient > 0:
             problems.add(
-                f"train.advantage {name} leaves rollouts of advantage 0 out of the loss, and "
+                f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
                 "train.kl_coefficient asks for the KL of all: set 0"
             )
-        shapes = [spec["method"] for spec in settings.shape]
         changing = [each for each in shapes if shape_of(each).changes_rewards]
         if estimate.unshaped and changing:
             problems.add(

@@ -346,11 +346,12 @@ class Rollouts:
         """Return whether a token of the rollout has an advantage that is not 0."""
         return np.bincount(self.owner_N(), self.advantages_N != 0.0, len(self.group_B)) > 0
 
-    def advantage_means_B(self) -> Floats:
-        """Return the mean advantage of each rollout's own tokens."""
+    def own_means_B(self, values_N: Floats) -> Floats:
+        """Return the mean of the values of each rollout's own tokens; 0 for one without any."""
         owner_N, trained_N, num = self.owner_N(), self.trained_N(), len(self.group_B)
         length_B = np.bincount(owner_N, trained_N, num)
-        return np.asarray(np.bincount(owner_N, self.advantages_N, num) / np.maximum(length_B, 1))
+        sum_B = np.bincount(owner_N, values_N * trained_N, num)
+        return np.asarray(sum_B / np.maximum(length_B, 1))
 
     @once
     def is_correct_B(self) -> Bools:

@@ -185,16 +185,20 @@ class Advantage(Protocol):
 class Shape(Protocol):
     """A change of rewards before the advantage, or of advantages after it; `train.shape` lists them
     in order. `select`, `control` and the record use the verifier's reward, and outcomes do not
-    change. `features` requests the policy's view of the rollouts."""
+    change. `features` requests the policy's view of the rollouts, and `skips_zeros` is as for an
+    advantage."""
 
     features: Features | None = None
     changes_rewards: bool = False
+    skips_zeros: bool = False
 
     def rewards(self, rollouts: Rollouts, max_tokens: int) -> Floats:
         """Return [B] the rewards; `max_tokens` is the limit of a completion."""
         return rollouts.rewards_B
 
-    def advantages(self, rollouts: Rollouts, advantages_N: Floats) -> Floats:
+    def advantages(
+        self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
+    ) -> Floats:
         """Return [N] the advantages of the tokens. `rollouts` have the shaped rewards."""
         return advantages_N
 

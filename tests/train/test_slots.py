@@ -23,7 +23,7 @@ from tasks.train.loading import load_method
 from tasks.train.methods import advantage, control, generate, loss, replay, select, shape
 from tasks.train.plan import Plan
 from tasks.train.profile import Profile
-from tasks.train.rollouts import Ints, Prompts, StepTotals, merge
+from tasks.train.rollouts import Floats, Ints, Prompts, StepTotals, merge
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Advantage, Control, Replay, SoFar, fill_state, values_of
 from tasks.train.tokens import Tokens
@@ -126,23 +126,34 @@ def test_an_advantage_does_not_depend_on_the_order_of_groups_nor_on_a_restart(na
 
 @pytest.mark.parametrize("name", names(shape))
 def test_shape(name: str) -> None:
-    """A group is shaped by itself, and its rows' order does not matter."""
+    """A group is shaped by itself, and its rows' order does not matter unless a coin decides."""
     change, lengths = make(shape, name), [3, 1, 4, 2, 2, 5, 1, 3]
-    rollouts = observed_of(rollouts_of(REWARDS, GROUPS, lengths))
+    rollouts = rollouts_of(REWARDS, GROUPS, lengths)
+    logprobs = rollouts.split(-np.random.default_rng(1).exponential(size=sum(lengths)))
+    rollouts = observed_of(rollouts.with_columns(logprobs=logprobs))
     rollouts = rollouts.with_columns(reason=["stop"] * 5 + ["length"] * 3)
-    rewards, ones = change.rewards(rollouts, 6), np.ones(sum(lengths))
+    given_B = np.array([1.5, -0.5, -1.0, 0.2, 0.3, -0.4, 2.0, -1.0])
+    rewards, given = change.rewards(rollouts, 6), given_B[rollouts.owner_N()]
     assert rewards.shape == REWARDS.shape
-    advantages = change.advantages(rollouts, ones)
-    assert advantages.shape == ones.shape
+
+    def shaped(seed: int) -> Floats:
+        found: Floats = change.advantages(rollouts, given, np.random.default_rng(seed))
+        return found
+
+    advantages = shaped(0)
+    assert (advantages == shaped(0)).all()
+    assert advantages.shape == given.shape
     assert np.isfinite([*rewards, *advantages]).all()
-    assert (rewards != REWARDS).any() or (advantages != ones).any()  # it changes something
+    assert (rewards != REWARDS).any() or (advantages != given).any()  # it changes something
     order = np.array([6, 7, 2, 0, 1, 5, 4, 3])
-    turned = rollouts.take(order)
+    turned, places = rollouts.take(order), rollouts.places(order)
     np.testing.assert_allclose(change.rewards(turned, 6), rewards[order])
-    np.testing.assert_allclose(change.advantages(turned, ones), advantages[rollouts.places(order)])
+    if all((shaped(seed) == advantages).all() for seed in range(1, 9)):
+        found = change.advantages(turned, given[places], np.random.default_rng(0))
+        np.testing.assert_allclose(found, advantages[places])
     nothing = observed_of(rollouts_of([], []))
     assert change.rewards(nothing, 6).shape == (0,)
-    assert change.advantages(nothing, np.zeros(0)).shape == (0,)
+    assert change.advantages(nothing, np.zeros(0), np.random.default_rng(0)).shape == (0,)
 
 
 def tokens_of(lengths: list[int], rows: list[int], seed: int = 0) -> Tokens:

@@ -21,6 +21,7 @@ from tasks.train.loop.save import resume, save
 from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import mc_grpo, one_sided
 from tasks.train.methods.loss import clip
+from tasks.train.methods.shape import cppo, kondo, pruned_po
 from tasks.train.rollouts import Features
 from tests.parameters import every_value
 from tests.train.steps import estimated, rollouts_of
@@ -165,18 +166,24 @@ def test_an_engines_own_log_probabilities_of_the_profile_are_not_taken_for_a_sta
 
 
 @pytest.mark.parametrize(
-    ("module", "size", "settings"), [(one_sided, 8, {"update_cost": 3.0}), (mc_grpo, 9, {})]
+    ("module", "size", "changes"),
+    [
+        (one_sided, 8, {"advantage": {"method": "one_sided", "update_cost": 3.0}}),
+        (mc_grpo, 9, {"advantage": {"method": "mc_grpo"}}),
+        (cppo, 8, {"shape": [{"method": "cppo", "drop": 0.75}]}),
+        (pruned_po, 8, {"shape": [{"method": "pruned_po", "drop": 0.75}]}),
+        (kondo, 8, {"shape": [{"method": "kondo", "keep": 0.1}]}),
+    ],
 )
 def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
     module: ModuleType,
     size: int,
-    settings: dict[str, float],
+    changes: dict[str, Any],
     guesser: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layout, name = make_world(tmp_path, guesser, [size] * 24), module.__name__.split(".")[-1]
-    changes = {"advantage": {"method": name, **settings}, "batch": BATCH}
+    layout, changes = make_world(tmp_path, guesser, [size] * 24), {**changes, "batch": BATCH}
     skipping = make_trainer(layout, **changes)
     run_steps(skipping, 5)
     monkeypatch.setattr(module.Method, "skips_zeros", False)
@@ -184,7 +191,8 @@ def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
     run_steps(keeping, 5)
     rows = pl.concat(skipping.state.rollouts)
     assert rows.filter(pl.col("kept") != (pl.col("advantage") != 0)).is_empty()
-    assert 0 < rows["kept"].sum() < len(rows) / 2
+    mixed = size * sum(row["num_mixed_groups"] for row in skipping.state.steps)
+    assert 0 < rows["kept"].sum() < mixed
     tokens = rows.filter("kept").select(pl.col("prompt_tokens") + pl.col("token_ids").list.len())
     assert skipping.state.ledger.tokens["update"] == tokens.sum().item()
     assert keeping.state.ledger.rollouts["update"] == len(rows)

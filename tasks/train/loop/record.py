@@ -72,7 +72,7 @@ def record_rollouts(step: int, prompt_ids: pl.Series, rollouts: Rollouts) -> pl.
         "step": np.full(len(table), step),
         "prompt_id": prompt_ids[table["prompt_row"]],
         "sample_index": np.arange(len(table)) - (np.cumsum(sizes_Q) - sizes_Q)[rollouts.group_B],
-        "advantage": rollouts.advantage_means_B(),
+        "advantage": rollouts.own_means_B(rollouts.advantages_N),
         "finish_reason": table["reason"],
         "prompt_tokens": rollouts.prompt_tokens_B(),
         "version": rollouts.versions_B,

@@ -140,7 +140,7 @@ class Trainer:
         if len(advantages) == len(over.group_B):
             advantages = advantages[over.owner_N()]
         for shape in self.slots.shape:
-            advantages = shape.advantages(over, advantages)
+            advantages = shape.advantages(over, advantages, rng)
         owner_N = rollouts.owner_N()
         advantages_N = np.zeros(len(owner_N))
         advantages_N[over_B[owner_N]] = advantages
@@ -148,7 +148,8 @@ class Trainer:
         several = self.run.settings.updates.is_several
         old_N = rollouts.observed.logprobs_N if several and rollouts.observed else None
         rollouts = rollouts.estimated(keep_B, np.where(learned_N, advantages_N, 0.0), old_N)
-        if self.slots.advantage.skips_zeros:
+        skips = [shape.skips_zeros for shape in self.slots.shape]
+        if self.slots.advantage.skips_zeros or any(skips):
             return rollouts.with_columns(kept=keep_B & rollouts.has_advantage_B())
         return rollouts
 

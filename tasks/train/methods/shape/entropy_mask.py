@@ -31,10 +31,18 @@ class Method(Shape):
     def __init__(self, settings: Settings) -> None:
         self.keep = settings.keep
 
-    def advantages(self, rollouts: Rollouts, advantages_N: Floats) -> Floats:
+    def advantages(
+        self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
+    ) -> Floats:
         assert rollouts.observed is not None
-        entropies_N, trained_N = rollouts.observed.entropies_N, rollouts.trained_N()
-        if not trained_N.any():
-            return advantages_N
-        least = np.quantile(entropies_N[trained_N], 1.0 - self.keep)
-        return np.where(entropies_N >= least, advantages_N, 0.0)
+        return of_largest(rollouts, advantages_N, rollouts.observed.entropies_N, self.keep)
+
+
+def of_largest(rollouts: Rollouts, advantages_N: Floats, values_N: Floats, keep: float) -> Floats:
+    """Return [N] the advantages of the share `keep` of the step's own tokens with the largest
+    values, and 0 for the others."""
+    trained_N = rollouts.trained_N()
+    if not trained_N.any():
+        return advantages_N
+    least = np.quantile(values_N[trained_N], 1.0 - keep)
+    return np.where(values_N >= least, advantages_N, 0.0)

@@ -11,7 +11,9 @@ from tasks.train.slots import Shape
 
 
 class Method(Shape):
-    def advantages(self, rollouts: Rollouts, advantages_N: Floats) -> Floats:
+    def advantages(
+        self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
+    ) -> Floats:
         group_B, num_groups = rollouts.group_B, len(rollouts.prompt_rows_Q)
         size_Q = np.bincount(group_B, minlength=num_groups)
         correct_Q = np.bincount(group_B, rollouts.is_correct_B(), num_groups)

@@ -26,7 +26,9 @@ class Method(Shape):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def advantages(self, rollouts: Rollouts, advantages_N: Floats) -> Floats:
+    def advantages(
+        self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
+    ) -> Floats:
         settings = self.settings
         factor_N = np.where(advantages_N > 0.0, settings.positive, settings.negative)
         return np.asarray(advantages_N * factor_N)

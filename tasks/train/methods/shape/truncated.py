@@ -8,6 +8,8 @@ from tasks.train.slots import Shape
 
 
 class Method(Shape):
-    def advantages(self, rollouts: Rollouts, advantages_N: Floats) -> Floats:
+    def advantages(
+        self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
+    ) -> Floats:
         is_cut_B = (rollouts.table["reason"] == "length").to_numpy()
         return np.where(is_cut_B[rollouts.owner_N()], 0.0, advantages_N)

@@ -1,0 +1,44 @@
+"""`cppo`: the rollouts of a group with the largest |advantage| are trained on, the others leave the
+update (CPPO, arXiv 2503.22342): a biased control for `pruned_po`.
+
+Of a group of G rollouts floor(G (1 - drop)) stay, at least one, with unchanged advantages and
+divisors; of equal ones the first. As in the paper the rule is per group; the authors' code takes
+the largest of the whole batch. Left out: a larger batch of prompts, so that updates keep their
+size (`train.batch.size` sets it)."""
+
+import numpy as np
+
+from tasks.common.params import ParamsError, settings
+from tasks.train.rollouts import ROUNDING, Floats, Rollouts
+from tasks.train.slots import Shape
+
+
+@settings
+class Settings:
+    drop: float = 0.5  # share of a group that leaves
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.drop < 1.0:
+            raise ParamsError(
+                f"train.shape cppo: drop is {self.drop:g}; it is at least 0 and below 1"
+            )
+
+
+EXAMPLE = Settings(drop=0.5)
+
+
+class Method(Shape):
+    skips_zeros = True
+
+    def __init__(self, settings: Settings) -> None:
+        self.stays = 1.0 - settings.drop
+
+    def advantages(
+        self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
+    ) -> Floats:
+        group_B, size_Q = rollouts.group_B, rollouts.sizes_Q()
+        order = np.lexsort((-rollouts.own_means_B(np.abs(advantages_N)), group_B))
+        rank_B = np.empty(len(order), dtype=np.int64)
+        rank_B[order] = np.arange(len(order)) - (np.cumsum(size_Q) - size_Q)[group_B[order]]
+        num_Q = np.maximum(np.floor(size_Q * self.stays + ROUNDING), 1)
+        return np.where((rank_B < num_Q[group_B])[rollouts.owner_N()], advantages_N, 0.0)

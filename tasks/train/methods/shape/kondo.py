@@ -1,0 +1,41 @@
+"""`kondo`: train only on the step's tokens with the largest advantage times surprise (Kondo gate,
+arXiv 2603.20526; the authors' hard rule for tokens).
+
+The priority of a token is A (-log p), with the sampler's log-probability: it needs no pass over the
+rollouts. Tokens of negative advantage go first, so a small share trains on rare tokens of successes
+alone. The survivors keep their weight and the divisors count every token: the gradient is biased.
+The authors use the reward minus the group's mean (`advantage: {method: dr_grpo}`). A rollout
+without a surviving token leaves the update; the others are computed whole. Left out: the random
+gate with a price, and other priorities."""
+
+import numpy as np
+
+from tasks.common.params import above_zero, settings, share
+from tasks.train.methods.shape.entropy_mask import of_largest
+from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.slots import Shape
+
+
+@settings
+class Settings:
+    keep: float  # share of the step's tokens; 1: all
+
+    def __post_init__(self) -> None:
+        above_zero(train__shape__keep=self.keep)
+        share(train__shape__keep=self.keep)
+
+
+EXAMPLE = Settings(keep=0.5)
+
+
+class Method(Shape):
+    skips_zeros = True
+
+    def __init__(self, settings: Settings) -> None:
+        self.keep = settings.keep
+
+    def advantages(
+        self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
+    ) -> Floats:
+        delight_N = -advantages_N * rollouts.logprobs_N
+        return of_largest(rollouts, advantages_N, delight_N, self.keep)

@@ -1,0 +1,45 @@
+"""`pruned_po`: random rollouts of small advantage leave the update, and those that stay count for
+them (dynamic pruning, arXiv 2603.04135, there called DPPO; rule reconstructed from digests).
+
+A rollout with a mean |advantage| below its group's mean stays with probability 1 - `drop`, and its
+advantage is then divided by it: the expected gradient is unchanged, for a loss that is proportional
+to the advantage. The others stay as they are. (With binary rewards no rollout is below its group's
+*median*, and nothing would be pruned.) Left out: pruning of prompts before they are sampled, and
+the packing of pruned batches."""
+
+import numpy as np
+
+from tasks.common.params import ParamsError, settings
+from tasks.train.rollouts import ROUNDING, Floats, Rollouts, group_means
+from tasks.train.slots import Shape
+
+
+@settings
+class Settings:
+    drop: float = 0.5  # probability with which a rollout of small advantage leaves
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.drop < 1.0:
+            raise ParamsError(
+                f"train.shape pruned_po: drop is {self.drop:g}; it is at least 0 and below 1"
+            )
+
+
+EXAMPLE = Settings(drop=0.5)
+
+
+class Method(Shape):
+    skips_zeros = True
+
+    def __init__(self, settings: Settings) -> None:
+        self.stays = 1.0 - settings.drop
+
+    def advantages(
+        self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
+    ) -> Floats:
+        size_B = rollouts.own_means_B(np.abs(advantages_N))
+        mean_Q, _ = group_means(size_B, rollouts.group_B)
+        is_small_B = size_B < (1.0 - ROUNDING) * mean_Q[rollouts.group_B]
+        stays_B = rng.random(len(size_B)) < self.stays
+        weight_B = np.where(is_small_B, stays_B / self.stays, 1.0)
+        return np.asarray(advantages_N * weight_B[rollouts.owner_N()])
