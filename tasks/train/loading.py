@@ -106,12 +106,33 @@ def check_slots(settings: TrainSettings) -> None:
                 f"train.advantage {name} measures a reward against what earlier rollouts came to, "
                 "its own among them where it is replayed: set train.replay none"
             )
+        cutting = [each for each in shapes if shape_of(each).cuts_rows]
+        if cutting and (wholes := needing_whole_rows(settings)):
+            problems.add(
+                f"train.shape {cutting[0]} trains on a part of each completion, and the loss reads "
+                f"all of it with {listed(wholes)}: leave the shape out, or change that"
+            )
         if chooser.asks_again and settings.over_provision > 1.0:
             problems.add(
                 f"train.control {settings.control['method']} asks for more once it has seen a "
                 "step's rollouts, and with train.over_provision the next step is asked for before "
                 "that: set over_provision to 1.0"
             )
+
+
+def needing_whole_rows(settings: TrainSettings) -> list[str]:
+    """Return the settings with which a token's loss depends on its rollout's other tokens."""
+    loss, correction = settings.loss, settings.correction
+    reject = correction.reject
+    found = {
+        f"train.loss.method {loss['method']}": not method_of("loss", loss)[0].Method.separable,
+        "train.loss.ratio sequence": loss.get("ratio") == "sequence",
+        "train.loss.normalize sequence": loss.get("normalize") == "sequence",
+        f"train.correction.level {correction.level}": correction.level != "token",
+        "train.correction.reject.whole_rows": reject is not None and reject.whole_rows,
+        "train.correction.reject.level": reject is not None and reject.level != "token",
+    }
+    return [name for name, is_set in found.items() if is_set]
 
 
 def shape_of(name: str) -> type[Shape]:

@@ -64,6 +64,8 @@ EMPTY: dict[str, Any] = {
     "old_logprobs": None,
 }
 """The columns of a rollout without sampled tokens, except for its tokens."""
+OF_TOKENS = ("token_ids", "logprobs", "versions", "is_action", "advantages", "old_logprobs")
+"""The columns with a value for each completion token."""
 OWN_TOKENS = pl.coalesce("is_action", pl.lit(True).repeat_by(pl.col("token_ids").list.len()))
 """Whether each token of a rollout is the policy's own."""
 
@@ -345,6 +347,15 @@ class Rollouts:
     def has_advantage_B(self) -> Bools:
         """Return whether a token of the rollout has an advantage that is not 0."""
         return np.bincount(self.owner_N(), self.advantages_N != 0.0, len(self.group_B)) > 0
+
+    def without_tails(self) -> "Rollouts":
+        """Return the rollouts up to their last tokens with an advantage, one token at least."""
+        ends_B, weighs = np.ones(len(self.group_B), dtype=np.int64), self.advantages_N != 0.0
+        starts_B = np.cumsum(self.completion_tokens_B()) - self.completion_tokens_B()
+        owner_N = self.owner_N()[weighs]
+        np.maximum.at(ends_B, owner_N, np.flatnonzero(weighs) - starts_B[owner_N] + 1)
+        columns = [pl.col(name).list.head(pl.lit(pl.Series(ends_B))) for name in OF_TOKENS]
+        return Rollouts(self.table.with_columns(columns), self.prompt_rows_Q)
 
     def own_means_B(self, values_N: Floats) -> Floats:
         """Return the mean of the values of each rollout's own tokens; 0 for one without any."""

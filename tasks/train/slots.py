@@ -186,11 +186,13 @@ class Shape(Protocol):
     """A change of rewards before the advantage, or of advantages after it; `train.shape` lists them
     in order. `select`, `control` and the record use the verifier's reward, and outcomes do not
     change. `features` requests the policy's view of the rollouts, and `skips_zeros` is as for an
-    advantage."""
+    advantage. With `cuts_rows`, the update leaves out the tokens after a rollout's last advantage.
+    The loss must then be a sum over tokens, each independent of the others."""
 
     features: Features | None = None
     changes_rewards: bool = False
     skips_zeros: bool = False
+    cuts_rows: bool = False
 
     def rewards(self, rollouts: Rollouts, max_tokens: int) -> Floats:
         """Return [B] the rewards; `max_tokens` is the limit of a completion."""
@@ -205,10 +207,12 @@ class Shape(Protocol):
 
 class Loss(Protocol):
     """The minimised function. `normalize` is the average over its tokens; a KL term has the same
-    average."""
+    average. With `separable` a token's term does not depend on its rollout's other tokens, unless a
+    setting `ratio` or `normalize` is sequence."""
 
     state: Any = None
     normalize: Normalize
+    separable: bool = False
 
     def __call__(
         self, tokens: Tokens, totals: StepTotals
@@ -233,6 +237,11 @@ class Slots:
     advantage: Advantage
     loss: Loss
     shape: tuple[Shape, ...] = ()
+
+    @property
+    def cuts_rows(self) -> bool:
+        """Whether the update leaves out the tokens after a rollout's last advantage."""
+        return any(shape.cuts_rows for shape in self.shape)
 
     def states(self) -> dict[str, Any]:
         """Return the methods' states, by slot and field (see `values_of`)."""

@@ -18,6 +18,7 @@ from tasks.train.methods.shape import (
     failures,
     kondo,
     length,
+    nat,
     novelty,
     overlong,
     pruned_po,
@@ -235,7 +236,60 @@ def test_tokens_of_much_delight_are_learned_from(keep: float, expected: list[flo
     assert found.tolist() == expected
 
 
-@pytest.mark.parametrize("name", ["pruned_po", "cppo", "kondo"])
+def prefix(whole: float, lengths: list[int], numbers: list[float]) -> Floats:
+    """The weights of the tokens of completions whose cuts these numbers draw."""
+    rollouts = completions_of([1.0] * len(lengths), lengths)
+    found: Floats = shape_of(nat, whole=whole).advantages(
+        rollouts, np.ones(sum(lengths)), Coins(numbers)
+    )
+    return found
+
+
+@pytest.mark.parametrize("whole", [0.0, 0.5, 0.75])
+def test_the_mean_over_all_prefixes_is_the_whole_completion(whole: float) -> None:
+    """The numbers are the middles of equal cells, of which each cut has a whole number."""
+    numbers = [(cell + 0.5) / 60 for cell in range(60)]
+    drawn = [prefix(whole, [5, 3, 1], [number] * 3) for number in numbers]
+    np.testing.assert_allclose(np.mean(drawn, axis=0), np.ones(9))
+    kept = np.mean([found > 0 for found in drawn], axis=0)
+    chances = [whole + (1 - whole) * share for share in (1, 0.8, 0.6, 0.4, 0.2)]
+    np.testing.assert_allclose(kept[:5], chances)
+    ends = {tuple(np.flatnonzero(found[:5] > 0)) for found in drawn}
+    assert ends == {tuple(range(end)) for end in range(1, 6)}
+
+
+def test_an_atom_bounds_the_weights_of_a_long_completion() -> None:
+    """Of 1,000 tokens without an atom, by the published figures: half stays, the mean weight is
+    7.49 and the largest 1,000."""
+    weights = prefix(0.0, [1000], [0.0])
+    assert weights.mean() == pytest.approx(7.49, abs=0.01)
+    assert weights.max() == pytest.approx(1000)
+    assert (1 / weights).mean() == pytest.approx(0.5, abs=1e-3)
+    assert prefix(0.25, [1000], [0.0]).max() == pytest.approx(4, rel=0.01)
+    assert prefix(1.0, [3, 2], [0.0, 0.999]).tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "reads"),
+    [
+        ({"loss": {"method": "gmpo"}}, "train.loss.method gmpo"),
+        ({"loss": {"method": "vespo"}}, "train.loss.method vespo"),
+        ({"loss": {"method": "clip", "ratio": "sequence"}}, "train.loss.ratio sequence"),
+        ({"loss": {"method": "sapo"}}, "train.loss.normalize sequence"),
+        ({"correction": {"level": "geometric"}}, "train.correction.level geometric"),
+        ({"correction": {"reject": {"whole_rows": True}}}, "train.correction.reject.whole_rows"),
+    ],
+)
+def test_losses_of_whole_completions_are_refused_with_prefixes(
+    changes: dict[str, Any], reads: str
+) -> None:
+    with pytest.raises(ParamsError, match=f"train.shape nat trains on a part.*{reads}"):
+        settings_of({"shape": [{"method": "nat"}], **changes})
+    settings_of(changes)
+    settings_of({"shape": [{"method": "nat"}], "loss": {"method": "clip", "normalize": "prompt"}})
+
+
+@pytest.mark.parametrize("name", ["pruned_po", "cppo", "kondo", "nat"])
 def test_a_divisor_of_the_rest_and_a_kl_term_are_refused_with_pruning(name: str) -> None:
     shape = [{"method": name, **({"keep": 0.5} if name == "kondo" else {})}]
     for other in ({"divisor": "kept"}, {"kl_coefficient": 0.1}):

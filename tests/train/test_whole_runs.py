@@ -21,7 +21,7 @@ from tasks.train.loop.save import resume, save
 from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import mc_grpo, one_sided
 from tasks.train.methods.loss import clip
-from tasks.train.methods.shape import cppo, kondo, pruned_po
+from tasks.train.methods.shape import cppo, kondo, nat, pruned_po
 from tasks.train.rollouts import Features
 from tests.parameters import every_value
 from tests.train.steps import estimated, rollouts_of
@@ -203,6 +203,47 @@ def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
     monkeypatch.undo()
     with pytest.raises(ParamsError, match=r"train\.divisor kept would make"):
         make_trainer(layout, **changes, divisor="kept")
+
+
+def test_tokens_behind_a_cut_are_not_computed_and_change_nothing(
+    guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient is that of whole completions whose last advantages are 0."""
+    layout, shape = make_world(tmp_path, guesser, [4] * 24), [{"method": "nat", "whole": 0.25}]
+    cutting = make_trainer(layout, shape=shape, batch=BATCH)
+    run_steps(cutting, 4)
+    monkeypatch.setattr(nat.Method, "cuts_rows", False)
+    whole = make_trainer(layout, shape=shape, batch=BATCH)
+    run_steps(whole, 4)
+    assert pl.concat(whole.state.rollouts)["text"].str.len_chars().max() > 1
+    for mine, theirs in zip(
+        whole.learner.model.parameters(), cutting.learner.model.parameters(), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+    ours, others = cutting.state.ledger, whole.state.ledger
+    for account in (ours.executed, ours.charged, ours.charged_mixed, ours.tokens):
+        assert account["update"] > 0
+    assert ours.rollouts == others.rollouts
+    for mine, theirs in (
+        (ours.executed, others.executed),
+        (ours.charged, others.charged),
+        (ours.charged_mixed, others.charged_mixed),
+        (ours.tokens, others.tokens),
+    ):
+        assert mine["update"] < theirs["update"]
+        assert mine["generate"] == theirs["generate"]
+
+
+def test_a_rollout_ends_with_its_last_advantage() -> None:
+    rollouts = rollouts_of([0.0] * 3, [0, 0, 1], [3, 2, 4])
+    advantages_N = np.array([0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 3.0])
+    estimate = rollouts.estimated(np.ones(3, dtype=np.bool_), advantages_N, np.arange(9.0))
+    short = estimate.without_tails()
+    assert short.completion_tokens_B().tolist() == [2, 1, 4]
+    assert short.advantages_N.tolist() == [0.0, 2.0, 0.0, 0.0, 1.0, 0.0, 3.0]
+    assert short.old_logprobs_N is not None
+    assert short.old_logprobs_N.tolist() == [0.0, 1.0, 3.0, 5.0, 6.0, 7.0, 8.0]
+    assert short.logprobs_N.shape == short.versions_N().shape == short.trained_N().shape == (7,)
 
 
 def test_dead_groups_that_pods_drops_are_not_charged_and_move_nothing(

@@ -129,16 +129,20 @@ class Learner:
             return rollouts.kept_B
         return rollouts.kept_B & rollouts.has_advantage_B()
 
-    def compute_gradient(self, rollouts: Rollouts, loss: Loss) -> UpdateStats:
+    def compute_gradient(
+        self, rollouts: Rollouts, loss: Loss, *, cuts_rows: bool = False
+    ) -> UpdateStats:
         """Write the gradient of the loss of these rollouts into the parameters, summed over ranks
         and clipped. Return sums over their tokens, and the gradient's norm.
 
-        Rollouts without a gradient are not computed, but count in the loss's denominators.
+        Rollouts without a gradient are not computed, but count in the loss's denominators; with
+        `cuts_rows` the same is true of tokens after a rollout's last advantage.
         """
+        totals, kept = self.totals(rollouts), self.sums(rollouts, rollouts.kept_B)
+        rollouts = rollouts.without_tails() if cuts_rows else rollouts
         rows = self.shard_rows(rollouts, self.has_gradient(rollouts))
         batches = self.micro_batches(rollouts, rows)
         fillers = self.fillers(rollouts, batches)
-        totals, kept = self.totals(rollouts), self.sums(rollouts, rollouts.kept_B)
         objective, architecture = self.objective(loss), self.policy.architecture
         self.optimizer.zero_grad(set_to_none=True)
         # in evaluation mode transformers keeps all activations; and changing it takes time

@@ -1,7 +1,7 @@
 """The cost of a step: in every account of the ledger, and in the account of the budget."""
 
 from tasks.common.accounting.ledger import ACCOUNTS, paper_training_flops
-from tasks.common.accounting.spending import GENERATED, generation_cost, pass_cost
+from tasks.common.accounting.spending import GENERATED, Rows, generation_cost, pass_cost
 from tasks.train.learner.update import UpdateStats
 from tasks.train.loop.buffer import Batch
 from tasks.train.loop.trainer import Trainer
@@ -16,7 +16,7 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
 
     is_charged = account == "charged"
     updated_B: Bools = rollouts.kept_B if is_charged else learner.has_gradient(rollouts)
-    update = pass_cost(account, architecture, rollouts.rows(updated_B))
+    update = pass_cost(account, architecture, updated_rows(trainer, rollouts, updated_B))
     num_passes = learner.update_factor * trainer.run.settings.updates.epochs
     features = trainer.features()
     observe = pass_cost(account, architecture, rollouts.rows())
@@ -26,6 +26,12 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
         "reference": update if learner.reference is not None else 0.0,
         "update": num_passes * update,
     }
+
+
+def updated_rows(trainer: Trainer, rollouts: Rollouts, updated_B: Bools) -> Rows:
+    """Return the groups and lengths of the updated rollouts, as the update computes them."""
+    computed = rollouts.without_tails() if trainer.slots.cuts_rows else rollouts
+    return computed.rows(updated_B)
 
 
 def spend(trainer: Trainer, batch: Batch, rollouts: Rollouts) -> None:
@@ -74,6 +80,6 @@ def charge(trainer: Trainer, batch: Batch, rollouts: Rollouts, update: UpdateSta
         charged=charged["update"],
         charged_mixed=mixed["update"],
         charged_paper=flat - charged["generate"] - charged["reference"],
-        tokens=epochs * rollouts.rows(rollouts.kept_B).num_tokens,
+        tokens=epochs * updated_rows(trainer, rollouts, rollouts.kept_B).num_tokens,
         rollouts=epochs * int(rollouts.kept_B.sum()),
     )

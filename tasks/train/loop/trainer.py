@@ -174,7 +174,8 @@ class Trainer:
             ratios = torch.from_numpy((old_N - rollouts.logprobs_N)[current_N])
             self.check_sampler([ratios], self.where())
         for part in parts:
-            stats = self.learner.compute_gradient(part, self.slots.loss)
+            cuts_rows = self.slots.cuts_rows
+            stats = self.learner.compute_gradient(part, self.slots.loss, cuts_rows=cuts_rows)
             done.append(stats)
             if stats.num_nonfinite:
                 stats.norms = []  # no optimizer step follows

@@ -27,6 +27,8 @@ EXAMPLE = Settings(cap=1.5, normalize="token")
 
 
 class Method(Loss):
+    separable = True
+
     def __init__(self, settings: Settings) -> None:
         self.cap, self.normalize = settings.cap, settings.normalize
 

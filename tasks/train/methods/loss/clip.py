@@ -49,6 +49,8 @@ EXAMPLE = Settings(clip_low=0.2, clip_high=0.28, ratio="token", normalize="token
 
 
 class Method(Loss):
+    separable = True
+
     def __init__(self, settings: Settings) -> None:
         self.settings, self.normalize = settings, settings.normalize
 

@@ -35,6 +35,8 @@ EXAMPLE = Settings(divergence="tv", limit=0.2, penalty=1e-3, normalize="token")
 
 
 class Method(Loss):
+    separable = True
+
     def __init__(self, settings: Settings) -> None:
         self.settings, self.normalize = settings, settings.normalize
 

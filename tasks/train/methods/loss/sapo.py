@@ -31,6 +31,8 @@ EXAMPLE = Settings(tau_positive=1.0, tau_negative=1.05, normalize="sequence")
 
 
 class Method(Loss):
+    separable = True
+
     def __init__(self, settings: Settings) -> None:
         self.settings, self.normalize = settings, settings.normalize
 

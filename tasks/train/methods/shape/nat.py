@@ -1,0 +1,46 @@
+"""`nat`: train on a random prefix of every completion, which counts for the rest (NAT's random
+prefix cutting, arXiv 2603.06619; rule from digests, with an atom at the end).
+
+A completion of T tokens stays whole with probability `whole`, and is otherwise cut after a token
+that is uniform among the T. The advantage of token t is divided by the probability that it stays,
+whole + (1 - whole) (T - t + 1) / T: the expected gradient is unchanged for a loss that treats each
+token by itself, and others are refused. No weight exceeds 1 / `whole`. The cut does not depend on
+the reward. Tokens behind it are not computed in the update, and not charged for it. Left out:
+masking tokens independently, which saves no compute."""
+
+import numpy as np
+
+from tasks.common.params import settings, share
+from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.slots import Shape
+
+
+@settings
+class Settings:
+    whole: float = 0.5  # probability that a completion stays whole
+
+    def __post_init__(self) -> None:
+        share(train__shape__whole=self.whole)
+
+
+EXAMPLE = Settings(whole=0.5)
+
+
+class Method(Shape):
+    skips_zeros = True
+    cuts_rows = True
+
+    def __init__(self, settings: Settings) -> None:
+        self.whole = settings.whole
+
+    def advantages(
+        self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
+    ) -> Floats:
+        length_B, owner_N = rollouts.completion_tokens_B(), rollouts.owner_N()
+        part = 1.0 - self.whole
+        # the numbers from `whole` to 1 are spread over the lengths
+        share_B = (1.0 - rng.random(len(length_B))) / max(part, 1e-300)
+        cut_B = np.ceil(np.minimum(share_B, 1.0) * length_B)
+        place_N = np.arange(len(owner_N)) - (np.cumsum(length_B) - length_B)[owner_N]
+        stays_N = self.whole + part * (length_B[owner_N] - place_N) / length_B[owner_N]
+        return np.where(place_N < cut_B[owner_N], advantages_N / stays_N, 0.0)
