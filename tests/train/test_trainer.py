@@ -265,13 +265,26 @@ TURNS: dict[str, Any] = {
 """Conversations, whose masks ranks exchange, and a branch, whose trunk all of them go back to."""
 WARM = {"warm_start": {"data": "profile", "steps": 3, "batch_size": 5}}
 """Supervised steps first; of five completions one process takes three."""
+PRUNED: dict[str, Any] = {
+    "updates": {"epochs": 1, "minibatches": 2},
+    "shape": [{"method": name} for name in ("novelty", "pruned_po", "nat")],
+    "loss": {"method": "clip", "normalize": "prompt"},
+}
+"""Random numbers that all ranks draw alike, and rollouts without an end."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "shard"),
-    [({}, "none"), (OBSERVED, "fsdp2"), (REPLAYED, "fsdp2"), (TURNS, "none"), (WARM, "fsdp2")],
-    ids=["plain", "observed", "replayed", "turns", "warm"],
+    [
+        ({}, "none"),
+        (OBSERVED, "fsdp2"),
+        (REPLAYED, "fsdp2"),
+        (TURNS, "none"),
+        (WARM, "fsdp2"),
+        (PRUNED, "fsdp2"),
+    ],
+    ids=["plain", "observed", "replayed", "turns", "warm", "pruned"],
 )
 def test_two_processes_take_the_same_steps_as_one(
     changes: dict[str, Any], shard: str, guesser: Path, tmp_path: Path

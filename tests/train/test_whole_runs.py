@@ -205,6 +205,27 @@ def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
         make_trainer(layout, **changes, divisor="kept")
 
 
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"method": "novelty", "weight": 0.0},
+        {"method": "pruned_po", "drop": 0.0},
+        {"method": "cppo", "drop": 0.0},
+        {"method": "kondo", "keep": 1.0},
+        {"method": "nat", "whole": 1.0},
+    ],
+)
+def test_a_shape_with_neutral_settings_leaves_the_policy_as_it_is(
+    neutral: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 24)
+    trainers = [make_trainer(layout, shape=shape, batch=BATCH) for shape in ([], [neutral])]
+    steps = [run_steps(trainer, 3) for trainer in trainers]
+    assert sum(row["num_updates"] for row in steps[0]) > 1
+    plain, shaped = (list(trainer.learner.model.parameters()) for trainer in trainers)
+    assert all(torch.equal(*pair) for pair in zip(plain, shaped, strict=True))
+
+
 def test_tokens_behind_a_cut_are_not_computed_and_change_nothing(
     guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
