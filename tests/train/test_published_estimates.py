@@ -107,7 +107,8 @@ def test_an_environments_tokens_are_not_steps_of_the_policy() -> None:
         observed=rollouts.observed.take(np.arange(2), np.flatnonzero(own_N)),
     )
     np.testing.assert_allclose(advantages(0.9, rollouts)[own_N], advantages(0.9, short))
-    plain = advantages(1.0, rollouts)
+    plain, last = advantages(1.0, rollouts), [4, 6]
+    np.testing.assert_array_equal(advantages(0.9, rollouts)[last], plain[last])
     assert not np.allclose(advantages(0.9, short), plain[own_N])
     method = values.Method(values.Settings(-1, 4, 1.0, 0.9))
     method.observe(rollouts)
