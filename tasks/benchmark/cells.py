@@ -223,12 +223,13 @@ def parts_of(seconds: Seconds) -> Mapping[str, float]:
 class Passes:
     """The trainer's passes over a step's rollouts: the number of update epochs, whether a slot
     requires a forward pass before the update, whether it also requires the norm of each rollout's
-    gradient, and whether each kept rollout has a KL term."""
+    gradient, and whether each kept rollout has a KL term, or a bonus for the entropy."""
 
     epochs: int = 1
     is_seen: bool = False
     has_norms: bool = False
     has_reference: bool = False
+    has_bonus: bool = False
 
 
 def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
@@ -243,6 +244,7 @@ def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
         is_seen=any(features) or updates["epochs"] * updates["minibatches"] > 1,
         has_norms=any(each.gradient_norms for each in features if each),
         has_reference=train["kl_coefficient"] > 0,
+        has_bonus=recipes.has_bonus(train),
     )
 
 
@@ -257,7 +259,8 @@ def device_seconds(rollouts: pl.DataFrame, passes: Passes, time_of: DeviceTime) 
         whole = prompts + completions
         fresh = ~rows["replayed"].to_numpy()
         kept = rows["kept"].to_numpy()
-        updated = kept if passes.has_reference else rows["advantage"].to_numpy() != 0.0
+        is_all = passes.has_reference or passes.has_bonus
+        updated = kept if is_all else rows["advantage"].to_numpy() != 0.0
         _, first = np.unique(rows["group"].to_numpy()[fresh], return_index=True)
         seconds += Seconds(
             decode=wave_of(prompts[fresh], completions[fresh], time_of),

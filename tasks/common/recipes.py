@@ -71,6 +71,12 @@ def of_cell(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:
     return found
 
 
+def has_bonus(train: Mapping[str, Any]) -> bool:
+    """Return whether the loss in a section `train` has a bonus for the policy's entropy."""
+    entropy = train["loss"].get("entropy") or {}
+    return entropy.get("coefficient", 0.0) > 0.0 or entropy.get("target") is not None
+
+
 def over(base: Any, value: Any) -> Any:
     """Return a key of the section `train` as a recipe changes it: a slot is replaced, other
     mappings are merged."""

@@ -95,6 +95,11 @@ def check_slots(settings: TrainSettings) -> None:
                 f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
                 "train.kl_coefficient asks for the KL of all: set 0"
             )
+        if skipping and recipes.has_bonus({"loss": settings.loss}):
+            problems.add(
+                f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
+                "train.loss.entropy asks for the entropy of all: leave it out"
+            )
         changing = [each for each in shapes if shape_of(each).changes_rewards]
         if estimate.unshaped and changing:
             problems.add(

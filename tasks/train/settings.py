@@ -85,6 +85,36 @@ class Correction:
 
 
 @settings
+class Entropy:
+    """`train.loss.entropy`, of every loss: a bonus for the mean entropy of the policy at the tokens
+    of the kept rollouts. With a target its coefficient is adaptive (Skywork-OR1, arXiv
+    2505.22312): every update moves it by `step`, up while the entropy is at most the target and
+    down otherwise, and there is a bonus only while the entropy is at most the target. The entropy
+    is that of the previous update, since this update's gradient determines its own."""
+
+    coefficient: float = 0.0  # of the bonus; with a target before the first update
+    target: float | None = None  # of the mean entropy, in nats; null: a constant coefficient
+    step: float = 0.005  # of the coefficient, in an update
+    most: float = 1.0  # of the coefficient
+
+    def __post_init__(self) -> None:
+        at_least(0, train__loss__entropy__coefficient=self.coefficient)
+        above_zero(train__loss__entropy__step=self.step, train__loss__entropy__most=self.most)
+        if self.target is not None:
+            above_zero(train__loss__entropy__target=self.target)
+        if self.coefficient > self.most:
+            raise ParamsError(
+                f"train.loss.entropy.coefficient is {self.coefficient:g}, above most "
+                f"({self.most:g}): lower it, or raise most"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether an update may have a bonus."""
+        return self.coefficient > 0.0 or self.target is not None
+
+
+@settings
 class ValidationSettings:
     """`train.validation`: the validation curve."""
 

@@ -36,7 +36,7 @@ from tasks.train.rollouts import (
     Rollouts,
     StepTotals,
 )
-from tasks.train.settings import SLOTS, BatchSettings
+from tasks.train.settings import SLOTS, BatchSettings, Entropy
 from tasks.train.tokens import Normalize, Tokens
 
 if TYPE_CHECKING:
@@ -205,14 +205,33 @@ class Shape(Protocol):
         return advantages_N
 
 
-class Loss(Protocol):
-    """The minimised function. `normalize` is the average over its tokens; a KL term has the same
-    average. With `separable` a token's term does not depend on its rollout's other tokens, unless a
-    setting `ratio` or `normalize` is sequence."""
+@dataclass
+class Bonus:
+    """The coefficient of an entropy bonus with a target, and the mean entropy in the latest
+    update."""
 
+    coefficient: float
+    entropy: float = np.inf
+
+
+class Loss(Protocol):
+    """The minimised function. `normalize` is the average over its tokens; a KL term and the bonus
+    for `entropy` have the same average. Every loss has the setting `entropy`. With `separable` a
+    token's term does not depend on its rollout's other tokens, unless a setting `ratio` or
+    `normalize` is sequence."""
+
+    settings: Any
     state: Any = None
-    normalize: Normalize
     separable: bool = False
+    normalize: Normalize = "token"
+    entropy: Entropy = Entropy()
+
+    def __init__(self, settings: Any = None) -> None:
+        self.settings = settings
+        self.normalize = getattr(settings, "normalize", self.normalize)
+        self.entropy = getattr(settings, "entropy", self.entropy)
+        if self.entropy.target is not None:
+            self.state = Bonus(self.entropy.coefficient)
 
     def __call__(
         self, tokens: Tokens, totals: StepTotals
@@ -224,6 +243,25 @@ class Loss(Protocol):
         """Return the factor of this update's learning rate, from the logarithms of its rollouts'
         importance weights (old policy over sampler, not capped), of all ranks."""
         return 1.0
+
+    def bonus(self) -> float:
+        """Return the coefficient of the entropy bonus in the next update."""
+        if self.state is None:
+            return self.entropy.coefficient
+        return float(self.state.coefficient) if self.is_low() else 0.0
+
+    def is_low(self) -> bool:
+        """Return whether the entropy of the latest update is at most the target."""
+        return bool(self.state.entropy <= self.entropy.target)
+
+    def observe_entropy(self, entropy: float) -> None:
+        """Move the coefficient of a bonus with a target, by the mean entropy of an update over all
+        ranks."""
+        if self.state is None:
+            return
+        self.state.entropy = entropy
+        moved = self.state.coefficient + self.entropy.step * (1.0 if self.is_low() else -1.0)
+        self.state.coefficient = min(max(moved, 0.0), self.entropy.most)
 
 
 @dataclass(frozen=True)

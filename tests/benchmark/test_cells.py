@@ -22,6 +22,7 @@ from tests.parameters import every_value
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = every_value()
+BONUS = {"method": "clip", "entropy": {"coefficient": 0.01}}
 ROW = {
     "step": 0,
     "prompt_id": "5d41402abc4b2a76",
@@ -98,6 +99,7 @@ def test_what_is_scored_beside_is_read_at_the_length_of_the_rollouts() -> None:
         ("winnow", {}, Passes()),
         ("replay", {}, Passes()),
         ("grpo", {"kl_coefficient": 0.1}, Passes(has_reference=True)),
+        ("grpo", {"loss": BONUS}, Passes(has_bonus=True)),
         ("f_tis", {}, Passes(is_seen=True)),
         ("poise", {}, Passes(is_seen=True)),
         ("value_probe", {}, Passes(is_seen=True)),

@@ -30,10 +30,13 @@ from tests.train.worlds import PARAMS, make_trainer, make_world
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
 COMPONENTS = {"recipe": "r", "seed": 0}
+# it rises with every update of any rank
+BONUS = {"method": "clip", "entropy": {"coefficient": 0.05, "target": 10.0, "step": 0.01}}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "reference": {"train": {"kl_coefficient": 0.1}},
     "epochs": {"train": {"kl_coefficient": 0.1, "updates": {"epochs": 2, "minibatches": 1}}},
+    "bonus": {"train": {"loss": BONUS}},
     "branches": {"train": {"branches": [0.1], "decay_share": 0.5}},
     "adapters": {
         "train": {

@@ -122,10 +122,11 @@ class Learner:
             self.version,
         )
 
-    def has_gradient(self, rollouts: Rollouts) -> Bools:
+    def has_gradient(self, rollouts: Rollouts, loss: Loss) -> Bools:
         """Return [B] the kept rollouts with a gradient. They are computed, and charged in
-        `charged_mixed`. Advantage 0 has no gradient, unless there is a KL term."""
-        if self.reference is not None:
+        `charged_mixed`. Advantage 0 has no gradient, unless there is a KL term or a bonus for the
+        entropy."""
+        if self.reference is not None or loss.entropy.is_on:
             return rollouts.kept_B
         return rollouts.kept_B & rollouts.has_advantage_B()
 
@@ -140,7 +141,7 @@ class Learner:
         """
         totals, kept = self.totals(rollouts), self.sums(rollouts, rollouts.kept_B)
         rollouts = rollouts.without_tails() if cuts_rows else rollouts
-        rows = self.shard_rows(rollouts, self.has_gradient(rollouts))
+        rows = self.shard_rows(rollouts, self.has_gradient(rollouts, loss))
         batches = self.micro_batches(rollouts, rows)
         fillers = self.fillers(rollouts, batches)
         objective, architecture = self.objective(loss), self.policy.architecture
@@ -181,7 +182,7 @@ class Learner:
         in the loss, and the executed FLOPs. Without a reference, return the rollouts."""
         if self.reference is None or rollouts.observed is None:
             return rollouts, 0.0
-        mine = self.shard_rows(rollouts, self.has_gradient(rollouts))
+        mine = self.shard_rows(rollouts, self.has_gradient(rollouts, loss))
         with adapters_off(self.reference):
             own = self.observe_rows(rollouts, mine, PLAIN, loss, self.reference)
         parts = self.ranks.all_gather(own)

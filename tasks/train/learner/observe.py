@@ -73,7 +73,7 @@ def observe(
         if objective.share_prompts:
             batch.shared[0].biases.clear()  # the biases of all micro-batches may not fit
         logprobs.append(logprobs_N.detach().float())
-        entropies.append(entropies_N.float())
+        entropies.append(entropies_N.detach().float())
     nothing = torch.zeros(0, device=model.device)
     lists = logprobs, entropies, norms, prompts
     read = to_host([torch.cat([nothing, *parts]) for parts in lists])

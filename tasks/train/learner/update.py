@@ -12,6 +12,7 @@ Legend: B rollouts of a micro-batch, Q prompts in it, P prompt positions, T posi
 completion tokens, N = the completion tokens of the micro-batch, D hidden size, V vocabulary."""
 
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -91,8 +92,8 @@ def accumulate_gradients(
     kept: StepTotals | None = None,
 ) -> UpdateStats:
     """Add the gradient of the whole step's objective to the parameters. Rollouts without old
-    log-probabilities use the policy's own. The loss is divided by `totals`, and the KL term, a sum
-    over the kept rollouts, by their totals `kept` (None: all rollouts are kept)."""
+    log-probabilities use the policy's own. The loss is divided by `totals`, and the KL term and the
+    entropy bonus, sums over the kept rollouts, by their totals `kept` (None: all are kept)."""
     stats, unread = UpdateStats(), list[dict[str, torch.Tensor]]()
     trained_N, is_current_N = rollouts.trained_N(), rollouts.is_current_N(objective.version)
     for batch in batches:
@@ -122,6 +123,9 @@ def accumulate_gradients(
             kl_N = unbiased_kl(tokens, reference_N[own])
             kl = average(kl_N, tokens, kept or totals, objective.loss.normalize)
             part = part + objective.kl_coefficient * kl
+        if bonus := objective.loss.bonus():
+            entropy = average(entropy_N, tokens, kept or totals, objective.loss.normalize)
+            part = part - bonus * entropy
 
         part.backward()
 
@@ -233,7 +237,8 @@ def accumulate_nothing(
 def token_logprobs(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return [N] the completion's log-probabilities at sampling temperature, and [N] entropies."""
+    """Return [N] the completion's log-probabilities at sampling temperature, and [N] entropies,
+    which have a gradient if the loss has a bonus for them."""
     return call(compute_logprobs, model, batch, objective)
 
 
@@ -254,30 +259,59 @@ def compute_logprobs(
 def chunked_logprobs(
     model: PreTrainedModel, hidden_ND: torch.Tensor, targets_N: torch.Tensor, objective: Objective
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return [N] log-probabilities and [N] entropies (without gradient). At any time there are only
-    the logits [n, V] of one chunk."""
-    size = objective.tokens_per_chunk
+    """Return [N] log-probabilities and [N] entropies. At any time there are only the logits [n, V]
+    of one chunk."""
+    size, has_bonus = objective.tokens_per_chunk, objective.loss.bonus() > 0.0
+    settings = objective.temperature, has_bonus
     if len(hidden_ND) <= size:
-        return project(model, hidden_ND, targets_N, objective.temperature)
+        return project(model, hidden_ND, targets_N, *settings)
     parts = [
-        checkpoint(project, model, hidden, targets, objective.temperature, use_reentrant=False)
+        checkpoint(project, model, hidden, targets, *settings, use_reentrant=False)
         for hidden, targets in zip(hidden_ND.split(size), targets_N.split(size), strict=True)
     ]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
 def project(
-    model: PreTrainedModel, hidden_ND: torch.Tensor, targets_N: torch.Tensor, temperature: float
+    model: PreTrainedModel,
+    hidden_ND: torch.Tensor,
+    targets_N: torch.Tensor,
+    temperature: float,
+    has_bonus: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return [N] log-probabilities of the targets and [N] entropies, in float32."""
+    """Return [N] log-probabilities of the targets and [N] entropies, in float32. The entropies have
+    a gradient if there is a bonus for them."""
     # in float32 also under autocast: a bfloat16 head changes log-probabilities by over a percent
     with torch.autocast(hidden_ND.device.type, enabled=False):
         logits_NV = head_logits(model, hidden_ND.float())
     logprobs_NV = (logits_NV / temperature).log_softmax(-1)
-    with torch.no_grad():
-        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+    entropy_N = entropies(logprobs_NV if has_bonus else logprobs_NV.detach())
     # by a sum of one, not by a view: FSDP adds its hooks to the outputs of a forward
     return logprobs_NV.gather(-1, targets_N[:, None]).sum(-1), entropy_N
+
+
+def entropies(logprobs_NV: torch.Tensor) -> torch.Tensor:
+    """Return [N] the entropies of distributions."""
+    entropy_N: torch.Tensor = Entropies.apply(logprobs_NV)  # type: ignore[no-untyped-call]
+    return entropy_N
+
+
+class Entropies(torch.autograd.Function):
+    """`entropies`, whose backward pass needs no other stored array [N, V]. Its gradient is that by
+    the logits, which `log_softmax` leaves as it is because its sum over V is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, logprobs_NV: torch.Tensor) -> torch.Tensor:
+        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+        ctx.save_for_backward(logprobs_NV, entropy_N)
+        return entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, gradient_N: torch.Tensor) -> torch.Tensor:
+        logprobs_NV, entropy_N = ctx.saved_tensors
+        rising_NV = (logprobs_NV + entropy_N[:, None]).mul_(logprobs_NV.exp())
+        falling_NV: torch.Tensor = rising_NV.mul_(-gradient_N[:, None])
+        return falling_NV
 
 
 def enable_activation_checkpointing(model: PreTrainedModel) -> None:

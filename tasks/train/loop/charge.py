@@ -15,7 +15,8 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
     architecture, learner = trainer.run.policy.architecture, trainer.learner
 
     is_charged = account == "charged"
-    updated_B: Bools = rollouts.kept_B if is_charged else learner.has_gradient(rollouts)
+    with_gradient_B = learner.has_gradient(rollouts, trainer.slots.loss)
+    updated_B: Bools = rollouts.kept_B if is_charged else with_gradient_B
     update = pass_cost(account, architecture, updated_rows(trainer, rollouts, updated_B))
     num_passes = learner.update_factor * trainer.run.settings.updates.epochs
     features = trainer.features()

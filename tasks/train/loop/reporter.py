@@ -76,6 +76,8 @@ class Reporter:
             described = trainer.slots.control.describe().items()
             waiting = [batch.fresh.table for batch in buffer.batches[buffer.num_complete :]]
         values = {f"control/{name}": value for name, value in described}
+        if trainer.slots.loss.entropy.target is not None:
+            values["entropy_coefficient"] = trainer.slots.loss.bonus()
         if trainer.run.settings.num_ahead:
             sampled = buffer.seconds - self.sampled
             waited = state.seconds.get("wait", 0.0) - self.waited

@@ -160,14 +160,15 @@ class Trainer:
             # the gradient may not show a non-finite policy, since no group may be mixed
             self.skip_nonfinite(rollouts, 0)
             return UpdateStats(num_nonfinite=1)
-        updates, done = self.run.settings.updates, [UpdateStats()]
-        if self.learner.has_gradient(rollouts).any():
+        updates, loss = self.run.settings.updates, self.slots.loss
+        done = [UpdateStats()]
+        if self.learner.has_gradient(rollouts, loss).any():
             self.free_engine()
             if updates.epochs > 1:
-                observed = self.learner.observe_reference(rollouts, self.slots.loss)
+                observed = self.learner.observe_reference(rollouts, loss)
                 rollouts, done[0].reference_flops = observed
         parts = minibatches(rollouts, updates, rng)
-        parts = [part for part in parts if self.learner.has_gradient(part).any()]
+        parts = [part for part in parts if self.learner.has_gradient(part, loss).any()]
         old_N = rollouts.old_logprobs_N
         if old_N is not None:  # in this pass all fresh rollouts are current
             current_N = rollouts.trained_N() & rollouts.is_current_N(self.learner.version)
@@ -175,7 +176,7 @@ class Trainer:
             self.check_sampler([ratios], self.where())
         for part in parts:
             cuts_rows = self.slots.cuts_rows
-            stats = self.learner.compute_gradient(part, self.slots.loss, cuts_rows=cuts_rows)
+            stats = self.learner.compute_gradient(part, loss, cuts_rows=cuts_rows)
             done.append(stats)
             if stats.num_nonfinite:
                 stats.norms = []  # no optimizer step follows
@@ -183,7 +184,8 @@ class Trainer:
                 break
             self.check_sampler(stats.log_ratios, self.where())
             log_weights_B = torch.cat(stats.log_weights).double().numpy()
-            stats.rate_factors = [self.slots.loss.rate_factor(log_weights_B)]
+            stats.rate_factors = [loss.rate_factor(log_weights_B)]
+            loss.observe_entropy(stats.entropy / max(stats.num_tokens, 1))
             self.learner.step(rate * stats.rate_factors[0])
         return merge_stats(done)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tasks.common.params import above_zero, settings
 from tasks.train.rollouts import StepTotals
+from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
 from tasks.train.tokens import Normalize, Tokens, average
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 class Settings:
     cap: float = 5.0  # of the ratio
     normalize: Normalize = "token"  # how the step's tokens are averaged
+    entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 
     def __post_init__(self) -> None:
         above_zero(train__loss__cap=self.cap)
@@ -28,17 +30,15 @@ EXAMPLE = Settings(cap=1.5, normalize="token")
 
 class Method(Loss):
     separable = True
-
-    def __init__(self, settings: Settings) -> None:
-        self.cap, self.normalize = settings.cap, settings.normalize
+    settings: Settings
 
     def __call__(
         self, tokens: Tokens, totals: StepTotals
     ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
         """Return the micro-batch's share of the step's loss; `clipped`: tokens at the cap."""
         ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).detach().exp()
-        weights_N = ratio_N.clamp(max=self.cap) * tokens.weights_N
+        weights_N = ratio_N.clamp(max=self.settings.cap) * tokens.weights_N
         gain_N = weights_N * tokens.advantages_N * tokens.logprobs_N
         return -average(gain_N, tokens, totals, self.normalize), {
-            "clipped": (ratio_N > self.cap).sum()
+            "clipped": (ratio_N > self.settings.cap).sum()
         }

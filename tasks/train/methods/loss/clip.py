@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tasks.common.params import ParamsError, settings
 from tasks.train.rollouts import StepTotals
+from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
 from tasks.train.tokens import Level, Normalize, Tokens, average
 
@@ -32,6 +33,7 @@ class Settings:
     normalize: Normalize = "token"  # how the step's tokens are averaged
     dual: float | None = None  # ratio above which a negative advantage has no gradient, above 1
     max_ratio: float | None = None  # cap on the ratio itself, for advantages of both signs
+    entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 
     def __post_init__(self) -> None:
         if self.dual is not None and self.dual <= 1.0:
@@ -50,9 +52,7 @@ EXAMPLE = Settings(clip_low=0.2, clip_high=0.28, ratio="token", normalize="token
 
 class Method(Loss):
     separable = True
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.normalize = settings, settings.normalize
+    settings: Settings
 
     def __call__(
         self, tokens: Tokens, totals: StepTotals

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tasks.common.params import above_zero, at_least, settings
 from tasks.train.rollouts import StepTotals
+from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
 from tasks.train.tokens import Normalize, Tokens, average
 
@@ -25,6 +26,7 @@ class Settings:
     limit: float = 0.2  # of the divergence; 0.05 with kl
     penalty: float = 0.0  # on the squared log-ratio
     normalize: Normalize = "token"  # how the step's tokens are averaged
+    entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 
     def __post_init__(self) -> None:
         above_zero(train__loss__limit=self.limit)
@@ -36,9 +38,7 @@ EXAMPLE = Settings(divergence="tv", limit=0.2, penalty=1e-3, normalize="token")
 
 class Method(Loss):
     separable = True
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.normalize = settings, settings.normalize
+    settings: Settings
 
     def __call__(
         self, tokens: Tokens, totals: StepTotals

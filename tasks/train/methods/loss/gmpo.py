@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tasks.common.params import above_zero, settings
 from tasks.train.rollouts import StepTotals
+from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
 from tasks.train.tokens import Tokens, average
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 @settings
 class Settings:
     clip: float = 0.4  # of a token's log-ratio
+    entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 
     def __post_init__(self) -> None:
         above_zero(train__loss__clip=self.clip)
@@ -27,22 +29,21 @@ EXAMPLE = Settings(clip=0.4)
 
 
 class Method(Loss):
+    settings: Settings
     normalize = "sequence"
-
-    def __init__(self, settings: Settings) -> None:
-        self.clip = settings.clip
 
     def __call__(
         self, tokens: Tokens, totals: StepTotals
     ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
         """Return the micro-batch's share of the step's loss; `clipped`: tokens beyond the clip."""
+        limit = self.settings.clip
         log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
         # no gain beyond the clip: above for A > 0, below for A < 0
         is_positive_N = tokens.advantages_N > 0
-        is_clipped_N = ((log_ratio_N > self.clip) & is_positive_N) | (
-            (log_ratio_N < -self.clip) & ~is_positive_N
+        is_clipped_N = ((log_ratio_N > limit) & is_positive_N) | (
+            (log_ratio_N < -limit) & ~is_positive_N
         )
-        bounded_N = log_ratio_N.clamp(-self.clip, self.clip)
+        bounded_N = log_ratio_N.clamp(-limit, limit)
         bounded_N = bounded_N.where(is_clipped_N, log_ratio_N)
         mean_B = tokens.by_row(bounded_N.detach()) / tokens.length_B()
         # each token has its own share of the gradient, so a masked token has none

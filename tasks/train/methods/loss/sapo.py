@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tasks.common.params import above_zero, settings
 from tasks.train.rollouts import StepTotals
+from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
 from tasks.train.tokens import Normalize, Tokens, average
 
@@ -20,6 +21,7 @@ class Settings:
     tau_positive: float = 1.0  # steepness of the gate where the advantage is positive
     tau_negative: float = 1.05  # and elsewhere
     normalize: Normalize = "sequence"  # how the step's tokens are averaged
+    entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 
     def __post_init__(self) -> None:
         above_zero(
@@ -32,9 +34,7 @@ EXAMPLE = Settings(tau_positive=1.0, tau_negative=1.05, normalize="sequence")
 
 class Method(Loss):
     separable = True
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.normalize = settings, settings.normalize
+    settings: Settings
 
     def __call__(
         self, tokens: Tokens, totals: StepTotals

@@ -14,6 +14,7 @@ import numpy as np
 
 from tasks.common.params import ParamsError, settings
 from tasks.train.rollouts import Floats, StepTotals
+from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
 from tasks.train.tokens import Normalize, Tokens, average
 
@@ -26,6 +27,7 @@ class Settings:
     base: float = 1.0  # factor of the learning rate at the full effective sample size
     power: float = 0.5  # of the effective share of the sample
     normalize: Normalize = "token"  # how the step's tokens are averaged
+    entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 
     def __post_init__(self) -> None:
         if not 0.0 < self.base <= 1.0:
@@ -36,8 +38,7 @@ EXAMPLE = Settings(base=1.0, power=0.5, normalize="token")
 
 
 class Method(Loss):
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.normalize = settings, settings.normalize
+    settings: Settings
 
     def __call__(
         self, tokens: Tokens, totals: StepTotals

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tasks.common.params import at_least, settings
 from tasks.train.rollouts import StepTotals
+from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
 from tasks.train.tokens import Normalize, Tokens, average
 
@@ -25,6 +26,7 @@ class Settings:
     power_negative: float = 3.0  # k where it is below
     decay_negative: float = 2.0  # lambda there
     normalize: Normalize = "sequence"  # how the step's tokens are averaged
+    entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 
     def __post_init__(self) -> None:
         at_least(
@@ -40,8 +42,7 @@ EXAMPLE = Settings(normalize="sequence")
 
 
 class Method(Loss):
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.normalize = settings, settings.normalize
+    settings: Settings
 
     def __call__(
         self, tokens: Tokens, totals: StepTotals
