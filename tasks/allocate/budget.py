@@ -111,10 +111,9 @@ def planned(compared: Compared, train: Values) -> Planned:
 
 def rollout_cost(account: str, architecture: Architecture, plan: Planned, train: Values) -> float:
     """Return the cost of a rollout of the plan in the account, generation and update. Rollouts
-    without a gradient are updated only in `charged`; with a KL term or a bonus for the entropy all
-    have a gradient. The cheaper update of adapters, replay, and features of slots are not
-    included."""
-    updates, has_reference = train["updates"], train["kl_coefficient"] > 0
+    without a gradient are updated only in `charged`; with a reference or an entropy bonus all have
+    a gradient. The cheaper update of adapters, replay, and features of slots are not included."""
+    updates, has_reference = train["updates"], recipes.has_reference(train)
     is_all = account == "charged" or has_reference or recipes.has_bonus(train)
     updated = plan.kept if is_all else min(plan.kept, plan.mixed)
     num_passes: float = updated * (3.0 * updates["epochs"] + has_reference)

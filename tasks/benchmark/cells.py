@@ -223,7 +223,7 @@ def parts_of(seconds: Seconds) -> Mapping[str, float]:
 class Passes:
     """The trainer's passes over a step's rollouts: the number of update epochs, whether a slot
     requires a forward pass before the update, whether it also requires the norm of each rollout's
-    gradient, and whether each kept rollout has a KL term, or a bonus for the entropy."""
+    gradient, and whether each kept rollout has a reference, or a bonus for the entropy."""
 
     epochs: int = 1
     is_seen: bool = False
@@ -243,7 +243,7 @@ def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
         epochs=updates["epochs"],
         is_seen=any(features) or updates["epochs"] * updates["minibatches"] > 1,
         has_norms=any(each.gradient_norms for each in features if each),
-        has_reference=train["kl_coefficient"] > 0,
+        has_reference=recipes.has_reference(train),
         has_bonus=recipes.has_bonus(train),
     )
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.common import params
+from tasks.common import params, registry
 from tasks.common.params import ParamsError, unknown
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "recipes"
+LOSSES = Path(__file__).parents[1] / "train" / "methods" / "loss"
 KEYS = ("from", "allocate", "train")
 CHOICES = ("method", "strategy")
 """Keys that determine the meaning of the other keys of a mapping."""
@@ -69,6 +70,13 @@ def of_cell(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:
         if path.exists():
             found[key] = params.load(path)[key]
     return found
+
+
+def has_reference(train: Mapping[str, Any]) -> bool:
+    """Return whether a section `train` needs the log-probabilities of a reference, for a KL term or
+    for its loss."""
+    file = LOSSES / f"{train['loss'].get('method')}.py"
+    return train["kl_coefficient"] > 0.0 or registry.declares(file, "reads_reference")
 
 
 def has_bonus(train: Mapping[str, Any]) -> bool:

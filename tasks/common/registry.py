@@ -43,9 +43,9 @@ def check(package: ModuleType, name: Any, where: str) -> None:
 
 
 def declares(file: Path, flag: str) -> bool:
-    """Return whether a method's file has a line `flag = True`. The file is read, not imported: the
-    caller need not load its dependencies."""
-    lines = ast.parse(file.read_bytes()).body if file.exists() else []
+    """Return whether a method's file has a line `flag = True`, of the module or of a class. The
+    file is read, not imported: the caller need not load its dependencies."""
+    lines = ast.walk(ast.parse(file.read_bytes())) if file.exists() else []
     return any(
         isinstance(line, ast.Assign)
         and [ast.unparse(target) for target in line.targets] == [flag]

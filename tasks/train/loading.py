@@ -17,7 +17,7 @@ from tasks.common.params import ParamsError, gathered, listed, parse, settings
 from tasks.train.plan import Plan
 from tasks.train.profile import Profile
 from tasks.train.settings import SLOTS, Spec, TrainSettings, with_method
-from tasks.train.slots import Advantage, Control, Select, Shape, Slots
+from tasks.train.slots import Advantage, Control, Loss, Select, Shape, Slots
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +99,17 @@ def check_slots(settings: TrainSettings) -> None:
             problems.add(
                 f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
                 "train.loss.entropy asks for the entropy of all: leave it out"
+            )
+        goal: type[Loss] = method_of("loss", settings.loss)[0].Method
+        if goal.reads_reference and skipping:
+            problems.add(
+                f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
+                f"train.loss {settings.loss['method']} learns from all: use another of the two"
+            )
+        if goal.reads_reference and settings.warm_start is not None:
+            problems.add(
+                f"train.loss {settings.loss['method']} compares the policy with the initial one, "
+                "and train.warm_start moves it away from there: leave one of the two out"
             )
         changing = [each for each in shapes if shape_of(each).changes_rewards]
         if estimate.unshaped and changing:

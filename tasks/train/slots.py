@@ -218,13 +218,15 @@ class Loss(Protocol):
     """The minimised function. `normalize` is the average over its tokens; a KL term and the bonus
     for `entropy` have the same average. Every loss has the setting `entropy`. With `separable` a
     token's term does not depend on its rollout's other tokens, unless a setting `ratio` or
-    `normalize` is sequence."""
+    `normalize` is sequence. With `reads_reference` the tokens have the log-probabilities of the
+    reference, and all kept rollouts have a gradient, also those of advantage 0."""
 
     settings: Any
     state: Any = None
     separable: bool = False
     normalize: Normalize = "token"
     entropy: Entropy = Entropy()
+    reads_reference: bool = False
 
     def __init__(self, settings: Any = None) -> None:
         self.settings = settings

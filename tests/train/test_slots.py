@@ -86,9 +86,21 @@ def test_select(name: str) -> None:
     comes_back(choose)
 
 
+def solved_half() -> Profile:
+    """A profile of the prompts, each with a correct and a wrong sample."""
+    prompts = prompts_of(1000)
+    rows = [
+        {**SAMPLES.example, "prompt_id": prompt_id, "sample_index": k, "outcome": outcome}
+        for prompt_id in prompts["prompt_id"].head(20)
+        for k, outcome in enumerate(("correct", "wrong"))
+    ]
+    table = SAMPLES.frame(rows).with_columns(reward=(pl.col("outcome") == "correct").cast(float))
+    return Profile(table, Prompts(prompts, lambda rows: []))
+
+
 @pytest.mark.parametrize("name", names(advantage))
 def test_advantage(name: str) -> None:
-    estimate: Advantage = make(advantage, name)
+    estimate: Advantage = make(advantage, name, profile=solved_half())
     advantages = estimate(observed_of(rollouts_of(REWARDS, GROUPS)))
     assert np.isfinite(advantages).all()
     if estimate.needs_group:
@@ -106,7 +118,7 @@ def test_advantage(name: str) -> None:
 
 @pytest.mark.parametrize("name", names(advantage))
 def test_an_advantage_does_not_depend_on_the_order_of_groups_nor_on_a_restart(name: str) -> None:
-    estimate: Advantage = make(advantage, name)
+    estimate: Advantage = make(advantage, name, profile=solved_half())
     lengths = [3, 1, 4, 2, 2, 5, 1, 3]
     steps = [observed_of(rollouts_of(REWARDS, GROUPS, lengths), seed) for seed in range(3)]
     for rollouts in steps[:2]:  # some learn from a step
@@ -115,7 +127,7 @@ def test_an_advantage_does_not_depend_on_the_order_of_groups_nor_on_a_restart(na
     found, last = estimate(steps[2]), steps[2]
     assert np.isfinite(found).all()
     assert len(found) in (len(REWARDS), sum(lengths))
-    again: Advantage = make(advantage, name)
+    again: Advantage = make(advantage, name, profile=solved_half())
     if estimate.state is not None:
         fill_state(again.state, values_of(estimate.state))
     np.testing.assert_array_equal(again(last), found)
@@ -159,12 +171,12 @@ def test_shape(name: str) -> None:
 def tokens_of(lengths: list[int], rows: list[int], seed: int = 0) -> Tokens:
     """Random tokens of the rollouts `rows`; rollout i has `lengths[i]` of them."""
     generator = torch.Generator().manual_seed(seed)
-    values = torch.randn((4, sum(lengths)), generator=generator, dtype=torch.float64)
+    values = torch.randn((5, sum(lengths)), generator=generator, dtype=torch.float64)
     values[2] = values[2].exp()
     owners = np.repeat(np.arange(len(lengths)), lengths)
     mine = np.flatnonzero(np.isin(owners, rows))
     row_N = torch.from_numpy(np.searchsorted(rows, owners[mine]))
-    return Tokens(*values[:, mine], row_N, len(rows))
+    return Tokens(*values[:4, mine], row_N, len(rows), values[4, mine])
 
 
 @pytest.mark.parametrize("name", names(loss))

@@ -4,7 +4,7 @@
 generated token, 6 P T for every token that enters the loss, 2 P T for every token scored by a
 reference, where T counts prompt and completion of every rollout. *charged_mixed* is the same, but
 charges an update only for rollouts with a gradient: rollouts with a non-zero advantage, and with a
-KL term or a bonus for the entropy all kept rollouts. So a dead group costs nothing, whichever slot
+reference or an entropy bonus all kept rollouts. So a dead group costs nothing, whichever slot
 excludes it. The bonus itself costs a few operations per logit, which like the softmax are not
 counted: a logit costs 6 D of them in an update, D being the hidden size.
 *charged_paper* is sGPO's flat rate (arXiv 2606.08854): 2 P T for profiling, 12 P T for training

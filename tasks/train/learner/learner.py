@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from tasks.common import recipes
 from tasks.engines.memory import TrainingMemory, training_memory
 from tasks.engines.settings import Sampling
 from tasks.models.adapters import adapters_off, has_adapters, is_quantized, num_adapter_parameters
@@ -67,7 +68,7 @@ def memory_of(
         num_cast if settings.dtype == "bfloat16" else 0,
         model.config.get_text_config().vocab_size,
         num_trained=num_adapter_parameters(model) if adapted else None,
-        has_reference=settings.kl_coefficient > 0 and not adapted,
+        has_reference=recipes.has_reference(vars(settings)) and not adapted,
         tokens_per_chunk=min(memory.tokens_per_logprob_chunk, memory.max_tokens_per_micro_batch),
         num_shards=num_ranks if memory.shard != "none" else None,
         optimizer_bits=settings.optimizer_bits,
@@ -75,8 +76,8 @@ def memory_of(
 
 
 def reference_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the reference of the KL term: a copy of the current policy. With adapters, return the
-    model itself: its adapters are turned off instead."""
+    """Return the reference of the KL term or of the loss: a copy of the current policy.
+    With adapters, return the model itself: its adapters are turned off instead."""
     return model if has_adapters(model) else copy.deepcopy(model).requires_grad_(False)
 
 
@@ -98,7 +99,7 @@ class Learner:
         self.policy, self.model, self.ranks = policy, model, ranks
         self.settings, self.memory, self.sampling = settings, memory, sampling
         self.version = 0  # number of updates
-        has_reference = settings.kl_coefficient > 0
+        has_reference = recipes.has_reference(vars(settings))
         self.reference = reference_of(model) if has_reference else None
         if memory.activation_checkpointing:
             enable_activation_checkpointing(model)
@@ -115,18 +116,22 @@ class Learner:
             loss,
             self.settings.correction,
             self.sampling.temperature,
-            self.reference,
+            self.reference if self.reads_reference(loss) else None,
             self.settings.kl_coefficient,
             self.memory.share_prompts,
             self.memory.tokens_per_logprob_chunk,
             self.version,
         )
 
+    def reads_reference(self, loss: Loss) -> bool:
+        """Return whether the objective with this loss needs the reference's log-probabilities."""
+        return self.settings.kl_coefficient > 0 or loss.reads_reference
+
     def has_gradient(self, rollouts: Rollouts, loss: Loss) -> Bools:
         """Return [B] the kept rollouts with a gradient. They are computed, and charged in
-        `charged_mixed`. Advantage 0 has no gradient, unless there is a KL term or a bonus for the
+        `charged_mixed`. Advantage 0 has no gradient, unless there is a reference or a bonus for the
         entropy."""
-        if self.reference is not None or loss.entropy.is_on:
+        if self.reads_reference(loss) or loss.entropy.is_on:
             return rollouts.kept_B
         return rollouts.kept_B & rollouts.has_advantage_B()
 

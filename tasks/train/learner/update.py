@@ -33,7 +33,8 @@ from tasks.train.tokens import Tokens, average
 
 @dataclass(frozen=True)
 class Objective:
-    """The objective of a step. `reference` is the policy of the KL term, None without one."""
+    """The objective of a step. `reference` is the policy of the KL term, or of the loss, None
+    without one."""
 
     loss: Loss
     correction: Correction
@@ -110,28 +111,26 @@ def accumulate_gradients(
         if rollouts.old_logprobs_N is not None:
             old_N = of_batch(batch, rollouts.old_logprobs_N, logprobs_N)[own]
         advantages_N = of_batch(batch, rollouts.advantages_N, logprobs_N)[own]
-        rows = batch.row_N[own], len(batch.rows)
-        tokens, cut_N = corrected_tokens(
-            logprobs_N, old_N, sampler_N, advantages_N, *rows, objective.correction
-        )
+        place = batch.row_N[own], len(batch.rows), objective.correction
+        tokens, cut_N = corrected_tokens(logprobs_N, old_N, sampler_N, advantages_N, *place)
         tokens = replace(tokens, group_B=batch.group_B)
-        part, sums = objective.loss(tokens, totals)
-
-        # the KL term to the reference, averaged like the loss, but over the kept rollouts
         kl_N = logprobs_N[:0]
         if reference_N is not None:
+            tokens = replace(tokens, reference_logprobs_N=reference_N[own])
             kl_N = unbiased_kl(tokens, reference_N[own])
-            kl = average(kl_N, tokens, kept or totals, objective.loss.normalize)
-            part = part + objective.kl_coefficient * kl
-        if bonus := objective.loss.bonus():
-            entropy = average(entropy_N, tokens, kept or totals, objective.loss.normalize)
-            part = part - bonus * entropy
+        part, sums = objective.loss(tokens, totals)
 
+        # the KL term and the bonus, averaged like the loss, but over the kept rollouts
+        coefficients = objective.kl_coefficient, -objective.loss.bonus()
+        for coefficient, values_N in zip(coefficients, (kl_N, entropy_N), strict=True):
+            if coefficient:
+                mean = average(values_N, tokens, kept or totals, objective.loss.normalize)
+                part = part + coefficient * mean
         part.backward()
 
         # statistics stay on the device: reading them here would make the host wait
-        clipped, weights_N = sums["clipped"], tokens.weights_N
-        unread.append(statistics(part, clipped, entropy_N, kl_N, cut_N, weights_N))
+        clipped = sums["clipped"]
+        unread.append(statistics(part, clipped, entropy_N, kl_N, cut_N, tokens.weights_N))
         is_current = chosen(is_current_N[batch.places_N][own_N], batch.device)
         stats.log_ratios.append((logprobs_N.detach() - sampler_N)[is_current])
         stats.log_weights.append(tokens.by_row(old_N - sampler_N))

@@ -1,0 +1,51 @@
+"""`regression`: the log-ratio of policy and reference is regressed on the advantage (A*-PO, arXiv
+2505.20686).
+
+A completion's loss is (beta * sum of its log-ratios - advantage)^2, averaged over completions. With
+the advantage `a_star` it is 0 at the optimum of the reward minus beta times the KL divergence from
+the reference, which is the initial policy. There is no ratio and no clip: a batch may be used for
+several updates. At the reference the gradient is REINFORCE's times 2 beta."""
+
+from typing import TYPE_CHECKING
+
+from tasks.common.params import above_zero, settings
+from tasks.train.rollouts import StepTotals
+from tasks.train.settings import Entropy
+from tasks.train.slots import Loss
+from tasks.train.tokens import Tokens
+
+if TYPE_CHECKING:
+    import torch
+
+
+@settings
+class Settings:
+    beta: float = 1.0e-3  # of the log-ratio, in units of reward
+    entropy: Entropy = Entropy()  # a bonus for the policy's entropy
+
+    def __post_init__(self) -> None:
+        above_zero(train__loss__beta=self.beta)
+
+
+EXAMPLE = Settings(beta=0.1)
+
+
+class Method(Loss):
+    settings: Settings
+    normalize = "sequence"
+    reads_reference = True
+
+    def __call__(
+        self, tokens: Tokens, totals: StepTotals
+    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
+        """Return the micro-batch's share of the step's loss; nothing is clipped."""
+        assert tokens.reference_logprobs_N is not None
+        length_B = tokens.length_B()
+        log_ratio_B = tokens.by_row(tokens.logprobs_N - tokens.reference_logprobs_N)
+        advantage_B, weight_B = (
+            tokens.by_row(values_N) / length_B
+            for values_N in (tokens.advantages_N, tokens.weights_N)
+        )
+        error_B = self.settings.beta * log_ratio_B - advantage_B
+        loss = (weight_B * error_B**2).sum() / totals.num_rollouts
+        return loss, {"clipped": loss.new_zeros(())}
