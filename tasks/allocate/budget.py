@@ -22,6 +22,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.params import Budget, Experiment, ParamsError, section
 from tasks.common.statistics import half_width, mixed_probability, needed_for_a_point, score_prompts
+from tasks.models.folder import reference_parameters
 
 Values = Mapping[str, Any]
 STRATEGIES = Path(__file__).parent / "strategies"
@@ -109,14 +110,21 @@ def planned(compared: Compared, train: Values) -> Planned:
     )
 
 
+def reference_forwards(architecture: Architecture, train: Values) -> float:
+    """Return the cost of a forward of the reference, in forwards of the policy; 0 without one. All
+    parameters of a teacher count as parameters that multiply."""
+    own = architecture.num_matmul_parameters
+    return reference_parameters(train, own) / own
+
+
 def rollout_cost(account: str, architecture: Architecture, plan: Planned, train: Values) -> float:
     """Return the cost of a rollout of the plan in the account, generation and update. Rollouts
     without a gradient are updated only in `charged`; with a reference or an entropy bonus all have
     a gradient. The cheaper update of adapters, replay, and features of slots are not included."""
-    updates, has_reference = train["updates"], recipes.has_reference(train)
-    is_all = account == "charged" or has_reference or recipes.has_bonus(train)
+    updates, reference = train["updates"], reference_forwards(architecture, train)
+    is_all = account == "charged" or reference > 0.0 or recipes.has_bonus(train)
     updated = plan.kept if is_all else min(plan.kept, plan.mixed)
-    num_passes: float = updated * (3.0 * updates["epochs"] + has_reference)
+    num_passes: float = updated * (3.0 * updates["epochs"] + reference)
     num_passes += updates["epochs"] * updates["minibatches"] > 1
     size = max(round(plan.group_size), 1)
     rows = group(size, plan.prompt, plan.completion)

@@ -79,6 +79,12 @@ def has_reference(train: Mapping[str, Any]) -> bool:
     return train["kl_coefficient"] > 0.0 or registry.declares(file, "reads_reference")
 
 
+def teacher_of(train: Mapping[str, Any]) -> Path | None:
+    """Return the folder of the teacher that a section `train` names as its reference, or None."""
+    source = (train.get("reference") or {}).get("source")
+    return None if source is None else Path(source).expanduser()
+
+
 def has_bonus(train: Mapping[str, Any]) -> bool:
     """Return whether the loss in a section `train` has a bonus for the policy's entropy."""
     entropy = train["loss"].get("entropy") or {}

@@ -37,6 +37,7 @@ def examine(file: Path, layout: Layout) -> Findings:
     misread, unreached = places.check_data(values, layout)
     errors = [
         *places.check_model(values),
+        *places.check_teachers(values),
         *misread,
         *places.check_writable(values, layout),
         *places.check_context(values, model),

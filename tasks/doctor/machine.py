@@ -4,10 +4,10 @@ import importlib.util
 import subprocess
 from dataclasses import dataclass
 
-from tasks.common import recipes
 from tasks.common.files import ArtifactError
 from tasks.doctor.places import Model, Values
 from tasks.engines.memory import WEIGHT, check_memory, training_memory
+from tasks.models.folder import reference_parameters
 
 MIB = 2**20
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.free,memory.total", "--format=csv,noheader,nounits")
@@ -77,7 +77,7 @@ def memory(values: Values, model: Model, there: list[Gpu]) -> list[str]:
         model.num_parameters if train["dtype"] == "bfloat16" and weight == WEIGHT[32] else 0,
         model.vocab_size or 0,
         num_trained=None if lora is None else 0,
-        has_reference=recipes.has_reference(train) and lora is None,
+        num_reference=reference_parameters(train, model.num_parameters if lora is None else 0),
         tokens_per_chunk=values["learner"]["tokens_per_logprob_chunk"],
         num_shards=num_shards,
         optimizer_bits=train["optimizer_bits"],

@@ -3,7 +3,6 @@
 A policy is not downloaded: for one on the Hugging Face hub, the cache of this machine is checked.
 Of a remote source only the first rows are read."""
 
-import math
 import os
 import shutil
 import urllib.error
@@ -26,7 +25,7 @@ from tasks.ingest.candidates import MARKER, Row
 from tasks.ingest.files.formats import Rejection
 from tasks.ingest.reading import rows, sources
 from tasks.ingest.settings import Ingest
-from tasks.models.folder import check_folder, check_tokenizer, has_chat_template, shapes_in
+from tasks.models.folder import check_folder, check_tokenizer, has_chat_template, num_parameters
 from tasks.policy.source import HUB as POLICY_HUB
 
 Values = Mapping[str, Any]
@@ -93,6 +92,17 @@ def check_model(values: Values) -> list[str]:
             return [f"policy.source: {folder} is not a folder{guess}"]
     found = raised(check_folder, folder) or raised(check_tokenizer, folder)
     return [f"policy.source: {m}" for m in found]
+
+
+def check_teachers(values: Values) -> list[str]:
+    """Return the faults of the folders that recipes of the experiment name as their teachers."""
+    found = []
+    for name in values["experiment"]["recipes"]:
+        folder = recipes.teacher_of(recipes.recipe(values, name)["train"])
+        if folder is not None:
+            faults = raised(check_folder, folder) or raised(check_tokenizer, folder)
+            found += [f"recipe '{name}': train.reference.source: {fault}" for fault in faults]
+    return found
 
 
 def raised(check: Callable[..., object], *arguments: Any) -> list[str]:
@@ -251,9 +261,8 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
     with suppress(ArtifactError, OSError, ValueError):
         config = read_json(folder / "config.json")
         config = {**config, **config.get("text_config", {})}
-        weights = folder.glob("*.safetensors")  # only their headers are read
         return Model(
-            sum(math.prod(shape) for path in weights for shape in shapes_in(path).values()),
+            num_parameters(folder),
             config.get("vocab_size"),
             config.get("max_position_embeddings"),
         )

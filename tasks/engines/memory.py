@@ -59,13 +59,14 @@ def training_memory(
     num_cast: int,
     vocab_size: int,
     *,
-    has_reference: bool,
+    num_reference: int,
     tokens_per_chunk: int,
     num_shards: int | None = None,
     num_trained: int | None = None,
     optimizer_bits: int = 32,
 ) -> TrainingMemory:
-    """Return the memory of training `num_parameters` in float32. Autocast casts `num_cast` of them.
+    """Return the memory of training `num_parameters` in float32, beside a reference of
+    `num_reference` parameters (0 without one). Autocast casts `num_cast` of the trained ones.
     The logits of `tokens_per_chunk` tokens are in memory at once. If the policy is split over
     `num_shards` ranks, its weights are not loaded yet; the one layer that is gathered at a time and
     its low-precision copy are not counted. `num_trained` is the number of adapter parameters if
@@ -78,7 +79,7 @@ def training_memory(
     num_parts = num_shards or 1
     return TrainingMemory(
         moments=moments / num_parts,
-        reference=weights / num_parts if has_reference else 0,
+        reference=FLOAT32 * num_reference / num_parts,
         gradients=trained / num_parts,
         low_precision=0 if is_sharded else BFLOAT16 * num_cast,
         logits=LOGITS_COPIES * FLOAT32 * tokens_per_chunk * vocab_size,

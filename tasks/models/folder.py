@@ -3,14 +3,16 @@
 Pickled weights are rejected, because unpickling runs code. References out of the folder are
 rejected, too: an index or a setting that names another place, a link, an adapter's base model."""
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from tasks.common import recipes
 from tasks.common.files import ArtifactError, digest_folder, read_json
 from tasks.common.layout import Layout
 from tasks.common.recovery import how_to_restore
@@ -152,6 +154,22 @@ def shapes_in(path: Path) -> dict[str, list[int]]:
             f"{path} is not a safetensors file, or is damaged ({error}): fetch or save the "
             "model again"
         ) from error
+
+
+def num_parameters(folder: Path) -> int:
+    """Return the number of parameters in a policy's files; only their headers are read."""
+    parts = (shapes_in(path).values() for path in folder.glob("*.safetensors"))
+    return sum(math.prod(shape) for shapes in parts for shape in shapes)
+
+
+def reference_parameters(train: Mapping[str, Any], own: int) -> int:
+    """Return the number of parameters of the reference that a section `train` needs, 0 if it needs
+    none: those of its teacher, or `own` for the initial policy, and for a teacher that is not on
+    this machine."""
+    if not recipes.has_reference(train):
+        return 0
+    folder = recipes.teacher_of(train)
+    return own if folder is None else num_parameters(folder) or own
 
 
 def check_index(path: Path) -> None:

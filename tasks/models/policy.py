@@ -79,8 +79,13 @@ def open_policy(folder: Path, digest: str, card: dict[str, Any]) -> Policy:
     """Return the policy in `folder` with the FLOPs figures of `card` (a trained policy has the same
     figures as its initial policy)."""
     check_folder(folder)
-    architecture = Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
-    return Policy(folder, digest, architecture, card["max_length"], card["trust_remote_code"])
+    sizes, trusted = architecture_of(card), card["trust_remote_code"]
+    return Policy(folder, digest, sizes, card["max_length"], trusted)
+
+
+def architecture_of(card: dict[str, Any]) -> Architecture:
+    """Return the numbers in a policy's card that determine its FLOPs."""
+    return Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
 
 
 def describe(model: PreTrainedModel) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from tasks.common import recipes, registry
-from tasks.common.params import ParamsError, gathered, listed, parse, settings
+from tasks.common.params import ParamsError, Problems, gathered, listed, parse, settings
 from tasks.train.plan import Plan
 from tasks.train.profile import Profile
 from tasks.train.settings import SLOTS, Spec, TrainSettings, with_method
@@ -100,17 +100,7 @@ def check_slots(settings: TrainSettings) -> None:
                 f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
                 "train.loss.entropy asks for the entropy of all: leave it out"
             )
-        goal: type[Loss] = method_of("loss", settings.loss)[0].Method
-        if goal.reads_reference and skipping:
-            problems.add(
-                f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
-                f"train.loss {settings.loss['method']} learns from all: use another of the two"
-            )
-        if goal.reads_reference and settings.warm_start is not None:
-            problems.add(
-                f"train.loss {settings.loss['method']} compares the policy with the initial one, "
-                "and train.warm_start moves it away from there: leave one of the two out"
-            )
+        check_reference(settings, skipping, problems)
         changing = [each for each in shapes if shape_of(each).changes_rewards]
         if estimate.unshaped and changing:
             problems.add(
@@ -149,6 +139,35 @@ def needing_whole_rows(settings: TrainSettings) -> list[str]:
         "train.correction.reject.level": reject is not None and reject.level != "token",
     }
     return [name for name, is_set in found.items() if is_set]
+
+
+def check_reference(settings: TrainSettings, skipping: list[str], problems: Problems) -> None:
+    """Add the errors in the combination of the loss, its reference and other settings."""
+    goal: type[Loss] = method_of("loss", settings.loss)[0].Method
+    loss, source = settings.loss["method"], settings.reference.source
+    if goal.reads_reference and skipping:
+        problems.add(
+            f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
+            f"train.loss {loss} learns from all: use another of the two"
+        )
+    is_initial = goal.reads_reference and not goal.needs_teacher
+    if is_initial and settings.warm_start is not None:
+        problems.add(
+            f"train.loss {loss} compares the policy with the initial one, and train.warm_start "
+            "moves it away from there: leave one of the two out"
+        )
+    if is_initial and source is not None:
+        problems.add(
+            f"train.loss {loss} compares the policy with the initial one, and "
+            f"train.reference.source is {source}: set it to null"
+        )
+    if goal.needs_teacher and source is None:
+        problems.add(f"train.loss {loss} needs a teacher: set train.reference.source to its folder")
+    if source is not None and not goal.reads_reference and settings.kl_coefficient == 0:
+        problems.add(
+            f"train.reference.source is {source}, and nothing reads it: set train.loss.method to "
+            "distil, or train.kl_coefficient above 0, or the source to null"
+        )
 
 
 def shape_of(name: str) -> type[Shape]:

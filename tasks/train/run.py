@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tasks.common import stage
+from tasks.common import recipes, stage
 from tasks.common.accounting.spending import read_budget
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError, digest, digest_file
@@ -176,6 +176,7 @@ def run_components(
     """Return everything that the result depends on: the checkpoints' key."""
     recipe, seed = run.coordinates()
     budget = read_budget(budget_file(run))
+    teacher = recipes.teacher_of(dataclasses.asdict(settings))
     return {
         "recipe": recipe,
         "seed": seed,
@@ -183,6 +184,7 @@ def run_components(
         **{name: digest_file(path) for name, path in input_files(run).items()},
         **run_parameters(settings, sections),
         "budget": None if budget is None else dataclasses.asdict(budget),
+        **({"teacher": policy_digest(teacher)} if teacher is not None else {}),
     }
 
 

@@ -85,6 +85,13 @@ class Correction:
 
 
 @settings
+class Reference:
+    """`train.reference`: the policy that a KL term, or a loss, compares with the trained one."""
+
+    source: str | None = None  # the folder of a teacher with the policy's vocabulary; null: initial
+
+
+@settings
 class Entropy:
     """`train.loss.entropy`, of every loss: a bonus for the mean entropy of the policy at the tokens
     of the kept rollouts. With a target its coefficient is adaptive (Skywork-OR1, arXiv
@@ -184,7 +191,8 @@ class TrainSettings:
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the trainer's forward pass
     lora: Lora | None = None  # or adapters alone
     warm_start: WarmStart | None = None  # or supervised steps first
-    kl_coefficient: float = 0.0  # of KL to the initial policy; dead groups are computed, too
+    kl_coefficient: float = 0.0  # of KL to the reference; dead groups are computed, too
+    reference: Reference = Reference()  # the initial policy, or a teacher
     advantage_over: Literal["kept", "pool"] = "kept"  # group statistics: of kept or of all rollouts
     divisor: Literal["generated", "kept"] = "generated"  # of the loss: rollouts of a step
     correction: Correction = Correction()  # for the difference between sampler and trainer
@@ -217,7 +225,7 @@ class TrainSettings:
         )
         if self.warm_start is not None and self.kl_coefficient > 0:
             raise ParamsError(
-                "train.warm_start moves the policy away from the initial one, and "
+                "train.warm_start moves the policy away from the reference, and "
                 "train.kl_coefficient pulls it back there: set one of them to its default"
             )
         above_zero(train__max_grad_norm=self.max_grad_norm)

@@ -219,7 +219,8 @@ class Loss(Protocol):
     for `entropy` have the same average. Every loss has the setting `entropy`. With `separable` a
     token's term does not depend on its rollout's other tokens, unless a setting `ratio` or
     `normalize` is sequence. With `reads_reference` the tokens have the log-probabilities of the
-    reference, and all kept rollouts have a gradient, also those of advantage 0."""
+    reference, and all kept rollouts have a gradient, also those of advantage 0; with
+    `needs_teacher` the reference is a teacher, otherwise the initial policy."""
 
     settings: Any
     state: Any = None
@@ -227,6 +228,7 @@ class Loss(Protocol):
     normalize: Normalize = "token"
     entropy: Entropy = Entropy()
     reads_reference: bool = False
+    needs_teacher: bool = False
 
     def __init__(self, settings: Any = None) -> None:
         self.settings = settings

@@ -78,8 +78,15 @@ def test_nothing_is_wrong_with_the_defaults(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_a_teacher_that_is_not_here_is_named() -> None:
+    assert places.check_teachers(changed(experiment__recipes=["grpo"])) == []
+    [found] = places.check_teachers(changed(experiment__recipes=["grpo", "distil"]))
+    assert found.startswith("recipe 'distil': train.reference.source: teacher")
+
+
 def test_nothing_is_wrong_with_any_recipe(tmp_path: Path) -> None:
-    assert errors(tmp_path, experiment__recipes=recipes.names({})) == []
+    names = [name for name in recipes.names({}) if name != "distil"]  # its teacher is not here
+    assert errors(tmp_path, experiment__recipes=names) == []
 
 
 def test_all_errors_are_said_at_once(tmp_path: Path) -> None:

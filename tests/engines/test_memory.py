@@ -21,15 +21,19 @@ BFLOAT16 = TrainingMemory(12 * GIB, 6 * GIB, 6 * GIB, 3 * GIB, 2 * GIB)
 
 def test_training_by_hand() -> None:
     chunk = {"tokens_per_chunk": 4096}
-    assert training_memory(1000, 0, 10, has_reference=False, **chunk) == TrainingMemory(
+    assert training_memory(1000, 0, 10, num_reference=0, **chunk) == TrainingMemory(
         8000, 0, 4000, 0, 4 * 4 * 4096 * 10
     )
-    assert training_memory(1000, 900, 10, has_reference=True, **chunk) == TrainingMemory(
+    assert training_memory(1000, 900, 10, num_reference=1000, **chunk) == TrainingMemory(
         8000, 4000, 4000, 1800, 4 * 4 * 4096 * 10
     )
     # 7.6B parameters, 7.0B of them in products outside the head, a vocabulary of 152,064
     large = training_memory(
-        7_615_616_512, 6_525_288_448, 152_064, has_reference=True, tokens_per_chunk=4096
+        7_615_616_512,
+        6_525_288_448,
+        152_064,
+        num_reference=7_615_616_512,
+        tokens_per_chunk=4096,
     )
     assert str(large) == (
         "optimizer 56.7, reference policy 28.4, gradients 28.4, low-precision weights 12.2, "

@@ -60,7 +60,7 @@ def test_what_cannot_be_is_refused(
 
 
 def test_the_forecast_by_hand() -> None:
-    told: dict[str, Any] = {"has_reference": False, "tokens_per_chunk": 1, "optimizer_bits": 8}
+    told: dict[str, Any] = {"num_reference": 0, "tokens_per_chunk": 1, "optimizer_bits": 8}
     assert training_memory(2560, 0, 10, **told).moments == 2 * (2560 + 10 * 4)
     assert training_memory(9, 0, 10, num_trained=2560, **told).moments == 2 * (2560 + 10 * 4)
 

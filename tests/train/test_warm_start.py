@@ -121,5 +121,5 @@ def test_data_without_a_demonstration_is_refused(guesser: Path, tmp_path: Path) 
 
 
 def test_a_pull_to_the_initial_policy_is_refused() -> None:
-    with pytest.raises(ParamsError, match="warm_start moves the policy away from the initial"):
+    with pytest.raises(ParamsError, match="warm_start moves the policy away from the reference"):
         parse({"warm_start": {"data": "profile"}, "kl_coefficient": 0.1}, TrainSettings, "train")

@@ -1,8 +1,7 @@
 """The learner: the trained policy, its optimizer, and the gradient of a step."""
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from tasks.common import recipes
 from tasks.engines.memory import TrainingMemory, training_memory
 from tasks.engines.settings import Sampling
 from tasks.models.adapters import adapters_off, has_adapters, is_quantized, num_adapter_parameters
+from tasks.models.folder import reference_parameters
 from tasks.models.forward_check import check_forward
 from tasks.models.policy import Policy, load_model
 from tasks.models.transfer import to_device
@@ -22,6 +21,7 @@ from tasks.train.learner.micro_batches import MicroBatch, micro_batches
 from tasks.train.learner.observe import compute_states, join_observed, observe
 from tasks.train.learner.optimizer import make_optimizer, step
 from tasks.train.learner.ranks import Ranks
+from tasks.train.learner.reference import make_reference
 from tasks.train.learner.sharding import shard
 from tasks.train.learner.update import (
     Objective,
@@ -63,22 +63,17 @@ def memory_of(
         if not is_quantized(parameter)
     )
     adapted = has_adapters(model)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return training_memory(
-        sum(parameter.numel() for parameter in model.parameters()),
+        num_parameters,
         num_cast if settings.dtype == "bfloat16" else 0,
         model.config.get_text_config().vocab_size,
         num_trained=num_adapter_parameters(model) if adapted else None,
-        has_reference=recipes.has_reference(vars(settings)) and not adapted,
+        num_reference=reference_parameters(asdict(settings), 0 if adapted else num_parameters),
         tokens_per_chunk=min(memory.tokens_per_logprob_chunk, memory.max_tokens_per_micro_batch),
         num_shards=num_ranks if memory.shard != "none" else None,
         optimizer_bits=settings.optimizer_bits,
     )
-
-
-def reference_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the reference of the KL term or of the loss: a copy of the current policy.
-    With adapters, return the model itself: its adapters are turned off instead."""
-    return model if has_adapters(model) else copy.deepcopy(model).requires_grad_(False)
 
 
 class Learner:
@@ -99,8 +94,9 @@ class Learner:
         self.policy, self.model, self.ranks = policy, model, ranks
         self.settings, self.memory, self.sampling = settings, memory, sampling
         self.version = 0  # number of updates
-        has_reference = recipes.has_reference(vars(settings))
-        self.reference = reference_of(model) if has_reference else None
+        self.reference, self.reference_architecture = make_reference(
+            model, policy, settings, packed=memory.share_prompts
+        )
         if memory.activation_checkpointing:
             enable_activation_checkpointing(model)
         if memory.shard != "none":
@@ -121,6 +117,7 @@ class Learner:
             self.memory.share_prompts,
             self.memory.tokens_per_logprob_chunk,
             self.version,
+            self.reference_architecture,
         )
 
     def reads_reference(self, loss: Loss) -> bool:
@@ -211,7 +208,9 @@ class Learner:
         model = self.model if reference is None else reference
         batches = self.micro_batches(rollouts, rows, features)
         fillers = self.fillers(rollouts, batches)
-        objective, architecture = self.objective(loss), self.policy.architecture
+        of_policy, of_reference = self.policy.architecture, self.reference_architecture
+        architecture = of_policy if reference is None else of_reference
+        objective = self.objective(loss)
         with self.autocast():
             observed, flops = observe(
                 model, batches, objective, features, rollouts.trained_N(), architecture

@@ -44,6 +44,7 @@ class Objective:
     share_prompts: bool
     tokens_per_chunk: int
     version: int = 0  # of the policy
+    reference_architecture: Architecture | None = None  # None: the policy's
 
 
 @dataclass
@@ -114,13 +115,12 @@ def accumulate_gradients(
         place = batch.row_N[own], len(batch.rows), objective.correction
         tokens, cut_N = corrected_tokens(logprobs_N, old_N, sampler_N, advantages_N, *place)
         tokens = replace(tokens, group_B=batch.group_B)
-        kl_N = logprobs_N[:0]
         if reference_N is not None:
             tokens = replace(tokens, reference_logprobs_N=reference_N[own])
-            kl_N = unbiased_kl(tokens, reference_N[own])
         part, sums = objective.loss(tokens, totals)
 
         # the KL term and the bonus, averaged like the loss, but over the kept rollouts
+        kl_N = logprobs_N[:0] if reference_N is None else unbiased_kl(tokens, reference_N[own])
         coefficients = objective.kl_coefficient, -objective.loss.bonus()
         for coefficient, values_N in zip(coefficients, (kl_N, entropy_N), strict=True):
             if coefficient:
@@ -196,7 +196,7 @@ def reference_logprobs(
     if rollouts.observed is not None and rollouts.observed.reference_N is not None:
         known_N = rollouts.observed.reference_N
         return of_batch(batch, known_N, batch.sampler_logprobs_N), 0.0
-    flops = sum(batch_flops(architecture, batch, objective.share_prompts))
+    flops = reference_flops(architecture, batch, objective)
     with adapters_off(objective.reference):
         return token_logprobs(objective.reference, batch, objective)[0], flops
 
@@ -340,6 +340,12 @@ def update_flops(
     adapters = 2.0 * num_adapter_parameters(model) * num_tokens
     body = (2.0 + body_again) * body + attention + (3.0 + body_again) * adapters
     return body + (2.0 + head_again) * head
+
+
+def reference_flops(architecture: Architecture, batch: MicroBatch, objective: Objective) -> float:
+    """Return the FLOPs of the reference's forward; `architecture` is the policy's."""
+    sizes = objective.reference_architecture or architecture
+    return sum(batch_flops(sizes, batch, objective.share_prompts))
 
 
 def batch_flops(

@@ -17,14 +17,17 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
     is_charged = account == "charged"
     with_gradient_B = learner.has_gradient(rollouts, trainer.slots.loss)
     updated_B: Bools = rollouts.kept_B if is_charged else with_gradient_B
-    update = pass_cost(account, architecture, updated_rows(trainer, rollouts, updated_B))
+    updated = updated_rows(trainer, rollouts, updated_B)
+    update, of_reference = pass_cost(account, architecture, updated), 0.0
+    if learner.reference is not None:
+        of_reference = pass_cost(account, learner.reference_architecture, updated)
     num_passes = learner.update_factor * trainer.run.settings.updates.epochs
     features = trainer.features()
     observe = pass_cost(account, architecture, rollouts.rows())
     return {
         "generate": generation_cost(account, architecture, batch.fresh.rows()),
         "observe": 0.0 if features is None else features.num_passes * observe,
-        "reference": update if learner.reference is not None else 0.0,
+        "reference": of_reference,
         "update": num_passes * update,
     }
 
@@ -51,10 +54,12 @@ def spend(trainer: Trainer, batch: Batch, rollouts: Rollouts) -> None:
 def charge(trainer: Trainer, batch: Batch, rollouts: Rollouts, update: UpdateStats) -> None:
     """Enter the step into the accounts (see the ledger), except for the passes of `Trainer.score`,
     which enters them itself. Replayed rollouts were charged at generation; the update of a rollout
-    is charged once per epoch."""
+    is charged once per epoch. sGPO's flat rate includes a reference of the policy's own size, and a
+    teacher is charged beside the rate without one."""
     architecture, ledger = trainer.run.policy.architecture, trainer.state.ledger
     epochs = trainer.run.settings.updates.epochs
-    has_reference = trainer.learner.reference is not None
+    is_own = trainer.run.settings.reference.source is None
+    has_reference = trainer.learner.reference is not None and is_own
     charged, mixed = (
         costs_of(trainer, batch, rollouts, account) for account in ("charged", "charged_mixed")
     )
@@ -80,7 +85,7 @@ def charge(trainer: Trainer, batch: Batch, rollouts: Rollouts, update: UpdateSta
         executed=update.flops,
         charged=charged["update"],
         charged_mixed=mixed["update"],
-        charged_paper=flat - charged["generate"] - charged["reference"],
+        charged_paper=flat - charged["generate"] - charged["reference"] * is_own,
         tokens=epochs * updated_rows(trainer, rollouts, rollouts.kept_B).num_tokens,
         rollouts=epochs * int(rollouts.kept_B.sum()),
     )

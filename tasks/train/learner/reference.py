@@ -1,0 +1,61 @@
+"""The reference of a KL term, or of a loss: the initial policy, or a teacher.
+
+A teacher is any policy with the same vocabulary: it reads the token ids of the trained policy."""
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from tasks.common import recipes
+from tasks.common.accounting.ledger import Architecture
+from tasks.common.files import ArtifactError
+from tasks.models.adapters import has_adapters
+from tasks.models.forward_check import check_forward
+from tasks.models.policy import Policy, architecture_of, describe, load_model, load_tokenizer
+from tasks.train.settings import TrainSettings
+
+
+def make_reference(
+    model: PreTrainedModel, policy: Policy, settings: TrainSettings, *, packed: bool
+) -> tuple[PreTrainedModel | None, Architecture]:
+    """Return the reference and its sizes, None and the policy's without a reference. The initial
+    policy is a copy of `model`; with adapters it is the model itself, whose adapters are turned off
+    instead. Raises ArtifactError for a teacher that cannot be loaded, or has other tokens."""
+    train = dataclasses.asdict(settings)
+    if not recipes.has_reference(train):
+        return None, policy.architecture
+    folder = recipes.teacher_of(train)
+    if folder is None:
+        is_adapted = has_adapters(model)
+        own = model if is_adapted else copy.deepcopy(model).requires_grad_(False)
+        return own, policy.architecture
+    if not folder.is_dir():
+        raise ArtifactError(
+            f"train.reference.source: {folder} is not a folder: name the folder of the teacher, "
+            "which a snapshot of a hub's model is, too"
+        )
+    trusted = policy.trust_remote_code
+    check_vocabulary(policy.folder, folder, trust_remote_code=trusted)
+    teacher = load_model(
+        folder, dtype=torch.float32, device=model.device, trust_remote_code=trusted
+    )
+    check_forward(teacher, packed=packed)
+    return teacher.requires_grad_(False), architecture_of(describe(teacher))
+
+
+def check_vocabulary(policy: Path, teacher: Path, *, trust_remote_code: bool) -> None:
+    """Raise ArtifactError unless the tokenizers in two folders have the same tokens."""
+    mine, theirs = (
+        load_tokenizer(folder, trust_remote_code=trust_remote_code).get_vocab()
+        for folder in (policy, teacher)
+    )
+    other = sorted(t for t in mine.keys() | theirs.keys() if mine.get(t) != theirs.get(t))
+    if other:
+        raise ArtifactError(
+            f"train.reference.source: the teacher in {teacher} has another vocabulary than the "
+            f"policy in {policy} ({len(other)} tokens differ, such as {other[0]!r}), and reads the "
+            "policy's token ids: use a teacher with the same tokenizer"
+        )

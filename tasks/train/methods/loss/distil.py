@@ -1,0 +1,54 @@
+"""`distil`: on-policy distillation of a teacher, `train.reference.source` (Lu et al., Thinking
+Machines, 2025; GKD, arXiv 2306.13649, with the reverse KL divergence and all samples on-policy).
+
+The advantage of a token is the teacher's log-probability minus the policy's, without gradient: on
+average the gradient of the KL divergence of the policy from the teacher at each position. The ratio
+to the old policy weighs it, and is not clipped; tokens whose probability has fallen by more than
+`max_fall` leave the loss, as in `dppo`. `reward_weight` times the estimator's advantage is added; 0
+ignores the verifier. Left out: the exact KL divergence over the vocabulary, and the influence of a
+token on later positions."""
+
+from typing import TYPE_CHECKING
+
+from tasks.common.params import above_zero, at_least, settings
+from tasks.train.rollouts import StepTotals
+from tasks.train.settings import Entropy
+from tasks.train.slots import Loss
+from tasks.train.tokens import Normalize, Tokens, average
+
+if TYPE_CHECKING:
+    import torch
+
+
+@settings
+class Settings:
+    reward_weight: float = 0.0  # of the estimator's advantage, beside the teacher's
+    max_fall: float = 0.2  # of a token's probability since it was sampled
+    normalize: Normalize = "token"  # how the step's tokens are averaged
+    entropy: Entropy = Entropy()  # a bonus for the policy's entropy
+
+    def __post_init__(self) -> None:
+        at_least(0, train__loss__reward_weight=self.reward_weight)
+        above_zero(train__loss__max_fall=self.max_fall)
+
+
+EXAMPLE = Settings(reward_weight=0.5, normalize="token")
+
+
+class Method(Loss):
+    settings: Settings
+    reads_reference = True
+    needs_teacher = True
+
+    def __call__(
+        self, tokens: Tokens, totals: StepTotals
+    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
+        """Return the micro-batch's share of the step's loss; `clipped`: tokens that left it."""
+        assert tokens.reference_logprobs_N is not None
+        policy_N = tokens.logprobs_N.detach()
+        advantages_N = tokens.reference_logprobs_N - policy_N
+        advantages_N = advantages_N + self.settings.reward_weight * tokens.advantages_N
+        has_fallen_N = policy_N.exp() - tokens.old_logprobs_N.exp() < -self.settings.max_fall
+        ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).exp()
+        gain_N = (ratio_N * advantages_N * tokens.weights_N).masked_fill(has_fallen_N, 0.0)
+        return -average(gain_N, tokens, totals, self.normalize), {"clipped": has_fallen_N.sum()}
