@@ -125,7 +125,7 @@ def rollout_cost(account: str, architecture: Architecture, plan: Planned, train:
     is_all = account == "charged" or reference > 0.0 or recipes.has_bonus(train)
     updated = plan.kept if is_all else min(plan.kept, plan.mixed)
     num_passes: float = updated * (3.0 * updates["epochs"] + reference)
-    num_passes += updates["epochs"] * updates["minibatches"] > 1
+    num_passes += recipes.is_scored(train)
     size = max(round(plan.group_size), 1)
     rows = group(size, plan.prompt, plan.completion)
     generated = generation_cost(account, architecture, rows)

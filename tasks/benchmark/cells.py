@@ -238,10 +238,9 @@ def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
     specs = [(slot, train[slot]) for slot in ("select", "advantage")]
     specs += [("shape", spec) for spec in train.get("shape", [])]
     features = [loading.load_method(*spec, prompts=prompts).features for spec in specs]
-    updates = train["updates"]
     return Passes(
-        epochs=updates["epochs"],
-        is_seen=any(features) or updates["epochs"] * updates["minibatches"] > 1,
+        epochs=train["updates"]["epochs"],
+        is_seen=any(features) or recipes.is_scored(train),
         has_norms=any(each.gradient_norms for each in features if each),
         has_reference=recipes.has_reference(train),
         has_bonus=recipes.has_bonus(train),

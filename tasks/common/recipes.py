@@ -79,6 +79,13 @@ def has_reference(train: Mapping[str, Any]) -> bool:
     return train["kl_coefficient"] > 0.0 or registry.declares(file, "reads_reference")
 
 
+def is_scored(train: Mapping[str, Any]) -> bool:
+    """Return whether a section `train` needs a pass over a step's rollouts before its first update:
+    for several updates, or for a limit of the step's log-ratios. Slots may need one, too."""
+    updates, limit = train["updates"], (train.get("correction") or {}).get("m2po")
+    return limit is not None or updates["epochs"] * updates["minibatches"] > 1
+
+
 def teacher_of(train: Mapping[str, Any]) -> Path | None:
     """Return the folder of the teacher that a section `train` names as its reference, or None."""
     source = (train.get("reference") or {}).get("source")

@@ -171,8 +171,7 @@ def of_policy(world: World) -> Cost:
 def training(world: World, recipe: str) -> Cost:
     """Return the cost of one run: rollouts, updates and the validation curve."""
     train = recipes.recipe(world.values, recipe)["train"]
-    scored = train["updates"]["epochs"] * train["updates"]["minibatches"] > 1
-    scores = int(scored) + budget.reference_forwards(world.architecture, train)
+    scores = recipes.is_scored(train) + budget.reference_forwards(world.architecture, train)
     runs = [trained(world, recipe, plan) for plan in plans_of(world, recipe)]
     tokens = [run.rollouts * (run.prompt + run.completion) for run in runs]
     updated = Range(*(num * run.kept for num, run in zip(tokens, runs, strict=True)))

@@ -100,7 +100,7 @@ def check_slots(settings: TrainSettings) -> None:
                 f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
                 "train.loss.entropy asks for the entropy of all: leave it out"
             )
-        check_reference(settings, skipping, problems)
+        check_loss(settings, skipping, problems)
         changing = [each for each in shapes if shape_of(each).changes_rewards]
         if estimate.unshaped and changing:
             problems.add(
@@ -141,7 +141,7 @@ def needing_whole_rows(settings: TrainSettings) -> list[str]:
     return [name for name, is_set in found.items() if is_set]
 
 
-def check_reference(settings: TrainSettings, skipping: list[str], problems: Problems) -> None:
+def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems) -> None:
     """Add the errors in the combination of the loss, its reference and other settings."""
     goal: type[Loss] = method_of("loss", settings.loss)[0].Method
     loss, source = settings.loss["method"], settings.reference.source
@@ -160,6 +160,16 @@ def check_reference(settings: TrainSettings, skipping: list[str], problems: Prob
         problems.add(
             f"train.loss {loss} compares the policy with the initial one, and "
             f"train.reference.source is {source}: set it to null"
+        )
+    if goal.reads_reference and settings.correction.m2po is not None:
+        problems.add(
+            f"train.correction.m2po takes the advantage from tokens, and train.loss {loss} learns "
+            "without one, too: set it to null, or use train.correction.reject"
+        )
+    if goal.needs_several and not settings.updates.is_several:
+        problems.add(
+            f"train.loss {loss} has a penalty on the change since a batch's first update, and "
+            "train.updates makes one update: set its epochs or minibatches above 1"
         )
     if goal.needs_teacher and source is None:
         problems.add(f"train.loss {loss} needs a teacher: set train.reference.source to its folder")

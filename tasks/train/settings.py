@@ -74,9 +74,12 @@ class Correction:
     floor: float = 0.0  # of a weight
     mode: Literal["truncate", "mask"] = "truncate"  # a weight outside becomes the bound, or 0
     reject: Rejection | None = None  # tokens without a weight, whatever the bounds
+    m2po: float | None = None  # limit of a step's mean squared log-ratio, such as 0.04; null: none
 
     def __post_init__(self) -> None:
         above_zero(train__correction__cap=self.cap)
+        if self.m2po is not None:
+            above_zero(train__correction__m2po=self.m2po)
         if not 0.0 <= self.floor < self.cap:
             raise ParamsError(
                 f"train.correction.floor is {self.floor:g}; it must be at least 0 and below cap "

@@ -220,7 +220,8 @@ class Loss(Protocol):
     token's term does not depend on its rollout's other tokens, unless a setting `ratio` or
     `normalize` is sequence. With `reads_reference` the tokens have the log-probabilities of the
     reference, and all kept rollouts have a gradient, also those of advantage 0; with
-    `needs_teacher` the reference is a teacher, otherwise the initial policy."""
+    `needs_teacher` the reference is a teacher, otherwise the initial policy. With `needs_several` a
+    batch must have several updates."""
 
     settings: Any
     state: Any = None
@@ -229,6 +230,7 @@ class Loss(Protocol):
     entropy: Entropy = Entropy()
     reads_reference: bool = False
     needs_teacher: bool = False
+    needs_several: bool = False
 
     def __init__(self, settings: Any = None) -> None:
         self.settings = settings
@@ -247,6 +249,11 @@ class Loss(Protocol):
         """Return the factor of this update's learning rate, from the logarithms of its rollouts'
         importance weights (old policy over sampler, not capped), of all ranks."""
         return 1.0
+
+    def marks(self, rollouts: Rollouts) -> Bools | None:
+        """Return [N] the tokens of an update, over all ranks, that the loss treats differently, for
+        `Tokens.marked_N`; None if it has none."""
+        return None
 
     def bonus(self) -> float:
         """Return the coefficient of the entropy bonus in the next update."""

@@ -23,7 +23,8 @@ class Tokens:
     `logprobs_N` are the policy's and carry the gradient. `old_logprobs_N` are from the policy
     before the batch's first update: PPO clips the ratio of the two. `weights_N` correct for the
     sampler, which differs slightly from the old policy; they are constants.
-    `reference_logprobs_N` are the reference's, None without one.
+    `reference_logprobs_N` are the reference's, None without one. `marked_N` are the tokens that
+    the loss chose among those of the whole update, None if it chooses none.
     """
 
     logprobs_N: "torch.Tensor"
@@ -34,6 +35,7 @@ class Tokens:
     num_rows: int
     group_B: "torch.Tensor | None" = None
     reference_logprobs_N: "torch.Tensor | None" = None
+    marked_N: "torch.Tensor | None" = None
 
     def by_row(self, values_N: "torch.Tensor") -> "torch.Tensor":
         """Return [B] the sum of each rollout's values."""

@@ -126,14 +126,23 @@ def test_the_expected_cost_of_a_budget_is_within_its_range(values, layout) -> No
             assert numbers.low <= numbers.middle <= numbers.high
 
 
-@pytest.mark.parametrize("change", [{"kl_coefficient": 0.1}, {"loss": {"method": "regression"}}])
-def test_a_reference_reads_every_rollout(values, layout, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("account", "change"),
+    [
+        ("charged_mixed", {"kl_coefficient": 0.1}),
+        ("charged_mixed", {"loss": {"method": "regression"}}),
+        ("charged", {"correction": {"m2po": 0.04}}),
+    ],
+)
+def test_a_reference_or_a_pass_before_the_update_reads_every_rollout(
+    values, layout, account: str, change: dict[str, Any]
+) -> None:
     """2 P a token more than the 8 P of a rollout."""
     give_profile(layout)
     values["recipes"]["grpo"]["train"] |= change
     found = cost(values, layout, "train", "grpo", 0)
     assert found.flops.middle == 2 * P * (2 * 1600 + 1200) + 6 * P * 1600
-    values["experiment"]["budget"] = {"account": "charged_mixed", "amount": 1e6 * P}
+    values["experiment"]["budget"] = {"account": account, "amount": 1e6 * P}
     assert cost(values, layout, "train", "grpo", 0).tokens.middle == 1e6 / 10 + 1200
 
 

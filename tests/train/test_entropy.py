@@ -13,7 +13,7 @@ from tasks.common.accounting.ledger import charged_flops
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
 from tasks.train.learner.update import entropies
-from tasks.train.loading import settings_of
+from tasks.train.loading import completed, settings_of
 from tasks.train.loop.loop import learn
 from tasks.train.loop.trainer import Trainer
 from tasks.train.methods import loss
@@ -146,8 +146,8 @@ def test_a_killed_run_goes_on_with_its_coefficient(
 
 @pytest.mark.parametrize("name", names(loss))
 def test_every_loss_takes_a_bonus(name: str) -> None:
-    found = settings_of({"loss": {"method": name, "entropy": {"coefficient": 0.5}}})
-    assert found.loss["entropy"] == {"coefficient": 0.5, "target": None, "step": 0.005, "most": 1.0}
+    found = completed("loss", {"method": name, "entropy": {"coefficient": 0.5}})
+    assert found["entropy"] == {"coefficient": 0.5, "target": None, "step": 0.005, "most": 1.0}
 
 
 @pytest.mark.parametrize(

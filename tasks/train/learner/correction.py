@@ -9,8 +9,10 @@ old / sampler, truncated and without gradient (truncated importance sampling; Ya
 Legend: N tokens, B rollouts of a micro-batch.
 """
 
+import numpy as np
 import torch
 
+from tasks.train.rollouts import Bools, Floats
 from tasks.train.settings import Correction, Rejection
 from tasks.train.tokens import Tokens
 
@@ -48,6 +50,19 @@ def corrected_tokens(
         rejected_N = rejects(log_weights_N, advantages_N, row_N, num_rows, correction.reject)
         weights_N, cut_N = weights_N.masked_fill(rejected_N, 0.0), cut_N | rejected_N
     return Tokens(logprobs_N, old_logprobs_N, weights_N, advantages_N, row_N, num_rows), cut_N
+
+
+def far_tokens(log_ratios_N: Floats, limit: float) -> Bools:
+    """Return [N] the fewest tokens without which the mean squared log-ratio of a step's other
+    tokens is below `limit`, the largest first (M2PO, arXiv 2510.01161)."""
+    squares_N = log_ratios_N**2
+    order = np.argsort(-squares_N, kind="stable")
+    num_left = np.arange(len(order), 0, -1)
+    means = np.cumsum(squares_N[order[::-1]])[::-1] / num_left  # without the first 0, 1, ...
+    num = int((means >= limit).sum())
+    is_far_N = np.zeros(len(order), dtype=np.bool_)
+    is_far_N[order[:num]] = True
+    return is_far_N
 
 
 def at_level(

@@ -25,7 +25,7 @@ from tasks.models.transfer import chosen, to_device, to_host
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch
 from tasks.train.learner.sharding import call
-from tasks.train.rollouts import Floats, Rollouts, StepTotals
+from tasks.train.rollouts import Bools, Floats, Rollouts, StepTotals
 from tasks.train.settings import Correction, TrainSettings
 from tasks.train.slots import Loss
 from tasks.train.tokens import Tokens, average
@@ -98,6 +98,7 @@ def accumulate_gradients(
     entropy bonus, sums over the kept rollouts, by their totals `kept` (None: all are kept)."""
     stats, unread = UpdateStats(), list[dict[str, torch.Tensor]]()
     trained_N, is_current_N = rollouts.trained_N(), rollouts.is_current_N(objective.version)
+    marked_N = objective.loss.marks(rollouts)
     for batch in batches:
         reference_N, flops = reference_logprobs(batch, objective, rollouts, architecture)
         stats.reference_flops += flops
@@ -117,6 +118,8 @@ def accumulate_gradients(
         tokens = replace(tokens, group_B=batch.group_B)
         if reference_N is not None:
             tokens = replace(tokens, reference_logprobs_N=reference_N[own])
+        if marked_N is not None:
+            tokens = replace(tokens, marked_N=of_batch(batch, marked_N, logprobs_N)[own] > 0)
         part, sums = objective.loss(tokens, totals)
 
         # the KL term and the bonus, averaged like the loss, but over the kept rollouts
@@ -164,7 +167,7 @@ def statistics(
     return {name: value.detach().double() for name, value in sums.items()}
 
 
-def of_batch(batch: MicroBatch, values_N: Floats, like: torch.Tensor) -> torch.Tensor:
+def of_batch(batch: MicroBatch, values_N: Floats | Bools, like: torch.Tensor) -> torch.Tensor:
     """Return the micro-batch's part of an array over completion tokens, as a tensor like `like`."""
     return to_device(values_N[batch.places_N], like.device).to(like.dtype)
 

@@ -14,6 +14,7 @@ from tasks.common.artifacts import STEPS
 from tasks.common.params import ParamsError
 from tasks.common.statistics import bootstrap_interval
 from tasks.engines.engine import SwappingEngine
+from tasks.train.learner.correction import far_tokens
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.micro_batches import minibatches
 from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
@@ -72,13 +73,14 @@ class Trainer:
         return random_numbers(self.run.seed, self.state.num_steps, LEARNING_STREAM)
 
     def features(self) -> Features | None:
-        """Return all features of the policy that the slots, or a second update, need before the
+        """Return all features of the policy that the slots, a second update or M2PO need before the
         step's update; None if there are none."""
         slots = self.slots
         asked = [slots.select.features, slots.advantage.features]
         asked += [shape.features for shape in slots.shape]
         wanted = [features for features in asked if features]
-        if self.run.settings.updates.is_several:
+        settings = self.run.settings
+        if settings.updates.is_several or settings.correction.m2po is not None:
             wanted.append(Features())
         if not wanted:
             return None
@@ -94,7 +96,7 @@ class Trainer:
         return Features(layers.pop() if layers else None, norms)
 
     def observe_policy(self, rollouts: Rollouts) -> Rollouts:
-        """Add the policy's view to the rollouts, if a slot or a second update needs it."""
+        """Add the policy's view to the rollouts, if a part of the step needs it."""
         features = self.features()
         if features is None:
             return rollouts
@@ -145,6 +147,10 @@ class Trainer:
         advantages_N = np.zeros(len(owner_N))
         advantages_N[over_B[owner_N]] = advantages
         learned_N = keep_B[owner_N] & rollouts.trained_N()
+        limit = self.run.settings.correction.m2po
+        if limit is not None and rollouts.observed is not None:
+            ratios_N = rollouts.observed.logprobs_N - rollouts.logprobs_N
+            learned_N[learned_N] = ~far_tokens(ratios_N[learned_N], limit)
         several = self.run.settings.updates.is_several
         old_N = rollouts.observed.logprobs_N if several and rollouts.observed else None
         rollouts = rollouts.estimated(keep_B, np.where(learned_N, advantages_N, 0.0), old_N)

@@ -1,0 +1,63 @@
+"""`kl_cov`: no clip; the few tokens that lower the entropy most are held near the old policy
+(KL-Cov, arXiv 2505.22617).
+
+A token's covariance is (A - mean A) (log p - mean log p), over the tokens of the update, under the
+policy before the batch's first update. The loss of the `share` of tokens with the largest ones has
+`penalty` times |log-ratio| added: the estimate of the KL divergence in the authors' code. Rollouts
+of advantage 0 are left out. In the first update of a batch the penalty has no gradient, so several
+are required."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tasks.common.params import ParamsError, at_least, settings
+from tasks.train.rollouts import Bools, Rollouts, StepTotals
+from tasks.train.settings import Entropy
+from tasks.train.slots import Loss
+from tasks.train.tokens import Normalize, Tokens, average
+
+if TYPE_CHECKING:
+    import torch
+
+
+@settings
+class Settings:
+    share: float = 2.0e-4  # of the tokens; at least one has the penalty
+    penalty: float = 1.0  # on |log-ratio|
+    normalize: Normalize = "token"  # how the step's tokens are averaged
+    entropy: Entropy = Entropy()  # a bonus for the policy's entropy
+
+    def __post_init__(self) -> None:
+        at_least(0, train__loss__penalty=self.penalty)
+        if not 0.0 < self.share <= 1.0:
+            raise ParamsError(f"train.loss.share is {self.share}; it is above 0 and at most 1")
+
+
+EXAMPLE = Settings(share=0.2, penalty=1.0, normalize="token")
+
+
+class Method(Loss):
+    settings: Settings
+    needs_several = True
+
+    def __call__(
+        self, tokens: Tokens, totals: StepTotals
+    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
+        """Return the micro-batch's share of the step's loss; `clipped`: tokens with a penalty."""
+        assert tokens.marked_N is not None
+        log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
+        penalty_N = self.settings.penalty * log_ratio_N.abs() * tokens.marked_N
+        gain_N = (log_ratio_N.exp() * tokens.advantages_N - penalty_N) * tokens.weights_N
+        return -average(gain_N, tokens, totals, self.normalize), {"clipped": tokens.marked_N.sum()}
+
+    def marks(self, rollouts: Rollouts) -> Bools:
+        assert rollouts.old_logprobs_N is not None
+        learned_B = rollouts.kept_B & rollouts.has_advantage_B()
+        places = np.flatnonzero(learned_B[rollouts.owner_N()] & rollouts.trained_N())
+        parts = (rollouts.advantages_N[places], rollouts.old_logprobs_N[places])
+        gains, logs = (values - values.mean() if len(places) else values for values in parts)
+        num = max(int(self.settings.share * len(places)), 1)
+        marked_N = np.zeros(len(rollouts.owner_N()), dtype=np.bool_)
+        marked_N[places[np.argsort(-gains * logs, kind="stable")[:num]]] = True
+        return marked_N
