@@ -41,6 +41,8 @@ def parameters(steps: int, staleness: int) -> dict[str, Any]:
     values["store"]["location"] = None
     values["train"] |= {"max_steps": steps, "max_staleness": staleness}
     values["gates"] = {"min_solved_rate": 0.0, "max_truncated_rate": 1.0}
+    itself = {"train": {"reference": {"source": str(PROJECT / "data" / "policy")}}}
+    values["recipes"] = {**(values.get("recipes") or {}), "distil": itself}  # no teacher is here
     return values
 
 

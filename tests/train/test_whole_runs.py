@@ -44,8 +44,10 @@ def changes_of(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", PROJECT["recipes"])
 def test_a_recipe_trains(name: str, guesser: Path, tmp_path: Path) -> None:
-    layout = make_world(tmp_path, guesser, SIZES * 3)
-    state = run_in_process(layout, {**changes_of(name), "max_steps": 4}).state
+    layout, changes = make_world(tmp_path, guesser, SIZES * 3), changes_of(name)
+    if "reference" in changes:  # its teacher is not here
+        changes["reference"] = {"source": str(guesser)}
+    state = run_in_process(layout, {**changes, "max_steps": 4}).state
     steps = STEPS.frame(state.steps)
     assert 1 <= len(steps) <= 4
     assert steps["updated"].any()
