@@ -50,7 +50,9 @@ def advise(values: Values, layout: Layout) -> Iterator[str]:
     for name in names:
         chosen = recipes.recipe(values, name)
         if load_strategy(chosen["allocate"])[0].reads_profile:
-            yield f"{name}: {judgement_words(judge(budget.compared_plan(values, profile, name)))}."
+            compared = budget.compared_plan(values, profile, name)
+            if compared.uniform.sizes[0] > 1:  # groups of one have no contrast to judge
+                yield f"{name}: {judgement_words(judge(compared))}."
     yield next_words(layout, names)
 
 

@@ -67,7 +67,7 @@ def main(run: stage.Stage) -> None:
         strategy=str(spec["strategy"]),
         train=train,
     )
-    if strategy.reads_profile:
+    if strategy.reads_profile and compared.uniform.sizes[0] > 1:  # one has no contrast to judge
         expected["judgement"] = judge(compared)
     warn_if_few_learnable(profile, expected["plan"]["mixed_rate"])
     log_plan(decisions, expected)

@@ -62,6 +62,12 @@ def test_the_advice_in_words(values, layout: Layout) -> None:
     assert text.endswith("No runs are compared yet: `winnow run` trains and compares them.")
 
 
+def test_groups_of_one_are_not_judged_by_their_contrast(values, layout: Layout) -> None:
+    values["experiment"]["recipes"] = ["grpo", "alive", "a_star_po"]
+    lines = list(advise(values, layout))
+    assert [line.partition(":")[0] for line in lines if ": profiling" in line] == ["alive"]
+
+
 def test_after_runs_the_reports_sentence_says_what_would_decide(values, layout: Layout) -> None:
     summary = {"recipes": {"grpo": {}, "alive": {}}, "headline": "About 9 more seeds would."}
     write_sealed(layout.report / "summary.json", summary)
