@@ -29,10 +29,18 @@ def test_only_the_recipes_change(path: Path) -> None:
     assert changed[0][0].split("#")[1] == changed[0][1].split("#")[1]  # the comment behind it stays
 
 
-def test_all_are_all(path: Path) -> None:
+def test_all_are_all_but_for_a_teacher_that_is_not_here(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
     set_recipes(path, ["all"])
     once = path.read_text()
-    assert params.load(path)["experiment"]["recipes"] == recipes.names(params.load(path))
+    found, known = params.load(path)["experiment"]["recipes"], recipes.names(params.load(path))
+    assert found == [name for name in known if name != "distil"]
+    (path.parent / "teacher").mkdir()
+    set_recipes(path, ["all"])
+    assert params.load(path)["experiment"]["recipes"] == known
+    (path.parent / "teacher").rmdir()
     set_recipes(path, ["all"])
     assert path.read_text() == once
 
