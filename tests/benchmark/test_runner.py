@@ -255,8 +255,8 @@ def test_superseded_lines_are_shown_until_the_reference_is_measured_again(tmp_pa
     [
         ({"reference": ["sgpo"]}, "the reference among them"),
         ({"reference": []}, "the reference among them"),
-        ({"seeds": [0, 99]}, "none of the seeds"),
-        ({"search": {**PROTOCOL["search"], "seeds": [9, 9]}}, "must be distinct"),
+        ({"seeds": [0, 99]}, "none of them a seed"),
+        ({"search": {**PROTOCOL["search"], "seeds": [9, 9]}}, "needs distinct seeds"),
         ({"families": {"small": {"budgets": [200, 100], "changes": {}}}}, "must ascend"),
         ({"contestants": [{"recipe": "grop", **CONTESTANT}]}, "recipe 'grop' is unknown"),
         (

@@ -19,7 +19,7 @@ MERGED = "<<<<<<< HEAD\n    cmd: y\n=======\n    cmd: z\n>>>>>>> other\n"
     [
         (b"", "is empty"),
         (b"schema: '2.0'\n", "has no stages"),
-        (b"stages: [1]\n", "no mapping"),
+        (b"stages: [1]\n", "not a mapping"),
         (b"stages: {code: \xff}\n", "not YAML"),
         (b"stages: {code", "not YAML"),
         ((GOOD + MERGED).encode(), "conflict markers of a merge"),

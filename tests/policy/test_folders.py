@@ -19,7 +19,10 @@ from tasks.policy.card import write_external
 
 @pytest.mark.parametrize(
     ("weights", "message"),
-    [("pytorch_model.bin", "pickled weights only .pytorch_model.bin."), (None, "no .*safetensors")],
+    [
+        ("pytorch_model.bin", "contains only pickled weights .pytorch_model.bin."),
+        (None, "no .*safetensors"),
+    ],
 )
 def test_a_folder_without_safetensors_is_refused_and_the_old_policy_stays(
     tmp_path, llama, weights, message
