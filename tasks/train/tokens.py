@@ -33,9 +33,9 @@ class Tokens:
     advantages_N: "torch.Tensor"
     row_N: "torch.Tensor"
     num_rows: int
-    group_B: "torch.Tensor | None" = None
     reference_logprobs_N: "torch.Tensor | None" = None
     marked_N: "torch.Tensor | None" = None
+    group_B: "torch.Tensor | None" = None
 
     def by_row(self, values_N: "torch.Tensor") -> "torch.Tensor":
         """Return [B] the sum of each rollout's values."""

@@ -52,9 +52,9 @@ def delayed(sampling: float, learning: float, seed: int = 0) -> Callable[[Traine
             time.sleep(sampling * rng.random())
             return generate(request, *more)
 
-        def slow_gradient(*arguments: Any) -> Any:
+        def slow_gradient(*arguments: Any, **named: Any) -> Any:
             time.sleep(learning * rng.random())
-            return gradient(*arguments)
+            return gradient(*arguments, **named)
 
         engine.generate = slow_generate  # type: ignore[method-assign]
         learner.compute_gradient = slow_gradient  # type: ignore[method-assign]

@@ -191,8 +191,8 @@ def test_a_warm_start_has_no_teacher(guesser: Path, teacher: Path, tmp_path: Pat
     def count(trainer: Trainer) -> None:
         gradient = trainer.learner.compute_gradient
 
-        def counting(*arguments: Any) -> Any:
-            stats = gradient(*arguments)
+        def counting(*arguments: Any, **named: Any) -> Any:
+            stats = gradient(*arguments, **named)
             found.append(stats.reference_flops)
             return stats
 

@@ -16,7 +16,7 @@ from tasks.train.learner.correction import corrected_tokens, far_tokens
 from tasks.train.loading import settings_of
 from tasks.train.methods.advantage import bnpo, grpo, maxrl, opo, pass_at, raw, reinforce_pp
 from tasks.train.methods.loss import cispo, clip, dppo, gmpo, kl_cov, sapo, vespo
-from tasks.train.rollouts import Floats, Rollouts, StepTotals
+from tasks.train.rollouts import Floats, Rollouts, StepTotals, nested
 from tasks.train.settings import Correction, Rejection
 from tasks.train.tokens import Tokens
 from tests.train.steps import rollouts_of
@@ -326,7 +326,7 @@ def test_m2po_takes_the_advantage_of_far_tokens_alone(guesser: Path, tmp_path: P
     logs_N = batch.fresh.logprobs_N.copy()
     num = len(logs_N)
     logs_N[[1, num - 1]] += np.sqrt(0.05 * num), -np.sqrt(0.03 * num)  # means .08, .03 without one
-    moved = batch.fresh.with_columns(logprobs=batch.fresh.split(logs_N))
+    moved = batch.fresh.with_columns(logprobs=nested(logs_N, batch.fresh.completion_tokens_B()))
     found = trainer.estimate(trainer.observe_policy(moved), trainer.rng())
     assert np.flatnonzero(found.advantages_N == 0).tolist() == [1]
     near = trainer.estimate(trainer.observe_policy(batch.fresh), trainer.rng())

@@ -26,7 +26,7 @@ from tasks.train.methods.shape import (
     signs,
     truncated,
 )
-from tasks.train.rollouts import Floats, Observed, Rollouts
+from tasks.train.rollouts import Floats, Observed, Rollouts, nested
 from tests.train.steps import observed_of, rollouts_of
 
 RNG = np.random.default_rng(0)
@@ -120,7 +120,7 @@ def test_tokens_of_high_entropy_are_learned_from() -> None:
 def seen_as(rollouts: Rollouts, logprobs: list[float]) -> Rollouts:
     """The rollouts with these log-probabilities under the policy and the sampler."""
     logprobs_N = np.array(logprobs)
-    rollouts = rollouts.with_columns(logprobs=rollouts.split(logprobs_N))
+    rollouts = rollouts.with_columns(logprobs=nested(logprobs_N, rollouts.completion_tokens_B()))
     return dataclasses.replace(rollouts, observed=Observed(logprobs_N, np.zeros(len(logprobs))))
 
 

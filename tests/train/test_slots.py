@@ -23,7 +23,7 @@ from tasks.train.loading import load_method
 from tasks.train.methods import advantage, control, generate, loss, replay, select, shape
 from tasks.train.plan import Plan
 from tasks.train.profile import Profile
-from tasks.train.rollouts import Floats, Ints, Prompts, StepTotals, merge
+from tasks.train.rollouts import Floats, Ints, Prompts, StepTotals, merge, nested
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Advantage, Control, Replay, SoFar, fill_state, values_of
 from tasks.train.tokens import Tokens
@@ -141,7 +141,7 @@ def test_shape(name: str) -> None:
     """A group is shaped by itself, and its rows' order does not matter unless a coin decides."""
     change, lengths = make(shape, name), [3, 1, 4, 2, 2, 5, 1, 3]
     rollouts = rollouts_of(REWARDS, GROUPS, lengths)
-    logprobs = rollouts.split(-np.random.default_rng(1).exponential(size=sum(lengths)))
+    logprobs = nested(-np.random.default_rng(1).exponential(size=sum(lengths)), np.array(lengths))
     rollouts = observed_of(rollouts.with_columns(logprobs=logprobs))
     rollouts = rollouts.with_columns(reason=["stop"] * 5 + ["length"] * 3)
     given_B = np.array([1.5, -0.5, -1.0, 0.2, 0.3, -0.4, 2.0, -1.0])
