@@ -248,4 +248,5 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> N
 
 
 def test_a_kl_term_may_have_a_teacher() -> None:
-    settings_of({"reference": {"source": "teacher"}, "kl_coefficient": 0.1})
+    found = settings_of({"reference": {"source": "teacher"}, "kl_coefficient": 0.1})
+    assert found.reference.source == "teacher"

@@ -8,23 +8,11 @@ size (`train.batch.size` sets it)."""
 
 import numpy as np
 
-from tasks.common.params import ParamsError, settings
+from tasks.train.methods.shape.pruned_po import EXAMPLE, Settings
 from tasks.train.rollouts import ROUNDING, Floats, Rollouts
 from tasks.train.slots import Shape
 
-
-@settings
-class Settings:
-    drop: float = 0.5  # share of a group that leaves
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.drop < 1.0:
-            raise ParamsError(
-                f"train.shape cppo: drop is {self.drop:g}; it is at least 0 and below 1"
-            )
-
-
-EXAMPLE = Settings(drop=0.5)
+__all__ = ["EXAMPLE", "Method", "Settings"]
 
 
 class Method(Shape):

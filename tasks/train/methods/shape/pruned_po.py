@@ -16,13 +16,11 @@ from tasks.train.slots import Shape
 
 @settings
 class Settings:
-    drop: float = 0.5  # probability with which a rollout of small advantage leaves
+    drop: float = 0.5  # share of a group (cppo), or of its small advantages, that leaves
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.drop < 1.0:
-            raise ParamsError(
-                f"train.shape pruned_po: drop is {self.drop:g}; it is at least 0 and below 1"
-            )
+            raise ParamsError(f"train.shape: drop is {self.drop:g}; it is at least 0 and below 1")
 
 
 EXAMPLE = Settings(drop=0.5)
