@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
 from tasks.models.packing import ATTENTION, forward, forward_rows, head_logits, pack
+from tasks.models.sharding import call
 
 LENGTH = 12  # tokens of the test sequence
 NARROW = 4  # tokens of a window that is shorter than the sequence
@@ -52,21 +53,27 @@ def gives_own_logits(model: PreTrainedModel, *, packed: bool) -> bool:
     eager attention may exceed the effect of a fault, so torch's attention is used instead."""
     ids = [(7 * n + 3) % model.config.get_text_config().vocab_size for n in range(LENGTH)]
     whole = torch.tensor([ids], device=model.device)
-    is_precise = model.dtype == torch.float32
+    is_precise = model.dtype == torch.float32 and not torch.is_autocast_enabled(whole.device.type)
     with with_eager_attention(model) if is_precise else nullcontext():
         expected = model(input_ids=whole, use_cache=False).logits[0].float()
     if packed:
-        # two prompts that are prefixes of the sequence, each with its continuation
-        packing, _, _ = pack(
-            [ids[:5], ids[:3]], np.array([0, 0]), [ids[5:], ids[5:9]], model.device
-        )
-        hidden = forward(model, packing.ids, packing.positions, packing.attend)
         expected = expected[[0, 1, 2, 3, 4, 0, 1, 2, *range(5, 12), *range(5, 9)]]
-    else:
-        hidden = forward_rows(model, whole).last_hidden_state[0]
     tolerance = 1e-3 if is_precise else 0.1
-    logits = head_logits(model, hidden).float()
+    logits = call(own_logits, model, ids, packed=packed)
     return torch.allclose(logits, expected, atol=tolerance, rtol=tolerance)
+
+
+def own_logits(model: PreTrainedModel, ids: list[int], *, packed: bool) -> torch.Tensor:
+    """Return the logits of a sequence by the forwards in `packing`. With `packed` they are of two
+    prompts that are prefixes of the sequence, each with its continuation."""
+    if packed:
+        rest = [ids[5:], ids[5:9]]
+        packing, _, _ = pack([ids[:5], ids[:3]], np.array([0, 0]), rest, model.device)
+        hidden_ND = forward(model, packing.ids, packing.positions, packing.attend)
+    else:
+        whole = torch.tensor([ids], device=model.device)
+        hidden_ND = forward_rows(model, whole).last_hidden_state[0]
+    return head_logits(model, hidden_ND).float()
 
 
 @contextmanager

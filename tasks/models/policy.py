@@ -5,17 +5,22 @@ Code that comes with a model runs only if the user sets `policy.trust_remote_cod
 
 import logging
 import string
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as distributed
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging as transformers_logging
@@ -127,12 +132,14 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     trust_remote_code: bool = False,
+    shard: Callable[[PreTrainedModel], object] | None = None,
 ) -> PreTrainedModel:
     """Load the model in `folder` in evaluation mode: without dropout, regardless of its config.
-    Raises ArtifactError if a tensor is missing from the files, or has another shape."""
+    `shard` shards the model before it has weights; every rank then reads only its own rows. Raises
+    ArtifactError if a tensor is missing from the files, or has another shape."""
     check_folder(folder)
     trusted, kinds = trust_remote_code, (ImportError, ValueError)  # errors of quantised policies
-    with loading(folder, MODEL, kinds):
+    with loading(folder, MODEL, kinds), sharded_by(shard) as options:
         check_quantization(folder)
         loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # of this machine
             folder,
@@ -142,10 +149,27 @@ def load_model(
             trust_remote_code=trusted,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # check_tensors names them
+            **options,
         )
     model, found = loaded
     check_tensors(folder, found)
     return model.to(device).eval()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def sharded_by(shard: Callable[[PreTrainedModel], object] | None) -> Iterator[dict[str, Any]]:
+    """Yield the options with which transformers shards a model by `shard` and then reads each
+    rank's rows: its own plan of groups would leave the output head gathered after a forward."""
+    if shard is None:
+        yield {}
+        return
+
+    def distribute(model: PreTrainedModel, *_: object) -> PreTrainedModel:
+        shard(model)
+        return model
+
+    with mock.patch.object(PreTrainedModel, "maybe_distribute_model", distribute):
+        yield {"distributed_config": DistributedConfig(fsdp_size=distributed.get_world_size())}
 
 
 def check_quantization(folder: Path) -> None:

@@ -34,7 +34,7 @@ from tasks.models.policy import (
 from tasks.models.prompts import encode_prompts
 from tasks.train.checkpoint import results
 from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.learner.learner import Learner, memory_of
+from tasks.train.learner.learner import Learner, memory_of, sharding_of
 from tasks.train.learner.lora import add_adapters, quantize_base
 from tasks.train.learner.ranks import (
     LOST_RANK,
@@ -267,12 +267,15 @@ def make_learner(context: RunContext, sections: Sections, engine: EngineSettings
     policy, settings, memory = context.policy, context.settings, sections.learner
     device = torch_device(engine.device)
     is_quantized = settings.lora is not None and settings.lora.base_bits == 4
+    by_rows = sharding_of(settings, memory, context.ranks, device)
+    # a whole policy may not fit the device
+    is_large = is_quantized or (memory.shard != "none" and by_rows is None)
     model = load_model(
         policy.folder,
         dtype=torch.float32,
-        # a whole policy may not fit the device
-        device=torch.device("cpu") if memory.shard != "none" or is_quantized else device,
+        device=torch.device("cpu") if is_large else device,
         trust_remote_code=policy.trust_remote_code,
+        shard=by_rows,
     )
     if settings.lora is not None:
         add_adapters(model, settings.lora, context.seed)

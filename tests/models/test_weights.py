@@ -20,7 +20,7 @@ from transformers import (
 from tasks.models.policy import load_model
 from tasks.models.weights import NamedWeights, as_saved, is_sharded
 from tasks.train.learner.lora import add_adapters
-from tasks.train.learner.sharding import shard
+from tasks.models.sharding import shard
 from tasks.train.settings import Lora
 from tests.models.test_packing import EXPERTS, GROUPED
 from tests.stages import FORKS
@@ -84,7 +84,7 @@ def sharded(folder: Path, out: Path) -> None:
     method = f"file://{out.parent}/meeting"
     distributed.init_process_group("gloo", init_method=method, rank=0, world_size=1)
     model: Any = adapted(folder)
-    shard(model, CPU, ())
+    shard(model, CPU, torch.float32, ())
     assert is_sharded(model)
     save_file({name: part.contiguous() for name, part in as_saved(NamedWeights(model))}, out)
     distributed.destroy_process_group()

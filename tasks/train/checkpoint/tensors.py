@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from tasks.models.sharding import local, local_rows, sharded_like
 from tasks.train.learner.optimizer import FIRST, PARTS, SECOND, from_parts, plain_parts
-from tasks.train.learner.sharding import local, local_rows, sharded_like
 
 WHOLE = "tensors.safetensors"
 

@@ -1,8 +1,9 @@
 """The learner: the trained policy, its optimizer, and the gradient of a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -13,16 +14,17 @@ from tasks.engines.memory import TrainingMemory, training_memory
 from tasks.engines.settings import Sampling
 from tasks.models.adapters import adapters_off, has_adapters, is_quantized, num_adapter_parameters
 from tasks.models.folder import reference_parameters
-from tasks.models.forward_check import check_forward
+from tasks.models.forward_check import check_forward, own_logits
 from tasks.models.policy import Policy, load_model
+from tasks.models.sharding import shard
 from tasks.models.transfer import to_device
 from tasks.models.weights import NamedWeights, is_sharded, whole
+from tasks.train.learner.balance import rank_of
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
 from tasks.train.learner.observe import compute_states, join_observed, observe
 from tasks.train.learner.optimizer import make_optimizer, step
 from tasks.train.learner.ranks import Ranks
 from tasks.train.learner.reference import make_reference
-from tasks.train.learner.sharding import shard
 from tasks.train.learner.update import (
     Objective,
     UpdateStats,
@@ -46,6 +48,7 @@ from tasks.train.settings import LearnerSettings, TrainSettings
 from tasks.train.slots import Loss
 
 PLAIN = Features()  # only log-probabilities and entropies
+FORWARDS = (compute_logprobs, compute_states, own_logits)  # of a sharded policy
 
 
 def memory_of(
@@ -76,6 +79,18 @@ def memory_of(
     )
 
 
+def sharding_of(
+    settings: TrainSettings, memory: LearnerSettings, ranks: Ranks, device: torch.device
+) -> Callable[[PreTrainedModel], None] | None:
+    """Return the function that shards a policy before it has weights; None for a policy that every
+    rank loads whole: without other ranks, unsharded, or with adapters, which are added to
+    weights."""
+    if memory.shard == "none" or ranks.size == 1 or settings.lora is not None:
+        return None
+    dtype = getattr(torch, settings.dtype)
+    return partial(shard, device=device, dtype=dtype, forwards=FORWARDS)
+
+
 class Learner:
     """Data-parallel training. Every rank has the policy in float32, or only its own rows. With
     adapters, only these are trained, and the reference is the policy without them."""
@@ -90,19 +105,23 @@ class Learner:
         ranks: Ranks,
         device: torch.device | None = None,
     ) -> None:
-        check_forward(model, packed=memory.share_prompts)
+        device = device or model.device
         self.policy, self.model, self.ranks = policy, model, ranks
         self.settings, self.memory, self.sampling = settings, memory, sampling
+        # sharded layers are gathered in the trainer's dtype
+        with self.autocast() if is_sharded(model) else nullcontext():
+            check_forward(model, packed=memory.share_prompts)
         self.version = 0  # number of updates
         self.reference, self.reference_architecture = make_reference(
-            model, policy, settings, packed=memory.share_prompts
+            model, policy, settings, memory, sharding_of(settings, memory, ranks, device)
         )
         if memory.activation_checkpointing:
             enable_activation_checkpointing(model)
         if memory.shard != "none":
             others = [] if self.reference in (None, model) else [self.reference]
             for each in [model, *others]:
-                shard(each, device or model.device, (compute_logprobs, compute_states))
+                if not is_sharded(each):
+                    shard(each, device, getattr(torch, settings.dtype), FORWARDS)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(trained, settings)
 
@@ -170,8 +189,8 @@ class Learner:
         return stats
 
     def observe(self, rollouts: Rollouts, features: Features, loss: Loss) -> tuple[Observed, float]:
-        """Return the policy's view of `rollouts`, and the executed FLOPs. Each rank computes whole
-        groups, and all ranks receive all results."""
+        """Return the policy's view of `rollouts`, and the executed FLOPs. Each rank computes its
+        share, and all ranks receive all results."""
         mine = self.shard_rows(rollouts, np.ones(len(rollouts.group_B), dtype=np.bool_))
         parts = self.ranks.all_gather(self.observe_rows(rollouts, mine, features, loss))
         order_B = np.argsort(np.concatenate([rows_B for rows_B, _, _, _ in parts]))
@@ -225,10 +244,15 @@ class Learner:
         return rows_B, places_N, observed, flops
 
     def shard_rows(self, rollouts: Rollouts, chosen_B: Bools) -> Ints:
-        """Return the chosen rollouts of this rank. Each group goes to one rank, which prefills its
-        prompt once."""
-        groups = self.ranks.shard(np.unique(rollouts.group_B[chosen_B]).tolist())
-        return np.flatnonzero(chosen_B & np.isin(rollouts.group_B, groups))
+        """Return the chosen rollouts of this rank, which has as many tokens as others (see
+        `balance`)."""
+        rows, num_ranks = np.flatnonzero(chosen_B), self.ranks.size
+        if num_ranks == 1 or not len(rows):
+            return rows
+        is_short_B = rollouts.tokens_B() <= self.memory.max_shared_tokens
+        shares_B = is_short_B & self.memory.share_prompts
+        is_mine = rank_of(rollouts, rows, shares_B, num_ranks) == self.ranks.rank
+        return np.asarray(rows[is_mine])
 
     def micro_batches(
         self, rollouts: Rollouts, rows: Ints, features: Features = PLAIN

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 
 from tasks.common.accounting.ledger import Architecture
 from tasks.models.packing import forward_rows
+from tasks.models.sharding import call
 from tasks.models.transfer import chosen, to_host
 from tasks.train.learner.micro_batches import MicroBatch
-from tasks.train.learner.sharding import call
 from tasks.train.learner.update import (
     Objective,
     batch_flops,

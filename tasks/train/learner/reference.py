@@ -4,6 +4,8 @@ A teacher is any policy with the same vocabulary: it reads the token ids of the 
 
 import copy
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,34 +17,44 @@ from tasks.common.files import ArtifactError
 from tasks.models.adapters import has_adapters
 from tasks.models.forward_check import check_forward
 from tasks.models.policy import Policy, architecture_of, describe, load_model, load_tokenizer
-from tasks.train.settings import TrainSettings
+from tasks.train.settings import LearnerSettings, TrainSettings
 
 
 def make_reference(
-    model: PreTrainedModel, policy: Policy, settings: TrainSettings, *, packed: bool
+    model: PreTrainedModel,
+    policy: Policy,
+    settings: TrainSettings,
+    memory: LearnerSettings,
+    shard: Callable[[PreTrainedModel], object] | None,
 ) -> tuple[PreTrainedModel | None, Architecture]:
     """Return the reference and its sizes, None and the policy's without a reference. The initial
     policy is a copy of `model`; with adapters it is the model itself, whose adapters are turned off
-    instead. Raises ArtifactError for a teacher that cannot be loaded, or has other tokens."""
+    instead. With `shard` the reference is sharded (see `load_model`). Raises ArtifactError for a
+    teacher that cannot be loaded, or has other tokens."""
     train = dataclasses.asdict(settings)
     if not recipes.has_reference(train):
         return None, policy.architecture
+    load = partial(
+        load_model,
+        dtype=torch.float32,
+        device=model.device,
+        trust_remote_code=policy.trust_remote_code,
+        shard=shard,
+    )
     folder = recipes.teacher_of(train)
     if folder is None:
-        is_adapted = has_adapters(model)
-        own = model if is_adapted else copy.deepcopy(model).requires_grad_(False)
-        return own, policy.architecture
+        if has_adapters(model):
+            return model, policy.architecture
+        own = load(policy.folder) if shard is not None else copy.deepcopy(model)
+        return own.requires_grad_(False), policy.architecture
     if not folder.is_dir():
         raise ArtifactError(
             f"train.reference.source: {folder} is not a folder: name the folder of the teacher, "
             "which a snapshot of a hub's model is, too"
         )
-    trusted = policy.trust_remote_code
-    check_vocabulary(policy.folder, folder, trust_remote_code=trusted)
-    teacher = load_model(
-        folder, dtype=torch.float32, device=model.device, trust_remote_code=trusted
-    )
-    check_forward(teacher, packed=packed)
+    check_vocabulary(policy.folder, folder, trust_remote_code=policy.trust_remote_code)
+    teacher = load(folder)
+    check_forward(teacher, packed=memory.share_prompts)
     return teacher.requires_grad_(False), architecture_of(describe(teacher))
 
 

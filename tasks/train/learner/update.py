@@ -21,10 +21,10 @@ from transformers import PreTrainedModel
 from tasks.common.accounting.ledger import Architecture, forward_flops
 from tasks.models.adapters import adapters_off, has_adapters, num_adapter_parameters
 from tasks.models.packing import forward, forward_rows, head_logits
+from tasks.models.sharding import call
 from tasks.models.transfer import chosen, to_device, to_host
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch
-from tasks.train.learner.sharding import call
 from tasks.train.rollouts import Bools, Floats, Rollouts, StepTotals
 from tasks.train.settings import Correction, TrainSettings
 from tasks.train.slots import Loss

@@ -14,11 +14,11 @@ from tasks.common.files import ArtifactError, digest_file, sync_folder, writing
 from tasks.common.sealed import write_sealed
 from tasks.models.folder import policy_digest
 from tasks.models.policy import save_policy
+from tasks.models.sharding import local, local_rows
 from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
 from tasks.train.checkpoint.folder import Loaded
 from tasks.train.checkpoint.tensors import optimizer_tensors, restore_optimizer
 from tasks.train.learner.lora import save_adapter
-from tasks.train.learner.sharding import local, local_rows
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import COLUMNS

@@ -1,10 +1,10 @@
 """A policy sharded over ranks, by torch's FSDP2 (`fully_shard`; Zhao et al., arXiv 2304.11277).
 
-Every rank stores some rows of every parameter, of its gradient and of AdamW's moments. A layer is
-gathered only while it computes. Gradients are summed over ranks, as without sharding: every part is
-already divided by the whole step's totals. All ranks must make the same number of forward and
-backward passes, since each pass gathers. Left out: gathering of parameters in bfloat16 (autocast
-casts them as without sharding), several ranks per shard."""
+Every rank stores some rows of every parameter, of its gradient and of AdamW's moments, in float32.
+A layer is gathered only while it computes, in bfloat16 if it computes in that. Gradients are summed
+over ranks, as without sharding: every part is already divided by the whole step's totals. All ranks
+must make the same number of forward and backward passes, since each pass gathers. Left out: several
+ranks per shard."""
 
 from collections.abc import Callable, Iterable
 from types import MethodType
@@ -13,7 +13,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 import torch.distributed as distributed
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
@@ -25,15 +30,21 @@ T = TypeVar("T")
 
 
 def shard(
-    model: PreTrainedModel, device: torch.device, forwards: Iterable[Callable[..., Any]]
+    model: PreTrainedModel,
+    device: torch.device,
+    dtype: torch.dtype,
+    forwards: Iterable[Callable[..., Any]],
 ) -> None:
-    """Shard `model` over all ranks, onto `device`: one group per layer, and one for the rest.
-    `forwards` are the functions of a model for use with `call`."""
+    """Shard `model` over all ranks, onto `device`, or a model without weights (see `load_model`):
+    one group per layer, gathered in `dtype`, and one for the rest, in float32: embeddings and head
+    compute in that. `forwards` are the functions of a model for use with `call`."""
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     layers = set(model._no_split_modules or ())
+    # autocast casts the inputs
+    policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     for module in [*model.modules()]:
         if type(module).__name__ in layers:
-            fully_shard(module, mesh=mesh)
+            fully_shard(module, mesh=mesh, mp_policy=policy)
     # free the root as well after a forward: one without a backward would leave it gathered
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     for module in model.modules():

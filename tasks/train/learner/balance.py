@@ -1,0 +1,102 @@
+"""The distribution of a step's rollouts over the ranks, so that all compute about the same number
+of tokens.
+
+A rank prefills the prompt of each of its groups once. Groups stay whole if no rank then has more
+than 1.05 times the mean. Otherwise they are split, although every further rank prefills the prompt
+again: a rank's capacity is the smallest one, to half a percent of the mean, that is enough for all
+rollouts. The largest group is placed first, on the rank with the fewest tokens, its longest rollout
+first. Rollouts beyond the capacity go to the rank that has the fewest tokens then.
+
+Legend: B rollouts.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.train.rollouts import Bools, Ints, Rollouts
+
+SLACK = 1.05  # of a rank's tokens over the mean, up to which groups stay whole
+PRECISION = 0.005  # of the capacity, as a share of the mean
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rollouts that share the prefill of `prompt` tokens: their rows, the longest first, and the
+    numbers of their other tokens."""
+
+    prompt: int
+    rows: Ints
+    lengths: Ints
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens to compute on one rank."""
+        return self.prompt + int(self.lengths.sum())
+
+
+def rank_of(rollouts: Rollouts, rows: Ints, shares_B: Bools, num_ranks: int) -> Ints:
+    """Return the rank of each of the rollouts `rows`. Rollouts that `shares_B` marks share the
+    prefill of their prompt with their group."""
+    groups = sorted(pieces(rollouts, rows, shares_B), key=lambda group: -group.num_tokens)
+    mean = sum(group.num_tokens for group in groups) / num_ranks
+    found = place(groups, SLACK * mean, num_ranks, whole=True)
+    if found is None:
+        found = split(groups, mean, num_ranks)
+    return np.array([found[row] for row in rows.tolist()], dtype=np.int64)
+
+
+def split(groups: list[Group], mean: float, num_ranks: int) -> dict[int, int]:
+    """Return the rank of each row, with the smallest capacity of a rank for groups in parts."""
+    low = max(mean, max(group.prompt + int(group.lengths[0]) for group in groups))
+    high = low
+    while (found := place(groups, high, num_ranks)) is None:
+        low, high = high, 2.0 * high
+    while high - low > PRECISION * mean:
+        middle = (low + high) / 2.0
+        placed = place(groups, middle, num_ranks)
+        if placed is None:
+            low = middle
+        else:
+            found, high = placed, middle
+    return found
+
+
+def pieces(rollouts: Rollouts, rows: Ints, shares_B: Bools) -> list[Group]:
+    """Return the rollouts `rows` by shared prompt; a rollout that shares none is by itself."""
+    prompts_B, tokens_B = rollouts.prompt_tokens_B(), rollouts.tokens_B()
+    shared, alone = rows[shares_B[rows]], rows[~shares_B[rows]]
+    found = [Group(0, np.array([row]), tokens_B[[row]]) for row in alone]
+    by_group = shared[np.lexsort((-tokens_B[shared], rollouts.group_B[shared]))]
+    _, firsts = np.unique(rollouts.group_B[by_group], return_index=True)
+    for part in np.split(by_group, firsts[1:]) if len(by_group) else []:
+        prompt = int(prompts_B[part[0]])
+        found.append(Group(prompt, part, tokens_B[part] - prompt))
+    return found
+
+
+def place(
+    groups: list[Group], capacity: float, num_ranks: int, *, whole: bool = False
+) -> dict[int, int] | None:
+    """Return the rank of each row, with at most `capacity` tokens a rank, and with `whole` a single
+    rank for each group; None if that is impossible in this order."""
+    ranks = [(0.0, rank) for rank in range(num_ranks)]  # the number of tokens, and the rank
+    found: dict[int, int] = {}
+    for group in groups:
+        waiting = [*zip(group.rows.tolist(), group.lengths.tolist(), strict=True)]
+        while waiting:
+            used, rank = heapq.heappop(ranks)
+            used += group.prompt
+            left = []
+            for row, length in waiting:
+                if used + length > capacity:
+                    left.append((row, length))
+                    continue
+                used += length
+                found[row] = rank
+            if len(left) == len(waiting) or (left and whole):
+                return None
+            heapq.heappush(ranks, (used, rank))
+            waiting = left
+    return found
