@@ -16,7 +16,14 @@ from tasks.allocate.settings import AllocateSettings
 from tasks.allocate.visits import Compared, compare
 from tasks.common import recipes, registry
 from tasks.common.accounting.ledger import Architecture
-from tasks.common.accounting.spending import LENGTHS, Rows, generation_cost, pass_cost, rows_in
+from tasks.common.accounting.spending import (
+    LENGTHS,
+    Rows,
+    generation_cost,
+    pass_cost,
+    prompt_cost,
+    rows_in,
+)
 from tasks.common.artifacts import PROFILE, ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
@@ -129,7 +136,10 @@ def rollout_cost(account: str, architecture: Architecture, plan: Planned, train:
     size = max(round(plan.group_size), 1)
     rows = group(size, plan.prompt, plan.completion)
     generated = generation_cost(account, architecture, rows)
-    return (generated + num_passes * pass_cost(account, architecture, rows)) / size
+    passes, saved = num_passes * pass_cost(account, architecture, rows), 0.0
+    if not train["prompt_gradient"]:
+        saved = updated * 2.0 * updates["epochs"] * prompt_cost(account, architecture, rows)
+    return (generated + passes - saved) / size
 
 
 def warm_start_cost(
@@ -138,7 +148,10 @@ def warm_start_cost(
     """Return the cost of the recipe's warm start in the account, for prompts and completions of
     these lengths in tokens."""
     rows = group(1, prompt, completion)
-    return num_demonstrations(train) * 3.0 * pass_cost(account, architecture, rows)
+    cost, saved = 3.0 * pass_cost(account, architecture, rows), 0.0
+    if not train["prompt_gradient"]:
+        saved = 2.0 * prompt_cost(account, architecture, rows)
+    return num_demonstrations(train) * (cost - saved)
 
 
 def rollouts_of(

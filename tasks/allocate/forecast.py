@@ -110,6 +110,10 @@ def expect(
     fixed = charged_flops(
         architecture, generated=profiled, updated=warm, reference=(tokens + replayed) * is_several
     )
+    factor = 3.0
+    if not train["prompt_gradient"]:
+        prompts = visits.times * float(visits.sizes @ profile["prompt_tokens"].to_numpy()[visits.rows])
+        factor -= 2.0 * prompts / tokens
     return {
         "visits": visits.num,
         "prompts": int(np.count_nonzero(np.bincount(visits.rows, minlength=len(profile)))),
@@ -119,9 +123,10 @@ def expect(
         "mixed_rate": mixed / visits.num,
         "tokens": tokens,
         "tokens_updated": updated + warm,
-        "flops_charged": fixed + charged_flops(architecture, generated=tokens, updated=updated),
+        "flops_charged": fixed
+        + charged_flops(architecture, generated=tokens, updated=updated, update_factor=factor),
         "flops_charged_mixed": fixed
-        + charged_flops(architecture, generated=tokens, updated=in_mixed),
+        + charged_flops(architecture, generated=tokens, updated=in_mixed, update_factor=factor),
         "flops_charged_paper": fixed
         + paper_training_flops(architecture, tokens, has_reference=False),
     }

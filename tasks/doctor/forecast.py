@@ -174,13 +174,19 @@ def training(world: World, recipe: str) -> Cost:
     scores = recipes.is_scored(train) + budget.reference_forwards(world.architecture, train)
     runs = [trained(world, recipe, plan) for plan in plans_of(world, recipe)]
     tokens = [run.rollouts * (run.prompt + run.completion) for run in runs]
-    updated = Range(*(num * run.kept for num, run in zip(tokens, runs, strict=True)))
+    saved = 0.0 if train["prompt_gradient"] else 2.0  # forwards over the prompts
+    updated = Range(
+        *(
+            run.rollouts * run.kept * (3.0 * (run.prompt + run.completion) - saved * run.prompt)
+            for run in runs
+        )
+    )
     points = 1.0 / train["validation"]["every_share"] + 1.0
     validated = world.prompts["validation"] * (train["validation"]["num_samples"] * points)
     validation = validated * (world.prompt + drifted(world))
     forwards = Range(*tokens) * (1.0 + scores) + validation
     warm_tokens = (world.prompt + world.completion) * float(num_demonstrations(train))
-    num_forwards = forwards + updated * (3.0 * train["updates"]["epochs"])
+    num_forwards = forwards + updated * float(train["updates"]["epochs"])
     num_forwards += warm_tokens * 3.0
     flops = spanning(num_forwards * (2.0 * world.architecture.num_matmul_parameters))
     gpus = min(max(world.values["engine"]["num_processes"], 1), world.num_gpus)

@@ -12,7 +12,7 @@ sequences of T queries and S keys."""
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,32 @@ def forward(
         attend=attend,
     ).last_hidden_state
     return hidden[0]
+
+
+def forward_after(model: PreTrainedModel, prompts: "Packing", rest: "Packing") -> torch.Tensor:
+    """Return the last hidden states of the continuations `rest` of `prompts` (see
+    `Packing.split`). The prompts are read without gradient, in a forward of their own."""
+    known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def attend_prompts(layer: int, query: Any, key: Any, value: Any, *others: Any) -> torch.Tensor:
+        known[layer] = key, value
+        return prompts.attend(layer, query, key, value, *others)
+
+    def attend_rest(layer: int, query: Any, key: Any, value: Any, *others: Any) -> torch.Tensor:
+        if layer in known:
+            before_key, before_value = known[layer]
+            key, value = torch.cat([before_key, key]), torch.cat([before_value, value])
+        return rest.attend(layer, query, key, value, *others)
+
+    kind = prompts.ids.device.type
+    # a cached cast of a weight would have no gradient in the second forward either
+    cast = torch.autocast(
+        kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
+    )
+    if len(prompts.ids):
+        with torch.no_grad(), cast:
+            forward(model, prompts.ids, prompts.positions, attend_prompts)
+    return forward(model, rest.ids, rest.positions, attend_rest)
 
 
 def unused_mask(ids: torch.Tensor) -> torch.Tensor:
@@ -215,11 +241,14 @@ class Block:
 
 @dataclass
 class Packing:
-    """Packed sequences, block after block, and their attention."""
+    """Packed sequences, block after block, and their attention: first `num_prompt_tokens` tokens in
+    `num_prompt_blocks` blocks, then the continuations."""
 
     ids: torch.Tensor
     positions: torch.Tensor
     blocks: list[Block]
+    num_prompt_tokens: int
+    num_prompt_blocks: int
     biases: dict[Any, list[torch.Tensor | None]] = field(default_factory=dict)
 
     def attend(
@@ -241,6 +270,18 @@ class Packing:
             for block, bias in zip(self.blocks, self.biases[kind], strict=True)
         ]
         return torch.cat(found)
+
+    def split(self) -> tuple["Packing", "Packing"]:
+        """Return the prompts alone, and the continuations alone. The keys of these are still
+        indices into all tokens."""
+        tokens, blocks = self.num_prompt_tokens, self.num_prompt_blocks
+        rest = [replace(block, queries=block.queries - tokens) for block in self.blocks[blocks:]]
+        return (
+            Packing(
+                self.ids[:tokens], self.positions[:tokens], self.blocks[:blocks], tokens, blocks
+            ),
+            Packing(self.ids[tokens:], self.positions[tokens:], rest, 0, 0),
+        )
 
     def num_pairs(self) -> int:
         """Return the number of query-key pairs that attention computes, including padding."""
@@ -350,7 +391,8 @@ def pack(
         keys = np.concatenate([prompt, own], 1)
         is_key = np.concatenate([is_prompt, is_own], 1)
         blocks.append(make_block(own, is_own, keys, is_key, positions, device, is_causal=False))
-    packing = Packing(to_device(ids, device), to_device(positions, device), blocks)
+    on_device = to_device(ids, device), to_device(positions, device)
+    packing = Packing(*on_device, blocks, num_prompt_tokens, len(prompt_blocks))
     return packing, prompt_segments, segments
 
 

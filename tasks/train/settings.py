@@ -194,6 +194,7 @@ class TrainSettings:
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the trainer's forward pass
     lora: Lora | None = None  # or adapters alone
     warm_start: WarmStart | None = None  # or supervised steps first
+    prompt_gradient: bool = True  # false: read prompts without a gradient, at a third of the cost
     kl_coefficient: float = 0.0  # of KL to the reference; dead groups are computed, too
     reference: Reference = Reference()  # the initial policy, or a teacher
     advantage_over: Literal["kept", "pool"] = "kept"  # group statistics: of kept or of all rollouts
@@ -391,6 +392,13 @@ class Sections:
     def check(self, train: TrainSettings) -> None:
         """Raise ParamsError for values that are wrong together with `train`. Training is on-policy
         only if it computes the log-probabilities of the distribution that it samples from."""
+        learner = self.learner
+        if not train.prompt_gradient and (learner.shard != "none" or not learner.share_prompts):
+            raise ParamsError(
+                "train.prompt_gradient is false, which reads a group's prompt once and on every "
+                "rank alike: set learner.share_prompts to true and learner.shard to none, or "
+                "train.prompt_gradient to true"
+            )
         base_bits = 32 if train.lora is None else train.lora.base_bits
         bits = {"train.optimizer_bits": train.optimizer_bits, "train.lora.base_bits": base_bits}
         for key, few in bits.items():

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from tasks.common.accounting.spending import pass_cost
 from tasks.common.files import ArtifactError
 from tasks.models.prompts import encode_plain
 from tasks.train.checkpoint.checkpoints import Checkpoints
@@ -183,9 +182,8 @@ def batch_rows(num: int, settings: WarmStart, seed: int, step: int) -> Ints:
 def charge(trainer: Trainer, rollouts: Rollouts, executed: float) -> None:
     """Enter a supervised step into the accounts of the ledger, and into the account of the budget.
     Raises TrainingError if the budget is then spent."""
-    architecture, rows = trainer.run.policy.architecture, rollouts.rows()
-    factor, spending = trainer.learner.update_factor, trainer.buffer.spending
-    charged = factor * pass_cost("charged", architecture, rows)
+    learner, spending, rows = trainer.learner, trainer.buffer.spending, rollouts.rows()
+    charged = learner.update_cost("charged", rows)
     trainer.state.ledger.add(
         "update",
         executed=executed,
@@ -197,7 +195,7 @@ def charge(trainer: Trainer, rollouts: Rollouts, executed: float) -> None:
     )
     if spending is None:
         return
-    spending.spend_before(factor * pass_cost(spending.budget.account, architecture, rows))
+    spending.spend_before(learner.update_cost(spending.budget.account, rows))
     if spending.spent >= spending.budget.amount:
         raise TrainingError(
             f"train.warm_start spends experiment.budget by step {trainer.state.num_warm_steps} and "

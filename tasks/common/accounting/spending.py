@@ -3,10 +3,11 @@
 A run ends when its budget is spent, so the count must not depend on the engine, the packing or the
 machine. In the account `executed` a prompt is read once per group, when its rollouts are generated
 and again in every pass over them (scoring, reference, update); a completion is decoded token by
-token from a KV cache, and read once in every pass; a backward pass counts as two forwards. Padding,
-recomputed activations and probes count as zero. `charged` and `charged_mixed` follow the ledger: 2
-P for every token of every rollout and pass. `rollouts` and `tokens` count the generated ones. The
-actual computation is in the ledger's account `executed`.
+token from a KV cache, and read once in every pass; a backward pass counts as two forwards, and
+prompts without a gradient have none. Padding, recomputed activations and probes count as zero.
+`charged` and `charged_mixed` follow the ledger: 2 P for every token of every rollout and pass.
+`rollouts` and `tokens` count the generated ones. The actual computation is in the ledger's account
+`executed`.
 
 Legend: B rollouts, Q groups."""
 
@@ -104,6 +105,16 @@ def pass_cost(account: str, architecture: Architecture, rows: Rows) -> float:
     num_read, num_targets = float(prompts.sum() + completions.sum()), float(completions.sum())
     pairs = float((prompts**2).sum()) + num_pairs(rows.prompt_tokens_B, completions)
     return forward_flops(architecture, num_read, num_targets, pairs)
+
+
+def prompt_cost(account: str, architecture: Architecture, rows: Rows) -> float:
+    """Return the part of `pass_cost` for reading the prompts."""
+    if account in GENERATED:
+        return 0.0
+    if account != "executed":
+        return charged_flops(architecture, reference=float(rows.prompt_tokens_B.sum()))
+    prompts = rows.prompt_tokens_Q
+    return forward_flops(architecture, float(prompts.sum()), 0.0, float((prompts**2).sum()))
 
 
 def num_pairs(prompt_tokens_B: Ints, completion_tokens_B: Ints) -> float:

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from tasks.common.accounting.spending import Rows, pass_cost, prompt_cost
 from tasks.engines.memory import TrainingMemory, training_memory
 from tasks.engines.settings import Sampling
 from tasks.models.adapters import adapters_off, has_adapters, is_quantized, num_adapter_parameters
@@ -136,6 +137,7 @@ class Learner:
             self.memory.share_prompts,
             self.memory.tokens_per_logprob_chunk,
             self.version,
+            self.settings.prompt_gradient,
             self.reference_architecture,
         )
 
@@ -354,6 +356,14 @@ class Learner:
             for name, parameter in self.model.named_parameters()
             if has_adapters(self.model) and parameter.requires_grad
         }
+
+    def update_cost(self, account: str, rows: Rows, epochs: int = 1) -> float:
+        """Return the cost of updates on the rollouts, in an account of the budget."""
+        architecture, factor = self.policy.architecture, self.update_factor
+        cost = factor * epochs * pass_cost(account, architecture, rows)
+        if self.settings.prompt_gradient:
+            return cost
+        return cost - (factor - 1.0) * epochs * prompt_cost(account, architecture, rows)
 
     @cached_property
     def update_factor(self) -> float:

@@ -83,6 +83,25 @@ class MicroBatch:
         predicts[firsts] = (prompts.starts + prompts.lengths - 1)[self.owner_B]
         return packing, self._tensor(predicts)
 
+    @cached_property
+    def continued(self) -> tuple[Packing, Packing, torch.Tensor]:
+        """The prompts without their last tokens, the rollouts from there on, for `forward_after`,
+        and the positions [N] in these before the completion's tokens."""
+        starts = [prompt[:-1] for prompt in self.prompts]
+        fed = [
+            [self.prompts[owner][-1], *completion[:-1]]
+            for owner, completion in zip(self.owner_B, self.completions, strict=True)
+        ]
+        packing, _, rest = pack(starts, self.owner_B, fed, self.device)
+        firsts = rest.starts - packing.num_prompt_tokens
+        return *packing.split(), self._tensor(spans(firsts, self.lengths_B))
+
+    def free(self) -> None:
+        """Free the biases of attention, [R, T, S] each: those of all micro-batches may not fit."""
+        made = vars(self)
+        for packing in [*made.get("shared", ())[:1], *made.get("continued", ())[:2]]:
+            packing.biases.clear()
+
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return to_device(array, self.device)
 

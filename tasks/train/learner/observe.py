@@ -71,7 +71,7 @@ def observe(
         else:
             flops += sum(batch_flops(architecture, batch, objective.share_prompts))
         if objective.share_prompts:
-            batch.shared[0].biases.clear()  # the biases of all micro-batches may not fit
+            batch.free()
         logprobs.append(logprobs_N.detach().float())
         entropies.append(entropies_N.detach().float())
     nothing = torch.zeros(0, device=model.device)

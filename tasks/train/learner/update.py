@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from tasks.common.accounting.ledger import Architecture, forward_flops
 from tasks.models.adapters import adapters_off, has_adapters, num_adapter_parameters
-from tasks.models.packing import forward, forward_rows, head_logits
+from tasks.models.packing import forward, forward_after, forward_rows, head_logits
 from tasks.models.sharding import call
 from tasks.models.transfer import chosen, to_device, to_host
 from tasks.train.learner.correction import corrected_tokens
@@ -44,6 +44,7 @@ class Objective:
     share_prompts: bool
     tokens_per_chunk: int
     version: int = 0  # of the policy
+    prompt_gradient: bool = True
     reference_architecture: Architecture | None = None  # None: the policy's
 
 
@@ -139,8 +140,7 @@ def accumulate_gradients(
         stats.log_weights.append(tokens.by_row(old_N - sampler_N))
         stats.num_tokens += len(logprobs_N)
         stats.flops += update_flops(model, batch, objective, architecture)
-        if objective.share_prompts:
-            batch.shared[0].biases.clear()  # [R, T, S] each: all micro-batches' may not fit
+        batch.free()
     if unread:
         read(stats, unread)
     return stats
@@ -248,7 +248,10 @@ def compute_logprobs(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the result of `token_logprobs`."""
-    if objective.share_prompts:  # each prompt is computed once, without padding
+    if torch.is_grad_enabled() and stops_at_prompts(batch, objective):
+        prompts, rest, predicts_N = batch.continued
+        hidden_ND = forward_after(model, prompts, rest).index_select(0, predicts_N)
+    elif objective.share_prompts:  # each prompt is computed once, without padding
         packing, predicts_N = batch.shared
         states = forward(model, packing.ids, packing.positions, packing.attend)
         hidden_ND = states.index_select(0, predicts_N)
@@ -256,6 +259,12 @@ def compute_logprobs(
         states = forward_rows(model, batch.whole.input_ids).last_hidden_state
         hidden_ND = batch.whole.predicting(states)
     return chunked_logprobs(model, hidden_ND, batch.targets_N, objective)
+
+
+def stops_at_prompts(batch: MicroBatch, objective: Objective) -> bool:
+    """Return whether the batch's prompts have no gradient. Rollouts that are too long to share a
+    prompt have one through theirs."""
+    return not (objective.prompt_gradient or batch.is_long)
 
 
 def chunked_logprobs(
@@ -335,14 +344,21 @@ def update_flops(
     body, head = batch_flops(architecture, batch, objective.share_prompts)
     body_again = float(model.is_gradient_checkpointing and model.training)
     head_again = float(len(batch.targets_N) > objective.tokens_per_chunk)
-    if not has_adapters(model):
-        return (3.0 + body_again) * body + (3.0 + head_again) * head
-    # frozen layers have no gradient of their weights; attention has none, and a full backward
     num_tokens, num_pairs = batch_size(batch, objective.share_prompts)
+    per_token, read = 2.0 * num_adapter_parameters(model), 0.0
+    if stops_at_prompts(batch, objective):  # one forward over the prompts, and no more
+        prompts, rest, _ = batch.continued
+        num_read, read_pairs = len(prompts.ids), prompts.num_pairs()
+        read = forward_flops(architecture, num_read, 0.0, read_pairs) + per_token * num_read
+        num_tokens, num_pairs = float(len(rest.ids)), float(rest.num_pairs())
+        body = forward_flops(architecture, num_tokens, 0.0, num_pairs)
+    if not has_adapters(model):
+        return read + (3.0 + body_again) * body + (3.0 + head_again) * head
+    # frozen layers have no gradient of their weights; attention has none, and a full backward
     attention = forward_flops(architecture, 0.0, 0.0, num_pairs)
-    adapters = 2.0 * num_adapter_parameters(model) * num_tokens
-    body = (2.0 + body_again) * body + attention + (3.0 + body_again) * adapters
-    return body + (2.0 + head_again) * head
+    body = (2.0 + body_again) * body + attention
+    adapters = (3.0 + body_again) * per_token * num_tokens
+    return read + body + adapters + (2.0 + head_again) * head
 
 
 def reference_flops(architecture: Architecture, batch: MicroBatch, objective: Objective) -> float:

@@ -18,17 +18,16 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
     with_gradient_B = learner.has_gradient(rollouts, trainer.slots.loss)
     updated_B: Bools = rollouts.kept_B if is_charged else with_gradient_B
     updated = updated_rows(trainer, rollouts, updated_B)
-    update, of_reference = pass_cost(account, architecture, updated), 0.0
+    of_reference = 0.0
     if learner.reference is not None:
         of_reference = pass_cost(account, learner.reference_architecture, updated)
-    num_passes = learner.update_factor * trainer.run.settings.updates.epochs
     features = trainer.features()
     observe = pass_cost(account, architecture, rollouts.rows())
     return {
         "generate": generation_cost(account, architecture, batch.fresh.rows()),
         "observe": 0.0 if features is None else features.num_passes * observe,
         "reference": of_reference,
-        "update": num_passes * update,
+        "update": learner.update_cost(account, updated, trainer.run.settings.updates.epochs),
     }
 
 
