@@ -112,7 +112,9 @@ def expect(
     )
     factor = 3.0
     if not train["prompt_gradient"]:
-        prompts = visits.times * float(visits.sizes @ profile["prompt_tokens"].to_numpy()[visits.rows])
+        prompts = visits.times * float(
+            visits.sizes @ profile["prompt_tokens"].to_numpy()[visits.rows]
+        )
         factor -= 2.0 * prompts / tokens
     return {
         "visits": visits.num,
