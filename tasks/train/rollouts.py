@@ -313,6 +313,14 @@ class Rollouts:
         """Return [Q] the number of rollouts of each group."""
         return np.bincount(self.group_B, minlength=len(self.prompt_rows_Q))
 
+    def graded_Q(self) -> tuple[Ints, Ints]:
+        """Return [Q] the numbers of graded and of correct rollouts of each group."""
+        num_groups, is_error_B = len(self.prompt_rows_Q), self.is_error_B()
+        return (
+            np.bincount(self.group_B[~is_error_B], minlength=num_groups),
+            np.bincount(self.group_B[self.is_correct_B()], minlength=num_groups),
+        )
+
     def with_columns(self, **values: Any) -> "Rollouts":
         """Return the rollouts with other values in columns: a list, an array or one value."""
         return replace(self, table=with_values(self.table, values))
