@@ -171,8 +171,9 @@ def of_policy(world: World) -> Cost:
 def training(world: World, recipe: str) -> Cost:
     """Return the cost of one run: rollouts, updates and the validation curve."""
     train = recipes.recipe(world.values, recipe)["train"]
-    scores = recipes.is_scored(train) + budget.reference_forwards(world.architecture, train)
     runs = [trained(world, recipe, plan) for plan in plans_of(world, recipe)]
+    scores = budget.reference_forwards(world.architecture, train)
+    scores += budget.scoring_forwards(train, runs[1])
     tokens = [run.rollouts * (run.prompt + run.completion) for run in runs]
     updated = Range(*(num * run.kept for num, run in zip(tokens, runs, strict=True)))
     points = 1.0 / train["validation"]["every_share"] + 1.0

@@ -116,7 +116,8 @@ class GroupRequest:
     group each. All groups belong to one pass and one phase of the plan.
 
     `extends[q]` is the number of the step's group that they join, -1 for a new group; None if all
-    are new.
+    are new. `joined[q]` is whether a stored rollout joins the group (`Replay.join`); None if none
+    does.
     """
 
     prompt_rows: Ints
@@ -124,6 +125,7 @@ class GroupRequest:
     pass_number: int
     phase: int
     extends: Ints | None = None
+    joined: Bools | None = None
 
     def groups(self, first_new: int) -> Ints:
         """Return [Q] each group's number in the step; `first_new` is the next free number."""

@@ -19,7 +19,7 @@ argument.
 Legend: B rollouts of a step, N completion tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +33,7 @@ from tasks.train.rollouts import (
     Floats,
     GroupRequest,
     Ints,
+    Observed,
     Rollouts,
     StepTotals,
 )
@@ -66,10 +67,12 @@ class SoFar:
 class Control(Protocol):
     """The choice of the next prompts, and of their numbers of rollouts. Built from the run's plan:
     a method may follow it, or use only its prompts and its budget. With `asks_again`, the method
-    inspects a step's rollouts to decide whether the step needs more."""
+    inspects a step's rollouts to decide whether the step needs more. With `needs_stored`, stored
+    rollouts join some of its groups (`GroupRequest.joined`)."""
 
     state: Any
     asks_again: bool = False
+    needs_stored: bool = False
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """Return the next groups of the step, or more rollouts of its groups. Called again, with
@@ -131,9 +134,11 @@ class Select(Protocol):
 
 
 class Replay(Protocol):
-    """The choice of the rollouts that are stored and trained on again."""
+    """The choice of the rollouts that are stored and trained on again: in groups of their own, or,
+    with `joins`, in the fresh groups that control chose."""
 
     state: Any = None
+    joins: bool = False
 
     def add(self, rollouts: Rollouts) -> None:
         """Store some of the step's fresh rollouts."""
@@ -145,7 +150,12 @@ class Replay(Protocol):
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
         """Return rollouts to train on beside the step's fresh ones, as many as `room` returned."""
-        ...
+        return None
+
+    def join(self, prompt_rows_Q: Ints, score: Callable[[Rollouts], Observed]) -> Rollouts | None:
+        """Return stored rollouts of these different prompts, for the group of each; none for a
+        prompt without any. `score` returns the policy's view of rollouts, and charges it."""
+        return None
 
     def unscored(self) -> Rollouts | None:
         """Return rollouts of the initial policy without log-probabilities. Called before the first

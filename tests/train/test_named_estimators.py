@@ -20,15 +20,7 @@ from tasks.train.rollouts import Floats, Rollouts, StepTotals, nested
 from tasks.train.settings import Correction, Rejection
 from tasks.train.tokens import Tokens
 from tests.train.steps import rollouts_of
-from tests.train.worlds import (
-    Killed,
-    dying_after,
-    make_trainer,
-    make_world,
-    outputs,
-    run,
-    sampled,
-)
+from tests.train.worlds import Killed, dying_after, make_trainer, make_world, outputs, run, sampled
 
 REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]  # two groups of four
 GROUPS = [0, 0, 0, 0, 1, 1, 1, 1]

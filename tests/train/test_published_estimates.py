@@ -25,10 +25,7 @@ from tasks.train.methods.loss import clip, vcpo
 from tasks.train.methods.select import contrast, f_tis
 from tasks.train.rollouts import Observed, Rollouts, StepTotals
 from tasks.train.tokens import Tokens
-from tests.train.steps import (
-    observed_of,
-    rollouts_of,
-)
+from tests.train.steps import observed_of, rollouts_of
 
 RNG = np.random.default_rng
 

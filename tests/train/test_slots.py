@@ -176,7 +176,9 @@ def tokens_of(lengths: list[int], rows: list[int], seed: int = 0) -> Tokens:
     owners = np.repeat(np.arange(len(lengths)), lengths)
     mine = np.flatnonzero(np.isin(owners, rows))
     row_N = torch.from_numpy(np.searchsorted(rows, owners[mine]))
-    return Tokens(*values[:4, mine], row_N, len(rows), values[4, mine], values[4, mine] > 0)
+    last_N = values[4, mine]
+    tokens = Tokens(*values[:4, mine], row_N, len(rows), last_N, last_N > 0)
+    return replace(tokens, sampler_logprobs_N=last_N)
 
 
 @pytest.mark.parametrize("name", names(loss))

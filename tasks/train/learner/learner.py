@@ -34,14 +34,7 @@ from tasks.train.learner.update import (
     merge_stats,
     token_logprobs,
 )
-from tasks.train.rollouts import (
-    Bools,
-    Features,
-    Ints,
-    Observed,
-    Rollouts,
-    StepTotals,
-)
+from tasks.train.rollouts import Bools, Features, Ints, Observed, Rollouts, StepTotals
 from tasks.train.settings import LearnerSettings, TrainSettings
 from tasks.train.slots import Loss
 

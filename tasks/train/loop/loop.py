@@ -120,8 +120,9 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
     # replay, select and estimate
     rng = trainer.rng()
     replayed = slots.replay.draw(rng, batch.replayed, settings.batch)
-    rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
     with state.timed("score"):
+        rollouts = trainer.joined(batch)
+        rollouts = rollouts if replayed is None else merge([rollouts, replayed])
         rollouts = trainer.observe_policy(rollouts)
     rollouts = trainer.estimate(rollouts, rng)
 

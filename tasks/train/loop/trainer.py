@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 import torch
 
 from tasks.common.accounting.ledger import ACCOUNTS, charged_flops
@@ -21,12 +22,7 @@ from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
 from tasks.train.loop.buffer import LEARNING_STREAM, Batch, RolloutBuffer, random_numbers
 from tasks.train.loop.record import describe_step, record_rollouts
 from tasks.train.loop.state import ROUNDING, State, TrainingError
-from tasks.train.rollouts import (
-    Features,
-    Observed,
-    Prompts,
-    Rollouts,
-)
+from tasks.train.rollouts import Features, Observed, Prompts, Rollouts
 from tasks.train.sampling.collector import Collector, RunContext, validation_rollouts
 from tasks.train.settings import Guards
 from tasks.train.slots import Slots
@@ -112,9 +108,33 @@ class Trainer:
             logprobs_N = self.score(rollouts, Features()).logprobs_N
         self.slots.replay.score(logprobs_N)
         if (spending := self.buffer.spending) is not None:
-            architecture = self.run.policy.architecture
-            spending.spent += pass_cost(spending.budget.account, architecture, rollouts.rows())
+            spending.spent += self.cost_of_pass(rollouts)
         logger.info("scored %d rollouts of the profile", len(rollouts.group_B))
+
+    def cost_of_pass(self, rollouts: Rollouts) -> float:
+        """Return the cost of a pass over the rollouts in the account of the budget; 0 without a
+        budget."""
+        if (spending := self.buffer.spending) is None:
+            return 0.0
+        return pass_cost(spending.budget.account, self.run.policy.architecture, rollouts.rows())
+
+    def joined(self, batch: Batch) -> Rollouts:
+        """Return the fresh rollouts of a batch, and the stored ones that join its groups. A pass
+        over stored rollouts is a part of the batch's cost."""
+        fresh, numbers = batch.fresh, np.array(batch.joined)
+        if not len(numbers):
+            return fresh
+
+        def scored(candidates: Rollouts) -> Observed:
+            batch.spent += self.cost_of_pass(candidates)
+            return self.score(candidates, Features())
+
+        stored = self.slots.replay.join(fresh.prompt_rows_Q[numbers], scored)
+        if stored is None:
+            return fresh
+        joining = stored.with_columns(group=numbers[stored.group_B])
+        table = pl.concat([fresh.table, joining.table], rechunk=True)
+        return Rollouts(table.sort("group", maintain_order=True), fresh.prompt_rows_Q)
 
     def score(self, rollouts: Rollouts, features: Features) -> Observed:
         """Return the policy's view of the rollouts, and charge it as scoring."""
