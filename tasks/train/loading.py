@@ -226,7 +226,7 @@ def load_slots(
         load("replay"),
         estimate,
         load("loss"),
-        tuple(load_method("shape", spec) for spec in settings.shape),
+        tuple(load_method("shape", spec, prompts=prompts) for spec in settings.shape),
     )
 
 

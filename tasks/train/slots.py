@@ -199,6 +199,7 @@ class Shape(Protocol):
     advantage. With `cuts_rows`, the update leaves out the tokens after a rollout's last advantage.
     The loss must then be a sum over tokens, each independent of the others."""
 
+    state: Any = None
     features: Features | None = None
     changes_rewards: bool = False
     skips_zeros: bool = False
@@ -213,6 +214,9 @@ class Shape(Protocol):
     ) -> Floats:
         """Return [N] the advantages of the tokens. `rollouts` have the shaped rewards."""
         return advantages_N
+
+    def observe(self, rollouts: Rollouts) -> None:
+        """Update the state with the step's rollouts, which have the verifier's rewards."""
 
 
 @dataclass
@@ -302,21 +306,26 @@ class Slots:
         """Whether the update leaves out the tokens after a rollout's last advantage."""
         return any(shape.cuts_rows for shape in self.shape)
 
+    @property
+    def methods(self) -> dict[str, Any]:
+        """The methods by slot; those of `shape` with their number."""
+        shapes = {f"shape-{number}": shape for number, shape in enumerate(self.shape)}
+        return {**{slot: getattr(self, slot) for slot in SLOTS}, **shapes}
+
     def states(self) -> dict[str, Any]:
         """Return the methods' states, by slot and field (see `values_of`)."""
-        states = {slot: getattr(self, slot).state for slot in SLOTS}
         return {
             f"{slot}.{name}": value
-            for slot, state in states.items()
-            if state is not None
-            for name, value in values_of(state).items()
+            for slot, method in self.methods.items()
+            if method.state is not None
+            for name, value in values_of(method.state).items()
         }
 
     def restore(self, states: Mapping[str, Any]) -> None:
         """Restore the methods' states in place; the inverse of `states`."""
         for name, value in states.items():
             slot, field = name.split(".")
-            fill_state(getattr(self, slot).state, {field: value})
+            fill_state(self.methods[slot].state, {field: value})
 
 
 def values_of(state: Any) -> dict[str, Any]:

@@ -145,6 +145,9 @@ def test_shape(name: str) -> None:
     rollouts = observed_of(rollouts.with_columns(logprobs=logprobs))
     rollouts = rollouts.with_columns(reason=["stop"] * 5 + ["length"] * 3)
     given_B = np.array([1.5, -0.5, -1.0, 0.2, 0.3, -0.4, 2.0, -1.0])
+    for _ in range(2):  # some remember earlier steps
+        change.observe(rollouts)
+    comes_back(change)
     rewards, given = change.rewards(rollouts, 6), given_B[rollouts.owner_N()]
     assert rewards.shape == REWARDS.shape
 

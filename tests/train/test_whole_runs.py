@@ -215,6 +215,8 @@ def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
         {"method": "cppo", "drop": 0.0},
         {"method": "kondo", "keep": 1.0},
         {"method": "nat", "whole": 1.0},
+        {"method": "nll", "weight": 0.0},
+        {"method": "gdro", "eta": 0.0},
     ],
 )
 def test_a_shape_with_neutral_settings_leaves_the_policy_as_it_is(

@@ -134,6 +134,8 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
 
     # observe, charge, record
     slots.advantage.observe(rollouts)
+    for shape in slots.shape:
+        shape.observe(rollouts)
     slots.replay.add(batch.fresh)
     charge(trainer, batch, rollouts, update)
     return trainer.record(batch, rollouts, update, rate)
