@@ -152,6 +152,7 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
     """Add the errors in the combination of the loss, its reference and other settings."""
     goal: type[Loss] = method_of("loss", settings.loss)[0].Method
     loss, source = settings.loss["method"], settings.reference.source
+    reset = settings.reference.reset_every
     reading_all = {
         "train.kl_coefficient asks for the KL of all: set 0": settings.kl_coefficient > 0,
         "train.loss.entropy asks for the entropy of all: leave it out": recipes.has_bonus(
@@ -161,17 +162,18 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
     }
     for reason in [reason for reason, is_set in reading_all.items() if is_set and skipping]:
         problems.add(f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and {reason}")
-    is_initial = goal.reads_reference and not goal.needs_teacher
-    if is_initial and settings.warm_start is not None:
-        problems.add(
-            f"train.loss {loss} compares the policy with the initial one, and train.warm_start "
-            "moves it away from there: leave one of the two out"
-        )
-    if is_initial and source is not None:
-        problems.add(
-            f"train.loss {loss} compares the policy with the initial one, and "
-            f"train.reference.source is {source}: set it to null"
-        )
+    if goal.reads_reference and not goal.needs_teacher:
+        moved = {
+            "train.warm_start moves it away from there: leave one of the two out": (
+                settings.warm_start is not None
+            ),
+            f"train.reference.source is {source}: set it to null": source is not None,
+            f"train.reference.reset_every is {reset}: set it to null": reset is not None,
+        }
+        for reason in [reason for reason, is_set in moved.items() if is_set]:
+            problems.add(
+                f"train.loss {loss} compares the policy with the initial one, and {reason}"
+            )
     if goal.reads_reference and settings.correction.m2po is not None:
         problems.add(
             f"train.correction.m2po takes the advantage from tokens, and train.loss {loss} learns "
@@ -184,10 +186,17 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
         )
     if goal.needs_teacher and source is None:
         problems.add(f"train.loss {loss} needs a teacher: set train.reference.source to its folder")
-    if source is not None and not goal.reads_reference and settings.kl_coefficient == 0:
+    has_reference = goal.reads_reference or settings.kl_coefficient > 0
+    for key in ("source", "reset_every"):
+        if (value := getattr(settings.reference, key)) is not None and not has_reference:
+            problems.add(
+                f"train.reference.{key} is {value}, and nothing reads it: set train.loss.method to "
+                f"distil, or train.kl_coefficient above 0, or {key} to null"
+            )
+    if reset is not None and (source is not None or settings.lora is not None):
+        what = "a teacher" if source is not None else "the policy without its adapters"
         problems.add(
-            f"train.reference.source is {source}, and nothing reads it: set train.loss.method to "
-            "distil, or train.kl_coefficient above 0, or the source to null"
+            f"train.reference.reset_every is {reset}, and the reference is {what}: set it to null"
         )
 
 

@@ -22,7 +22,7 @@ from tasks.train.learner.observe import compute_states, join_observed, observe
 from tasks.train.learner.optimizer import make_optimizer, step
 from tasks.train.learner.ranks import Ranks
 from tasks.train.learner.reference import make_reference
-from tasks.train.learner.sharding import shard
+from tasks.train.learner.sharding import local, shard
 from tasks.train.learner.update import (
     Objective,
     UpdateStats,
@@ -283,6 +283,19 @@ class Learner:
         step(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
+
+    def reference_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of a reference that is reset, by name; empty for any other."""
+        if self.reference is None or self.settings.reference.reset_every is None:
+            return {}
+        return {f"reference.{name}": part for name, part in self.reference.named_parameters()}
+
+    def reset_reference(self, num_steps: int) -> None:
+        """Copy the policy into the reference if a reset is due after so many steps."""
+        tensors = self.reference_tensors()
+        if tensors and num_steps % (self.settings.reference.reset_every or 1) == 0:
+            for mine, theirs in zip(tensors.values(), self.model.parameters(), strict=True):
+                local(mine).copy_(local(theirs.detach()))
 
     def log_ratios(self, rollouts: Rollouts, loss: Loss) -> tuple[torch.Tensor, float]:
         """Return [N] the trainer's log-probabilities minus the sampler's, of all completion tokens,

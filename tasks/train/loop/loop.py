@@ -138,7 +138,9 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
         shape.observe(rollouts)
     slots.replay.add(batch.fresh)
     charge(trainer, batch, rollouts, update)
-    return trainer.record(batch, rollouts, update, rate)
+    row = trainer.record(batch, rollouts, update, rate)
+    trainer.learner.reset_reference(state.num_steps)
+    return row
 
 
 def check_ages(trainer: Trainer, batch: Batch) -> None:
