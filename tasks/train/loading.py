@@ -120,13 +120,12 @@ def check_control(settings: TrainSettings, problems: Problems) -> None:
             f"train.control is {name}, and train.replay {replay}: stored rollouts join groups with "
             "the control experience and the replay successes together"
         )
-    is_provisioned = settings.over_provision > 1.0
-    if chooser.needs_stored and is_provisioned:
+    if chooser.needs_stored and settings.over_provision > 1.0:
         problems.add(
             f"train.control {name} chooses groups of a step for stored rollouts, and "
             "train.over_provision moves groups to the next step: set over_provision to 1.0"
         )
-    if chooser.asks_again and is_provisioned:
+    if chooser.asks_again and settings.over_provision > 1.0:
         problems.add(
             f"train.control {name} asks for more once it has seen a step's rollouts, and with "
             "train.over_provision the next step is asked for before that: set over_provision to 1.0"

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+Score = Callable[[Rollouts], Observed]
+"""It returns the policy's view of rollouts, and charges it as scoring."""
+
+
 @dataclass(frozen=True)
 class SoFar:
     """The state of a step at a request to control: its graded fresh rollouts (None before the first
@@ -152,18 +156,14 @@ class Replay(Protocol):
         """Return rollouts to train on beside the step's fresh ones, as many as `room` returned."""
         return None
 
-    def join(self, prompt_rows_Q: Ints, score: Callable[[Rollouts], Observed]) -> Rollouts | None:
+    def join(self, prompt_rows_Q: Ints, score: Score) -> Rollouts:
         """Return stored rollouts of these different prompts, for the group of each; none for a
-        prompt without any. `score` returns the policy's view of rollouts, and charges it."""
-        return None
+        prompt without any. Called only with `joins`."""
+        ...
 
-    def unscored(self) -> Rollouts | None:
-        """Return rollouts of the initial policy without log-probabilities. Called before the first
-        step, when the trainer can still compute them."""
-        return None
-
-    def score(self, logprobs_N: Floats) -> None:
-        """Store the log-probabilities of the completion tokens that `unscored` returned."""
+    def prepare(self, score: Score) -> None:
+        """Compute missing log-probabilities of the initial policy's rollouts. Called before the
+        first step, when the trainer can still compute them."""
 
 
 class Advantage(Protocol):
@@ -259,9 +259,11 @@ class Loss(Protocol):
         """Return a micro-batch's share of the step's loss, and sums over its tokens (`clipped`)."""
         ...
 
-    def rate_factor(self, log_weights_B: Floats) -> float:
+    def rate_factor(self, log_weights_B: Floats, norm: float, reuse: int) -> float:
         """Return the factor of this update's learning rate, from the logarithms of its rollouts'
-        importance weights (old policy over sampler, not capped), of all ranks."""
+        importance weights (old policy over sampler, not capped), of all ranks, the norm of its
+        gradient before clipping, and the number of earlier epochs of the batch. With 0 there is no
+        optimizer step, and the batch's other updates are left out."""
         return 1.0
 
     def marks(self, rollouts: Rollouts) -> Bools | None:
@@ -271,7 +273,7 @@ class Loss(Protocol):
 
     def bonus(self) -> float:
         """Return the coefficient of the entropy bonus in the next update."""
-        if self.state is None:
+        if self.entropy.target is None:
             return self.entropy.coefficient
         return float(self.state.coefficient) if self.is_low() else 0.0
 
@@ -282,7 +284,7 @@ class Loss(Protocol):
     def observe_entropy(self, entropy: float) -> None:
         """Move the coefficient of a bonus with a target, by the mean entropy of an update over all
         ranks."""
-        if self.state is None:
+        if self.entropy.target is None:
             return
         self.state.entropy = entropy
         moved = self.state.coefficient + self.entropy.step * (1.0 if self.is_low() else -1.0)

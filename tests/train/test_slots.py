@@ -23,7 +23,16 @@ from tasks.train.loading import load_method
 from tasks.train.methods import advantage, control, generate, loss, replay, select, shape
 from tasks.train.plan import Plan
 from tasks.train.profile import Profile
-from tasks.train.rollouts import Floats, Ints, Prompts, StepTotals, merge, nested
+from tasks.train.rollouts import (
+    Floats,
+    Ints,
+    Observed,
+    Prompts,
+    Rollouts,
+    StepTotals,
+    merge,
+    nested,
+)
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Advantage, Control, Replay, SoFar, fill_state, values_of
 from tasks.train.tokens import Tokens
@@ -288,6 +297,10 @@ def test_a_control_bears_a_step_that_could_not_be_graded(name: str) -> None:
     assert np.isfinite(list(method.describe().values())).all()
 
 
+def unasked(rollouts: Rollouts) -> Observed:
+    raise AssertionError("there is nothing to score")
+
+
 @pytest.mark.parametrize("name", names(replay))
 def test_replay(name: str) -> None:
     profile = Profile(SAMPLES.frame([]), Prompts(PROMPTS.frame([]), lambda rows: []))
@@ -295,7 +308,7 @@ def test_replay(name: str) -> None:
     batch = BatchSettings("rollouts", 8, "generated")
     assert method.room(batch) == 0  # an empty buffer gives nothing
     assert method.draw(np.random.default_rng(0), 0, batch) is None
-    assert method.unscored() is None
+    method.prepare(unasked)
     steps = [
         rollouts_of(REWARDS, GROUPS, lengths=[2] * 8, prompt_rows=[4 * n + i for i in range(4)])
         for n in range(3)

@@ -99,17 +99,17 @@ class Trainer:
         return replace(rollouts, observed=self.score(rollouts, features))
 
     def score_replay(self) -> None:
-        """Compute the missing log-probabilities of the initial policy's rollouts in replay. After
-        the first step none is missing, also after a resume."""
-        rollouts = self.slots.replay.unscored()
-        if rollouts is None:
-            return
+        """Let replay compute missing log-probabilities of the initial policy's rollouts. After the
+        first step none is missing, also after a resume."""
+
+        def scored(rollouts: Rollouts) -> Observed:
+            if (spending := self.buffer.spending) is not None:
+                spending.spent += self.cost_of_pass(rollouts)
+            logger.info("scoring %d rollouts of the profile", len(rollouts.group_B))
+            return self.score(rollouts, Features())
+
         with self.state.timed("score"):
-            logprobs_N = self.score(rollouts, Features()).logprobs_N
-        self.slots.replay.score(logprobs_N)
-        if (spending := self.buffer.spending) is not None:
-            spending.spent += self.cost_of_pass(rollouts)
-        logger.info("scored %d rollouts of the profile", len(rollouts.group_B))
+            self.slots.replay.prepare(scored)
 
     def cost_of_pass(self, rollouts: Rollouts) -> float:
         """Return the cost of a pass over the rollouts in the account of the budget; 0 without a
@@ -130,8 +130,6 @@ class Trainer:
             return self.score(candidates, Features())
 
         stored = self.slots.replay.join(fresh.prompt_rows_Q[numbers], scored)
-        if stored is None:
-            return fresh
         joining = stored.with_columns(group=numbers[stored.group_B])
         table = pl.concat([fresh.table, joining.table], rechunk=True)
         return Rollouts(table.sort("group", maintain_order=True), fresh.prompt_rows_Q)
@@ -200,7 +198,7 @@ class Trainer:
             current_N = rollouts.trained_N() & rollouts.is_current_N(self.learner.version)
             ratios = torch.from_numpy((old_N - rollouts.logprobs_N)[current_N])
             self.check_sampler([ratios], self.where())
-        for part in parts:
+        for number, part in enumerate(parts):
             cuts_rows = self.slots.cuts_rows
             stats = self.learner.compute_gradient(part, loss, cuts_rows=cuts_rows)
             done.append(stats)
@@ -210,7 +208,11 @@ class Trainer:
                 break
             self.check_sampler(stats.log_ratios, self.where())
             log_weights_B = torch.cat(stats.log_weights).double().numpy()
-            stats.rate_factors = [loss.rate_factor(log_weights_B)]
+            reuse = number * updates.epochs // len(parts)
+            stats.rate_factors = [loss.rate_factor(log_weights_B, stats.norms[0], reuse)]
+            if not stats.rate_factors[0]:  # of the dropped gradient only the FLOPs count
+                done[-1] = UpdateStats(flops=stats.flops, reference_flops=stats.reference_flops)
+                break
             loss.observe_entropy(stats.entropy / max(stats.num_tokens, 1))
             self.learner.step(rate * stats.rate_factors[0])
         return merge_stats(done)

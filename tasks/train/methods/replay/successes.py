@@ -7,7 +7,6 @@ prompt's stored rollouts the one with the least mean entropy under the present p
 over them, which is charged as scoring, and not made if no prompt has two. The `capacity` prompts
 with the latest successes are kept."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +14,8 @@ import polars as pl
 
 from tasks.common.params import at_least, settings
 from tasks.train.methods.replay.kept import stored
-from tasks.train.rollouts import Ints, Observed, Rollouts, make_rollouts
-from tasks.train.slots import Replay
+from tasks.train.rollouts import Ints, Rollouts, make_rollouts
+from tasks.train.slots import Replay, Score
 
 
 @settings
@@ -61,7 +60,7 @@ class Method(Replay):
         kept = latest.head(self.settings.capacity).implode()
         self.state = State(joined.filter(pl.col("prompt_row").is_in(kept)).rechunk())
 
-    def join(self, prompt_rows_Q: Ints, score: Callable[[Rollouts], Observed]) -> Rollouts | None:
+    def join(self, prompt_rows_Q: Ints, score: Score) -> Rollouts:
         """Return the success of least entropy of each prompt that has one."""
         wanted = pl.DataFrame({"prompt_row": prompt_rows_Q}).with_row_index("place")
         found = self.state.table.join(wanted, on="prompt_row", maintain_order="left")
