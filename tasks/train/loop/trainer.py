@@ -192,15 +192,15 @@ class Trainer:
                 observed = self.learner.observe_reference(rollouts, loss)
                 rollouts, done[0].reference_flops = observed
         parts = minibatches(rollouts, updates, rng)
-        parts = [part for part in parts if self.learner.has_gradient(part, loss).any()]
         old_N = rollouts.old_logprobs_N
         if old_N is not None:  # in this pass all fresh rollouts are current
             current_N = rollouts.trained_N() & rollouts.is_current_N(self.learner.version)
             ratios = torch.from_numpy((old_N - rollouts.logprobs_N)[current_N])
             self.check_sampler([ratios], self.where())
         for number, part in enumerate(parts):
-            cuts_rows = self.slots.cuts_rows
-            stats = self.learner.compute_gradient(part, loss, cuts_rows=cuts_rows)
+            if not self.learner.has_gradient(part, loss).any():
+                continue
+            stats = self.learner.compute_gradient(part, loss, cuts_rows=self.slots.cuts_rows)
             done.append(stats)
             if stats.num_nonfinite:
                 stats.norms = []  # no optimizer step follows
