@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tasks.allocate.forecast import kept_share, num_demonstrations, reading_slots
+from tasks.allocate.forecast import completed, kept_share, num_demonstrations, reading_slots
 from tasks.allocate.planning import load_strategy, make_plan
 from tasks.allocate.settings import AllocateSettings
 from tasks.allocate.visits import Compared, compare
@@ -124,6 +124,17 @@ def reference_forwards(architecture: Architecture, train: Values) -> float:
     return reference_parameters(train, own) / own
 
 
+def scoring_forwards(train: Values, plan: Planned) -> float:
+    """Return the forwards of the policy before its update, per rollout: one if the step is scored,
+    and at most those over the stored rollouts that may join its group."""
+    num = float(recipes.is_scored(train))
+    if train["replay"]["method"] != "successes":
+        return num
+    control, replay = (completed(slot, train[slot]) for slot in ("control", "replay"))
+    num_stored: int = replay["per_prompt"] if replay["per_prompt"] > 1 else 0
+    return num + float(control["share"] * num_stored / plan.group_size)
+
+
 def rollout_cost(account: str, architecture: Architecture, plan: Planned, train: Values) -> float:
     """Return the cost of a rollout of the plan in the account, generation and update. Rollouts
     without a gradient are updated only in `charged`; with a reference or an entropy bonus all have
@@ -132,7 +143,7 @@ def rollout_cost(account: str, architecture: Architecture, plan: Planned, train:
     is_all = account == "charged" or reference > 0.0 or recipes.has_bonus(train)
     updated = plan.kept if is_all else min(plan.kept, plan.mixed)
     num_passes: float = updated * (3.0 * updates["epochs"] + reference)
-    num_passes += recipes.is_scored(train)
+    num_passes += scoring_forwards(train, plan)
     size = max(round(plan.group_size), 1)
     rows = group(size, plan.prompt, plan.completion)
     generated = generation_cost(account, architecture, rows)

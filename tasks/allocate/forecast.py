@@ -85,7 +85,7 @@ def expect(
     replayed ones; with several updates the old log-probabilities are scored. A replayed group
     counts as mixed and whole, and a kept part of a mixed group counts as mixed. Not modelled:
     features that a slot requests, zero advantages that a method excludes, the prompts that control
-    prefers, and the steps before a replay buffer is full."""
+    prefers, stored rollouts that join groups, and the steps before a replay buffer is full."""
     counted, profile = visits.counted, compared.profile
     num_V, sizes_V = counted["visits"].to_numpy(), counted["group_size"].to_numpy()
     mixed_V = mixed_probability(

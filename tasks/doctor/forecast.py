@@ -171,8 +171,9 @@ def of_policy(world: World) -> Cost:
 def training(world: World, recipe: str) -> Cost:
     """Return the cost of one run: rollouts, updates and the validation curve."""
     train = recipes.recipe(world.values, recipe)["train"]
-    scores = recipes.is_scored(train) + budget.reference_forwards(world.architecture, train)
     runs = [trained(world, recipe, plan) for plan in plans_of(world, recipe)]
+    scores = budget.reference_forwards(world.architecture, train)
+    scores += budget.scoring_forwards(train, runs[1])
     tokens = [run.rollouts * (run.prompt + run.completion) for run in runs]
     saved = 0.0 if train["prompt_gradient"] else 2.0  # forwards over the prompts
     updated = Range(

@@ -17,7 +17,7 @@ from tasks.common.params import ParamsError, Problems, gathered, listed, parse, 
 from tasks.train.plan import Plan
 from tasks.train.profile import Profile
 from tasks.train.settings import SLOTS, Spec, TrainSettings, with_method
-from tasks.train.slots import Advantage, Control, Loss, Select, Shape, Slots
+from tasks.train.slots import Advantage, Control, Loss, Replay, Select, Shape, Slots
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,6 @@ def method_of(slot: str, spec: Any) -> tuple[ModuleType, Spec]:
 def check_slots(settings: TrainSettings) -> None:
     """Raise ParamsError if methods, or a method and other settings, exclude each other."""
     estimate: type[Advantage] = method_of("advantage", settings.advantage)[0].Method
-    chooser: type[Control] = method_of("control", settings.control)[0].Method
     name = settings.advantage["method"]
     replays = settings.replay["method"] != "none"
     with gathered() as problems:
@@ -90,16 +89,6 @@ def check_slots(settings: TrainSettings) -> None:
                 f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
                 "train.divisor kept would make the step longer the fewer are left: set generated"
             )
-        if skipping and settings.kl_coefficient > 0:
-            problems.add(
-                f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
-                "train.kl_coefficient asks for the KL of all: set 0"
-            )
-        if skipping and recipes.has_bonus({"loss": settings.loss}):
-            problems.add(
-                f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
-                "train.loss.entropy asks for the entropy of all: leave it out"
-            )
         check_loss(settings, skipping, problems)
         changing = [each for each in shapes if shape_of(each).changes_rewards]
         if estimate.unshaped and changing:
@@ -118,12 +107,29 @@ def check_slots(settings: TrainSettings) -> None:
                 f"train.shape {cutting[0]} trains on a part of each completion, and the loss reads "
                 f"all of it with {listed(wholes)}: leave the shape out, or change that"
             )
-        if chooser.asks_again and settings.over_provision > 1.0:
-            problems.add(
-                f"train.control {settings.control['method']} asks for more once it has seen a "
-                "step's rollouts, and with train.over_provision the next step is asked for before "
-                "that: set over_provision to 1.0"
-            )
+        check_control(settings, problems)
+
+
+def check_control(settings: TrainSettings, problems: Problems) -> None:
+    """Add the errors in the combination of control, replay and over-provisioning."""
+    name, replay = settings.control["method"], settings.replay["method"]
+    chooser: type[Control] = method_of("control", settings.control)[0].Method
+    stored: type[Replay] = method_of("replay", settings.replay)[0].Method
+    if chooser.needs_stored != stored.joins:
+        problems.add(
+            f"train.control is {name}, and train.replay {replay}: stored rollouts join groups with "
+            "the control experience and the replay successes together"
+        )
+    if chooser.needs_stored and settings.over_provision > 1.0:
+        problems.add(
+            f"train.control {name} chooses groups of a step for stored rollouts, and "
+            "train.over_provision moves groups to the next step: set over_provision to 1.0"
+        )
+    if chooser.asks_again and settings.over_provision > 1.0:
+        problems.add(
+            f"train.control {name} asks for more once it has seen a step's rollouts, and with "
+            "train.over_provision the next step is asked for before that: set over_provision to 1.0"
+        )
 
 
 def needing_whole_rows(settings: TrainSettings) -> list[str]:
@@ -145,22 +151,28 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
     """Add the errors in the combination of the loss, its reference and other settings."""
     goal: type[Loss] = method_of("loss", settings.loss)[0].Method
     loss, source = settings.loss["method"], settings.reference.source
-    if goal.reads_reference and skipping:
-        problems.add(
-            f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
-            f"train.loss {loss} learns from all: use another of the two"
-        )
-    is_initial = goal.reads_reference and not goal.needs_teacher
-    if is_initial and settings.warm_start is not None:
-        problems.add(
-            f"train.loss {loss} compares the policy with the initial one, and train.warm_start "
-            "moves it away from there: leave one of the two out"
-        )
-    if is_initial and source is not None:
-        problems.add(
-            f"train.loss {loss} compares the policy with the initial one, and "
-            f"train.reference.source is {source}: set it to null"
-        )
+    reset = settings.reference.reset_every
+    reading_all = {
+        "train.kl_coefficient asks for the KL of all: set 0": settings.kl_coefficient > 0,
+        "train.loss.entropy asks for the entropy of all: leave it out": recipes.has_bonus(
+            {"loss": settings.loss}
+        ),
+        f"train.loss {loss} learns from all: use another of the two": goal.reads_reference,
+    }
+    for reason in [reason for reason, is_set in reading_all.items() if is_set and skipping]:
+        problems.add(f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and {reason}")
+    if goal.reads_reference and not goal.needs_teacher:
+        moved = {
+            "train.warm_start moves it away from there: leave one of the two out": (
+                settings.warm_start is not None
+            ),
+            f"train.reference.source is {source}: set it to null": source is not None,
+            f"train.reference.reset_every is {reset}: set it to null": reset is not None,
+        }
+        for reason in [reason for reason, is_set in moved.items() if is_set]:
+            problems.add(
+                f"train.loss {loss} compares the policy with the initial one, and {reason}"
+            )
     if goal.reads_reference and settings.correction.m2po is not None:
         problems.add(
             f"train.correction.m2po takes the advantage from tokens, and train.loss {loss} learns "
@@ -173,10 +185,17 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
         )
     if goal.needs_teacher and source is None:
         problems.add(f"train.loss {loss} needs a teacher: set train.reference.source to its folder")
-    if source is not None and not goal.reads_reference and settings.kl_coefficient == 0:
+    has_reference = goal.reads_reference or settings.kl_coefficient > 0
+    for key in ("source", "reset_every"):
+        if (value := getattr(settings.reference, key)) is not None and not has_reference:
+            problems.add(
+                f"train.reference.{key} is {value}, and nothing reads it: set train.loss.method to "
+                f"distil, or train.kl_coefficient above 0, or {key} to null"
+            )
+    if reset is not None and (source is not None or settings.lora is not None):
+        what = "a teacher" if source is not None else "the policy without its adapters"
         problems.add(
-            f"train.reference.source is {source}, and nothing reads it: set train.loss.method to "
-            "distil, or train.kl_coefficient above 0, or the source to null"
+            f"train.reference.reset_every is {reset}, and the reference is {what}: set it to null"
         )
 
 
@@ -215,7 +234,7 @@ def load_slots(
         load("replay"),
         estimate,
         load("loss"),
-        tuple(load_method("shape", spec) for spec in settings.shape),
+        tuple(load_method("shape", spec, prompts=prompts) for spec in settings.shape),
     )
 
 

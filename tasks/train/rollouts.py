@@ -116,7 +116,8 @@ class GroupRequest:
     group each. All groups belong to one pass and one phase of the plan.
 
     `extends[q]` is the number of the step's group that they join, -1 for a new group; None if all
-    are new.
+    are new. `joined[q]` is whether a stored rollout joins the group (`Replay.join`); None if none
+    does.
     """
 
     prompt_rows: Ints
@@ -124,6 +125,7 @@ class GroupRequest:
     pass_number: int
     phase: int
     extends: Ints | None = None
+    joined: Bools | None = None
 
     def groups(self, first_new: int) -> Ints:
         """Return [Q] each group's number in the step; `first_new` is the next free number."""
@@ -312,6 +314,14 @@ class Rollouts:
     def sizes_Q(self) -> Ints:
         """Return [Q] the number of rollouts of each group."""
         return np.bincount(self.group_B, minlength=len(self.prompt_rows_Q))
+
+    def graded_Q(self) -> tuple[Ints, Ints]:
+        """Return [Q] the numbers of graded and of correct rollouts of each group."""
+        num_groups, is_error_B = len(self.prompt_rows_Q), self.is_error_B()
+        return (
+            np.bincount(self.group_B[~is_error_B], minlength=num_groups),
+            np.bincount(self.group_B[self.is_correct_B()], minlength=num_groups),
+        )
 
     def with_columns(self, **values: Any) -> "Rollouts":
         """Return the rollouts with other values in columns: a list, an array or one value."""

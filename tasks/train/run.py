@@ -24,13 +24,7 @@ from tasks.engines.loading import check_shared_gpu, engine_name, load_engine
 from tasks.engines.settings import EngineSettings
 from tasks.grading.background import BackgroundGrader
 from tasks.models.folder import policy_digest
-from tasks.models.policy import (
-    Policy,
-    load_model,
-    load_tokenizer,
-    read_policy,
-    torch_device,
-)
+from tasks.models.policy import Policy, load_model, load_tokenizer, read_policy, torch_device
 from tasks.models.prompts import encode_prompts
 from tasks.train.checkpoint import results
 from tasks.train.checkpoint.checkpoints import Checkpoints

@@ -92,6 +92,11 @@ class Reference:
     """`train.reference`: the policy that a KL term, or a loss, compares with the trained one."""
 
     source: str | None = None  # the folder of a teacher with the policy's vocabulary; null: initial
+    reset_every: int | None = None  # steps, after which it becomes the policy; null: never
+
+    def __post_init__(self) -> None:
+        if self.reset_every is not None:
+            at_least(1, train__reference__reset_every=self.reset_every)
 
 
 @settings

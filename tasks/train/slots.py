@@ -19,7 +19,7 @@ argument.
 Legend: B rollouts of a step, N completion tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +33,7 @@ from tasks.train.rollouts import (
     Floats,
     GroupRequest,
     Ints,
+    Observed,
     Rollouts,
     StepTotals,
 )
@@ -42,6 +43,10 @@ from tasks.train.tokens import Normalize, Tokens
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
+
+
+Score = Callable[[Rollouts], Observed]
+"""It returns the policy's view of rollouts, and charges it as scoring."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,12 @@ class SoFar:
 class Control(Protocol):
     """The choice of the next prompts, and of their numbers of rollouts. Built from the run's plan:
     a method may follow it, or use only its prompts and its budget. With `asks_again`, the method
-    inspects a step's rollouts to decide whether the step needs more."""
+    inspects a step's rollouts to decide whether the step needs more. With `needs_stored`, stored
+    rollouts join some of its groups (`GroupRequest.joined`)."""
 
     state: Any
     asks_again: bool = False
+    needs_stored: bool = False
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """Return the next groups of the step, or more rollouts of its groups. Called again, with
@@ -131,9 +138,11 @@ class Select(Protocol):
 
 
 class Replay(Protocol):
-    """The choice of the rollouts that are stored and trained on again."""
+    """The choice of the rollouts that are stored and trained on again: in groups of their own, or,
+    with `joins`, in the fresh groups that control chose."""
 
     state: Any = None
+    joins: bool = False
 
     def add(self, rollouts: Rollouts) -> None:
         """Store some of the step's fresh rollouts."""
@@ -145,15 +154,16 @@ class Replay(Protocol):
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
         """Return rollouts to train on beside the step's fresh ones, as many as `room` returned."""
-        ...
-
-    def unscored(self) -> Rollouts | None:
-        """Return rollouts of the initial policy without log-probabilities. Called before the first
-        step, when the trainer can still compute them."""
         return None
 
-    def score(self, logprobs_N: Floats) -> None:
-        """Store the log-probabilities of the completion tokens that `unscored` returned."""
+    def join(self, prompt_rows_Q: Ints, score: Score) -> Rollouts:
+        """Return stored rollouts of these different prompts, for the group of each; none for a
+        prompt without any. Called only with `joins`."""
+        ...
+
+    def prepare(self, score: Score) -> None:
+        """Compute missing log-probabilities of the initial policy's rollouts. Called before the
+        first step, when the trainer can still compute them."""
 
 
 class Advantage(Protocol):
@@ -189,6 +199,7 @@ class Shape(Protocol):
     advantage. With `cuts_rows`, the update leaves out the tokens after a rollout's last advantage.
     The loss must then be a sum over tokens, each independent of the others."""
 
+    state: Any = None
     features: Features | None = None
     changes_rewards: bool = False
     skips_zeros: bool = False
@@ -203,6 +214,9 @@ class Shape(Protocol):
     ) -> Floats:
         """Return [N] the advantages of the tokens. `rollouts` have the shaped rewards."""
         return advantages_N
+
+    def observe(self, rollouts: Rollouts) -> None:
+        """Update the state with the step's rollouts, which have the verifier's rewards."""
 
 
 @dataclass
@@ -245,9 +259,11 @@ class Loss(Protocol):
         """Return a micro-batch's share of the step's loss, and sums over its tokens (`clipped`)."""
         ...
 
-    def rate_factor(self, log_weights_B: Floats) -> float:
+    def rate_factor(self, log_weights_B: Floats, norm: float, reuse: int) -> float:
         """Return the factor of this update's learning rate, from the logarithms of its rollouts'
-        importance weights (old policy over sampler, not capped), of all ranks."""
+        importance weights (old policy over sampler, not capped), of all ranks, the norm of its
+        gradient before clipping, and the number of earlier epochs of the batch. With 0 there is no
+        optimizer step, and the batch's other updates are left out."""
         return 1.0
 
     def marks(self, rollouts: Rollouts) -> Bools | None:
@@ -257,7 +273,7 @@ class Loss(Protocol):
 
     def bonus(self) -> float:
         """Return the coefficient of the entropy bonus in the next update."""
-        if self.state is None:
+        if self.entropy.target is None:
             return self.entropy.coefficient
         return float(self.state.coefficient) if self.is_low() else 0.0
 
@@ -268,7 +284,7 @@ class Loss(Protocol):
     def observe_entropy(self, entropy: float) -> None:
         """Move the coefficient of a bonus with a target, by the mean entropy of an update over all
         ranks."""
-        if self.state is None:
+        if self.entropy.target is None:
             return
         self.state.entropy = entropy
         moved = self.state.coefficient + self.entropy.step * (1.0 if self.is_low() else -1.0)
@@ -292,21 +308,26 @@ class Slots:
         """Whether the update leaves out the tokens after a rollout's last advantage."""
         return any(shape.cuts_rows for shape in self.shape)
 
+    @property
+    def methods(self) -> dict[str, Any]:
+        """The methods by slot; those of `shape` with their number."""
+        shapes = {f"shape-{number}": shape for number, shape in enumerate(self.shape)}
+        return {**{slot: getattr(self, slot) for slot in SLOTS}, **shapes}
+
     def states(self) -> dict[str, Any]:
         """Return the methods' states, by slot and field (see `values_of`)."""
-        states = {slot: getattr(self, slot).state for slot in SLOTS}
         return {
             f"{slot}.{name}": value
-            for slot, state in states.items()
-            if state is not None
-            for name, value in values_of(state).items()
+            for slot, method in self.methods.items()
+            if method.state is not None
+            for name, value in values_of(method.state).items()
         }
 
     def restore(self, states: Mapping[str, Any]) -> None:
         """Restore the methods' states in place; the inverse of `states`."""
         for name, value in states.items():
             slot, field = name.split(".")
-            fill_state(getattr(self, slot).state, {field: value})
+            fill_state(self.methods[slot].state, {field: value})
 
 
 def values_of(state: Any) -> dict[str, Any]:

@@ -24,7 +24,8 @@ class Tokens:
     before the batch's first update: PPO clips the ratio of the two. `weights_N` correct for the
     sampler, which differs slightly from the old policy; they are constants.
     `reference_logprobs_N` are the reference's, None without one. `marked_N` are the tokens that
-    the loss chose among those of the whole update, None if it chooses none.
+    the loss chose among those of the whole update, None if it chooses none. `sampler_logprobs_N`
+    are the sampler's.
     """
 
     logprobs_N: "torch.Tensor"
@@ -36,6 +37,7 @@ class Tokens:
     reference_logprobs_N: "torch.Tensor | None" = None
     marked_N: "torch.Tensor | None" = None
     group_B: "torch.Tensor | None" = None
+    sampler_logprobs_N: "torch.Tensor | None" = None
 
     def by_row(self, values_N: "torch.Tensor") -> "torch.Tensor":
         """Return [B] the sum of each rollout's values."""

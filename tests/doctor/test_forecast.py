@@ -146,6 +146,24 @@ def test_a_reference_or_a_pass_before_the_update_reads_every_rollout(
     assert cost(values, layout, "train", "grpo", 0).tokens.middle == 1e6 / 10 + 1200
 
 
+def test_stored_rollouts_that_may_join_are_read(values, layout) -> None:
+    """Of half of the groups of 8, 4 each: a quarter of a forward of every rollout."""
+    give_profile(layout)
+    replay = {"method": "successes", "per_prompt": 4, "capacity": 9}
+    control = {"method": "experience", "share": 0.5}
+    values["recipes"]["grpo"]["train"] |= {"replay": replay, "control": control}
+    values["train"]["max_steps"] = 1
+    values["train"]["batch"] = {"unit": "prompts", "size": 2, "counts": "generated"}
+    found = cost(values, layout, "train", "grpo", 0)
+    assert found.flops.middle == 2 * P * (1.25 * 800 + 1200) + 6 * P * 800
+    values["experiment"]["budget"] = {"account": "charged", "amount": 1e6 * P}
+    values["train"]["max_steps"] = None
+    found = cost(values, layout, "train", "grpo", 0)
+    assert found.tokens.middle == pytest.approx(1e6 / 8.5 + 1200)
+    replay["per_prompt"] = 1
+    assert cost(values, layout, "train", "grpo", 0).tokens.middle == 1e6 / 8 + 1200
+
+
 def test_a_warm_start_takes_its_part_of_a_budget(values, layout) -> None:
     """100 updates of 50 tokens, 6 P each: of the budget, and of the recipe's FLOPs."""
     give_profile(layout)

@@ -9,14 +9,7 @@ import polars as pl
 from tasks.common.artifacts import PROMPTS
 from tasks.engines.engine import Samples
 from tasks.train.plan import Plan
-from tasks.train.rollouts import (
-    GroupRequest,
-    Ints,
-    Observed,
-    Rollouts,
-    make_rollouts,
-    merge,
-)
+from tasks.train.rollouts import GroupRequest, Ints, Observed, Rollouts, make_rollouts, merge
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Asked, Control, SoFar
 from tests.policies import character_tokenizer

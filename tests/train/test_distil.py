@@ -25,15 +25,7 @@ from tasks.train.methods.loss import distil
 from tasks.train.rollouts import StepTotals
 from tasks.train.tokens import Tokens
 from tests.train.test_warm_start import WARM
-from tests.train.worlds import (
-    Killed,
-    dying_after,
-    make_trainer,
-    make_world,
-    outputs,
-    run,
-    sampled,
-)
+from tests.train.worlds import Killed, dying_after, make_trainer, make_world, outputs, run, sampled
 
 TEACHER = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64).log()
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.common import params, recipes
 from tasks.common.params import ParamsError
 from tasks.train.learner.correction import corrected_tokens, far_tokens
 from tasks.train.loading import settings_of
@@ -20,15 +21,7 @@ from tasks.train.rollouts import Floats, Rollouts, StepTotals, nested
 from tasks.train.settings import Correction, Rejection
 from tasks.train.tokens import Tokens
 from tests.train.steps import rollouts_of
-from tests.train.worlds import (
-    Killed,
-    dying_after,
-    make_trainer,
-    make_world,
-    outputs,
-    run,
-    sampled,
-)
+from tests.train.worlds import Killed, dying_after, make_trainer, make_world, outputs, run, sampled
 
 REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]  # two groups of four
 GROUPS = [0, 0, 0, 0, 1, 1, 1, 1]
@@ -125,6 +118,7 @@ def test_raw_rewards() -> None:
     assert advantages_of(raw, [1.0, 0.0, 0.5], [0, 0, 0], wrong=-1).tolist() == [1.0, -1.0, 0.0]
 
 
+SPEC = ("method", "entropy")
 ARMS = np.array([0.5, 0.3, 0.2])  # probabilities of a bandit whose second arm is correct
 
 
@@ -218,6 +212,35 @@ def test_a_dual_clip_bounds_the_objective() -> None:
         clip.Settings(dual=1.0)
     with pytest.raises(ParamsError, match=r"train.loss.max_ratio is 0.5"):
         clip.Settings(max_ratio=0.5)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1])
+def test_luspo_weighs_a_completion_by_its_length(shift: float) -> None:
+    """The recipe's gradient is that of the mean of |y| min(s A, clip(s) A), by the token limit."""
+    loss, limit = settings_of(params.load(recipes.FOLDER / "luspo.yaml")["train"]).loss, 9
+    row_N, gains_B = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([1.0, -1.0, 2.0])
+    moves = torch.tensor([0.001, 0.002, -0.001, 0.0005, 0.0003, 0.001]).double() + shift
+    old_N = torch.full((6,), -1.0, dtype=torch.float64)
+    logs = (old_N + moves).requires_grad_()
+    tokens = Tokens(logs, old_N, torch.ones(6).double(), gains_B.double()[row_N], row_N, 3)
+    method = clip.Method(clip.Settings(**{k: v for k, v in loss.items() if k not in SPEC}))
+    (found,) = torch.autograd.grad(method(tokens, StepTotals(6, 3, limit))[0], logs)
+    terms = []
+    for row in range(3):
+        of_row = row_N == row
+        ratio = (logs - old_N)[of_row].mean().exp()
+        bound = ratio.clamp(1 - 2e-3, 1 + 2.5e-3)
+        terms.append(of_row.sum() * (ratio * gains_B[row]).minimum(bound * gains_B[row]))
+    (expected,) = torch.autograd.grad(-torch.stack(terms).mean() / limit, logs)
+    torch.testing.assert_close(found, expected)
+    assert bool((expected == 0).any()) == (shift > 0)
+
+
+def test_the_veto_takes_the_whole_rollout() -> None:
+    correction = settings_of(params.load(recipes.FOLDER / "veto.yaml")["train"]).correction
+    gaps = [0.0, -9.3, 0.1, -9.2, 0.0]  # 9.1e-5 and 1.01e-4
+    found = weights_of(gaps, [0, 0, 1, 1, 2], **vars(correction))
+    assert found == [0.0, 0.0, 1.1052, 0.0001, 1.0]
 
 
 def test_gmpo_takes_one_geometric_mean_of_a_completion() -> None:

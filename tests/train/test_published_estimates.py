@@ -25,10 +25,7 @@ from tasks.train.methods.loss import clip, vcpo
 from tasks.train.methods.select import contrast, f_tis
 from tasks.train.rollouts import Observed, Rollouts, StepTotals
 from tasks.train.tokens import Tokens
-from tests.train.steps import (
-    observed_of,
-    rollouts_of,
-)
+from tests.train.steps import observed_of, rollouts_of
 
 RNG = np.random.default_rng
 
@@ -129,8 +126,8 @@ def test_vcpo_scales_the_rate_by_the_effective_sample_size(
     method = vcpo.Method(vcpo.Settings(base=1.0, power=0.5, normalize="token"))
     with np.errstate(divide="ignore"):
         log_weights_B = np.log(np.array(weights, dtype=np.float64))
-    assert method.rate_factor(log_weights_B) == pytest.approx(factor, abs=5e-5)
-    assert method.rate_factor(log_weights_B - 5000.0) == pytest.approx(factor, abs=5e-5)
+    assert method.rate_factor(log_weights_B, 1.0, 0) == pytest.approx(factor, abs=5e-5)
+    assert method.rate_factor(log_weights_B - 5000.0, 1.0, 0) == pytest.approx(factor, abs=5e-5)
 
 
 @given(st.lists(st.floats(0.1, 5.0), min_size=3, max_size=8))

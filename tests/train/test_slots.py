@@ -23,7 +23,16 @@ from tasks.train.loading import load_method
 from tasks.train.methods import advantage, control, generate, loss, replay, select, shape
 from tasks.train.plan import Plan
 from tasks.train.profile import Profile
-from tasks.train.rollouts import Floats, Ints, Prompts, StepTotals, merge, nested
+from tasks.train.rollouts import (
+    Floats,
+    Ints,
+    Observed,
+    Prompts,
+    Rollouts,
+    StepTotals,
+    merge,
+    nested,
+)
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Advantage, Control, Replay, SoFar, fill_state, values_of
 from tasks.train.tokens import Tokens
@@ -145,6 +154,9 @@ def test_shape(name: str) -> None:
     rollouts = observed_of(rollouts.with_columns(logprobs=logprobs))
     rollouts = rollouts.with_columns(reason=["stop"] * 5 + ["length"] * 3)
     given_B = np.array([1.5, -0.5, -1.0, 0.2, 0.3, -0.4, 2.0, -1.0])
+    for _ in range(2):  # some remember earlier steps
+        change.observe(rollouts)
+    comes_back(change)
     rewards, given = change.rewards(rollouts, 6), given_B[rollouts.owner_N()]
     assert rewards.shape == REWARDS.shape
 
@@ -176,7 +188,9 @@ def tokens_of(lengths: list[int], rows: list[int], seed: int = 0) -> Tokens:
     owners = np.repeat(np.arange(len(lengths)), lengths)
     mine = np.flatnonzero(np.isin(owners, rows))
     row_N = torch.from_numpy(np.searchsorted(rows, owners[mine]))
-    return Tokens(*values[:4, mine], row_N, len(rows), values[4, mine], values[4, mine] > 0)
+    last_N = values[4, mine]
+    tokens = Tokens(*values[:4, mine], row_N, len(rows), last_N, last_N > 0)
+    return replace(tokens, sampler_logprobs_N=last_N)
 
 
 @pytest.mark.parametrize("name", names(loss))
@@ -283,6 +297,10 @@ def test_a_control_bears_a_step_that_could_not_be_graded(name: str) -> None:
     assert np.isfinite(list(method.describe().values())).all()
 
 
+def unasked(rollouts: Rollouts) -> Observed:
+    raise AssertionError("there is nothing to score")
+
+
 @pytest.mark.parametrize("name", names(replay))
 def test_replay(name: str) -> None:
     profile = Profile(SAMPLES.frame([]), Prompts(PROMPTS.frame([]), lambda rows: []))
@@ -290,7 +308,7 @@ def test_replay(name: str) -> None:
     batch = BatchSettings("rollouts", 8, "generated")
     assert method.room(batch) == 0  # an empty buffer gives nothing
     assert method.draw(np.random.default_rng(0), 0, batch) is None
-    assert method.unscored() is None
+    method.prepare(unasked)
     steps = [
         rollouts_of(REWARDS, GROUPS, lengths=[2] * 8, prompt_rows=[4 * n + i for i in range(4)])
         for n in range(3)

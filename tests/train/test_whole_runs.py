@@ -95,10 +95,10 @@ def test_the_profiles_rollouts_are_trained_on_first(guesser: Path, tmp_path: Pat
     layout = make_world(tmp_path, guesser, [4] * 40)
     replay = {"method": "profile", "share": 0.5, "capacity": 4}
     trainer = make_trainer(layout, replay=replay, batch=BATCH)
-    held = trainer.slots.replay.unscored()
-    assert held is not None
+    held = trainer.slots.replay.state.rollouts
+    assert np.isnan(held.logprobs_N).all()
     trainer.score_replay()
-    assert trainer.slots.replay.unscored() is None
+    assert np.isfinite(trainer.slots.replay.state.rollouts.logprobs_N).all()
     # the policy's own log-probabilities, as the profile's engine would have kept them
     seen = trainer.slots.replay.state.rollouts
     assert trainer.learner.log_ratios(seen, trainer.slots.loss)[0].abs().max() < 1e-6
@@ -215,6 +215,8 @@ def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
         {"method": "cppo", "drop": 0.0},
         {"method": "kondo", "keep": 1.0},
         {"method": "nat", "whole": 1.0},
+        {"method": "nll", "weight": 0.0},
+        {"method": "gdro", "eta": 0.0},
     ],
 )
 def test_a_shape_with_neutral_settings_leaves_the_policy_as_it_is(

@@ -17,7 +17,7 @@ from tasks.models.adapters import adapters_off, has_adapters, is_quantized, num_
 from tasks.models.folder import reference_parameters
 from tasks.models.forward_check import check_forward, own_logits
 from tasks.models.policy import Policy, load_model
-from tasks.models.sharding import shard
+from tasks.models.sharding import local, shard
 from tasks.models.transfer import to_device
 from tasks.models.weights import NamedWeights, is_sharded, whole
 from tasks.train.learner.balance import rank_of
@@ -37,14 +37,7 @@ from tasks.train.learner.update import (
     merge_stats,
     token_logprobs,
 )
-from tasks.train.rollouts import (
-    Bools,
-    Features,
-    Ints,
-    Observed,
-    Rollouts,
-    StepTotals,
-)
+from tasks.train.rollouts import Bools, Features, Ints, Observed, Rollouts, StepTotals
 from tasks.train.settings import LearnerSettings, TrainSettings
 from tasks.train.slots import Loss
 
@@ -316,6 +309,19 @@ class Learner:
         step(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
+
+    def reference_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of a reference that is reset, by name; empty for any other."""
+        if self.reference is None or self.settings.reference.reset_every is None:
+            return {}
+        return {f"reference.{name}": part for name, part in self.reference.named_parameters()}
+
+    def reset_reference(self, num_steps: int) -> None:
+        """Copy the policy into the reference if a reset is due after so many steps."""
+        tensors = self.reference_tensors()
+        if tensors and num_steps % (self.settings.reference.reset_every or 1) == 0:
+            for mine, theirs in zip(tensors.values(), self.model.parameters(), strict=True):
+                local(mine).copy_(local(theirs.detach()))
 
     def log_ratios(self, rollouts: Rollouts, loss: Loss) -> tuple[torch.Tensor, float]:
         """Return [N] the trainer's log-probabilities minus the sampler's, of all completion tokens,

@@ -116,7 +116,7 @@ def accumulate_gradients(
         advantages_N = of_batch(batch, rollouts.advantages_N, logprobs_N)[own]
         place = batch.row_N[own], len(batch.rows), objective.correction
         tokens, cut_N = corrected_tokens(logprobs_N, old_N, sampler_N, advantages_N, *place)
-        tokens = replace(tokens, group_B=batch.group_B)
+        tokens = replace(tokens, group_B=batch.group_B, sampler_logprobs_N=sampler_N)
         if reference_N is not None:
             tokens = replace(tokens, reference_logprobs_N=reference_N[own])
         if marked_N is not None:

@@ -31,7 +31,6 @@ import numpy as np
 import polars as pl
 
 from tasks.common.accounting.spending import CellBudget
-from tasks.common.params import ParamsError
 from tasks.train.loop.spending import Spending
 from tasks.train.loop.state import ROUNDING, TrainingError
 from tasks.train.rollouts import (
@@ -70,7 +69,10 @@ def cut(request: GroupRequest, most: int, batch: BatchSettings) -> GroupRequest:
     before = np.cumsum(request.counts) - request.counts
     counts = np.clip(most - before, 0, request.counts)
     kept = counts > 0
-    return replace(request, prompt_rows=request.prompt_rows[kept], counts=counts[kept])
+    joined = None if request.joined is None else request.joined[kept]
+    return replace(
+        request, prompt_rows=request.prompt_rows[kept], counts=counts[kept], joined=joined
+    )
 
 
 @dataclass
@@ -82,8 +84,9 @@ class Batch:
     control's requests, in the batch's unit. `cost` and `seconds` include sampling and judging.
 
     `choices` and `seeds` are the step's random numbers of control and of completions. `asked` are
-    the groups of control's last request, until they are sampled. Example: Batch(step=7, replayed=0,
-    phase=1, progress=0.4, fresh=Rollouts(...), cost=Cost(2.1e9, 913, 8), seconds=1.3, ...)."""
+    the groups of control's last request, until they are sampled, and `joined` those that a stored
+    rollout joins. Example: Batch(step=7, replayed=0, phase=1, progress=0.4, fresh=Rollouts(...),
+    cost=Cost(2.1e9, 913, 8), seconds=1.3, ...)."""
 
     step: int
     replayed: int
@@ -98,6 +101,7 @@ class Batch:
     cost: Cost = field(default_factory=Cost)
     seconds: float = 0.0
     asked: list[int] = field(default_factory=list)
+    joined: list[int] = field(default_factory=list)
     is_kept: bool = field(default=False, compare=False)  # complete, in a checkpoint
     fresh: Rollouts = field(default=NONE, repr=False, compare=False)  # its groups
 
@@ -257,11 +261,6 @@ class RolloutBuffer:
     def add_groups(self, batch: Batch, request: GroupRequest) -> None:
         """Add the groups of a request to a batch. Raises ValueError if the request extends a group
         of another prompt."""
-        if self.num_early and request.extends is not None:
-            raise ParamsError(
-                f"train.control {self.settings.control['method']} extends a step's groups, which "
-                "train.over_provision does not carry over: set that to 1.0"
-            )
         token_ids = self.prompts.token_ids(request.prompt_rows)
         before = batch.fresh.prompt_rows_Q
         numbers_Q = request.groups(len(before))
@@ -275,6 +274,8 @@ class RolloutBuffer:
         table = pl.concat([batch.fresh.table, new.table]).sort("group", maintain_order=True)
         batch.fresh = Rollouts(table, rows_Q)
         batch.asked = [*dict.fromkeys(numbers_Q.tolist())]
+        if request.joined is not None:
+            batch.joined += numbers_Q[request.joined].tolist()
 
     def complete(self, batch: Batch, later: Sequence[Batch], version: int) -> None:
         """Sample and grade the groups of a batch until control requests no more of them."""

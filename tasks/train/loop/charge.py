@@ -46,7 +46,7 @@ def spend(trainer: Trainer, batch: Batch, rollouts: Rollouts) -> None:
     account = spending.budget.account
     costs = costs_of(trainer, batch, rollouts, account)
     judged = 0.0 if account in GENERATED else batch.cost.judged_flops
-    batch.spent = judged + sum(costs.values())
+    batch.spent += judged + sum(costs.values())
     buffer.progress = batch.progress = min(buffer.spent / spending.budget.amount, 1.0)
 
 

@@ -120,8 +120,9 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
     # replay, select and estimate
     rng = trainer.rng()
     replayed = slots.replay.draw(rng, batch.replayed, settings.batch)
-    rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
     with state.timed("score"):
+        rollouts = trainer.joined(batch)
+        rollouts = rollouts if replayed is None else merge([rollouts, replayed])
         rollouts = trainer.observe_policy(rollouts)
     rollouts = trainer.estimate(rollouts, rng)
 
@@ -133,9 +134,13 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
 
     # observe, charge, record
     slots.advantage.observe(rollouts)
+    for shape in slots.shape:
+        shape.observe(rollouts)
     slots.replay.add(batch.fresh)
     charge(trainer, batch, rollouts, update)
-    return trainer.record(batch, rollouts, update, rate)
+    row = trainer.record(batch, rollouts, update, rate)
+    trainer.learner.reset_reference(state.num_steps)
+    return row
 
 
 def check_ages(trainer: Trainer, batch: Batch) -> None:

@@ -17,7 +17,7 @@ from tasks.models.policy import save_policy
 from tasks.models.sharding import local, local_rows
 from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
 from tasks.train.checkpoint.folder import Loaded
-from tasks.train.checkpoint.tensors import optimizer_tensors, restore_optimizer
+from tasks.train.checkpoint.tensors import optimizer_tensors, restore_optimizer, rows_like
 from tasks.train.learner.lora import save_adapter
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
@@ -35,6 +35,7 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
     nothing."""
     checkpoints.wait()  # before the next copy: two may not fit in main memory
     tensors = optimizer_tensors(trainer.learner.model, trainer.learner.optimizer)
+    tensors |= trainer.learner.reference_tensors()
     shards = write_shards(trainer, checkpoints, tensors)
     if not trainer.run.ranks.is_main:
         return
@@ -115,6 +116,8 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
     """Restore the trainer from a checkpoint."""
     tensors, numbers, tables = loaded
     restore_optimizer(trainer.learner.model, trainer.learner.optimizer, tensors)
+    for name, tensor in trainer.learner.reference_tensors().items():
+        local(tensor).copy_(rows_like(tensor, tensors, name))
     names = {name: f"{METHOD}.{name}" for name in trainer.slots.states()}
     trainer.slots.restore(
         {

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 import torch
 
 from tasks.common.accounting.ledger import ACCOUNTS, charged_flops
@@ -21,12 +22,7 @@ from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
 from tasks.train.loop.buffer import LEARNING_STREAM, Batch, RolloutBuffer, random_numbers
 from tasks.train.loop.record import describe_step, record_rollouts
 from tasks.train.loop.state import ROUNDING, State, TrainingError
-from tasks.train.rollouts import (
-    Features,
-    Observed,
-    Prompts,
-    Rollouts,
-)
+from tasks.train.rollouts import Features, Observed, Prompts, Rollouts
 from tasks.train.sampling.collector import Collector, RunContext, validation_rollouts
 from tasks.train.settings import Guards
 from tasks.train.slots import Slots
@@ -103,18 +99,40 @@ class Trainer:
         return replace(rollouts, observed=self.score(rollouts, features))
 
     def score_replay(self) -> None:
-        """Compute the missing log-probabilities of the initial policy's rollouts in replay. After
-        the first step none is missing, also after a resume."""
-        rollouts = self.slots.replay.unscored()
-        if rollouts is None:
-            return
+        """Let replay compute missing log-probabilities of the initial policy's rollouts. After the
+        first step none is missing, also after a resume."""
+
+        def scored(rollouts: Rollouts) -> Observed:
+            if (spending := self.buffer.spending) is not None:
+                spending.spent += self.cost_of_pass(rollouts)
+            logger.info("scoring %d rollouts of the profile", len(rollouts.group_B))
+            return self.score(rollouts, Features())
+
         with self.state.timed("score"):
-            logprobs_N = self.score(rollouts, Features()).logprobs_N
-        self.slots.replay.score(logprobs_N)
-        if (spending := self.buffer.spending) is not None:
-            architecture = self.run.policy.architecture
-            spending.spent += pass_cost(spending.budget.account, architecture, rollouts.rows())
-        logger.info("scored %d rollouts of the profile", len(rollouts.group_B))
+            self.slots.replay.prepare(scored)
+
+    def cost_of_pass(self, rollouts: Rollouts) -> float:
+        """Return the cost of a pass over the rollouts in the account of the budget; 0 without a
+        budget."""
+        if (spending := self.buffer.spending) is None:
+            return 0.0
+        return pass_cost(spending.budget.account, self.run.policy.architecture, rollouts.rows())
+
+    def joined(self, batch: Batch) -> Rollouts:
+        """Return the fresh rollouts of a batch, and the stored ones that join its groups. A pass
+        over stored rollouts is a part of the batch's cost."""
+        fresh, numbers = batch.fresh, np.array(batch.joined)
+        if not len(numbers):
+            return fresh
+
+        def scored(candidates: Rollouts) -> Observed:
+            batch.spent += self.cost_of_pass(candidates)
+            return self.score(candidates, Features())
+
+        stored = self.slots.replay.join(fresh.prompt_rows_Q[numbers], scored)
+        joining = stored.with_columns(group=numbers[stored.group_B])
+        table = pl.concat([fresh.table, joining.table], rechunk=True)
+        return Rollouts(table.sort("group", maintain_order=True), fresh.prompt_rows_Q)
 
     def score(self, rollouts: Rollouts, features: Features) -> Observed:
         """Return the policy's view of the rollouts, and charge it as scoring."""
@@ -174,15 +192,15 @@ class Trainer:
                 observed = self.learner.observe_reference(rollouts, loss)
                 rollouts, done[0].reference_flops = observed
         parts = minibatches(rollouts, updates, rng)
-        parts = [part for part in parts if self.learner.has_gradient(part, loss).any()]
         old_N = rollouts.old_logprobs_N
         if old_N is not None:  # in this pass all fresh rollouts are current
             current_N = rollouts.trained_N() & rollouts.is_current_N(self.learner.version)
             ratios = torch.from_numpy((old_N - rollouts.logprobs_N)[current_N])
             self.check_sampler([ratios], self.where())
-        for part in parts:
-            cuts_rows = self.slots.cuts_rows
-            stats = self.learner.compute_gradient(part, loss, cuts_rows=cuts_rows)
+        for number, part in enumerate(parts):
+            if not self.learner.has_gradient(part, loss).any():
+                continue
+            stats = self.learner.compute_gradient(part, loss, cuts_rows=self.slots.cuts_rows)
             done.append(stats)
             if stats.num_nonfinite:
                 stats.norms = []  # no optimizer step follows
@@ -190,7 +208,11 @@ class Trainer:
                 break
             self.check_sampler(stats.log_ratios, self.where())
             log_weights_B = torch.cat(stats.log_weights).double().numpy()
-            stats.rate_factors = [loss.rate_factor(log_weights_B)]
+            reuse = number * updates.epochs // len(parts)
+            stats.rate_factors = [loss.rate_factor(log_weights_B, stats.norms[0], reuse)]
+            if not stats.rate_factors[0]:  # of the dropped gradient only the FLOPs count
+                done[-1] = UpdateStats(flops=stats.flops, reference_flops=stats.reference_flops)
+                break
             loss.observe_entropy(stats.entropy / max(stats.num_tokens, 1))
             self.learner.step(rate * stats.rate_factors[0])
         return merge_stats(done)

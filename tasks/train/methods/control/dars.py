@@ -70,9 +70,7 @@ class Method(Control):
 
     def second_stage(self, rollouts: Rollouts) -> GroupRequest | None:
         """Return a request for more rollouts of hard groups; None if there are none."""
-        graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
-        size_Q = np.bincount(graded.group_B, minlength=num_groups)
-        correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups).astype(int)
+        size_Q, correct_Q = rollouts.graded_Q()
         pairs = zip(correct_Q, size_Q, strict=True)
         more_Q = np.array([self.extra(*pair) for pair in pairs])  # nosec B610  # no Django
         groups = np.flatnonzero(more_Q)

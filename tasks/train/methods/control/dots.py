@@ -69,9 +69,7 @@ class Method(Control):
         return np.asarray((state.correct + 1.0) / (state.correct + state.others + 2.0))
 
     def observe(self, rollouts: Rollouts) -> None:
-        graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
-        size_Q = np.bincount(graded.group_B, minlength=num_groups)
-        correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups)
+        size_Q, correct_Q = rollouts.graded_Q()
         state, memory = self.state, self.settings.memory
         is_known_Q = size_Q > 0  # a group without graded rollouts has no outcome
         rows, size_Q, correct_Q = (

@@ -72,9 +72,7 @@ class Method(Control):
     def observe(self, rollouts: Rollouts) -> None:
         """Update the chain of every prompt sampled so far: from the observed state if the step has
         graded rollouts of the prompt, otherwise by prediction."""
-        graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
-        size_Q = np.bincount(graded.group_B, minlength=num_groups)
-        correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups)
+        size_Q, correct_Q = rollouts.graded_Q()
         shown_Q = np.where(correct_Q == 0, NONE, np.where(correct_Q == size_Q, ALL, SOME))
         rows, state, memory = rollouts.prompt_rows_Q, self.state, self.settings.memory
         rest = state.seen > 0

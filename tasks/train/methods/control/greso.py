@@ -106,9 +106,7 @@ class Method(Control):
 
     def observe(self, rollouts: Rollouts) -> None:
         """Lengthen or reset the streaks of the step's prompts, and move the two p."""
-        graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
-        size_Q = np.bincount(graded.group_B, minlength=num_groups)
-        correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups)
+        size_Q, correct_Q = rollouts.graded_Q()
         easy_Q = (correct_Q == size_Q) & (size_Q > 0)
         dead_Q = easy_Q | ((correct_Q == 0) & (size_Q > 0))
         streaks = self.state.streaks

@@ -71,9 +71,7 @@ class Method(Control):
 
     def observe(self, rollouts: Rollouts) -> None:
         """Add the step's groups to the successes and trials of their prompts."""
-        graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
-        correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups)
-        size_Q = np.bincount(graded.group_B, minlength=num_groups)
+        size_Q, correct_Q = rollouts.graded_Q()
         state, discount = self.state, self.settings.discount
         for row, correct, size in zip(rollouts.prompt_rows_Q, correct_Q, size_Q, strict=True):
             if size == 0:

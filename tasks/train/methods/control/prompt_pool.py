@@ -36,8 +36,12 @@ class PromptPool:
 
     def request(self, places: Ints, so_far: SoFar, spent: int) -> GroupRequest:
         """Return a request with a group per place, the last ones cut to the plan's total."""
-        sizes = left = self.group_sizes[places]
-        if so_far.done is None:
-            left = np.clip(self.num_rollouts - spent - (np.cumsum(sizes) - sizes), 0, sizes)
-        places, sizes = places[left > 0], left[left > 0]
-        return GroupRequest(self.prompt_rows[places], sizes, 0, 0)
+        sizes = self.cut(self.group_sizes[places], so_far, spent)
+        return GroupRequest(self.prompt_rows[places[sizes > 0]], sizes[sizes > 0], 0, 0)
+
+    def cut(self, sizes: Ints, so_far: SoFar, spent: int) -> Ints:
+        """Return group sizes of which the last are cut to the plan's total; 0 for a group that does
+        not fit."""
+        if so_far.done is not None:
+            return sizes
+        return np.clip(self.num_rollouts - spent - (np.cumsum(sizes) - sizes), 0, sizes)

@@ -49,7 +49,7 @@ class Method(Loss):
         loss = -average(surrogate_N, tokens, totals, self.normalize)
         return loss, {"clipped": loss.new_zeros(())}
 
-    def rate_factor(self, log_weights_B: Floats) -> float:
+    def rate_factor(self, log_weights_B: Floats, norm: float, reuse: int) -> float:
         share = effective_share(log_weights_B) / self.settings.base
         return float(min(share, 1.0) ** self.settings.power)
 

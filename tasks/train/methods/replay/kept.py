@@ -23,8 +23,12 @@ class State:
 
 def state_of(rollouts: Rollouts) -> State:
     """Return a state with the non-empty groups of `rollouts`."""
-    kept = rollouts.groups(np.unique(rollouts.group_B))
-    return State(kept.with_columns(replayed=True, text="", scores="{}").table)
+    return State(stored(rollouts.groups(np.unique(rollouts.group_B))))
+
+
+def stored(rollouts: Rollouts) -> pl.DataFrame:
+    """Return the table of rollouts as a replay stores it."""
+    return rollouts.with_columns(replayed=True, text="", scores="{}").table
 
 
 def cost_Q(rollouts: Rollouts, batch: BatchSettings) -> Ints:

@@ -13,9 +13,9 @@ import numpy as np
 from tasks.common.params import at_least, settings, share
 from tasks.train.methods.replay.kept import State, cost_Q, state_of
 from tasks.train.profile import Profile
-from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.rollouts import Rollouts, nested
 from tasks.train.settings import BatchSettings
-from tasks.train.slots import Replay
+from tasks.train.slots import Replay, Score
 
 logger = logging.getLogger(__name__)
 
@@ -65,13 +65,11 @@ class Method(Replay):
         self.state = state_of(kept.groups(left))
         return kept.groups(drawn)
 
-    def unscored(self) -> Rollouts | None:
-        """Return all rollouts, if a log-probability is missing."""
-        return self.state.rollouts if np.isnan(self.state.rollouts.logprobs_N).any() else None
-
-    def score(self, logprobs_N: Floats) -> None:
+    def prepare(self, score: Score) -> None:
         """Fill in missing log-probabilities, and keep the engine's."""
-        kept = self.state.rollouts
-        found_N = np.where(np.isnan(kept.logprobs_N), logprobs_N, kept.logprobs_N)
-        found = np.split(found_N, np.cumsum(kept.completion_tokens_B()))[:-1]
-        self.state = State(kept.with_columns(logprobs=found).table)
+        kept: Rollouts = self.state.rollouts
+        is_missing_N = np.isnan(kept.logprobs_N)
+        if is_missing_N.any():
+            found_N = np.where(is_missing_N, score(kept).logprobs_N, kept.logprobs_N)
+            found = nested(found_N, kept.completion_tokens_B())
+            self.state = State(kept.with_columns(logprobs=found).table)

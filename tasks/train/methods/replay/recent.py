@@ -10,7 +10,7 @@ import numpy as np
 
 from tasks.common.params import at_least, settings, share
 from tasks.train.methods.replay.kept import cost_Q, state_of
-from tasks.train.rollouts import Rollouts, make_rollouts, merge, mixed_groups
+from tasks.train.rollouts import Ints, Rollouts, make_rollouts, merge, mixed_groups
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Replay
 
@@ -51,8 +51,11 @@ class Method(Replay):
         fresh, kept = graded.groups(np.flatnonzero(latest_Q)), self.state.rollouts
         old = ~np.isin(kept.prompt_rows_Q, fresh.prompt_rows_Q)
         joined = merge([kept.groups(np.flatnonzero(old)), fresh])
-        num = len(joined.prompt_rows_Q)
-        self.state = state_of(joined.groups(np.arange(num)[-self.settings.capacity :]))
+        self.state = state_of(joined.groups(self.kept(joined)))
+
+    def kept(self, rollouts: Rollouts) -> Ints:
+        """Return the groups that stay, of the stored ones and those of the step after them."""
+        return np.arange(len(rollouts.prompt_rows_Q))[-self.settings.capacity :]
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
         """Return groups drawn uniformly, up to `room`, at least one."""

@@ -14,9 +14,7 @@ class Method(Shape):
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
     ) -> Floats:
-        group_B, num_groups = rollouts.group_B, len(rollouts.prompt_rows_Q)
-        size_Q = np.bincount(group_B, minlength=num_groups)
-        correct_Q = np.bincount(group_B, rollouts.is_correct_B(), num_groups)
+        group_B, (size_Q, correct_Q) = rollouts.group_B, rollouts.graded_Q()
         failed_B = correct_Q[group_B] == 0
         of_failed_B = -1.0 / np.sqrt(size_Q[group_B])
         owner_N = rollouts.owner_N()

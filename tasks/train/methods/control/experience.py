@@ -1,0 +1,117 @@
+"""`experience`: a part of every step samples prompts again that were partly solved, beside a stored
+success of each (ExGRPO, arXiv 2510.02245; rule from the authors' code). Use with `replay:
+successes`.
+
+The number k of correct rollouts in a prompt's latest group of n is its bucket, for k from 1 to n -
+1; a prompt that a group solves in full is retired for good. From the step on after more than
+`start` of a step's rollouts are correct, `share` of the visits that the plan would make are
+replaced: a bucket is drawn with weight N(k; n/2, 1), and a prompt in it uniformly, without
+replacement. Its group has one rollout less, for the stored one. The plan gives the other prompts in
+its order, the group sizes and the budget. Only fresh rollouts count for buckets."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.common.params import settings, share
+from tasks.train.methods.control.plan import next_visits
+from tasks.train.methods.control.prompt_pool import PromptPool
+from tasks.train.plan import Plan
+from tasks.train.rollouts import Bools, Floats, GroupRequest, Ints, Rollouts
+from tasks.train.slots import Control, SoFar
+
+
+@settings
+class Settings:
+    share: float = 0.5  # of a step's visits, at most
+    start: float = 0.35  # correct share of a step's rollouts, after which experience starts
+
+    def __post_init__(self) -> None:
+        share(train__control__share=self.share, train__control__start=self.start)
+
+
+EXAMPLE = Settings(share=0.5, start=0.35)
+
+
+@dataclass
+class State:
+    """The correct and all rollouts in the latest group of every prompt, -1 for all if it is
+    retired; the plan's next visit, rollouts spent, and whether experience has started."""
+
+    correct: Ints
+    sizes: Ints
+    position: int = 0
+    spent: int = 0
+    has_started: bool = False
+
+
+class Method(Control):
+    needs_stored = True
+
+    def __init__(self, settings: Settings, plan: Plan) -> None:
+        self.settings, self.plan, self.pool = settings, plan, PromptPool.of(plan)
+        nothing = np.zeros(plan.num_prompts, dtype=np.int64)
+        self.state = State(nothing, nothing.copy())
+
+    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
+        """Return the next visits of the plan, and groups that stored rollouts join; None once they
+        are sampled, or if the plan's rollouts are spent."""
+        plan, pool, state = self.plan, self.pool, self.state
+        first = plan.start(state.position, so_far.done)
+        if so_far.num_requests or first is None or not pool.room(so_far, state.spent):
+            return None
+        visits = next_visits(plan, first, so_far)
+        again = self.again(visits, rng)
+        visits = visits[: len(visits) - len(again)]
+        state.position = first + len(visits)
+        rows = np.concatenate([plan.prompt_rows_V[visits], pool.prompt_rows[again]])
+        sizes = np.concatenate([plan.group_sizes_V[visits], pool.group_sizes[again] - 1])
+        sizes = pool.cut(sizes, so_far, state.spent)
+        joined, asked = np.arange(len(rows)) >= len(visits), sizes > 0
+        state.spent += int(sizes.sum())
+        where = int(plan.passes_V[first]), int(plan.phases_V[first])
+        return GroupRequest(rows[asked], sizes[asked], *where, joined=joined[asked])
+
+    def again(self, visits: Ints, rng: np.random.Generator) -> Ints:
+        """Return the places in the pool of prompts that replace the last of these visits."""
+        most = int(self.settings.share * len(visits)) if self.state.has_started else 0
+        if not most:
+            return np.zeros(0, dtype=np.int64)
+        places = np.flatnonzero(self.is_open() & (self.pool.group_sizes > 1))
+        rows = self.pool.prompt_rows[places]
+        weights = bucket_weights(self.state.correct[rows], self.state.sizes[rows])
+        # the largest sums of log-weight and Gumbel noise are a draw without replacement
+        keys = np.log(weights) + rng.gumbel(size=len(places))
+        chosen = places[np.argsort(-keys, kind="stable")]
+        is_new = ~np.isin(self.pool.prompt_rows[chosen], self.plan.prompt_rows_V[visits])
+        return chosen[is_new][:most]
+
+    def is_open(self) -> Bools:
+        """Return whether each prompt of the pool is in a bucket."""
+        correct, sizes = (
+            values[self.pool.prompt_rows] for values in (self.state.correct, self.state.sizes)
+        )
+        return np.asarray((correct > 0) & (correct < sizes))
+
+    def observe(self, rollouts: Rollouts) -> None:
+        state, (size_Q, correct_Q) = self.state, rollouts.graded_Q()
+        state.has_started |= bool(correct_Q.sum() > self.settings.start * size_Q.sum())
+        known_Q = (size_Q > 0) & (state.sizes[rollouts.prompt_rows_Q] >= 0)
+        rows = rollouts.prompt_rows_Q[known_Q]
+        state.correct[rows] = correct_Q[known_Q]
+        state.sizes[rows] = np.where(correct_Q == size_Q, -1, size_Q)[known_Q]
+
+    def progress(self) -> float:
+        return min(self.state.spent / self.pool.num_rollouts, 1.0)
+
+    def describe(self) -> dict[str, float]:
+        """Return the shares of prompts that may be sampled again, and that are retired."""
+        is_retired = self.state.sizes[self.pool.prompt_rows] < 0
+        return {"open_rate": float(self.is_open().mean()), "retired_rate": float(is_retired.mean())}
+
+
+def bucket_weights(correct: Ints, sizes: Ints) -> Floats:
+    """Return the probability of each prompt in the first draw, but for a factor: the density of its
+    bucket, shared among the bucket's prompts."""
+    density = np.exp(-((correct - sizes / 2.0) ** 2) / 2.0)
+    return np.asarray(density / np.bincount(correct)[correct])

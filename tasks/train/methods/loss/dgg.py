@@ -1,0 +1,73 @@
+"""`dgg`: `clip`, whose further epochs of a batch end at an unusual gradient (dynamic gradient
+gating, arXiv 2605.19425; a reconstruction from digests).
+
+Before each update of a further epoch the squared norm of its gradient and the change since the
+previous gradient are compared with those of the last `window` accepted updates. If one is more than
+`limit` deviations above their mean, the gradient is dropped, the optimizer stays as it is, and the
+batch's other updates are left out. The first epoch is never gated, so with one epoch this is
+`clip`. The whole gradient is measured, where the paper measures that of the output head: tied heads
+and adapters have none of their own. A step that ends early is charged for all of its epochs."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tasks.common.params import ParamsError, above_zero, settings
+from tasks.train.methods.loss import clip
+from tasks.train.rollouts import Floats
+from tasks.train.slots import Bonus
+
+NOTHING = np.zeros(0)
+
+
+@settings
+class Settings(clip.Settings):
+    """The settings of `clip`, and the gate."""
+
+    limit: float = 0.5  # deviations above the mean
+    window: int = 32  # accepted updates that are remembered
+
+    def __post_init__(self) -> None:
+        clip.Settings.__post_init__(self)
+        above_zero(train__loss__limit=self.limit)
+        if self.window < 2:
+            raise ParamsError(f"train.loss.window is {self.window}; it must be at least 2")
+
+
+EXAMPLE = Settings(limit=0.5, window=4)
+
+
+@dataclass
+class State(Bonus):
+    """The squared norms of the last accepted gradients and their changes, and the norm of the
+    latest gradient."""
+
+    norms: Floats = field(default_factory=NOTHING.copy)
+    changes: Floats = field(default_factory=NOTHING.copy)
+    latest: float = 0.0
+
+
+class Method(clip.Method):
+    settings: Settings
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.state = State(self.entropy.coefficient)
+
+    def rate_factor(self, log_weights_B: Floats, norm: float, reuse: int) -> float:
+        state, square = self.state, norm**2
+        change, state.latest = square - state.latest, square
+        unusual = max(score(square, state.norms), score(change, state.changes))
+        if reuse and unusual > self.settings.limit:
+            return 0.0
+        kept = slice(-self.settings.window, None)
+        state.norms = np.append(state.norms, square)[kept]
+        state.changes = np.append(state.changes, change)[kept]
+        return 1.0
+
+
+def score(value: float, others: Floats) -> float:
+    """Return by how many standard deviations a value is above the mean of the others; 0 if fewer
+    than two are known, or if all are equal."""
+    deviation = float(np.std(others)) if len(others) > 1 else 0.0
+    return (value - float(others.mean())) / deviation if deviation else 0.0

@@ -1,0 +1,60 @@
+"""`shaped`: importance-weighted REINFORCE without a clip, in which rare tokens of replayed rollouts
+weigh more (the policy shaping of ExGRPO, arXiv 2510.02245, and LUFFY, arXiv 2504.14945).
+
+A fresh token has the ratio of policy to old policy, with the weights of `train.correction`. A
+replayed one has w / (w + shaping), where w is the ratio of policy to sampler: the gradient's
+coefficient shaping w / (w + shaping)^2 is largest at w = shaping and falls beyond. With `shaping`
+null a replayed token is as a fresh one."""
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tasks.common.params import above_zero, settings
+from tasks.train.rollouts import Bools, Rollouts, StepTotals
+from tasks.train.settings import Entropy
+from tasks.train.slots import Loss
+from tasks.train.tokens import Normalize, Tokens, average
+
+if TYPE_CHECKING:
+    import torch
+
+
+@settings
+class Settings:
+    shaping: float | None = 0.1  # ratio at which a replayed token has half its weight
+    normalize: Normalize = "constant"  # how the step's tokens are averaged
+    entropy: Entropy = Entropy()  # a bonus for the policy's entropy
+
+    def __post_init__(self) -> None:
+        if self.shaping is not None:
+            above_zero(train__loss__shaping=self.shaping)
+
+
+EXAMPLE = Settings(shaping=0.1, normalize="token")
+
+
+class Method(Loss):
+    settings: Settings
+    separable = True
+
+    def __call__(
+        self, tokens: Tokens, totals: StepTotals
+    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
+        """Return the micro-batch's share of the step's loss; nothing is clipped."""
+        weight_N = (tokens.logprobs_N - tokens.old_logprobs_N).exp() * tokens.weights_N
+        if tokens.marked_N is not None:
+            assert self.settings.shaping is not None
+            assert tokens.sampler_logprobs_N is not None
+            log_ratio_N = tokens.logprobs_N - tokens.sampler_logprobs_N
+            # w / (w + s) as a sigmoid, whose gradient is finite for any w
+            shaped_N = (log_ratio_N - math.log(self.settings.shaping)).sigmoid()
+            weight_N = shaped_N.where(tokens.marked_N, weight_N)
+        loss = -average(weight_N * tokens.advantages_N, tokens, totals, self.normalize)
+        return loss, {"clipped": loss.new_zeros(())}
+
+    def marks(self, rollouts: Rollouts) -> Bools | None:
+        if self.settings.shaping is None:
+            return None
+        return np.asarray(rollouts.replayed_B[rollouts.owner_N()])

@@ -1,0 +1,76 @@
+"""`coverage`: as `recent`, but of the stored and the step's mixed groups those stay whose successes
+resemble the others most (facility location, Nemhauser et al., 1978; a buffer of ours).
+
+Two groups are alike by the Jaccard index of the token n-grams of their correct rollouts. Groups are
+added one by one, each time the one that raises the sum over all groups of their likeness to the
+nearest stored one most: at least 1 - 1/e of the largest sum. It compares every pair of groups in
+every step, so `capacity` is small."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tasks.common.params import at_least, settings
+from tasks.train.methods.replay import recent
+from tasks.train.methods.shape.repetition import turns
+from tasks.train.rollouts import OWN_TOKENS, Floats, Ints, Rollouts
+
+Grams = set[tuple[int, ...]]
+
+
+@settings
+class Settings(recent.Settings):
+    """The settings of `recent`, and the n-grams."""
+
+    share: float = 0.5  # of a batch
+    capacity: int = 64  # groups
+    n: int = 4  # tokens of an n-gram
+
+    def __post_init__(self) -> None:
+        recent.Settings.__post_init__(self)
+        at_least(1, train__replay__n=self.n)
+
+
+EXAMPLE = Settings(share=0.5, capacity=8)
+
+
+class Method(recent.Method):
+    settings: Settings
+
+    def kept(self, rollouts: Rollouts) -> Ints:
+        num = len(rollouts.prompt_rows_Q)
+        if num <= self.settings.capacity:
+            return np.arange(num)
+        alike = likeness(grams_of(rollouts, self.settings.n))
+        return np.sort(greedy(alike, self.settings.capacity))
+
+
+def grams_of(rollouts: Rollouts, n: int) -> list[Grams]:
+    """Return the n-grams in the correct rollouts of each group; a shorter run is one gram."""
+    found: list[Grams] = [set() for _ in rollouts.prompt_rows_Q]
+    rows = rollouts.table.select("group", "token_ids", OWN_TOKENS.alias("own"))
+    for group, ids, own in rows.filter(rollouts.is_correct_B()).rows():
+        for run in turns(ids, own):
+            found[group] |= {tuple(run[i : i + n]) for i in range(max(len(run) - n + 1, 1))}
+    return found
+
+
+def likeness(grams_Q: Sequence[Grams]) -> Floats:
+    """Return [Q, Q] the Jaccard index of every two groups; 1 for two without a gram."""
+    alike = np.eye(len(grams_Q))
+    for one, mine in enumerate(grams_Q):
+        for other, theirs in enumerate(grams_Q[:one]):
+            either = len(mine | theirs)
+            alike[one, other] = alike[other, one] = len(mine & theirs) / either if either else 1.0
+    return alike
+
+
+def greedy(alike: Floats, size: int) -> Ints:
+    """Return `size` groups, in the order in which each adds most; the first of equal ones."""
+    nearest, chosen = np.zeros(len(alike)), list[int]()
+    for _ in range(size):
+        gains = np.maximum(alike, nearest).sum(axis=1)
+        gains[chosen] = -1.0
+        chosen.append(int(np.argmax(gains)))
+        nearest = np.maximum(nearest, alike[chosen[-1]])
+    return np.array(chosen)

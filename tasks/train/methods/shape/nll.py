@@ -1,0 +1,39 @@
+"""`nll`: imitate correct rollouts, beside the estimator (the term of LightningRL, reconstructed
+from its code for diffusion models).
+
+The advantage of correct rollouts' tokens grows by `weight` times the share of the step's own tokens
+per token of a correct rollout. On-policy, with a loss that is proportional to the advantage and
+averaged over all tokens (`normalize: token`), that is the gradient of `weight` times the mean
+negative log-probability of the correct tokens. Groups that are solved in full have a gradient, too.
+Other averages weigh the term as they weigh the advantage, and clips and importance weights apply to
+it."""
+
+import numpy as np
+
+from tasks.common.params import at_least, settings
+from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.slots import Shape
+
+
+@settings
+class Settings:
+    weight: float = 0.1  # of the mean negative log-probability
+
+    def __post_init__(self) -> None:
+        at_least(0, train__shape__weight=self.weight)
+
+
+EXAMPLE = Settings(weight=0.1)
+
+
+class Method(Shape):
+    def __init__(self, settings: Settings) -> None:
+        self.weight = settings.weight
+
+    def advantages(
+        self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
+    ) -> Floats:
+        trained_N = rollouts.trained_N()
+        is_correct_N = rollouts.is_correct_B()[rollouts.owner_N()] & trained_N
+        share = trained_N.sum() / max(is_correct_N.sum(), 1)
+        return np.asarray(advantages_N + self.weight * share * is_correct_N)

@@ -1,0 +1,393 @@
+"""Stored successes that join fresh groups of partly solved prompts (ExGRPO)."""
+
+import contextlib
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from tasks.common.accounting.ledger import charged_flops
+from tasks.common.accounting.spending import CellBudget
+from tasks.common.params import ParamsError
+from tasks.train.loading import settings_of
+from tasks.train.methods.control import experience, plan
+from tasks.train.methods.loss import shaped
+from tasks.train.methods.replay import successes
+from tasks.train.rollouts import Floats, Observed, Rollouts, StepTotals
+from tasks.train.settings import BatchSettings
+from tasks.train.tokens import Tokens
+from tests.train import test_sharding as sharding
+from tests.train.steps import START, answer_to, passes_of, play, rollouts_of
+from tests.train.worlds import Killed, dying_after, make_trainer, make_world, outputs, run, sampled
+
+SIZES = [4, 2, 6] * 12
+CHANGES: dict[str, Any] = {
+    "control": {"method": "experience", "share": 0.5, "start": 0.0},
+    "replay": {"method": "successes", "per_prompt": 2, "capacity": 4},
+    "advantage": {"method": "dr_grpo"},
+    "loss": {"method": "shaped"},
+    "learning_rate": 2e-3,
+}
+
+
+# --- the control
+
+
+def control_of(num_prompts: int, size: int, batch: int, **settings: Any) -> experience.Method:
+    """The control on a plan of two passes with groups of one size."""
+    groups = passes_of(num_prompts, size, 2, BatchSettings("rollouts", batch, "generated"))
+    return experience.Method(experience.Settings(**settings), groups)
+
+
+def test_buckets_near_one_half_are_drawn_most() -> None:
+    """A normal density around 4 of 8, of one prompt each; a bucket's prompts share it."""
+    found = experience.bucket_weights(np.arange(1, 8), np.full(7, 8))
+    expected = [0.0044, 0.0540, 0.2420, 0.3991, 0.2420, 0.0540, 0.0044]
+    assert found / found.sum() == pytest.approx(expected, abs=5e-5)
+    shared = experience.bucket_weights(np.array([3, 3, 4]), np.full(3, 8))
+    assert shared[0] == shared[1] == pytest.approx(found[2] / 2)
+
+
+def test_prompts_are_drawn_by_bucket_in_proportion() -> None:
+    """Of seven prompts, one per bucket, one at a time."""
+    method = control_of(16, 8, 16, share=0.5, start=0.0)
+    method.state.correct[:7], method.state.sizes[:7] = np.arange(1, 8), 8
+    method.state.has_started = True
+    visits = np.array([14, 15])
+    rng = np.random.default_rng(0)
+    drawn = [int(method.again(visits, rng)[0]) for _ in range(4000)]
+    expected = experience.bucket_weights(np.arange(1, 8), np.full(7, 8))
+    found = np.bincount(drawn, minlength=7) / 4000
+    assert found == pytest.approx(expected / expected.sum(), abs=0.02)
+
+
+def test_a_step_samples_partly_solved_prompts_again_with_one_rollout_less() -> None:
+    method, rng = control_of(8, 4, 16, share=0.5, start=0.35), np.random.default_rng(0)
+    first = method.next(START, rng)
+    assert first is not None
+    assert (first.prompt_rows.tolist(), first.counts.tolist()) == ([0, 1, 2, 3], [4] * 4)
+    assert first.joined is not None
+    assert not first.joined.any()
+    # prompt 0 is partly solved, 1 is solved, 2 is not, 3 has one graded rollout, which is wrong
+    rewards = [1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    method.observe(answer_to(first, rewards, errors=3))
+    second = method.next(START, rng)
+    assert second is not None
+    assert second.prompt_rows.tolist() == [4, 5, 6, 0]
+    assert second.counts.tolist() == [4, 4, 4, 3]
+    assert second.joined is not None
+    assert second.joined.tolist() == [False, False, False, True]
+    assert method.describe() == {"open_rate": 1 / 8, "retired_rate": 1 / 8}
+    method.observe(answer_to(second, [0] * 12 + [1] * 3))  # prompt 0 is solved, and retired
+    assert method.describe() == {"open_rate": 0.0, "retired_rate": 2 / 8}
+    third = method.next(START, rng)
+    assert third is not None
+    assert third.prompt_rows.tolist() == [7]  # the end of a pass
+    method.observe(answer_to(third, [1, 0, 0, 0]))
+    last = method.next(START, rng)
+    assert last is not None
+    assert last.prompt_rows.tolist() == [0, 1, 2, 7]
+    method.observe(answer_to(last, [1, 0, 0, 0] * 3 + [0] * 3))
+    assert method.describe() == {"open_rate": 1 / 8, "retired_rate": 2 / 8}  # retired for good
+
+
+def test_experience_starts_after_a_step_with_enough_correct_rollouts() -> None:
+    for correct, has_started in ((2, False), (3, True)):  # of 8: 0.25 and 0.375
+        method, rng = control_of(8, 4, 8, start=0.35), np.random.default_rng(0)
+        request = method.next(START, rng)
+        assert request is not None
+        method.observe(answer_to(request, [1, 0, 0, 0, *[1] * (correct - 1), *[0] * (5 - correct)]))
+        request = method.next(START, rng)
+        assert request is not None
+        assert request.joined is not None
+        assert request.joined.any() == has_started
+        method.observe(answer_to(request))  # a failed step does not stop it
+        assert method.state.has_started == has_started
+
+
+def test_the_rollouts_of_the_plan_are_the_limit() -> None:
+    """Groups of 4 and 3, the last of them cut."""
+    method, rng = control_of(6, 4, 12, start=0.0), np.random.default_rng(0)
+    total, steps = 0, 0
+    while step := play(method, rng, lambda row: float(row % 2)):
+        rollouts = step[1].with_columns(outcome="wrong")
+        is_first_B = np.diff(step[1].group_B, prepend=-1) > 0
+        outcomes = np.where(is_first_B, "correct", "wrong").tolist()
+        method.observe(rollouts.with_columns(outcome=outcomes))
+        total, steps = total + len(rollouts.group_B), steps + 1
+    assert total == 48
+    assert steps > 4
+    assert method.progress() == 1.0
+
+
+def test_without_a_share_the_plan_is_followed() -> None:
+    batch = BatchSettings("rollouts", 12, "generated")
+    methods = [
+        experience.Method(experience.Settings(0.0, 0.0), passes_of(7, 4, 2, batch)),
+        plan.Method(passes_of(7, 4, 2, batch)),
+    ]
+    followed = []
+    for method in methods:
+        rng, found = np.random.default_rng(0), []
+        while request := method.next(START, rng):
+            method.observe(answer_to(request, [1.0] * int(request.counts.sum())))
+            found.append((request.prompt_rows.tolist(), request.counts.tolist()))
+            found.append((request.pass_number, request.phase, method.progress()))
+        followed.append([*found, rng.random()])
+    assert followed[0] == followed[1]
+
+
+# --- the replay
+
+
+def completions(rewards: list[float], groups: list[int], rows: list[int], tokens: list[int]) -> Any:
+    """Rollouts of one token each."""
+    made = rollouts_of(rewards, groups, prompt_rows=rows)
+    return made.with_columns(token_ids=[[token] for token in tokens], text="7")
+
+
+def entropy_of_tokens(rollouts: Rollouts) -> Observed:
+    """A view of rollouts whose entropies are their token ids."""
+    tokens = rollouts.table["token_ids"].explode().to_numpy().astype(float)
+    return Observed(np.zeros_like(tokens), tokens)
+
+
+def unseen(rollouts: Rollouts) -> Observed:
+    raise AssertionError("nothing is to be scored")
+
+
+def held(method: successes.Method) -> list[tuple[int, int]]:
+    rows = method.state.table.select("prompt_row", pl.col("token_ids").list.first()).rows()
+    return [(int(row), int(token)) for row, token in rows]
+
+
+def test_successes_of_partly_solved_groups_are_stored() -> None:
+    method = successes.Method(successes.Settings(per_prompt=2, capacity=2))
+    method.add(completions([1, 0, 1, 1, 0, 0], [0, 0, 1, 1, 2, 2], [5, 6, 7], [1, 2, 3, 4, 5, 6]))
+    assert held(method) == [(5, 1)]  # 6 is solved, 7 is not
+    method.add(completions([1, 1, 1, 0, 1, 0], [0, 0, 0, 0, 1, 1], [5, 8], [7, 8, 9, 0, 10, 0]))
+    assert held(method) == [(5, 8), (5, 9), (8, 10)]  # the latest two
+    assert method.state.table["replayed"].all()
+    assert method.state.table["text"].unique().to_list() == [""]
+    method.add(completions([1, 0], [0, 0], [9], [11, 0]))
+    assert held(method) == [(8, 10), (9, 11)]  # the oldest prompt leaves
+    method.add(completions([1, 1], [0, 0], [8], [12, 13]))
+    assert held(method) == [(9, 11)]  # its prompt was solved
+    failed = completions([0, 0], [0, 0], [9], [0, 0])
+    method.add(failed.with_columns(outcome="error"))
+    method.add(failed)
+    assert held(method) == [(9, 11)]
+
+
+def test_the_success_of_least_entropy_joins() -> None:
+    method = successes.Method(successes.Settings(per_prompt=3, capacity=9))
+    method.add(completions([1, 1, 0, 1, 0], [0, 0, 0, 1, 1], [5, 8], [4, 3, 0, 9, 0]))
+    found = method.join(np.array([8, 7, 5]), entropy_of_tokens)
+    assert found is not None
+    assert found.group_B.tolist() == [0, 2]
+    assert found.table["token_ids"].to_list() == [[9], [3]]
+    assert found.prompt_rows_Q.tolist() == [8, 7, 5]
+    alone = method.join(np.array([7, 8]), unseen)  # there is nothing to choose from
+    assert alone is not None
+    assert alone.group_B.tolist() == [1]
+    nothing = method.join(np.array([1]), unseen)
+    assert nothing is not None
+    assert len(nothing.group_B) == 0
+
+
+# --- the loss
+
+
+RATIOS = [0.1, 0.5, 1.0, 2.0, 5.0]
+
+
+def gradients(settings: shaped.Settings, marked: list[bool], ratio_to_old: float = 1.0) -> Floats:
+    """The coefficient of A grad log pi at each ratio of policy to sampler."""
+    logs = torch.full((5,), ratio_to_old, dtype=torch.float64).log().requires_grad_()
+    ones, rows = torch.ones(5, dtype=torch.float64), torch.arange(5)
+    sampler_N = logs.detach() - torch.tensor(RATIOS, dtype=torch.float64).log()
+    marked_N = torch.tensor(marked) if settings.shaping is not None else None
+    tokens = Tokens(logs, 0 * ones, 2 * ones, -3 * ones, rows, 5, None, marked_N)
+    tokens = replace(tokens, sampler_logprobs_N=sampler_N)
+    loss, _ = shaped.Method(settings)(tokens, StepTotals(1, 1, 1))
+    loss.backward()
+    assert logs.grad is not None
+    return np.asarray(logs.grad / 3.0)
+
+
+def test_rare_replayed_tokens_weigh_most() -> None:
+    """The published table of w / (w + .1); fresh tokens have the ratio times the weight."""
+    settings = shaped.Settings(normalize="token")
+    expected = [0.25, 0.1389, 0.0826, 0.0454, 0.0192]
+    assert gradients(settings, [True] * 5) == pytest.approx(expected, abs=5e-5)
+    mixed = gradients(settings, [True, False, True, False, True], 1.5)
+    assert mixed == pytest.approx([0.25, 3.0, 0.0826, 3.0, 0.0192], abs=5e-5)
+    plain = shaped.Settings(shaping=None, normalize="token")
+    assert gradients(plain, [True] * 5, 1.5) == pytest.approx([3.0] * 5)
+    with pytest.raises(ParamsError, match=r"train.loss.shaping is 0.0; it must be above 0"):
+        shaped.Settings(shaping=0.0)
+
+
+def test_the_shape_is_that_of_the_ratio_and_finite() -> None:
+    logs = torch.tensor([0.1, 1.0, 5.0]).log().tolist() + [300.0, -300.0]
+    for log, value in zip(logs, [0.5, 0.9091, 0.9804, 1.0, 0.0], strict=True):
+        policy_N = torch.tensor([log]).requires_grad_()
+        one_N, row_N = torch.ones(1), torch.zeros(1, dtype=torch.long)
+        tokens = Tokens(policy_N, policy_N.detach(), one_N, one_N, row_N, 1, None, row_N == 0)
+        tokens = replace(tokens, sampler_logprobs_N=torch.zeros(1))
+        loss, _ = shaped.Method(shaped.Settings(normalize="token"))(tokens, StepTotals(1, 1, 1))
+        loss.backward()
+        assert -loss.item() == pytest.approx(value, abs=5e-5)
+        assert policy_N.grad is not None
+        assert torch.isfinite(policy_N.grad).all()
+
+
+def test_the_expected_gradient_of_a_joined_group() -> None:
+    """A bandit whose second arm is right; the stored pull of it was drawn with probability .5.
+    With r - mean of G = 3 the fresh pulls have (G - 1)^2 / G times the gradient of p, and the
+    stored one (G - 1) (1 - p) / G times .1 w / (w + .1)^2 times its score."""
+    logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
+    arms, method = torch.softmax(logits.detach(), 0), shaped.Method(shaped.Settings())
+    total = torch.zeros(3, dtype=torch.float64)
+    for pair in itertools.product(range(3), repeat=2):
+        chosen = torch.tensor([*pair, 1])
+        logs = logits.log_softmax(0)[chosen]
+        rewards = (chosen == 1).double()
+        sampler = torch.stack([*logs.detach()[:2], torch.tensor(0.5).double().log()])
+        marked = torch.tensor([False, False, True])
+        gains = rewards - rewards.mean()
+        rows, ones = torch.arange(3), torch.ones(3, dtype=torch.float64)
+        tokens = Tokens(logs, logs.detach(), ones, gains, rows, 3, None, marked)
+        loss, _ = method(replace(tokens, sampler_logprobs_N=sampler), StepTotals(3, 3, 1))
+        (gradient,) = torch.autograd.grad(-loss, logits)
+        total += arms[pair[0]] * arms[pair[1]] * gradient
+    p, ratio = arms[1], arms[1] / 0.5
+    score = torch.tensor([0.0, 1.0, 0.0]).double() - arms
+    coefficient = 0.1 * ratio / (ratio + 0.1) ** 2
+    expected = (4 / 3 * p * score + 2 / 3 * (1 - p) * coefficient * score) / 3
+    torch.testing.assert_close(total, expected)
+
+
+# --- in the loop
+
+
+def test_stored_successes_join_groups_of_their_prompts_and_are_charged(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    trainer = run(layout, CHANGES)
+    rows = pl.read_parquet(layout.train("r", 0) / "rollouts.parquet")
+    joined = rows.filter("replayed")
+    assert len(joined) >= 3
+    assert (joined["outcome"] == "correct").all()
+    groups = rows.group_by("step", "group").agg(
+        pl.col("replayed").sum(), pl.len(), pl.col("prompt_id").n_unique(), pl.last("sample_index")
+    )
+    assert groups["replayed"].max() == 1
+    assert groups["prompt_id"].max() == 1
+    assert (groups["sample_index"] == groups["len"] - 1).all()
+    versions = rows.filter(~pl.col("replayed")).group_by("step").agg(newest=pl.max("version"))
+    assert (
+        (joined.join(versions, on="step").select(pl.col("version") < pl.col("newest")))
+        .to_series()
+        .all()
+    )
+    ledger = trainer.state.ledger
+    assert ledger.rollouts["generate"] == len(rows) - len(joined) == sum(SIZES)
+    assert ledger.charged["score"] > 0.0
+    assert ledger.executed["score"] > 0.0
+
+
+@pytest.mark.parametrize("account", ["charged", "executed"])
+def test_a_pass_over_stored_rollouts_is_a_part_of_the_budget(
+    account: str, guesser: Path, tmp_path: Path
+) -> None:
+    spent, scored = [], []
+    for per_prompt in (1, 2):
+        layout = make_world(tmp_path / str(per_prompt), guesser, SIZES)
+        CellBudget(account, 1e99, 0.0).write(layout.plan("r", 0) / "budget.json")
+        changes = {**CHANGES, "learning_rate": 1e-30, "max_steps": 6}
+        changes["replay"] = {"method": "successes", "per_prompt": per_prompt}
+        trainer = run(layout, changes)
+        ledger = getattr(trainer.state.ledger, account)
+        spent.append(trainer.buffer.spent)
+        scored.append(ledger["score"])
+    assert scored[0] == 0.0 < scored[1]
+    assert spent[1] > spent[0]
+    if account == "charged":
+        assert spent[1] == pytest.approx(
+            sum(ledger[part] for part in ("generate", "score", "update"))
+        )
+
+
+def test_a_pass_over_stored_rollouts_by_hand(guesser: Path, tmp_path: Path) -> None:
+    """Of two stored completions of one token."""
+    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
+    batch = sampled(trainer)
+    assert batch is not None
+    (prompt,) = trainer.prompts.token_ids(batch.fresh.prompt_rows_Q[1:2])
+    stored = completions([1, 1, 0], [0, 0, 0], batch.fresh.prompt_rows_Q[1:2].tolist(), [9, 8, 7])
+    trainer.slots.replay.add(stored.with_columns(prompt=[prompt] * 3))
+    batch.joined = [1]
+    found = trainer.joined(batch)
+    assert found.sizes_Q().tolist() == (batch.fresh.sizes_Q() + np.eye(3, dtype=int)[1]).tolist()
+    assert np.flatnonzero(found.replayed_B).tolist() == [int(found.sizes_Q()[:2].sum()) - 1]
+    architecture = trainer.run.policy.architecture
+    expected = charged_flops(architecture, reference=2.0 * (len(prompt) + 1))
+    assert trainer.state.ledger.charged["score"] == expected
+
+
+def test_without_a_share_the_run_is_on_policy(guesser: Path, tmp_path: Path) -> None:
+    layouts = [make_world(tmp_path / name, guesser, SIZES) for name in ("off", "none")]
+    off = {**CHANGES, "control": {"method": "experience", "share": 0.0, "start": 0.0}}
+    none = {**CHANGES, "control": {"method": "plan"}, "replay": {"method": "none"}}
+    run(layouts[0], off)
+    run(layouts[1], none)
+    first, second = map(outputs, layouts)
+    assert first == second
+
+
+@pytest.mark.parametrize("more", [{}, {"max_staleness": 2}, {"updates": {"minibatches": 2}}])
+def test_a_killed_run_ends_as_one_that_was_not(
+    more: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]
+    whole = run(layouts[0], {**CHANGES, **more})
+    assert sum(row["num_replayed"] for row in whole.state.steps) > 1
+    for last in (1, 4):
+        with dying_after(last) as dying, contextlib.suppress(Killed):
+            run(layouts[1], {**CHANGES, **more}, prepare=dying)
+    run(layouts[1], {**CHANGES, **more})
+    first, second = map(outputs, layouts)
+    assert first == second
+
+
+def test_two_processes_choose_the_same(guesser: Path, tmp_path: Path) -> None:
+    case = {"train": {**CHANGES, "learning_rate": 1e-3}}
+    found = []
+    for name, size, shard in (("one", 0, "none"), ("two", 2, "fsdp2")):
+        layout = sharding.world(tmp_path / name, guesser, case, shard)
+        out = sharding.run(layout, size, 6, tmp_path / f"{name}-out")
+        found.append((layout, json.loads((out / "steps.json").read_text()), out))
+    (one, steps, first), (two, others, second) = found
+    assert sum(row["num_replayed"] for row in steps) > 1
+    for row, other in zip(steps, others, strict=True):
+        assert row["flops_charged"] == other["flops_charged"]
+    assert sharding.sampled(one) == sharding.sampled(two)
+    assert sharding.same_tensors(first / "model", second / "model", 1e-4)
+
+
+def test_the_control_and_the_replay_need_each_other() -> None:
+    both = {"control": {"method": "experience"}, "replay": {"method": "successes"}}
+    settings_of(both)
+    for slot in both:
+        with pytest.raises(ParamsError, match="the control experience and the replay successes"):
+            settings_of({slot: both[slot]})
+    with pytest.raises(ParamsError, match="set over_provision to 1.0"):
+        settings_of({**both, "max_staleness": 1, "over_provision": 1.5})
