@@ -1,31 +1,19 @@
 """The profile's samples for slots that train on them, from the rollout store, which has their
 tokens. Loaded only for recipes with such a slot."""
 
-from dataclasses import dataclass
-
 import polars as pl
 
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, SAMPLES
 from tasks.common.files import ArtifactError
 from tasks.common.stage import Stage
-from tasks.engines.settings import Sampling
 from tasks.models.policy import read_policy
-from tasks.store.fixed_policy import read_tokens
-from tasks.store.settings import StoreSettings
-
-
-@dataclass(frozen=True)
-class Sections:
-    """The sections that define the profile's samples and their location."""
-
-    sampling: Sampling
-    store: StoreSettings
+from tasks.store.fixed_policy import SamplerSettings, read_tokens
 
 
 def samples_of(run: Stage, plan: pl.DataFrame) -> pl.DataFrame:
     """Return the SAMPLES of the plan's prompts, in the order of their first visit. Raises
     ArtifactError if samples are missing from the store."""
-    layout, sections = run.layout, run.sections(Sections)
+    layout, settings = run.layout, run.sections(SamplerSettings)
     visited = plan.select("prompt_id").unique(keep="first", maintain_order=True)
     prompts = PROMPTS.read(layout.prompts("train")).join(visited, on="prompt_id", how="semi")
     path = layout.profile / "rollouts.parquet"
@@ -33,9 +21,7 @@ def samples_of(run: Stage, plan: pl.DataFrame) -> pl.DataFrame:
     graded = ROLLOUTS.read_columns(path, columns)
     rows = visited.join(graded, on="prompt_id", how="inner", maintain_order="left_right")
     num_samples = int(rows["sample_index"].max() or 0) + 1  # type: ignore[arg-type]
-    tokens = read_tokens(
-        prompts, read_policy(layout), num_samples, sections.sampling, sections.store, layout
-    )
+    tokens = read_tokens(prompts, read_policy(layout), num_samples, settings, layout)
     samples = rows.join(tokens, on=["prompt_id", "sample_index"], how="left", maintain_order="left")
     if missing := samples["token_ids"].null_count():
         raise ArtifactError(

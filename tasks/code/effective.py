@@ -24,6 +24,7 @@ from tasks.common.params import (
     unknown,
 )
 from tasks.common.tracking.settings import Tracking
+from tasks.engines import options
 from tasks.engines.settings import EngineSettings, Sampling
 from tasks.evaluate.settings import Evaluate
 from tasks.grading.settings import Verify
@@ -135,14 +136,17 @@ def of_cells(whole: Values) -> dict[str, Values]:
     """Return the values that can change the results of every cell, keyed by the name of its file
     without the suffix. `whole` is complete."""
     grading = {"verify": {key: whole["verify"][key] for key in GRADING}}
+    altering = options.altering(whole["engine"]["vllm"])
+    of_engine = {"engine": altering} if altering else {}
     sampled = {"sampling": whole["sampling"], **grading}
-    measured = {"evaluate": whole["evaluate"], **sampled}
+    stored = {**sampled, **of_engine}
+    measured = {"evaluate": whole["evaluate"], **stored}
     policy = dict(whole["policy"])
     del policy["trust_remote_code" if policy["source"] == "tiny" else "tiny"]
     found: dict[str, Values] = {
         "ingest": {"ingest": whole["ingest"], **grading},
         "policy": {"policy": policy},
-        "profile": {"profile": whole["profile"], **sampled},
+        "profile": {"profile": whole["profile"], **stored},
         "baseline": measured,
         "report": {"experiment": whole["experiment"], "report": whole["report"]},
     }
@@ -154,13 +158,14 @@ def of_cells(whole: Values) -> dict[str, Values]:
             "experiment": {"budget": whole["experiment"]["budget"]},
             "gates": whole["gates"],
             "sampling": whole["sampling"],
+            **of_engine,
             "train": {
                 # determines whether a slot reads the profile's samples
                 **{slot: {"method": train[slot]["method"]} for slot in SLOTS},
                 **{key: train[key] for key in FORECAST},
             },
         }
-        engine = {key: whole["engine"][key] for key in SAMPLER}
+        engine = {key: whole["engine"][key] for key in SAMPLER} | altering
         found[f"{name}/train"] = {"train": train, "engine": engine, **sampled, **teacher_in(train)}
         found[f"{name}/evaluate"] = measured
     return found

@@ -77,6 +77,10 @@ class Layout:
         """Return the path of times and lost work of `profile` or `grpo-0`: equal runs differ."""
         return self.root / "measured" / f"{cell}.json"
 
+    def engine_logs(self, cell: str) -> Path:
+        """Return the folder of the logs of the servers that a stage started."""
+        return self.root / "logs" / cell
+
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"

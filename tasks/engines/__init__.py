@@ -9,6 +9,7 @@ SHARED = (
     "flops",
     "loading",
     "memory",
+    "options",
     "settings",
     "weights",
 )

@@ -25,8 +25,8 @@ def sampling_gpus(settings: EngineSettings) -> list[str]:
     """Return the GPUs that the engine computes on. The list is empty for servers elsewhere."""
     if settings.urls or settings.has_cluster_engines:
         return []
-    replicas = settings.num_replicas if engine_name(settings) == "server" else 1
-    return first_gpus(torch_device(settings.device), replicas)
+    servers = settings.num_server_gpus if engine_name(settings) == "server" else 1
+    return first_gpus(torch_device(settings.device), servers)
 
 
 def training_gpus(settings: EngineSettings, num_processes: int) -> list[str]:
@@ -36,7 +36,7 @@ def training_gpus(settings: EngineSettings, num_processes: int) -> list[str]:
     device = torch_device(settings.device)
     beside = num_trainer_gpus(settings, num_processes, device)
     if beside:
-        return first_gpus(device, beside + settings.num_replicas)
+        return first_gpus(device, beside + settings.num_server_gpus)
     return max(first_gpus(device, num_processes), sampling_gpus(settings), key=len)
 
 

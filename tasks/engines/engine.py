@@ -116,6 +116,10 @@ class Engine(Protocol):
         """Replace the policy's weights in place. The next call uses the new weights."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of the engine's own metrics for the record; none without servers."""
+        return {}
+
     def sleep(self) -> None:
         """Free the engine's memory for the trainer until the next use of the engine. An engine
         without its own memory does nothing."""

@@ -1,6 +1,8 @@
 """The choice and creation of a stage's engine, and the check that it fits the GPU with training."""
 
 import importlib.util
+from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -12,6 +14,8 @@ from tasks.engines.engine import Engine
 from tasks.engines.memory import TrainingMemory, check_memory
 from tasks.engines.settings import EngineSettings
 from tasks.models.policy import Policy
+
+LEAST_LENGTH = 64  # tokens of prompt and completion; a server must answer its probe
 
 
 def engine_name(settings: EngineSettings) -> str:
@@ -26,13 +30,25 @@ def engine_name(settings: EngineSettings) -> str:
 
 
 def load_engine(
-    settings: EngineSettings, policy: Policy, model: PreTrainedModel | None = None
+    settings: EngineSettings,
+    policy: Policy,
+    model: PreTrainedModel | None = None,
+    *,
+    longest: int | None = None,
+    logs: Path | None = None,
 ) -> Engine:
     """Return the engine `settings.name` for `policy`. With the trainer's `model`, the engine must
-    support new weights in place. If it can, it samples from `model` itself."""
+    support new weights in place. If it can, it samples from `model` itself.
+
+    `longest` are the tokens of the longest prompt with a completion, None if they are unknown: the
+    engine reserves no memory for longer ones. The logs of servers are kept under `logs`."""
+    if longest is not None:
+        length = min(max(longest, LEAST_LENGTH), policy.max_length)
+        policy = replace(policy, max_length=length)
     name = engine_name(settings)
     module = registry.load(engines, name, "engine.name")
-    return cast(Engine, module.load(settings, policy, model))
+    more = [logs] if name == "server" else []
+    return cast(Engine, module.load(settings, policy, model, *more))
 
 
 def num_trainer_gpus(
@@ -46,7 +62,7 @@ def num_trainer_gpus(
     if settings.has_cluster_engines:  # on other GPUs, or other machines
         return num_processes
     seen = torch.cuda.device_count() if num_gpus is None else num_gpus
-    return num_processes if seen >= num_processes + settings.num_replicas else 0
+    return num_processes if seen >= num_processes + settings.num_server_gpus else 0
 
 
 def check_shared_gpu(

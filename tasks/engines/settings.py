@@ -1,11 +1,13 @@
 """The sections `sampling` and `engine`. This module does not import torch."""
 
-from typing import Literal
+import math
+from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from tasks import engines
 from tasks.common import registry
 from tasks.common.params import ParamsError, above_zero, at_least, settings, share
+from tasks.engines import options
 
 
 @settings
@@ -43,8 +45,9 @@ class Cluster:
 
 @settings
 class EngineSettings:
-    """The section `engine`: how completions are computed. None of it is part of a key of the
-    rollout store."""
+    """The section `engine`: how completions are computed. Of it only the options in `vllm` that
+    change samples beyond rounding, such as a quantization, are part of a key of the rollout
+    store."""
 
     name: str = "auto"  # hf | vllm | server | auto: vllm where there is a GPU and it is installed
     device: Literal["auto", "cpu", "cuda"] = "auto"  # of sampling and training
@@ -58,6 +61,7 @@ class EngineSettings:
     urls: list[str] = []  # server: OpenAI-compatible endpoints; the key is in OPENAI_API_KEY
     num_replicas: int = 1  # server without urls: vLLM servers on this machine, one per GPU
     weight_transfer: Literal["file", "nccl"] = "file"  # how servers get new weights
+    vllm: dict[str, Any] = {}  # more options of vLLM's engines, by the names of its arguments
     max_retries: int = 8  # server: of a request, and of a server in a row, before the stage stops
     timeout_seconds: float = 600.0  # server: of one request
 
@@ -76,11 +80,25 @@ class EngineSettings:
             registry.check(engines, self.name, "engine.name")
         for url in self.urls:
             parse_url(url)
+        self.check_vllm()
         self.check_cluster()
         if self.name not in ("auto", "server") and (self.urls or self.num_replicas != 1):
             raise ParamsError(
                 "engine.urls and engine.num_replicas apply to the engine server, and engine.name "
                 f"is {self.name}: set it to server, or leave urls empty and num_replicas at 1"
+            )
+
+    def check_vllm(self) -> None:
+        """Raise ParamsError for options that no engine would get, or that Winnow sets itself."""
+        options.check_allowed(self.vllm)
+        if self.vllm and (self.name not in ("vllm", "server") or self.urls):
+            raise ParamsError(
+                "engine.vllm applies to the engine vllm, and to servers that Winnow starts: set "
+                "engine.name to vllm, or to server with empty engine.urls"
+            )
+        if self.name == "vllm" and self.num_parts > 1:
+            raise ParamsError(
+                f"engine.vllm: {', '.join(options.PARTS)} need servers: set engine.name to server"
             )
 
     def check_cluster(self) -> None:
@@ -97,8 +115,23 @@ class EngineSettings:
                 f"engine.cluster.engines is {self.cluster.engines}, which are vLLM servers, and "
                 f"engine.name is {self.name}: set it to server or auto, or engines to 0"
             )
+        if self.cluster.gpus_per_engine % self.num_parts:
+            raise ParamsError(
+                f"engine.cluster.gpus_per_engine is {self.cluster.gpus_per_engine}, which must be "
+                f"a multiple of the {self.num_parts} parts of a server in engine.vllm"
+            )
         if not self.cluster.engines and self.name == "server":
             raise ParamsError("engine.name is server, and engine.cluster.engines is 0: name some")
+
+    @property
+    def num_parts(self) -> int:
+        """The parts that `engine.vllm` splits a server into; each needs a GPU."""
+        return math.prod(self.vllm.get(name, 1) for name in options.PARTS)
+
+    @property
+    def num_server_gpus(self) -> int:
+        """The GPUs of all servers on this machine."""
+        return self.num_replicas * self.num_parts
 
     @property
     def has_cluster_engines(self) -> bool:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import IsEnough, OnEnded, Request, Samples, check_lengths, never
+from tasks.engines.options import checked, own_options
 from tasks.engines.settings import EngineSettings
 from tasks.engines.weights.vllm_model import HEAD, check_updates, has_head, pack_experts
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids, torch_device
@@ -47,7 +48,6 @@ class VllmEngine:
             ) from error
         self.vllm = vllm
         self.version = str(vllm.__version__)
-        self.max_length = policy.max_length
         self.prefilled_tokens = 0
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
         self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
@@ -55,26 +55,15 @@ class VllmEngine:
         self.on_gpu = on_gpu
         self.can_sleep = trains and settings.sleep and on_gpu
         self.asleep = False
-        self.llm = vllm.LLM(
-            model=str(policy.folder),
-            dtype=settings.dtype,  # type: ignore[arg-type]
-            load_format="safetensors",
-            max_model_len=policy.max_length,
-            max_num_seqs=settings.max_rows,
-            gpu_memory_utilization=settings.memory_fraction,
-            enable_prefix_caching=True,
-            # a seeded request cannot be rewound on a CPU (its generator has no offset)
-            enable_chunked_prefill=on_gpu,
-            enforce_eager=not on_gpu,
-            distributed_executor_backend=executor(),
-            generation_config="vllm",
-            logprobs_mode="processed_logprobs",
-            skip_tokenizer_init=True,
-            trust_remote_code=policy.trust_remote_code,
-            enable_sleep_mode=self.can_sleep,
-            disable_log_stats=True,
-        )
-        self.prefix_block = int(self.llm.llm_engine.vllm_config.cache_config.block_size)
+        own = own_options(settings, policy, on_gpu=on_gpu) | {
+            "distributed_executor_backend": executor(),
+            "skip_tokenizer_init": True,
+            "enable_sleep_mode": self.can_sleep,
+        }
+        self.llm = vllm.LLM(**checked(own, settings.vllm), disable_log_stats=True)
+        config = self.llm.llm_engine.vllm_config
+        self.prefix_block = int(config.cache_config.block_size)
+        self.max_length = int(config.model_config.max_model_len)
 
     def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
         return self.decode(request, never(on_ended), "FINAL_ONLY")
@@ -155,6 +144,9 @@ class VllmEngine:
             raise RuntimeError(
                 "vLLM did not reset its prefix cache: it would answer with the old policy's keys"
             )
+
+    def metrics(self) -> dict[str, float]:
+        return {}
 
     def sleep(self) -> None:
         """Move the weights to main memory and free the GPU's memory, until `wake`."""

@@ -19,6 +19,7 @@ from tasks.common.artifacts import STORE, Layout
 from tasks.common.files import ArtifactError, digest
 from tasks.common.processes.locks import exclusive
 from tasks.engines.devices import held, sampling_gpus
+from tasks.engines.options import altering
 from tasks.engines.settings import EngineSettings, Sampling
 from tasks.models.policy import Policy, load_tokenizer
 from tasks.models.prompts import encode_prompts
@@ -83,9 +84,16 @@ class StoredRollouts:
                 "chat template writes the user's message, and whether the tokenizer is its own"
             )
         self.sampler = Sampler(
-            policy, tokenizer, sampling, settings.engine, settings.store, by_digest
+            policy,
+            tokenizer,
+            sampling,
+            settings.engine,
+            settings.store,
+            by_digest,
+            layout.engine_logs(cell),
         )
-        store = open_store(settings.store, layout, policy.digest, asdict(sampling))
+        key = asdict(sampling) | altering(settings.engine.vllm)
+        store = open_store(settings.store, layout, policy.digest, key)
         self.view = StoreView(store, wanted_keys(digests, num_samples))
         self.prompts = prompts.select("prompt_id", "prompt", "answer", "verifier").with_columns(
             prompt_digest=pl.Series(digests),
@@ -100,7 +108,7 @@ class StoredRollouts:
         self.kind = "greedy" if greedy else "sampled"
         self.asked = {
             "policy": policy.digest,
-            "sampling": asdict(sampling),
+            "sampling": key,
             "num_samples": num_samples,
             "location": settings.store.location,
         }
@@ -187,16 +195,16 @@ def read_tokens(
     prompts: pl.DataFrame,
     policy: Policy,
     num_samples: int,
-    sampling: Sampling,
-    settings: StoreSettings,
+    settings: SamplerSettings,
     layout: Layout,
 ) -> pl.DataFrame:
     """Return the stored tokens and log-probabilities for `num_samples` rollouts per prompt, by
     `prompt_id` and `sample_index`. Rollouts that the store lacks are omitted."""
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
-    encoded = encode_prompts(prompts, tokenizer, policy, sampling.max_tokens)
+    encoded = encode_prompts(prompts, tokenizer, policy, settings.sampling.max_tokens)
     digests = [prompt_digest(ids) for ids in encoded]
-    store = open_store(settings, layout, policy.digest, asdict(sampling))
+    key = asdict(settings.sampling) | altering(settings.engine.vllm)
+    store = open_store(settings.store, layout, policy.digest, key)
     rows = StoreView(store, wanted_keys(digests, num_samples)).read(["token_ids", "logprobs"])
     identified = prompts.select("prompt_id").with_columns(prompt_digest=pl.Series(digests))
     return identified.join(rows, on="prompt_digest", how="inner").drop("prompt_digest")

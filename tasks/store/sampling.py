@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -34,7 +35,8 @@ Group = tuple[str, list[int]]
 
 @dataclass(frozen=True)
 class Sampler:
-    """The policy and settings for sampling, and the prompts' token ids by digest."""
+    """The policy and settings for sampling, the prompts' token ids by digest, and the folder for
+    the logs of servers."""
 
     policy: Policy
     tokenizer: PreTrainedTokenizerBase
@@ -42,6 +44,7 @@ class Sampler:
     engine: EngineSettings
     store: StoreSettings
     by_digest: dict[str, list[int]]
+    logs: Path
 
 
 def fill_store(
@@ -61,7 +64,8 @@ def fill_store(
     num_tokens = 0
     torch.set_num_threads(sampler.engine.threads)
     view.store.require_writable()  # before hours of sampling
-    engine = load_engine(sampler.engine, sampler.policy)
+    longest = max(map(len, sampler.by_digest.values())) + sampler.sampling.max_tokens
+    engine = load_engine(sampler.engine, sampler.policy, longest=longest, logs=sampler.logs)
     todo = batches(in_groups(missing, sampler.by_digest), sampler.store.batch_rollouts)
     random.SystemRandom().shuffle(todo)
     with progress(len(missing), f"sample ({engine.name})", "rollout") as bar:
@@ -75,11 +79,12 @@ def fill_store(
                 on_sampled(rows)
                 num_rollouts += len(rows)
                 num_tokens += int(rows["completion_tokens"].sum())
+    metrics = engine.metrics()
     try:
         compaction.compact(view.store, at_least=compaction.AUTOMATIC_FROM)
     except WriteError as error:  # this costs only speed: the samples are stored
         logger.warning("the store keeps its small shards: %s", error)
-    return Usage(0, num_rollouts, num_tokens, time.perf_counter() - started, "")
+    return Usage(0, num_rollouts, num_tokens, time.perf_counter() - started, "", metrics)
 
 
 def in_groups(keys: pl.DataFrame, by_digest: Mapping[str, Sequence[int]]) -> list[Group]:

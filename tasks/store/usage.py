@@ -8,7 +8,7 @@ differs between equal runs."""
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Usage:
     sampled_tokens: int
     seconds: float
     why: str
+    engine: Mapping[str, float] = field(default_factory=dict)  # its own metrics
 
     @property
     def summary(self) -> str:
@@ -45,6 +46,7 @@ class Usage:
         return {
             **{name: float(getattr(self, name)) for name in names},
             "sampling_seconds": self.seconds,
+            **self.engine,
         }
 
     def __add__(self, other: "Usage") -> "Usage":
@@ -55,6 +57,7 @@ class Usage:
             self.sampled_tokens + other.sampled_tokens,
             self.seconds + other.seconds,
             "; ".join(dict.fromkeys(use.why for use in (self, other) if use.sampled_rollouts)),
+            {**self.engine, **other.engine},
         )
 
 

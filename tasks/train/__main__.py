@@ -45,8 +45,9 @@ def launch_ranks(options: argparse.Namespace) -> None:
         def progress() -> list[str]:
             return sorted(path.name for path in layout.checkpoints.glob("*/step-*"))
 
-        policy = partial(read_policy, layout)
-        sys.exit(run_ranks(engine, engine.cluster, arguments, ranks.LOST_RANK, progress, policy))
+        policy, lost = partial(read_policy, layout), ranks.LOST_RANK
+        logs = layout.engine_logs(f"train@{options.recipe}-{options.seed}")
+        sys.exit(run_ranks(engine, engine.cluster, arguments, lost, progress, policy, logs))
     ranks.launch_ranks("tasks.train", sys.argv[1:], engine.num_processes)
 
 

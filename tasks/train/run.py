@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tasks.common import recipes, stage
@@ -21,6 +22,7 @@ from tasks.common.processes import locks
 from tasks.engines.devices import held, training_gpus
 from tasks.engines.engine import NoServerError
 from tasks.engines.loading import check_shared_gpu, engine_name, load_engine
+from tasks.engines.options import altering
 from tasks.engines.settings import EngineSettings
 from tasks.grading.background import BackgroundGrader
 from tasks.models.folder import policy_digest
@@ -52,6 +54,8 @@ from tasks.train.settings import Sections, TrainSettings
 from tasks.train.warm_start import read_demonstrations
 
 logger = logging.getLogger(__name__)
+
+MAX_ENCODED = 50_000  # prompts, in some ten seconds
 
 
 def main(run: stage.Stage) -> None:
@@ -99,6 +103,8 @@ def main(run: stage.Stage) -> None:
         checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
         record, extent = run.tracker.metrics, extent_of(trainer, plan)
         lost = train(trainer, checkpoints, sections.checkpoint, record, extent, run.options.resume)
+        if ranks.is_main:
+            record(trainer.collector.engine.metrics())
         write_results(trainer, checkpoints, out)
         if not ranks.is_main:
             return
@@ -194,7 +200,11 @@ def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any
     return {
         "train": dataclasses.asdict(settings),
         "sampling": dataclasses.asdict(sections.sampling),
-        "engine": {"name": engine_name(sections.engine), "dtype": sections.engine.dtype},
+        "engine": {
+            "name": engine_name(sections.engine),
+            "dtype": sections.engine.dtype,
+            **altering(sections.engine.vllm),
+        },
         "verify": {
             "seconds": verify.seconds,
             "memory_gb": verify.memory_gb,
@@ -214,8 +224,7 @@ def build(
             f"{files['validation']} has no prompts, and train measures its curve on them: set "
             "ingest.splits.validation to at least 1"
         )
-    # an engine that samples ahead is never idle during an update
-    is_ahead = settings.num_ahead > 0
+    is_ahead = settings.num_ahead > 0  # then the engine is never idle during an update
     of_engine = dataclasses.replace(sections.engine, sleep=sections.engine.sleep and not is_ahead)
     learner = make_learner(context, sections, of_engine)
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
@@ -228,7 +237,9 @@ def build(
     profile = Profile(SAMPLES.read(files["samples"]), prompts)
     budget = read_budget(budget_file(run))
     slots = load_slots(settings, plan, prompts.table, profile)
-    engine = load_engine(of_engine, policy, learner.model)
+    longest = longest_sample(plan, prompts, validation, sections)
+    logs = run.layout.engine_logs("train@{}-{}".format(*run.coordinates()))
+    engine = load_engine(of_engine, policy, learner.model, longest=longest, logs=logs)
     if is_ahead and engine.shares_weights:  # the shared weights change while it samples
         engine = load_engine(of_engine, policy, None)
     beside = dataclasses.replace(context, ranks=context.ranks.beside()) if is_ahead else context
@@ -253,6 +264,18 @@ def build(
     if not settings.in_flight_updates:  # the loop does it for in-flight updates
         trainer.sync_engine()
     return trainer, plan
+
+
+def longest_sample(
+    plan: Plan, prompts: Prompts, validation: Prompts, sections: Sections
+) -> int | None:
+    """Return the tokens of the longest prompt with its completion, which vLLM reserves memory for;
+    None for other engines, and for a plan with too many prompts to encode them at the start."""
+    rows = np.unique(plan.prompt_rows_V)
+    if engine_name(sections.engine) not in ("vllm", "server") or len(rows) > MAX_ENCODED:
+        return None
+    encoded = [*prompts.token_ids(rows), *validation.token_ids(np.arange(len(validation)))]
+    return max(map(len, encoded)) + sections.sampling.max_tokens
 
 
 def make_learner(context: RunContext, sections: Sections, engine: EngineSettings) -> Learner:

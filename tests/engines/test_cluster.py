@@ -67,16 +67,17 @@ def test_a_host_starts_shows_and_interrupts_a_process(
     with pytest.raises(RuntimeError, match="runs here already"):
         host.start(command, environment, str(tmp_path), is_guarded=False)
     host.interrupt()
-    assert wait_for(lambda: host.poll().status) == 7
-    assert host.tail().endswith("stopped\n")
+    while (progress := host.poll()).status is None or progress.output:
+        written += progress.output
+    assert progress.status == 7
+    assert written.endswith(b"stopped\n")
 
 
 def test_a_host_ends_all_that_its_process_has_started(host: Host, tmp_path: Path) -> None:
     script = "import subprocess; c = subprocess.Popen(['sleep', '60']); print(c.pid); c.wait()"
     command = [sys.executable, "-u", "-c", script]
     host.start(command, dict(os.environ), str(tmp_path), is_guarded=False)
-    wait_for(lambda: host.tail().strip())
-    pid = int(host.tail())
+    pid = int(wait_for(lambda: host.poll().output))
     host.end()
     assert is_gone(pid)
     assert host.poll().status == -signal.SIGKILL
@@ -163,7 +164,15 @@ def test_a_gate_passes_on_what_is_asked_with_the_key(gated: str) -> None:
 def test_every_route_that_is_used_passes_the_gate_and_no_other() -> None:
     """Those of vLLM's protocol for new weights, too."""
     folder = Path(gate.__file__).parent.parent
-    names = ("transfer", "endpoints", "engine", "lending", "../weights/files", "../weights/nccl")
+    names = (
+        "transfer",
+        "endpoints",
+        "engine",
+        "lending",
+        "meter",
+        "../weights/files",
+        "../weights/nccl",
+    )
     source = "".join((folder / "server" / f"{name}.py").read_text() for name in names)
     asked = set(re.findall(r"root\}(/[a-z_/0-9]+)", source))
     asked |= {f"/v1{route}" for route in re.findall(r"endpoint\.url\}(/[a-z_]+)", source)}

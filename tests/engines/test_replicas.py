@@ -31,7 +31,13 @@ from tasks.engines.loading import load_engine
 from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.lending import wait_until_serving
-from tasks.engines.server.replicas import Replicas, choose_devices, local, start
+from tasks.engines.server.replicas import (
+    Replicas,
+    choose_devices,
+    local,
+    server_environment,
+    start,
+)
 from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
@@ -208,14 +214,15 @@ def test_a_replica_killed_in_the_middle_loses_nothing(
 
 
 PARENT = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 from pathlib import Path
 from tasks.engines.engine import Unavailable
 from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import start
 command = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '600'])"]
-print(start(command, Path(sys.argv[1]), "0", None, 1).process.pid, flush=True)
+folder = Path(sys.argv[1])
+print(start(command, folder, "0", dict(os.environ), folder / "log").process.pid, flush=True)
 time.sleep(600)
 """
 
@@ -239,7 +246,8 @@ def test_replicas_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 def test_a_server_leaves_no_temporary_files_behind() -> None:
     with temporary_folder(None, "winnow") as folder:
         command = [sys.executable, "-c", "import tempfile; print(tempfile.mkdtemp())"]
-        replica = start(command, folder, "0", None, 1)
+        environment = server_environment(SETTINGS, str(folder), on_gpu=False)
+        replica = start(command, folder, "0", environment, folder / "log")
         replica.wait()
         left = Path(replica.log_tail().strip())
         assert left.is_dir()

@@ -18,7 +18,6 @@ from tasks.common.processes.ending import PARENT
 
 SCRATCH, ADDRESS = "{scratch}", "{address}"
 PIECE = 2**16  # bytes of output in one answer
-TAIL = 2_000  # characters of output in an error
 
 
 @dataclass(frozen=True)
@@ -103,14 +102,6 @@ class Host:
             output = file.read(PIECE)
         self.num_read += len(output)
         return Progress(status, output)
-
-    def tail(self) -> str:
-        """Return the end of all output."""
-        if not self.log.exists():
-            return ""
-        with self.log.open("rb") as file:
-            file.seek(max(self.log.stat().st_size - TAIL, 0))
-            return file.read().decode(errors="replace")
 
     def read(self, name: str) -> str | None:
         """Return the text of a file that the process wrote into this host's folder, or None if the

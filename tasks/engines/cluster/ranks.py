@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tasks import engines
 from tasks.common import registry
 from tasks.common.files import ArtifactError
+from tasks.common.params import ParamsError
 from tasks.common.processes import ending
 from tasks.engines.cluster.hosts import HostLostError, Places, RemoteHost
 from tasks.engines.cluster.places import SharedFolder, reserve_places, shared_folder
@@ -66,10 +67,11 @@ def run_ranks(
     lost_rank: int,
     progress: Callable[[], object],
     policy: Callable[[], Policy],
+    logs: Path,
 ) -> int:
     """Run `python -m` with these arguments as the `engine.cluster.trainers` ranks of a training,
-    with servers of the policy. Return the training's exit status. `lost_rank` is the exit status of
-    a rank that lost another.
+    with servers of the policy, whose logs are kept under `logs`. Return the training's exit status.
+    `lost_rank` is the exit status of a rank that lost another.
 
     If a rank or its machine dies, all ranks restart on machines with room for them, and continue
     from the last checkpoint. After MAX_RESTARTS restarts without a change of `progress`, return the
@@ -87,11 +89,11 @@ def run_ranks(
             lender: Lender | None = None
             if cluster.engines:
                 server = registry.load(engines, engine_name(settings), "engine.name")
-                lender = server.lend(settings, policy(), places, cluster.trainers)
+                lender = server.lend(settings, policy(), places, cluster.trainers, logs)
                 stack.callback(lender.close)
             run = partial(run_once, places, cluster, SharedFolder(folder), command, lender)
             return supervise(run, lost_rank, progress)
-    except ArtifactError as error:
+    except (ArtifactError, ParamsError) as error:
         logger.error("%s", error)
         return 1
     except KeyboardInterrupt:

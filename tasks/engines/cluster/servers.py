@@ -4,7 +4,7 @@ gate that requires a key."""
 import logging
 import secrets
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +15,13 @@ from tasks.engines.cluster.hosts import HostLostError, Places, RemoteHost
 from tasks.engines.cluster.places import SharedFolder, reserve_places, shared_folder
 from tasks.engines.server import gate
 from tasks.engines.server.endpoints import Endpoint, is_healthy
+from tasks.engines.server.logs import new_folder, shorten, tail
 from tasks.engines.server.replicas import (
-    LOG_TAIL,
     Replica,
     Replicas,
     serve_command,
     server_environment,
+    server_options,
 )
 from tasks.engines.settings import Cluster, EngineSettings
 from tasks.models.policy import Policy
@@ -41,8 +42,9 @@ class RemoteReplica:
         command: list[str],
         environment: dict[str, str],
         name: str,
+        log: Path,
     ) -> None:
-        self.host, self.shared = host, shared
+        self.host, self.shared, self.log = host, shared, log
         self.command, self.environment = command, environment
         self.endpoint = Endpoint(f"http://{name}/v1", name=name, key=environment[gate.KEY])
         self.is_started = self.has_address = False
@@ -72,21 +74,34 @@ class RemoteReplica:
         if self.lost or not self.is_started:
             return bool(self.lost)
         try:
-            return self.host.poll().status is not None
+            progress = self.host.poll()
         except HostLostError as error:
             self.lost = str(error)
             return True
+        self.keep(progress.output)
+        return progress.status is not None
+
+    def keep(self, output: bytes) -> None:
+        """Append the next output to the log."""
+        with self.log.open("ab") as file:
+            file.write(output)
+        shorten(self.log)
+
+    def keep_rest(self) -> None:
+        """Append all output so far to the log, unless the host is lost."""
+        with suppress(ArtifactError):
+            while self.is_started and (output := self.host.poll().output):
+                self.keep(output)
 
     def was_lost(self) -> bool:
         return bool(self.lost)
 
     def log_tail(self) -> str:
-        try:
-            return self.lost or str(self.host.call("tail"))[-LOG_TAIL:]
-        except ArtifactError as error:
-            return str(error)
+        self.keep_rest()
+        return self.lost or tail(self.log)
 
     def end(self) -> None:
+        self.keep_rest()
         self.host.begin_to_end()
 
     def wait(self) -> None:
@@ -99,31 +114,35 @@ def on_cluster(
     policy: Policy,
     places: Places | None = None,
     first: int = 0,
+    logs: Path | None = None,
 ) -> Replicas:
     """Start `engine.cluster.engines` servers on the machines of the cluster, in `places` from the
-    `first` on, or in places reserved here. Raises ArtifactError if the cluster has no room for
-    them, or a machine does not see the shared folder."""
+    `first` on, or in places reserved here. Their logs are kept under `logs`, if it is given.
+    Raises ArtifactError if the cluster has no room for them, or a machine does not see the shared
+    folder."""
     files = ExitStack()
     try:
         if places is None:
             places = reserve_places(settings, cluster)
             files.callback(places.close)
         folder = files.enter_context(shared_folder(cluster, "weights"))
+        is_on_gpu = "GPU" in places.bundles[first]
+        num_gpus = cluster.gpus_per_engine if is_on_gpu else 1
+        options = server_options(settings, policy, on_gpu=is_on_gpu, num_gpus=num_gpus)
     except BaseException:
         files.close()
         raise
     shared = SharedFolder(folder)
-    is_on_gpu = "GPU" in places.bundles[first]
-    num_gpus = cluster.gpus_per_engine if is_on_gpu else 1
-    path = Path(SCRATCH) / "server.sock"
-    serve = serve_command(settings, policy, path, on_gpu=is_on_gpu, num_gpus=num_gpus)
-    environment = server_environment(settings.threads, SCRATCH, is_on_gpu=is_on_gpu)
+    environment = server_environment(settings, SCRATCH, on_gpu=is_on_gpu)
+    serve = serve_command(options, Path(SCRATCH) / "server.sock")
     environment |= {gate.KEY: secrets.token_urlsafe(32)}
+    kept = folder if logs is None else new_folder(logs)
 
     def start_one(place: int, attempt: int) -> Replica:
         host = places.host(first + place)
         listen = (f"{SCRATCH}/server.sock", ADDRESS, f"{SCRATCH}/port")
         command = guarded([sys.executable, "-P", str(GATE), *listen, *serve])
-        return RemoteReplica(host, shared, command, environment, f"engine-{place}-{attempt}")
+        name = f"engine-{place}-{attempt}"
+        return RemoteReplica(host, shared, command, environment, name, kept / f"{name}.log")
 
     return Replicas(start_one, cluster.engines, folder, files)

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import threading
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
@@ -38,6 +39,7 @@ from tasks.engines.server.dispatch import BEAT_SECONDS, Dispatch, chunked
 from tasks.engines.server.endpoints import Completion, CompletionRequest, Connection, Endpoint
 from tasks.engines.server.identity import Identity
 from tasks.engines.server.lending import SERVERS, Borrowed, Servers, wait_until_serving
+from tasks.engines.server.meter import Meter
 from tasks.engines.server.replicas import local
 from tasks.engines.server.stopping import NOT_BEGUN, InFlight
 from tasks.engines.server.trainers import broadcast, num_trainers, others_waiting, rank
@@ -92,6 +94,7 @@ class ServerEngine(StoppableEngine):
             Loading(settings, replicas, self.identity, self.identify) if replicas else None
         )
         self.prefix_block = UNSHARED
+        self.meter = Meter()
         self.max_length = policy.max_length
         asyncio.run(self.handshake())
 
@@ -105,7 +108,7 @@ class ServerEngine(StoppableEngine):
                     probe = await self.identify(connection)
                     if self.loading:
                         self.loading.probe = probe
-                    self.prefix_block = await read_block_size(connection)
+                    self.prefix_block = block_size(await self.meter.read(connection))
             except Unavailable as error:
                 missing.append(str(error))
         if not self.models:
@@ -156,7 +159,9 @@ class ServerEngine(StoppableEngine):
                 await in_flight.stop()
             return completion
 
+        started = time.perf_counter()
         answers = self.complete_all(ask, chunked(request.counts, self.settings.max_rows))
+        self.meter.seconds += time.perf_counter() - started
         rows = [answers[row] for row in range(len(prompt_B))]
         began = [place for place, row in enumerate(rows) if row.token_ids]
         self.prefilled_tokens += sum(len(prompt_B[place]) for place in began)
@@ -247,12 +252,16 @@ class ServerEngine(StoppableEngine):
                     dispatch.mark_down(number, f"{endpoint.url} has not answered yet")
             try:
                 await dispatch.run(chunks)
+                await asyncio.gather(*map(self.meter.read, connections))
             finally:
                 answers |= dispatch.answers
 
     async def is_alive(self, connection: Connection) -> bool:
         """Return whether a server answers; True while its weights are being replaced."""
-        return self.changing.locked() or await connection.is_alive()
+        if self.changing.locked() or not await connection.is_alive():
+            return self.changing.locked()
+        await self.meter.read(connection)
+        return True
 
     def give_up(self, connection: Connection) -> str:
         """End a dead server, if it was started here. Return its URL."""
@@ -331,6 +340,9 @@ class ServerEngine(StoppableEngine):
     def sleep(self) -> None:
         """Do nothing: servers keep their memory. Use separate GPUs for them, or the engine vllm."""
 
+    def metrics(self) -> dict[str, float]:
+        return self.meter.figures()
+
     def close(self) -> None:
         """End the servers that were started here. The end of this object ends them, too."""
         if self.replicas:
@@ -344,19 +356,20 @@ NOT_OURS = (
 )
 
 
-async def read_block_size(connection: Connection) -> int:
+def block_size(metrics: str) -> int:
     """Return the block size of the server's prefix cache, from its metrics; UNSHARED if they do
     not contain it."""
-    try:
-        text = await connection.text(f"{connection.endpoint.root}/metrics")
-    except (Unavailable, ArtifactError):
-        return UNSHARED
-    found = re.search(r'cache_config_info\{[^}]*\bblock_size="(\d+)"', text)
-    shares = re.search(r'cache_config_info\{[^}]*\benable_prefix_caching="True"', text)
+    found = re.search(r'cache_config_info\{[^}]*\bblock_size="(\d+)"', metrics)
+    shares = re.search(r'cache_config_info\{[^}]*\benable_prefix_caching="True"', metrics)
     return int(found[1]) if found and shares else UNSHARED
 
 
-def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> ServerEngine:
+def load(
+    settings: EngineSettings,
+    policy: Policy,
+    model: PreTrainedModel | None,
+    logs: Path | None = None,
+) -> ServerEngine:
     """Return the engine for `policy`. Training needs servers that are started here."""
     if settings.urls and settings.num_replicas > 1:
         raise ParamsError(
@@ -372,7 +385,7 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
     replicas, started = None, list[Endpoint]()
     with nullcontext() if model is None else others_waiting():
         if model is None or rank() == 0:
-            replicas = find_servers(settings, policy, model)
+            replicas = find_servers(settings, policy, model, logs)
             wait_until_serving(replicas)
             started = replicas.wait_for_one()
     prefix = f"{uuid.uuid4().hex[:8]}-" if isinstance(replicas, Borrowed) else ""
@@ -383,16 +396,16 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
 
 
 def find_servers(
-    settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
+    settings: EngineSettings, policy: Policy, model: PreTrainedModel | None, logs: Path | None
 ) -> Servers:
     """Return the servers that the command lends to a trainer, or servers started here."""
     if model is not None and SERVERS in os.environ:
         return Borrowed(Path(os.environ[SERVERS]))
     if settings.cluster == "local":
-        return local(settings, policy, 0 if model is None else num_trainers())
+        return local(settings, policy, 0 if model is None else num_trainers(), logs)
     from tasks.engines.cluster.servers import on_cluster
 
-    return on_cluster(settings, settings.cluster, policy)
+    return on_cluster(settings, settings.cluster, policy, logs=logs)
 
 
 def from_own_first(endpoints: Sequence[Endpoint], rank: int, size: int) -> list[Endpoint]:

@@ -77,13 +77,15 @@ class Lender:
         self.offered = [each for each in self.offered if each not in endpoints]
 
 
-def lend(settings: EngineSettings, policy: Policy, places: "Places", first: int) -> Lender:
+def lend(
+    settings: EngineSettings, policy: Policy, places: "Places", first: int, logs: Path
+) -> Lender:
     """Start servers of a policy on the machines of a cluster, in its places from the `first` on,
-    and return without waiting for them."""
+    and return without waiting for them. Their logs are kept under `logs`."""
     from tasks.engines.cluster.servers import on_cluster
 
     assert settings.cluster != "local"
-    return Lender(on_cluster(settings, settings.cluster, policy, places, first))
+    return Lender(on_cluster(settings, settings.cluster, policy, places, first, logs))
 
 
 async def unfit(endpoints: Sequence[Endpoint]) -> list[Endpoint]:

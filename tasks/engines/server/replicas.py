@@ -5,7 +5,6 @@ replace its weights, and no port can collide. Each server has its own GPU; on a 
 cores. They end with the process that started them, even if that process is killed
 (`common/processes/guard.py`)."""
 
-import json
 import logging
 import os
 import subprocess
@@ -16,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -25,8 +24,10 @@ import tasks
 from tasks.common.files import ArtifactError, temporary_folder
 from tasks.common.processes.guard import guarded
 from tasks.engines.loading import num_trainer_gpus
+from tasks.engines.options import Options, as_arguments, checked, own_options
 from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Endpoint, is_healthy
+from tasks.engines.server.logs import new_folder, shorten, tail
 from tasks.engines.settings import EngineSettings
 from tasks.models.policy import Policy, torch_device
 
@@ -36,7 +37,6 @@ START_SECONDS = 900.0  # loading and compiling a large policy takes long
 POLL_SECONDS = 0.1
 MAX_RESTARTS = 3  # of the server in one place
 MAX_FOLDER = 70  # characters: a socket's path has at most 107, vLLM's file name 36
-LOG_TAIL = 2000  # characters of a server's log in an error
 ROOT = Path(tasks.__file__).resolve().parent.parent
 # environment variables of a server
 ENVIRONMENT = {
@@ -96,13 +96,14 @@ class LocalReplica:
         return is_healthy(self.endpoint)
 
     def has_ended(self) -> bool:
+        shorten(self.log)
         return self.process.poll() is not None
 
     def was_lost(self) -> bool:
         return False
 
     def log_tail(self) -> str:
-        return self.log.read_text(errors="replace")[-LOG_TAIL:]
+        return tail(self.log)
 
     def end(self) -> None:
         assert self.process.stdin is not None
@@ -205,20 +206,27 @@ class Replicas:
                 replica.end()
 
 
-def local(settings: EngineSettings, policy: Policy, num_processes: int = 0) -> Replicas:
+def local(
+    settings: EngineSettings, policy: Policy, num_processes: int = 0, logs: Path | None = None
+) -> Replicas:
     """Start `engine.num_replicas` servers on this machine, for a trainer of `num_processes` (0 if
-    there is none)."""
+    there is none). Their logs are kept under `logs`, if it is given."""
     devices = choose_devices(settings, num_processes)
+    on_gpu = devices[0] is not None
+    options = server_options(settings, policy, on_gpu=on_gpu, num_gpus=settings.num_parts)
     with ExitStack() as stack:
         root = stack.enter_context(temporary_folder(None, "winnow"))
+        environment = server_environment(settings, str(root), on_gpu=on_gpu)
         files = stack.pop_all()
+    folder = root if logs is None else new_folder(logs)
 
     def start_one(place: int, attempt: int) -> Replica:
         # use a new socket: a restarted server must not be mistaken for the previous one
         name = f"{place}-{attempt}" if attempt else str(place)
-        on_gpu = devices[place] is not None
-        command = serve_command(settings, policy, root / f"{name}.sock", on_gpu=on_gpu)
-        return start(command, root, name, devices[place], settings.threads)
+        command = serve_command(options, root / f"{name}.sock")
+        device = devices[place]
+        visible = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
+        return start(command, root, name, {**environment, **visible}, folder / f"{name}.log")
 
     return Replicas(start_one, settings.num_replicas, root, files)
 
@@ -226,68 +234,61 @@ def local(settings: EngineSettings, policy: Policy, num_processes: int = 0) -> R
 def choose_devices(settings: EngineSettings, num_processes: int = 0) -> Sequence[str | None]:
     """Return the CUDA_VISIBLE_DEVICES of each replica, None on a CPU: the GPUs after the trainer's
     GPUs if there are enough, else the first ones. Raises ArtifactError if there are fewer GPUs than
-    replicas."""
+    the replicas need."""
     device, num_replicas = torch_device(settings.device), settings.num_replicas
     if device.type != "cuda":
         return [None] * num_replicas
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = listed.split(",") if listed else [str(i) for i in range(torch.cuda.device_count())]
-    if num_replicas > len(visible):
+    if settings.num_server_gpus > len(visible):
+        parts = f" with {settings.num_parts} GPUs each" if settings.num_parts > 1 else ""
         raise ArtifactError(
-            f"engine.num_replicas is {num_replicas}, and this machine shows {len(visible)} GPUs: "
-            "lower it"
+            f"engine.num_replicas is {num_replicas}{parts}, and this machine shows {len(visible)} "
+            "GPUs: lower it"
         )
     first = num_trainer_gpus(settings, num_processes, device, len(visible))
-    return visible[first : first + num_replicas]
+    ends = range(first + settings.num_parts, len(visible) + 1, settings.num_parts)
+    return [",".join(visible[end - settings.num_parts : end]) for end in ends][:num_replicas]
 
 
-def serve_command(
-    settings: EngineSettings, policy: Policy, path: Path, *, on_gpu: bool, num_gpus: int = 1
-) -> list[str]:
-    """Return the command of vLLM's server, with the options that the engine contract requires. Its
-    layers are split over `num_gpus`. The model's name is the policy's digest."""
-    options = {
-        "--model": policy.folder.resolve(),
-        "--served-model-name": policy.digest,
-        "--uds": path,
-        "--dtype": settings.dtype,
-        "--max-model-len": policy.max_length,
-        "--max-num-seqs": settings.max_rows + 1,  # the rows in flight, and a probe
-        "--gpu-memory-utilization": settings.memory_fraction,
-        "--generation-config": "vllm",
-        "--logprobs-mode": "processed_logprobs",
-        "--distributed-executor-backend": "mp" if num_gpus > 1 else "uni",
-        "--tensor-parallel-size": num_gpus,
-        "--weight-transfer-config": json.dumps({"backend": settings.weight_transfer}),
+def server_options(
+    settings: EngineSettings, policy: Policy, *, on_gpu: bool, num_gpus: int
+) -> dict[str, Any]:
+    """Return the options of a server on `num_gpus`: those that the engine contract requires, and
+    those of `engine.vllm`. The model's name is the policy's digest. Raises ParamsError for options
+    that vLLM does not accept."""
+    in_layers = num_gpus // settings.vllm.get("data_parallel_size", 1)
+    options = own_options(settings, policy, on_gpu=on_gpu) | {
+        "served_model_name": policy.digest,
+        "max_num_seqs": settings.max_rows + 1,  # the rows in flight, and a probe
+        "distributed_executor_backend": "mp" if in_layers > 1 else "uni",
+        "tensor_parallel_size": max(num_gpus // settings.num_parts, 1),
+        "weight_transfer_config": {"backend": settings.weight_transfer},
     }
     if extension := transfer.EXTENSIONS.get(settings.weight_transfer):
-        options["--worker-extension-cls"] = extension
+        options["worker_extension_cls"] = extension
+    return checked(options, settings.vllm)
+
+
+def serve_command(options: Options, path: Path) -> list[str]:
+    """Return the command of vLLM's server with these options, which listens on a socket."""
     flags = [
-        "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
         "--enable-scale-out",  # the route that reports the weights behind each token
         "--disable-fastapi-docs",
         "--disable-uvicorn-access-log",
         "--no-enable-log-requests",
     ]
-    if not on_gpu:  # as in engines/vllm.py
-        flags += ["--no-enable-chunked-prefill", "--enforce-eager"]
-    if policy.trust_remote_code:
-        flags += ["--trust-remote-code"]
     module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    return [*module, *(str(part) for pair in options.items() for part in pair), *flags]
+    return [*module, "--uds", str(path), *as_arguments(options), *flags]
 
 
 def start(
-    command: list[str], folder: Path, name: str, device: str | None, threads: int
+    command: list[str], folder: Path, name: str, environment: dict[str, str], log: Path
 ) -> LocalReplica:
     """Start one server under a guard in a new session: a signal to this process's group must not
     end the guard before the guard has ended the server."""
-    environment = server_environment(threads, str(folder), is_on_gpu=device is not None)
-    if device is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = device
-    log = folder / f"{name}.log"
-    with log.open("wb") as output:
+    with log.open("ab") as output:  # appended to, so that `shorten` may truncate it
         process = subprocess.Popen(
             guarded(command),
             stdin=subprocess.PIPE,
@@ -300,7 +301,7 @@ def start(
     return LocalReplica(process, endpoint, log)
 
 
-def server_environment(threads: int, folder: str, *, is_on_gpu: bool) -> dict[str, str]:
+def server_environment(settings: EngineSettings, folder: str, *, on_gpu: bool) -> dict[str, str]:
     """Return the environment of a server, made from this process's environment. Its temporary files
     are in `folder`, if the path is short enough for its sockets: vLLM does not remove them."""
     kept = {key: value for key, value in os.environ.items() if key not in NOT_PASSED_ON}
@@ -309,10 +310,10 @@ def server_environment(threads: int, folder: str, *, is_on_gpu: bool) -> dict[st
     return {
         **kept,
         **ENVIRONMENT,
-        **({} if is_on_gpu else CPU_ENVIRONMENT),
+        **({} if on_gpu or settings.num_parts > 1 else CPU_ENVIRONMENT),
         **({"TMPDIR": folder} if len(folder) <= MAX_FOLDER else {}),
         "TORCHINDUCTOR_CACHE_DIR": caches,  # the default would be lost with TMPDIR
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(settings.threads),
         "PYTHONPATH": os.pathsep.join(paths),  # the server imports `weights/extension.py`
     }
 

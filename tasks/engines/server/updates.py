@@ -177,7 +177,7 @@ def transfer_of(settings: EngineSettings, replicas: "Servers") -> Transfer:
     if settings.weight_transfer == "file":
         return FileTransfer(replicas.folder / "weights", dtype)
     cluster = settings.cluster
-    num_gpus = 1 if cluster == "local" else cluster.gpus_per_engine
+    num_gpus = settings.num_parts if cluster == "local" else cluster.gpus_per_engine
     return NcclTransfer(num_gpus, dtype, settings.timeout_seconds)
 
 

@@ -1,0 +1,179 @@
+"""The options of vLLM's engines: those that the engine contract requires, and the user's own
+(`engine.vllm`), which vLLM checks in a dry start before anything is loaded.
+
+vLLM is imported only to check a user's own options: it takes seconds."""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from tasks.common.params import ParamsError, gathered, meant
+
+if TYPE_CHECKING:
+    from tasks.engines.settings import EngineSettings
+    from tasks.models.policy import Policy
+
+Options = Mapping[str, Any]
+
+# options that a user must not set, by the reason
+OWN = {
+    "the policy determines it": (
+        *("model", "served_model_name", "revision", "load_format", "tokenizer"),
+        *("tokenizer_mode", "skip_tokenizer_init", "runner", "convert"),
+    ),
+    "the section sampling determines it": ("generation_config", "override_generation_config"),
+    "Winnow chooses the machines, GPUs and ports of its engines": (
+        *("distributed_executor_backend", "device_ids", "nnodes", "node_rank", "master_addr"),
+        *("master_port", "host", "port", "uds", "data_parallel_rank", "data_parallel_start_rank"),
+        *("data_parallel_size_local", "data_parallel_address", "data_parallel_rpc_port"),
+        *("data_parallel_hybrid_lb", "data_parallel_external_lb"),
+    ),
+    "set engine.dtype": ("dtype",),
+    "set engine.max_rows": ("max_num_seqs",),
+    "set engine.memory_fraction": ("gpu_memory_utilization",),
+    "set engine.sleep": ("enable_sleep_mode",),
+    "set engine.weight_transfer": ("weight_transfer_config", "worker_extension_cls"),
+    "set policy.trust_remote_code": ("trust_remote_code",),
+    "keys do not belong in a parameter file": ("hf_token", "api_key"),
+    "each completion has its own seed": ("seed",),
+    "training needs the log-probabilities of the sampling distribution": ("logprobs_mode",),
+    "the samples of a prompt share its prefill": ("enable_prefix_caching",),
+    "seeds need it on a GPU, and prevent it on a CPU": ("enable_chunked_prefill",),
+    "the metrics of servers are recorded": ("disable_log_stats",),
+    "logs must not contain prompts": ("enable_log_requests",),
+}
+# the numbers of parts of a server; each part needs a GPU
+PARTS = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+# options that change speed and memory, and samples at most by rounding; all others are a part of
+# every key of samples
+NEUTRAL = {
+    *PARTS,
+    *("max_model_len", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override"),
+    *("cpu_offload_gb", "kv_offloading_size", "kv_offloading_backend", "use_tqdm_on_load"),
+    *("max_num_batched_tokens", "async_scheduling", "scheduling_policy", "stream_interval"),
+    *("enforce_eager", "compilation_config", "cudagraph_capture_sizes", "optimization_level"),
+    *("attention_backend", "disable_custom_all_reduce", "enable_expert_parallel"),
+}
+CHOICES = re.compile("must be one of|should be", re.IGNORECASE)  # then vLLM names the words
+MAX_REASON = 300  # characters of vLLM's own message
+
+
+def check_allowed(options: Options) -> None:
+    """Raise ParamsError that names the options which Winnow sets itself."""
+    with gathered() as problems:
+        for reason, names in OWN.items():
+            for name in names:
+                if name in options:
+                    problems.add(f"engine.vllm.{name} cannot be set: {reason}")
+        for name in PARTS:
+            value = options.get(name, 1)
+            if type(value) is not int or value < 1:
+                problems.add(f"engine.vllm.{name} is {value!r}; it must be at least 1")
+
+
+def altering(options: Options) -> dict[str, Any]:
+    """Return the options that can change samples beyond rounding, by name: {"vllm": ...}, or
+    nothing if there are none. They are a part of every key of samples."""
+    found = {name: options[name] for name in sorted(options) if name not in NEUTRAL}
+    return {"vllm": found} if found else {}
+
+
+def own_options(settings: "EngineSettings", policy: "Policy", *, on_gpu: bool) -> dict[str, Any]:
+    """Return the options that the engine contract requires, by the names of vLLM's engine
+    arguments."""
+    return {
+        "model": str(policy.folder.resolve()),
+        "dtype": settings.dtype,
+        "load_format": "safetensors",
+        "max_model_len": policy.max_length,
+        "max_num_seqs": settings.max_rows,
+        "gpu_memory_utilization": settings.memory_fraction,
+        "enable_prefix_caching": True,
+        # a seeded request cannot be rewound on a CPU (its generator has no offset)
+        "enable_chunked_prefill": on_gpu,
+        "enforce_eager": not on_gpu,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "trust_remote_code": policy.trust_remote_code,
+    }
+
+
+def as_arguments(options: Options) -> list[str]:
+    """Return options as arguments of vLLM's server."""
+    found: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            found += [f"--{flag}", *map(str, value)]
+        elif value is not None:
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            found += [f"--{flag}", text]
+    return found
+
+
+def checked(own: Options, given: Options) -> dict[str, Any]:
+    """Return Winnow's `own` options with those of the user. Raise ParamsError if vLLM would not
+    start with them. Without vLLM on this machine, the servers elsewhere check them."""
+    if given and find_spec("vllm"):
+        before = dict(os.environ)
+        logging.disable(logging.WARNING)
+        try:
+            problem = objection(own, given)
+        finally:
+            logging.disable(logging.NOTSET)
+            for name in os.environ.keys() - before.keys():  # variables that vLLM sets
+                del os.environ[name]
+            os.environ.update(before)
+        if problem:
+            raise ParamsError(problem)
+    return {**own, **given}
+
+
+def objection(own: Options, given: Options) -> str | None:
+    """Return why vLLM does not accept the options `given` beside Winnow's `own`, in one sentence;
+    None if it does, or if this machine cannot run the servers and so cannot check them."""
+    from vllm import __version__
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils import argparse_utils
+
+    arguments: Any = argparse_utils.FlexibleArgumentParser
+    known = [action.dest for action in AsyncEngineArgs.add_cli_args(arguments())._actions]
+    for name in given:
+        if name not in known:
+            guess = meant(name, known)
+            advice = f"; did you mean {guess}?" if guess else ""
+            return f"engine.vllm.{name} is no option of vLLM {__version__}{advice}"
+    together = refusal({**own, **given})
+    if together is None or refusal(own) is not None:
+        return None
+    for name, value in given.items():
+        if (why := refusal({**own, name: value})) is not None:
+            words = re.findall(r"'([^']+)'", why) if CHOICES.search(why) else []
+            guess = meant(value, words)
+            advice = f"did you mean {guess}?" if guess else why[:MAX_REASON]
+            return f"engine.vllm.{name} is {value!r}, which vLLM {__version__} refuses: {advice}"
+    names = ", ".join(given)
+    return f"engine.vllm: vLLM {__version__} refuses {names} together: {together[:MAX_REASON]}"
+
+
+def refusal(options: Options) -> str | None:
+    """Return the reason why vLLM refuses to start with these options, in one line, or None. Nothing
+    is loaded."""
+    from pydantic import ValidationError
+    from vllm.engine.arg_utils import EngineArgs
+
+    try:
+        EngineArgs(**options).create_engine_config()
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = ".".join(map(str, first["loc"])) + ": " + first["msg"]
+        return " ".join(reason.removeprefix(": ").removeprefix("Value error, ").split())
+    except Exception as error:  # of any kind: its message is for the user
+        return " ".join(str(error).split()) or type(error).__name__
+    return None

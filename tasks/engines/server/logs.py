@@ -1,0 +1,42 @@
+"""The logs of servers under the data root, which outlive the servers: a numbered folder for each
+start of an engine, and in it a log per server."""
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from tasks.common.files import make_private_folder
+
+MAX_STARTS = 8  # the newest ones, whose logs are kept
+TAIL = 2000  # characters of a log in an error
+MAX_BYTES = 8 * 2**20  # of a log; above it the older half is dropped
+
+
+def new_folder(logs: Path) -> Path:
+    """Return the folder for the logs of a new start, after removing the oldest ones."""
+    make_private_folder(logs)
+    numbers = sorted(int(path.name) for path in logs.iterdir())
+    for number in numbers[: 1 - MAX_STARTS]:
+        shutil.rmtree(logs / str(number), ignore_errors=True)
+    folder = logs / str(max(numbers, default=0) + 1)
+    folder.mkdir()
+    return folder
+
+
+def tail(log: Path) -> str:
+    """Return the end of a log; an empty text if there is none."""
+    return log.read_text(errors="replace")[-TAIL:] if log.exists() else ""
+
+
+def shorten(log: Path) -> None:
+    """Drop the older half of a log above MAX_BYTES. A server that appends to the log meanwhile
+    continues at its new end."""
+    with suppress(FileNotFoundError):
+        if log.stat().st_size > MAX_BYTES:
+            with log.open("r+b") as file:
+                file.seek(-MAX_BYTES // 2, os.SEEK_END)
+                newer = file.read()
+                file.seek(0)
+                file.write(newer)
+                file.truncate()

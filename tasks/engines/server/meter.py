@@ -1,0 +1,53 @@
+"""The metrics of servers for the record, from vLLM's Prometheus metrics."""
+
+import re
+from collections import Counter
+
+from tasks.common.files import ArtifactError
+from tasks.engines.engine import Unavailable
+from tasks.engines.server.endpoints import HEALTH_SECONDS, Connection, Endpoint
+
+COUNTERS = ("prompt_tokens", "prompt_tokens_cached", "generation_tokens", "num_preemptions")
+CACHE_USAGE = "kv_cache_usage_perc"  # a gauge, from 0 to 1
+LINE = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+class Meter:
+    """The counts of every server since its first reading here, the highest usage of a cache at a
+    reading, and the seconds of sampling."""
+
+    def __init__(self) -> None:
+        self.first: dict[Endpoint, Counter[str]] = {}
+        self.last: dict[Endpoint, Counter[str]] = {}
+        self.cache_usage = self.seconds = 0.0
+
+    async def read(self, connection: Connection) -> str:
+        """Read the metrics of a server, and return them as text: an empty one if the server does
+        not return them, as other servers than vLLM's may not."""
+        try:
+            url = f"{connection.endpoint.root}/metrics"
+            text = await connection.text(url, seconds=HEALTH_SECONDS)
+        except (Unavailable, ArtifactError):
+            return ""
+        counts = Counter[str]()
+        for name, value in LINE.findall(text):  # a line for each part of a server
+            if name in COUNTERS:
+                counts[name] += float(value)  # type: ignore[assignment]
+            elif name == CACHE_USAGE:
+                self.cache_usage = max(self.cache_usage, float(value))
+        self.first.setdefault(connection.endpoint, counts)
+        self.last[connection.endpoint] = counts
+        return text
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures for the record; none if no server has counts. The usage of the cache
+        is missing if no reading was during sampling."""
+        if not any(self.last.values()):
+            return {}
+        pairs = [(last, self.first[endpoint]) for endpoint, last in self.last.items()]
+        found = {name: float(sum(b[name] - a[name] for b, a in pairs)) for name in COUNTERS}
+        if self.seconds:
+            found["generation_tokens_per_second"] = found["generation_tokens"] / self.seconds
+        if self.cache_usage:
+            found[CACHE_USAGE] = self.cache_usage
+        return {f"engine/{name}": value for name, value in found.items()}
