@@ -69,10 +69,6 @@ class Layout:
         is for users, and not an output of the stage."""
         return self.root / "draws" / f"{cell}.json"
 
-    def run_note(self, stage: str) -> Path:
-        """Return the note of when and why the flow last ran or restored a stage, for users."""
-        return self.root / "notes" / f"{stage}.json"
-
     def measured(self, cell: str) -> Path:
         """Return the path of times and lost work of `profile` or `grpo-0`: equal runs differ."""
         return self.root / "measured" / f"{cell}.json"
