@@ -27,7 +27,7 @@ from tasks.common import tracking
 from tasks.common.artifacts import Layout
 from tasks.common.files import digest_file
 from tasks.common.processes.ports import free_port
-from tasks.common.tracking import Tracker, Tracking, database, results, runs, system, track
+from tasks.common.tracking import Tracker, Tracking, database, results, runs, track
 from tasks.common.tracking.journal import flatten, line_of, read_events, shorten
 from tasks.common.tracking.pipelines import current_pipeline, is_alive, process_tags, this_host
 from tasks.common.tracking.runs import TrackedRun
@@ -286,12 +286,6 @@ def test_a_flow_opens_and_closes_its_pipeline(
     assert not (layout.tracking / "pipeline.json").exists()
 
 
-def test_a_pipeline_in_which_nothing_ran_leaves_no_trace(bare: Layout) -> None:
-    pipeline = tracking.start_pipeline(bare)
-    tracking.end_pipeline(LOCAL, bare, pipeline)
-    assert not (bare.tracking / "mlflow.db").exists()
-
-
 def test_another_launcher_is_another_pipeline(layout: Layout) -> None:
     first = current_pipeline(layout)
     assert current_pipeline(layout) == first
@@ -472,18 +466,6 @@ def test_mlflow_loads_the_champion_and_the_candidate_and_they_generate(layout: L
     assert done.stdout.count("generated_text") == 2
 
 
-def test_how_busy_the_machine_is_is_recorded_with_the_stage(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(system, "SECONDS", 0.01)
-    with track(LOCAL, layout, "profile", None, None) as tracker:
-        while len(tracker.points) < 2:
-            time.sleep(0.01)
-    metrics = runs_of(layout)["profile"].data.metrics
-    assert 0 < metrics["system/system_memory_usage_percentage"] <= 100
-    assert metrics["system/system_memory_usage_megabytes"] > 0
-
-
 def test_what_mlflow_refuses_is_said_and_the_rest_goes_on(
     layout: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -572,7 +554,6 @@ def test_a_server_that_drips_its_answers_is_left_after_a_limit(
     assert "did not answer in full within 2 s" in caplog.text
     (pending,) = pending_files(layout)
     assert [event["kind"] for event in read_events(pending)] == ["start", "metrics", "end"]
-    monkeypatch.setattr(tracking, "has_no_record", lambda *_: False)
     tracking.end_pipeline(Tracking(dripping, "winnow", 0.0, []), layout, "p")
     assert "stays open: the tracking server did not answer in full" in caplog.text
     with pytest.raises(TimeoutError, match="did not answer in full"):

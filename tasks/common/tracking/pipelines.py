@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from tasks.common.files import ArtifactError, make_private_folder
+from tasks.common.files import make_private_folder
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_note, read_sealed, write_sealed
+from tasks.common.sealed import read_note, write_sealed
 from tasks.common.tracking.journal import Event, milliseconds
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def current_pipeline(layout: Layout) -> Event:
 
 def _open_pipeline(layout: Layout, kind: str, process: psutil.Process) -> Event:
     identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    pipeline = {"id": identity, "kind": kind, "tags": process_tags(process), "recorded": False}
+    pipeline = {"id": identity, "kind": kind, "tags": process_tags(process)}
     try:
         make_private_folder(layout.tracking)
         write_sealed(layout.tracking / "pipeline.json", pipeline)
@@ -59,23 +59,6 @@ def _open_pipeline(layout: Layout, kind: str, process: psutil.Process) -> Event:
             "%s cannot be written (%s): stages get a pipeline each", layout.tracking, error
         )
     return pipeline
-
-
-def mark_recorded(layout: Layout, identity: str) -> None:
-    """Record that a stage of this pipeline has opened a run, so that its end has a run to close."""
-    with suppress(ArtifactError, OSError):
-        known = read_sealed(layout.tracking / "pipeline.json")
-        if known["id"] == identity and not known["recorded"]:
-            write_sealed(layout.tracking / "pipeline.json", {**known, "recorded": True})
-
-
-def has_no_record(layout: Layout, identity: str) -> bool:
-    """Return whether it is certain that no stage of this pipeline opened a run; saves two seconds
-    for a flow that ran nothing."""
-    with suppress(ArtifactError):
-        known = read_sealed(layout.tracking / "pipeline.json")
-        return bool(known["id"] == identity and not known["recorded"])
-    return False
 
 
 def launcher() -> tuple[str, psutil.Process]:
