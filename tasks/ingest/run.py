@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import polars as pl
+from tabulate import tabulate
 
 from tasks.common.files import digest_file, temporary_folder
 from tasks.common.stage import Stage
@@ -142,13 +143,5 @@ def table(index: pl.DataFrame) -> str:
         rows.append([source, *map(str, cells.values())])
     totals = [str(sum(int(row[column]) for row in rows[1:])) for column in range(1, len(names) + 1)]
     rows.append(["all", *totals])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(aligned(row, widths)) for row in rows)
-
-
-def aligned(row: list[str], widths: list[int]) -> list[str]:
-    """Return the padded cells: the first left-aligned, the numbers right-aligned."""
-    return [
-        row[0].ljust(widths[0]),
-        *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-    ]
+    sides = ["left", *["right"] * len(names)]
+    return str(tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=sides))
