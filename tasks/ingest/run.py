@@ -14,9 +14,8 @@ from tasks.grading.settings import Verify
 from tasks.ingest import golds, splits, writing
 from tasks.ingest.questions import contamination, duplicates
 from tasks.ingest.questions.shared_text import SharedText, SharedTexts
-from tasks.ingest.reading import load, num_rows, read, sources
+from tasks.ingest.reading import load, read, sources
 from tasks.ingest.settings import Ingest, Source
-from tasks.ingest.splits import Share
 from tasks.ingest.spool import Spool
 
 logger = logging.getLogger("tasks.ingest")
@@ -35,7 +34,6 @@ def main(stage: Stage) -> None:
     sections = stage.sections(Sections)
     settings = sections.ingest
     chosen = sources(settings.sources)
-    splits.check(settings.splits, shares(chosen))
     folder = None if stage.options.dry_run else stage.layout.root
     with temporary_folder(folder, "ingest") as temporary:
         report = golds.Report()
@@ -77,13 +75,8 @@ def ingest(
         first = pairs[-1].unique("row", keep="first", maintain_order=True)
         return first.select("row", "other", reason=pl.lit("contaminated"))
 
-    index = splits.split(index, settings.splits, shares(chosen), contaminated)
+    index = splits.split(index, settings.splits, chosen, contaminated)
     return spool, index, pl.concat(pairs)
-
-
-def shares(chosen: list[Source]) -> list[Share]:
-    """Return the settings of the entries that decide where their rows go."""
-    return [Share(one.split, one.weight, one.max_rows, num_rows(one)) for one in chosen]
 
 
 def may_share_text(source: Source) -> bool:

@@ -156,7 +156,6 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
             "reasoning_gym has: ab, acre, advanced_",
         ),
         ({"ingest__splits__validation": None}, "ingest.splits.validation is null"),
-        ({"ingest__sources__0__settings__num_prompts": 5}, "5"),
         ({"sampling__max_tokens": "64"}, "sampling.max_tokens is '64', which is not int"),
         ({"tracking__uri": "ftp://x"}, "tracking.uri must be null, sqlite:///FILE"),
         ({"policy__source": "hf://org/name"}, "name a revision"),
