@@ -55,14 +55,14 @@ def check_chunk(
     """Check the golds of some rows in one call."""
     rows = [row for _, row in chunk if isinstance(row, Row)]
     verdicts = iter(grader.check_golds([(row.verifier, row.answer) for row in rows]))
-    for row in rows:
-        report.add(row)
     for entry, row in chunk:
-        verdict = next(verdicts) if isinstance(row, Row) else None
-        if isinstance(row, Row) and verdict is not None and verdict.outcome != "correct":
-            yield entry, failed(row, verdict)
-        else:
-            yield entry, row
+        if isinstance(row, Row):
+            report.add(row)
+            verdict = next(verdicts)
+            if verdict.outcome != "correct":
+                yield entry, failed(row, verdict)
+                continue
+        yield entry, row
 
 
 def failed(row: Row, verdict: Verdict) -> Rejection:
