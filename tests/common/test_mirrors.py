@@ -125,7 +125,7 @@ def report(layout: Layout, accuracy: float, also: list[str] | None = None) -> No
     ]
     with stage(layout, "report", also=also) as tracker:
         result = point({"pass_at_1": accuracy}, 2_000)
-        tracker.cell("grpo", 0, PARAMS, [result, *points], datasets={}, outputs=[curve], table={})
+        tracker.cell("grpo", 0, PARAMS, [result, *points], datasets={}, outputs=[curve])
 
 
 def test_a_run_has_parameters_and_curves_and_goes_on_after_a_kill(

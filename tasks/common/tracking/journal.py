@@ -131,10 +131,9 @@ class Tracker:
         *,
         datasets: Mapping[str, Path],
         outputs: Iterable[Path],
-        table: Mapping[str, list[Any]],
     ) -> None:
-        """Record one recipe and seed: settings, results and curves, inputs and outputs, and a table
-        of sample rollouts. A repeated call is recorded once: `result` is a digest of the record."""
+        """Record one recipe and seed: settings, results and curves, inputs and outputs. A repeated
+        call is recorded once: `result` is a digest of the record."""
         values, made = cut(params), [self._named(path) for path in outputs]
         told = {"recipe": recipe, "seed": seed, "values": values, "outputs": made}
         metrics = [{**one, "time": None} for one in points]
@@ -146,7 +145,6 @@ class Tracker:
                 self._dataset(name, path, digest_file(path), "experiment")
                 for name, path in datasets.items()
             ],
-            table=dict(table),
             result=digest([told, metrics]),
         )
 
