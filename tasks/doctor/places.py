@@ -181,15 +181,6 @@ def check_chat(values: Values) -> tuple[list[str], list[str]]:
     return errors, remarks
 
 
-def prompt_form(values: Values) -> str:
-    """Return the form in which the policy receives prompts, in words."""
-    return {
-        True: "in the policy's chat template, unless their source has raw or prompt_template",
-        False: "plain text: the policy has no chat template",
-        None: "in the policy's chat template, if it has one",
-    }[policy_has_template(values)]
-
-
 def bucket_has(location: str) -> None:
     """Raise ArtifactError if a bucket has nothing at `location`, or does not answer."""
     from tasks.common.locations import open_location, reaching

@@ -284,7 +284,6 @@ def test_a_chat_template_that_is_not_used_is_a_remark(tmp_path: Path) -> None:
     assert "[0].system: the policy has no chat template" in found(tmp_path, values).errors[0]
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
     assert found(tmp_path, values) == Findings([], [])
-    assert places.prompt_form(values).startswith("in the policy's chat template, unless")
     for change, is_named in (
         ({"raw": True}, True),
         ({"prompt_template": "Q: {prompt}"}, True),
