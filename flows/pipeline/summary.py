@@ -20,7 +20,7 @@ def recorded(stages: Stages) -> Iterator[None]:
     from tasks.common import tracking  # a run with nothing to do does not need it
 
     layout = stages.root.layout
-    identity = tracking.start_pipeline(layout)
+    identity = tracking.start_pipeline()
     os.environ[tracking.PIPELINE_VARIABLE] = identity
     status = "KILLED"
     try:

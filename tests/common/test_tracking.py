@@ -267,7 +267,7 @@ def test_a_flow_opens_and_closes_its_pipeline(
         metrics.write_text("{}")
     made_by = runs_of(layout)["baseline"].info.run_id
 
-    pipeline = tracking.start_pipeline(layout)
+    pipeline = tracking.start_pipeline()
     monkeypatch.setenv(tracking.PIPELINE_VARIABLE, pipeline)
     with track(LOCAL, layout, "profile", None, None):
         pass
@@ -283,36 +283,31 @@ def test_a_flow_opens_and_closes_its_pipeline(
     assert parent.info.status == "FINISHED"
     assert parent.data.tags["digest.cached.baseline/metrics.json"] == digest_file(metrics)
     assert parent.data.tags["run.cached.baseline/metrics.json"] == made_by
-    assert not (layout.tracking / "pipeline.json").exists()
 
 
-def test_another_launcher_is_another_pipeline(layout: Layout) -> None:
-    first = current_pipeline(layout)
-    assert current_pipeline(layout) == first
+def test_another_launcher_is_another_pipeline() -> None:
+    first = current_pipeline()
+    assert current_pipeline() == first
     script = (
-        "from pathlib import Path; from tasks.common.tracking import pipelines; import sys\n"
-        "from tasks.common import artifacts\n"
-        "print(pipelines.current_pipeline(artifacts.Layout(Path(sys.argv[1])))['id'])"
+        "from tasks.common.tracking import pipelines; print(pipelines.current_pipeline()['id'])"
     )
-    command = [sys.executable, "-c", script, str(layout.root)]
+    command = [sys.executable, "-c", script]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, start_new_session=True
     )
     assert done.stdout.strip() != first["id"]
 
 
-def test_stages_of_one_dvc_process_share_a_pipeline(layout: Layout, tmp_path: Path) -> None:
+def test_stages_of_one_dvc_process_share_a_pipeline(tmp_path: Path) -> None:
     stage = (
-        "from pathlib import Path; from tasks.common.tracking import pipelines; import sys\n"
-        "from tasks.common import artifacts\n"
-        "p = pipelines.current_pipeline(artifacts.Layout(Path(sys.argv[1]))); print(p['kind'], "
-        "p['id'])"
+        "from tasks.common.tracking import pipelines\n"
+        "p = pipelines.current_pipeline(); print(p['kind'], p['id'])"
     )
     dvc = tmp_path / "dvc"
     dvc.write_text(
         "import subprocess, sys\nfor _ in range(2):\n    subprocess.run(sys.argv[1:], check=True)\n"
     )
-    command = [sys.executable, str(dvc), sys.executable, "-c", stage, str(layout.root)]
+    command = [sys.executable, str(dvc), sys.executable, "-c", stage]
     first = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
     second = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
     assert first[0] == first[1]
@@ -343,7 +338,7 @@ def test_a_cell_whose_stage_was_killed_is_closed_with_its_pipeline(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The flow lives on, and its process is the one by which the cell is known."""
-    pipeline = tracking.start_pipeline(layout)
+    pipeline = tracking.start_pipeline()
     monkeypatch.setenv(tracking.PIPELINE_VARIABLE, pipeline)
     begin_and_kill(layout)
     assert runs_of(layout)["grpo/0"].info.status == "RUNNING"

@@ -76,7 +76,7 @@ def test_a_result_is_recorded_once_and_another_anew(
     layout: Layout, params: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pipeline() -> None:
-        monkeypatch.setenv(tracking.PIPELINE_VARIABLE, tracking.start_pipeline(layout))
+        monkeypatch.setenv(tracking.PIPELINE_VARIABLE, tracking.start_pipeline())
         report(params, layout)
 
     pipeline()

@@ -19,9 +19,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from tasks.common.files import ArtifactError, digest_file
+from tasks.common.files import digest_file
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_sealed
 from tasks.common.tracking import database, runs
 from tasks.common.tracking.journal import (
     Event,
@@ -242,7 +241,3 @@ def end_pipeline(
         within(runs.CALL_SECONDS, close)
     except Exception as error:  # a record must not stop a stage
         logger.warning("the pipeline's run at %s stays open: %s", uri, error)
-    finally:
-        with suppress(OSError, ArtifactError):
-            if read_sealed(layout.tracking / "pipeline.json")["id"] == pipeline:
-                (layout.tracking / "pipeline.json").unlink()
