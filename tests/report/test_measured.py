@@ -1,4 +1,4 @@
-"""Seconds, when and where the report was made, why stages ran, and where tokens went."""
+"""Seconds, when and where the report was made, and where tokens went."""
 
 import re
 
