@@ -285,6 +285,12 @@ def test_a_flow_opens_and_closes_its_pipeline(
     assert parent.data.tags["run.cached.baseline/metrics.json"] == made_by
 
 
+def test_a_pipeline_in_which_nothing_ran_leaves_no_trace(bare: Layout) -> None:
+    pipeline = tracking.start_pipeline()
+    tracking.end_pipeline(LOCAL, bare, pipeline)
+    assert not (bare.tracking / "mlflow.db").exists()
+
+
 def test_another_launcher_is_another_pipeline() -> None:
     first = current_pipeline()
     assert current_pipeline() == first

@@ -221,7 +221,8 @@ def end_pipeline(
     status: str = "FINISHED",
     cached: Iterable[tuple[str, str | None, int | None]] = (),
 ) -> None:
-    """Close the parent run, with links to the runs of cached stages, each (stage, recipe, seed)."""
+    """Close the parent run, with links to the runs of cached stages, each (stage, recipe, seed). A
+    database that no stage has made is not made for this."""
     uri, links = address(settings, layout), list(cached)
 
     def close() -> None:
@@ -238,6 +239,7 @@ def end_pipeline(
         close_dead(client, experiment)
 
     try:
-        within(runs.CALL_SECONDS, close)
+        if not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists():
+            within(runs.CALL_SECONDS, close)
     except Exception as error:  # a record must not stop a stage
         logger.warning("the pipeline's run at %s stays open: %s", uri, error)
