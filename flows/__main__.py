@@ -30,7 +30,7 @@ WORDS = {
     "push": "a trained policy, with a model card, to a hub, a bucket or a folder; or a record",
     "params": "every value that the pipeline runs with, and where it is from",
     "recipes": "what params.yaml can name, or the settings of one",
-    "read": "rollouts of a recipe, before and after training; or results of DVC's experiments",
+    "read": "rollouts of a recipe, before and after training",
     "ui": "the pages of Prefect and MLflow, until Ctrl-C",
     "bench": "recipes tuned alike at several budgets, by a protocol",
     "store": "inspect and maintain the rollout store",

@@ -25,7 +25,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, default=Path("data"), help="where the policy is")
     parser.add_argument("--families", nargs="+", help="run these families alone; by default all")
     parser.add_argument("--workers", type=flags.count(1), default=2, help="cells at a time")
-    parser.add_argument("--shared", help="a folder or s3://bucket/prefix that other machines use")
     parser.add_argument("--tables", action="store_true", help="only write the tables again")
     parser.add_argument(
         "--supersede", metavar="REASON", help="mark lines of other code or settings"
@@ -40,9 +39,9 @@ def run(options: argparse.Namespace) -> int:
         datefmt="%H:%M:%S",
         force=True,  # in place of the handler for warnings
     )
-    protocols, runner, results, sharing, tables = (
+    protocols, runner, results, tables = (
         importlib.import_module(f"tasks.benchmark.{name}")
-        for name in ("protocol", "runner", "results", "sharing", "tables")
+        for name in ("protocol", "runner", "results", "tables")
     )
     protocol, values = protocols.read_protocol(options.protocol)
     file = options.protocol.with_name(f"{options.protocol.stem}.jsonl")
@@ -54,11 +53,8 @@ def run(options: argparse.Namespace) -> int:
             hours = runner.expected_hours(asked, results.read_results(file), options.workers)
             logger.info("about %.1f hours are left, %d cells at a time", hours, options.workers)
             runner.prepare(asked, values, options.work, file, Layout(options.data))
-            shared = None
-            if options.shared:
-                shared = sharing.Shared(options.shared, sharing.owner_of(options.work))
             try:
-                runner.run(asked, values, options.work, file, options.workers, shared)
+                runner.run(asked, values, options.work, file, options.workers)
             except StageError as error:
                 raise ParamsError(str(error)) from error
     tables.write_tables(protocol, values, file)

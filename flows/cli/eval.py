@@ -3,7 +3,7 @@
 Runs lm-evaluation-harness, an extra: pip install -e ".[eval]" with requirements.txt as constraint.
 Each finished task is recorded and not run again; the records also go to MLflow. Your own task files
 use the harness's format and are in the folder of --include-path; their tables are files of this
-machine. Python code that they name runs only with --trust-tasks."""
+machine. They can run code, so they also need --trust-tasks."""
 
 import argparse
 import importlib
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--include-path", dest="include", type=here, metavar="FOLDER", help="your own task files"
     )
-    parser.add_argument("--trust-tasks", action="store_true", help="run the Python that they name")
+    parser.add_argument("--trust-tasks", action="store_true", help="your files may run code")
     parser.add_argument(
         "--few-shot", type=count(0), help="examples before a problem; default: the task's"
     )

@@ -1,8 +1,4 @@
-"""winnow params: every value that the pipeline runs with, and its origin.
-
-With --minimal, params.yaml is printed without default values; comments are kept:
-
-    winnow params --minimal > shorter.yaml && mv shorter.yaml params.yaml"""
+"""winnow params: every value that the pipeline runs with, and its origin."""
 
 import argparse
 import importlib
@@ -19,23 +15,18 @@ from tasks.common import params
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     flags.add_root(parser)
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--minimal", action="store_true", help="the file without its defaults")
-    shown.add_argument("--schema", action="store_true", help="the JSON schema of the file")
+    parser.add_argument("--schema", action="store_true", help="the JSON schema of the file")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the values, the shortened file, or the schema."""
+    """Print the values or the schema."""
     if options.schema:
         schema = importlib.import_module("tasks.code.schema").schema()
         print(json.dumps(schema, indent=1))
         return 0
     root, origins = roots.existing(options.data), importlib.import_module("tasks.code.origins")
     values = params.load(root.params)
-    if options.minimal:
-        print(origins.minimal(root.params.read_text()), end="")
-    else:
-        print(table(origins.rows(values)))
+    print(table(origins.rows(values)))
     return 0
 
 

@@ -167,7 +167,6 @@ def table(
             *lines,
             f"{sure} would run" + (f", {may} may, as what is before them does" if may else ""),
             f"expected (at least to at most); rates: {source}",
-            f"prompts: {importlib.import_module('tasks.doctor.places').prompt_form(values)}",
         ]
     )
 

@@ -1,5 +1,4 @@
 """winnow read RECIPE: test prompts with samples before and after training, and their verdicts.
-winnow read: the results of DVC's experiments, a row for every recipe and seed.
 
 Classes: `learned` and `lost` (solved more or less often after training), `solved` and `unsolved`
 (always or never solved, before and after), or an outcome of a sample after training. Control
@@ -8,7 +7,7 @@ characters in the texts are shown as escapes."""
 import argparse
 import importlib
 
-from flows.cli import experiments, flags
+from flows.cli import flags
 from flows.pipeline import roots
 from tasks.common import params
 
@@ -19,7 +18,7 @@ CLASSES = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    flags.add_cell(parser, "one that has been evaluated; default: DVC's experiments", nargs="?")
+    flags.add_cell(parser, "one that has been evaluated")
     parser.add_argument("--prompt", metavar="ID", help="this prompt, or those that begin so")
     parser.add_argument("--class", dest="kind", choices=CLASSES, help="only such prompts")
     parser.add_argument(
@@ -33,9 +32,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the rollouts."""
     root = roots.existing(options.data)
-    if options.recipe is None:
-        print(experiments.table())
-        return 0
     seed = flags.seed_of(options, params.load(root.params))
     part = importlib.import_module("tasks.reading.comparisons")
     wanted = part.Wanted(options.prompt, options.kind, options.prompts, options.samples)

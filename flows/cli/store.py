@@ -1,7 +1,6 @@
-"""winnow store {ls,stat,verify,gc}: inspect and maintain the rollout store.
+"""winnow store {stat,verify,gc}: inspect and maintain the rollout store.
 
-winnow store ls                       its policies, sampling parameters and rollouts
-winnow store stat                     also shards, bytes, engines and cost
+winnow store stat                     its policies, sampling parameters, rollouts, bytes and cost
 winnow store verify                   read everything; status 1 where something is damaged
 winnow store gc --dry-run             what would be compacted and removed
 winnow store gc --policy 3f2a9c...    remove everything sampled for a policy"""
@@ -15,7 +14,7 @@ from tasks.common import params
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("command", choices=("ls", "stat", "verify", "gc"))
+    parser.add_argument("command", choices=("stat", "verify", "gc"))
     parser.add_argument("--location", help="another store: a folder or s3://bucket/prefix")
     flags.add_several(parser, "--policy", metavar="DIGEST", help="only of these policies")
     parser.add_argument("--dry-run", action="store_true", help="gc: print, and change nothing")

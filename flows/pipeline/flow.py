@@ -48,14 +48,12 @@ def as_task(
     title = stages.root.titled(stage)
 
     def bring_up_to_date(stage: str) -> State:
-        watch = dvc.watch = records.Watch(title)
+        watch = dvc.watch = records.Watch()
         try:
             name, reason = stages.bring_up_to_date(stage, dvc)
         finally:
-            watch.finish(dvc.output)
+            watch(dvc.output)
             dvc.watch = None
-        if name != "Cached":
-            records.tables(stage, stages.root)
         return Completed(name=name, message=reason)
 
     return Task(

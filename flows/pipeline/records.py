@@ -1,9 +1,8 @@
-"""A stage's records in Prefect's UI: its lines as the log of its task run, its progress bars, and
-tables of its results. A server that does not answer never stops a stage."""
+"""A stage's records in Prefect's UI: its lines as the log of its task run, and the name of the run.
+A server that does not answer never stops a stage."""
 
 import logging
 import os
-import re
 import signal
 import threading
 import time
@@ -12,80 +11,43 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from prefect import Flow, artifacts, get_client, runtime
+from prefect import Flow, get_client, runtime
 from prefect.blocks.core import Block
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
 from flows.pipeline.output import Output
-from flows.pipeline.roots import Root
 from flows.pipeline.selection import upstream
 from flows.pipeline.stages import Stages
-from tasks.common.files import ArtifactError
 from tasks.common.params import coordinates
-from tasks.common.sealed import read_sealed
 
 logger = logging.getLogger(__name__)
 
 LINES_A_LOOK = 50
-PROGRESS_SECONDS = 5.0
+CANCEL_SECONDS = 5.0  # between two looks whether the run is cancelled
 MAX_NAME = 120
 NOTIFY = "WINNOW_NOTIFY"
 RUNNERS = "PREFECT__FLOW_RUN_ID"  # set in processes started by a Prefect runner
-FORECAST = (
-    *("visits", "prompts", "rollouts", "mixed_groups", "tokens"),
-    *("flops_charged", "flops_charged_mixed"),
-)
 
 cancelled: set[str] = set()  # runs of this process cancelled in Prefect
 one_signal = threading.Lock()  # each stage has a thread, and a second signal would kill the stages
 
 
 class Watch:
-    """Passes on the output of a stage, in the thread of its task: lines to the log once a second,
-    and progress every few seconds."""
+    """Passes the lines of a stage on to the log, in the thread of its task, once a second."""
 
-    def __init__(self, title: str) -> None:
-        self.title, self.log = title, get_run_logger()
-        self.bars: dict[str, UUID] = {}
-        self.seen: dict[str, float] = {}
-        self.next_progress = time.monotonic() + PROGRESS_SECONDS
+    def __init__(self) -> None:
+        self.log = get_run_logger()
+        self.next_look = time.monotonic() + CANCEL_SECONDS
 
     def __call__(self, output: Output) -> None:
         for line in output.lines.take(LINES_A_LOOK):
             self.log.info("%s", line)
-        if time.monotonic() >= self.next_progress:
+        if time.monotonic() >= self.next_look:
             with suppress(Exception):  # a server that has ended is reported elsewhere
                 stop_if_cancelled()
-            self.show_bars(output)  # may be slow, if the server is
-            self.next_progress = time.monotonic() + PROGRESS_SECONDS
-
-    def finish(self, output: Output) -> None:
-        """Pass on the last lines and remove the bars: a stage that has ended has no progress."""
-        self(output)
-        attempt(self.remove_bars)
-
-    def remove_bars(self) -> None:
-        if self.bars:
-            with get_client(sync_client=True) as client:
-                for identity in self.bars.values():
-                    client.delete_artifact(identity)
-
-    def show_bars(self, output: Output) -> None:
-        for label, (percent, text) in list(output.lines.bars.items()):
-            if self.seen.get(label) != percent:
-                self.seen[label] = percent
-                attempt(lambda: self.show(label, percent, text))  # noqa: B023
-
-    def show(self, label: str, percent: float, text: str) -> None:
-        if label in self.bars:
-            artifacts.update_progress_artifact(self.bars[label], progress=percent, description=text)
-        else:
-            found: Any = artifacts.create_progress_artifact(
-                percent, key=key(f"{self.title} {label}"), description=text
-            )
-            self.bars[label] = found
+            self.next_look = time.monotonic() + CANCEL_SECONDS
 
 
 def stop_if_cancelled() -> None:
@@ -152,44 +114,3 @@ def attempt(record: Callable[[], object]) -> None:
         record()
     except Exception as error:
         logger.warning("not recorded in Prefect: %r", error)
-
-
-def key(text: str) -> str:
-    """Return the name in the form that Prefect allows for an artifact."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def tables(stage: str, root: Root) -> None:
-    """Record the tables of a stage: the forecast of a plan, or the leaderboard of the report."""
-    name, recipe, seed = coordinates(stage)
-    layout = root.layout
-    try:
-        if name == "allocate" and recipe and seed is not None:
-            forecast = read_sealed(layout.plan(recipe, int(seed)) / "forecast.json")
-            attempt(lambda: forecast_table(root.titled(stage), forecast))
-        if name == "report":
-            text = (layout.report / "leaderboard.txt").read_text()
-            attempt(lambda: leaderboard(text, root))
-    except (ArtifactError, OSError) as error:
-        logger.warning("no table of %s in Prefect: %s", root.titled(stage), error)
-
-
-def forecast_table(title: str, forecast: dict[str, Any]) -> None:
-    """Record the forecast of a plan beside the uniform plan's forecast."""
-    rows = [
-        {"": name, "plan": forecast["plan"][name], "uniform": forecast["uniform"][name]}
-        for name in FORECAST
-        if name in forecast["plan"]
-    ]
-    artifacts.create_table_artifact(
-        rows, key=key(f"forecast {title}"), description=f"What {title} is expected to cost"
-    )
-
-
-def leaderboard(text: str, root: Root) -> None:
-    """Record the leaderboard as the terminal shows it, and the path of the report."""
-    report = (root.layout.report / "index.html").resolve()
-    artifacts.create_markdown_artifact(
-        f"```\n{text.rstrip()}\n```\n\nThe report: `{report}`\n",
-        key=key(f"leaderboard {root.name}"),
-    )

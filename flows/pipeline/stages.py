@@ -3,9 +3,7 @@
 import re
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from flows.pipeline import commands, lock, reasons, roots, selection
@@ -13,7 +11,6 @@ from flows.pipeline.roots import Root
 from tasks.common import params
 from tasks.common.code import installed_version
 from tasks.common.files import REASONS, ArtifactError, digest_file, read_json
-from tasks.common.sealed import write_sealed
 
 CODE = "code"  # the stage that digests the code: all others depend on its outputs
 ALWAYS = "always changed"  # dvc's words for that stage in a project of the user's own
@@ -71,7 +68,6 @@ class Stages:
         StageFailed if the stage did not succeed."""
         if stage == CODE and self.code_reason:
             self.outcomes[stage] = "Ran"
-            self.note(stage, self.code_reason)
             return "Ran", self.code_reason
         self.outcomes[stage] = "Failed"
         changes = self.look_again(stage, dvc)
@@ -82,20 +78,12 @@ class Stages:
             note = self.root.layout.sampling_note(stage)
             if said := reasons.sampled(note, started):
                 reason += f"; {said}"
-            self.note(stage, reason)
         else:
             reason = "nothing changed"
             self.outcomes[stage] = "Cached"
         if not self.idle:
             self.say(stage, LABELS[self.outcomes[stage]])
         return self.outcomes[stage], reason
-
-    def note(self, stage: str, why: str) -> None:
-        """Write the time and the reason of a stage's run, for the report."""
-        when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        note = {"when": when, "outcome": LABELS[self.outcomes[stage]], "why": why}
-        with suppress(OSError):  # for the user: nothing fails without it
-            write_sealed(self.root.layout.run_note(stage), note)
 
     def repro(self, stage: str, dvc: commands.Dvc) -> str:
         """Run the stage with DVC. Return Ran, or Restored if the run cache had the outputs."""

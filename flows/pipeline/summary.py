@@ -20,7 +20,7 @@ def recorded(stages: Stages) -> Iterator[None]:
     from tasks.common import tracking  # a run with nothing to do does not need it
 
     layout = stages.root.layout
-    identity = tracking.start_pipeline(layout)
+    identity = tracking.start_pipeline()
     os.environ[tracking.PIPELINE_VARIABLE] = identity
     status = "KILLED"
     try:
@@ -32,12 +32,10 @@ def recorded(stages: Stages) -> Iterator[None]:
     finally:
         del os.environ[tracking.PIPELINE_VARIABLE]
         settings = params.section(params.load(stages.root.params), "tracking", tracking.Tracking)
-        cached = [
-            params.coordinates(stage)
-            for stage, outcome in stages.outcomes.items()
-            if outcome == "Cached"
-        ]
-        tracking.end_pipeline(settings, layout, identity, status, cached)
+        outcomes = stages.outcomes.items()
+        cached = [params.coordinates(stage) for stage, outcome in outcomes if outcome == "Cached"]
+        if {"Ran", "Failed"} & set(stages.outcomes.values()):  # else there is no run to close
+            tracking.end_pipeline(settings, layout, identity, status, cached)
 
 
 def conclusion(examined: Sequence[Stages]) -> str:

@@ -1,6 +1,6 @@
 """The pipeline on a schedule, for as long as this process runs.
 
-    winnow serve [RECIPE ...] [--cron "0 3 * * *" | --every SECONDS] [--force ingest] [--seed N ...]
+    winnow serve [RECIPE ...] [--cron "0 3 * * *"] [--force ingest] [--seed N ...]
     [--rounds 2 [--from sgpo/0]] [--data other] [--concurrency N] [--set KEY=VALUE ...]
     [--prefect-port N]
 
@@ -71,14 +71,12 @@ def definition() -> dict[str, Any]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     shared = definition()
     parameters, schedule = shared["parameters"], shared["schedules"][0]
-    when = parser.add_mutually_exclusive_group()
-    when.add_argument(
+    parser.add_argument(
         "--cron",
         type=cron,
         default=schedule["cron"],
         help="when, as cron has it (default: %(default)s)",
     )
-    when.add_argument("--every", type=interval, metavar="SECONDS", help="an interval instead")
     server.add_port(parser)
     flags.add_run(parser, parameters["concurrency"], parameters["retries"])
 
@@ -94,13 +92,6 @@ def cron(text: str) -> str:
     return text
 
 
-def interval(text: str) -> float:
-    """Return a number of seconds above 0."""
-    if not (seconds := float(text)) > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return seconds
-
-
 async def serve(options: argparse.Namespace) -> None:
     """Register the deployment, and start due runs until interrupted or terminated."""
     shared = definition()
@@ -111,8 +102,7 @@ async def serve(options: argparse.Namespace) -> None:
         pipeline,
         name=shared["name"],
         description=shared["description"],
-        cron=None if options.every else options.cron,
-        interval=options.every,
+        cron=options.cron,
         concurrency_limit=ConcurrencyLimitConfig(**shared["concurrency_limit"]),
         parameters={
             **asdict(flags.request_of(options)),

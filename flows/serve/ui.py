@@ -7,18 +7,15 @@ With --prefect-host other machines can reach Prefect's server, which then requir
 `flows.QUIET`). Both servers end with this process, even if it is killed."""
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO
-from urllib.parse import urlencode
 
 from flows.pipeline import commands
 from flows.serve import server
@@ -33,14 +30,6 @@ LAYOUT = Layout(commands.ROOT / "data")
 POLL_SECONDS = 0.1
 LAST_LINES = 20
 GRACE_SECONDS = 10.0  # for a server to end by itself
-COLUMNS = ("pass_at_1", "pass_at_1_over_initial", "flops_executed", "rollouts", "seconds")
-# a shared view of MLflow's table of runs: the cells, best first, with their results and costs
-CELLS = {
-    "searchFilter": "tags.kind = 'cell'",
-    "orderByKey": "metrics.`pass_at_1`",
-    "orderByAsc": False,
-    "selectedColumns": [f"metrics.`{name}`" for name in COLUMNS],
-}
 HOW_TO_LOG_IN = (
     "Prefect requires the password in {file}; flows, schedules and workers need it, too:\n"
     "    export PREFECT_API_AUTH_STRING=$(cat {file})"
@@ -92,7 +81,8 @@ def run(options: argparse.Namespace) -> int:
                 wait_until_up(one, child, log)
             own = next((f"{one.page}/api" for one in started if one.name == "Prefect"), None)
             latest = latest_run(own, auth)
-            for name, page in [*lasting, *((one.name, first_page(one, latest)) for one in started)]:
+            pages = {"Prefect": f"/{latest}", "MLflow": ""}
+            for name, page in [*lasting, *((s.name, s.page + pages[s.name]) for s in started)]:
                 print(f"{name:9} {page}", flush=True)
             if own and auth:
                 print(HOW_TO_LOG_IN.format(file=server.auth_file()), flush=True)
@@ -107,28 +97,6 @@ def run(options: argparse.Namespace) -> int:
             print("stopping ...", flush=True)
             return ending.interrupted(0)
     return 0
-
-
-def first_page(one: Server, latest: str) -> str:
-    """Return the address to open: for MLflow the cells of the experiment, best first, once there
-    are any; for Prefect the page of the `latest` run."""
-    if one.name == "Prefect":
-        return f"{one.page}/{latest}"
-    tracking = params.load(commands.ROOT / "params.yaml").get("tracking") or {}
-    name = urlencode({"experiment_name": tracking.get("experiment", "winnow")})
-    with suppress(OSError, ValueError, KeyError):
-        url = f"{one.page}/api/2.0/mlflow/experiments/get-by-name?{name}"
-        with urllib.request.urlopen(url, timeout=5.0) as answer:  # nosec B310: started here
-            experiment = json.load(answer)["experiment"]["experiment_id"]
-        view = {"key": "mlflow.sharedViewState.cells", "value": json.dumps(CELLS)}
-        request = urllib.request.Request(
-            f"{one.page}/api/2.0/mlflow/experiments/set-experiment-tag",
-            json.dumps({"experiment_id": experiment, **view}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        urllib.request.urlopen(request, timeout=5.0).close()  # nosec B310: as above
-        return f"{one.page}/#/experiments/{experiment}/runs?viewStateShareKey=cells"
-    return one.page
 
 
 def auth_of(options: argparse.Namespace) -> str | None:

@@ -8,7 +8,6 @@ benchmark that is killed or stopped continues from the same state."""
 import logging
 import multiprocessing
 import signal
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -40,7 +39,6 @@ from tasks.benchmark.results import (
     read_results,
     supersede,
 )
-from tasks.benchmark.sharing import Shared
 from tasks.common.artifacts import PROFILE
 from tasks.common.files import write_json
 from tasks.common.layout import Layout
@@ -52,7 +50,6 @@ from tasks.common.stage import StageError
 logger = logging.getLogger(__name__)
 
 SECONDS_A_ROLLOUT = 1 / 250  # of training; the default until cells have been measured
-POLL_SECONDS = 10.0  # between two checks of other machines' results
 SECONDS_ALWAYS = 20.0  # per cell: start, validation, test
 
 
@@ -206,21 +203,9 @@ def prepare(protocol: Protocol, values: Values, work: Path, file: Path, project:
         write_json(facts_file(file), facts)
 
 
-def run(
-    protocol: Protocol,
-    values: Values,
-    work: Path,
-    file: Path,
-    workers: int,
-    shared: Shared | None = None,
-) -> None:
-    """Run all missing cells, `workers` at a time. A line is written as soon as its cell is done.
-    With `shared` other machines run cells of the same protocol, and their lines are added here."""
+def run(protocol: Protocol, values: Values, work: Path, file: Path, workers: int) -> None:
+    """Run all missing cells, `workers` at a time. A line is written as soon as its cell is done."""
     results = read_results(file)
-    marked = {line["key"] for line in read_lines(file) if "superseded" in line}
-    if shared:
-        for line in results.values():
-            shared.put(line)
     num_done = len(results)
     context = multiprocessing.get_context("spawn")
     total = sum(1 for _ in runnable(protocol, values, results))
@@ -232,29 +217,18 @@ def run(
         running: dict[Future[Line], BenchmarkCell] = {}
         try:
             while True:
-                if shared:
-                    take_over(shared, file, results, marked)
-                    for held in running.values():
-                        shared.claim(held.key)  # still running
                 busy = {cell.key for cell in running.values()}
                 waiting = [c for c in runnable(protocol, values, results) if c.key not in busy]
-                free = (c for c in waiting if shared is None or shared.claim(c.key))
-                while len(running) < workers and (cell := next(free, None)) is not None:
+                for cell in waiting[: workers - len(running)]:
                     running[pool.submit(cells.run_cell, cell, work)] = cell
-                if not running and not waiting:
-                    return
                 if not running:
-                    time.sleep(POLL_SECONDS)
-                    continue
-                timeout = POLL_SECONDS if shared else None
-                done, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
+                    return
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     cell = running.pop(future)
                     line = line_of(future, [cell, *running.values()])
                     append_result(file, line)
                     results[cell.key] = line
-                    if shared:
-                        shared.put(line)
                     bar.update(1)
                     bar.set_postfix_str(cell.name, refresh=False)
         except KeyboardInterrupt:
@@ -274,16 +248,6 @@ def line_of(future: Future[Line], ran: Collection[BenchmarkCell]) -> Line:
             f"a worker was killed while these cells ran: {names}. Run the same command again to go "
             "on; with fewer --workers, if memory was short"
         ) from error
-
-
-def take_over(shared: Shared, file: Path, results: dict[str, Line], marked: set[str]) -> None:
-    """Add the lines of other machines to the results. A line that is `marked` as superseded may
-    have been shared before the mark."""
-    for line in shared.new_lines():
-        is_missing = "failed" in results.get(line["key"], {"failed": ""})
-        if is_missing and line["key"] not in marked:
-            append_result(file, line)
-            results[line["key"]] = line
 
 
 def start_worker() -> None:

@@ -1,5 +1,5 @@
-"""Files and libraries that are excluded from every digest on purpose, each with the reason why it
-cannot change a result.
+"""Files that are excluded from every digest on purpose, each with the reason why it cannot change a
+result. Libraries without a line in `versions` are listed, with reasons, in the tests.
 
 Everything else that a stage can load is in its digest. A line here claims that no change of that
 file, of any kind, changes a number; a file with mixed contents does not belong in this list."""
@@ -25,40 +25,6 @@ FILES = {
     "tasks/store/usage.py": "the words for what a stage reused and sampled",
 }
 """A path, or a prefix of paths, and the reason."""
-
-LIBRARIES = {
-    "aiohttp": "moves bytes",
-    "botocore": "moves bytes",
-    "fsspec": "moves bytes",
-    "httpx": "moves bytes",
-    "httpx2": "moves bytes",
-    "huggingface_hub": "fetches what a commit hash names",
-    "matplotlib": "draws the report's plots",
-    "mlflow": "the record",
-    "openai": "moves bytes",
-    "plotly": "draws the report's page",
-    "psutil": "processes",
-    "pyarrow": "a file format",
-    "ray": "starts processes on other machines",
-    "safetensors": "a file format",
-    "tqdm": "the progress bar",
-    "yaml": "a file format",
-}
-"""A module that some stage imports, and the reason why its version does not matter."""
-
-POLICY = {
-    "tasks/common/": "reads parameters, writes files, draws the bar",
-    "tasks/engines/": "the locks of GPUs",
-    "tasks/grading/": "settings that those of training name",
-    "tasks/train/": "how often the making is saved",
-    "tasks/models/": "saves, loads and describes a policy, whatever its weights",
-    "tasks/__init__.py": "empty",
-    "tasks/policy/__main__.py": "the command line",
-    "tasks/policy/run.py": "made here or fetched, then recorded",
-    "tasks/policy/card.py": "what is said of a policy",
-    "tasks/policy/source.py": "fetches external policies; counts for those",
-}
-"""For the stage `policy` alone, with its result in git: only code that makes the weights counts."""
 
 
 def is_left_out(path: str) -> bool:

@@ -69,10 +69,6 @@ class Layout:
         is for users, and not an output of the stage."""
         return self.root / "draws" / f"{cell}.json"
 
-    def run_note(self, stage: str) -> Path:
-        """Return the note of when and why the flow last ran or restored a stage, for users."""
-        return self.root / "notes" / f"{stage}.json"
-
     def measured(self, cell: str) -> Path:
         """Return the path of times and lost work of `profile` or `grpo-0`: equal runs differ."""
         return self.root / "measured" / f"{cell}.json"
@@ -84,11 +80,6 @@ class Layout:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
-
-    @property
-    def unfinished_policy(self) -> Path:
-        """Return the last saved weights of a policy that is being trained here."""
-        return self.checkpoints / "policy.safetensors"
 
     def finished(self, recipe: str, seed: int) -> Path:
         """Return the folder of a training's results until DVC has recorded them."""

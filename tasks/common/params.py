@@ -21,7 +21,6 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 import yaml
 
 T = TypeVar("T")
-MAX_VALUES = 1_000_000
 MAX_LISTED = 40  # names in a message
 CELL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
@@ -83,6 +82,7 @@ def load(path: Path) -> dict[str, Any]:
     mapping."""
     try:
         params = parsed(path.read_text())
+        check_finite(params, path.name)
     except FileNotFoundError as error:
         raise ParamsError(
             f"{path} does not exist: name the parameters with --params FILE"
@@ -94,12 +94,6 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(params, dict):
         what = "is empty" if params is None else f"holds {type(params).__name__}"
         raise ParamsError(f"{path} {what}, not sections of parameters")
-    if num_values(params, {}) > MAX_VALUES:
-        raise ParamsError(
-            f"{path} stands for more than {MAX_VALUES:,} values: an alias (*name) repeats another, "
-            "or itself. Write them out"
-        )
-    check_finite(params, path.name)
     check_cells(params, path.name)
     return params
 
@@ -110,8 +104,7 @@ def parsed(text: str) -> Any:
 
 
 class Loader(yaml.SafeLoader):
-    """YAML with numbers as DVC reads them (1e-4), without duplicate keys, and without merges of
-    lists, which double their content."""
+    """YAML with numbers as DVC reads them (1e-4), and without duplicate keys."""
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -123,14 +116,6 @@ class Loader(yaml.SafeLoader):
                 )
             seen.add(str(key.value))
         return node
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        for key, value in node.value:
-            if key.tag == "tag:yaml.org,2002:merge" and isinstance(value, yaml.SequenceNode):
-                raise yaml.constructor.ConstructorError(
-                    None, None, "<< takes one mapping here, and no list", key.start_mark
-                )
-        super().flatten_mapping(node)
 
 
 Loader.add_implicit_resolver(
@@ -145,16 +130,6 @@ def in_one_line(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
     return " ".join(str(getattr(error, "problem", None) or error).split()) + place
-
-
-def num_values(value: Any, known: dict[int, float]) -> float:
-    """Return how many values result from a value with YAML's aliases, without expanding them: each
-    value is visited once. A value that contains itself counts as infinite."""
-    if id(value) not in known:
-        known[id(value)] = math.inf  # a placeholder until its parts are counted
-        parts = value.values() if isinstance(value, dict) else as_list(value)
-        known[id(value)] = 1 + sum(num_values(part, known) for part in parts)
-    return known[id(value)]
 
 
 def check_cells(values: Mapping[str, Any], file: str) -> None:

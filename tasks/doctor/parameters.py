@@ -12,9 +12,7 @@ from tasks.grading import verifiers
 from tasks.grading.loading import load as load_verifier
 from tasks.grading.settings import Verify
 from tasks.ingest.reading import sources
-from tasks.ingest.run import shares
 from tasks.ingest.settings import Ingest
-from tasks.ingest.splits import check as check_splits
 from tasks.policy.examples import settings_of
 from tasks.policy.settings import Policy
 from tasks.train.environments.environment import load_environment
@@ -36,9 +34,7 @@ def check(values: Values) -> tuple[list[str], dict[str, Any] | None]:
 
 def check_sources(values: Values) -> None:
     """Check the entries of `ingest.sources` as `ingest` does before it reads a row."""
-    settings = section(values, "ingest", Ingest)
-    chosen = sources(settings.sources)
-    check_splits(settings.splits, shares(chosen))
+    sources(section(values, "ingest", Ingest).sources)
 
 
 def check_families(values: Values) -> None:

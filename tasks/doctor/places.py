@@ -26,7 +26,8 @@ from tasks.ingest.files.formats import Rejection
 from tasks.ingest.reading import rows, sources
 from tasks.ingest.settings import Ingest
 from tasks.models.folder import check_folder, check_tokenizer, has_chat_template, num_parameters
-from tasks.policy.source import HUB as POLICY_HUB
+from tasks.policy.settings import HUB as POLICY_HUB
+from tasks.policy.settings import Policy
 
 Values = Mapping[str, Any]
 GIB = 2**30
@@ -65,26 +66,19 @@ def hub_snapshot(source: str) -> Path | None:
 
 def check_model(values: Values) -> list[str]:
     """Return the faults of the policy's folder, or of its name if it would be fetched."""
-    source = values["policy"]["source"]
+    try:
+        source = section(values, "policy", Policy).source
+    except ParamsError:  # reported with the other parameters
+        return []
     if source == "tiny" or source.startswith("s3://"):
         return [] if source == "tiny" else raised(bucket_has, source)
     if source.startswith("hf://"):
-        if not POLICY_HUB.fullmatch(source):
-            return [
-                f"policy.source is {source!r}; name a revision (a commit hash): "
-                "hf://org/name@revision"
-            ]
         folder = hub_snapshot(source)
         if folder is None:  # the stage fetches it, unless offline
             return [
                 f"policy.source: {source} is not in the hub's cache ({constants.HF_HUB_CACHE}) and "
                 "HF_HUB_OFFLINE is set: unset it, or set a local path"
             ] * constants.HF_HUB_OFFLINE
-    elif "://" in source:
-        return [
-            f"policy.source is {source!r}; choose from: tiny, a folder, hf://org/name@revision, "
-            "s3://..."
-        ]
     else:
         folder = Path(source).expanduser()
         if not folder.is_dir():
@@ -185,15 +179,6 @@ def check_chat(values: Values) -> tuple[list[str], list[str]]:
                 "is not used: remove raw or prompt_template if the policy was trained on chats"
             )
     return errors, remarks
-
-
-def prompt_form(values: Values) -> str:
-    """Return the form in which the policy receives prompts, in words."""
-    return {
-        True: "in the policy's chat template, unless their source has raw or prompt_template",
-        False: "plain text: the policy has no chat template",
-        None: "in the policy's chat template, if it has one",
-    }[policy_has_template(values)]
 
 
 def bucket_has(location: str) -> None:

@@ -93,12 +93,6 @@ class Grader:
         exactly this gold as its answer."""
         return self.judge([(name, None, gold, "") for name, gold in golds], on_checked)
 
-    def find_copies(self, rows: Sequence[tuple[str, str, str]]) -> list[str]:
-        """Return, for each (verifier, gold, prompt), the formula of the prompt that equals the gold
-        but that the verifier rejects as an answer; an empty string if there is none."""
-        verdicts = self.judge([(name, None, gold, prompt) for name, gold, prompt in rows], None)
-        return [verdict.answer if verdict.outcome == "wrong" else "" for verdict in verdicts]
-
     def versions(self, names: Iterable[str]) -> dict[str, str]:
         """Return the version of each verifier. It changes with everything that can change a
         verdict: code, settings and libraries."""
@@ -127,8 +121,7 @@ class Grader:
         if others:
             pool = self.started({requests[place][0] for place in others})
             replies = pool.map([requests[place] for place in others], on_done)
-            found = [verdict_of(reply, self.settings.seconds) for reply in replies]
-            verdicts.update(zip(others, found, strict=True))
+            verdicts.update(zip(others, map(verdict_of, replies), strict=True))
         return [verdicts[place] for place in range(len(requests))]
 
     def judge_of(self, name: str) -> "Judge":
@@ -206,15 +199,15 @@ class Grader:
         logger.warning("%s", message)
 
 
-def verdict_of(reply: Any, limit: float) -> Verdict:
-    """Return the verdict in a worker's reply. A worker that was killed after `limit` seconds yields
+def verdict_of(reply: Any) -> Verdict:
+    """Return the verdict in a worker's reply. A worker that was killed at the time limit yields
     `timeout`; a worker that died yields `error`."""
     if isinstance(reply, TimedOut):
-        return Verdict("timeout", str(reply), seconds=limit)
+        return Verdict("timeout", str(reply))
     if isinstance(reply, Died):
         return Verdict("error", f"the verifier failed: {reply}")
-    outcome, answer, partial, parts, seconds = reply
-    return Verdict(outcome, answer, partial, tuple((name, score) for name, score in parts), seconds)
+    outcome, answer, partial, parts = reply
+    return Verdict(outcome, answer, partial, tuple((name, score) for name, score in parts))
 
 
 def is_judge(name: str, configured: dict[str, dict[str, Any]]) -> bool:

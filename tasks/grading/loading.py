@@ -93,16 +93,6 @@ class Verifier:
         verdict = self.function(completion or "", answer)
         return usable if completion is None and verdict.outcome != "error" else verdict
 
-    def copy(self, answer: str, prompt: str) -> str | None:
-        """Return the formula of a prompt that equals the gold, or None. An answer that copies it is
-        `wrong`."""
-        if self.others:  # the first one determines the outcome
-            return self.others[0].copy(answer, prompt)
-        if not self.refuses_copies:
-            return None
-        found = copying.candidates(read_gold(answer).answers, prompt)
-        return next((formula for formula in found if self.is_correct(formula, answer)), None)
-
 
 def load(name: str, configured: Configured, users: tuple[str, ...] = ()) -> Verifier:
     """Return the verifier `name`. Raise ParamsError for an unknown file or setting. `users` are the

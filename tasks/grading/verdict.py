@@ -1,7 +1,7 @@
 """The verdict of a verifier on one completion, in a separate module so that a worker process starts
 without torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -10,14 +10,12 @@ class Verdict:
     `error` and `timeout`.
 
     `partial` is the verifier's score in [0, 1], if it computes one. `parts` are the scores of the
-    verifiers of a composite, in order; `partial` is then their weighted sum. `seconds` is the CPU
-    time of the verdict."""
+    verifiers of a composite, in order; `partial` is then their weighted sum."""
 
     outcome: str
     answer: str
     partial: float | None = None
     parts: tuple[tuple[str, float], ...] = ()
-    seconds: float = field(default=0.0, compare=False)
 
     @property
     def score(self) -> float:

@@ -2,13 +2,12 @@
 
 The configuration contains the verifiers and the limits; the handshake returns the versions of the
 verifiers. A request is an answer, [verifier, completion, gold, prompt]. If the completion is null,
-the worker checks the gold; with a prompt, it checks whether a formula of the prompt equals it.
+the worker checks the gold.
 
 This is the only place that catches errors broadly: a verifier that raises yields the outcome
 `error`, which never counts as a wrong answer. An answer that exceeds the memory limit or
 the time limit is a `timeout`."""
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,16 +22,12 @@ MAX_ANSWER = 1000  # characters kept of an extracted answer
 def judge(
     verifiers: Mapping[str, Verifier], name: str, completion: str | None, answer: str, prompt: str
 ) -> Verdict:
-    """Return the verdict of the verifier `name`. Without a completion, return its verdict on the
-    gold, or `wrong` with the formula of the prompt that equals the gold."""
+    """Return the verdict of the verifier `name`; without a completion its verdict on the gold."""
     try:
         verifier = verifiers[name]
-        if completion is not None:
-            return verifier.verify(completion, answer, prompt)
-        if not prompt:
+        if completion is None:
             return verifier.check(answer)
-        formula = verifier.copy(answer, prompt)
-        return Verdict("correct", "") if formula is None else Verdict("wrong", formula)
+        return verifier.verify(completion, answer, prompt)
     except MemoryError:
         limit = f"{pool_worker.memory_gb():.3g} GB"
         return Verdict(
@@ -42,11 +37,11 @@ def judge(
         return Verdict("error", f"{type(error).__name__}: {error}")
 
 
-def reply_of(verdict: Verdict, seconds: float) -> list[Any]:
-    """Return the verdict and its CPU time in JSON types. Lone surrogates in the answer are
-    replaced, because a table cannot store them."""
+def reply_of(verdict: Verdict) -> list[Any]:
+    """Return the verdict in JSON types. Lone surrogates in the answer are replaced, because a table
+    cannot store them."""
     answer = verdict.answer[:MAX_ANSWER].encode("utf-8", "replace").decode()
-    return [verdict.outcome, answer, verdict.partial, verdict.parts, seconds]
+    return [verdict.outcome, answer, verdict.partial, verdict.parts]
 
 
 def prepare(configuration: Any) -> tuple[dict[str, Any], pool_worker.Answer]:
@@ -60,13 +55,7 @@ def prepare(configuration: Any) -> tuple[dict[str, Any], pool_worker.Answer]:
             f"the verifiers cannot be used: {type(error).__name__}: {error}"
         ) from error
     versions = {name: verifier.version for name, verifier in verifiers.items()}
-
-    def reply(request: Any) -> list[Any]:
-        since = time.process_time()
-        verdict = judge(verifiers, *request)
-        return reply_of(verdict, time.process_time() - since)
-
-    return {"versions": versions}, reply
+    return {"versions": versions}, lambda request: reply_of(judge(verifiers, *request))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,30 @@
-"""The user's own task files: the code that they could run, and a digest of all that they read.
+"""The user's own task files, and a digest of all that they read.
 
 lm-evaluation-harness lets a task file run Python: `!function` imports a module beside it, an
-unknown metric is loaded from a folder or a hub, and a pickled table runs code when it is read. All
-of these are refused unless the user declares the file as trusted. Templates of prompts are rendered
-in jinja2's sandbox (see `run`)."""
+unknown metric is loaded from a folder or a hub, and a pickled table runs code when it is read. So
+the user has to declare them as trusted. Templates of prompts are rendered in jinja2's sandbox (see
+`run`)."""
 
 import glob
-import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
-from tasks.common.config.yaml_entries import Entry, entries
+import yaml
+
 from tasks.common.files import ArtifactError, digest, digest_file
 
-FORMATS = ("json", "csv", "parquet", "arrow", "text")
-HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-TRUST = "--trust-tasks runs it"
+
+class Loader(yaml.SafeLoader):
+    """YAML in which a value with a tag, such as `!function`, is null: nothing is run."""
 
 
-def task_files(folder: Path, trusted: Path | None = None) -> list[Path]:
-    """Return the YAML files below `folder` and their includes, except files below `trusted`, which
-    come with the harness. Raise ArtifactError if there are none."""
+Loader.add_multi_constructor("", lambda loader, tag, node: None)  # type: ignore[no-untyped-call]
+
+
+def task_files(folder: Path, installed: Path | None = None) -> list[Path]:
+    """Return the YAML files below `folder` and their includes, except files below `installed`,
+    which come with the harness. Raise ArtifactError if there are none."""
     if not folder.is_dir():
         raise ArtifactError(f"--include-path {folder} is not a folder")
     waiting = sorted(folder.glob("**/*.yaml"))
@@ -29,55 +33,33 @@ def task_files(folder: Path, trusted: Path | None = None) -> list[Path]:
     found: dict[Path, None] = {}
     while waiting:
         path = waiting.pop(0).resolve()
-        if path in found or (trusted and path.is_relative_to(trusted)):
+        if path in found or (installed and path.is_relative_to(installed)):
             continue
         if not path.is_file():
             raise ArtifactError(f"{path} does not exist, and a task file includes it")
         found[path] = None
-        waiting += [path.parent / e.text for e in entries(path) if e.keys[-1:] == ("include",)]
+        waiting += [path.parent / other for other in named(read(path), "include")]
     return list(found)
 
 
-def check(paths: Collection[Path], metrics: Collection[str]) -> None:
-    """Raise ArtifactError with every line that could run code; `metrics` are the harness's own."""
-    found = [
-        f"{path} line {entry.line}: {problem}"
-        for path in paths
-        for entry in entries(path)
-        if (problem := runs_code(entry, path.parent, metrics))
-    ]
-    if found:
-        raise ArtifactError("\n".join(["refused, because a task file could run code:", *found]))
+def read(path: Path) -> Any:
+    """Return the values of a task file."""
+    try:
+        return yaml.load(path.read_bytes(), Loader)  # nosec B506  # a SafeLoader
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ArtifactError(f"{path} is not YAML: {error}") from error
 
 
-def runs_code(entry: Entry, folder: Path, metrics: Collection[str]) -> str | None:
-    """Return how an entry could run code, and the remedy, or None if it could not."""
-    key = entry.keys[-1] if entry.keys else ""
-    if entry.tag:
-        return f"{entry.tag} {entry.text}".rstrip() + f" is Python; {TRUST}"
-    if key == "trust_remote_code" and is_true(entry):
-        return f"{key} runs what a hub has; take it out"
-    if key == "hf_evaluate" and is_true(entry):
-        return f"a metric of the library `evaluate` is a script; {TRUST}"
-    if key == "metric" and entry.text not in metrics:
-        return f"the harness has no metric {entry.text!r} and would load a script; {TRUST}"
-    if key == "dataset_path" and not is_data(entry.text, folder):
-        return (
-            f"dataset_path is {entry.text!r}; give one of {', '.join(FORMATS)} with the files "
-            f"under dataset_kwargs.data_files, or ORG/NAME of a hub; {TRUST}"
-        )
-    return None
-
-
-def is_true(entry: Entry) -> bool:
-    return entry.text.lower() not in ("false", "no", "off", "null", "")
-
-
-def is_data(source: str, folder: Path) -> bool:
-    """Return whether a data set is read as data: tables of supported formats, or a hub's data set,
-    since the library `datasets` no longer runs scripts."""
-    is_place = Path(source).exists() or (folder / source).exists()
-    return source in FORMATS or (HUB.fullmatch(source) is not None and not is_place)
+def named(value: Any, key: str, is_below: bool = False) -> Iterator[str]:
+    """Yield the texts at and below each `key` of nested mappings and lists."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from named(part, key, is_below or name == key)
+    elif isinstance(value, list):
+        for part in value:
+            yield from named(part, key, is_below)
+    elif is_below and isinstance(value, str):
+        yield value
 
 
 def fingerprint(paths: Collection[Path]) -> str:
@@ -90,13 +72,13 @@ def fingerprint(paths: Collection[Path]) -> str:
 
 def data_files(path: Path) -> Iterator[str]:
     """Yield the files on this machine that a task file names as its data."""
-    for entry in entries(path):
-        if "data_files" not in entry.keys or "://" in entry.text:
+    for pattern in named(read(path), "data_files"):
+        if "://" in pattern:
             continue
-        found = glob.glob(entry.text, recursive=True)
+        found = glob.glob(pattern, recursive=True)
         if not found:
             raise ArtifactError(
-                f"{path} line {entry.line}: {entry.text} does not exist; give a whole path, or one "
-                "from the project's folder"
+                f"{path}: {pattern} does not exist; give a whole path, or one from the project's "
+                "folder"
             )
         yield from (name for name in found if Path(name).is_file())

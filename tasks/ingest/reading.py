@@ -86,13 +86,6 @@ def settings_of(source: Source) -> Any:
     return module.checked(settings, where) if hasattr(module, "checked") else settings
 
 
-def num_rows(source: Source) -> int | None:
-    """Return the number of rows that a source generates; None for files, which must be read
-    first."""
-    number = getattr(settings_of(source), "num_prompts", None)
-    return number if isinstance(number, int) else None
-
-
 def read(
     chosen: list[Source], max_characters: int | None, folder: Path | None
 ) -> Iterator[tuple[int, Row | Rejection]]:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import polars as pl
+from tabulate import tabulate
 
 from tasks.common.files import digest_file, temporary_folder
 from tasks.common.stage import Stage
@@ -13,9 +14,8 @@ from tasks.grading.settings import Verify
 from tasks.ingest import golds, splits, writing
 from tasks.ingest.questions import contamination, duplicates
 from tasks.ingest.questions.shared_text import SharedText, SharedTexts
-from tasks.ingest.reading import load, num_rows, read, sources
+from tasks.ingest.reading import load, read, sources
 from tasks.ingest.settings import Ingest, Source
-from tasks.ingest.splits import Share
 from tasks.ingest.spool import Spool
 
 logger = logging.getLogger("tasks.ingest")
@@ -34,7 +34,6 @@ def main(stage: Stage) -> None:
     sections = stage.sections(Sections)
     settings = sections.ingest
     chosen = sources(settings.sources)
-    splits.check(settings.splits, shares(chosen))
     folder = None if stage.options.dry_run else stage.layout.root
     with temporary_folder(folder, "ingest") as temporary:
         report = golds.Report()
@@ -76,13 +75,8 @@ def ingest(
         first = pairs[-1].unique("row", keep="first", maintain_order=True)
         return first.select("row", "other", reason=pl.lit("contaminated"))
 
-    index = splits.split(index, settings.splits, shares(chosen), contaminated)
+    index = splits.split(index, settings.splits, chosen, contaminated)
     return spool, index, pl.concat(pairs)
-
-
-def shares(chosen: list[Source]) -> list[Share]:
-    """Return the settings of the entries that decide where their rows go."""
-    return [Share(one.split, one.weight, one.max_rows, num_rows(one)) for one in chosen]
 
 
 def may_share_text(source: Source) -> bool:
@@ -142,13 +136,5 @@ def table(index: pl.DataFrame) -> str:
         rows.append([source, *map(str, cells.values())])
     totals = [str(sum(int(row[column]) for row in rows[1:])) for column in range(1, len(names) + 1)]
     rows.append(["all", *totals])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(aligned(row, widths)) for row in rows)
-
-
-def aligned(row: list[str], widths: list[int]) -> list[str]:
-    """Return the padded cells: the first left-aligned, the numbers right-aligned."""
-    return [
-        row[0].ljust(widths[0]),
-        *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-    ]
+    sides = ["left", *["right"] * len(names)]
+    return str(tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=sides))

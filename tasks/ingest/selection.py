@@ -5,12 +5,12 @@
 An unused row becomes a rejection with a reason. Not supported: conditions other than equality."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tasks.common.params import ParamsError, parse
-from tasks.ingest.candidates import as_text
+from tasks.ingest.candidates import as_text, texts
 from tasks.ingest.fields import MISSING, Unusable, field
 
 REJECT = "reject"
@@ -90,18 +90,8 @@ def is_named(image: Any) -> bool:
 
 def placeholder(prompt: Any) -> str | None:
     """Return the image placeholder in a prompt, or None."""
-    found = (PLACEHOLDER.search(text) for text in texts_of(prompt))
+    found = (PLACEHOLDER.search(text) for text in texts(prompt))
     return next((match[0] for match in found if match), None)
-
-
-def texts_of(prompt: Any) -> Iterator[str]:
-    """Yield the texts of a prompt, which is text or messages."""
-    if isinstance(prompt, str):
-        yield prompt
-    elif isinstance(prompt, list):
-        for message in prompt:
-            if isinstance(message, dict):
-                yield from texts_of(message.get("content", message.get("value")))
 
 
 def chosen_verifier(spec: str | ByColumn, fields: Mapping[str, Any]) -> str:

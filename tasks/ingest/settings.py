@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from tasks.common.params import ParamsError, at_least, settings
 
+NAMES = ("train", "validation", "test")
+
 
 @settings
 class Sizes:
@@ -67,3 +69,22 @@ class Ingest:
     def __post_init__(self) -> None:
         if not self.sources:
             raise ParamsError("ingest.sources is empty: name at least one source")
+        for name in NAMES:
+            self.check_split(name, [n for n, one in enumerate(self.sources) if one.split == name])
+
+    def check_split(self, name: str, named: list[int]) -> None:
+        """Raise ParamsError for an invalid size of a split; `named` are the sources that name
+        it."""
+        size, least = getattr(self.splits, name), int(name == "train")
+        if size is not None and size < least:
+            raise ParamsError(f"ingest.splits.{name} is {size}; it must be at least {least}")
+        if size == 0 and named:
+            raise ParamsError(
+                f"ingest.splits.{name} is 0, and ingest.sources[{named[0]}] names that split: give "
+                "it a size or null, or remove `split`"
+            )
+        if size is None and name != "train" and not named:
+            raise ParamsError(
+                f"ingest.splits.{name} is null, which takes all rows of the sources that name it, "
+                f"and none does: give a number, or a source `split: {name}`"
+            )

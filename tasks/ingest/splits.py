@@ -5,93 +5,22 @@ Every prompt has a place in an order that depends only on the seed and its conte
 first places, then validation, then train. A split named by sources takes only rows of these
 sources."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import sub
 
 import polars as pl
 
-from tasks.common.params import ParamsError
 from tasks.common.stage import StageError
 from tasks.ingest.questions.duplicates import ALIVE, reject
-from tasks.ingest.settings import Sizes
-
-NAMES = ("train", "validation", "test")
-
-
-@dataclass(frozen=True)
-class Share:
-    """The settings of an entry of `ingest.sources` that decide where its rows go. `num_rows` is its
-    maximum number of rows, if known before reading."""
-
-    split: str | None
-    weight: float | None
-    max_rows: int | None
-    num_rows: int | None = None
-
-    def most(self) -> int | None:
-        """Return the maximum number of rows of the entry; None if unknown."""
-        return min((n for n in (self.max_rows, self.num_rows) if n is not None), default=None)
-
-
-def check(sizes: Sizes, shares: Sequence[Share]) -> None:
-    """Raise ParamsError for sizes that are invalid regardless of the sources' content."""
-    for name in NAMES:
-        size = getattr(sizes, name)
-        named = [entry for entry, share in enumerate(shares) if share.split == name]
-        if size is not None and size < (name == "train"):
-            raise ParamsError(
-                f"ingest.splits.{name} is {size}; it must be at least {int(name == 'train')}"
-            )
-        if size == 0 and named:
-            raise ParamsError(
-                f"ingest.splits.{name} is 0, and ingest.sources[{named[0]}] names that split: give "
-                "it a size or null, or remove `split`"
-            )
-        if size is None and name != "train" and not named:
-            raise ParamsError(
-                f"ingest.splits.{name} is null, which takes all rows of the sources that name it, "
-                f"and none does: give a number, or a source `split: {name}`"
-            )
-    check_most(sizes, shares)
-
-
-def check_most(sizes: Sizes, shares: Sequence[Share]) -> None:
-    """Raise ParamsError if splits need more rows than their sources can have."""
-    for names, entries in pools(shares):
-        wanted = [1 if (size := getattr(sizes, name)) is None else size for name in names]
-        needs = f"the splits {', '.join(names)} need"
-        weights = {entry: w for entry in entries if (w := shares[entry].weight) is not None}
-        for entry in weights:
-            need = sum(parts(size, weights)[entry] for size in wanted)
-            most = shares[entry].most()
-            if most is not None and most < need:
-                raise ParamsError(
-                    f"{needs} {need} prompts of ingest.sources[{entry}], by its weight, which has "
-                    f"at most {most}: lower ingest.splits, or change the source"
-                )
-        known = [most for entry in entries if (most := shares[entry].most()) is not None]
-        if len(known) == len(entries) and sum(known) < sum(wanted):
-            raise ParamsError(
-                f"{needs} {sum(wanted)} prompts, and their sources have at most {sum(known)}: "
-                "lower ingest.splits, or add sources"
-            )
-
-
-def pools(shares: Sequence[Share]) -> Iterator[tuple[list[str], list[int]]]:
-    """Yield groups of splits that take rows from the same entries, with these entries."""
-    named = [share.split for share in shares]
-    for split in (*NAMES, None):
-        names = [name for name in NAMES if (name if name in named else None) == split]
-        if names:
-            yield names, [entry for entry, other in enumerate(named) if other == split]
+from tasks.ingest.settings import NAMES as NAMES
+from tasks.ingest.settings import Sizes, Source
 
 
 def split(
     index: pl.DataFrame,
     sizes: Sizes,
-    shares: Sequence[Share],
+    sources: Sequence[Source],
     contaminated: Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame],
 ) -> pl.DataFrame:
     """Return the index with the column `split`, null for rows that no split needed.
@@ -100,17 +29,17 @@ def split(
     not be trained on, in the form that `reject` accepts. Raise StageError with the counts if there
     are too few rows."""
     pool = index.filter(ALIVE).select("row", "entry", "folded", "place")
-    pool = capped(pool, shares).sort("place", "row")
+    pool = capped(pool, sources).sort("place", "row")
     chosen: list[pl.DataFrame] = []
     for name in ("test", "validation", "train"):
-        named = name if any(share.split == name for share in shares) else None
-        own = [entry for entry, share in enumerate(shares) if share.split == named]
+        named = name if any(source.split == name for source in sources) else None
+        own = [entry for entry, source in enumerate(sources) if source.split == named]
         rows = pool.filter(pl.col("entry").is_in(own))
         if name == "train":
             bad = contaminated(rows, pl.concat(chosen))
             index = reject(index, bad)
             rows = rows.join(bad, on="row", how="anti", maintain_order="left")
-        weights = {entry: weight for entry in own if (weight := shares[entry].weight) is not None}
+        weights = {entry: weight for entry in own if (weight := sources[entry].weight) is not None}
         taken = take(rows, getattr(sizes, name), weights, f"{name}{rejections(index)}")
         pool = pool.join(taken, on="row", how="anti", maintain_order="left")
         chosen.append(taken.with_columns(split=pl.lit(name)))
@@ -119,11 +48,11 @@ def split(
     )
 
 
-def capped(rows: pl.DataFrame, shares: Sequence[Share]) -> pl.DataFrame:
+def capped(rows: pl.DataFrame, sources: Sequence[Source]) -> pl.DataFrame:
     """Return at most `max_rows` rows of each entry, the first ones in the order of the splits."""
-    if all(share.max_rows is None for share in shares):
+    if all(source.max_rows is None for source in sources):
         return rows
-    caps = pl.DataFrame({"cap": [share.max_rows for share in shares]}, schema={"cap": pl.Int64})
+    caps = pl.DataFrame({"cap": [source.max_rows for source in sources]}, schema={"cap": pl.Int64})
     caps = caps.with_row_index("entry").cast({"entry": pl.UInt16})
     rank = pl.struct("place", "row").rank("ordinal").over("entry")
     kept = rows.join(caps, on="entry", maintain_order="left").filter(

@@ -1,8 +1,11 @@
 """The section `policy`."""
 
+import re
 from typing import Any, Literal
 
-from tasks.common.params import settings
+from tasks.common.params import ParamsError, settings
+
+HUB = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)")
 
 
 @settings
@@ -57,3 +60,17 @@ class Policy:
     source: str = "tiny"  # tiny (made here) | a folder | hf://org/name@revision | s3://...
     trust_remote_code: bool = False  # run Python files of the policy
     tiny: Tiny = Tiny()  # used where the source is `tiny`
+
+    def __post_init__(self) -> None:
+        scheme, separator, _ = self.source.partition("://")
+        if separator and scheme not in ("hf", "s3"):
+            raise ParamsError(
+                f"policy.source is {self.source!r}; choose from: tiny, a folder, "
+                "hf://org/name@revision, s3://..."
+            )
+        if scheme == "hf" and separator and not HUB.fullmatch(self.source):
+            # without a revision, the same parameters could name another model tomorrow
+            raise ParamsError(
+                f"policy.source is {self.source!r}; name a revision (a commit hash): "
+                "hf://org/name@revision"
+            )

@@ -18,10 +18,10 @@ from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
 from tasks.common.stage import StageError
 from tasks.models.folder import DATA_FILES, POLICY_FILES
+from tasks.policy.settings import HUB
 
 logger = logging.getLogger(__name__)
 
-HUB = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -34,11 +34,6 @@ def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
     if scheme == "s3":
         with reaching(source):
             return from_store(*open_location(source), downloads, patterns)
-    if scheme:
-        raise StageError(
-            f"policy.source is {source!r}; choose from: tiny, a folder, hf://org/name@revision, "
-            "s3://..."
-        )
     folder = Path(source).expanduser()
     if not folder.is_dir():
         raise StageError(
@@ -48,13 +43,9 @@ def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
 
 
 def from_hub(source: str, patterns: tuple[str, ...]) -> Path:
-    """Return the hub's snapshot of one revision. A revision is required: without one, the same
-    parameters could name another model tomorrow."""
+    """Return the hub's snapshot of one revision."""
     match = HUB.fullmatch(source)
-    if match is None:
-        raise StageError(
-            f"policy.source is {source!r}; name a revision (a commit hash): hf://org/name@revision"
-        )
+    assert match is not None  # see the settings
     if not COMMIT.fullmatch(match["revision"]):
         logger.warning(
             "%s names a branch or tag, which can move: use a commit hash (40 hex digits)", source

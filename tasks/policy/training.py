@@ -12,7 +12,7 @@ Shapes: B rows, T tokens, V vocabulary."""
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tasks.common.progress import progress
 from tasks.policy.settings import Training
-from tasks.policy.unfinished import Unfinished
 
 logger = logging.getLogger(__name__)
 IGNORED = -100
@@ -75,23 +74,19 @@ def learning_rate(settings: Training, done_rate: float) -> float:
 def train(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    chunks: Callable[[int], Iterator[list[tuple[str, str]]]],
+    chunks: Iterator[list[tuple[str, str]]],
     settings: Training,
     seed: int,
-    unfinished: Unfinished | None = None,
 ) -> None:
-    """Train `model` in place on chunks of pairs (prompt, completion) for `settings.tokens` tokens.
-    `chunks(number)` yields chunks from that number on. Training continues from the checkpoint
-    `unfinished`, and updates it between chunks."""
+    """Train `model` in place for `settings.tokens` tokens, on chunks of pairs (prompt,
+    completion)."""
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.95), weight_decay=settings.weight_decay
     )
-    num_chunks, done = unfinished.load(model, optimizer) if unfinished else (0, 0)
-    reported, losses, stream = done, list[Tensor](), chunks(num_chunks)
+    done, reported, losses = 0, 0, list[Tensor]()
     with progress(settings.tokens, "policy", "token") as bar:
-        bar.update(done)
         while done < settings.tokens:
-            rows = encode(tokenizer, next(stream))
+            rows = encode(tokenizer, next(chunks))
             divisor = (
                 settings.batch_size
                 * sum(len(ids) - num_prompt for ids, num_prompt in rows)
@@ -106,9 +101,6 @@ def train(
                 num_tokens = sum(len(ids) for ids, _ in batch)
                 done += num_tokens
                 bar.update(num_tokens)
-            num_chunks += 1
-            if unfinished:
-                unfinished.save_now_and_then(model, optimizer, num_chunks, done)
             if done >= reported + settings.tokens / 20 or done >= settings.tokens:
                 reported = done
                 share = min(1.0, done / settings.tokens)

@@ -60,7 +60,7 @@ def push(
     """Write the policy of a cell to `hf://ORG/NAME`, `s3://bucket/prefix` or a folder, and return
     the names of the files. Raise ArtifactError for an unfinished cell, and for a place that already
     has files unless they may be overwritten."""
-    files = collect(layout, values, cell)
+    files = collect(layout, cell)
     texts = {
         CARD: card(layout, cell, destination),
         "recipe.json": json.dumps(settings(values, cell, layout), indent=2) + "\n",
@@ -72,7 +72,7 @@ def push(
     return sorted([*files, *texts])
 
 
-def collect(layout: Layout, values: Mapping[str, Any], cell: TrainedPolicy) -> dict[str, Path]:
+def collect(layout: Layout, cell: TrainedPolicy) -> dict[str, Path]:
     """Return the files of a cell, keyed by their names at the destination."""
     train, plan = layout.train(cell.recipe, cell.seed), layout.plan(cell.recipe, cell.seed)
     named = {
@@ -85,11 +85,7 @@ def collect(layout: Layout, values: Mapping[str, Any], cell: TrainedPolicy) -> d
     trained = (train / "policy", layout.trained_card(cell.recipe, cell.seed))
     missing = [str(path) for path in (*trained, *named.values()) if not path.exists()]
     if missing:
-        experiment = params.section(dict(values), "experiment", params.Experiment)
-        known = ", ".join(f"{r}/{s}" for r in experiment.recipes for s in experiment.seeds)
-        raise ArtifactError(
-            f"{cell.name} has no {missing[0]}: run the pipeline first. The experiment has: {known}"
-        )
+        raise ArtifactError(f"{cell.name} has no {missing[0]}: run the pipeline first")
     trained_digest(layout, cell.recipe, cell.seed)  # refuses damaged weights
     weights = {path.name: path for path in sorted((train / "policy").iterdir()) if path.is_file()}
     return {**weights, **named}

@@ -1,7 +1,6 @@
 """Test prompts with samples of the policy before and after training, their verdicts and the
 extracted answers."""
 
-import difflib
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,8 +36,7 @@ class Wanted:
 
 
 def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str]:
-    """Yield the chosen prompts as text. Raise ArtifactError if there are none, or if the recipe has
-    not been evaluated."""
+    """Yield the chosen prompts as text. Raise ArtifactError if there are none."""
     files = paths(layout, recipe, seed)
     rates = pass_rates(files)
     chosen = choose(rates, files["after"], wanted)
@@ -52,26 +50,12 @@ def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str
 
 
 def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
-    """Return the tables of both sides. Raise ArtifactError with the existing ones if one is
-    missing."""
-    before = layout.baseline / "rollouts.parquet"
-    after = layout.evaluation(recipe, seed) / "rollouts.parquet"
-    if not after.is_file():
-        there = sorted(
-            f"{path.parts[-4]} --seed {path.parts[-3]}"
-            for path in layout.root.glob("runs/*/*/eval/rollouts.parquet")
-        )
-        close = difflib.get_close_matches(recipe, [name.split()[0] for name in there], 1)
-        guess = f" Did you mean {close[0]}?" if close and close[0] != recipe else ""
-        raise ArtifactError(
-            f"{after} does not exist: {recipe} with seed {seed} has not been evaluated. There is: "
-            f"{', '.join(there) or 'nothing yet (winnow run)'}.{guess}"
-        )
-    if not before.is_file():
-        raise ArtifactError(f"{before} does not exist: run the stage baseline first")
-    ROLLOUTS.verify(before)
-    ROLLOUTS.verify(after)
-    return {"before": before, "after": after}
+    """Return the tables of both sides. Raise ArtifactError if one is missing or damaged."""
+    folders = layout.baseline, layout.evaluation(recipe, seed)
+    files = {side: f / "rollouts.parquet" for side, f in zip(SIDES, folders, strict=True)}
+    for path in files.values():
+        ROLLOUTS.verify(path)
+    return files
 
 
 def pass_rates(files: dict[str, Path]) -> pl.DataFrame:

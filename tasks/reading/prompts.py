@@ -22,11 +22,7 @@ def read(
     values: Mapping[str, Any], layout: Layout, split: str, prompt: str | None, number: int
 ) -> Iterator[str]:
     """Yield the first `number` prompts of a split as text, or the prompts with ids that begin with
-    `prompt`. `values` are complete. Raise ArtifactError if there are none, or if `ingest` or
-    `policy` has not run."""
-    for path, stage in ((layout.prompts(split), "ingest"), (layout.policy_card, "policy")):
-        if not path.is_file():
-            raise ArtifactError(f"{path} does not exist: run the stage {stage} first")
+    `prompt`. `values` are complete. Raise ArtifactError if there are none."""
     found = PROMPTS.read(layout.prompts(split))
     num_prompts = len(found)
     found = found.filter(pl.col("prompt_id").str.starts_with(prompt or "")).head(number)

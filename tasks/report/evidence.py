@@ -2,8 +2,7 @@
 of the experiment.
 
 Only a few columns of the rollouts are read. Rollouts on test are counted per prompt as they are
-read, so no text is in memory. Nothing else is computed here. A missing or damaged file raises an
-error that names recipe, seed and file."""
+read, so no text is in memory. Nothing else is computed here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from tasks.common.artifacts import (
     TRAIN_ROLLOUTS,
     Layout,
 )
-from tasks.common.files import ArtifactError
 from tasks.common.params import Budget, Experiment
 from tasks.common.sealed import read_sealed
 from tasks.common.statistics import score_prompts
@@ -84,11 +82,7 @@ class Evidence:
 
 
 def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
-    """Read all files. Raises ArtifactError naming recipe, seed and file if one is missing."""
-    if not experiment.recipes or not experiment.seeds:
-        raise ArtifactError(
-            "experiment.recipes or experiment.seeds is empty: name at least one of each to report"
-        )
+    """Read all files. Raise ArtifactError with the name of a missing or damaged file."""
     return Evidence(
         read_sealed(layout.policy_card),
         PROFILE.read(layout.profile / "profile.parquet"),
@@ -105,30 +99,24 @@ def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
 
 
 def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
-    """Read the plan, the training and the evaluation of a recipe with one seed. An error about a
-    file names recipe and seed."""
+    """Read the plan, the training and the evaluation of a recipe with one seed."""
     plan = layout.plan(recipe, seed)
     train = layout.train(recipe, seed)
     evaluation = layout.evaluation(recipe, seed)
-    try:
-        return Trained(
-            recipe,
-            seed,
-            PLAN.read(plan / "plan.parquet"),
-            DECISIONS.read(plan / "decisions.parquet"),
-            read_sealed(plan / "forecast.json"),
-            STEPS.read(train / "steps.parquet"),
-            TRAIN_ROLLOUTS.read_columns(
-                train / "rollouts.parquet", TRAINED, where=~pl.col("replayed")
-            ),
-            CURVE.read(train / "curve.parquet"),
-            read_sealed(train / "flops.json"),
-            read_sealed(evaluation / "metrics.json"),
-            read_scores(evaluation),
-            read_tokens(train / "rollouts.parquet"),
-        )
-    except ArtifactError as error:
-        raise ArtifactError(f"recipe '{recipe}', seed {seed}: {error}") from error
+    return Trained(
+        recipe,
+        seed,
+        PLAN.read(plan / "plan.parquet"),
+        DECISIONS.read(plan / "decisions.parquet"),
+        read_sealed(plan / "forecast.json"),
+        STEPS.read(train / "steps.parquet"),
+        TRAIN_ROLLOUTS.read_columns(train / "rollouts.parquet", TRAINED, where=~pl.col("replayed")),
+        CURVE.read(train / "curve.parquet"),
+        read_sealed(train / "flops.json"),
+        read_sealed(evaluation / "metrics.json"),
+        read_scores(evaluation),
+        read_tokens(train / "rollouts.parquet"),
+    )
 
 
 def read_scores(folder: Path) -> pl.DataFrame:

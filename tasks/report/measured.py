@@ -1,5 +1,5 @@
 """Values that differ between equal runs: seconds, work lost to kills, time and machine of the
-report, and why stages ran.
+report.
 
 They are written to `measured.txt` beside the page. That file is no output of DVC, so equal runs
 have equal outputs. A cell that was restored or pulled has no measurements here."""
@@ -17,19 +17,14 @@ from tasks.report.evidence import Evidence, Json, Trained
 
 
 def measured_text(layout: Layout, evidence: Evidence) -> str:
-    """Return the text of `measured.txt`: the origin, the seconds of every cell, and the stages'
-    notes."""
+    """Return the text of `measured.txt`: the origin, and the seconds of every cell."""
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     machine = f"{this_host()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
-    lines = [f"made {when} from {commit_words(git_tags())} on {machine}"]
-    parts = {
-        "measured seconds, and work lost to kills": [
-            f"{name}: {words_of(found)}" for name, found in all_measured(layout, evidence).items()
-        ],
-        "why stages ran": run_notes(layout),
-    }
-    for title, notes in parts.items():
-        lines += ["", title, "", *(notes or ["no stage left a note"])]
+    lines = [
+        f"made {when} from {commit_words(git_tags())} on {machine}",
+        "\nmeasured seconds, and work lost to kills\n",
+        *(f"{name}: {words_of(found)}" for name, found in all_measured(layout, evidence).items()),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -71,14 +66,3 @@ def commit_words(tags: Mapping[str, str]) -> str:
         return "no git repository"
     name, _, changed = commit.partition("-")
     return f"{name[:10]}, with changes" if changed else name[:10]
-
-
-def run_notes(layout: Layout) -> list[str]:
-    """Return when and why the flow last ran each stage, oldest first. Notes that are damaged or
-    have another version are skipped."""
-    found = []
-    for path in layout.run_note("*").parent.glob("*.json"):
-        note = read_note(path)
-        if {"when", "outcome", "why"} <= note.keys():
-            found.append(f"{note['when']}  {path.stem}: {note['outcome']}: {note['why']}")
-    return sorted(found)

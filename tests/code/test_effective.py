@@ -12,13 +12,12 @@ import pytest
 import yaml
 
 from tasks.code.effective import complete, of_cells
-from tasks.code.origins import minimal, recipe_rows, rows
+from tasks.code.origins import recipe_rows, rows
 from tasks.code.schema import schema
 from tasks.common import params
 from tasks.common.code import ROOT
 from tasks.common.params import ParamsError
 from tasks.train.methods.loss import clip
-from tests.parameters import every_value
 
 WRITTEN = params.load(ROOT / "params.yaml")
 RECIPES = ("grpo", "sgpo", "winnow")
@@ -128,36 +127,6 @@ def test_where_every_value_is_from() -> None:
     assert found["train.control.prior.strength"] == [8.0, "default"]
 
 
-def test_a_shortened_file_has_the_same_values_and_keeps_its_comments() -> None:
-    whole = every_value()
-    whole["train"]["learning_rate"] = 1e-5
-    whole["ingest"]["splits"]["test"] = None  # not the default
-    whole["recipes"] = {
-        **{name: {"train": {}, **recipe} for name, recipe in whole["recipes"].items()},
-        "mine": {"from": "sgpo", "allocate": {"unsolved_rate": 0.3}},
-    }
-    text = yaml.safe_dump(whole, sort_keys=False)
-    text = text.replace("train:\n  batch", "train:  # mine\n  batch")
-    short = minimal(text)
-    assert complete(yaml.safe_load(short)) == complete(whole)
-    assert "train:  # mine\n  learning_rate: 1.0e-05" in short
-    assert len(short.splitlines()) < 64
-    assert list(yaml.safe_load(short)["recipes"]) == ["mine"]
-    assert minimal(short) == short
-    with pytest.raises(ParamsError, match="did you mean sampling"):
-        minimal(text + "\nsamplin: {}\n")
-
-
-@pytest.mark.parametrize("word", ["no", "off", "1:30", "1e-4"])
-def test_a_shortened_file_reads_words_as_the_stages_do(word: str) -> None:
-    value = params.parsed(word)
-    key = {bool: "engine: {sleep", int: "sampling: {max_tokens", float: "train: {learning_rate"}
-    text = yaml.safe_dump({name: WRITTEN[name] for name in ("experiment", "ingest", "policy")})
-    text = f"{key[type(value)]}: {word}}}\n{text}"
-    assert f": {word}}}" in minimal(text)
-    assert complete(params.parsed(minimal(text))) == complete(params.parsed(text))
-
-
 def test_a_mistake_that_recipes_share_is_one_problem() -> None:
     with pytest.raises(ParamsError) as raised:
         complete({**WRITTEN, "sampling": {"temperature": 0.0}})
@@ -228,13 +197,6 @@ def test_numbers_that_would_fail_late_are_refused_at_once(
 ) -> None:
     with pytest.raises(ParamsError, match=message):
         complete({**WRITTEN, section: keys})
-
-
-@pytest.mark.parametrize("merge", ["train: {<<: *base}", "train:\n  <<: *base"])
-def test_a_file_with_merges_is_not_shortened(merge: str) -> None:
-    """A key that is removed where it is written would be gone in the mappings that merge it."""
-    with pytest.raises(ParamsError, match="write them out"):
-        minimal(f"x: &base {{max_steps: null}}\n{merge}\n")
 
 
 def test_a_folder_that_takes_no_files_is_named_in_one_sentence(tmp_path: Path) -> None:

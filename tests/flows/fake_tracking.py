@@ -14,7 +14,7 @@ __all__ = ["Tracker", "Tracking"]
 PIPELINE_VARIABLE = "WINNOW_PIPELINE"
 
 
-def start_pipeline(layout: Layout) -> str:
+def start_pipeline() -> str:
     return "a-flow"
 
 

@@ -144,9 +144,9 @@ def test_a_plan_names_what_is_forced(project: Project) -> None:
     assert "stage ingst is not in the experiment" in output
 
 
-def test_reading_what_has_not_been_evaluated_says_what_has(project: Project) -> None:
+def test_reading_what_has_not_been_evaluated_names_the_file(project: Project) -> None:
     output = winnow(project, "read", "pods", expect=1)
-    assert "pods with seed 0 has not been evaluated" in output
+    assert "runs/pods/0/eval/rollouts.parquet does not exist" in output
     assert "Traceback" not in output
 
 

@@ -1,14 +1,10 @@
 """Answers that copy a formula of the prompt, and answers that only stand there as well."""
 
-from pathlib import Path
-
 import pytest
 
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
 from tasks.grading.settings import Verify
-from tests.ingest.helpers import entry, lines
-from tests.ingest.test_command import ingest
 
 MATH = ("math", "math_verify")
 DIFFERENCE, FRACTION = "Compute $513^2 - 487^2$.", r"Simplify $\frac{6}{4}$."
@@ -46,7 +42,6 @@ def test_a_copied_formula_is_wrong(
         assert loaded.verify(rf"\boxed{{{given}}}", gold).outcome == "correct"  # no prompt is known
         assert loaded.verify(rf"\boxed{{{given}}}", gold, prompt).outcome == "wrong"
         assert loaded.verify(rf"\boxed{{{gold}}}", gold, prompt).outcome == "correct"
-        assert loaded.copy(gold, prompt) is not None
 
 
 def test_the_formula_behind_a_name_is_looked_at() -> None:
@@ -107,28 +102,4 @@ def test_the_prompt_reaches_the_verifiers_of_parts_and_composites() -> None:
         verdicts = grader.grade(
             [Answer("both", text, "26000", False, prompt) for prompt in ("", DIFFERENCE)]
         )
-        copies = grader.find_copies(
-            [(name, "26000", DIFFERENCE) for name in ("both", "math", "exact")]
-        )
     assert [verdict.outcome for verdict in verdicts] == ["correct", "wrong"]
-    assert copies == ["513^{2} - 487^{2}"] * 2 + [""]
-
-
-@pytest.mark.slow
-def test_ingest_reports_where_a_copy_would_pass_and_the_slowest_golds(tmp_path: Path) -> None:
-    rows = [
-        {"question": DIFFERENCE, "gold": "26000"},
-        {"question": FRACTION, "gold": r"\frac{3}{2}"},
-        {"question": "How many are 5 and 6?", "gold": "11"},
-    ]
-    source = entry(lines(tmp_path / "a.jsonl", *rows), verifier="math")
-    sizes = {"train": 3, "validation": 0, "test": 0}
-    printed = ingest(tmp_path, [source], sizes, "--dry-run")
-    assert (
-        "would be graded as correct in 2 of the first 3 rows, such as '513^{2} - 487^{2}'"
-        in printed
-    )
-    slowest = printed.partition("the slowest golds")[2].splitlines()[1:4]
-    seconds = [float(line.split()[0]) for line in slowest]
-    assert seconds == sorted(seconds, reverse=True)
-    assert sorted(line.split("line ")[1] for line in slowest) == ["1)", "2)", "3)"]

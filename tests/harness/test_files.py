@@ -1,10 +1,9 @@
-"""Which lines of a task file could run code, and what its digest is made of."""
+"""Which files a folder of tasks has, and what their digest is made of."""
 
 from pathlib import Path
 
 import pytest
 
-from tasks.common.config.yaml_entries import entries
 from tasks.common.files import ArtifactError
 from tasks.harness import files
 from tests.files import plant
@@ -17,7 +16,6 @@ test_split: test
 doc_to_text: "{{{{question}}}}"
 metric_list: [{{metric: exact_match}}]
 """
-METRICS = ["exact_match", "acc"]
 
 
 @pytest.fixture
@@ -33,55 +31,22 @@ def folder(tmp_path: Path) -> Path:
     )
 
 
-def said(folder: Path) -> str:
-    with pytest.raises(ArtifactError) as refused:
-        files.check(files.task_files(folder / "tasks"), METRICS)
-    return str(refused.value)
-
-
-def test_a_task_of_data_and_templates_is_taken(folder: Path) -> None:
-    files.check(files.task_files(folder / "tasks"), METRICS)
-
-
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("process_docs: !function utils.clean", "!function utils.clean is Python"),
-        ("class: !function task.Mine", "!function task.Mine is Python"),
-        ("process_docs: !!python/name:os.system", "python/name:os.system is Python"),
-        ("metadata: !!python/object/apply:os.system [ls]", "is Python"),
-        ("metric_list: [{metric: ./mine.py}]", "no metric './mine.py'"),
-        ("metric_list: [{metric: acc, hf_evaluate: true}]", "a metric of the library `evaluate`"),
-        ("dataset_path: pandas", "dataset_path is 'pandas'"),
-        ("dataset_path: ./loader", "dataset_path is './loader'"),
-        ("dataset_kwargs: {trust_remote_code: true}", "trust_remote_code runs what a hub has"),
-        ("a: &m ./mine.py\nmetric_list: [{metric: *m}]", "no metric './mine.py'"),
-        ("<<: {dataset_path: pandas}", "dataset_path is 'pandas'"),
-    ],
-)
-def test_a_line_that_could_run_code_is_named(folder: Path, line: str, why: str) -> None:
-    plant(folder, {"tasks/more/other.yaml": f"task: other\n{line}\n"})
-    message = said(folder)
-    assert "other.yaml line " in message
-    assert why in message
-    assert "sums.yaml" not in message
-
-
 def test_what_a_task_file_includes_is_read_as_well(folder: Path) -> None:
     plant(folder, {"base": "doc_to_text: !function utils.text\n"})
     with (folder / "tasks/sums.yaml").open("a") as file:
-        file.write("<<: {include: ../base}\n")
-    assert "base line 1: !function utils.text is Python" in said(folder)
+        file.write("include: ../base\n")
+    assert folder / "base" in files.task_files(folder / "tasks")
     (folder / "base").unlink()
     with pytest.raises(ArtifactError, match="base does not exist, and a task file includes it"):
         files.task_files(folder / "tasks")
 
 
-def test_files_that_come_with_the_harness_are_trusted(folder: Path) -> None:
+def test_files_that_come_with_the_harness_are_left_out(folder: Path) -> None:
     plant(folder, {"lm_eval/gsm8k.yaml": "doc_to_text: !function utils.text\n"})
     with (folder / "tasks/sums.yaml").open("a") as file:
         file.write(f"include: {folder}/lm_eval/gsm8k.yaml\n")
-    files.check(files.task_files(folder / "tasks", trusted=folder / "lm_eval"), METRICS)
+    found = files.task_files(folder / "tasks", installed=folder / "lm_eval")
+    assert found == [folder / "tasks/sums.yaml"]
 
 
 def test_a_folder_without_task_files_is_refused(tmp_path: Path) -> None:
@@ -105,28 +70,14 @@ def test_the_digest_is_of_task_files_code_and_tables(folder: Path) -> None:
     assert digest() == digests[-1]
 
 
-def test_a_table_that_is_not_there_is_named_with_its_line(folder: Path) -> None:
+def test_a_table_that_is_not_there_is_named(folder: Path) -> None:
     (folder / "tables/sums.jsonl").unlink()
-    with pytest.raises(ArtifactError, match=r"sums.yaml line 3: .*sums.jsonl does not exist"):
+    with pytest.raises(ArtifactError, match=r"sums.yaml: .*sums.jsonl does not exist"):
         files.fingerprint(files.task_files(folder / "tasks"))
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("a: &a [*a]\n", "nested more than 100 times"),
-        ("a: [1\n", "is not YAML"),
-        (
-            "a: &a [0,0,0,0,0,0,0,0,0,0]\n"
-            + "".join(
-                f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n"
-                for before, name in zip("abcdef", "bcdefg", strict=True)
-            ),
-            "its aliases multiply",
-        ),
-    ],
-)
-def test_yaml_that_is_not_written_by_hand_is_refused(tmp_path: Path, text: str, why: str) -> None:
-    plant(tmp_path, {"task.yaml": text})
-    with pytest.raises(ArtifactError, match=why):
-        entries(tmp_path / "task.yaml")
+@pytest.mark.parametrize("text", ["a: [1\n", "[" * 10_000], ids=["unfinished", "nested"])
+def test_a_file_that_is_not_yaml_is_refused(folder: Path, text: str) -> None:
+    plant(folder, {"tasks/other.yaml": text})
+    with pytest.raises(ArtifactError, match="other.yaml is not YAML"):
+        files.task_files(folder / "tasks")

@@ -74,7 +74,7 @@ def describe(layout: Layout) -> None:
 
 def asked(*tasks: str, **changes: Any) -> run.Asked:
     nothing: dict[str, Any] = dict.fromkeys(run.Asked.__dataclass_fields__)
-    return run.Asked(**{**nothing, "tasks": list(tasks), "trust_tasks": False, **changes})
+    return run.Asked(**{**nothing, "tasks": list(tasks), "trust_tasks": True, **changes})
 
 
 def record(layout: Layout, cell: Subject, task: str, **changes: Any) -> Path:
@@ -278,6 +278,8 @@ def test_the_embedded_policy_on_a_task_of_ones_own(
     with pytest.raises(ArtifactError, match="reach: access to attribute '__init__'"):
         list(run.measure(layout, VALUES, [TRAINED], asked("reach", include=tasks)))
     assert not (tasks / "reached").exists()
+    with pytest.raises(ArtifactError, match="can run code .* --trust-tasks"):
+        run.open_index(["sums"], tasks, trust_tasks=False)
 
 
 @with_harness

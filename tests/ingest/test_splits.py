@@ -12,11 +12,17 @@ from tasks.common.params import ParamsError
 from tasks.common.stage import StageError
 from tasks.ingest.candidates import Rejection, Row
 from tasks.ingest.questions.duplicates import resolve
-from tasks.ingest.settings import Sizes
-from tasks.ingest.splits import Share, check, split
+from tasks.ingest.settings import Ingest, Sizes, Source
+from tasks.ingest.splits import split
 from tests.ingest.helpers import row, spool
 
-ANY = Share(None, None, None)
+
+def share(split: Any, weight: float | None, max_rows: int | None) -> Source:
+    """An entry of `ingest.sources`, as far as it decides where rows go."""
+    return Source("gsm8k", {}, split=split, weight=weight, max_rows=max_rows)
+
+
+ANY = share(None, None, None)
 
 
 def nothing(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
@@ -24,13 +30,13 @@ def nothing(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
 
 
 def parts(
-    folder: Path, rows: Any, sizes: Sizes, *shares: Share, seed: int = 0, dropped: Any = nothing
+    folder: Path, rows: Any, sizes: Sizes, *shares: Source, seed: int = 0, dropped: Any = nothing
 ) -> dict[str, set[str]]:
     """The questions of every split."""
     folder.mkdir(exist_ok=True)
     kept = spool(folder, *rows, seed=seed)
     index = split(
-        resolve(kept.index, [share.split for share in shares or (ANY,)]),
+        resolve(kept.index, [one.split for one in shares or (ANY,)]),
         sizes,
         shares or (ANY,),
         dropped,
@@ -65,7 +71,7 @@ def test_splits_depend_on_content_and_seed_not_on_order(tmp_path: Path) -> None:
 
 def test_weights_share_every_split(tmp_path: Path) -> None:
     rows = [(0, one) for one in problems(100, "a")] + [(1, one) for one in problems(30, "b")]
-    weights = (Share(None, 3.0, None), Share(None, 1.0, None))
+    weights = (share(None, 3.0, None), share(None, 1.0, None))
     found = parts(tmp_path, rows, Sizes(40, 8, 12), *weights)
     shares = {name: Counter(asked[0] for asked in part) for name, part in found.items()}
     assert shares == {
@@ -78,7 +84,7 @@ def test_weights_share_every_split(tmp_path: Path) -> None:
 
 
 def test_a_cap_takes_the_same_rows_in_any_order(tmp_path: Path) -> None:
-    shares = (Share(None, None, 5), ANY)
+    shares = (share(None, None, 5), ANY)
     rows = [(0, one) for one in problems(50, "a")] + [(1, one) for one in problems(50, "b")]
     found = parts(tmp_path, rows, Sizes(None, 1, 1), *shares)
     union = set.union(*found.values())
@@ -87,7 +93,7 @@ def test_a_cap_takes_the_same_rows_in_any_order(tmp_path: Path) -> None:
 
 
 def test_a_split_that_a_source_names_takes_only_such_rows(tmp_path: Path) -> None:
-    shares = (ANY, Share("test", None, None))
+    shares = (ANY, share("test", None, None))
     rows = [(0, one) for one in problems(20, "a")] + [(1, one) for one in problems(6, "b")]
     found = parts(tmp_path, rows, Sizes(None, 5, 4), *shares)
     assert {asked[0] for asked in found["test"]} == {"b"}
@@ -125,12 +131,12 @@ def test_too_few_rows_say_the_numbers(tmp_path: Path) -> None:
         StageError, match=r"ingest.sources\[1\], by its weight, needs 4 prompts and 2 are left"
     ):
         parts(
-            tmp_path / "c", weighted, Sizes(4, 1, 8), Share(None, 1.0, None), Share(None, 1.0, None)
+            tmp_path / "c", weighted, Sizes(4, 1, 8), share(None, 1.0, None), share(None, 1.0, None)
         )
 
 
 def test_null_takes_all_rows_of_the_sources_that_name_a_split(tmp_path: Path) -> None:
-    shares = (ANY, Share("test", None, None), Share("test", None, 2))
+    shares = (ANY, share("test", None, None), share("test", None, 2))
     rows = [(0, one) for one in problems(20, "a")] + [(1, one) for one in problems(6, "b")]
     rows += [(2, one) for one in problems(6, "c")]
     found = parts(tmp_path, rows, Sizes(None, 5, None), *shares)
@@ -147,7 +153,7 @@ def test_a_split_of_no_prompts_is_empty(tmp_path: Path) -> None:
     }
 
 
-TEST = Share("test", None, None)
+TEST = share("test", None, None)
 
 
 @pytest.mark.parametrize(
@@ -157,34 +163,15 @@ TEST = Share("test", None, None)
         (Sizes(1, 1, -1), (ANY,), "test is -1; it must be at least 0"),
         (Sizes(1, 1, 0), (ANY, TEST), r"test is 0, and ingest.sources\[1\] names that split"),
         (Sizes(1, 1, None), (ANY,), "test is null, .* and none does"),
-        (
-            Sizes(100, 20, 30),
-            (Share(None, None, 90), Share(None, None, 200, num_rows=40)),
-            "the splits train, validation, test need 150 prompts, and their sources have at most "
-            "130",
-        ),
-        (
-            Sizes(100, 20, 30),
-            (ANY, Share("test", None, 20)),
-            "the splits test need 30 prompts, and their sources have at most 20",
-        ),
-        (Sizes(None, 20, 30), (Share(None, None, 50),), "need 51 prompts, .* at most 50"),
-        (
-            Sizes(100, 20, 40),
-            (Share(None, 3.0, None), Share(None, 1.0, 39)),
-            r"need 40 prompts of ingest.sources\[1\], by its weight, which has at most 39",
-        ),
     ],
 )
 def test_sizes_that_cannot_be_met_are_refused_before_any_row_is_read(
-    sizes: Sizes, shares: tuple[Share, ...], message: str
+    sizes: Sizes, shares: tuple[Source, ...], message: str
 ) -> None:
     with pytest.raises(ParamsError, match=message):
-        check(sizes, shares)
+        Ingest(list(shares), splits=sizes)
 
 
 def test_sizes_that_may_be_met_are_not_refused() -> None:
-    check(Sizes(100, 20, 30), (Share(None, None, 150),))
-    check(Sizes(100, 20, 30), (Share(None, None, 1), ANY))
-    check(Sizes(None, 0, None), (Share(None, None, 1), TEST))
-    check(Sizes(100, 20, 40), (Share(None, 3.0, 120), Share(None, 1.0, 40)))
+    Ingest([share(None, None, 1), ANY], splits=Sizes(100, 20, 30))
+    Ingest([share(None, None, 1), TEST], splits=Sizes(None, 0, None))

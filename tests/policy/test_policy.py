@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.common.params import parse
+from tasks.common.params import ParamsError, parse
 from tasks.common.sealed import write_sealed
 from tasks.common.stage import StageError
 from tasks.models.folder import DATA_FILES, check_folder, policy_digest
@@ -87,8 +87,8 @@ def test_the_links_of_the_hugging_face_cache_are_its_own(tmp_path, llama):
     ],
 )
 def test_a_source_that_names_no_policy_is_explained(tmp_path, source, message):
-    with pytest.raises(StageError, match=message):
-        resolve(source, tmp_path, False)
+    with pytest.raises((ParamsError, StageError), match=message):
+        resolve(Policy(source).source, tmp_path, False)
 
 
 def test_a_policy_in_a_store_is_fetched_once_without_what_could_run_code(tmp_path, llama):

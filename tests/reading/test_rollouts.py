@@ -100,8 +100,8 @@ def test_only_what_is_not_to_be_seen_is_escaped(text: str, seen: str) -> None:
     assert escaped(text) == seen
 
 
-def test_what_is_not_there_is_said_with_what_is(layout: Layout) -> None:
-    with pytest.raises(ArtifactError, match=r"There is: sgpo --seed 0\. Did you mean sgpo\?"):
+def test_what_is_not_there_is_named(layout: Layout) -> None:
+    with pytest.raises(ArtifactError, match=r"runs/sgp/0/eval/rollouts\.parquet does not exist"):
         list(read(layout, "sgp", 0, Wanted(None, None, 1, 1)))
     with pytest.raises(ArtifactError, match="no test prompt whose id begins with q of the class"):
         shown(layout, "q", "lost")

@@ -314,7 +314,7 @@ def test_rollouts_of_another_shape_are_named(layout: Layout) -> None:
     shorter.write(path, pl.read_parquet(path).drop("outcome"))
     with pytest.raises(
         ArtifactError,
-        match=r"recipe 'sgpo', seed 0: .*rollouts\.parquet is not .*missing: \['outcome",
+        match=r"runs/sgpo/0/.*rollouts\.parquet is not .*missing: \['outcome",
     ):
         read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
     path.write_bytes(b"PAR1")

@@ -1,4 +1,4 @@
-"""Seconds, when and where the report was made, why stages ran, and where tokens went."""
+"""Seconds, when and where the report was made, and where tokens went."""
 
 import re
 
@@ -14,7 +14,6 @@ from tasks.report.measured import (
     all_measured,
     commit_words,
     measured_text,
-    run_notes,
     total_seconds,
 )
 from tasks.report.views.prompts import class_tokens
@@ -55,18 +54,6 @@ def test_a_cell_that_was_restored_has_no_seconds(layout: Layout) -> None:
 )
 def test_the_commit_in_words(git: str | None, words: str) -> None:
     assert commit_words({} if git is None else {"git": git}) == words
-
-
-def test_stages_say_when_and_why_they_ran(layout: Layout) -> None:
-    ran = {"outcome": "ran", "why": "train.learning_rate 0.0003 -> 0.0001"}
-    write_sealed(layout.run_note("train@a-0"), {**ran, "when": "2026-01-02 10:00 UTC"})
-    write_sealed(layout.run_note("code"), {**ran, "when": "2026-01-02 09:00 UTC"})
-    layout.run_note("profile").write_text("half a fi")
-    write_sealed(layout.run_note("baseline"), {"when": "2026-01-02 09:00 UTC"})
-    assert run_notes(layout) == [
-        "2026-01-02 09:00 UTC  code: ran: train.learning_rate 0.0003 -> 0.0001",
-        "2026-01-02 10:00 UTC  train@a-0: ran: train.learning_rate 0.0003 -> 0.0001",
-    ]
 
 
 def test_tokens_are_counted_by_prompt_and_signal(layout: Layout) -> None:

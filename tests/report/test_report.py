@@ -269,7 +269,7 @@ def test_a_missing_file_is_named_with_recipe_and_seed(layout: Layout, name: str)
     path.unlink()
     with pytest.raises(ArtifactError) as error:
         read_evidence(layout, BOTH)
-    assert str(error.value).startswith(f"recipe 'sgpo', seed 1: {path} does not exist")
+    assert str(error.value).startswith(f"{path} does not exist")
 
 
 def test_what_could_not_be_measured_is_a_dash(layout: Layout) -> None:
@@ -312,7 +312,7 @@ def test_the_stage_fails_with_the_name_of_the_missing_file(layout: Layout, tmp_p
     params = write_params(tmp_path, ["grpo", "pods"], [0])
     done = run_stage("report", params, layout.root)
     assert done.returncode == 1
-    assert "recipe 'pods', seed 0: " in done.output
+    assert "runs/pods/0/" in done.output
     assert "Traceback" not in done.output
 
 

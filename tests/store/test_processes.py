@@ -200,13 +200,11 @@ def admin(name: str, layout: Layout, *policies: str, dry_run: bool = False, stat
 @pytest.mark.slow
 def test_the_command_line(qwen: Path, tmp_path: Path) -> None:
     layout = make_root(tmp_path, qwen, None, range(9))
-    assert "empty" in admin("ls", layout)
+    assert "empty" in admin("stat", layout)
     profile(layout)
     policy = next(layout.store.iterdir()).name
-    listed = admin("ls", layout)
-    assert f"{policy}  max_tokens 8, seed 0, temperature 1.0, " in listed
-    assert "36 rollouts of 9 prompts" in listed
     stat = admin("stat", layout)
+    assert f"policy    {policy}\nsampling  max_tokens 8, seed 0, temperature 1.0, " in stat
     assert "rollouts  36: 9 prompts, 4 to 4 samples" in stat
     assert "sampled   hf " in stat
     assert "no shard is damaged" in admin("verify", layout)
@@ -226,8 +224,8 @@ def test_the_command_line(qwen: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="holds nothing of policy nobody; choose from"):
         admin("gc", layout, "nobody")
     admin("gc", layout, policy)
-    assert "empty" in admin("ls", layout)
-    assert "empty" in admin("ls", without_store(layout))
+    assert "empty" in admin("stat", layout)
+    assert "empty" in admin("stat", without_store(layout))
 
 
 def without_store(layout: Layout) -> Layout:

@@ -19,9 +19,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from tasks.common.files import ArtifactError, digest_file
+from tasks.common.files import digest_file
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_sealed
 from tasks.common.tracking import database, runs
 from tasks.common.tracking.journal import (
     Event,
@@ -38,9 +37,7 @@ from tasks.common.tracking.mirrors import Mirrors
 from tasks.common.tracking.models import write_champion, write_model
 from tasks.common.tracking.pipelines import (
     PIPELINE_VARIABLE,
-    has_no_record,
     is_alive,
-    mark_recorded,
     outputs,
     start_event,
     start_pipeline,
@@ -59,7 +56,6 @@ from tasks.common.tracking.runs import (
     within,
 )
 from tasks.common.tracking.settings import Tracking
-from tasks.common.tracking.system import watched
 from tasks.common.tracking.writers import (
     write_artifact,
     write_dataset,
@@ -105,8 +101,7 @@ def track(
     tracker = Tracker(journal, layout.root, settings.max_weights_gb)
     status = "FAILED"
     try:
-        with watched(tracker):
-            yield tracker
+        yield tracker
         status = "FINISHED"
         for path in outputs(layout, stage, recipe, seed):
             tracker.output(path, digest_file(path))
@@ -126,10 +121,8 @@ def track(
 
 
 def open_stage(layout: Layout, uri: str, start: Event) -> Write:
-    """Create the stage's run, mark its pipeline as recorded, and return the run's writer."""
-    run = opened(layout, uri, start)
-    mark_recorded(layout, start["pipeline"]["id"])
-    return partial(write_event, run)
+    """Create the stage's run, and return its writer."""
+    return partial(write_event, opened(layout, uri, start))
 
 
 def opened(layout: Layout, uri: str, start: Event) -> TrackedRun:
@@ -228,9 +221,8 @@ def end_pipeline(
     status: str = "FINISHED",
     cached: Iterable[tuple[str, str | None, int | None]] = (),
 ) -> None:
-    """Close the parent run, with links to the runs of cached stages, each (stage, recipe, seed).
-
-    A pipeline in which no stage ran has no run, and none is created."""
+    """Close the parent run, with links to the runs of cached stages, each (stage, recipe, seed). A
+    database that no stage has made is not made for this."""
     uri, links = address(settings, layout), list(cached)
 
     def close() -> None:
@@ -247,11 +239,7 @@ def end_pipeline(
         close_dead(client, experiment)
 
     try:
-        if not has_no_record(layout, pipeline):
+        if not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists():
             within(runs.CALL_SECONDS, close)
     except Exception as error:  # a record must not stop a stage
         logger.warning("the pipeline's run at %s stays open: %s", uri, error)
-    finally:
-        with suppress(OSError, ArtifactError):
-            if read_sealed(layout.tracking / "pipeline.json")["id"] == pipeline:
-                (layout.tracking / "pipeline.json").unlink()

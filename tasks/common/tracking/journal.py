@@ -60,18 +60,7 @@ class Tracker:
 
         The step of these curves is always the whole number of GFLOPs: MLflow's step is an integer,
         and its page draws integers exactly up to 9e15, so this axis covers up to 9e24 FLOPs, beyond
-        any run, in one unit. None values are omitted."""
-        self.add(values, step, flops)
-        if time.monotonic() - self.told > METRICS_SECONDS:
-            self.flush()
-
-    def add(
-        self,
-        values: Mapping[str, float | None],
-        step: int | None = None,
-        flops: float | None = None,
-    ) -> None:
-        """Add metrics to be sent later, from any thread. Curves are thinned: see `is_kept`."""
+        any run, in one unit. None values are omitted, and curves are thinned: see `is_kept`."""
         whole = point(values, milliseconds(), step, flops)
         kept = dict[str, float]()
         for name, value in whole["values"].items():
@@ -83,6 +72,8 @@ class Tracker:
             self.num_points[name] += 1
         if kept:
             self.points.append({**whole, "values": kept})
+        if time.monotonic() - self.told > METRICS_SECONDS:
+            self.flush()
 
     def close(self) -> None:
         """Send the pending metrics, and the last point of every curve."""
@@ -140,10 +131,9 @@ class Tracker:
         *,
         datasets: Mapping[str, Path],
         outputs: Iterable[Path],
-        table: Mapping[str, list[Any]],
     ) -> None:
-        """Record one recipe and seed: settings, results and curves, inputs and outputs, and a table
-        of sample rollouts. A repeated call is recorded once: `result` is a digest of the record."""
+        """Record one recipe and seed: settings, results and curves, inputs and outputs. A repeated
+        call is recorded once: `result` is a digest of the record."""
         values, made = cut(params), [self._named(path) for path in outputs]
         told = {"recipe": recipe, "seed": seed, "values": values, "outputs": made}
         metrics = [{**one, "time": None} for one in points]
@@ -155,7 +145,6 @@ class Tracker:
                 self._dataset(name, path, digest_file(path), "experiment")
                 for name, path in datasets.items()
             ],
-            table=dict(table),
             result=digest([told, metrics]),
         )
 

@@ -1,5 +1,5 @@
 """The messages to the trackers of `tracking.also`: for each recipe and seed its parameters, its
-curves over steps, and its results.
+curves over steps, and the results that the report has of it.
 
 One process writes all trackers (`also`), through a pipe. A stage never waits for it: if messages
 pile up, or the process ends, the rest is dropped with a warning.
@@ -17,12 +17,12 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import digest, digest_file, make_private_folder
+from tasks.common.files import digest, make_private_folder
 from tasks.common.layout import Layout
 from tasks.common.sealed import read_note, write_sealed
 from tasks.common.tracking.journal import Event
@@ -33,7 +33,6 @@ MAX_WAITING = 10_000  # messages, some hundred bytes each
 LAST_SECONDS = 15.0  # the longest wait of a finished stage for its trackers
 MAX_LOG = 1 << 20
 ROOT = Path(__file__).resolve().parents[3]
-NOT_SENT = ("system/",)  # the machine's load: trackers measure it themselves
 Message = dict[str, Any]
 
 
@@ -130,14 +129,8 @@ class Mirrors:
         kind, stage = event["kind"], self.tags["stage"]
         if kind == "cell":
             self.cell(event)
-        elif kind == "benchmark" and event["recipe"]:
-            self.reached(event["recipe"], event["seed"], event["evidence"]["digest"], event)
         elif stage == "train" and kind != "end":
             self.training(event)
-        elif stage == "evaluate" and kind == "metrics":
-            recipe, seed = self.tags["recipe"], int(self.tags["seed"])
-            curve = digest_file(self.layout.train(recipe, seed) / "curve.parquet")
-            self.reached(recipe, seed, curve, event)
         elif kind == "end":
             self.close(event["status"] == "FINISHED")
 
@@ -155,22 +148,11 @@ class Mirrors:
             told = [one["values"] for one in self.begun if one["kind"] == "params"]
             params = {name: value for values in told for name, value in values.items()}
             self.open(recipe, seed, known["id"], params)
-        if event["kind"] == "metrics" and (points := list(of_training(event["points"]))):
-            self.send("points", points=points)
+        if event["kind"] == "metrics":
+            self.send("points", points=event["points"])
         if event["kind"] == "output" and event["key"].endswith("train/curve.parquet"):
             known = self.known(recipe, seed)
             self.remember(recipe, seed, {**known, "curve": event["digest"]})
-
-    def reached(self, recipe: str, seed: int, curve: str, event: Event) -> None:
-        """Send results of a training with a known run; for others the report sends everything."""
-        known = self.known(recipe, seed)
-        if known.get("curve") != curve:
-            return
-        self.open(recipe, seed, known["id"], {})
-        values = {
-            k: v for point in of_training(event["points"]) for k, v in point["values"].items()
-        }
-        self.send("final", values=values)
 
     def cell(self, event: Event) -> None:
         """Send everything about one recipe and seed in the report, unless it was sent already."""
@@ -224,11 +206,3 @@ class Mirrors:
 def new_run(key: str | None) -> dict[str, Any]:
     """Return a run that has not started: the key of its training, its curve, and its result."""
     return {"id": secrets.token_hex(4), "key": key, "curve": None, "result": None}
-
-
-def of_training(points: Sequence[Event]) -> Iterator[Event]:
-    """Yield the points with values about the training."""
-    for point in points:
-        values = {k: v for k, v in point["values"].items() if not k.startswith(NOT_SENT)}
-        if values:
-            yield {**point, "values": values}

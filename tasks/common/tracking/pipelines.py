@@ -1,5 +1,4 @@
-"""The pipeline of a stage: from WINNOW_PIPELINE, which a flow sets; otherwise from
-`tracking/pipeline.json`, if the same launcher opened it; otherwise a new pipeline.
+"""The pipeline of a stage: from WINNOW_PIPELINE, which a flow sets; otherwise that of its launcher.
 
 The launcher is the nearest `dvc` above the stage, else the leader of its process group: all stages
 of one `dvc repro`, or of one script, share a pipeline; two stages typed at a prompt do not."""
@@ -16,9 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tasks.common.files import ArtifactError, make_private_folder
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_note, read_sealed, write_sealed
 from tasks.common.tracking.journal import Event, milliseconds
 
 logger = logging.getLogger(__name__)
@@ -26,56 +23,28 @@ logger = logging.getLogger(__name__)
 PIPELINE_VARIABLE = "WINNOW_PIPELINE"
 
 
-def start_pipeline(layout: Layout) -> str:
-    """Open a pipeline and return its id, for the variable WINNOW_PIPELINE of the stages. Does not
-    import MLflow."""
-    return str(_open_pipeline(layout, "flow", psutil.Process())["id"])
+def start_pipeline() -> str:
+    """Return the id of a new pipeline of this process, for the variable WINNOW_PIPELINE of the
+    stages. Does not import MLflow."""
+    return identity(os.getpid(), time.time())
 
 
-def current_pipeline(layout: Layout) -> Event:
-    """Return the pipeline of this process: its id, its kind, and the process that opened it."""
-    named = os.environ.get(PIPELINE_VARIABLE)
-    nothing: Event = {"id": None, "kind": None, "tags": {}}
-    try:
-        known = {**nothing, **read_note(layout.tracking / "pipeline.json")}
-    except OSError:
-        known = nothing
-    if named:
-        return {"id": named, "kind": "flow", "tags": known["tags"] if known["id"] == named else {}}
+def identity(pid: int, started: float) -> str:
+    """Return the id of the pipeline that a process opened at a time."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{pid}"
+
+
+def current_pipeline(number: int = 1) -> Event:
+    """Return the pipeline of this process in a round: its id, its kind, and the process that opened
+    it."""
+    if named := os.environ.get(PIPELINE_VARIABLE):
+        tags = dict[str, str]()
+        with suppress(psutil.Error, ValueError):  # the flow was killed
+            tags = process_tags(psutil.Process(int(named.rpartition("-")[2])))
+        return {"id": named, "kind": "flow", "tags": tags}
     kind, process = launcher()
-    if known["tags"] == process_tags(process) and known["kind"] == kind:
-        return dict(known)
-    return _open_pipeline(layout, kind, process)
-
-
-def _open_pipeline(layout: Layout, kind: str, process: psutil.Process) -> Event:
-    identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    pipeline = {"id": identity, "kind": kind, "tags": process_tags(process), "recorded": False}
-    try:
-        make_private_folder(layout.tracking)
-        write_sealed(layout.tracking / "pipeline.json", pipeline)
-    except OSError as error:
-        logger.warning(
-            "%s cannot be written (%s): stages get a pipeline each", layout.tracking, error
-        )
-    return pipeline
-
-
-def mark_recorded(layout: Layout, identity: str) -> None:
-    """Record that a stage of this pipeline has opened a run, so that its end has a run to close."""
-    with suppress(ArtifactError, OSError):
-        known = read_sealed(layout.tracking / "pipeline.json")
-        if known["id"] == identity and not known["recorded"]:
-            write_sealed(layout.tracking / "pipeline.json", {**known, "recorded": True})
-
-
-def has_no_record(layout: Layout, identity: str) -> bool:
-    """Return whether it is certain that no stage of this pipeline opened a run; saves two seconds
-    for a flow that ran nothing."""
-    with suppress(ArtifactError):
-        known = read_sealed(layout.tracking / "pipeline.json")
-        return bool(known["id"] == identity and not known["recorded"])
-    return False
+    name = identity(process.pid, process.create_time()) + (f"-{number}" if number > 1 else "")
+    return {"id": name, "kind": kind, "tags": process_tags(process)}
 
 
 def launcher() -> tuple[str, psutil.Process]:
@@ -144,7 +113,7 @@ def start_event(
         "time": milliseconds(),
         "record": secrets.token_hex(8),
         "experiment": experiment,
-        "pipeline": current_pipeline(layout),
+        "pipeline": current_pipeline(number),
         "name": f"{stage}{run}{round_words(number)}",
         "tags": {
             **tags,

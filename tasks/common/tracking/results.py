@@ -54,8 +54,6 @@ def write_cell(run: TrackedRun, event: Event) -> None:
         write_dataset(target, dataset)
     for output in event["outputs"]:
         write_tags(target, {"values": link(run, "result", output["key"], output["digest"])})
-    if event["table"] and not client.list_artifacts(target.run_id):
-        client.log_table(target.run_id, event["table"], "rollouts.json")
     write_tags(target, {"values": {RESULT: event["result"]}})
     client.set_terminated(target.run_id, "FINISHED")
 

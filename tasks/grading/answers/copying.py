@@ -42,9 +42,6 @@ BETWEEN = re.compile(
     r"(?<![<>!])=|[<>≤≥]|\\(?:le|leq|ge|geq|lt|gt|ne|neq|approx|equiv|in|to)(?![a-zA-Z])"
     r"|\\\\|\\q?quad(?![a-zA-Z])|&"
 )
-GREEK = re.compile(
-    r"\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|psi|rho|sigma|omega)(?![a-zA-Z])"
-)
 DIVIDED = re.compile(r"\\[dtc]?frac(?![a-zA-Z])|\\div(?![a-zA-Z])|÷")
 CHOSEN = re.compile(r"\\[dt]binom(?![a-zA-Z])|\\choose(?![a-zA-Z])")
 UNWRITTEN = re.compile(r"\\(?:cdot|times|left|right)(?![a-zA-Z])|[(){}\[\]*·×+$&\\]")
@@ -83,23 +80,6 @@ def copied_value(
         if any(one >= written and ADDED.issuperset(one - written) for one in given)
     )
     return next(copies, None)
-
-
-def candidates(golds: Iterable[str], prompt: str) -> Iterator[str]:
-    """Yield the formulas of a prompt that may equal a gold without being written like it: formulas
-    with letters that all occur in a gold."""
-    golds = [clean(gold) for gold in golds]
-    wanted = symbols_of(golds)
-    letters = {letter for gold in golds for letter in variables(gold)}
-    for formula in formulas(prompt).values():
-        if symbols(formula) not in wanted and variables(formula) <= letters:
-            yield formula
-
-
-def variables(formula: str) -> set[str]:
-    """Return the letters of a formula, including Greek ones, except those in function names."""
-    text = without_text(formula)
-    return {*GREEK.findall(text), *re.sub(rf"\\[a-zA-Z]+|{NAMES}|[^a-zA-Z]", "", text)}
 
 
 @lru_cache(maxsize=256)

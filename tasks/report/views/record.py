@@ -11,7 +11,6 @@ import polars as pl
 
 from tasks.allocate.settings import AllocateSettings
 from tasks.common import recipes
-from tasks.common.artifacts import PROMPTS, ROLLOUTS
 from tasks.common.params import Experiment, parse
 from tasks.common.stage import Stage
 from tasks.common.tracking.journal import Event, milliseconds, point
@@ -31,7 +30,6 @@ RECORDED = (
     *("index.html", "leaderboard.json", "leaderboard.txt"),
     *("summary.json", "curve.csv", "measured.txt"),
 )
-NUM_SAMPLES = 32  # rollouts on test, kept for reading
 # the sections that affect a cell's result, beside `allocate` and `train`
 SECTIONS = {"sampling": Sampling, "profile": ProfileSettings, "evaluate": Evaluate}
 
@@ -61,7 +59,6 @@ def write(stage: Stage, results: Results) -> None:
             [point(reached, milliseconds()), *curves(stage, results, run)],
             datasets=existing({s: layout.prompts(s) for s in ("train", "validation", "test")}),
             outputs=outputs(stage, run),
-            table=samples(stage, run),
         )
     for name in RECORDED:
         tracker.artifact(layout.report / name)
@@ -161,18 +158,3 @@ def curves(stage: Stage, results: Results, run: Trained) -> list[Event]:
     return found + [
         point({k: row[k] for k in row if k != "step"}, when, row["step"]) for row in seen
     ]
-
-
-def samples(stage: Stage, run: Trained) -> dict[str, list[Any]]:
-    """Return some rollouts on test to read, one per prompt: prompt, answer and outcome."""
-    path = stage.layout.evaluation(run.recipe, run.seed) / "rollouts.parquet"
-    columns = ["prompt_id", "text", "answer", "outcome", "reward", "finish_reason"]
-    chosen = pl.col("greedy").not_() & (pl.col("sample_index") == 0)
-    rows = ROLLOUTS.read_columns(path, columns, where=chosen).head(NUM_SAMPLES)
-    test = stage.layout.prompts("test")
-    if test.exists():
-        asked = PROMPTS.read(test).select("prompt_id", "prompt", gold="answer")
-        rows = asked.join(rows, on="prompt_id", how="right").select(
-            "prompt", "text", "answer", "gold", "outcome", "reward", "finish_reason", "prompt_id"
-        )
-    return rows.to_dict(as_series=False)

@@ -1,7 +1,7 @@
 """The subcommands of `winnow store`: list, check and compact the rollout store."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tasks.common import params
@@ -34,23 +34,17 @@ def run(
         if command == "gc":
             gc(folders, bool(policies), dry_run)
         else:
-            {"ls": ls, "stat": stat}[command](folders)
+            stat(folders)
     return 0
 
 
-def ls(folders: list[RolloutStore]) -> None:
-    for policy, store in by_policy(folders):
-        found = maintenance.summarize(store)
-        print(
-            f"{policy}  {maintenance.describe(store)}: {found.num_rollouts:,} rollouts of "
-            f"{found.num_prompts:,} prompts"
-        )
-
-
 def stat(folders: list[RolloutStore]) -> None:
-    for policy, store in by_policy(folders):
+    """Print what each folder has."""
+    if not folders:
+        print("empty")
+    for store in folders:
         found = maintenance.summarize(store)
-        print(f"\npolicy    {policy}")
+        print(f"\npolicy    {store.folder.rsplit('/', 2)[-2]}")
         print(f"sampling  {maintenance.describe(store)}")
         print(f"folder    {store.folder}")
         print(
@@ -94,10 +88,3 @@ def gc(folders: list[RolloutStore], is_whole: bool, dry_run: bool) -> None:
             is_done = True
     if not is_done:
         print("nothing to do")
-
-
-def by_policy(folders: list[RolloutStore]) -> Iterator[tuple[str, RolloutStore]]:
-    if not folders:
-        print("empty")
-    for store in folders:
-        yield store.folder.rsplit("/", 2)[-2], store
