@@ -54,6 +54,8 @@ def as_task(
         finally:
             watch(dvc.output)
             dvc.watch = None
+        if name != "Cached":
+            records.tables(stage, stages.root)
         return Completed(name=name, message=reason)
 
     return Task(

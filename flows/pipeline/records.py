@@ -1,8 +1,9 @@
-"""A stage's records in Prefect's UI: its lines as the log of its task run, and the name of the run.
-A server that does not answer never stops a stage."""
+"""A stage's records in Prefect's UI: its lines as the log of its task run, and tables of its
+results. A server that does not answer never stops a stage."""
 
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -11,16 +12,19 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from prefect import Flow, get_client, runtime
+from prefect import Flow, artifacts, get_client, runtime
 from prefect.blocks.core import Block
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
 from flows.pipeline.output import Output
+from flows.pipeline.roots import Root
 from flows.pipeline.selection import upstream
 from flows.pipeline.stages import Stages
+from tasks.common.files import ArtifactError
 from tasks.common.params import coordinates
+from tasks.common.sealed import read_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +33,10 @@ CANCEL_SECONDS = 5.0  # between two looks whether the run is cancelled
 MAX_NAME = 120
 NOTIFY = "WINNOW_NOTIFY"
 RUNNERS = "PREFECT__FLOW_RUN_ID"  # set in processes started by a Prefect runner
+FORECAST = (
+    *("visits", "prompts", "rollouts", "mixed_groups", "tokens"),
+    *("flops_charged", "flops_charged_mixed"),
+)
 
 cancelled: set[str] = set()  # runs of this process cancelled in Prefect
 one_signal = threading.Lock()  # each stage has a thread, and a second signal would kill the stages
@@ -114,3 +122,44 @@ def attempt(record: Callable[[], object]) -> None:
         record()
     except Exception as error:
         logger.warning("not recorded in Prefect: %r", error)
+
+
+def key(text: str) -> str:
+    """Return the name in the form that Prefect allows for an artifact."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def tables(stage: str, root: Root) -> None:
+    """Record the tables of a stage: the forecast of a plan, or the leaderboard of the report."""
+    name, recipe, seed = coordinates(stage)
+    layout = root.layout
+    try:
+        if name == "allocate" and recipe and seed is not None:
+            forecast = read_sealed(layout.plan(recipe, int(seed)) / "forecast.json")
+            attempt(lambda: forecast_table(root.titled(stage), forecast))
+        if name == "report":
+            text = (layout.report / "leaderboard.txt").read_text()
+            attempt(lambda: leaderboard(text, root))
+    except (ArtifactError, OSError) as error:
+        logger.warning("no table of %s in Prefect: %s", root.titled(stage), error)
+
+
+def forecast_table(title: str, forecast: dict[str, Any]) -> None:
+    """Record the forecast of a plan beside the uniform plan's forecast."""
+    rows = [
+        {"": name, "plan": forecast["plan"][name], "uniform": forecast["uniform"][name]}
+        for name in FORECAST
+        if name in forecast["plan"]
+    ]
+    artifacts.create_table_artifact(
+        rows, key=key(f"forecast {title}"), description=f"What {title} is expected to cost"
+    )
+
+
+def leaderboard(text: str, root: Root) -> None:
+    """Record the leaderboard as the terminal shows it, and the path of the report."""
+    report = (root.layout.report / "index.html").resolve()
+    artifacts.create_markdown_artifact(
+        f"```\n{text.rstrip()}\n```\n\nThe report: `{report}`\n",
+        key=key(f"leaderboard {root.name}"),
+    )

@@ -140,6 +140,11 @@ def test_prefect_shows_what_happened(project: Project) -> None:
     asked = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200}
     logged = [line["message"] for line in project.post("logs/filter", asked)]
     assert any("this is train@winnow-0, live" in line for line in logged)
+    assert any("no table of allocate@grpo-0 in Prefect" in line for line in logged)  # not JSON here
+    asked = {"artifacts": {"key": {"any_": ["leaderboard"]}}, "limit": 1, "sort": "CREATED_DESC"}
+    artifact = project.post("artifacts/filter", asked)[0]
+    assert artifact["flow_run_id"] == run["id"]
+    assert (project.root / "data/report/leaderboard.txt").read_text().strip() in artifact["data"]
 
 
 def test_a_failure_is_sent_through_a_notification_block(project: Project) -> None:
