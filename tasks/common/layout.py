@@ -81,6 +81,11 @@ class Layout:
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
+    @property
+    def unfinished_policy(self) -> Path:
+        """Return the last saved weights of a policy that is being trained here."""
+        return self.checkpoints / "policy.safetensors"
+
     def finished(self, recipe: str, seed: int) -> Path:
         """Return the folder of a training's results until DVC has recorded them."""
         return self.checkpoints / "finished" / recipe / str(seed)

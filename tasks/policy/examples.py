@@ -45,12 +45,15 @@ def settings_of(chosen: list[Family]) -> list[Any]:
         ]
 
 
-def draw(chosen: list[Family], seed: int, num_examples: int) -> Iterator[list[tuple[str, str]]]:
-    """Yield chunks of about `num_examples` shuffled pairs (prompt, completion) without end."""
+def draw(
+    chosen: list[Family], seed: int, num_examples: int, first_chunk: int = 0
+) -> Iterator[list[tuple[str, str]]]:
+    """Yield chunks of about `num_examples` shuffled pairs (prompt, completion) without end, from
+    chunk `first_chunk` on."""
     modules, settings = [load(family) for family in chosen], settings_of(chosen)
     total = sum(family.weight for family in chosen)
     per_chunk = num_examples + len(chosen)  # seeds; every family draws at least one example
-    first = FIRST_SEED + seed * SEEDS_PER_POLICY
+    first = FIRST_SEED + seed * SEEDS_PER_POLICY + first_chunk * per_chunk
     while True:
         chunk: list[tuple[str, str]] = []
         for family, module, setting in zip(chosen, modules, settings, strict=True):

@@ -1,6 +1,7 @@
 """The stage `policy`: make the initial policy, or fetch it."""
 
 import logging
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tasks.policy.card import write_external, write_own
 from tasks.policy.settings import Policy
 from tasks.policy.source import resolve
 from tasks.policy.tiny import make
+from tasks.train.settings import CheckpointSettings
 
 logger = logging.getLogger("tasks.policy")
 
@@ -21,10 +23,11 @@ logger = logging.getLogger("tasks.policy")
 def main(stage: Stage) -> None:
     """Make or fetch the policy, and record it."""
     settings = stage.section("policy", Policy)
+    every_seconds = stage.section("checkpoint", CheckpointSettings).every_seconds
     is_made = settings.source == "tiny"
     device = torch_device(settings.tiny.training.device if is_made else "cpu")
     with held(first_gpus(device, 1)):
-        card = provide(settings, stage.layout, copy=stage.options.copy)
+        card = provide(settings, stage.layout, copy=stage.options.copy, every_seconds=every_seconds)
     stage.tracker.params({"policy": asdict(settings)})
     stage.tracker.model("policy", Path(card["location"] or stage.layout.policy), card["digest"])
     logger.info(
@@ -32,14 +35,19 @@ def main(stage: Stage) -> None:
     )
 
 
-def provide(settings: Policy, layout: Layout, *, copy: bool = False) -> dict[str, Any]:
+def provide(
+    settings: Policy, layout: Layout, *, copy: bool = False, every_seconds: float = math.inf
+) -> dict[str, Any]:
     """Write the tiny policy, after training it, or the external one to `policy/`. Write and return
-    its card, `policy.json`. With `copy`, include the external policy's weights."""
+    its card, `policy.json`. With `copy`, include the external policy's weights. Training continues
+    from a checkpoint, saved every `every_seconds`, and deletes it when it is done."""
     if settings.source == "tiny":
-        card = write_own(*make(settings.tiny), layout.policy)
+        made = make(settings.tiny, layout.unfinished_policy, every_seconds)
+        card = write_own(*made, layout.policy)
     else:
         trusted, downloads = settings.trust_remote_code, layout.root / "policy_download"
         location = resolve(settings.source, downloads, trusted)
         card = write_external(settings.source, location, trusted, layout.policy, copy=copy)
     write_sealed(layout.policy_card, card)
+    layout.unfinished_policy.unlink(missing_ok=True)
     return card

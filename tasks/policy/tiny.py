@@ -7,6 +7,9 @@ solves its problems with probabilities over the whole range from 0 to 1 (see
 head_dim is 32, the smallest that vLLM accepts."""
 
 import math
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
@@ -16,13 +19,17 @@ from tasks.policy.examples import draw, phrases
 from tasks.policy.settings import Model, Tiny
 from tasks.policy.tokenizer import character_tokenizer
 from tasks.policy.training import train
+from tasks.policy.unfinished import Unfinished
 
 HEAD_DIM = 32
 
 
-def make(settings: Tiny) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def make(
+    settings: Tiny, unfinished: Path | None = None, every_seconds: float = math.inf
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Train the tiny policy. Equal settings yield equal weights on one machine's CPU: training uses
-    one thread and its own seeds."""
+    one thread and its own seeds. The file `unfinished` is a checkpoint, written every
+    `every_seconds`: a killed training continues from it with the same result."""
     torch.set_num_threads(1)
     tokenizer = character_tokenizer(phrases(settings.families), settings.model.max_length)
     with torch.random.fork_rng():
@@ -33,9 +40,10 @@ def make(settings: Tiny) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         train(
             model,
             tokenizer,
-            draw(settings.families, settings.seed, chunk),
+            partial(draw, settings.families, settings.seed, chunk),
             settings.training,
             settings.seed,
+            Unfinished(unfinished, asdict(settings), every_seconds) if unfinished else None,
         )
     return model.eval(), tokenizer
 

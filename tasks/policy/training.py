@@ -12,7 +12,7 @@ Shapes: B rows, T tokens, V vocabulary."""
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tasks.common.progress import progress
 from tasks.policy.settings import Training
+from tasks.policy.unfinished import Unfinished
 
 logger = logging.getLogger(__name__)
 IGNORED = -100
@@ -74,19 +75,23 @@ def learning_rate(settings: Training, done_rate: float) -> float:
 def train(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    chunks: Iterator[list[tuple[str, str]]],
+    chunks: Callable[[int], Iterator[list[tuple[str, str]]]],
     settings: Training,
     seed: int,
+    unfinished: Unfinished | None = None,
 ) -> None:
-    """Train `model` in place for `settings.tokens` tokens, on chunks of pairs (prompt,
-    completion)."""
+    """Train `model` in place on chunks of pairs (prompt, completion) for `settings.tokens` tokens.
+    `chunks(number)` yields chunks from that number on. Training continues from the checkpoint
+    `unfinished`, and updates it between chunks."""
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.95), weight_decay=settings.weight_decay
     )
-    done, reported, losses = 0, 0, list[Tensor]()
+    num_chunks, done = unfinished.load(model, optimizer) if unfinished else (0, 0)
+    reported, losses, stream = done, list[Tensor](), chunks(num_chunks)
     with progress(settings.tokens, "policy", "token") as bar:
+        bar.update(done)
         while done < settings.tokens:
-            rows = encode(tokenizer, next(chunks))
+            rows = encode(tokenizer, next(stream))
             divisor = (
                 settings.batch_size
                 * sum(len(ids) - num_prompt for ids, num_prompt in rows)
@@ -101,6 +106,9 @@ def train(
                 num_tokens = sum(len(ids) for ids, _ in batch)
                 done += num_tokens
                 bar.update(num_tokens)
+            num_chunks += 1
+            if unfinished:
+                unfinished.save_now_and_then(model, optimizer, num_chunks, done)
             if done >= reported + settings.tokens / 20 or done >= settings.tokens:
                 reported = done
                 share = min(1.0, done / settings.tokens)

@@ -66,6 +66,7 @@ def test_a_policy_is_made_and_trained_and_a_killed_check_goes_on(tmp_path: Path)
     assert check(tmp_path, "larger").returncode == 0, (tmp_path / "larger.log").read_text()[-3000:]
     policy, profile, *runs = json.loads((tmp_path / "larger.json").read_text())["rows"]
     assert policy == made
+    assert policy["kills"] == 1
     assert 5_000 < policy["parameters"] < 20_000
     assert 0 < profile["pass rate"] < 0.8
     assert [run["run"] for run in runs] == ["grpo", "grpo, killed", "sgpo", "winnow"]

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from tasks.policy.families import products
 from tasks.policy.families.chain_sum import PHRASES, worked
 from tasks.policy.run import provide
 from tasks.policy.settings import Family, Policy, Tiny, Training
-from tasks.policy.tiny import make
+from tasks.policy.tiny import make, untrained
 from tasks.policy.tokenizer import CHARACTERS, character_tokenizer
-from tasks.policy.training import IGNORED, batches, collate, learning_rate
+from tasks.policy.training import IGNORED, batches, collate, learning_rate, train
+from tasks.policy.unfinished import Unfinished
 
 CHAIN_SUM: dict[str, Any] = {
     "config": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
@@ -188,6 +190,57 @@ def test_training_is_repeatable_under_its_seed():
     assert not all(torch.equal(a, b) for a, b in zip(weights, different, strict=True))
 
 
+class Killed(Exception):
+    """In place of a kill."""
+
+
+def trained(unfinished: Unfinished | None, chunks: int = 1000) -> torch.nn.Module:
+    """A policy, trained until so many chunks were asked for."""
+    settings = tiny(training={**TINY["training"], "tokens": 8000.0})
+    tokenizer = character_tokenizer([*PHRASES], 128)
+    torch.manual_seed(0)
+    model = untrained(settings.model, tokenizer).train()
+
+    def draw_some(first: int) -> Iterator[list[tuple[str, str]]]:
+        for number, chunk in enumerate(draw(family(), 0, 32, first), start=first):
+            if number == chunks:
+                raise Killed
+            yield chunk
+
+    train(model, tokenizer, draw_some, settings.training, 0, unfinished)
+    return model
+
+
+def test_a_killed_making_goes_on_to_the_same_weights(tmp_path, caplog):
+    caplog.set_level("INFO")
+    file, whole = tmp_path / "policy.safetensors", trained(None)
+    with pytest.raises(Killed):
+        trained(Unfinished(file, {"seed": 0}, 0.0), chunks=3)
+    saved = file.read_bytes()
+    again = trained(Unfinished(file, {"seed": 0}, 0.0))
+    assert caplog.text.count("going on after") == 1
+    for one, other in zip(whole.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    for content, seed, said in (
+        (saved[:-1] + bytes([saved[-1] ^ 1]), 0, "is damaged"),
+        (saved[:100], 0, "is damaged"),
+        (saved, 1, "is of other settings"),
+    ):
+        caplog.clear()
+        file.write_bytes(content)
+        with pytest.raises(Killed):  # at the first chunk
+            trained(Unfinished(file, {"seed": seed}, 0.0), chunks=0)
+        assert said in caplog.text
+
+
+def test_chunks_can_be_drawn_from_any_on():
+    stream = draw(family(), 0, 20)
+    first, second = next(stream), next(stream)
+    assert next(draw(family(), 0, 20, 0)) == first
+    assert next(draw(family(), 0, 20, 1)) == second
+
+
 def test_the_tiny_policy_is_an_ordinary_model(tmp_path):
     card = write_own(*make(tiny()), tmp_path / "policy")
     write_sealed(tmp_path / "policy.json", card)
@@ -234,6 +287,7 @@ def test_another_parameter_makes_another_policy(tmp_path):
 def test_the_command_makes_a_policy(tmp_path):
     params = {
         "policy": section(),
+        "checkpoint": {"every_seconds": 0.0, "keep": 1},
         "tracking": {"uri": None, "experiment": "test", "max_weights_gb": 0.0, "also": []},
     }
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
@@ -241,3 +295,4 @@ def test_the_command_makes_a_policy(tmp_path):
     subprocess.run([sys.executable, "-m", "tasks.policy", *arguments], check=True)
     policy = read_policy(Layout(tmp_path / "data"))
     assert policy.digest == policy_digest(policy.folder)
+    assert list(Layout(tmp_path / "data").checkpoints.iterdir()) == []

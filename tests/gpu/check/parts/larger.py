@@ -1,9 +1,10 @@
-"""A policy of about 100M parameters, made from scratch on the hard family, then `grpo`, `sgpo` and
-`winnow` on it to their ends, and `grpo` killed and gone on with.
+"""A policy of about 100M parameters, made from scratch on the hard family, killed once on the way;
+then `grpo`, `sgpo` and `winnow` on it to their ends, and `grpo` killed and gone on with.
 
 The stages do all of it themselves: the making in bfloat16 on a GPU, the rest in float32. What has
-ended stays in the part's folder until all has, and a stopped training goes on from its last
-checkpoint. Seconds are those since the last start."""
+ended stays in the part's folder until all has, and what was stopped goes on: making loses about
+twenty seconds at most, training the steps since its last checkpoint. Seconds are those since the
+last start."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -42,9 +43,10 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
     layout = Layout(sizes.folder)
     layout.root.mkdir(parents=True, exist_ok=True)
     values = settings(sizes)
-    write_settings(layout, values, 0.0 if sizes.is_small else 10.0)
+    write_settings(layout, values, 0.0 if sizes.is_small else 20.0)
     yield kept(layout, "policy", lambda: make(layout))
     yield kept(layout, "profile", lambda: profile(layout))
+    write_settings(layout, values, 0.0 if sizes.is_small else 10.0)
     for name in RUNS:
         yield kept(layout, name, lambda name=name: train(layout, name, values, sizes))
 
@@ -100,16 +102,23 @@ def write_settings(layout: Layout, values: dict[str, Any], every_seconds: float)
 
 
 def make(layout: Layout) -> dict[str, Any]:
-    """The prompts, and the policy."""
+    """The prompts, and the policy, killed when it was first saved."""
     run_stage(layout, ["tasks.ingest"])
-    seconds, _ = run_stage(layout, ["tasks.policy"])
+    seconds, kills = run_stage(layout, ["tasks.policy"], 1, lambda: states(layout))
     values = yaml.safe_load((layout.root / "params.yaml").read_text())
     return {
         "made": "policy",
         "parameters": read_sealed(layout.policy_card)["num_parameters"],
         "tokens": values["policy"]["tiny"]["training"]["tokens"],
+        "kills": kills,
         "seconds": seconds,
     }
+
+
+def states(layout: Layout) -> set[int]:
+    """Of the file that a making goes on from, the time when it was written."""
+    path = layout.unfinished_policy
+    return {path.stat().st_mtime_ns} if path.exists() else set()
 
 
 def profile(layout: Layout) -> dict[str, Any]:
