@@ -48,11 +48,11 @@ def as_task(
     title = stages.root.titled(stage)
 
     def bring_up_to_date(stage: str) -> State:
-        watch = dvc.watch = records.Watch()
+        watch = dvc.watch = records.Watch(title)
         try:
             name, reason = stages.bring_up_to_date(stage, dvc)
         finally:
-            watch(dvc.output)
+            watch.finish(dvc.output)
             dvc.watch = None
         if name != "Cached":
             records.tables(stage, stages.root)

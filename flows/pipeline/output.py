@@ -1,5 +1,5 @@
-"""The output of dvc and the stages, which goes to the terminal at once and, line by line without
-progress bars, to the records of the flow.
+"""The output of dvc and the stages, which goes to the terminal at once and, line by line, to the
+records of the flow. Progress bars are separate from the lines.
 
 If stages run at the same time, each line reaches the terminal whole, prefixed with the name of its
 stage. A bar cannot move there: its state is printed as a line every few seconds."""
@@ -30,15 +30,20 @@ BAR = re.compile(r"^\s*(?P<label>.*?):\s+(?:(?P<percent>\d+)%\|)?.*\[\d+:\d\d.*\
 
 @dataclass
 class Lines:
-    """The last lines of some streams, and the lines not yet taken, without progress bars."""
+    """The last lines of some streams, the lines not yet taken, and the last state of each progress
+    bar, as (percent, text)."""
 
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=NUM_TAIL))
     waiting: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
+    bars: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def add(self, line: str) -> None:
-        """Add a line, unless it is the state of a bar."""
+        """Add a line, or the state of a bar."""
         line = plain(line)
-        if line and not bar_of(line):
+        if bar := bar_of(line):
+            if bar["percent"]:
+                self.bars[bar["label"]] = (float(bar["percent"]), line.strip())
+        elif line:
             self.tail.append(line)
             self.waiting.append(line)
 
@@ -54,6 +59,7 @@ class Lines:
     def clear(self) -> None:
         self.tail.clear()
         self.waiting.clear()
+        self.bars.clear()
 
 
 def plain(line: str) -> str:

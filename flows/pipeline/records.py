@@ -1,5 +1,5 @@
-"""A stage's records in Prefect's UI: its lines as the log of its task run, and tables of its
-results. A server that does not answer never stops a stage."""
+"""A stage's records in Prefect's UI: its lines as the log of its task run, its progress bars, and
+tables of its results. A server that does not answer never stops a stage."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ from tasks.common.sealed import read_sealed
 logger = logging.getLogger(__name__)
 
 LINES_A_LOOK = 50
-CANCEL_SECONDS = 5.0  # between two looks whether the run is cancelled
+PROGRESS_SECONDS = 5.0
 MAX_NAME = 120
 NOTIFY = "WINNOW_NOTIFY"
 RUNNERS = "PREFECT__FLOW_RUN_ID"  # set in processes started by a Prefect runner
@@ -43,19 +43,49 @@ one_signal = threading.Lock()  # each stage has a thread, and a second signal wo
 
 
 class Watch:
-    """Passes the lines of a stage on to the log, in the thread of its task, once a second."""
+    """Passes on the output of a stage, in the thread of its task: lines to the log once a second,
+    and progress every few seconds."""
 
-    def __init__(self) -> None:
-        self.log = get_run_logger()
-        self.next_look = time.monotonic() + CANCEL_SECONDS
+    def __init__(self, title: str) -> None:
+        self.title, self.log = title, get_run_logger()
+        self.bars: dict[str, UUID] = {}
+        self.seen: dict[str, float] = {}
+        self.next_progress = time.monotonic() + PROGRESS_SECONDS
 
     def __call__(self, output: Output) -> None:
         for line in output.lines.take(LINES_A_LOOK):
             self.log.info("%s", line)
-        if time.monotonic() >= self.next_look:
+        if time.monotonic() >= self.next_progress:
             with suppress(Exception):  # a server that has ended is reported elsewhere
                 stop_if_cancelled()
-            self.next_look = time.monotonic() + CANCEL_SECONDS
+            self.show_bars(output)  # may be slow, if the server is
+            self.next_progress = time.monotonic() + PROGRESS_SECONDS
+
+    def finish(self, output: Output) -> None:
+        """Pass on the last lines and remove the bars: a stage that has ended has no progress."""
+        self(output)
+        attempt(self.remove_bars)
+
+    def remove_bars(self) -> None:
+        if self.bars:
+            with get_client(sync_client=True) as client:
+                for identity in self.bars.values():
+                    client.delete_artifact(identity)
+
+    def show_bars(self, output: Output) -> None:
+        for label, (percent, text) in list(output.lines.bars.items()):
+            if self.seen.get(label) != percent:
+                self.seen[label] = percent
+                attempt(lambda: self.show(label, percent, text))  # noqa: B023
+
+    def show(self, label: str, percent: float, text: str) -> None:
+        if label in self.bars:
+            artifacts.update_progress_artifact(self.bars[label], progress=percent, description=text)
+        else:
+            found: Any = artifacts.create_progress_artifact(
+                percent, key=key(f"{self.title} {label}"), description=text
+            )
+            self.bars[label] = found
 
 
 def stop_if_cancelled() -> None:

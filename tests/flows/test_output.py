@@ -22,6 +22,8 @@ def test_bars_are_no_lines_and_escapes_are_left_out() -> None:
     lines.add("12:00:01 profile: 40 % of the rollouts")
     assert lines.take(10) == ["started", "12:00:01 profile: 40 % of the rollouts"]
     assert lines.take(10) == []
+    assert list(lines.bars) == ["sample (hf)"]
+    assert lines.bars["sample (hf)"][0] == 18.0
     assert list(lines.tail) == ["started", "12:00:01 profile: 40 % of the rollouts"]
 
 
@@ -32,6 +34,7 @@ def test_a_huge_line_is_cut_and_costs_no_more_than_its_length() -> None:
     (kept,) = lines.take(9)
     assert kept.startswith("a: [0:00a: [0:00")
     assert len(kept) == MAX_LINE
+    assert not lines.bars
 
 
 def test_too_many_lines_are_counted_and_the_last_ones_kept() -> None:
@@ -61,6 +64,7 @@ output.settle()
 output.join()
 assert not output.thread.is_alive()
 assert sorted(output.lines.take(9)) == ["err", "out \u00e9"], output.lines
+assert output.lines.bars["bar"][0] == 50.0
 """
 
 
@@ -112,6 +116,7 @@ os.write(out, b"f\\n\\n")
 output.start()
 output.join()
 assert list(output.lines.tail) == ["first", "half"]
+assert output.lines.bars["train"][0] == 100.0
 """
 
 

@@ -56,6 +56,7 @@ from tasks.common.tracking.runs import (
     within,
 )
 from tasks.common.tracking.settings import Tracking
+from tasks.common.tracking.system import watched
 from tasks.common.tracking.writers import (
     write_artifact,
     write_dataset,
@@ -101,7 +102,8 @@ def track(
     tracker = Tracker(journal, layout.root, settings.max_weights_gb)
     status = "FAILED"
     try:
-        yield tracker
+        with watched(tracker):
+            yield tracker
         status = "FINISHED"
         for path in outputs(layout, stage, recipe, seed):
             tracker.output(path, digest_file(path))

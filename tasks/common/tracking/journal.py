@@ -60,7 +60,18 @@ class Tracker:
 
         The step of these curves is always the whole number of GFLOPs: MLflow's step is an integer,
         and its page draws integers exactly up to 9e15, so this axis covers up to 9e24 FLOPs, beyond
-        any run, in one unit. None values are omitted, and curves are thinned: see `is_kept`."""
+        any run, in one unit. None values are omitted."""
+        self.add(values, step, flops)
+        if time.monotonic() - self.told > METRICS_SECONDS:
+            self.flush()
+
+    def add(
+        self,
+        values: Mapping[str, float | None],
+        step: int | None = None,
+        flops: float | None = None,
+    ) -> None:
+        """Add metrics to be sent later, from any thread. Curves are thinned: see `is_kept`."""
         whole = point(values, milliseconds(), step, flops)
         kept = dict[str, float]()
         for name, value in whole["values"].items():
@@ -72,8 +83,6 @@ class Tracker:
             self.num_points[name] += 1
         if kept:
             self.points.append({**whole, "values": kept})
-        if time.monotonic() - self.told > METRICS_SECONDS:
-            self.flush()
 
     def close(self) -> None:
         """Send the pending metrics, and the last point of every curve."""

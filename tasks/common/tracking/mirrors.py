@@ -26,6 +26,7 @@ from tasks.common.files import digest, make_private_folder
 from tasks.common.layout import Layout
 from tasks.common.sealed import read_note, write_sealed
 from tasks.common.tracking.journal import Event
+from tasks.common.tracking.system import is_load
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +149,10 @@ class Mirrors:
             told = [one["values"] for one in self.begun if one["kind"] == "params"]
             params = {name: value for values in told for name, value in values.items()}
             self.open(recipe, seed, known["id"], params)
-        if event["kind"] == "metrics":
-            self.send("points", points=event["points"])
+        # trackers measure the machine's load themselves
+        points = [each for each in event.get("points", []) if not any(map(is_load, each["values"]))]
+        if points:
+            self.send("points", points=points)
         if event["kind"] == "output" and event["key"].endswith("train/curve.parquet"):
             known = self.known(recipe, seed)
             self.remember(recipe, seed, {**known, "curve": event["digest"]})
