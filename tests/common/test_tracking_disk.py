@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
@@ -57,10 +58,10 @@ def test_a_database_that_is_half_made_or_damaged_is_set_aside_and_the_record_goe
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """sqlite waits for a lock for less than its five seconds."""
-    connect = partial(sqlite3.connect, timeout=0.3)
-    for module in (sqlite3, sqlite3.dbapi2):
-        monkeypatch.setattr(module, "connect", connect)
+    """A lock is waited for for less than sqlite's five seconds, or MLflow's twenty."""
+    text = sqlalchemy.sql.text
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, timeout=0.3))
+    monkeypatch.setattr(sqlalchemy.sql, "text", lambda words: text(words.replace("20000", "300")))
 
 
 @pytest.mark.usefixtures("impatient")
