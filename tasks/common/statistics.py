@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from scipy import optimize, special, stats
+import scipy
 
 POINT = 0.01  # of accuracy
 MANY = 100_000  # rows of counts, with few distinct ones
@@ -40,7 +40,7 @@ def wilson_interval(
     n = np.asarray(trials, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.asarray(successes, dtype=np.float64) / n
-        z = stats.norm.ppf(0.5 + confidence / 2)
+        z = scipy.stats.norm.ppf(0.5 + confidence / 2)
         scale = 1.0 + z**2 / n
         middle = (share + z**2 / (2 * n)) / scale
         half = z / scale * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
@@ -58,7 +58,11 @@ def pass_at_k(correct: npt.ArrayLike, trials: npt.ArrayLike, k: int) -> Floats:
 
 def log_binomial(n: Floats, k: int) -> Floats:
     """Return log C(n, k) without overflow."""
-    return np.asarray(special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1))
+    return np.asarray(
+        scipy.special.gammaln(n + 1)
+        - scipy.special.gammaln(k + 1)
+        - scipy.special.gammaln(n - k + 1)
+    )
 
 
 def bootstrap_interval(
@@ -115,7 +119,7 @@ def crossed_interval(
     elif is_noise:
         terms[1:] = 0.0
     variance = terms.sum()
-    width = stats.t.ppf(0.5 + confidence / 2, variance**2 / (terms**2 / freedom).sum())
+    width = scipy.stats.t.ppf(0.5 + confidence / 2, variance**2 / (terms**2 / freedom).sum())
     half = float(width * np.sqrt(variance))
     return max(float(mean) - half, bounds[0]), min(float(mean) + half, bounds[1])
 
@@ -143,7 +147,7 @@ def half_width(
         c, n = (np.asarray(values, dtype=np.float64) for values in counts)
         if (n > 1).any():
             spread = float((c * (n - c) / (n * (n - 1)))[n > 1].mean())
-    return float(stats.norm.ppf(0.975) * np.sqrt(2.0 * spread / (num_samples * num_prompts)))
+    return float(scipy.stats.norm.ppf(0.975) * np.sqrt(2.0 * spread / (num_samples * num_prompts)))
 
 
 def needed_for_a_point(half: float, num: int) -> int:
@@ -167,10 +171,10 @@ def fit_beta(
 
     def negative_log_likelihood(log_parameters: Floats) -> float:
         a, b = np.exp(log_parameters)
-        terms = special.betaln(c + a, n - c + b) - special.betaln(a, b)
+        terms = scipy.special.betaln(c + a, n - c + b) - scipy.special.betaln(a, b)
         return -float(np.sum(weights * terms))
 
-    found = optimize.minimize(
+    found = scipy.optimize.minimize(
         negative_log_likelihood, np.zeros(2), method="L-BFGS-B", bounds=[(-5.0, 5.0)] * 2
     )
     a, b = np.exp(found.x)
@@ -196,8 +200,8 @@ def mixed_probability(
         return np.asarray(found[place], dtype=np.float64)
     c, n, size = (values.astype(np.float64) for values in counts)
     a, b = prior[0] + c, prior[1] + n - c
-    all_right = np.exp(special.betaln(a + size, b) - special.betaln(a, b))
-    all_wrong = np.exp(special.betaln(a, b + size) - special.betaln(a, b))
+    all_right = np.exp(scipy.special.betaln(a + size, b) - scipy.special.betaln(a, b))
+    all_wrong = np.exp(scipy.special.betaln(a, b + size) - scipy.special.betaln(a, b))
     return np.asarray(1.0 - all_right - all_wrong, dtype=np.float64)
 
 

@@ -62,7 +62,7 @@ def delayed(sampling: float, learning: float, seed: int = 0) -> Callable[[Traine
     return prepare
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+@pytest.mark.parametrize("limit", [1, 2, 3])
 def test_no_token_is_older_than_the_limit_whichever_side_is_slow(
     limit: int, guesser: Path, tmp_path: Path
 ) -> None:
@@ -100,10 +100,11 @@ def test_the_first_update_is_that_of_the_synchronous_loop(guesser: Path, tmp_pat
 @pytest.mark.parametrize(
     ("name", "limit", "surplus"),
     [
-        *(("grpo", limit, 1.0) for limit in (1, 3)),
-        *((name, 1, 1.0) for name in ("dapo", "knapsack", "winnow", "sagc")),
-        *((name, 3, 1.0) for name in ("dots_replay", "profile_replay")),
-        *((name, 1, 1.5) for name in ("grpo", "sgpo", "winnow", "knapsack", "dots_replay")),
+        ("dapo", 1, 1.0),
+        ("sagc", 1, 1.0),
+        ("dots_replay", 3, 1.0),
+        ("profile_replay", 3, 1.0),
+        ("knapsack", 1, 1.5),
     ],
 )
 def test_a_killed_run_ends_as_one_that_was_not(
@@ -210,15 +211,12 @@ def test_both_sides_say_how_long_they_waited(guesser: Path, tmp_path: Path) -> N
     assert not trainer.collector.engine.shares_weights
 
 
-@pytest.mark.parametrize("changes", [{"max_staleness": 1}, {"max_staleness": 3}])
-def test_the_trunk_goes_on_as_if_there_were_no_branches(
-    changes: dict[str, Any], guesser: Path, tmp_path: Path
-) -> None:
+def test_the_trunk_goes_on_as_if_there_were_no_branches(guesser: Path, tmp_path: Path) -> None:
     """Also where it is killed in a branch."""
     found, curves = [], []
     for name, branches in (("plain", []), ("branched", [0.5]), ("killed", [0.5])):
         layout = make_world(tmp_path / name, guesser, SIZES)
-        chosen = {**changes, "decay_share": 0.4, "branches": branches}
+        chosen = {"max_staleness": 3, "decay_share": 0.4, "branches": branches}
         if name == "killed":
             with dying_after(4) as prepare, pytest.raises(Killed):
                 run(layout, chosen, prepare=prepare)

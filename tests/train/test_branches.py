@@ -85,7 +85,7 @@ def test_a_branch_ends_where_a_run_of_its_share_would_have(
     assert {**end, "branch": None} == last
 
 
-@pytest.mark.parametrize("fail_at", [1, 4, 5, 6, 9, 11, 14, 16])
+@pytest.mark.parametrize("fail_at", [4, 6, 11])
 def test_a_kill_in_a_branch_loses_nothing(
     branched: tuple[Layout, Trainer], guesser: Path, tmp_path: Path, fail_at: int
 ) -> None:
@@ -175,9 +175,7 @@ def test_a_branch_whose_trunk_is_gone_is_refused_before_any_work(
         checkpoints.load(last["folder"])
 
 
-@pytest.mark.parametrize(
-    ("max_steps", "measured"), [(4, []), (5, [0.25]), (7, [0.25]), (20, [0.25, 0.5])]
-)
+@pytest.mark.parametrize(("max_steps", "measured"), [(4, []), (5, [0.25])])
 def test_a_branch_that_is_cut_short_is_not_measured(
     max_steps: int, measured: list[float], guesser: Path, tmp_path: Path
 ) -> None:

@@ -1,9 +1,8 @@
 """How old a policy may be, groups beside a step's own, weights that are replaced in flight, and
-branches: every combination that is allowed goes on after kills as if there had been none."""
+branches: every pair of their values goes on after kills as if there had been none."""
 
 import contextlib
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,17 @@ from tests.train.test_in_flight import POLL_SECONDS, Swapping
 from tests.train.worlds import Killed, dying_after, make_world, outputs, run
 
 SIZES = [4, 2, 6] * 12
-OLDEST, SURPLUS, IN_FLIGHT, BRANCHES = (0, 1, 2, 3), (1.0, 1.5), (False, True), ([], [0.5])
-EVERY = list(itertools.product(OLDEST, SURPLUS, IN_FLIGHT))
+EVERY_PAIR = [
+    (0, 1.0, False, []),
+    (0, 1.0, False, [0.5]),
+    (1, 1.0, True, [0.5]),
+    (1, 1.5, False, []),
+    (2, 1.0, False, []),
+    (2, 1.5, True, [0.5]),
+    (3, 1.0, True, []),
+    (3, 1.5, False, [0.5]),
+]
+"""Every two of the values that go together are together in one of these."""
 REFUSED = {
     (0, 1.0, True),  # an engine that never samples during an update
     (0, 1.5, False),  # groups that go on in the next step are older
@@ -74,10 +82,7 @@ def compared(found: dict[str, Any], *, in_flight: bool) -> dict[str, Any]:
     return {"rollouts": rows, "curve": points}
 
 
-@pytest.mark.parametrize("branches", BRANCHES)
-@pytest.mark.parametrize(
-    ("oldest", "surplus", "in_flight"), [each for each in EVERY if each not in REFUSED]
-)
+@pytest.mark.parametrize(("oldest", "surplus", "in_flight", "branches"), EVERY_PAIR)
 def test_a_killed_run_ends_as_one_that_was_not(
     oldest: int,
     surplus: float,
@@ -115,7 +120,7 @@ def test_two_ranks_with_a_part_each_go_on_as_if_they_had_not_stopped(
     """All of it together."""
     case = {"train": {**changes_of(3, 1.5, in_flight=True), "branches": [0.2]}}
     found = []
-    for name, parts in (("whole", [8]), ("stopped", [3, 6, 8])):
+    for name, parts in (("whole", [6]), ("stopped", [4, 6])):
         layout = sharding.world(tmp_path / name, guesser, case, "fsdp2")
         for num_steps in parts:
             sharding.run(layout, 2, num_steps, tmp_path / f"{name}-{num_steps}", prepare)

@@ -66,13 +66,10 @@ def whole(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return outputs(layout)
 
 
-@pytest.mark.parametrize(
-    ("number", "rank"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 1)], ids=["killed", "hangs"]
-)
-def test_a_rank_that_is_lost_ends_the_others_and_the_command_goes_on(
-    number: signal.Signals, rank: int, guesser: Path, tmp_path: Path, whole: dict[str, Any]
-) -> None:
-    layout = world(tmp_path, guesser)
+def lose(
+    layout: Layout, rank: int, number: signal.Signals
+) -> tuple[Started, psutil.Process, list[psutil.Process]]:
+    """A training whose rank got this signal after the first checkpoint; the rank, and all ranks."""
     process = start(layout)
     while not newest(layout):
         assert process.poll() is None, process.finish()
@@ -80,19 +77,25 @@ def test_a_rank_that_is_lost_ends_the_others_and_the_command_goes_on(
     everyone = psutil.Process(process.process.pid).children(recursive=True)
     lost = rank_of(process, rank)
     lost.send_signal(number)
-    if number == signal.SIGSTOP:  # torchrun kills it after 30 s
-        rank_of(process, 0).wait(PATIENCE)
-        lost.kill()
+    return process, lost, everyone
+
+
+def ended(layout: Layout, process: Started, everyone: list[psutil.Process]) -> str:
+    """The log of a training that failed with all its ranks, and left no policy."""
     log = process.finish()
     assert process.returncode != 0
     _, alive = psutil.wait_procs(everyone, timeout=PATIENCE)
     assert alive == []
-    if number == signal.SIGSTOP:
-        assert "rank 0 of 2 on " in log
-        assert f"no answer for {SILENT_SECONDS} s (learner.collective_timeout_seconds)" in log
-    else:
-        assert "no answer for" not in log
     assert not (layout.train("r", 0) / "policy").exists()
+    return log
+
+
+def test_a_rank_that_is_killed_ends_the_others_and_the_command_goes_on(
+    guesser: Path, tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    layout = world(tmp_path, guesser)
+    process, _, everyone = lose(layout, 0, signal.SIGKILL)
+    assert "no answer for" not in ended(layout, process, everyone)
 
     process = start(layout)
     log = process.finish()
@@ -101,6 +104,16 @@ def test_a_rank_that_is_lost_ends_the_others_and_the_command_goes_on(
     assert again["weights"] == whole["weights"]
     for own, other in zip(again["rollouts"], whole["rollouts"], strict=True):
         assert own == other
+
+
+def test_a_rank_that_hangs_ends_the_others_which_say_so(guesser: Path, tmp_path: Path) -> None:
+    layout = world(tmp_path, guesser)
+    process, lost, everyone = lose(layout, 1, signal.SIGSTOP)
+    rank_of(process, 0).wait(PATIENCE)
+    lost.kill()  # torchrun would do it after 30 s
+    log = ended(layout, process, everyone)
+    assert "rank 0 of 2 on " in log
+    assert f"no answer for {SILENT_SECONDS} s (learner.collective_timeout_seconds)" in log
 
 
 def test_a_rank_that_meets_nobody_says_so(

@@ -1,7 +1,6 @@
 """Whole runs of the stage: a run follows its plan, and a killed one ends as if it had not been
 killed."""
 
-import dataclasses
 import json
 import os
 import random
@@ -20,11 +19,8 @@ from tasks.common.artifacts import PLAN, TRAIN_ROLLOUTS, Layout
 from tasks.common.sealed import read_sealed
 from tasks.models.folder import policy_digest
 from tasks.models.policy import load_model, load_tokenizer, read_policy
-from tasks.train.methods import control as control_methods
-from tasks.train.methods.advantage import probe
 from tests.once import once
 from tests.stages import Forked, Result, Started, run_stage
-from tests.train.test_slots import example
 from tests.train.worlds import PARAMS, make_world, outputs, write_params
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
@@ -36,14 +32,8 @@ def train(layout: Layout, *options: str) -> Result:
     return run_stage("train", layout.root / "params.yaml", layout.root, *coordinates)
 
 
-def start(layout: Layout) -> Started:
-    """The command as a user starts it."""
-    params = layout.root / "params.yaml"
-    return Started("train", params, layout.root, "--recipe", "r", "--seed", "0")
-
-
 def fork(layout: Layout) -> Forked:
-    """The same without the seconds of its start, to be interrupted or killed."""
+    """The command in a process of its own, to be interrupted or killed."""
     params = layout.root / "params.yaml"
     return Forked("train", params, layout.root, "--recipe", "r", "--seed", "0")
 
@@ -129,55 +119,16 @@ def test_killed_at_random_points_it_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("control", ["sagc", "greso", "knapsack"])
-def test_methods_that_remember_go_on_where_they_were(
-    control: str, guesser: Path, tmp_path: Path
-) -> None:
-    slots = {
-        "control": example(control_methods, control),
-        "generate": {"method": "micro_groups", "cache_megabytes": 0.5, "order": "lpt"},
-        "select": {"method": "pods", "keep": 3},
-    }
-    found = []
-    for name in ("whole", "cut"):
-        layout = make_world(tmp_path / name, guesser, SIZES * 4)
-        write_params(layout, train=slots)
-        if name == "cut":
-            process = fork(layout)
-            while (
-                max(
-                    (int(path.name.split("-")[1]) for path in layout.checkpoints.glob("*/step-*")),
-                    default=0,
-                )
-                < 3
-            ):
-                assert process.poll() is None  # what was learned by then is in the state
-                time.sleep(0.005)
-            process.kill()
-            process.finish()
-        run = train(layout)
-        assert run.returncode == 0, run.output
-        assert ("resumed after" in run.output) == (name == "cut")
-        found.append(outputs(layout))
-    assert found[0] == found[1]
-    assert any(row["num_kept"] < row["num_rollouts"] for row in found[0]["steps"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "command"), [(signal.SIGINT, fork), (signal.SIGTERM, start)])
 def test_interrupted_it_checkpoints_and_says_so(
-    number: int,
-    command: Callable[[Layout], Forked | Started],
-    finished: Layout,
-    guesser: Path,
-    tmp_path: Path,
+    finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
+    """By Ctrl-C; below, by SIGTERM."""
     layout = make_world(tmp_path, guesser, SIZES * 8)
-    process = command(layout)
+    process = fork(layout)
     while not list(layout.checkpoints.glob("*/step-*")):
         assert process.poll() is None, process.finish()
         time.sleep(0.01)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     assert "run the same command again to go on" in process.finish()
     assert process.returncode == 130
     assert not layout.train("r", 0).exists()
@@ -244,73 +195,26 @@ def test_updates_recomputed_from_stored_rollouts_are_the_same(finished: Layout) 
         )
 
 
-EXAMPLE_PROBE = dataclasses.asdict(probe.EXAMPLE)
-OBSERVED: dict[str, Any] = {
-    "updates": {"epochs": 1, "minibatches": 2},
-    "advantage": {**EXAMPLE_PROBE, "method": "value_probe"},
-}
-"""What makes ranks score the step's rollouts, and change the policy twice a batch."""
-
-REPLAYED: dict[str, Any] = {"replay": {"method": "recent", "share": 0.3, "capacity": 4}}
-TURNS: dict[str, Any] = {
-    "branches": [0.6],
-    "decay_share": 0.6,
-    "generate": {
-        "method": "multi_turn",
-        "environment": {"name": "higher_lower", "higher": "+1", "lower": "1", "no_number": "2"},
-        "max_turns": 2,
-        "max_turn_tokens": 2,
-    },
-}
-"""Conversations, whose masks ranks exchange, and a branch, whose trunk all of them go back to."""
-WARM = {"warm_start": {"data": "profile", "steps": 3, "batch_size": 5}}
-"""Supervised steps first; of five completions one process takes three."""
-PRUNED: dict[str, Any] = {
-    "updates": {"epochs": 1, "minibatches": 2},
-    "shape": [{"method": name} for name in ("novelty", "pruned_po", "nat")],
-    "loss": {"method": "clip", "normalize": "prompt"},
-}
-"""Random numbers that all ranks draw alike, and rollouts without an end."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "shard"),
-    [
-        ({}, "none"),
-        (OBSERVED, "fsdp2"),
-        (REPLAYED, "fsdp2"),
-        (TURNS, "none"),
-        (WARM, "fsdp2"),
-        (PRUNED, "fsdp2"),
-    ],
-    ids=["plain", "observed", "replayed", "turns", "warm", "pruned"],
-)
-def test_two_processes_take_the_same_steps_as_one(
-    changes: dict[str, Any], shard: str, guesser: Path, tmp_path: Path
-) -> None:
-    """A few steps, before rounding lets the samples drift apart; ragged groups, one of them larger
-    than the others."""
+def test_two_processes_take_the_same_steps_as_one(guesser: Path, tmp_path: Path) -> None:
+    """The command, which becomes torchrun. A few steps, before rounding lets the samples drift
+    apart; ragged groups, one of them larger than the others. What else ranks share out is in
+    test_sharding.py."""
     worlds = [make_world(tmp_path / name, guesser, SIZES) for name in ("one", "two")]
     for layout, processes in zip(worlds, (1, 2), strict=True):
-        write_params(
-            layout,
-            train={"max_steps": 4, **changes},
-            engine={"num_processes": processes},
-            learner={"shard": shard if processes == 2 else "none"},
-        )
-        process = start(layout)  # it becomes torchrun, or stays what it is
-        log = process.finish()
-        assert process.returncode == 0, log
+        write_params(layout, train={"max_steps": 4}, engine={"num_processes": processes})
+    alone = train(worlds[0])
+    assert alone.returncode == 0, alone.output
+    params = worlds[1].root / "params.yaml"
+    process = Started("train", params, worlds[1].root, "--recipe", "r", "--seed", "0")
+    log = process.finish()
+    assert process.returncode == 0, log
     one, two = (outputs(layout) for layout in worlds)
     text = [
         [(row["step"], row["group"], row["token_ids"], row["reward"]) for row in o["rollouts"]]
         for o in (one, two)
     ]
     assert text[0] == text[1]
-    branches = [row["branch"] for row in one["curve"] if row["branch"]]
-    assert branches == [row["branch"] for row in two["curve"] if row["branch"]]
-    assert branches == changes.get("branches", [])
     assert (
         one["flops"] == two["flops"]
         or json.loads(one["flops"])["charged"] == json.loads(two["flops"])["charged"]

@@ -477,7 +477,18 @@ def test_the_reference_reads_rollouts_once_whatever_the_epochs(
 
 
 @pytest.mark.parametrize(
-    "name", ["dots_replay", "vcpo", "value_probe", "dps", "profile_replay", "winnow"]
+    "name",
+    [
+        "dots_replay",
+        "vcpo",
+        "value_probe",
+        "dps",
+        "profile_replay",
+        "winnow",
+        "sagc",
+        "greso",
+        "knapsack",
+    ],
 )
 def test_a_run_with_a_memory_goes_on_bit_for_bit(name: str, guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 40)

@@ -1,0 +1,23 @@
+"""Data roots to record in."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.common import tracking
+from tasks.common.artifacts import Layout
+from tests.stages import give_record
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
+    """A data root without a record."""
+    monkeypatch.delenv(tracking.PIPELINE_VARIABLE, raising=False)
+    return Layout(tmp_path / "data")
+
+
+@pytest.fixture
+def layout(bare: Layout) -> Layout:
+    """A data root with an empty record."""
+    give_record(bare.root)
+    return bare

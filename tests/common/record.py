@@ -1,0 +1,29 @@
+"""A record of MLflow under a data root, for tests."""
+
+from pathlib import Path
+from typing import Any
+
+from tasks.common import tracking
+from tasks.common.artifacts import Layout
+from tasks.common.tracking import Tracking
+
+LOCAL = Tracking(uri=None, experiment="winnow", max_weights_gb=0.0, also=[])
+
+
+def runs_of(layout: Layout, uri: str | None = None) -> dict[str, Any]:
+    """Every run by its name."""
+    client = tracking.connect(uri or tracking.address(LOCAL, layout))
+    experiment = client.get_experiment_by_name("winnow").experiment_id
+    return {run.info.run_name: run for run in client.search_runs([experiment])}
+
+
+def children_of(runs: dict[str, Any]) -> dict[str, Any]:
+    return {name: run for name, run in runs.items() if run.data.tags["kind"] == "stage"}
+
+
+def pending_files(layout: Layout, suffix: str = "jsonl") -> list[Path]:
+    return sorted((layout.tracking / "pending").glob(f"*.{suffix}"))
+
+
+def away(*_: Any) -> Any:
+    raise ConnectionError("the server is away")

@@ -1,0 +1,268 @@
+"""The record where a server is away, drips or dies in mid-stage: what waits is replayed."""
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tasks.common import tracking
+from tasks.common.artifacts import Layout
+from tasks.common.files import digest_file
+from tasks.common.processes.ports import free_port
+from tasks.common.tracking import Tracking, runs, track
+from tasks.common.tracking.journal import line_of, read_events
+from tests.common.record import LOCAL, away, pending_files, runs_of
+from tests.patience import PATIENCE
+
+
+def test_a_server_that_is_not_there_delays_a_stage_by_seconds(
+    layout: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0, [])
+    started = time.monotonic()
+    with track(settings, layout, "train", "grpo", 0) as tracker:
+        tracker.params({"a": 1})
+        tracker.metrics({"loss": 0.5}, step=3, flops=5e9)
+        tracker.flush()
+        before = time.monotonic()
+        tracker.metrics({"loss": 0.4}, step=4)
+        tracker.flush()
+        again = time.monotonic() - before
+    assert again < (before - started) / 2  # it is not asked again
+    assert time.monotonic() - started < 60
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len([record for record in warnings if "tracking at" in record.message]) == 1
+    assert f"push {pending_files(layout)[0]} {settings.uri}" in caplog.text
+    kinds = [json.loads(line)["kind"] for line in pending_files(layout)[0].read_text().splitlines()]
+    assert kinds == ["start", "params", "metrics", "metrics", "end"]
+
+
+class Dripping(BaseHTTPRequestHandler):
+    """A server whose every answer is a byte now and then."""
+
+    given_up = threading.Event()
+
+    def drip(self) -> None:
+        with suppress(OSError):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            for _ in range(60):
+                self.wfile.write(b".")
+                time.sleep(0.5)
+        self.given_up.set()
+
+    do_GET = do_POST = drip
+
+
+@pytest.fixture
+def dripping() -> Iterator[str]:
+    Dripping.given_up.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Dripping) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_server_that_drips_its_answers_is_left_after_a_limit(
+    layout: Layout, dripping: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MLflow waits for the next byte, and never in vain."""
+    monkeypatch.setattr(runs, "CALL_SECONDS", 1.0)
+    with track(Tracking(dripping, "winnow", 0.0, []), layout, "train", "grpo", 0) as tracker:
+        tracker.metrics({"loss": 0.5}, step=3)
+    assert not Dripping.given_up.is_set()  # the stage has ended, the first answer has not
+    assert "did not answer in full within 1 s" in caplog.text
+    (pending,) = pending_files(layout)
+    assert [event["kind"] for event in read_events(pending)] == ["start", "metrics", "end"]
+    tracking.end_pipeline(Tracking(dripping, "winnow", 0.0, []), layout, "p")
+    assert "stays open: the tracking server did not answer in full" in caplog.text
+    with pytest.raises(TimeoutError, match="did not answer in full"):
+        tracking.replay(pending, dripping)
+    assert pending.exists()
+
+
+def test_a_pending_file_is_replayed_with_its_times(layout: Layout) -> None:
+    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0, [])
+    with track(settings, layout, "train", "grpo", 0) as tracker:
+        tracker.metrics({"loss": 0.5}, step=3)
+    (pending,) = pending_files(layout)
+    events = [json.loads(line) for line in pending.read_text().splitlines()]
+    uri = tracking.address(LOCAL, layout)
+    command = [sys.executable, "-m", "flows", "push", str(pending.resolve()), uri]
+    subprocess.run(command, check=True, capture_output=True)
+    runs = runs_of(layout)
+    run = runs["train grpo/0"]
+    history = tracking.connect(uri).get_metric_history(run.info.run_id, "loss")
+    assert [(m.value, m.step, m.timestamp) for m in history] == [
+        (0.5, 3, events[1]["points"][0]["time"])
+    ]
+    assert (run.info.start_time, run.info.end_time) == (events[0]["time"], events[2]["time"])
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert pending_files(layout) == []
+    assert len(pending_files(layout, "replayed")) == 1
+
+
+def test_a_file_that_is_still_written_is_not_replayed_and_a_broken_off_one_is_killed(
+    layout: Layout,
+) -> None:
+    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0, [])
+    with track(settings, layout, "profile", None, None):
+        (pending,) = pending_files(layout)
+        with pytest.raises(BlockingIOError, match="still being written"):
+            tracking.replay(pending, tracking.address(LOCAL, layout))
+    start = read_events(pending)[0]
+    start["tags"]["process"] = "999999999 0"
+    pending.write_text(line_of(start))
+    tracking.replay(pending, tracking.address(LOCAL, layout))
+    assert runs_of(layout)["profile"].info.status == "KILLED"
+
+
+def test_what_waits_is_replayed_by_the_next_stage(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(tracking, "open_run", away)
+        with track(LOCAL, layout, "profile", None, None) as tracker:
+            tracker.metrics({"pass_rate": 0.5})
+    (pending,) = pending_files(layout)
+    with pending.open("a") as file:
+        file.write('{"kind": "met')  # cut short by a kill
+    pending.with_name("a-damaged.jsonl").write_text("no JSON\n")
+    pending.with_name("an-empty.jsonl").touch()
+    with track(LOCAL, layout, "baseline", None, None):
+        pass
+    assert runs_of(layout)["profile"].data.metrics["pass_rate"] == 0.5
+    assert [file.name for file in pending_files(layout)] == ["a-damaged.jsonl", "an-empty.jsonl"]
+
+
+def test_every_flipped_bit_of_what_waits_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "train-1.jsonl"
+    events = [{"kind": "metrics", "values": {"loss": n / 3}, "digest": "5d41"} for n in range(3)]
+    path.write_text("".join(map(line_of, events)))
+    assert read_events(path) == events
+    content, said = path.read_bytes(), set()
+    for place in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            # of a damaged last line feed, as of a line that a kill cut short, the line is left out
+            assert read_events(path) in (events, events[:2])
+        except ValueError as error:
+            said.add(re.sub(r" \(.*\)", "", str(error)).removeprefix(f"{tmp_path}/"))
+    remedy = "delete that line and replay the others, or delete the file"
+    assert {line for line in said if "line 2" in line} == {
+        f"train-1.jsonl, line 2 is not what was written: {remedy}"
+    }
+
+
+@dataclass
+class Server:
+    """A real `mlflow server` on this machine, which can be stopped and started again on the same
+    database."""
+
+    folder: Path
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        where = [
+            "--backend-store-uri",
+            f"sqlite:///{self.folder}/server.db",
+            "--artifacts-destination",
+            "artifacts",
+        ]
+        address = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        environment = {
+            **os.environ,
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", *where, *address],
+            cwd=self.folder,
+            env=environment,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.wait()
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=2):
+                return
+            time.sleep(0.2)
+        raise TimeoutError("mlflow server did not start")
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    folder = tmp_path / "server"
+    folder.mkdir()
+    server = Server(folder, free_port())
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.mark.slow
+def test_a_server_killed_in_mid_stage_and_the_replay_into_the_same_run(
+    layout: Layout, server: Server
+) -> None:
+    settings = Tracking(server.uri, "winnow", 0.0, [])
+    kept = layout.root / "kept" / "note.txt"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("seen")
+    with track(settings, layout, "train", "sgpo", 0) as tracker:
+        tracker.params({"rate": 1})
+        tracker.metrics({"loss": 0.5}, step=1)
+        tracker.flush()
+        server.stop()
+        tracker.metrics({"loss": 0.4}, step=2)
+        tracker.flush()
+        tracker.artifact(kept.parent)
+        tracker.model("sgpo/0", kept.parent, "abc")
+        tracker.output(kept, digest_file(kept))
+    server.start()
+    before = runs_of(layout, server.uri)["train sgpo/0"]
+    assert before.info.status == "RUNNING"
+    (pending,) = pending_files(layout)
+    assert tracking.replay(pending, server.uri) == before.info.run_id
+    runs = runs_of(layout, server.uri)
+    run = runs["train sgpo/0"]
+    client = tracking.connect(server.uri)
+    assert len(runs) == 3  # the pipeline's, the cell's, the stage's
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert run.data.params == {"rate": "1"}
+    assert [m.value for m in client.get_metric_history(run.info.run_id, "loss")] == [0.5, 0.4]
+    assert [file.path for file in client.list_artifacts(run.info.run_id, "kept")] == [
+        "kept/note.txt"
+    ]
+    assert run.data.tags["digest.output.kept"] == "abc"
+    with track(settings, layout, "report", None, None) as tracker:
+        tracker.champion(kept, "it was better")
+    assert client.get_model_version_by_alias("winnow", "champion").tags["digest"] == "abc"

@@ -1,0 +1,133 @@
+"""The record where its database, or the disk, takes nothing."""
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+
+from tasks.common import tracking
+from tasks.common.artifacts import Layout
+from tasks.common.tracking import database, track
+from tests.common.record import LOCAL, away, pending_files, runs_of
+from tests.full import largest_file
+
+
+def test_a_database_that_cannot_be_opened_stops_nothing(
+    bare: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
+    (bare.tracking / "mlflow.db").mkdir(parents=True)
+    with track(LOCAL, bare, "profile", None, None) as tracker:
+        tracker.metrics({"pass_rate": 0.5})
+    assert "tracking at" in caplog.text
+    assert len(pending_files(bare)) == 1
+
+
+@pytest.mark.slow
+def test_a_damaged_database_is_set_aside_and_the_record_goes_on(
+    layout: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = layout.tracking / "mlflow.db"
+    path.write_bytes(path.read_bytes()[:5000])
+    spoiled = path.read_bytes()
+    with track(LOCAL, layout, "profile", None, None) as tracker:
+        tracker.metrics({"pass_rate": 0.5})
+    assert runs_of(layout)["profile"].data.metrics["pass_rate"] == 0.5
+    assert [old.read_bytes() for old in layout.tracking.glob("mlflow.db.before-*")] == [spoiled]
+    assert "an empty one replaces it" in caplog.text
+    assert ".recover | sqlite3" in caplog.text
+    assert pending_files(layout) == []
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock is waited for for less than sqlite's five seconds, or MLflow's twenty."""
+    text = sqlalchemy.sql.text
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, timeout=0.3))
+    monkeypatch.setattr(sqlalchemy.sql, "text", lambda words: text(words.replace("20000", "300")))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_database_that_another_process_has_locked_is_left_in_place(layout: Layout) -> None:
+    path = layout.tracking / "mlflow.db"
+    inode = path.stat().st_ino
+    with closing(sqlite3.connect(path, isolation_level=None)) as lock:
+        lock.execute("BEGIN EXCLUSIVE")
+        assert not database.replace(path)
+        lock.execute("ROLLBACK")
+    assert path.stat().st_ino == inode
+    assert [file.name for file in layout.tracking.glob("*mlflow.db*")] == ["mlflow.db"]
+
+
+def test_a_database_is_made_whole_or_not_at_all(bare: Layout) -> None:
+    """Killed at any file operation on the way, there is none."""
+    path = bare.tracking / "mlflow.db"
+    bare.tracking.mkdir(parents=True)
+    path.with_name(".mlflow.db.1-2").write_bytes(b"half")
+    seen: list[bool] = []
+    real = os.replace
+
+    def replace(source: Any, target: Any) -> None:
+        seen.append(path.exists())
+        real(source, target)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "replace", replace)
+        database.make(path)
+    assert seen == [False]
+    assert [file.name for file in bare.tracking.iterdir()] == ["mlflow.db"]
+    assert not database.replace(path)
+
+
+def test_no_place_to_write_at_all_is_said_once(
+    bare: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
+    bare.root.mkdir()
+    bare.tracking.write_text("a file where the folder should be")
+    with track(LOCAL, bare, "profile", None, None) as tracker:
+        tracker.metrics({"pass_rate": 0.5})
+    assert caplog.text.count("nothing is recorded") == 1
+
+
+def test_half_a_line_is_taken_back_and_what_is_lost_is_said_once(
+    layout: Layout, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fills up while the record is written to a file: what is there can be replayed."""
+    monkeypatch.setattr(tracking, "open_run", away)
+    with track(LOCAL, layout, "profile", None, None) as tracker:
+        (pending,) = pending_files(layout)
+        with largest_file(pending.stat().st_size + 200):
+            tracker.tags({"reason": "short"})
+            tracker.tags({"reason": "long" * 200})
+            tracker.tags({"reason": "longer" * 200})
+    assert caplog.text.count("a part is not recorded") == 1
+    monkeypatch.undo()
+    client = tracking.connect(uri := tracking.address(LOCAL, layout))
+    run = client.get_run(tracking.replay(pending, uri))
+    assert (run.data.tags["reason"], run.info.status) == ("short", "FINISHED")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_locked_database_is_waited_for_and_then_left(layout: Layout) -> None:
+    with track(LOCAL, layout, "profile", None, None) as tracker:
+        lock = sqlite3.connect(layout.tracking / "mlflow.db", isolation_level=None)
+        lock.execute("BEGIN EXCLUSIVE")
+        started = time.monotonic()
+        tracker.metrics({"pass_rate": 0.5})
+        tracker.flush()
+        tracker.metrics({"pass_rate": 0.6})
+        tracker.flush()
+        assert time.monotonic() - started < 60
+        lock.execute("ROLLBACK")
+        lock.close()
+    (pending,) = pending_files(layout)
+    tracking.replay(pending, tracking.address(LOCAL, layout))
+    run = runs_of(layout)["profile"]
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["pass_rate"] == 0.6

@@ -1,0 +1,170 @@
+"""How runs end: failed, interrupted or killed, and with their pipeline."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tasks.common import tracking
+from tasks.common.artifacts import Layout
+from tasks.common.files import digest_file
+from tasks.common.tracking import results, track
+from tasks.common.tracking.pipelines import current_pipeline, is_alive, process_tags, this_host
+from tasks.common.tracking.runs import TrackedRun
+from tests.common.record import LOCAL, runs_of
+
+
+def test_a_failed_stage_is_failed_and_its_error_goes_on(layout: Layout) -> None:
+    def fail() -> None:
+        with track(LOCAL, layout, "train", "grpo", 0):
+            raise ValueError("no prompts")
+
+    with pytest.raises(ValueError, match="no prompts"):
+        fail()
+    runs = runs_of(layout)
+    assert {run.info.status for run in runs.values()} == {"FAILED"}
+    assert runs["train grpo/0"].data.tags["error"] == "ValueError: no prompts"
+
+
+def test_an_interrupted_stage_is_killed(layout: Layout) -> None:
+    def interrupt() -> None:
+        with track(LOCAL, layout, "profile", None, None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert runs_of(layout)["profile"].info.status == "KILLED"
+
+
+def test_a_flow_opens_and_closes_its_pipeline(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = layout.baseline / "metrics.json"
+    with track(LOCAL, layout, "baseline", None, None):
+        metrics.parent.mkdir(parents=True)
+        metrics.write_text("{}")
+    made_by = runs_of(layout)["baseline"].info.run_id
+
+    pipeline = tracking.start_pipeline()
+    monkeypatch.setenv(tracking.PIPELINE_VARIABLE, pipeline)
+    with track(LOCAL, layout, "profile", None, None):
+        pass
+    assert runs_of(layout)[f"flow {pipeline}"].info.status == "RUNNING"
+    tracking.end_pipeline(
+        LOCAL,
+        layout,
+        pipeline,
+        "FINISHED",
+        cached=[("baseline", None, None), ("policy", None, None)],
+    )
+    parent = runs_of(layout)[f"flow {pipeline}"]
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["digest.cached.baseline/metrics.json"] == digest_file(metrics)
+    assert parent.data.tags["run.cached.baseline/metrics.json"] == made_by
+
+
+def test_a_pipeline_in_which_nothing_ran_leaves_no_trace(bare: Layout) -> None:
+    pipeline = tracking.start_pipeline()
+    tracking.end_pipeline(LOCAL, bare, pipeline)
+    assert not (bare.tracking / "mlflow.db").exists()
+
+
+def test_another_launcher_is_another_pipeline() -> None:
+    first = current_pipeline()
+    assert current_pipeline() == first
+    script = (
+        "from tasks.common.tracking import pipelines; print(pipelines.current_pipeline()['id'])"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, start_new_session=True
+    )
+    assert done.stdout.strip() != first["id"]
+
+
+def test_stages_of_one_dvc_process_share_a_pipeline(tmp_path: Path) -> None:
+    stage = (
+        "from tasks.common.tracking import pipelines\n"
+        "p = pipelines.current_pipeline(); print(p['kind'], p['id'])"
+    )
+    dvc = tmp_path / "dvc"
+    dvc.write_text(
+        "import subprocess, sys\nfor _ in range(2):\n    subprocess.run(sys.argv[1:], check=True)\n"
+    )
+    command = [sys.executable, str(dvc), sys.executable, "-c", stage]
+    first = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+    second = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+    assert first[0] == first[1]
+    assert first[0].startswith("dvc ")
+    assert first[0] != second[0]
+
+
+def begin_and_kill(layout: Layout) -> None:
+    """The record of a training that is killed."""
+    script = (
+        "from pathlib import Path; from tasks.common import tracking, artifacts; import os, sys\n"
+        "with tracking.track(tracking.Tracking(None, 'winnow', 0.0, []), "
+        "artifacts.Layout(Path(sys.argv[1])), 'train', "
+        "'grpo', 0):\n    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(layout.root)], check=False)
+
+
+def test_a_run_whose_process_is_gone_is_marked_killed(layout: Layout) -> None:
+    begin_and_kill(layout)
+    assert runs_of(layout)["train grpo/0"].info.status == "RUNNING"
+    with track(LOCAL, layout, "profile", None, None):
+        pass
+    assert runs_of(layout)["train grpo/0"].info.status == "KILLED"
+
+
+def test_a_cell_whose_stage_was_killed_is_closed_with_its_pipeline(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flow lives on, and its process is the one by which the cell is known."""
+    pipeline = tracking.start_pipeline()
+    monkeypatch.setenv(tracking.PIPELINE_VARIABLE, pipeline)
+    begin_and_kill(layout)
+    assert runs_of(layout)["grpo/0"].info.status == "RUNNING"
+    tracking.end_pipeline(LOCAL, layout, pipeline, "FAILED")
+    assert {run.info.status for run in runs_of(layout).values()} == {"FAILED", "KILLED"}
+    assert runs_of(layout)["grpo/0"].info.status == "FAILED"
+
+
+def test_a_cell_of_a_report_that_was_killed_is_closed(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*arguments: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(results, "write_settings", kill)
+    monkeypatch.setattr(results, "process_tags", lambda _: {"host": this_host(), "process": "1 1"})
+    client = tracking.connect(tracking.address(LOCAL, layout))
+    event = {"kind": "cell", "recipe": "grpo", "seed": 0, "result": "r", "points": []}
+    with track(LOCAL, layout, "report", None, None):
+        experiment = client.get_experiment_by_name("winnow").experiment_id
+        parent = runs_of(layout)["report"].data.tags["mlflow.parentRunId"]
+        run = TrackedRun(client, experiment, runs_of(layout)["report"].info.run_id, parent)
+        with pytest.raises(Killed):
+            results.write_cell(run, event)
+    assert runs_of(layout)["grpo/0"].info.status == "RUNNING"
+    with track(LOCAL, layout, "report", None, None):
+        pass
+    assert runs_of(layout)["grpo/0"].info.status == "KILLED"
+
+
+def test_a_zombie_is_not_alive() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    tags = process_tags(psutil.Process(child.pid))
+    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert not is_alive(tags)
+    child.wait()
+    assert is_alive(process_tags(psutil.Process()))
