@@ -3,10 +3,8 @@
 import os
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from tasks.models.policy import load_model
+from tasks.models.sharding import shard
 from tasks.models.weights import NamedWeights, as_saved, is_sharded
 from tasks.train.learner.lora import add_adapters
-from tasks.models.sharding import shard
 from tasks.train.settings import Lora
 from tests.models.test_packing import EXPERTS, GROUPED
 from tests.stages import FORKS
