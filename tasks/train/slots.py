@@ -38,7 +38,7 @@ from tasks.train.rollouts import (
     StepTotals,
 )
 from tasks.train.settings import SLOTS, BatchSettings, Entropy
-from tasks.train.tokens import Normalize, Tokens
+from tasks.train.tokens import Gains, Normalize, Tokens, average
 
 if TYPE_CHECKING:
     import torch
@@ -199,11 +199,15 @@ class Shape(Protocol):
     advantage. With `cuts_rows`, the update leaves out the tokens after a rollout's last advantage.
     The loss must then be a sum over tokens, each independent of the others."""
 
+    settings: Any
     state: Any = None
     features: Features | None = None
     changes_rewards: bool = False
     skips_zeros: bool = False
     cuts_rows: bool = False
+
+    def __init__(self, settings: Any = None) -> None:
+        self.settings = settings
 
     def rewards(self, rollouts: Rollouts, max_tokens: int) -> Floats:
         """Return [B] the rewards; `max_tokens` is the limit of a completion."""
@@ -257,7 +261,13 @@ class Loss(Protocol):
         self, tokens: Tokens, totals: StepTotals
     ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
         """Return a micro-batch's share of the step's loss, and sums over its tokens (`clipped`)."""
-        ...
+        gain_N, is_clipped_N = self.gains(tokens)
+        return -average(gain_N, tokens, totals, self.normalize), {"clipped": is_clipped_N.sum()}
+
+    def gains(self, tokens: Tokens) -> Gains:
+        """Return [N] the weighted gains of tokens, whose average the update raises, and whether
+        each is clipped; a single 0 if none ever is. A loss of another form has its own call."""
+        raise NotImplementedError
 
     def rate_factor(self, log_weights_B: Floats, norm: float, reuse: int) -> float:
         """Return the factor of this update's learning rate, from the logarithms of its rollouts'

@@ -4,7 +4,7 @@ Legend: N tokens, B rollouts of the micro-batch.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tasks.train.rollouts import StepTotals
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Normalize = Literal["token", "sequence", "constant", "prompt"]
 Level = Literal["token", "sequence"]
+Gains: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"  # [N] of tokens, and whether each is clipped
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from tasks.common.files import ArtifactError
@@ -23,11 +22,11 @@ from tasks.train.loop.save import save
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
 from tasks.train.profile import Profile
-from tasks.train.rollouts import Ints, Prompts, Rollouts, StepTotals, make_rollouts
+from tasks.train.rollouts import Ints, Prompts, Rollouts, make_rollouts
 from tasks.train.sampling.collector import RunContext
 from tasks.train.settings import CheckpointSettings, WarmStart
 from tasks.train.slots import Loss
-from tasks.train.tokens import Tokens, average
+from tasks.train.tokens import Gains, Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +66,8 @@ class NegativeLogLikelihood(Loss):
 
     normalize = "token"
 
-    def __call__(
-        self, tokens: Tokens, totals: StepTotals
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the micro-batch's share of the step's mean over tokens."""
-        loss = -average(tokens.logprobs_N, tokens, totals, self.normalize)
-        return loss, {"clipped": torch.zeros_like(loss)}
+    def gains(self, tokens: Tokens) -> Gains:
+        return tokens.logprobs_N, tokens.logprobs_N.new_zeros(())
 
 
 def read_demonstrations(

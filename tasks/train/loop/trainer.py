@@ -21,11 +21,12 @@ from tasks.train.learner.micro_batches import minibatches
 from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
 from tasks.train.loop.buffer import LEARNING_STREAM, Batch, RolloutBuffer, random_numbers
 from tasks.train.loop.record import describe_step, record_rollouts
+from tasks.train.loop.spending import Spending
 from tasks.train.loop.state import ROUNDING, State, TrainingError
 from tasks.train.rollouts import Features, Observed, Prompts, Rollouts
 from tasks.train.sampling.collector import Collector, RunContext, validation_rollouts
 from tasks.train.settings import Guards
-from tasks.train.slots import Slots
+from tasks.train.slots import Score, Slots
 
 if TYPE_CHECKING:
     from tasks.train.warm_start import Demonstrations
@@ -101,22 +102,20 @@ class Trainer:
     def score_replay(self) -> None:
         """Let replay compute missing log-probabilities of the initial policy's rollouts. After the
         first step none is missing, also after a resume."""
+        with self.state.timed("score"):
+            self.slots.replay.prepare(self.scorer(self.buffer.spending))
+
+    def scorer(self, account: Spending | Batch | None) -> Score:
+        """Return a function that returns the policy's view of rollouts. With a budget its cost is
+        added to `account.spent`."""
 
         def scored(rollouts: Rollouts) -> Observed:
-            if (spending := self.buffer.spending) is not None:
-                spending.spent += self.cost_of_pass(rollouts)
-            logger.info("scoring %d rollouts of the profile", len(rollouts.group_B))
+            if account is not None and (spending := self.buffer.spending) is not None:
+                architecture, name = self.run.policy.architecture, spending.budget.account
+                account.spent += pass_cost(name, architecture, rollouts.rows())
             return self.score(rollouts, Features())
 
-        with self.state.timed("score"):
-            self.slots.replay.prepare(scored)
-
-    def cost_of_pass(self, rollouts: Rollouts) -> float:
-        """Return the cost of a pass over the rollouts in the account of the budget; 0 without a
-        budget."""
-        if (spending := self.buffer.spending) is None:
-            return 0.0
-        return pass_cost(spending.budget.account, self.run.policy.architecture, rollouts.rows())
+        return scored
 
     def joined(self, batch: Batch) -> Rollouts:
         """Return the fresh rollouts of a batch, and the stored ones that join its groups. A pass
@@ -124,12 +123,7 @@ class Trainer:
         fresh, numbers = batch.fresh, np.array(batch.joined)
         if not len(numbers):
             return fresh
-
-        def scored(candidates: Rollouts) -> Observed:
-            batch.spent += self.cost_of_pass(candidates)
-            return self.score(candidates, Features())
-
-        stored = self.slots.replay.join(fresh.prompt_rows_Q[numbers], scored)
+        stored = self.slots.replay.join(fresh.prompt_rows_Q[numbers], self.scorer(batch))
         joining = stored.with_columns(group=numbers[stored.group_B])
         table = pl.concat([fresh.table, joining.table], rechunk=True)
         return Rollouts(table.sort("group", maintain_order=True), fresh.prompt_rows_Q)

@@ -3,16 +3,10 @@
 
 Every token keeps its gradient, even beyond the cap: `clip` drops rare tokens' gradients first."""
 
-from typing import TYPE_CHECKING
-
 from tasks.common.params import above_zero, settings
-from tasks.train.rollouts import StepTotals
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Normalize, Tokens, average
-
-if TYPE_CHECKING:
-    import torch
+from tasks.train.tokens import Gains, Normalize, Tokens
 
 
 @settings
@@ -32,13 +26,8 @@ class Method(Loss):
     separable = True
     settings: Settings
 
-    def __call__(
-        self, tokens: Tokens, totals: StepTotals
-    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """Return the micro-batch's share of the step's loss; `clipped`: tokens at the cap."""
+    def gains(self, tokens: Tokens) -> Gains:
         ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).detach().exp()
         weights_N = ratio_N.clamp(max=self.settings.cap) * tokens.weights_N
         gain_N = weights_N * tokens.advantages_N * tokens.logprobs_N
-        return -average(gain_N, tokens, totals, self.normalize), {
-            "clipped": (ratio_N > self.settings.cap).sum()
-        }
+        return gain_N, ratio_N > self.settings.cap

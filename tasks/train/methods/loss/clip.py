@@ -14,10 +14,9 @@ arXiv 2505.07291): the plain clip lets a negative advantage through at any ratio
 from typing import TYPE_CHECKING
 
 from tasks.common.params import ParamsError, settings
-from tasks.train.rollouts import StepTotals
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Level, Normalize, Tokens, average
+from tasks.train.tokens import Gains, Level, Normalize, Tokens
 
 if TYPE_CHECKING:
     import torch
@@ -54,11 +53,7 @@ class Method(Loss):
     separable = True
     settings: Settings
 
-    def __call__(
-        self, tokens: Tokens, totals: StepTotals
-    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """Return the micro-batch's share of the step's loss; `clipped`: tokens without gradient
-        because of the clip."""
+    def gains(self, tokens: Tokens) -> Gains:
         settings = self.settings
         log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
         if settings.ratio == "sequence":
@@ -77,8 +72,7 @@ class Method(Loss):
             is_below_N = (tokens.advantages_N < 0) & (surrogate_N < floor_N)
             surrogate_N = floor_N.where(is_below_N, surrogate_N)
             is_clipped_N = is_clipped_N | is_below_N
-        loss = -average(surrogate_N * tokens.weights_N, tokens, totals, settings.normalize)
-        return loss, {"clipped": is_clipped_N.sum()}
+        return surrogate_N * tokens.weights_N, is_clipped_N
 
 
 def sequence_ratio(log_ratio_N: "torch.Tensor", tokens: Tokens) -> "torch.Tensor":

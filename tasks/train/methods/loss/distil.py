@@ -8,16 +8,10 @@ to the old policy weighs it, and is not clipped; tokens whose probability has fa
 ignores the verifier. Left out: the exact KL divergence over the vocabulary, and the influence of a
 token on later positions."""
 
-from typing import TYPE_CHECKING
-
 from tasks.common.params import above_zero, at_least, settings
-from tasks.train.rollouts import StepTotals
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Normalize, Tokens, average
-
-if TYPE_CHECKING:
-    import torch
+from tasks.train.tokens import Gains, Normalize, Tokens
 
 
 @settings
@@ -40,10 +34,7 @@ class Method(Loss):
     reads_reference = True
     needs_teacher = True
 
-    def __call__(
-        self, tokens: Tokens, totals: StepTotals
-    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """Return the micro-batch's share of the step's loss; `clipped`: tokens that left it."""
+    def gains(self, tokens: Tokens) -> Gains:
         assert tokens.reference_logprobs_N is not None
         policy_N = tokens.logprobs_N.detach()
         advantages_N = tokens.reference_logprobs_N - policy_N
@@ -51,4 +42,4 @@ class Method(Loss):
         has_fallen_N = policy_N.exp() - tokens.old_logprobs_N.exp() < -self.settings.max_fall
         ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).exp()
         gain_N = (ratio_N * advantages_N * tokens.weights_N).masked_fill(has_fallen_N, 0.0)
-        return -average(gain_N, tokens, totals, self.normalize), {"clipped": has_fallen_N.sum()}
+        return gain_N, has_fallen_N

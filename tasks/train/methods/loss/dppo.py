@@ -11,10 +11,9 @@ is added to the loss of every token. mu is the denominator of the ratio: the sam
 from typing import TYPE_CHECKING, Literal
 
 from tasks.common.params import above_zero, at_least, settings
-from tasks.train.rollouts import StepTotals
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Normalize, Tokens, average
+from tasks.train.tokens import Gains, Normalize, Tokens
 
 if TYPE_CHECKING:
     import torch
@@ -40,10 +39,7 @@ class Method(Loss):
     separable = True
     settings: Settings
 
-    def __call__(
-        self, tokens: Tokens, totals: StepTotals
-    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """Return the micro-batch's share of the step's loss; `clipped`: masked tokens."""
+    def gains(self, tokens: Tokens) -> Gains:
         log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
         policy_N, sampler_N = tokens.logprobs_N.detach().exp(), tokens.old_logprobs_N.exp()
         moved_N = policy_N - sampler_N
@@ -53,7 +49,7 @@ class Method(Loss):
         is_masked_N = (divergence_N > self.settings.limit) & (moved_N * tokens.advantages_N > 0)
         gain_N = log_ratio_N.exp() * tokens.advantages_N * tokens.weights_N
         gain_N = gain_N.masked_fill(is_masked_N, 0.0) - self.settings.penalty * log_ratio_N**2
-        return -average(gain_N, tokens, totals, self.normalize), {"clipped": is_masked_N.sum()}
+        return gain_N, is_masked_N
 
 
 def binary_kl(first_N: "torch.Tensor", second_N: "torch.Tensor") -> "torch.Tensor":

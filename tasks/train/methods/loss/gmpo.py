@@ -4,16 +4,10 @@ arXiv 2507.20673).
 One token with an extreme ratio moves a geometric mean less than an arithmetic one, so the clip may
 be wide. `clip` bounds the log-ratio. The average is over completions."""
 
-from typing import TYPE_CHECKING
-
 from tasks.common.params import above_zero, settings
-from tasks.train.rollouts import StepTotals
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Tokens, average
-
-if TYPE_CHECKING:
-    import torch
+from tasks.train.tokens import Gains, Tokens
 
 
 @settings
@@ -32,10 +26,7 @@ class Method(Loss):
     settings: Settings
     normalize = "sequence"
 
-    def __call__(
-        self, tokens: Tokens, totals: StepTotals
-    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """Return the micro-batch's share of the step's loss; `clipped`: tokens beyond the clip."""
+    def gains(self, tokens: Tokens) -> Gains:
         limit = self.settings.clip
         log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
         # no gain beyond the clip: above for A > 0, below for A < 0
@@ -48,6 +39,4 @@ class Method(Loss):
         mean_B = tokens.by_row(bounded_N.detach()) / tokens.length_B()
         # each token has its own share of the gradient, so a masked token has none
         ratio_N = (mean_B[tokens.row_N] + bounded_N - bounded_N.detach()).exp()
-        gain_N = ratio_N * tokens.advantages_N * tokens.weights_N
-        loss = -average(gain_N, tokens, totals, self.normalize)
-        return loss, {"clipped": is_clipped_N.sum()}
+        return ratio_N * tokens.advantages_N * tokens.weights_N, is_clipped_N

@@ -7,18 +7,13 @@ policy before the batch's first update. The loss of the `share` of tokens with t
 of advantage 0 are left out. In the first update of a batch the penalty has no gradient, so several
 are required."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tasks.common.params import ParamsError, at_least, settings
-from tasks.train.rollouts import Bools, Rollouts, StepTotals
+from tasks.train.rollouts import Bools, Rollouts
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Normalize, Tokens, average
-
-if TYPE_CHECKING:
-    import torch
+from tasks.train.tokens import Gains, Normalize, Tokens
 
 
 @settings
@@ -41,15 +36,12 @@ class Method(Loss):
     settings: Settings
     needs_several = True
 
-    def __call__(
-        self, tokens: Tokens, totals: StepTotals
-    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """Return the micro-batch's share of the step's loss; `clipped`: tokens with a penalty."""
+    def gains(self, tokens: Tokens) -> Gains:
         assert tokens.marked_N is not None
         log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
         penalty_N = self.settings.penalty * log_ratio_N.abs() * tokens.marked_N
         gain_N = (log_ratio_N.exp() * tokens.advantages_N - penalty_N) * tokens.weights_N
-        return -average(gain_N, tokens, totals, self.normalize), {"clipped": tokens.marked_N.sum()}
+        return gain_N, tokens.marked_N
 
     def marks(self, rollouts: Rollouts) -> Bools:
         assert rollouts.old_logprobs_N is not None

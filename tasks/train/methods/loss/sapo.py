@@ -4,16 +4,10 @@ A token's gain is (4 / tau) * sigmoid(tau * (ratio - 1)) times its advantage: it
 REINFORCE's at ratio 1 and fades on both sides. With `tau_negative` above `tau_positive` it fades
 faster if the advantage is not positive."""
 
-from typing import TYPE_CHECKING
-
 from tasks.common.params import above_zero, settings
-from tasks.train.rollouts import StepTotals
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Normalize, Tokens, average
-
-if TYPE_CHECKING:
-    import torch
+from tasks.train.tokens import Gains, Normalize, Tokens
 
 
 @settings
@@ -36,15 +30,11 @@ class Method(Loss):
     separable = True
     settings: Settings
 
-    def __call__(
-        self, tokens: Tokens, totals: StepTotals
-    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """Return the micro-batch's share of the step's loss; nothing is clipped."""
+    def gains(self, tokens: Tokens) -> Gains:
         settings = self.settings
         ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).exp()
         tau_N = ratio_N.new_full(ratio_N.shape, settings.tau_negative)
         tau_N[tokens.advantages_N > 0] = settings.tau_positive
         gate_N = 4.0 / tau_N * (tau_N * (ratio_N - 1.0)).sigmoid()
         gain_N = gate_N * tokens.advantages_N * tokens.weights_N
-        loss = -average(gain_N, tokens, totals, self.normalize)
-        return loss, {"clipped": loss.new_zeros(())}
+        return gain_N, gain_N.new_zeros(())

@@ -7,18 +7,14 @@ coefficient shaping w / (w + shaping)^2 is largest at w = shaping and falls beyo
 null a replayed token is as a fresh one."""
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tasks.common.params import above_zero, settings
-from tasks.train.rollouts import Bools, Rollouts, StepTotals
+from tasks.train.rollouts import Bools, Rollouts
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Normalize, Tokens, average
-
-if TYPE_CHECKING:
-    import torch
+from tasks.train.tokens import Gains, Normalize, Tokens
 
 
 @settings
@@ -39,10 +35,7 @@ class Method(Loss):
     settings: Settings
     separable = True
 
-    def __call__(
-        self, tokens: Tokens, totals: StepTotals
-    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """Return the micro-batch's share of the step's loss; nothing is clipped."""
+    def gains(self, tokens: Tokens) -> Gains:
         weight_N = (tokens.logprobs_N - tokens.old_logprobs_N).exp() * tokens.weights_N
         if tokens.marked_N is not None:
             assert self.settings.shaping is not None
@@ -51,8 +44,7 @@ class Method(Loss):
             # w / (w + s) as a sigmoid, whose gradient is finite for any w
             shaped_N = (log_ratio_N - math.log(self.settings.shaping)).sigmoid()
             weight_N = shaped_N.where(tokens.marked_N, weight_N)
-        loss = -average(weight_N * tokens.advantages_N, tokens, totals, self.normalize)
-        return loss, {"clipped": loss.new_zeros(())}
+        return weight_N * tokens.advantages_N, weight_N.new_zeros(())
 
     def marks(self, rollouts: Rollouts) -> Bools | None:
         if self.settings.shaping is None:

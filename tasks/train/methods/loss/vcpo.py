@@ -8,18 +8,13 @@ with ESS = (sum w)^2 / sum w^2 over the update's B rollouts with a gradient, wei
 few rollouts that carry most of the weight move the policy less. On-policy the factor is 1. The
 paper's `power` is 0.5, and 1.0 is its linear option."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tasks.common.params import ParamsError, settings
-from tasks.train.rollouts import Floats, StepTotals
+from tasks.train.rollouts import Floats
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Normalize, Tokens, average
-
-if TYPE_CHECKING:
-    import torch
+from tasks.train.tokens import Gains, Normalize, Tokens
 
 
 @settings
@@ -40,14 +35,10 @@ EXAMPLE = Settings(base=1.0, power=0.5, normalize="token")
 class Method(Loss):
     settings: Settings
 
-    def __call__(
-        self, tokens: Tokens, totals: StepTotals
-    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """Return the micro-batch's share of the step's loss; nothing is clipped."""
+    def gains(self, tokens: Tokens) -> Gains:
         ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).exp()
-        surrogate_N = ratio_N * tokens.advantages_N * tokens.weights_N
-        loss = -average(surrogate_N, tokens, totals, self.normalize)
-        return loss, {"clipped": loss.new_zeros(())}
+        gain_N = ratio_N * tokens.advantages_N * tokens.weights_N
+        return gain_N, gain_N.new_zeros(())
 
     def rate_factor(self, log_weights_B: Floats, norm: float, reuse: int) -> float:
         share = effective_share(log_weights_B) / self.settings.base

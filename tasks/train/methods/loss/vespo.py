@@ -5,16 +5,10 @@ With W the product of a completion's ratios, its tokens' weight is W^k * exp(lam
 without gradient: 1 on-policy, and smaller if the completion has become much likelier or rarer.
 """
 
-from typing import TYPE_CHECKING
-
 from tasks.common.params import at_least, settings
-from tasks.train.rollouts import StepTotals
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Normalize, Tokens, average
-
-if TYPE_CHECKING:
-    import torch
+from tasks.train.tokens import Gains, Normalize, Tokens
 
 LARGEST = 80.0  # largest log-ratio whose exponential float32 can represent
 
@@ -44,10 +38,7 @@ EXAMPLE = Settings(normalize="sequence")
 class Method(Loss):
     settings: Settings
 
-    def __call__(
-        self, tokens: Tokens, totals: StepTotals
-    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """Return the micro-batch's share of the step's loss; nothing is clipped."""
+    def gains(self, tokens: Tokens) -> Gains:
         settings = self.settings
         log_ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).detach()
         log_ratio_N = tokens.by_row(log_ratio_N)[tokens.row_N].clamp(max=LARGEST)
@@ -56,5 +47,4 @@ class Method(Loss):
         down_N = settings.power_negative * log_ratio_N + settings.decay_negative * falling_N
         weights_N = up_N.where(tokens.advantages_N >= 0, down_N).exp() * tokens.weights_N
         gain_N = weights_N * tokens.advantages_N * tokens.logprobs_N
-        loss = -average(gain_N, tokens, totals, self.normalize)
-        return loss, {"clipped": loss.new_zeros(())}
+        return gain_N, gain_N.new_zeros(())

@@ -70,6 +70,7 @@ class Method(Replay):
         kept: Rollouts = self.state.rollouts
         is_missing_N = np.isnan(kept.logprobs_N)
         if is_missing_N.any():
+            logger.info("scoring %d rollouts of the profile", len(kept.group_B))
             found_N = np.where(is_missing_N, score(kept).logprobs_N, kept.logprobs_N)
             found = nested(found_N, kept.completion_tokens_B())
             self.state = State(kept.with_columns(logprobs=found).table)

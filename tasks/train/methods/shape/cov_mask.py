@@ -33,10 +33,8 @@ EXAMPLE = Settings(drop=0.2, low=-5.0, high=5.0)
 
 
 class Method(Shape):
+    settings: Settings
     features = Features()
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
 
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator

@@ -26,16 +26,14 @@ EXAMPLE = Settings(keep=0.5)
 
 
 class Method(Shape):
+    settings: Settings
     features = Features()
-
-    def __init__(self, settings: Settings) -> None:
-        self.keep = settings.keep
 
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
     ) -> Floats:
         assert rollouts.observed is not None
-        return of_largest(rollouts, advantages_N, rollouts.observed.entropies_N, self.keep)
+        return of_largest(rollouts, advantages_N, rollouts.observed.entropies_N, self.settings.keep)
 
 
 def of_largest(rollouts: Rollouts, advantages_N: Floats, values_N: Floats, keep: float) -> Floats:

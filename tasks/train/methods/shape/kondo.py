@@ -29,13 +29,11 @@ EXAMPLE = Settings(keep=0.5)
 
 
 class Method(Shape):
+    settings: Settings
     skips_zeros = True
-
-    def __init__(self, settings: Settings) -> None:
-        self.keep = settings.keep
 
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
     ) -> Floats:
         delight_N = -advantages_N * rollouts.logprobs_N
-        return of_largest(rollouts, advantages_N, delight_N, self.keep)
+        return of_largest(rollouts, advantages_N, delight_N, self.settings.keep)

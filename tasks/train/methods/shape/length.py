@@ -22,10 +22,8 @@ EXAMPLE = Settings(weight=0.1)
 
 
 class Method(Shape):
+    settings: Settings
     changes_rewards = True
-
-    def __init__(self, settings: Settings) -> None:
-        self.weight = settings.weight
 
     def rewards(self, rollouts: Rollouts, max_tokens: int) -> Floats:
         own_N = rollouts.owner_N()[rollouts.trained_N()]
@@ -38,4 +36,4 @@ class Method(Shape):
         share_B = (length_B - least_B) / np.where(most_B > least_B, most_B - least_B, 1.0)
         x_B = np.where(most_B > least_B, 0.5 - share_B, 0.0)
         gain_B = np.where(rollouts.is_correct_B(), x_B, np.minimum(x_B, 0.0))
-        return np.asarray(rollouts.rewards_B + self.weight * gain_B)
+        return np.asarray(rollouts.rewards_B + self.settings.weight * gain_B)

@@ -27,20 +27,18 @@ EXAMPLE = Settings(whole=0.5)
 
 
 class Method(Shape):
+    settings: Settings
     skips_zeros = True
     cuts_rows = True
-
-    def __init__(self, settings: Settings) -> None:
-        self.whole = settings.whole
 
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
     ) -> Floats:
         length_B, owner_N = rollouts.completion_tokens_B(), rollouts.owner_N()
-        part = 1.0 - self.whole
+        part = 1.0 - self.settings.whole
         # the numbers from `whole` to 1 are spread over the lengths
         share_B = (1.0 - rng.random(len(length_B))) / max(part, 1e-300)
         cut_B = np.ceil(np.minimum(share_B, 1.0) * length_B)
         place_N = np.arange(len(owner_N)) - (np.cumsum(length_B) - length_B)[owner_N]
-        stays_N = self.whole + part * (length_B[owner_N] - place_N) / length_B[owner_N]
+        stays_N = self.settings.whole + part * (length_B[owner_N] - place_N) / length_B[owner_N]
         return np.where(place_N < cut_B[owner_N], advantages_N / stays_N, 0.0)

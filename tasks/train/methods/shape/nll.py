@@ -27,8 +27,7 @@ EXAMPLE = Settings(weight=0.1)
 
 
 class Method(Shape):
-    def __init__(self, settings: Settings) -> None:
-        self.weight = settings.weight
+    settings: Settings
 
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
@@ -36,4 +35,4 @@ class Method(Shape):
         trained_N = rollouts.trained_N()
         is_correct_N = rollouts.is_correct_B()[rollouts.owner_N()] & trained_N
         share = trained_N.sum() / max(is_correct_N.sum(), 1)
-        return np.asarray(advantages_N + self.weight * share * is_correct_N)
+        return np.asarray(advantages_N + self.settings.weight * share * is_correct_N)

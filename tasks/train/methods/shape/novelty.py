@@ -25,10 +25,8 @@ EXAMPLE = Settings(weight=2.5, limit=0.5)
 
 
 class Method(Shape):
+    settings: Settings
     features = Features()
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
 
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator

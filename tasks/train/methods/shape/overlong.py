@@ -25,12 +25,10 @@ EXAMPLE = Settings(share=0.25)
 
 
 class Method(Shape):
+    settings: Settings
     changes_rewards = True
 
-    def __init__(self, settings: Settings) -> None:
-        self.share = settings.share
-
     def rewards(self, rollouts: Rollouts, max_tokens: int) -> Floats:
-        width = self.share * max_tokens
+        width = self.settings.share * max_tokens
         excess_B = rollouts.completion_tokens_B() - (max_tokens - width)
         return rollouts.rewards_B - np.clip(excess_B / width, 0.0, 1.0)

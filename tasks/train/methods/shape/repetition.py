@@ -25,15 +25,15 @@ EXAMPLE = Settings(n=2, weight=0.5)
 
 
 class Method(Shape):
+    settings: Settings
     changes_rewards = True
-
-    def __init__(self, settings: Settings) -> None:
-        self.n, self.weight = settings.n, settings.weight
 
     def rewards(self, rollouts: Rollouts, max_tokens: int) -> Floats:
         completions = rollouts.table.select("token_ids", OWN_TOKENS.alias("own")).rows()
-        repeated_B = [repeated(turns(ids, own), self.n) for ids, own in completions]
-        return np.asarray(rollouts.rewards_B - self.weight * np.array(repeated_B, np.float64))
+        repeated_B = [repeated(turns(ids, own), self.settings.n) for ids, own in completions]
+        return np.asarray(
+            rollouts.rewards_B - self.settings.weight * np.array(repeated_B, np.float64)
+        )
 
 
 def turns(token_ids: list[int], own: list[bool]) -> list[list[int]]:

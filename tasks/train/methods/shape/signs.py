@@ -23,8 +23,7 @@ EXAMPLE = Settings(positive=0.1, negative=1.0)
 
 
 class Method(Shape):
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    settings: Settings
 
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
