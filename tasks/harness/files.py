@@ -10,16 +10,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tasks.common.config.tagged_yaml import read
 from tasks.common.files import ArtifactError, digest, digest_file
-
-
-class Loader(yaml.SafeLoader):
-    """YAML in which a value with a tag, such as `!function`, is null: nothing is run."""
-
-
-Loader.add_multi_constructor("", lambda loader, tag, node: None)  # type: ignore[no-untyped-call]
 
 
 def task_files(folder: Path, installed: Path | None = None) -> list[Path]:
@@ -40,14 +32,6 @@ def task_files(folder: Path, installed: Path | None = None) -> list[Path]:
         found[path] = None
         waiting += [path.parent / other for other in named(read(path), "include")]
     return list(found)
-
-
-def read(path: Path) -> Any:
-    """Return the values of a task file."""
-    try:
-        return yaml.load(path.read_bytes(), Loader)  # nosec B506  # a SafeLoader
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ArtifactError(f"{path} is not YAML: {error}") from error
 
 
 def named(value: Any, key: str, is_below: bool = False) -> Iterator[str]:

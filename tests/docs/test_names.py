@@ -53,7 +53,8 @@ def test_the_task_file_of_the_guide_is_one_that_is_run(tmp_path: Path) -> None:
     """But for its table, which is the reader's."""
     (block,) = [block for block in of("yaml") if block.caption == "mine/sums.yaml"]
     (tmp_path / "sums.yaml").write_text(block.text)
-    files.check(files.task_files(tmp_path), ["exact_match"])
+    (path,) = files.task_files(tmp_path)
+    assert list(files.named(files.read(path), "data_files")) == ["/data/sums.jsonl"]
     assert yaml.safe_load(block.text)["metric_list"][0]["metric"] == "exact_match"
 
 
