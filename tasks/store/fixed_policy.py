@@ -84,13 +84,7 @@ class StoredRollouts:
                 "chat template writes the user's message, and whether the tokenizer is its own"
             )
         self.sampler = Sampler(
-            policy,
-            tokenizer,
-            sampling,
-            settings.engine,
-            settings.store,
-            by_digest,
-            layout.engine_logs(cell),
+            policy, tokenizer, sampling, settings.engine, settings.store, by_digest
         )
         key = asdict(sampling) | altering(settings.engine.vllm)
         store = open_store(settings.store, layout, policy.digest, key)
@@ -151,7 +145,8 @@ class StoredRollouts:
                 damaged = view.store.num_damaged()
                 why = explain(self.last, self.asked, view.prompts(), missing, damaged)
                 logger.info("sampling %d of %d rollouts: %s", len(missing), len(view.wanted), why)
-                done = fill_store(view, missing, self.sampler, on_sampled)
+                logs = self.layout.engine_logs(self.cell)
+                done = fill_store(view, missing, self.sampler, on_sampled, logs)
                 self.usage += replace(done, why=why)
         reused = max(len(view.wanted) - self.usage.sampled_rollouts, 0)
         self.usage = replace(self.usage, reused_rollouts=reused)

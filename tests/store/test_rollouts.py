@@ -132,6 +132,20 @@ def format_of(tag: str) -> dict[str, object]:
     return {"method": "format", "tags": [tag], "text_after": False}
 
 
+def test_options_of_vllm_that_change_samples_have_their_own(world: tuple[Policy, Layout]) -> None:
+    policy, layout = world
+    found = []
+    for vllm in ({}, {"max_num_batched_tokens": 2048}, {"quantization": "fp8"}):
+        engine = dataclasses.replace(ENGINE, name="server", vllm=vllm)
+        settings = dataclasses.replace(SETTINGS, engine=engine)
+        asked = prompts_table(range(2)), policy, 1, settings, layout
+        stored = StoredRollouts(*asked, cell="profile", greedy=False)
+        found.append((stored.view.store.folder, stored.asked["sampling"]))
+    assert found[0] == found[1]
+    assert found[0][0] != found[2][0]
+    assert found[2][1] == {**found[0][1], "vllm": {"quantization": "fp8"}}
+
+
 def test_another_policy_or_sampling_is_never_mixed_in(
     world: tuple[Policy, Layout], llama: Path
 ) -> None:
