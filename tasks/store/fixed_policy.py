@@ -19,7 +19,6 @@ from tasks.common.artifacts import STORE, Layout
 from tasks.common.files import ArtifactError, digest
 from tasks.common.processes.locks import exclusive
 from tasks.engines.devices import held, sampling_gpus
-from tasks.engines.options import altering
 from tasks.engines.settings import EngineSettings, Sampling
 from tasks.models.policy import Policy, load_tokenizer
 from tasks.models.prompts import encode_prompts
@@ -86,7 +85,7 @@ class StoredRollouts:
         self.sampler = Sampler(
             policy, tokenizer, sampling, settings.engine, settings.store, by_digest
         )
-        key = asdict(sampling) | altering(settings.engine.vllm)
+        key = asdict(sampling) | settings.engine.altering
         store = open_store(settings.store, layout, policy.digest, key)
         self.view = StoreView(store, wanted_keys(digests, num_samples))
         self.prompts = prompts.select("prompt_id", "prompt", "answer", "verifier").with_columns(
@@ -198,7 +197,7 @@ def read_tokens(
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
     encoded = encode_prompts(prompts, tokenizer, policy, settings.sampling.max_tokens)
     digests = [prompt_digest(ids) for ids in encoded]
-    key = asdict(settings.sampling) | altering(settings.engine.vllm)
+    key = asdict(settings.sampling) | settings.engine.altering
     store = open_store(settings.store, layout, policy.digest, key)
     rows = StoreView(store, wanted_keys(digests, num_samples)).read(["token_ids", "logprobs"])
     identified = prompts.select("prompt_id").with_columns(prompt_digest=pl.Series(digests))

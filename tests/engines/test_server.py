@@ -88,7 +88,6 @@ def test_the_metrics_are_of_all_servers_since_the_start(serve: Serve, policy: Po
     """A server that dies counts as far as it was seen."""
     dying, other, silent = serve(), serve(delay=0.05), serve(has_metrics=False)
     engine = connect(policy, dying, other, silent)
-    engine.beat_seconds = 0.01
     request = Request(PROMPTS, COUNTS, SEEDS, SAMPLING)
     before = [each.does.num_tokens for each in (dying, other)]
     engine.generate(request)
