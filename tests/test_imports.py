@@ -22,6 +22,7 @@ STAGES |= {"report"}
 ONE_FILE = {
     "vllm": (
         "tasks/engines/vllm.py",
+        "tasks/engines/options.py",
         "tasks/engines/weights/nccl.py",
         "tasks/engines/weights/extension.py",
     ),

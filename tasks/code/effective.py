@@ -24,7 +24,6 @@ from tasks.common.params import (
     unknown,
 )
 from tasks.common.tracking.settings import Tracking
-from tasks.engines import options
 from tasks.engines.settings import EngineSettings, Sampling
 from tasks.evaluate.settings import Evaluate
 from tasks.grading.settings import Verify
@@ -136,7 +135,7 @@ def of_cells(whole: Values) -> dict[str, Values]:
     """Return the values that can change the results of every cell, keyed by the name of its file
     without the suffix. `whole` is complete."""
     grading = {"verify": {key: whole["verify"][key] for key in GRADING}}
-    altering = options.altering(whole["engine"]["vllm"])
+    altering = section(whole, "engine", EngineSettings).altering
     of_engine = {"engine": altering} if altering else {}
     sampled = {"sampling": whole["sampling"], **grading}
     stored = {**sampled, **of_engine}

@@ -201,8 +201,8 @@ def check_lengths(request: Request, max_length: int) -> None:
         if length + max_tokens > max_length:
             raise ArtifactError(
                 f"prompt {index} has {length} tokens, and with sampling.max_tokens "
-                f"{max_tokens} that is over the policy's context of {max_length}: drop the prompt "
-                "or lower sampling.max_tokens"
+                f"{max_tokens} that is over the context of {max_length} (the policy's, or "
+                "engine.vllm.max_model_len): drop the prompt or lower sampling.max_tokens"
             )
 
 

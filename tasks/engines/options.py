@@ -8,6 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +133,7 @@ def checked(own: Options, given: Options) -> dict[str, Any]:
             os.environ.update(before)
         if problem:
             raise ParamsError(problem)
-    return {**own, **given}
+    return {**own, **deepcopy(dict(given))}
 
 
 def objection(own: Options, given: Options) -> str | None:
@@ -165,15 +166,14 @@ def objection(own: Options, given: Options) -> str | None:
 def refusal(options: Options) -> str | None:
     """Return the reason why vLLM refuses to start with these options, in one line, or None. Nothing
     is loaded."""
-    from pydantic import ValidationError
     from vllm.engine.arg_utils import EngineArgs
 
     try:
-        EngineArgs(**options).create_engine_config()
-    except ValidationError as error:
-        first = error.errors()[0]
-        reason = ".".join(map(str, first["loc"])) + ": " + first["msg"]
-        return " ".join(reason.removeprefix(": ").removeprefix("Value error, ").split())
+        EngineArgs(**deepcopy(dict(options))).create_engine_config()  # which changes mappings
     except Exception as error:  # of any kind: its message is for the user
-        return " ".join(str(error).split()) or type(error).__name__
+        reason = str(error) or type(error).__name__
+        if errors := getattr(error, "errors", None):  # of a validation by pydantic
+            where, message = ".".join(map(str, errors()[0]["loc"])), errors()[0]["msg"]
+            reason = f"{where}: {message}" if where else message.removeprefix("Value error, ")
+        return " ".join(reason.split())
     return None

@@ -124,6 +124,11 @@ class EngineSettings:
             raise ParamsError("engine.name is server, and engine.cluster.engines is 0: name some")
 
     @property
+    def altering(self) -> dict[str, Any]:
+        """The options of `vllm` that are a part of every key of samples."""
+        return options.altering(self.vllm)
+
+    @property
     def num_parts(self) -> int:
         """The parts that `engine.vllm` splits a server into; each needs a GPU."""
         return math.prod(self.vllm.get(name, 1) for name in options.PARTS)

@@ -19,7 +19,6 @@ from tasks.common.artifacts import STORE, Layout
 from tasks.common.files import ArtifactError, digest
 from tasks.common.processes.locks import exclusive
 from tasks.engines.devices import held, sampling_gpus
-from tasks.engines.options import altering
 from tasks.engines.settings import EngineSettings, Sampling
 from tasks.models.policy import Policy, load_tokenizer
 from tasks.models.prompts import encode_prompts
@@ -84,15 +83,9 @@ class StoredRollouts:
                 "chat template writes the user's message, and whether the tokenizer is its own"
             )
         self.sampler = Sampler(
-            policy,
-            tokenizer,
-            sampling,
-            settings.engine,
-            settings.store,
-            by_digest,
-            layout.engine_logs(cell),
+            policy, tokenizer, sampling, settings.engine, settings.store, by_digest
         )
-        key = asdict(sampling) | altering(settings.engine.vllm)
+        key = asdict(sampling) | settings.engine.altering
         store = open_store(settings.store, layout, policy.digest, key)
         self.view = StoreView(store, wanted_keys(digests, num_samples))
         self.prompts = prompts.select("prompt_id", "prompt", "answer", "verifier").with_columns(
@@ -151,7 +144,8 @@ class StoredRollouts:
                 damaged = view.store.num_damaged()
                 why = explain(self.last, self.asked, view.prompts(), missing, damaged)
                 logger.info("sampling %d of %d rollouts: %s", len(missing), len(view.wanted), why)
-                done = fill_store(view, missing, self.sampler, on_sampled)
+                logs = self.layout.engine_logs(self.cell)
+                done = fill_store(view, missing, self.sampler, on_sampled, logs)
                 self.usage += replace(done, why=why)
         reused = max(len(view.wanted) - self.usage.sampled_rollouts, 0)
         self.usage = replace(self.usage, reused_rollouts=reused)
@@ -203,7 +197,7 @@ def read_tokens(
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
     encoded = encode_prompts(prompts, tokenizer, policy, settings.sampling.max_tokens)
     digests = [prompt_digest(ids) for ids in encoded]
-    key = asdict(settings.sampling) | altering(settings.engine.vllm)
+    key = asdict(settings.sampling) | settings.engine.altering
     store = open_store(settings.store, layout, policy.digest, key)
     rows = StoreView(store, wanted_keys(digests, num_samples)).read(["token_ids", "logprobs"])
     identified = prompts.select("prompt_id").with_columns(prompt_digest=pl.Series(digests))

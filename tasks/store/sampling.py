@@ -35,8 +35,7 @@ Group = tuple[str, list[int]]
 
 @dataclass(frozen=True)
 class Sampler:
-    """The policy and settings for sampling, the prompts' token ids by digest, and the folder for
-    the logs of servers."""
+    """The policy and settings for sampling, and the prompts' token ids by digest."""
 
     policy: Policy
     tokenizer: PreTrainedTokenizerBase
@@ -44,7 +43,6 @@ class Sampler:
     engine: EngineSettings
     store: StoreSettings
     by_digest: dict[str, list[int]]
-    logs: Path
 
 
 def fill_store(
@@ -52,9 +50,11 @@ def fill_store(
     missing: pl.DataFrame,
     sampler: Sampler,
     on_sampled: Callable[[pl.DataFrame], object],
+    logs: Path | None = None,
 ) -> Usage:
     """Sample the missing (prompt, sample index) pairs, one shard per batch, with prompts of similar
-    length together. Call `on_sampled` with the STORE rows of every batch once they are stored.
+    length together. Call `on_sampled` with the STORE rows of every batch once they are stored. The
+    logs of servers are kept under `logs`.
 
     Batches are sampled in random order, without samples that another process has stored meanwhile.
     So two processes that start on the same prompts share the work, except for batches that both
@@ -65,7 +65,7 @@ def fill_store(
     torch.set_num_threads(sampler.engine.threads)
     view.store.require_writable()  # before hours of sampling
     longest = max(map(len, sampler.by_digest.values())) + sampler.sampling.max_tokens
-    engine = load_engine(sampler.engine, sampler.policy, longest=longest, logs=sampler.logs)
+    engine = load_engine(sampler.engine, sampler.policy, longest=longest, logs=logs)
     todo = batches(in_groups(missing, sampler.by_digest), sampler.store.batch_rollouts)
     random.SystemRandom().shuffle(todo)
     with progress(len(missing), f"sample ({engine.name})", "rollout") as bar:

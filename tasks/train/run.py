@@ -22,7 +22,6 @@ from tasks.common.processes import locks
 from tasks.engines.devices import held, training_gpus
 from tasks.engines.engine import NoServerError
 from tasks.engines.loading import check_shared_gpu, engine_name, load_engine
-from tasks.engines.options import altering
 from tasks.engines.settings import EngineSettings
 from tasks.grading.background import BackgroundGrader
 from tasks.models.folder import policy_digest
@@ -203,7 +202,7 @@ def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any
         "engine": {
             "name": engine_name(sections.engine),
             "dtype": sections.engine.dtype,
-            **altering(sections.engine.vllm),
+            **sections.engine.altering,
         },
         "verify": {
             "seconds": verify.seconds,

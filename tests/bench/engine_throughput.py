@@ -69,8 +69,8 @@ def profile(layout: Layout, values: dict[str, Any]) -> dict[str, float]:
     """Return tokens and seconds of the stage, without the start of its engine."""
     ready: list[tuple[float, float]] = []
 
-    def load(*arguments: Any) -> Any:
-        engine = load_engine(*arguments)
+    def load(*arguments: Any, **named: Any) -> Any:
+        engine = load_engine(*arguments, **named)
         ready.append(now())
         return engine
 

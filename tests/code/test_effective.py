@@ -64,6 +64,22 @@ def test_a_value_changes_the_cells_that_it_can_change(
     assert changed(**sections) == cells
 
 
+def test_options_of_vllm_change_the_cells_whose_samples_they_change() -> None:
+    experiment = {"recipes": [*RECIPES], "seeds": [0]}
+    none, fast, coarse = (
+        of_cells(complete({**WRITTEN, "experiment": experiment, "engine": engine}))
+        for engine in (
+            {"name": "server", "vllm": vllm}
+            for vllm in ({}, {"block_size": 16}, {"block_size": 16, "quantization": "fp8"})
+        )
+    )
+    assert fast == none
+    stages = ("allocate", "train", "evaluate")
+    cells = {"profile", "baseline"}.union(*map(of, stages))
+    assert {name for name in none if none[name] != coarse[name]} == cells
+    assert coarse["profile"]["engine"] == {"vllm": {"quantization": "fp8"}}
+
+
 def test_a_policy_from_elsewhere_does_not_depend_on_how_one_is_made() -> None:
     policy = {"source": "hf://org/name@main"}
     assert of_cells(complete({**WRITTEN, "policy": policy}))["policy"] == {

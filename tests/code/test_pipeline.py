@@ -46,3 +46,8 @@ def test_the_checkpoints_key_and_the_settings_of_the_cell_are_the_same() -> None
     key = run_parameters(settings, params.sections(VALUES, Sections))
     found = of_cells({**VALUES, "engine": {**VALUES["engine"], "name": "hf"}})["winnow/train"]
     assert {**key, "engine": {**key["engine"], "name": "hf"}} == found
+    engine = {**VALUES["engine"], "name": "server", "vllm": {"quantization": "fp8"}}
+    values = {**VALUES, "engine": engine}
+    key = run_parameters(settings, params.sections(values, Sections))
+    assert key == of_cells(values)["winnow/train"]
+    assert key["engine"]["vllm"] == {"quantization": "fp8"}

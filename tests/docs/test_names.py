@@ -24,7 +24,12 @@ KNOWN = {
     "engine": {**VALUES["engine"], "cluster": CLUSTER},
     "experiment": {**VALUES["experiment"], "budget": BUDGET},
 }
-FREE = {"ingest.sources", "verify.verifiers", "recipes"}  # whose keys the reader chooses
+FREE = {
+    "ingest.sources",
+    "verify.verifiers",
+    "recipes",
+    "engine.vllm",
+}  # whose keys the reader chooses
 SUFFIXES = (".py", ".md", ".yaml", ".json", ".jsonl", ".parquet", ".txt", ".toml", ".html", ".lock")
 LINK = re.compile(r"\]\((?P<target>[^)#\s]*)(?:#[^)]*)?\)")
 

@@ -35,13 +35,14 @@ Fleet = Callable[..., Replicas]
 class Servers:
     """Two servers of each policy that a test asks for."""
 
-    def __init__(self) -> None:
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
         self.engines: dict[str, ServerEngine] = {}
 
     def of(self, policy: Policy) -> ServerEngine:
         """The policy's servers, started if need be; they must be left as they were."""
         if policy.digest not in self.engines:
-            engine = load_engine(SETTINGS, policy)
+            engine = load_engine(SETTINGS, policy, logs=self.logs)
             assert isinstance(engine, ServerEngine)
             self.engines[policy.digest] = engine
         return self.engines[policy.digest]
@@ -54,8 +55,8 @@ class Servers:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
-    servers = Servers()
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    servers = Servers(tmp_path_factory.mktemp("logs"))
     yield servers
     for engine in servers.engines.values():
         engine.close()

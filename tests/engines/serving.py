@@ -43,6 +43,8 @@ class Behaviour:
     samples_from: str | None = None  # the version of which it says that it sampled from it
     requests: int = 0  # completions asked for ...
     served: int = 0  # ... and answered
+    num_tokens: int = 0  # of the completions
+    has_metrics: bool = True
     in_flight: int = 0
     most_in_flight: int = 0
     prompts: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
@@ -127,9 +129,17 @@ class Server:
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
-        return web.Response(
-            text='vllm:cache_config_info{block_size="16",enable_prefix_caching="True"} 1.0\n'
-        )
+        does = self.does
+        lines = [
+            'vllm:cache_config_info{block_size="16",enable_prefix_caching="True"} 1.0',
+            "# TYPE vllm:num_preemptions_total counter",
+            # a server of two engines
+            f'vllm:generation_tokens_total{{engine="0",model_name="m"}} {does.num_tokens}.0',
+            'vllm:generation_tokens_total{engine="1",model_name="m"} 1e+03',
+            'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.125',
+            f'vllm:kv_cache_usage_perc{{engine="1",model_name="m"}} {does.in_flight / 8}',
+        ]
+        return web.Response(text="\n".join(lines), status=200 if does.has_metrics else 404)
 
     async def info(self, request: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.does.version})
@@ -182,6 +192,7 @@ class Server:
             answer = await asyncio.to_thread(self.answer, body)
         finally:
             does.in_flight -= 1
+        does.num_tokens += len(answer["choices"][0]["logprobs"]["token_logprobs"])
         does.served += 1
         does.prompts.append(tuple(body["prompt"]))
         if says_versions:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -17,9 +18,10 @@ import pytest
 
 from tasks.common.files import WriteError
 from tasks.common.params import ParamsError, parse
-from tasks.engines.cluster.host import ADDRESS, SCRATCH, Host
+from tasks.engines.cluster.host import ADDRESS, PIECE, SCRATCH, Host
 from tasks.engines.cluster.places import shared_folder
 from tasks.engines.cluster.ranks import MAX_RESTARTS, Ended, supervise
+from tasks.engines.cluster.servers import RemoteReplica
 from tasks.engines.devices import sampling_gpus, training_gpus
 from tasks.engines.loading import engine_name
 from tasks.engines.server import gate
@@ -71,6 +73,32 @@ def test_a_host_starts_shows_and_interrupts_a_process(
         written += progress.output
     assert progress.status == 7
     assert written.endswith(b"stopped\n")
+
+
+class Here:
+    """A host of this process in the place of one on another machine."""
+
+    def __init__(self, host: Host) -> None:
+        self.host, self.poll, self.begin_to_end = host, host.poll, host.end
+
+    def is_up(self) -> bool:
+        return True
+
+    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        return getattr(self.host, method)(*arguments, **named)
+
+
+def test_the_log_of_a_server_on_another_machine_is_kept_here(host: Host, tmp_path: Path) -> None:
+    script = f"print('x' * {3 * PIECE}); print('the reason')"
+    here: Any = Here(host)
+    shared: Any = SimpleNamespace(check=lambda _: None)
+    command, log = [sys.executable, "-c", script], tmp_path / "log"
+    replica = RemoteReplica(here, shared, command, {**os.environ, gate.KEY: "k"}, "engine-0", log)
+    assert not replica.is_serving()
+    wait_for(replica.has_ended)
+    assert replica.log_tail().endswith("x\nthe reason\n")
+    replica.end()
+    assert log.stat().st_size == 3 * PIECE + len("\nthe reason\n")
 
 
 def test_a_host_ends_all_that_its_process_has_started(host: Host, tmp_path: Path) -> None:

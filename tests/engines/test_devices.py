@@ -45,6 +45,8 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"name": "auto", "num_replicas": 3}, 1, 3, 3),
         ({"name": "server", "num_replicas": 1}, 2, 1, 3),
         ({"name": "server", "num_replicas": 2}, 2, 2, 2),
+        ({"name": "server", "vllm": {"tensor_parallel_size": 2}}, 1, 2, 3),
+        ({"name": "server", "vllm": {"tensor_parallel_size": 2}}, 2, 2, 2),
         ({"name": "server", "urls": ["http://127.0.0.1:9"]}, 1, 0, 1),
     ],
 )

@@ -84,6 +84,30 @@ def test_a_server_draws_what_the_engine_behind_it_draws(
     assert 1 < server.does.most_in_flight <= 4
 
 
+def test_the_metrics_are_of_all_servers_since_the_start(serve: Serve, policy: Policy) -> None:
+    """A server that dies counts as far as it was seen."""
+    dying, other, silent = serve(), serve(delay=0.05), serve(has_metrics=False)
+    engine = connect(policy, dying, other, silent)
+    request = Request(PROMPTS, COUNTS, SEEDS, SAMPLING)
+    before = [each.does.num_tokens for each in (dying, other)]
+    engine.generate(request)
+    seen = dying.does.num_tokens
+    dying.stop()
+    engine.generate(request)
+    found = engine.metrics()
+    total = seen - before[0] + other.does.num_tokens - before[1]
+    assert found["engine/generation_tokens"] == total > 0
+    assert found["engine/num_preemptions"] == 0.0
+    assert found["engine/generation_tokens_per_second"] == total / engine.meter.seconds
+    assert found["engine/kv_cache_usage_perc"] in {n / 8 for n in range(1, 5)}
+
+
+def test_servers_without_metrics_have_none(serve: Serve, policy: Policy) -> None:
+    engine = connect(policy, serve(has_metrics=False))
+    engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
+    assert engine.metrics() == {}
+
+
 def test_samples_of_a_prompt_go_to_one_server(serve: Serve, policy: Policy) -> None:
     servers = [serve(delay=0.02), serve(delay=0.02)]
     engine = connect(policy, *servers, max_rows=8)

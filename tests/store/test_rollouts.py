@@ -15,6 +15,7 @@ import torch
 
 from tasks.common.artifacts import PROMPTS, Layout
 from tasks.common.files import ArtifactError
+from tasks.engines.hf.engine import HfEngine
 from tasks.engines.settings import Sampling
 from tasks.grading.graded import graded_rollouts
 from tasks.grading.grader import Answer, Grader
@@ -130,6 +131,32 @@ def test_a_new_version_of_a_verifier_grades_again_and_samples_nothing(
 
 def format_of(tag: str) -> dict[str, object]:
     return {"method": "format", "tags": [tag], "text_after": False}
+
+
+def test_options_of_vllm_that_change_samples_have_their_own(world: tuple[Policy, Layout]) -> None:
+    policy, layout = world
+    found = []
+    for vllm in ({}, {"max_num_batched_tokens": 2048}, {"quantization": "fp8"}):
+        engine = dataclasses.replace(ENGINE, name="server", vllm=vllm)
+        settings = dataclasses.replace(SETTINGS, engine=engine)
+        asked = prompts_table(range(2)), policy, 1, settings, layout
+        stored = StoredRollouts(*asked, cell="profile", greedy=False)
+        found.append((stored.view.store.folder, stored.asked["sampling"]))
+    assert found[0] == found[1]
+    assert found[0][0] != found[2][0]
+    assert found[2][1] == {**found[0][1], "vllm": {"quantization": "fp8"}}
+
+
+def test_the_metrics_of_an_engine_are_recorded_with_the_usage(
+    world: tuple[Policy, Layout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, layout = world
+    monkeypatch.setattr(HfEngine, "metrics", lambda _: {"engine/num_preemptions": 2.0})
+    asked = prompts_table(range(2)), policy, 1, SETTINGS, layout
+    for expected in ({"engine/num_preemptions": 2.0}, {}):  # the second time nothing is sampled
+        usage = draw(*asked, cell="profile", greedy=False)[2]
+        found = usage.metrics()
+        assert {name: found[name] for name in found if name.startswith("engine/")} == expected
 
 
 def test_another_policy_or_sampling_is_never_mixed_in(

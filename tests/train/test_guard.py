@@ -69,7 +69,7 @@ def test_weights_that_an_engine_does_not_take_are_found_before_it_samples(
 ) -> None:
     engines = []
 
-    def load(settings: object, policy: object, model: PreTrainedModel) -> HfEngine:
+    def load(_: object, __: object, model: PreTrainedModel, **___: object) -> HfEngine:
         engines.append(Refusing(model, lost=set()))
         return engines[0]
 

@@ -1,7 +1,10 @@
 """The training prompts as columns: what is read at the start, and what when it is asked for."""
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -9,9 +12,12 @@ import pytest
 
 from tasks.common.artifacts import PLAN, PROMPTS
 from tasks.common.files import ArtifactError
+from tasks.engines.settings import Sampling
+from tasks.train import run as training
 from tasks.train.plan import read_plan
 from tasks.train.rollouts import Prompts
-from tests.train.steps import BATCH
+from tests.policies import ENGINE
+from tests.train.steps import BATCH, passes_of
 from tests.train.worlds import make_trainer, make_world, sampled
 
 
@@ -29,6 +35,32 @@ def test_only_the_prompts_that_are_asked_for_are_encoded() -> None:
     assert prompts.token_ids(np.array([7, 2, 7])) == [[7], [2], [7]]
     assert asked == ["p7", "p2", "p7"]
     assert prompts.ids[np.array([3, 0])].to_list() == ["p3", "p0"]
+
+
+def test_vllm_needs_room_for_the_longest_planned_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or one of the validation, which all validations sample."""
+
+    def prompts(*lengths: int) -> Prompts:
+        rows = [
+            {**PROMPTS.example, "prompt_id": f"p{place}", "prompt": "x" * length}
+            for place, length in enumerate(lengths)
+        ]
+        return Prompts(
+            PROMPTS.frame(rows), lambda table: [list(map(ord, text)) for text in table["prompt"]]
+        )
+
+    def longest(engine: str, validation: int) -> int | None:
+        sections: Any = SimpleNamespace(
+            engine=replace(ENGINE, name=engine), sampling=Sampling(max_tokens=100)
+        )
+        plan = passes_of(2, 4, 3)
+        return training.longest_sample(plan, prompts(3, 7, 50), prompts(validation), sections)
+
+    assert longest("vllm", 2) == longest("server", 2) == 107
+    assert longest("vllm", 9) == 109
+    assert longest("hf", 2) is None
+    monkeypatch.setattr(training, "MAX_ENCODED", 1)
+    assert longest("vllm", 2) is None
 
 
 def test_a_prompt_that_does_not_fit_is_refused_when_it_is_sampled(

@@ -78,7 +78,8 @@ class RemoteReplica:
         except HostLostError as error:
             self.lost = str(error)
             return True
-        self.keep(progress.output)
+        if progress.output:
+            self.keep(progress.output)
         return progress.status is not None
 
     def keep(self, output: bytes) -> None:
@@ -129,6 +130,7 @@ def on_cluster(
         is_on_gpu = "GPU" in places.bundles[first]
         num_gpus = cluster.gpus_per_engine if is_on_gpu else 1
         options = server_options(settings, policy, on_gpu=is_on_gpu, num_gpus=num_gpus)
+        kept = folder if logs is None else new_folder(logs)
     except BaseException:
         files.close()
         raise
@@ -136,7 +138,6 @@ def on_cluster(
     environment = server_environment(settings, SCRATCH, on_gpu=is_on_gpu)
     serve = serve_command(options, Path(SCRATCH) / "server.sock")
     environment |= {gate.KEY: secrets.token_urlsafe(32)}
-    kept = folder if logs is None else new_folder(logs)
 
     def start_one(place: int, attempt: int) -> Replica:
         host = places.host(first + place)

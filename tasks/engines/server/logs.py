@@ -16,7 +16,7 @@ MAX_BYTES = 8 * 2**20  # of a log; above it the older half is dropped
 def new_folder(logs: Path) -> Path:
     """Return the folder for the logs of a new start, after removing the oldest ones."""
     make_private_folder(logs)
-    numbers = sorted(int(path.name) for path in logs.iterdir())
+    numbers = sorted(int(path.name) for path in logs.iterdir() if path.name.isdecimal())
     for number in numbers[: 1 - MAX_STARTS]:
         shutil.rmtree(logs / str(number), ignore_errors=True)
     folder = logs / str(max(numbers, default=0) + 1)

@@ -216,9 +216,9 @@ def local(
     options = server_options(settings, policy, on_gpu=on_gpu, num_gpus=settings.num_parts)
     with ExitStack() as stack:
         root = stack.enter_context(temporary_folder(None, "winnow"))
-        environment = server_environment(settings, str(root), on_gpu=on_gpu)
+        folder = root if logs is None else new_folder(logs)
         files = stack.pop_all()
-    folder = root if logs is None else new_folder(logs)
+    environment = server_environment(settings, str(root), on_gpu=on_gpu)
 
     def start_one(place: int, attempt: int) -> Replica:
         # use a new socket: a restarted server must not be mistaken for the previous one
