@@ -57,6 +57,7 @@ def test_a_superseded_line_does_not_come_back_without_its_mark(tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_stages")
 def test_two_machines_run_every_cell_once(tmp_path: Path) -> None:
     base = every_value()
     changes = {
