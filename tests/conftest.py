@@ -8,6 +8,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("WINNOW_FAKE_ENGINE", "1")
 
 import importlib.util
+import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,14 @@ import pytest
 import torch
 from s3fs import S3FileSystem
 
+from flows.pipeline import commands
+from tasks.common.files import temporary_folder
 from tasks.common.locations import open_location
+from tasks.common.processes import forks
 from tasks.grading.programs import sandbox
 from tasks.grading.programs.command import Sandbox
 from tests import once, s3_server
+from tests.patience import wait_for
 from tests.policies import make_guesser, make_policy
 from tests.report import browser
 
@@ -121,6 +126,25 @@ def llama() -> Path:
 def guesser() -> Path:
     """A small Qwen3 that answers sums with a random digit, right about one time in three."""
     return once.once("guesser", make_guesser)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[str]:
+    """The address of a process that has imported the stages' libraries, as a flow starts one."""
+    with temporary_folder(None, "winnow") as folder:
+        address = folder / "forks"
+        line = commands.launcher("forks", str(address))
+        with subprocess.Popen(line, cwd=commands.CODE, process_group=0) as server:
+            wait_for(address.exists)
+            yield str(address)
+            server.kill()
+
+
+@pytest.fixture
+def forked_stages(fork_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stages that a test starts as processes are forks, without the seconds of their imports,
+    as in a flow."""
+    monkeypatch.setenv(forks.ADDRESS, fork_server)
 
 
 @pytest.fixture(scope="session")

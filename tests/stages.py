@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.common.artifacts import Layout
+from tasks.common.processes import forks
 from tests.once import once
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -61,7 +62,7 @@ def run_command(module: str, *options: str, level: int) -> Result:
     output = io.StringIO()
     handler = logging.StreamHandler(output)
     handler.setFormatter(logging.Formatter(f"%(asctime)s {module.split('.', 1)[1]}: %(message)s"))
-    root, arguments = logging.getLogger(), sys.argv
+    root, arguments, address = logging.getLogger(), sys.argv, os.environ.pop(forks.ADDRESS, None)
     before, handlers = root.level, {number: signal.getsignal(number) for number in SIGNALS}
     sys.argv = [module, *options]
     root.addHandler(handler)
@@ -74,6 +75,7 @@ def run_command(module: str, *options: str, level: int) -> Result:
         status = int(end.code or 0)
     finally:
         sys.argv = arguments
+        os.environ.update({} if address is None else {forks.ADDRESS: address})
         root.removeHandler(handler)
         root.setLevel(before)
         for number, previous in handlers.items():

@@ -40,7 +40,7 @@ def wilson_interval(
     n = np.asarray(trials, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.asarray(successes, dtype=np.float64) / n
-        z = scipy.stats.norm.ppf(0.5 + confidence / 2)
+        z = scipy.special.ndtri(0.5 + confidence / 2)
         scale = 1.0 + z**2 / n
         middle = (share + z**2 / (2 * n)) / scale
         half = z / scale * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
@@ -147,7 +147,7 @@ def half_width(
         c, n = (np.asarray(values, dtype=np.float64) for values in counts)
         if (n > 1).any():
             spread = float((c * (n - c) / (n * (n - 1)))[n > 1].mean())
-    return float(scipy.stats.norm.ppf(0.975) * np.sqrt(2.0 * spread / (num_samples * num_prompts)))
+    return float(scipy.special.ndtri(0.975) * np.sqrt(2.0 * spread / (num_samples * num_prompts)))
 
 
 def needed_for_a_point(half: float, num: int) -> int:

@@ -141,6 +141,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-rows", type=int, default=256)
+    parser.add_argument("--prompts", type=int, default=1024)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -153,7 +154,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        make_world(root, steps=1)
+        prompts = make_world(root, steps=1).prompts("train")
+        PROMPTS.write(prompts, PROMPTS.read(prompts).head(chosen.prompts))
         values = yaml.safe_load((root / "params.yaml").read_text())
         values["engine"] |= {"name": "vllm", "max_rows": chosen.max_rows}
         (root / "params.yaml").write_text(yaml.safe_dump(values))

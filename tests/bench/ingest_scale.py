@@ -128,11 +128,11 @@ def main() -> None:
     exact = {**NEAR, "overlap": None}
     with tempfile.TemporaryDirectory() as name:
         folder, source = Path(name), Path(name) / "rows.jsonl.gz"
-        for count in (options.rows // 100, options.rows // 4, options.rows):
+        for count in filter(None, (options.rows // 100, options.rows // 4, options.rows)):
             write_source(source, count)
             evaluation = min(NUM_EVALUATION, count // 2)
             show(f"{count:,} rows", run(folder, source, exact, evaluation))
-        for count in (options.near // 4, options.near):
+        for count in filter(None, (options.near // 4, options.near)):
             write_source(source, count)
             evaluation = min(NUM_EVALUATION, count // 2)
             without, found = (run(folder, source, each, evaluation) for each in (exact, NEAR))

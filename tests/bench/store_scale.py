@@ -134,17 +134,19 @@ def ask(question: str, location: str, num_prompts: int) -> dict[str, Any]:
     return result
 
 
-def report(location: str, num_prompts: int) -> None:
+def report(location: str, num_prompts: int, repeats: int) -> None:
     sizes = compaction.sizes(open_folder(location))
     print(f"\n{len(sizes)} shards, {sum(sizes.values()) / 1e6:,.0f} MB")
     empty = ask("nothing", location, num_prompts)["megabytes"]
     for question in list(ASK)[1:]:
         runs = sorted(
-            (ask(question, location, num_prompts) for _ in range(3)), key=lambda run: run["seconds"]
+            (ask(question, location, num_prompts) for _ in range(repeats)),
+            key=lambda run: run["seconds"],
         )
-        seconds, memory = runs[1]["seconds"], max(run["megabytes"] for run in runs) - empty
+        median = runs[len(runs) // 2]
+        seconds, memory = median["seconds"], max(run["megabytes"] for run in runs) - empty
         print(
-            f"{question:28s} {runs[1]['rows']:>9,} rows  {seconds:6.2f} s  {memory:6.0f} MB",
+            f"{question:28s} {median['rows']:>9,} rows  {seconds:6.2f} s  {memory:6.0f} MB",
             flush=True,
         )
 
@@ -158,6 +160,7 @@ def main() -> None:
     parser.add_argument(
         "--location", help="an empty folder or s3://bucket/prefix; a temporary folder otherwise"
     )
+    parser.add_argument("--repeats", type=int, default=3, help="of a query, for the median")
     parser.add_argument("--ask", choices=list(ASK), help=argparse.SUPPRESS)
     options = parser.parse_args()
     num_prompts = options.rollouts // NUM_SAMPLES
@@ -172,11 +175,11 @@ def main() -> None:
             f"filled in {time.perf_counter() - started:.0f} s: {num_prompts:,} prompts, "
             f"{NUM_SAMPLES} samples each"
         )
-        report(location, num_prompts)
+        report(location, num_prompts, options.repeats)
         started = time.perf_counter()
         compaction.compact(open_folder(location))
         print(f"\ncompacted in {time.perf_counter() - started:.0f} s")
-        report(location, num_prompts)
+        report(location, num_prompts, options.repeats)
 
 
 if __name__ == "__main__":

@@ -17,19 +17,18 @@ SMALL = {
     "allocate_scale": "--prompts 1000",
     "budgets": "--recipes grpo --amount 5e9",
     "engine_parity": "--engines hf fake",
-    "engine_throughput": "--repeats 1",
+    "engine_throughput": "--repeats 1 --prompts 8",
     "grading": "--answers 100 --repeats 1",
     "identity": "--recipes grpo --steps 1",
-    "ingest_scale": "--rows 2000 --near 400",
-    "profile_scale": "--rollouts 1600 --characters 100",
+    "ingest_scale": "--rows 99 --near 3",
     "programs": "--programs 2 --tests 2",
-    "store_scale": "--rollouts 2000",
+    "store_scale": "--rollouts 2000 --repeats 1",
     "throughput": "--steps 2 --rounds 1 --no-large --no-compile",
 }
 PARTS = {"side_trl", "side_winnow"}  # commands that the benchmarks start
-# run by test_contamination.py, by tests/grading/test_agreement.py, by `make lint`, and by
-# tests/test_chain.py
-ELSEWHERE = {"agreement", "contamination", "measures", "stage_start"}
+# run by test_contamination.py, by test_profile_scale.py, by tests/grading/test_agreement.py, by
+# `make lint`, and by tests/test_chain.py
+ELSEWHERE = {"agreement", "contamination", "measures", "profile_scale", "stage_start"}
 NEEDS = {
     "engine_throughput": [pytest.mark.vllm],
     "programs": [pytest.mark.sandbox],
@@ -48,10 +47,15 @@ def test_no_benchmark_is_left_out() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=NEEDS.get(n, []), id=n) for n in SMALL])
 def test_it_runs(
-    name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     if name == "against_trl" and importlib.util.find_spec("trl") is None:
         pytest.skip("TRL is not installed: `make bench` installs it")
+    if name != "engine_throughput":  # it looks into its stage
+        request.getfixturevalue("forked_stages")
     monkeypatch.setattr(sys, "argv", [name, *SMALL[name].split()])
     try:
         runpy.run_module(f"tests.bench.{name}", run_name="__main__")

@@ -314,7 +314,7 @@ def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
     }
     families = {"small": {"budgets": [100, 200], "changes": small}}
     single = {**CONTESTANT, "trials": 1, "budgets": [100]}
-    names = ("grpo", "one_sided_band", "profile_replay")  # the last reads the profile's samples
+    names = ("grpo", "profile_replay")  # the last reads the profile's samples
     contestants = [{"recipe": name, **single} for name in names]
     protocol, values = protocol_of(tmp_path, families=families, contestants=contestants)
     family, work = ("small", protocol.families["small"]), tmp_path / "work"
@@ -337,17 +337,17 @@ def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
     assert marks == sorted(p.stat().st_mtime_ns for p in (work / "families").rglob("*.parquet"))
     write_tables(protocol, values, file)
     page = (tmp_path / "protocol.md").read_text()
-    assert page.count("| `one_sided_band` |") == 3  # a ratio, a point, a search
-    assert page.count("| `one_sided_band`, profile shared by 4 runs |") == 1
+    assert page.count("| `profile_replay` |") == 3  # a ratio, a point, a search
+    assert page.count("| `profile_replay`, profile shared by 4 runs |") == 1
     assert "protocol-small.svg" in page
     figure = (tmp_path / "protocol-small.svg").read_bytes()
-    assert b"one_sided_band" in figure
+    assert b"profile_replay" in figure
     write_tables(protocol, values, file)
     assert (tmp_path / "protocol-small.svg").read_bytes() == figure
-    assert "9 cells, 0 of them failed" in page
+    assert "6 cells, 0 of them failed" in page
     stranger = make_cell(values, family, "grpo", 100, 0, "test", {"train.batch.size": 16})
     append_result(file, {**line, "key": stranger.key})  # of other settings
-    assert len(due(protocol, values, read_lines(file))) == 9
+    assert len(due(protocol, values, read_lines(file))) == 6
 
 
 def test_a_cell_that_fails_is_a_line(

@@ -256,7 +256,8 @@ def test_an_empty_completion(
     }
     (row, last), likeliest = max(stop_rate.items(), key=lambda item: item[1])
     num = int(8 / likeliest) + 1
-    samples = engine.generate(Request([[*prompts[row], last]], [num], list(range(num)), SAMPLING))
+    two_tokens = dataclasses.replace(SAMPLING, max_tokens=2)
+    samples = engine.generate(Request([[*prompts[row], last]], [num], list(range(num)), two_tokens))
     empty = [i for i, ids in enumerate(samples.token_ids) if ids == [1]]
     assert empty
     assert {samples.finish_reasons[i] for i in empty} == {"stop"}

@@ -30,12 +30,10 @@ from tasks.engines.engine import Engine, OnEnded, Request, Samples, Unavailable
 from tasks.engines.loading import load_engine
 from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.engine import ServerEngine
-from tasks.engines.server.lending import wait_until_serving
 from tasks.engines.server.logs import MAX_BYTES, MAX_STARTS, new_folder, shorten, tail
 from tasks.engines.server.replicas import (
     Replicas,
     choose_devices,
-    local,
     server_environment,
     start,
 )
@@ -254,16 +252,6 @@ def test_a_server_leaves_no_temporary_files_behind() -> None:
         assert left.is_dir()
         replica.end()
     assert not left.exists()
-
-
-@pytest.mark.vllm
-def test_a_replica_that_does_not_start_shows_its_log(policy: Policy, tmp_path: Path) -> None:
-    broken = dataclasses.replace(policy, folder=tmp_path / "nothing")
-    with pytest.raises(
-        ArtifactError,
-        match=r"a vLLM server that was started here ended; the end of its log:\n(.|\n)*nothing",
-    ):
-        wait_until_serving(local(dataclasses.replace(SETTINGS, num_replicas=1), broken))
 
 
 class Slow:

@@ -26,7 +26,7 @@ from tasks.engines.settings import Sampling
 from tasks.engines.weights.files import write
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import logprob_gaps
+from tests.engines.conftest import Servers, logprob_gaps, scaled
 from tests.policies import ENGINE, character_tokenizer, place_policy
 from tests.stages import FORKS
 
@@ -121,16 +121,12 @@ def test_vllm_samples_with_new_weights(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("name", ["gemma2", "mixtral"])
-def test_servers_sample_with_new_weights(name: str, tmp_path: Path) -> None:
-    policy, model = make(name, tmp_path)
-    engine: Any = load_engine(replace(ENGINE, name="server", max_rows=8), policy, model)
-    try:
-        check_updates(engine, model)
-        asyncio.run(leave_in_the_middle(engine, model, tmp_path))
-        check_updates(engine, model)
-    finally:
-        engine.close()
+def test_servers_sample_with_new_weights(policy: Policy, servers: Servers, tmp_path: Path) -> None:
+    engine, model = servers.of(policy), scaled(policy, 1.0)
+    check_updates(engine, model)
+    asyncio.run(leave_in_the_middle(engine, model, tmp_path))
+    check_updates(engine, model)
+    engine.set_weights(NamedWeights(scaled(policy, 1.0)))  # as it was
 
 
 async def leave_in_the_middle(engine: Any, model: PreTrainedModel, root: Path) -> None:

@@ -1,6 +1,9 @@
 """What Prefect says of runs whose process was killed, and of runs that live or are elsewhere."""
 
 import fcntl
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -9,6 +12,7 @@ import pytest
 from tasks.common.processes.ports import free_port
 from tests.flows.project import Project
 from tests.patience import PATIENCE, wait_for
+from tests.report.browser import Browser
 
 
 def run_of(project: Project) -> str:
@@ -57,8 +61,25 @@ def test_a_killed_run_is_marked_by_the_next_and_no_other_is(project: Project) ->
     assert state_of(project, living)[0] == "RUNNING"
 
 
+def shows_runs(browser: Browser, name: str) -> bool:
+    """Whether the page of the server by this name shows a run."""
+    said = str(browser.run("location.host + (document.body ? document.body.innerText : '')"))
+    return said.startswith(name) and "of 15 stages" in said
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    browser = Browser(tmp_path / "chromium")
+    yield browser
+    browser.close()
+
+
 @pytest.mark.slow
-def test_the_pages_mark_what_was_killed_under_a_server_of_its_own(project: Project) -> None:
+@pytest.mark.browser
+def test_the_pages_show_what_was_killed_under_a_server_of_its_own(
+    project: Project, browser: Browser
+) -> None:
+    """Marked as crashed, and in a browser by both names of this machine."""
     del project.environment["PREFECT_API_URL"]
     project.behave(report="hang")
     flow = project.start("flows", "run", "--force", "report")
@@ -75,5 +96,10 @@ def test_the_pages_mark_what_was_killed_under_a_server_of_its_own(project: Proje
     assert f"Prefect   http://127.0.0.1:{port}/runs/flow-run/{killed}\n" in said
     wait_for(lambda: not (project.root / "data/locks/runs" / killed).exists())
     assert state_of(project, killed)[0] == "CRASHED"
+    browser.resize(1200, 1600)  # runs below the window are not drawn
+    for name in ("127.0.0.1", "localhost"):
+        browser.call("Page.navigate", url=f"http://{name}:{port}/runs")
+        wait_for(partial(shows_runs, browser, name))
+    assert browser.problems == []
     pages.terminate()
     pages.communicate()

@@ -5,14 +5,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
 import pytest
 
-from flows.pipeline.overrides import applied
-from tasks.common.layout import Layout
 from tests.flows.project import Project, lines, shell
 from tests.patience import PATIENCE
 
@@ -66,12 +65,28 @@ def test_a_flow_after_dvc_finds_nothing_to_do(project: Project) -> None:
     assert versions["train@grpo-0"] == versions["train@sgpo-0"] != versions["ingest"]
 
 
+def check_shown(project: Project) -> None:
+    """Prefect shows the run, what its stages print, and the leaderboard."""
+    run = flow_run(project)
+    recipes = "grpo, sgpo, winnow"
+    changed = "evaluate.num_samples 4 -> 9"
+    assert run["name"] == f"up to 5 of 15 stages · {recipes} · code: {changed}"
+    asked = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200}
+    logged = [line["message"] for line in project.post("logs/filter", asked)]
+    assert any("this is evaluate@winnow-0, live" in line for line in logged)
+    asked = {"artifacts": {"key": {"any_": ["leaderboard"]}}, "limit": 1, "sort": "CREATED_DESC"}
+    artifact = project.post("artifacts/filter", asked)[0]
+    assert artifact["flow_run_id"] == run["id"]
+    assert (project.root / "data/report/leaderboard.txt").read_text().strip() in artifact["data"]
+
+
 @pytest.mark.slow
 def test_a_changed_parameter_runs_what_reads_it_and_changing_it_back_restores(
     project: Project,
 ) -> None:
     project.edit("params.yaml", r"^  num_samples: 4\n  pass_at", "  num_samples: 9\n  pass_at")
     output = project.flow()
+    check_shown(project)
     assert lines(output, "ran") == ["code", "baseline", *CELLS, "report"]
     assert "baseline: starts (evaluate.num_samples 4 -> 9)" in output
     assert "report: starts (data/baseline/metrics.json " in output
@@ -102,18 +117,15 @@ def test_a_stage_that_runs_and_makes_the_same_stops_there(project: Project) -> N
     assert lines(output, "up to date")[-1] == "report"
 
 
-def test_one_recipe_runs_alone_and_the_report_waits(project: Project) -> None:
-    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
-    output = project.flow("sgpo")
-    assert lines(output, "ran") == ["code", "allocate@sgpo-0", "train@sgpo-0", "evaluate@sgpo-0"]
-    assert "the report waits for all cells" in output
-    assert {"allocate@grpo-0"} <= set(project.status())
-
-
-def test_a_failed_stage_keeps_its_dependents_from_running(project: Project) -> None:
+def test_a_failed_stage_keeps_its_dependents_from_running(
+    project: Project, notified: list[dict[str, str]]
+) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     project.behave(allocate__sgpo_0="fail")
     output = project.flow(expect=1)
+    (sent,) = notified
+    assert sent["subject"].startswith("winnow: up to 10 of ")
+    assert "failed: allocate@sgpo-0" in sent["body"]
     assert lines(output, "FAILED") == ["allocate@sgpo-0"]
     assert lines(output, "not run") == ["train@sgpo-0", "evaluate@sgpo-0", "report"]
     assert "train@sgpo-0: not run (it needs allocate@sgpo-0)" in output
@@ -131,23 +143,9 @@ def test_a_failed_stage_keeps_its_dependents_from_running(project: Project) -> N
     assert not any("this is" in line for line in output.splitlines() if "FAILED" in line)
 
 
-def test_prefect_shows_what_happened(project: Project) -> None:
-    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
-    project.flow()
-    run = flow_run(project)
-    recipes = "grpo, sgpo, winnow"
-    assert run["name"] == f"up to 10 of 15 stages · {recipes} · code: allocate.passes 4 -> 5"
-    asked = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200}
-    logged = [line["message"] for line in project.post("logs/filter", asked)]
-    assert any("this is train@winnow-0, live" in line for line in logged)
-    assert any("no table of allocate@grpo-0 in Prefect" in line for line in logged)  # not JSON here
-    asked = {"artifacts": {"key": {"any_": ["leaderboard"]}}, "limit": 1, "sort": "CREATED_DESC"}
-    artifact = project.post("artifacts/filter", asked)[0]
-    assert artifact["flow_run_id"] == run["id"]
-    assert (project.root / "data/report/leaderboard.txt").read_text().strip() in artifact["data"]
-
-
-def test_a_failure_is_sent_through_a_notification_block(project: Project) -> None:
+@pytest.fixture
+def notified(project: Project) -> Iterator[list[dict[str, str]]]:
+    """What the project's flows send through a notification block."""
     received: list[dict[str, str]] = []
 
     class Hook(BaseHTTPRequestHandler):
@@ -165,19 +163,13 @@ def test_a_failure_is_sent_through_a_notification_block(project: Project) -> Non
     )
     shell(project.root, project.environment, sys.executable, "-c", block)
     project.environment["WINNOW_NOTIFY"] = "custom-webhook/winnow"
-    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
-    project.behave(allocate__sgpo_0="fail")
-    project.flow("sgpo", expect=1)
+    yield received
     hook.shutdown()
-    (message,) = received
-    assert message["subject"].startswith("winnow: up to 3 of ")
-    assert "failed: allocate@sgpo-0" in message["body"]
 
 
 @pytest.mark.slow
 def test_a_named_server_that_is_away_keeps_nothing_from_running(project: Project) -> None:
     project.environment["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
-    assert "nothing to do" in project.flow()
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     output = project.flow("grpo")
     assert "Prefect's server at http://127.0.0.1:9/api does not answer" in output
@@ -188,6 +180,9 @@ def test_a_named_server_that_is_away_keeps_nothing_from_running(project: Project
 def test_values_for_one_run_are_recorded_and_gone_again(project: Project) -> None:
     before = (project.root / "params.yaml").read_text()
     output = project.flow("grpo", "--set", "allocate.passes=5")
+    assert lines(output, "ran") == ["code", "allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
+    assert "the report waits for all cells" in output
+    assert "no table of allocate@grpo-0 in Prefect" in output  # it is not JSON here
     assert "allocate@grpo-0: starts (allocate.passes 4 -> 5)" in output
     assert (
         "params.yaml is restored; the outputs in data/ were made with allocate.passes=5" in output
@@ -196,18 +191,6 @@ def test_values_for_one_run_are_recorded_and_gone_again(project: Project) -> Non
     assert flow_run(project)["parameters"]["overrides"] == ["allocate.passes=5"]
     assert lines(project.flow(), "restored")[:2] == ["allocate@grpo-0", "train@grpo-0"]
     assert project.status() == {}
-
-
-def test_recipes_are_set_in_the_file_as_it_was_before_a_killed_run(project: Project) -> None:
-    path = project.root / "params.yaml"
-    before = path.read_text()
-    killed = applied(path, Layout(project.root / "data"), ["allocate.passes=5"])
-    killed.__enter__()
-    assert "left out" not in project.flow("grpo", "sgpo", "--experiment")
-    assert path.read_text() == before.replace(
-        "recipes: [grpo, sgpo, winnow]", "recipes: [grpo, sgpo]"
-    )
-    killed.gen.close()  # type: ignore[attr-defined]
 
 
 def test_a_fresh_clone_runs_and_stays_clean(project: Project) -> None:

@@ -12,7 +12,7 @@ import pytest
 from flows.pipeline import commands
 from tasks.common.processes import ending
 from tests.common.test_parent import in_a_container, parent_of
-from tests.flows.project import ROOT, Project, lines
+from tests.flows.project import ROOT, Project
 from tests.patience import PATIENCE
 
 
@@ -32,16 +32,6 @@ def hanging(project: Project) -> Project:
     return project
 
 
-def test_a_terminated_flow_lets_the_stage_save(hanging: Project) -> None:
-    flow = hanging.start("flows", "run")
-    stage = hanging.hanging()
-    flow.terminate()
-    flow.communicate(timeout=PATIENCE)
-    assert flow.returncode == 130
-    assert (hanging.root / "graceful").exists()
-    assert is_gone(stage)
-
-
 @pytest.mark.parametrize("arguments", [("dvc", "0", "1"), ("forks", "address")])
 def test_an_interrupt_before_a_helper_of_the_flow_has_begun_leaves_no_traceback(
     arguments: tuple[str, ...], tmp_path: Path
@@ -59,7 +49,7 @@ def test_an_interrupt_before_a_helper_of_the_flow_has_begun_leaves_no_traceback(
     assert helper.returncode == 130
 
 
-def test_a_flow_that_is_cancelled_in_prefect_does_the_same_and_ends_as_cancelled(
+def test_a_flow_that_is_cancelled_in_prefect_lets_the_stage_save_and_ends_as_cancelled(
     hanging: Project,
 ) -> None:
     flow = hanging.start("flows", "run")
@@ -118,9 +108,7 @@ def test_an_interrupted_flow_lets_all_stages_save(two_hanging: Project) -> None:
     assert two_hanging.record()["status"] == "KILLED"
 
 
-def test_a_killed_flow_takes_all_stages_along_and_the_next_one_loses_nothing(
-    two_hanging: Project,
-) -> None:
+def test_a_killed_flow_takes_all_stages_along_and_loses_nothing(two_hanging: Project) -> None:
     flow = two_hanging.start("flows", "run", "--concurrency", "2")
     stages = two_hanging.all_hanging(2)
     dvcs = [parent_of(stage) for stage in stages]
@@ -128,7 +116,4 @@ def test_a_killed_flow_takes_all_stages_along_and_the_next_one_loses_nothing(
     flow.wait(60)
     assert all(is_gone(stage) for stage in stages)
     assert all(is_gone(dvc) for dvc in dvcs)  # one that is not yet reaped holds its lock
-    (two_hanging.root / "behaviour.json").unlink()
-    output = two_hanging.flow("grpo", "--concurrency", "2")
-    assert lines(output, "ran") == ["allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
     assert "allocate@sgpo-0" not in two_hanging.status()  # it had ended before the kill

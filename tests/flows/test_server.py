@@ -7,7 +7,6 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -24,7 +23,6 @@ from tests.flows.project import Project
 from tests.flows.test_processes import is_gone
 from tests.flows.test_winnow import descendants
 from tests.patience import PATIENCE, wait_for
-from tests.report.browser import Browser
 
 FOREIGN = "http://pages.example"
 
@@ -193,7 +191,7 @@ def server_of(flow_pid: int) -> int | None:
 @pytest.mark.parametrize("when", ["at its start", "in the middle"])
 def test_a_killed_server_ends_a_run_in_one_sentence(project: Project, when: str) -> None:
     del project.environment["PREFECT_API_URL"]
-    project.environment["PREFECT_CLIENT_MAX_RETRIES"] = "2"  # not a minute for each request
+    project.environment["PREFECT_CLIENT_MAX_RETRIES"] = "1"  # not a minute for each request
     project.behave(report="meet", test="meet")
     flow = project.start("flows", "run", "--force", "report")
     if when == "in the middle":
@@ -211,38 +209,6 @@ def test_a_killed_server_ends_a_run_in_one_sentence(project: Project, when: str)
     assert "[15/15] report: ran" in output
     assert "has failed this run" in said
     assert "the same command goes on" in said
-    project.behave()
-    assert "Traceback" not in project.flow()
-
-
-def shows_runs(browser: Browser, name: str) -> bool:
-    """Whether the page of the server by this name shows a run."""
-    said = str(browser.run("location.host + (document.body ? document.body.innerText : '')"))
-    return said.startswith(name) and "of 15 stages" in said
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-def test_the_dashboard_works_in_a_browser(project: Project, tmp_path: Path) -> None:
-    project.flow("--force", "report")
-    assert project.environment.pop("PREFECT_API_URL")
-    port = free_port()
-    ports = ("--prefect-port", str(port), "--mlflow-port", str(free_port()))
-    pages = project.start("flows", "ui", *ports)
-    browser = Browser(tmp_path / "chromium")
-    try:
-        assert pages.stdout is not None
-        while not (line := pages.stdout.readline()).startswith("Ctrl-C"):
-            assert line
-        browser.resize(1200, 1600)  # runs below the window are not drawn
-        for name in ("127.0.0.1", "localhost"):
-            browser.call("Page.navigate", url=f"http://{name}:{port}/runs")
-            wait_for(partial(shows_runs, browser, name))
-        assert browser.problems == []
-    finally:
-        browser.close()
-        pages.terminate()
-        pages.communicate()
 
 
 @pytest.mark.slow
@@ -270,7 +236,7 @@ def test_the_pages_with_a_password(project: Project) -> None:
     project.environment["PREFECT_API_AUTH_STRING"] = file.read_text()
     assert "nothing to do" in project.flow()
     processes = descendants(pages.pid)
-    pages.terminate()
+    pages.send_signal(signal.SIGINT)
     pages.communicate()
     assert pages.returncode == 0
     assert all(is_gone(pid) for pid in processes)

@@ -156,16 +156,13 @@ def test_whatever_is_replied_is_wrong_and_never_an_error(name: str) -> None:
     call = f"{write}def add(a, b):\n    try: write('self')\n    finally:\n{ends}"
     direct = call.replace("os.write(os.open(f'/proc/{pid}/fd/{fd}', os.O_WRONLY)", "os.write(fd")
     asserts = json.dumps({"asserts": ["assert add(1, 2) == 3", "assert add(1, 2) + 1 == 4"]})
-    for program, gold, tolerance in (
-        (call, ADD, None),
-        (direct, ADD, None),
-        (direct, ADD, 1e-6),
-        (direct, asserts, None),
-    ):
-        verdict = graded(program, gold, float_tolerance=tolerance)
+    if "status" in name or name in ("no base64", "a number as output"):  # of a whole program
+        verdicts = [graded(f"{write}write(os.getppid())\nwhile True: pass", SUM, seconds=0.3)]
+    else:
+        program = call if name == "a number" else direct
+        verdicts = [graded(program, ADD, float_tolerance=1e-6), graded(direct, asserts)]
+    for verdict in verdicts:
         assert (verdict.outcome, verdict.partial) == ("wrong", 0.0), verdict.answer
-    verdict = graded(f"{write}write(os.getppid())\nwhile True: pass", SUM, seconds=0.3)
-    assert (verdict.outcome, verdict.partial) == ("wrong", 0.0), verdict.answer
 
 
 FORGED_OUTPUTS = {
@@ -279,8 +276,7 @@ def test_limits_stop_a_program(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_fork_bomb_is_limited_and_dies(ends: bool) -> None:
+def test_a_fork_bomb_is_limited_and_dies() -> None:
     """Its processes are counted from outside while it runs, and are gone soon after."""
     token = f"98765{uuid.uuid4().int % 10**12}"
     bomb = (
@@ -290,8 +286,7 @@ def test_a_fork_bomb_is_limited_and_dies(ends: bool) -> None:
         "        if os.fork() == 0:\n"
         "            os.setsid()\n"
         f"            os.execv('/usr/bin/sleep', ['sleep', '{token}'])\n"
-        f"    except OSError:\n        {'break' if ends else 'pass'}\n"
-        "import time; time.sleep(2.0)\n"  # so that they are seen, however busy the machine is
+        "    except OSError: pass\n"
     )
     most = 0
     done = threading.Event()
@@ -304,7 +299,7 @@ def test_a_fork_bomb_is_limited_and_dies(ends: bool) -> None:
     counter = threading.Thread(target=count)
     counter.start()
     try:
-        verdict = graded(bomb, SUM, seconds=5.0)
+        verdict = graded(bomb, SUM, seconds=3.0)
     finally:
         done.set()
         counter.join()

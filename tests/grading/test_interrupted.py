@@ -21,7 +21,7 @@ from tests.patience import PATIENCE, wait_for
 
 pytestmark = pytest.mark.usefixtures("hostile_verifier")
 
-LIMIT, PAUSE = 9.0, 12.0  # seconds: of an answer and of a program on the clock, and of a pause
+LIMIT, PAUSE = 6.0, 8.0  # seconds: of an answer and of a program on the clock, and of a pause
 # it waits for a file that the test makes
 PROGRAM = """```python
 import os, time
@@ -129,7 +129,6 @@ with Grader(Verify(1, seconds, 4.0, 0.0, configured, clock_factor=3.0)) as grade
     ("name", "what"),
     [
         ("hostile", "graders"),
-        ("hostile", "everything"),
         pytest.param("code", "everything", marks=pytest.mark.sandbox),
     ],
 )

@@ -208,7 +208,7 @@ def test_hostile_answers_end_in_a_verdict_and_harm_nobody(
     answers = [
         answer for text in HOSTILE.values() for answer in (Answer(name, text, gold, False), right)
     ]
-    with Grader(Verify(2, 2.0, 1.0, 1.0, CONFIGURED)) as grader:
+    with Grader(Verify(2, 1.0, 1.0, 1.0, CONFIGURED)) as grader:
         verdicts = grader.grade(answers)
     found = dict(zip(HOSTILE, verdicts[::2], strict=True))
     assert {verdict.outcome for verdict in verdicts[1::2]} == {"correct"}

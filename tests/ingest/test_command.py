@@ -68,6 +68,7 @@ def test_bombs_cost_themselves_alone_and_the_other_sources_are_kept(tmp_path: Pa
     assert list(made["rejected"]["reason"]) == ["too_large", "too_large"]
 
 
+@pytest.mark.usefixtures("forked_stages")
 def test_the_command_writes_the_tables_the_same_every_time(tmp_path: Path) -> None:
     generator = {"seed": 0, "num_prompts": 60, "tasks": [CHAIN_SUM]}
     broken = lines(

@@ -284,6 +284,7 @@ def test_another_parameter_makes_another_policy(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_stages")
 def test_the_command_makes_a_policy(tmp_path):
     params = {
         "policy": section(),

@@ -47,6 +47,7 @@ def found(layout: Layout, kind: str, order: str = "attributes.start_time ASC") -
 def test_one_search_says_which_cell_reaches_most_for_its_compute(
     layout: Layout, params: Path
 ) -> None:
+    """And the pipeline has the experiment."""
     report(params, layout)
     cells = found(layout, "cell", "metrics.pass_at_1_per_tflop_charged DESC")
     assert [run.info.run_name for run in cells] == ["sgpo/1", "sgpo/0", "grpo/1", "grpo/0"]
@@ -61,9 +62,6 @@ def test_one_search_says_which_cell_reaches_most_for_its_compute(
     curve = client_of(layout).get_metric_history(best.info.run_id, "by_gflops/accuracy")
     assert (curve[0].step, curve[-1].step) == (100, 400)  # profiling comes first
 
-
-def test_the_pipeline_has_the_experiment(layout: Layout, params: Path) -> None:
-    report(params, layout)
     (pipeline,) = found(layout, "pipeline")
     assert pipeline.data.metrics["pass_at_1/grpo"] == pytest.approx(0.52)
     assert pipeline.data.metrics["pass_at_1/initial"] == pytest.approx(0.40)

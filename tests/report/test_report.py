@@ -282,6 +282,7 @@ def test_what_could_not_be_measured_is_a_dash(layout: Layout) -> None:
     assert "<td>–</td>" in page_of(evidence)
 
 
+@pytest.mark.usefixtures("forked_stages")
 def test_equal_inputs_give_equal_outputs(layout: Layout, tmp_path: Path) -> None:
     """Whatever was measured: that stands in a file that is no output."""
     params = write_params(tmp_path, ["grpo", "sgpo"], [0, 1])

@@ -36,12 +36,21 @@ def said(result: Result) -> str:
     return next(line for line in result.output.splitlines() if "run the same command" in line)
 
 
+@pytest.fixture(scope="module")
+def whole(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a training leaves that nothing stopped."""
+    root = tmp_path_factory.mktemp("whole")
+    make_world(root, guesser, SIZES)
+    assert run_train(root).returncode == 0
+    return outputs(root)
+
+
 @pytest.mark.slow
-def test_training_goes_on_where_a_checkpoint_found_no_room(guesser: Path, tmp_path: Path) -> None:
-    for name in ("whole", "stopped"):
-        make_world(tmp_path / name, guesser, SIZES)
-    assert run_train(tmp_path / "whole").returncode == 0
-    root = tmp_path / "stopped"
+@pytest.mark.xdist_group("full_disk")
+def test_training_goes_on_where_a_checkpoint_found_no_room(
+    guesser: Path, whole: str, tmp_path: Path
+) -> None:
+    root = make_world(tmp_path, guesser, SIZES).root
     with largest_file(LARGEST):
         sentence = said(run_train(root))
     assert f"{root}/checkpoints/" in sentence
@@ -50,13 +59,12 @@ def test_training_goes_on_where_a_checkpoint_found_no_room(guesser: Path, tmp_pa
     assert kept == ["step-000000000-000001"]  # before the first update; not half of the next
     assert not (root / "runs" / "r" / "0" / "train").exists()
     assert run_train(root).returncode == 0
-    assert outputs(root) == outputs(tmp_path / "whole")
+    assert outputs(root) == whole
 
 
 @pytest.mark.slow
-def test_a_full_disk_keeps_the_checkpoint_before(guesser: Path, tmp_path: Path) -> None:
-    make_world(tmp_path / "whole", guesser, SIZES)
-    assert run_train(tmp_path / "whole").returncode == 0
+@pytest.mark.xdist_group("full_disk")
+def test_a_full_disk_keeps_the_checkpoint_before(guesser: Path, whole: str, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 5 << 20) as place:
         make_world(place, guesser, SIZES)
         assert "the disk is full" in said(run_train(place))
@@ -66,7 +74,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(guesser: Path, tmp_path: Path) 
         result = run_train(place)
         assert result.returncode == 0
         assert f"resumed after {newest} steps" in result.output
-        assert outputs(place) == outputs(tmp_path / "whole")
+        assert outputs(place) == whole
 
 
 @pytest.mark.parametrize("blocked", ["profile", "store", "locks"])
@@ -119,6 +127,7 @@ def test_results_of_another_run_and_damaged_ones_are_not_taken(spoilt: str, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_stages")
 def test_a_run_that_dvc_could_not_record_is_not_trained_again(
     guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

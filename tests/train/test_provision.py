@@ -51,7 +51,7 @@ def learned(layout: Layout) -> Counter[tuple[str, int]]:
 PLANNED = Counter((f"p{visit % 6}", size) for visit, size in enumerate(SIZES))
 
 
-@pytest.mark.parametrize(("factor", "limit"), [(1.3, 1), (2.0, 1), (2.0, 3)])
+@pytest.mark.parametrize(("factor", "limit"), [(1.3, 1), (2.0, 3)])
 def test_every_group_is_learned_from_once_and_none_is_too_old(
     factor: float, limit: int, guesser: Path, tmp_path: Path
 ) -> None:

@@ -1,26 +1,22 @@
 """Whole runs of the stage: a run follows its plan, and a killed one ends as if it had not been
 killed."""
 
-import json
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
-import torch
 
 from tasks.common.artifacts import PLAN, TRAIN_ROLLOUTS, Layout
 from tasks.common.sealed import read_sealed
 from tasks.models.folder import policy_digest
-from tasks.models.policy import load_model, load_tokenizer, read_policy
+from tasks.models.policy import load_tokenizer, read_policy
 from tests.once import once
-from tests.stages import Forked, Result, Started, run_stage
+from tests.stages import Forked, Result, run_stage
 from tests.train.worlds import PARAMS, make_world, outputs, write_params
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
@@ -195,48 +191,6 @@ def test_updates_recomputed_from_stored_rollouts_are_the_same(finished: Layout) 
         )
 
 
-@pytest.mark.slow
-def test_two_processes_take_the_same_steps_as_one(guesser: Path, tmp_path: Path) -> None:
-    """The command, which becomes torchrun. A few steps, before rounding lets the samples drift
-    apart; ragged groups, one of them larger than the others. What else ranks share out is in
-    test_sharding.py."""
-    worlds = [make_world(tmp_path / name, guesser, SIZES) for name in ("one", "two")]
-    for layout, processes in zip(worlds, (1, 2), strict=True):
-        write_params(layout, train={"max_steps": 4}, engine={"num_processes": processes})
-    alone = train(worlds[0])
-    assert alone.returncode == 0, alone.output
-    params = worlds[1].root / "params.yaml"
-    process = Started("train", params, worlds[1].root, "--recipe", "r", "--seed", "0")
-    log = process.finish()
-    assert process.returncode == 0, log
-    one, two = (outputs(layout) for layout in worlds)
-    text = [
-        [(row["step"], row["group"], row["token_ids"], row["reward"]) for row in o["rollouts"]]
-        for o in (one, two)
-    ]
-    assert text[0] == text[1]
-    assert (
-        one["flops"] == two["flops"]
-        or json.loads(one["flops"])["charged"] == json.loads(two["flops"])["charged"]
-    )
-    for mine, theirs in zip(one["steps"], two["steps"], strict=True):
-        for name in (
-            "loss",
-            "grad_norm",
-            "entropy",
-            "reward_mean",
-            "num_mixed_groups",
-            "flops_charged",
-        ):
-            assert mine[name] == pytest.approx(theirs[name], abs=1e-5), name
-    models = [
-        load_model(w.train("r", 0) / "policy", dtype=torch.float32, device=torch.device("cpu"))
-        for w in worlds
-    ]
-    for first, second in zip(*(model.parameters() for model in models), strict=True):
-        np.testing.assert_allclose(first.detach(), second.detach(), atol=2e-5)
-
-
 def test_steps_that_are_not_finite_are_skipped_and_then_stop_the_run(
     guesser: Path, tmp_path: Path
 ) -> None:
@@ -268,30 +222,6 @@ def test_resume_takes_a_checkpoint_that_fits_and_refuses_another(
     write_params(layout)
     process = train(layout, "--resume", str(oldest))
     assert f"resumed after {int(oldest.name.split('-')[1])} steps" in process.output
-    assert outputs(layout) == outputs(finished)
-
-
-@pytest.mark.parametrize("which", [min, max])
-def test_damaged_files_beside_the_checkpoints_cost_work_and_nothing_else(
-    which: Callable[[list[str]], str], finished: Layout, guesser: Path, tmp_path: Path
-) -> None:
-    """The oldest part of the rollouts is in all checkpoints, the newest in the last alone."""
-    layout = make_world(tmp_path, guesser, SIZES * 8)
-    process = fork(layout)
-    while len(list(layout.checkpoints.glob("*/rollouts-*"))) < 4:
-        assert process.poll() is None, process.finish()
-        time.sleep(0.005)
-    process.kill()
-    process.finish()
-    (folder,) = layout.checkpoints.iterdir()
-    newest = read_sealed(max(folder.glob("step-*")) / "state.json")
-    (folder / which(newest["parts"])).write_bytes(b"PAR1")
-    with (folder / "work.json").open("a") as file:
-        file.write("{")
-    process = train(layout)
-    log = process.output
-    assert process.returncode == 0, log
-    assert "is not what was written" in log
     assert outputs(layout) == outputs(finished)
 
 

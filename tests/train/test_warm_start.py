@@ -76,11 +76,10 @@ def test_a_warm_start_counts_in_the_budget(guesser: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
         {"replay": {"method": "profile", "share": 0.5, "capacity": 8}},
         {"max_staleness": 1, "lora": {"rank": 2, "alpha": 4.0}},
     ],
-    ids=lambda changes: "-".join(changes) or "plain",
+    ids=lambda changes: "-".join(changes),
 )
 def test_a_run_killed_in_its_warm_start_ends_as_one_that_was_not(
     changes: dict[str, Any], guesser: Path, tmp_path: Path
