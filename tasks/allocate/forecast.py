@@ -110,12 +110,7 @@ def expect(
     fixed = charged_flops(
         architecture, generated=profiled, updated=warm, reference=(tokens + replayed) * is_several
     )
-    factor = 3.0
-    if not train["prompt_gradient"]:
-        prompts = visits.times * float(
-            visits.sizes @ profile["prompt_tokens"].to_numpy()[visits.rows]
-        )
-        factor -= 2.0 * prompts / tokens
+    factor = update_factor(visits, profile, tokens, train)
     return {
         "visits": visits.num,
         "prompts": int(np.count_nonzero(np.bincount(visits.rows, minlength=len(profile)))),
@@ -132,6 +127,16 @@ def expect(
         "flops_charged_paper": fixed
         + paper_training_flops(architecture, tokens, has_reference=False),
     }
+
+
+def update_factor(
+    visits: Visits, profile: pl.DataFrame, tokens: float, train: Mapping[str, Any]
+) -> float:
+    """Return the cost of updating the `tokens` of the visits, in forwards over them."""
+    if train["prompt_gradient"]:
+        return 3.0
+    lengths = profile["prompt_tokens"].to_numpy()[visits.rows]
+    return 3.0 - 2.0 * visits.times * float(visits.sizes @ lengths) / tokens
 
 
 def mixed_sample_tokens(visits: Visits, profile: pl.DataFrame, capacity: int | None) -> float:
