@@ -144,7 +144,8 @@ def fork_server() -> Iterator[str]:
 def forked_stages(fork_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stages that a test starts as processes are forks, without the seconds of their imports,
     as in a flow."""
-    monkeypatch.setenv(forks.ADDRESS, fork_server)
+    if forks.are_possible():
+        monkeypatch.setenv(forks.ADDRESS, fork_server)
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,9 @@ from tests.bench.world import make_world
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", ["grpo", "winnow"])
-def test_winnows_sides_of_the_comparison(tmp_path, side):
+@pytest.mark.usefixtures("forked_stages")
+def test_winnows_side_of_the_comparison(tmp_path):
+    side = "winnow"
     make_world(tmp_path, steps=4, rollouts=16, seeds=2)
     report = run_side(side, tmp_path, steps=4, seed=1, points=[1, 4], learning_rate=1e-3)
     assert (len(report["wall"]), len(report["rewards"])) == (5, 4)

@@ -28,13 +28,10 @@ COPIED = (
     "requirements.txt",
     "requirements-cpu.txt",
 )
-SOURCE = r"(?<=\n)    - preset: reasoning_gym.*(?=\npolicy:)"
-FILE = "    - {preset: gsm8k, settings: {path: rows.jsonl}}\n"
 
 
 def build(root: Path) -> Path:
-    """The real dvc.yaml, parameters, flows and tasks, with stages that take milliseconds, and
-    prompts of a file: a run need not import the library that makes the project's own.
+    """The real dvc.yaml, parameters, flows and tasks, with stages that take milliseconds.
 
     What runs is `fake_stage.py`. The stage's own `__main__` stands beside it as `real.py` and is
     imported where nothing ever runs, so that the stage `code`, which is the real one, finds the
@@ -44,9 +41,6 @@ def build(root: Path) -> Path:
         shutil.copy(ROOT / name, root / name)
     for name in ("flows", "recipes", "tasks"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    params = root / "params.yaml"
-    params.write_text(re.sub(SOURCE, FILE, params.read_text(), flags=re.DOTALL))
-    (root / "rows.jsonl").write_text('{"question": "1 + 1 = ?", "answer": "#### 2"}\n')
     shutil.copy(
         Path(__file__).with_name("fake_tracking.py"), root / "tasks/common/tracking/__init__.py"
     )

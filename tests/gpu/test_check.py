@@ -54,6 +54,7 @@ def test_every_part_writes_its_rows_and_is_run_again_only_where_it_failed(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_stages")
 def test_a_policy_is_made_and_trained_and_a_killed_check_goes_on(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "tests.gpu.check", "--small", "--out", str(tmp_path)]
     killed = subprocess.Popen([*line, "--parts", "larger"], cwd=PROJECT)
