@@ -67,7 +67,13 @@ SECTIONS: dict[str, type] = {
 
 GRADING = ("seconds", "memory_gb", "verifiers")  # keys of `verify` that can change a verdict
 SAMPLER = ("name", "dtype")  # keys of `engine` that can change a rollout of training
-FORECAST = ("updates", "select", "replay", "warm_start")  # keys of `train` for a forecast
+FORECAST = (
+    "updates",
+    "prompt_gradient",
+    "select",
+    "replay",
+    "warm_start",
+)  # keys of `train` for a forecast
 
 
 def complete(values: Values) -> dict[str, Any]:

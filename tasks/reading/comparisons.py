@@ -50,9 +50,19 @@ def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str
 
 
 def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
-    """Return the tables of both sides. Raise ArtifactError if one is missing or damaged."""
+    """Return the tables of both sides. Raise ArtifactError if one is missing or damaged, with the
+    existing ones if the recipe has not been evaluated."""
     folders = layout.baseline, layout.evaluation(recipe, seed)
     files = {side: f / "rollouts.parquet" for side, f in zip(SIDES, folders, strict=True)}
+    if not files["after"].is_file():
+        there = sorted(
+            f"{path.parts[-4]} --seed {path.parts[-3]}"
+            for path in layout.root.glob("runs/*/*/eval/rollouts.parquet")
+        )
+        raise ArtifactError(
+            f"{files['after']} does not exist: {recipe} with seed {seed} has not been evaluated. "
+            f"There is: {', '.join(there) or 'nothing yet (winnow run)'}"
+        )
     for path in files.values():
         ROLLOUTS.verify(path)
     return files

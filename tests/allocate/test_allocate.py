@@ -44,7 +44,11 @@ ARCHITECTURE = Architecture(
 
 def train_of(select: dict[str, object], **changes: dict[str, object]) -> dict[str, object]:
     """What the forecast reads of a recipe's section `train`."""
-    plain = {"updates": {"epochs": 1, "minibatches": 1}, "replay": {"method": "none"}}
+    plain = {
+        "updates": {"epochs": 1, "minibatches": 1},
+        "prompt_gradient": True,
+        "replay": {"method": "none"},
+    }
     return {**plain, "select": select, **changes}
 
 

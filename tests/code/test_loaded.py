@@ -41,6 +41,7 @@ POLICY = {
     "tasks/common/": "reads parameters, writes files, draws the bar",
     "tasks/engines/": "the locks of GPUs",
     "tasks/grading/": "settings that those of training name",
+    "tasks/train/": "how often the making is saved",
     "tasks/models/": "saves, loads and describes a policy, whatever its weights",
     "tasks/__init__.py": "empty",
     "tasks/policy/__main__.py": "the command line",

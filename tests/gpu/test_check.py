@@ -45,9 +45,8 @@ def test_every_part_writes_its_rows_and_is_run_again_only_where_it_failed(tmp_pa
     assert parts == {"decode", "prefill", "update"}
     assert all(row["measured / modelled"] > 1 for row in found["device_time"])  # no A100 is here
     assert [row["trained"] for row in found["variants"]] == ["whole", "fsdp2", "adapters"]
-    moved = found["variants"][0]["largest change"]
-    assert moved > 1e-3
-    assert found["variants"][1]["largest difference"] < 0.01 * moved
+    assert found["variants"][0]["largest change"] > 1e-3
+    assert found["variants"][1]["largest share"] < 0.05
     page = (tmp_path / "page.md").read_text()
     assert "nothing of a GPU" in page
     assert all(f"## {name}" in page for name in PARTS)

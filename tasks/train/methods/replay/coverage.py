@@ -12,6 +12,7 @@ import numpy as np
 
 from tasks.common.params import at_least, settings
 from tasks.train.methods.replay import recent
+from tasks.train.methods.replay.recent import Settings as Recent
 from tasks.train.methods.shape.repetition import turns
 from tasks.train.rollouts import OWN_TOKENS, Floats, Ints, Rollouts
 
@@ -19,7 +20,7 @@ Grams = set[tuple[int, ...]]
 
 
 @settings
-class Settings(recent.Settings):
+class Settings(Recent):
     """The settings of `recent`, and the n-grams."""
 
     share: float = 0.5  # of a batch
@@ -27,7 +28,7 @@ class Settings(recent.Settings):
     n: int = 4  # tokens of an n-gram
 
     def __post_init__(self) -> None:
-        recent.Settings.__post_init__(self)
+        Recent.__post_init__(self)
         at_least(1, train__replay__n=self.n)
 
 
