@@ -63,6 +63,9 @@ class Swapping:
     def prefilled_tokens(self) -> int:
         return self.engine.prefilled_tokens
 
+    def metrics(self) -> dict[str, float]:
+        return self.engine.metrics()
+
     def sleep(self) -> None:
         self.engine.sleep()
 

@@ -279,7 +279,11 @@ def test_two_ranks_sample_the_groups_of_one(guesser: Path, tmp_path: Path) -> No
         visits = sorted(groups.select("prompt_id", "len").rows())
         found[name] = ([row["num_prompts"] for row in steps], visits, rows)
     assert found["plain"][:2] == found["two"][:2] == found["sharded"][:2]
-    assert found["two"][2].equals(found["sharded"][2])
+    two, sharded = found["two"][2], found["sharded"][2]
+    # the norm of a sharded gradient, by which it is clipped, is summed in another order
+    assert two.drop("sampler_logprobs").equals(sharded.drop("sampler_logprobs"))
+    gaps = two["sampler_logprobs"].explode() - sharded["sampler_logprobs"].explode()
+    assert gaps.abs().max() < 1e-5
     assert found["two"][2]["versions"].is_not_null().any()
 
 
