@@ -344,6 +344,9 @@ class CountingEngine:
     def set_weights(self, weights: object) -> None:
         """Weights make no difference."""
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def sleep(self) -> None:
         """Nothing is held."""
 
