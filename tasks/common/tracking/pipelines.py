@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from tasks.common.files import digest
 from tasks.common.layout import Layout
 from tasks.common.tracking.journal import Event, milliseconds
 
@@ -30,8 +31,10 @@ def start_pipeline() -> str:
 
 
 def identity(pid: int, started: float) -> str:
-    """Return the id of the pipeline that a process opened at a time."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{pid}"
+    """Return the id of the pipeline that a process of this host opened at a time. It differs from
+    that of a process with the same number on another host, and within a thousandth of a second."""
+    origin = digest([this_host(), pid, round(started, 3)])[:4]
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{origin}-{pid}"
 
 
 def current_pipeline(number: int = 1) -> Event:
