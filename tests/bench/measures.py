@@ -40,7 +40,7 @@ class Measure:
 def measures(root: Path) -> Iterator[Measure]:
     """Yield every measure of the tree at `root`."""
     product = [*files(root / "tasks"), *files(root / "flows")]
-    yield Measure("product lines", num_lines(product), 51_500, 39_000)
+    yield Measure("product lines", num_lines(product), 51_510, 39_000)
     for folder, limit, aim in (
         ("flows", 4_275, 2_600),
         ("tasks/common", 6_405, 4_200),
