@@ -69,6 +69,7 @@ GRADING = ("seconds", "memory_gb", "verifiers")  # keys of `verify` that can cha
 SAMPLER = ("name", "dtype")  # keys of `engine` that can change a rollout of training
 FORECAST = (
     "updates",
+    "correction",
     "prompt_gradient",
     "select",
     "replay",

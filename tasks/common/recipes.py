@@ -81,9 +81,11 @@ def has_reference(train: Mapping[str, Any]) -> bool:
 
 def is_scored(train: Mapping[str, Any]) -> bool:
     """Return whether a section `train` needs a pass over a step's rollouts before its first update:
-    for several updates, or for a limit of the step's log-ratios. Slots may need one, too."""
-    updates, limit = train["updates"], (train.get("correction") or {}).get("m2po")
-    return limit is not None or updates["epochs"] * updates["minibatches"] > 1
+    for several updates, a limit of the step's log-ratios, or a proximal policy. Slots may need one,
+    too."""
+    updates, correction = train["updates"], train.get("correction") or {}
+    is_several = updates["epochs"] * updates["minibatches"] > 1
+    return is_several or any(correction.get(key) is not None for key in ("m2po", "proximal"))
 
 
 def teacher_of(train: Mapping[str, Any]) -> Path | None:

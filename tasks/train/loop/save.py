@@ -35,7 +35,7 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
     nothing."""
     checkpoints.wait()  # before the next copy: two may not fit in main memory
     tensors = optimizer_tensors(trainer.learner.model, trainer.learner.optimizer)
-    tensors |= trainer.learner.reference_tensors()
+    tensors |= trainer.learner.reference_tensors() | trainer.learner.proximal.tensors()
     shards = write_shards(trainer, checkpoints, tensors)
     if not trainer.run.ranks.is_main:
         return
@@ -58,6 +58,7 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
             tensors[f"{METHOD}.{name}"] = torch.from_numpy(value)
     copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
     numbers = {**state.numbers(), "version": learner.version, BUFFER: buffer}
+    numbers["proximal"] = learner.proximal.numbers()
     checkpoints.save(Snapshot(state.num_steps, copied, shards, numbers, tables, part))
 
 
@@ -116,7 +117,9 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
     """Restore the trainer from a checkpoint."""
     tensors, numbers, tables = loaded
     restore_optimizer(trainer.learner.model, trainer.learner.optimizer, tensors)
-    for name, tensor in trainer.learner.reference_tensors().items():
+    trainer.learner.proximal.restore(**numbers.get("proximal", {"versions": [], "weight": 1.0}))
+    others = trainer.learner.reference_tensors() | trainer.learner.proximal.tensors()
+    for name, tensor in others.items():
         local(tensor).copy_(rows_like(tensor, tensors, name))
     names = {name: f"{METHOD}.{name}" for name in trainer.slots.states()}
     trainer.slots.restore(
