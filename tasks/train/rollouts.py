@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 UNFINISHED = "abort"  # the finish reason of a stopped, unfinished completion, as in engines
 INTS, FLOATS, BOOLS = pl.List(pl.Int64), pl.List(pl.Float64), pl.List(pl.Boolean)
-ARROW = {INTS: pa.int64(), FLOATS: pa.float64(), BOOLS: pa.bool_()}  # types of their elements
+ARROW = {INTS: pa.int64(), FLOATS: pa.float64(), BOOLS: pa.bool_()}  # element types of the lists
 COLUMNS: dict[str, Any] = {
     "group": pl.Int64,  # the rollout's group within the step
     "prompt_row": pl.Int64,  # of the prompt among the training prompts

@@ -54,7 +54,7 @@ from tasks.train.warm_start import read_demonstrations
 
 logger = logging.getLogger(__name__)
 
-MAX_ENCODED = 50_000  # prompts, in some ten seconds
+MAX_ENCODED = 50_000  # prompts encoded at the start, which takes about ten seconds
 
 
 def main(run: stage.Stage) -> None:
@@ -133,7 +133,7 @@ def explaining_failures(ranks: Ranks, trainers: Sequence[Trainer]) -> Iterator[N
         raise stage.StageError(str(error)) from error
     except NoServerError as error:
         raise LostError(
-            f"{error}. Run the same command again: it goes on from the last checkpoint"
+            f"{error}. Run the same command again: it resumes from the last checkpoint"
         ) from error
     except Exception as error:
         if ranks.size == 1 or not is_lost_rank(error):
@@ -146,7 +146,7 @@ def explaining_failures(ranks: Ranks, trainers: Sequence[Trainer]) -> Iterator[N
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise LostError(
             f"rank {ranks.rank} of {ranks.size} on {platform.node()}, {when}: "
-            f"{what_was_lost(error, ranks)}: {reason}. Run the same command again: it goes on from "
+            f"{what_was_lost(error, ranks)}: {reason}. Run the same command again: it resumes from "
             "the last checkpoint"
         ) from error
 
@@ -220,7 +220,7 @@ def build(
     tables = {name: PROMPTS.read(files[name]) for name in ("prompts", "validation")}
     if tables["validation"].is_empty():
         raise ArtifactError(
-            f"{files['validation']} has no prompts, and train measures its curve on them: set "
+            f"{files['validation']} has no prompts, but train measures its curve on them: set "
             "ingest.splits.validation to at least 1"
         )
     is_ahead = settings.num_ahead > 0  # then the engine is never idle during an update

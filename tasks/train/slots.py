@@ -99,8 +99,8 @@ class Control(Protocol):
 @dataclass(frozen=True)
 class Asked:
     """The prompts of a request: their rows of PROMPTS (`prompt`, `messages`, `answer`), their
-    indices among the training prompts, None for others; the policy's tokenizer, and every token
-    that ends its completions. A method that passes exactly this request to the engine may also pass
+    indices among the training prompts, None for others; the policy's tokenizer, and the tokens
+    that end its completions. A method that passes exactly this request to the engine may also pass
     `on_ended`: ended completions are then judged while others are sampled."""
 
     prompts: pl.DataFrame

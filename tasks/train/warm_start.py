@@ -30,7 +30,7 @@ from tasks.train.tokens import Gains, Tokens
 
 logger = logging.getLogger(__name__)
 
-STREAM = 3  # of a run's random numbers
+STREAM = 3  # index of the warm start's stream of random numbers
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def read_demonstrations(
         chosen = profile.samples.filter(is_correct)["token_ids"].to_list()
         if not chosen:
             raise ArtifactError(
-                "train.warm_start.data is profile, and no sample of the profile is correct among "
+                "train.warm_start.data is profile, but no sample of the profile is correct among "
                 "the prompts of the plan: raise profile.num_samples, use easier prompts, or set "
                 "data: solutions"
             )
@@ -92,7 +92,7 @@ def read_demonstrations(
     rows = texts.is_not_null().arg_true().to_numpy().astype(np.int64)
     if not len(rows):
         raise ArtifactError(
-            "train.warm_start.data is solutions, and no training prompt has a worked solution: "
+            "train.warm_start.data is solutions, but no training prompt has a worked solution: "
             "name its field as `solution` in the settings of the source (preset mapping), use a "
             "source that has solutions (gsm8k, math), or set data: profile"
         )

@@ -142,7 +142,7 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
         ({"train__batch__counts": "kept"}, "does not keep a fixed number"),
         (
             {"train__replay": {"method": "recent", "share": 0.5, "capacity": 4}},
-            "its own among them where it is replayed: set train.replay none",
+            "include a replayed rollout itself: set train.replay none",
         ),
         ({"policy__tiny__families__0__name": "chainsum"}, "did you mean chain_sum?"),
         ({"verify__verifiers__new": {"method": "regx"}}, "did you mean regex?"),

@@ -233,7 +233,7 @@ def test_a_step_takes_no_fewer_groups_than_were_asked_for(guesser: Path, tmp_pat
         return dataclasses.replace(samples, finish_reasons=[UNFINISHED] * len(samples.token_ids))
 
     engine.generate_until = losing  # type: ignore[method-assign]
-    message = "step 0: 0 groups are whole, and control asked for 3: sampling ended"
+    message = "step 0: 0 groups are complete, but control requested 3: sampling ended"
     with closing(trainer.collector.grader), pytest.raises(TrainingError, match=message):
         sampled(trainer)
 
@@ -314,7 +314,7 @@ def test_what_cannot_be_provisioned_is_refused(
 @pytest.mark.parametrize("name", ["dapo", "dars"])
 def test_a_control_that_asks_again_is_refused(name: str, guesser: Path, tmp_path: Path) -> None:
     changes = {**changes_of(name), "over_provision": 1.5, "max_staleness": 1}
-    with pytest.raises(ParamsError, match="asks for more once it has seen a step's"):
+    with pytest.raises(ParamsError, match="may request more after a step's"):
         make_trainer(make_world(tmp_path, guesser, SIZES), **changes)
 
 

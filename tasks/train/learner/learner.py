@@ -162,7 +162,7 @@ class Learner:
         fillers = self.fillers(rollouts, batches)
         objective, architecture = self.objective(loss), self.policy.architecture
         self.optimizer.zero_grad(set_to_none=True)
-        # in evaluation mode transformers keeps all activations; and changing it takes time
+        # in evaluation mode transformers keeps all activations; and switching modes takes time
         is_checkpointing = self.memory.activation_checkpointing
         if is_checkpointing:
             self.model.train()

@@ -50,7 +50,7 @@ def make_reference(
     if not folder.is_dir():
         raise ArtifactError(
             f"train.reference.source: {folder} is not a folder: name the folder of the teacher, "
-            "which a snapshot of a hub's model is, too"
+            "such as the snapshot of a hub's model"
         )
     check_vocabulary(policy.folder, folder, trust_remote_code=policy.trust_remote_code)
     teacher = load(folder)
@@ -68,6 +68,6 @@ def check_vocabulary(policy: Path, teacher: Path, *, trust_remote_code: bool) ->
     if other:
         raise ArtifactError(
             f"train.reference.source: the teacher in {teacher} has another vocabulary than the "
-            f"policy in {policy} ({len(other)} tokens differ, such as {other[0]!r}), and reads the "
+            f"policy in {policy} ({len(other)} tokens differ, such as {other[0]!r}), but reads the "
             "policy's token ids: use a teacher with the same tokenizer"
         )

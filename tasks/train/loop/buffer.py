@@ -340,7 +340,7 @@ class RolloutBuffer:
             if self.collector.recorded is not None:
                 what = "this is the record of another run"
             raise TrainingError(
-                f"step {batch.step}: {len(complete)} groups are whole, and control asked for "
+                f"step {batch.step}: {len(complete)} groups are complete, but control requested "
                 f"{num}: {what}"
             )
         batch.fresh = groups.groups(complete)

@@ -153,9 +153,8 @@ def check_ages(trainer: Trainer, batch: Batch) -> None:
     wrong = versions[(versions > newest) | (versions < oldest)]
     if len(wrong):
         raise ArtifactError(
-            f"{trainer.where()}: tokens are of the policy after {wrong[0]} updates, and those of "
-            f"{oldest} to {newest} are allowed: with --from-rollouts it is the record of another "
-            "run"
+            f"{trainer.where()}: tokens are of the policy after {wrong[0]} updates, but only those "
+            f"of {oldest} to {newest} are allowed: --from-rollouts may be the record of another run"
         )
 
 
@@ -168,7 +167,7 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt(signal.Signals(number).name)
         asked.append(number)
-        logger.warning("finishing the step, then a checkpoint (once more to stop at once)")
+        logger.warning("finishing the step, then writing a checkpoint (repeat to stop at once)")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -20,11 +20,11 @@ PLAIN = (
     "branches_done",
 )
 WORK = ("seconds", "flops", "tokens")
-ROUNDING = 1e-9  # of shares of a run: 0.15 / 0.05 is not exactly 3
+ROUNDING = 1e-9  # tolerance of shares of a run: 0.15 / 0.05 is not exactly 3
 
 
 class TrainingError(RuntimeError):
-    """Training cannot continue; the message names the step and the reason."""
+    """An error that ends training; the message names the step and the reason."""
 
 
 @dataclass

@@ -83,12 +83,12 @@ class Trainer:
             return None
         layers = {features.hidden_layer for features in wanted} - {None}
         if len(layers) > 1:
-            raise TrainingError(f"the slots ask for hidden states of several layers: {layers}")
+            raise TrainingError(f"the slots need hidden states of several layers: {layers}")
         norms = any(features.gradient_norms for features in wanted)
         if norms and self.learner.is_sharded:
             raise TrainingError(
-                "a slot asks for the gradient norm of every rollout, which a rank with a part of "
-                "the policy cannot compute by itself: set learner.shard to none"
+                "a slot needs the gradient norm of every rollout, which a rank cannot compute from "
+                "its part of the policy: set learner.shard to none"
             )
         return Features(layers.pop() if layers else None, norms)
 
@@ -237,7 +237,7 @@ class Trainer:
         engine = self.collector.engine
         if not isinstance(engine, SwappingEngine):
             raise ParamsError(
-                f"train.in_flight_updates is true, and the engine {engine.name} cannot take "
+                f"train.in_flight_updates is true, but the engine {engine.name} cannot load "
                 "weights while it samples: set engine.name to server, or in_flight_updates to false"
             )
         return engine
@@ -261,7 +261,7 @@ class Trainer:
         limit = self.guards.max_nonfinite_steps
         before = self.state.steps[-limit + 1 :] if limit > 1 else []
         if len(before) == limit - 1 and all(row["nonfinite"] for row in before):
-            raise TrainingError(f"{message}; that is guards.max_nonfinite_steps {limit} in a row")
+            raise TrainingError(f"{message}; {limit} steps in a row (guards.max_nonfinite_steps)")
         skipped = (
             f"the step ends after {num_updates} updates" if num_updates else "the step is skipped"
         )
@@ -281,7 +281,7 @@ class Trainer:
                 f"{where}: the engine {engine.name} {engine.version} and the trainer differ by "
                 f"{gap:.2g} in mean |log-probability| at policy version {self.learner.version}, "
                 f"over guards.max_sampler_gap {self.max_sampler_gap:g}: it samples from other "
-                "weights, or its dtype is coarser than engine.dtype says"
+                "weights, or its dtype is coarser than engine.dtype"
             )
 
     def probe_engine(self) -> None:

@@ -32,7 +32,7 @@ from tasks.train.sampling.grading import Early, samples_of
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import Asked, Generate
 
-MIN_JUDGED = 1000  # answers of a run before its share of failures may stop it
+MIN_JUDGED = 1000  # answers of a run before its failure rate may stop it
 
 
 @dataclass(frozen=True)
@@ -138,12 +138,12 @@ class Collector:
             asked = replace(asked, on_ended=early.on_ended)
             samples = self.generate.generate(self.engine, request, asked)
             if UNFINISHED in samples.finish_reasons:
-                raise ArtifactError(f"the engine {self.engine.name} stopped a completion by itself")
+                raise ArtifactError(f"the engine {self.engine.name} aborted a completion")
             return samples
         if not isinstance(self.engine, StoppableEngine):
             raise ParamsError(
-                f"train.over_provision is above 1, and the engine {self.engine.name} cannot stop "
-                "completions and go on with them: set it to 1.0"
+                f"train.over_provision is above 1, but the engine {self.engine.name} cannot stop "
+                "completions and continue them: set it to 1.0"
             )
 
         def is_enough(row: int, token_ids: Sequence[int], reason: str) -> bool:
@@ -241,15 +241,15 @@ def check_versions(samples: Samples, version: int) -> None:
     oldest = min(itertools.chain(*(samples.versions or [])), default=version)
     if oldest < version:
         raise ArtifactError(
-            f"the engine sampled from the policy after {oldest} updates, which was to be that "
+            f"the engine sampled from the policy after {oldest} updates instead of the one "
             f"after {version}: a server has old weights"
         )
 
 
 class Enough:
     """The condition for sampling to end before all of this rank's groups are complete: the first
-    number of `until` groups are complete, and all groups that were in flight in the step of its
-    second number, or before. `rows_B` are the sampled rows of `table`."""
+    of `until` as the number of complete groups, with all groups that were in flight in the step of
+    its second number, or before. `rows_B` are the sampled rows of `table`."""
 
     def __init__(
         self, table: pl.DataFrame, rows_B: Ints, until: tuple[int, int], ranks: Ranks

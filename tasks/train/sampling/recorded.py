@@ -5,7 +5,7 @@ import polars as pl
 from tasks.common.files import ArtifactError
 from tasks.train.rollouts import UNFINISHED
 
-OTHER = "it is the record of another run"
+OTHER = "the record is of another run"
 
 
 def of_step(record: pl.DataFrame | None, step: int) -> pl.DataFrame | None:
@@ -46,7 +46,7 @@ def of_groups(
     asked, theirs = pairs.select("asked", "len").rows(), pairs.select("prompt_id", "num").rows()
     if theirs != asked:
         raise ArtifactError(
-            f"step {step}: the record has (prompt, rollouts) {theirs}, and control asks for "
+            f"step {step}: the record has (prompt, rollouts) {theirs}, but control requests "
             f"{asked}: {OTHER}"
         )
     if version is not None:
@@ -82,7 +82,7 @@ def check_all(record: pl.DataFrame, num_rollouts: int, step: int) -> None:
     """Raise ArtifactError if the record has more rollouts of a step than control requests."""
     if len(record) != num_rollouts:
         raise ArtifactError(
-            f"step {step}: the record has {len(record)} rollouts, and control asks for "
+            f"step {step}: the record has {len(record)} rollouts, but control requests "
             f"{num_rollouts}: {OTHER}"
         )
 

@@ -21,7 +21,7 @@ from tasks.train.slots import Control, SoFar
 
 @settings
 class Settings:
-    max_refills: int = 3  # further samplings of a step, at most
+    max_refills: int = 3  # maximum number of further requests per step
 
     def __post_init__(self) -> None:
         at_least(0, train__control__max_refills=self.max_refills)

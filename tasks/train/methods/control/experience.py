@@ -23,8 +23,8 @@ from tasks.train.slots import Control, SoFar
 
 @settings
 class Settings:
-    share: float = 0.5  # of a step's visits, at most
-    start: float = 0.35  # correct share of a step's rollouts, after which experience starts
+    share: float = 0.5  # maximum share of a step's visits
+    start: float = 0.35  # share of correct rollouts in a step above which experience starts
 
     def __post_init__(self) -> None:
         share(train__control__share=self.share, train__control__start=self.start)

@@ -18,17 +18,17 @@ from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
 from tasks.train.slots import Control, SoFar
 
-EASY_SHARE = 1 / 3  # of the target rate of dead groups
+EASY_SHARE = 1 / 3  # share of all-correct groups in the target rate of dead groups
 
 
 @settings
 class Settings:
     dead_rate: float = 0.25  # target share of all-correct and all-wrong groups
     step: float = 0.01  # change of a probability per step
-    floor: float = 0.01  # of the probability to visit
-    p_start: float = 0.5  # the probabilities of the first step
-    p_min: float = 0.05  # their least value
-    p_max: float = 0.95  # their largest value
+    floor: float = 0.01  # minimum probability of a visit
+    p_start: float = 0.5  # both probabilities before the first step
+    p_min: float = 0.05  # minimum of both probabilities
+    p_max: float = 0.95  # maximum of both probabilities
 
     def __post_init__(self) -> None:
         share(train__control__dead_rate=self.dead_rate, train__control__floor=self.floor)

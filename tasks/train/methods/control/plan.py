@@ -22,7 +22,7 @@ class Method(Control):
         self.plan, self.state = plan, State()
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return the next step's visits, all at once; None once sampled, or at the plan's end."""
+        """Return all visits of the next step; None if they are sampled, or at the plan's end."""
         first = self.plan.start(self.state.position, so_far.done)
         if so_far.num_requests or first is None:
             return None

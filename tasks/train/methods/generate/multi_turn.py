@@ -7,7 +7,7 @@ conditioned on them. A turn ends with the policy's stop token. The conversation 
 environment has no reply or an empty one, after `max_turns`, if a turn is cut at `max_turn_tokens`,
 or if the next turn might not fit `sampling.max_tokens`, the limit of the whole conversation.
 
-Profile and evaluation use single turns. Left out: environments that run elsewhere, and sampling of
+Profile and evaluation use single turns. Left out: environments on other machines, and sampling of
 turns while others still wait for their environment.
 
 Legend: B rollouts.
@@ -25,8 +25,8 @@ from tasks.train.slots import Asked, Generate
 @settings
 class Settings:
     environment: dict[str, Any]  # `name`, a file of tasks/train/environments, and its settings
-    max_turns: int  # of the policy, in a conversation
-    max_turn_tokens: int  # of one turn
+    max_turns: int  # maximum number of the policy's turns in a conversation
+    max_turn_tokens: int  # maximum number of tokens in a turn
 
     def __post_init__(self) -> None:
         at_least(1, train__generate__max_turns=self.max_turns)
@@ -81,9 +81,9 @@ class Method(Generate):
         limit = request.sampling.max_tokens
         if self.settings.max_turn_tokens > limit:
             raise ParamsError(
-                f"train.generate.max_turn_tokens is {self.settings.max_turn_tokens}, and the whole "
-                f"conversation may have sampling.max_tokens {limit}: lower the first, or raise the "
-                "second"
+                f"train.generate.max_turn_tokens is {self.settings.max_turn_tokens}, but the whole "
+                f"conversation is limited to sampling.max_tokens {limit}: lower the first or raise "
+                "the second"
             )
         sampling = replace(request.sampling, max_tokens=self.settings.max_turn_tokens)
         every = self.begin(request, asked)

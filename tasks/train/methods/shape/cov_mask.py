@@ -17,7 +17,7 @@ from tasks.train.slots import Shape
 class Settings:
     drop: float = 2.0e-4  # share of the step's tokens
     low: float = 1.0  # covariance above which a token may be dropped
-    high: float = 5.0  # and below which
+    high: float = 5.0  # covariance below which a token may be dropped
 
     def __post_init__(self) -> None:
         above_zero(train__shape__drop=self.drop)

@@ -13,8 +13,8 @@ from tasks.train.slots import Shape
 
 @settings
 class Settings:
-    n: int = 3  # tokens of an n-gram
-    weight: float = 1.0  # of the share of repeated n-grams
+    n: int = 3  # length of an n-gram in tokens
+    weight: float = 1.0  # factor of the share of repeated n-grams
 
     def __post_init__(self) -> None:
         at_least(1, train__shape__n=self.n)
