@@ -15,10 +15,10 @@ class Sampling:
     """The section `sampling`: the settings that a completion depends on, part of every key of the
     rollout store. Temperature 0 is greedy."""
 
-    temperature: float = 1.0  # of the distribution that is drawn from
-    top_p: float = 1.0  # share of the probability that is drawn from
-    top_k: int = 0  # tokens that are drawn from; 0: no limit
-    max_tokens: int = 64  # of a completion; one that reaches it is `truncated`
+    temperature: float = 1.0  # temperature of the distribution
+    top_p: float = 1.0  # probability mass of the nucleus
+    top_k: int = 0  # most likely tokens that may be drawn; 0: no limit
+    max_tokens: int = 64  # limit on a completion; one that reaches it is `truncated`
     seed: int = 0  # of all samples
 
     def __post_init__(self) -> None:
@@ -29,7 +29,7 @@ class Sampling:
 
 @settings
 class Cluster:
-    """`engine.cluster` where it names a Ray cluster."""
+    """`engine.cluster` if it names a Ray cluster."""
 
     ray: str  # address of its head, host:port
     trainers: int  # processes that train, a GPU each
@@ -45,9 +45,9 @@ class Cluster:
 
 @settings
 class EngineSettings:
-    """The section `engine`: how completions are computed. Of it only the options in `vllm` that
-    change samples beyond rounding, such as a quantization, are part of a key of the rollout
-    store."""
+    """The section `engine`: how completions are computed. Keys of
+    the rollout store contain only those options in `vllm` that change samples beyond rounding, such
+    as a quantization."""
 
     name: str = "auto"  # hf | vllm | server | auto: vllm where there is a GPU and it is installed
     device: Literal["auto", "cpu", "cuda"] = "auto"  # of sampling and training
@@ -84,7 +84,7 @@ class EngineSettings:
         self.check_cluster()
         if self.name not in ("auto", "server") and (self.urls or self.num_replicas != 1):
             raise ParamsError(
-                "engine.urls and engine.num_replicas apply to the engine server, and engine.name "
+                "engine.urls and engine.num_replicas apply to the engine server, but engine.name "
                 f"is {self.name}: set it to server, or leave urls empty and num_replicas at 1"
             )
 
@@ -107,12 +107,12 @@ class EngineSettings:
             return
         if self.urls or self.num_replicas != 1 or self.num_processes != 1:
             raise ParamsError(
-                "engine.cluster says how many processes train and sample: leave "
+                "engine.cluster sets the numbers of trainers and servers: leave "
                 "engine.num_processes and engine.num_replicas at 1 and engine.urls empty"
             )
         if self.cluster.engines and self.name not in ("auto", "server"):
             raise ParamsError(
-                f"engine.cluster.engines is {self.cluster.engines}, which are vLLM servers, and "
+                f"engine.cluster.engines is {self.cluster.engines}, which are vLLM servers, but "
                 f"engine.name is {self.name}: set it to server or auto, or engines to 0"
             )
         if self.cluster.gpus_per_engine % self.num_parts:
@@ -121,7 +121,7 @@ class EngineSettings:
                 f"a multiple of the {self.num_parts} parts of a server in engine.vllm"
             )
         if not self.cluster.engines and self.name == "server":
-            raise ParamsError("engine.name is server, and engine.cluster.engines is 0: name some")
+            raise ParamsError("engine.name is server, but engine.cluster.engines is 0: raise it")
 
     @property
     def altering(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class VllmEngine:
             import vllm
         except ImportError as error:
             raise ArtifactError(
-                "engine.name is vllm, which is not installed: install the extra `gpu` (or `cpu`), "
+                "engine.name is vllm, but it is not installed: install the extra `gpu` (or `cpu`), "
                 "or set it to hf"
             ) from error
         self.vllm = vllm
@@ -135,14 +135,14 @@ class VllmEngine:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
         except (AttributeError, KeyError, ValueError) as error:
             raise ArtifactError(
-                f"vLLM {self.version} does not take new weights of this policy, so it cannot "
+                f"vLLM {self.version} does not accept new weights of this policy, so it cannot "
                 f"sample in training: set engine.name to hf. The reason: {error}"
             ) from error
         if not self.on_gpu:
             self.llm.apply_model(pack_experts)
         if not self.llm.reset_prefix_cache():
             raise RuntimeError(
-                "vLLM did not reset its prefix cache: it would answer with the old policy's keys"
+                "vLLM did not reset its prefix cache: it would use the old policy's keys"
             )
 
     def metrics(self) -> dict[str, float]:

@@ -354,7 +354,7 @@ class LearnerSettings:
 @settings
 class SamplerGaps:
     """`guards.max_sampler_gap`: mean |log-probability| by which sampler and trainer may differ, for
-    the coarser of their dtypes: more than by rounding, less than by weights that are an update old."""
+    the coarser of their dtypes. Rounding stays below it; stale weights exceed it."""
 
     float32: float = 1.0e-4  # both in float32
     bfloat16: float = 0.02  # one in bfloat16

@@ -367,7 +367,7 @@ def test_a_gpu_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_devices(settings) == ["2", "5"]
     assert choose_devices(settings, 1) == ["5", "7"]
     assert choose_devices(settings, 2) == ["2", "5"]  # too few for both: they share
-    with pytest.raises(ArtifactError, match="num_replicas is 4, and this machine shows 3 GPUs"):
+    with pytest.raises(ArtifactError, match="num_replicas is 4, but this machine has 3 GPUs"):
         choose_devices(dataclasses.replace(settings, num_replicas=4))
     assert choose_devices(dataclasses.replace(settings, device="cpu"), 1) == [None, None]
 

@@ -176,7 +176,7 @@ def test_when_every_server_is_gone_the_error_names_them_all(serve: Serve, policy
     with pytest.raises(ArtifactError) as caught:
         engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
     assert any(server.url in str(caught.value) for server in servers)
-    with pytest.raises(ArtifactError, match="no server answers") as caught:
+    with pytest.raises(ArtifactError, match="no server responds") as caught:
         connect(policy, *servers)
     assert all(server.url in str(caught.value) for server in servers)
 

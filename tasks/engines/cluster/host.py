@@ -68,7 +68,7 @@ class Host:
         this host's folder and address. Its output is kept for `poll`. Raises OSError if it cannot
         be started, and RuntimeError if a process is already running."""
         if self.process is not None and self.process.poll() is None:
-            raise RuntimeError("a process runs here already")
+            raise RuntimeError("a process is already running here")
         own = {
             key: os.environ[key] for key in ("CUDA_VISIBLE_DEVICES",) if key in os.environ
         }  # Ray has chosen these GPUs for this place

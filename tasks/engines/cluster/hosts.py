@@ -50,7 +50,7 @@ def import_ray() -> Any:
         import ray
     except ImportError as error:
         raise ArtifactError(
-            "engine.cluster names a Ray cluster, and ray is not installed: install the extra "
+            "engine.cluster names a Ray cluster, but ray is not installed: install the extra "
             "`ray`, or set engine.cluster to local"
         ) from error
     return ray
@@ -72,25 +72,25 @@ def connect(address: str) -> Any:
             time.sleep(POLL_SECONDS)
         if own.is_refused():
             raise ArtifactError(
-                f"the Ray head at {address} refuses the token in RAY_AUTH_TOKEN (or the file that "
-                "RAY_AUTH_TOKEN_PATH names): it must be the head's"
+                f"the Ray head at {address} refuses the token in RAY_AUTH_TOKEN (or in the file at "
+                "RAY_AUTH_TOKEN_PATH): use the head's token"
             )
         if not own.has_answer():
             raise ArtifactError(
-                f"what listens at {address} gave no answer in {HANDSHAKE_SECONDS:.0f} s: check "
-                "that engine.cluster.ray is the address of a Ray head"
+                f"no Ray head responded at {address} in {HANDSHAKE_SECONDS:.0f} s: check that "
+                "engine.cluster.ray is its address"
             )
         if own.process.returncode:
-            last = (own.output().splitlines() or ["it said nothing"])[-1]
+            last = (own.output().splitlines() or ["no message"])[-1]
             raise ArtifactError(f"cannot connect to the Ray head at {address}: {last}")
         if not made_up.has_answer():
             raise ArtifactError(
-                f"the Ray head at {address} did not say in {HANDSHAKE_SECONDS:.0f} s whether it "
-                "refuses a wrong token: run the same command again"
+                f"the Ray head at {address} did not respond to a wrong token in "
+                f"{HANDSHAKE_SECONDS:.0f} s: run the same command again"
             )
         if made_up.process.poll() == 0:
             raise ArtifactError(
-                f"the Ray head at {address} takes any token: start its cluster with "
+                f"the Ray head at {address} accepts any token: start its cluster with "
                 "RAY_AUTH_MODE=token, or every client that reaches its port can run programs"
             )
     for name, value in DRIVER.items():
@@ -162,7 +162,7 @@ def check_address(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise ArtifactError(
-            f"nothing answers at {address}, which engine.cluster.ray names ({error}): start the "
+            f"nothing listens at {address}, the value of engine.cluster.ray ({error}): start the "
             "Ray head there first"
         ) from error
 
@@ -210,7 +210,7 @@ class RemoteHost:
         try:
             return self.ray.get(answer, timeout=CALL_SECONDS)
         except errors.GetTimeoutError as error:
-            raise HostLostError(f"a machine gave no answer in {CALL_SECONDS:.0f} s") from error
+            raise HostLostError(f"a machine did not respond in {CALL_SECONDS:.0f} s") from error
         except errors.RayTaskError as error:  # the method raised; `cause` is its own exception
             raise ArtifactError(f"on another machine: {error.cause!r}") from error
         except errors.RayError as error:
@@ -309,7 +309,7 @@ def reserve(address: str, bundles: list[dict[str, float]]) -> Places:
         wanted = sum(bundle.get(kind, 0) for bundle in bundles)
         if wanted > there.get(kind, 0):
             raise ArtifactError(
-                f"engine.cluster asks for {wanted:.0f} {kind}s, and the Ray cluster at {address} "
+                f"engine.cluster requests {wanted:.0f} {kind}s, but the Ray cluster at {address} "
                 f"has {there.get(kind, 0):.0f}: lower engine.cluster.trainers or engines, or add "
                 "machines"
             )
@@ -318,7 +318,7 @@ def reserve(address: str, bundles: list[dict[str, float]]) -> Places:
         ray.util.remove_placement_group(group)
         raise ArtifactError(
             f"the Ray cluster at {address} had no room for {len(bundles)} processes in "
-            f"{RESERVE_SECONDS:.0f} s: others use it, or no machine has {bundles[-1]}"
+            f"{RESERVE_SECONDS:.0f} s: it is in use, or no machine has {bundles[-1]}"
         )
     return Places(address, ray, group, bundles)
 

@@ -47,7 +47,7 @@ class SharedFolder:
         """Raise ArtifactError, with the machine's name, if the machine does not see the file."""
         if not host.call("reads", str(self.path), self.content):
             raise ArtifactError(
-                f"{host.place().machine} does not see {self.path.parent.parent}: engine.cluster "
-                "needs a folder that all machines of the cluster share, under the same path; the "
-                "project, its environment and the data root must be on one, too"
+                f"{host.place().machine} cannot read {self.path.parent.parent}: engine.cluster "
+                "needs a folder that all machines of the cluster share under the same path. The "
+                "project, its environment and the data root must also be shared"
             )

@@ -167,8 +167,8 @@ def start(
     while missing := [str(rank) for rank, host in enumerate(hosts) if not host.is_up()]:
         if time.monotonic() > deadline:
             raise ArtifactError(
-                f"no machine of the Ray cluster took rank {', '.join(missing)} in "
-                f"{START_SECONDS:.0f} s: a machine may have died, and there is no room elsewhere"
+                f"no machine of the Ray cluster started rank {', '.join(missing)} in "
+                f"{START_SECONDS:.0f} s: a machine may have died, and the others have no room"
             )
         tend()
         time.sleep(POLL_SECONDS)

@@ -66,7 +66,7 @@ class Dispatch(Generic[S, T]):
         if not self.num_rows:
             return self.answers
         if not self.servers:
-            raise NoServerError("no server is there")
+            raise NoServerError("there is no server")
         try:
             async with asyncio.TaskGroup() as self.tasks:
                 numbers = range(len(self.servers))
@@ -128,7 +128,7 @@ class Dispatch(Generic[S, T]):
         self.assign()
 
     def take_down(self, number: int, why: str) -> None:
-        """Mark a server as down, and put the rest of its chunk back into the queue."""
+        """Mark a server as down, and put its unstarted rows back into the queue."""
         if self.own[number]:
             self.chunks.appendleft(list(self.own[number]))
             self.own[number].clear()

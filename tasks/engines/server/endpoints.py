@@ -137,18 +137,18 @@ class Connection:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = (
-                "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+                "no response in time" if isinstance(error, TimeoutError) else type(error).__name__
             )
-            raise Unavailable(f"{self.endpoint.url} is not there ({reason})") from error
+            raise Unavailable(f"{self.endpoint.url} is not reachable ({reason})") from error
         if response.status == 200:
             return text
         shown = text.replace(self.key, "***") if self.key else text
-        message = f"{url} answers {response.status}: {shown[:MAX_MESSAGE]}"
+        message = f"{url} responded with {response.status}: {shown[:MAX_MESSAGE]}"
         if response.status in RETRYABLE:
             raise Unavailable(message)
         if response.status in (401, 403):
             raise ArtifactError(
-                f"{message} (the key is taken from the environment variable OPENAI_API_KEY)"
+                f"{message} (the key comes from the environment variable OPENAI_API_KEY)"
             )
         raise ArtifactError(message)
 
@@ -205,7 +205,7 @@ class Connection:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
-                f"{self.endpoint.url} answers with something that is not a completion with the "
+                f"{self.endpoint.url} did not return a completion with the "
                 f"versions of its weights: {str(answer)[:200]}"
             ) from error
         completion = self.parse(answer, wanted)
@@ -234,7 +234,7 @@ class Connection:
             details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
-                f"{self.endpoint.url} answers with something that is not a completion: "
+                f"{self.endpoint.url} did not return a completion: "
                 f"{str(answer)[:200]}"
             ) from error
         if token_ids is None or (wanted.with_logprobs and len(token_ids) != len(logprobs)):
@@ -244,7 +244,7 @@ class Connection:
             )
         if choice.get("prompt_token_ids") not in (None, list(wanted.prompt)):
             raise ArtifactError(
-                f"{self.endpoint.url} did not use the prompt tokens that it was sent: turn off its "
+                f"{self.endpoint.url} did not use the prompt tokens of the request: turn off its "
                 "truncation of prompts"
             )
         if choice["finish_reason"] not in ("stop", "length", *(("abort",) if wanted.name else ())):

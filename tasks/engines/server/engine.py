@@ -112,9 +112,9 @@ class ServerEngine(StoppableEngine):
             except Unavailable as error:
                 missing.append(str(error))
         if not self.models:
-            raise ArtifactError("no server answers: " + "; ".join(missing))
+            raise ArtifactError("no server responds: " + "; ".join(missing))
         for message in missing:
-            logger.warning("%s; the other servers start without it", message)
+            logger.warning("%s; continuing with the other servers", message)
 
     async def identify(self, connection: Connection) -> Completion:
         """Check that the server serves the policy, and record the policy's name there, its context
@@ -152,7 +152,7 @@ class ServerEngine(StoppableEngine):
                 completion = await connection.complete(wanted)
             reason = completion.finish_reason
             if reason == "abort" and not in_flight.is_stopped:
-                raise Unavailable(f"{connection.endpoint.url} stopped a completion by itself")
+                raise Unavailable(f"{connection.endpoint.url} aborted a completion")
             done[row] = completion
             is_last = reason != "abort" and is_enough(row, completion.token_ids, reason)
             if is_last and not in_flight.is_stopped:
@@ -194,7 +194,7 @@ class ServerEngine(StoppableEngine):
                     continue
                 if self.loading is None or not self.can_rejoin:
                     raise
-                logger.warning("%s; waiting for one that is started again", error)
+                logger.warning("%s; waiting until a server has restarted", error)
                 for endpoint in self.endpoints:  # a server may still be healthy
                     self.loading.replicas.drop(endpoint)
                 self.endpoints = []
@@ -249,7 +249,7 @@ class ServerEngine(StoppableEngine):
             )
             for number, endpoint in enumerate(endpoints):
                 if endpoint not in self.models:
-                    dispatch.mark_down(number, f"{endpoint.url} has not answered yet")
+                    dispatch.mark_down(number, f"{endpoint.url} has not responded yet")
             try:
                 await dispatch.run(chunks)
                 await asyncio.gather(*map(self.meter.read, connections))
@@ -327,13 +327,13 @@ class ServerEngine(StoppableEngine):
         self.endpoints, loading.probe = [], None
         while not self.endpoints:
             if not (serving or loading.transfer.repeats) and num_trainers() > 1:
-                raise NoServerError("no server is there for the new weights")
+                raise NoServerError("there is no server for the new weights")
             serving = serving or loading.replicas.wait_for_one()
             loaded = loading.load(serving, self.versions, in_flight=in_flight)
             self.endpoints, serving = asyncio.run(loaded), []
             if not self.endpoints and self.versions.num_updates == 1:
                 raise ArtifactError(
-                    "no vLLM server takes new weights of this policy, so they cannot sample in "
+                    "no vLLM server accepts new weights of this policy, so they cannot sample in "
                     f"training: set engine.name to hf. The reason: {loading.reason}"
                 )
 

@@ -63,12 +63,12 @@ class Identity:
         if not self.fits():
             if name != self.policy.digest:
                 raise ArtifactError(
-                    f"the policy is too large to be loaded here and compared with {url}: start the "
+                    f"the policy is too large to load here and compare with {url}: start the "
                     f"server with --served-model-name {self.policy.digest} to confirm that it is "
                     "this policy"
                 )
             logger.warning(
-                "%s is not checked: the policy is too large to be loaded and compared here", url
+                "%s is not checked: the policy is too large to load and compare here", url
             )
             return
         expected = await asyncio.to_thread(self.logprobs, prompt, completion.token_ids)
@@ -78,7 +78,7 @@ class Identity:
             raise ArtifactError(
                 f"{url} serves {name!r}, which is not the policy {self.policy.digest} "
                 f"({self.policy.folder}): on a probe their log-probabilities differ by {gap:.3g} a "
-                f"token, and engine.dtype {self.dtype} allows {TOLERANCE[self.dtype]:g}. If it is "
+                f"token, but engine.dtype {self.dtype} allows {TOLERANCE[self.dtype]:g}. If it is "
                 "the same policy, start the server with --logprobs-mode processed_logprobs and the "
                 "same --dtype"
             )

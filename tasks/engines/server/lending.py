@@ -98,7 +98,7 @@ async def unfit(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
     found = await asyncio.gather(*(attempt(leave_update(each)) for each in endpoints))
     failed = {each: why for each, why in zip(endpoints, found, strict=True) if isinstance(why, str)}
     for why in failed.values():
-        logger.warning("%s; it is ended, and another takes its place", why)
+        logger.warning("%s; replacing it with another server", why)
     return list(failed)
 
 
@@ -132,7 +132,7 @@ class Borrowed:
         deadline = time.monotonic() + START_SECONDS
         while not (found := self.serving()):
             if time.monotonic() > deadline:
-                raise NoServerError(f"no vLLM server answered in {START_SECONDS:.0f} s")
+                raise NoServerError(f"no vLLM server responded in {START_SECONDS:.0f} s")
             time.sleep(POLL_SECONDS)
         return found
 

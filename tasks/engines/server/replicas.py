@@ -164,7 +164,7 @@ class Replicas:
             if replica.has_ended() and self.attempts[place] < MAX_RESTARTS:
                 self.attempts[place] += 1
                 logger.warning(
-                    "vLLM server %d has ended and is started again (%d of at most %d times); the "
+                    "vLLM server %d has ended; restarting it (%d of at most %d times); the "
                     "end of its log:\n%s",
                     place,
                     self.attempts[place],
@@ -243,7 +243,7 @@ def choose_devices(settings: EngineSettings, num_processes: int = 0) -> Sequence
     if settings.num_server_gpus > len(visible):
         parts = f" with {settings.num_parts} GPUs each" if settings.num_parts > 1 else ""
         raise ArtifactError(
-            f"engine.num_replicas is {num_replicas}{parts}, and this machine shows {len(visible)} "
+            f"engine.num_replicas is {num_replicas}{parts}, but this machine has {len(visible)} "
             "GPUs: lower it"
         )
     first = num_trainer_gpus(settings, num_processes, device, len(visible))

@@ -108,7 +108,7 @@ class Loading:
             raise
         for endpoint, why in failed.items():
             self.reason = why
-            logger.warning("%s; it is ended, and another takes its place", why)
+            logger.warning("%s; replacing it with another server", why)
             self.replicas.drop(endpoint)
         return [endpoint for endpoint in endpoints if endpoint not in failed]
 
@@ -139,7 +139,7 @@ class Loading:
         self.probe = self.probe or answer
         if self.identity.agrees(answer, self.probe):
             return None
-        return f"{endpoint.url} answers a probe unlike the servers that have the weights"
+        return f"{endpoint.url} responds to a probe differently from servers with the new weights"
 
     async def send(
         self, connections: Sequence[Connection], version: str, *, in_flight: bool
@@ -186,6 +186,6 @@ def check_transfer(settings: EngineSettings, num_processes: int) -> None:
     device = torch_device(settings.device)
     if settings.weight_transfer == "nccl" and not num_trainer_gpus(settings, num_processes, device):
         raise ParamsError(
-            "engine.weight_transfer is nccl, which needs a GPU for every process that trains and "
-            "others for the servers: set it to file"
+            "engine.weight_transfer is nccl, which needs a GPU for every training process and "
+            "further GPUs for the servers: set it to file"
         )

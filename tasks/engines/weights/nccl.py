@@ -93,7 +93,7 @@ class NcclTransfer:
             raise
         except (Unavailable, ArtifactError, TimeoutError, RuntimeError) as error:
             self.leave()
-            reason = str(error) or f"no answer in {self.seconds:.0f} s"
+            reason = str(error) or f"no response in {self.seconds:.0f} s"
             return [f"new weights did not reach the servers by NCCL: {reason}"] * len(connections)
         return [None] * len(connections)
 
