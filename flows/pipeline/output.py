@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 STREAMS = (1, 2)  # standard output and error
 NUM_TAIL = 40
-MAX_WAITING = 10_000  # lines not yet taken
+MAX_WAITING = 10_000  # lines that are not yet read
 MAX_LINE = 2_000  # characters kept per line
 MAX_BAR = 500  # characters of a progress bar
 SETTLE_SECONDS = 2.0
-BAR_SECONDS = 10.0  # between two printed states of a bar
+BAR_SECONDS = 10.0  # between two lines of a progress bar
 ONE_LINE = threading.Lock()  # several outputs write to one terminal
 ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-_])")
 BAR = re.compile(r"^\s*(?P<label>.*?):\s+(?:(?P<percent>\d+)%\|)?.*\[\d+:\d\d.*\]\s*$")

@@ -13,8 +13,8 @@ from tasks.common.code import installed_version
 from tasks.common.files import REASONS, ArtifactError, digest_file, read_json
 
 CODE = "code"  # the stage that digests the code: all others depend on its outputs
-ALWAYS = "always changed"  # dvc's words for that stage in a project of the user's own
-NO_ROOM = re.compile(rf"^ERROR: .*\[Errno ({'|'.join(map(str, REASONS))})\]")  # dvc's own words
+ALWAYS = "always changed"  # dvc's message about that stage in a user's own project
+NO_ROOM = re.compile(rf"^ERROR: .*\[Errno ({'|'.join(map(str, REASONS))})\]")  # dvc's own message
 LABELS = {"Cached": "up to date", "Ran": "ran", "Restored": "restored from the run cache"}
 
 

@@ -29,7 +29,7 @@ from tasks.common.redaction import without_secrets
 LAYOUT = Layout(commands.ROOT / "data")
 POLL_SECONDS = 0.1
 LAST_LINES = 20
-GRACE_SECONDS = 10.0  # for a server to end by itself
+GRACE_SECONDS = 10.0  # time for a server to end by itself
 HOW_TO_LOG_IN = (
     "Prefect requires the password in {file}; flows, schedules and workers need it, too:\n"
     "    export PREFECT_API_AUTH_STRING=$(cat {file})"

@@ -45,7 +45,7 @@ TRAINING = ("generate", "score", "update")
 LENGTHS = ("sample_index", "prompt_tokens", "completion_tokens")  # of the profile's rollouts
 LENGTH_FACTOR = 40.0
 ROWS_FACTOR = 16
-THINNING = 3  # a stream of random numbers beside those of training
+THINNING = 3  # a separate stream of random numbers
 
 
 @dataclass(frozen=True)

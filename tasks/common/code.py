@@ -123,7 +123,7 @@ def is_bare_string(line: ast.AST) -> bool:
     )
 
 
-# -------------------------------------------------------------------------------- who imports whom
+# ----------------------------------------------------------------------------------------- imports
 
 
 @cache
@@ -141,14 +141,14 @@ def imports(path: Path, root: Path) -> frozenset[str]:
 
 def imported(tree: ast.Module) -> Iterator[tuple[int, str, tuple[str, ...]]]:
     """Yield every import as (level, module, names)."""
-    for node in executed(tree):
+    for node in runtime_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((0, alias.name, ()) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.level, node.module or "", tuple(alias.name for alias in node.names)
 
 
-def executed(tree: ast.AST) -> Iterator[ast.AST]:
+def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield every node, except nodes under `if TYPE_CHECKING:`."""
     pending: list[ast.AST] = [tree]
     while pending:
@@ -211,7 +211,7 @@ def uses(path: Path, root: Path) -> frozenset[Path]:
 def module_files(module: str, root: Path) -> tuple[Path, ...]:
     """Return the files that an import of one of our modules runs: its packages and its own file.
 
-    For a name that is no module, such as a function's, they are its packages' files."""
+    For a name that is not a module, such as a function, they are the files of its packages."""
     parts = module.split(".")
     if parts[0] != PACKAGE:
         return ()
@@ -226,7 +226,7 @@ def is_module(name: str) -> bool:
 
 @cache
 def resources(folder: Path) -> tuple[Path, ...]:
-    """Return the files of a folder that are not Python."""
+    """Return the files of a folder that are not Python files."""
     return tuple(
         path
         for path in sorted(folder.iterdir())

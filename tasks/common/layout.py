@@ -65,12 +65,13 @@ class Layout:
         return self.root / "store"
 
     def sampling_note(self, cell: str) -> Path:
-        """Return the note of a stage's last requests to the store, its samples and the reasons. It
-        is for users, and not an output of the stage."""
+        """Return the file that records a stage's last requests to the store, with counts and
+        reasons. It is for users, and not an output of the stage."""
         return self.root / "draws" / f"{cell}.json"
 
     def measured(self, cell: str) -> Path:
-        """Return the path of times and lost work of `profile` or `grpo-0`: equal runs differ."""
+        """Return the file of a cell's times and lost work, which differ between equal runs. `cell`
+        is for example `profile` or `grpo-0`."""
         return self.root / "measured" / f"{cell}.json"
 
     def engine_logs(self, cell: str) -> Path:

@@ -51,7 +51,7 @@ class Budget:
     (see `tasks/common/accounting/spending.py`)."""
 
     account: Literal["rollouts", "tokens", "charged", "charged_mixed", "executed"] = "executed"
-    amount: float = 6.0e11  # of the account: rollouts, tokens or FLOPs
+    amount: float = 6.0e11  # rollouts, tokens or FLOPs of the account
 
     def __post_init__(self) -> None:
         above_zero(experiment__budget__amount=self.amount)
@@ -61,9 +61,9 @@ class Budget:
 class Experiment:
     """The section `experiment`: the axes of the DVC matrix, and the budget of each cell."""
 
-    recipes: list[str]  # files of recipes/, or keys under `recipes`; each trained from one policy
-    seeds: list[int]  # of the runs of every recipe
-    budget: Budget | None = None  # the same for every cell; null: each trains along its whole plan
+    recipes: list[str]  # files of recipes/, or keys under `recipes`; each starts from one policy
+    seeds: list[int]  # seeds of the runs of every recipe
+    budget: Budget | None = None  # same for every cell; null: each trains along its whole plan
 
     def __post_init__(self) -> None:
         for name in ("recipes", "seeds"):
@@ -71,7 +71,7 @@ class Experiment:
             if not values:
                 raise ParamsError(f"experiment.{name} is empty: name at least one")
             if len(set(values)) < len(values):
-                raise ParamsError(f"experiment.{name} has one of them twice: {values}")
+                raise ParamsError(f"experiment.{name} has a duplicate: {values}")
 
 
 # ----------------------------------------------------------------------------------------- the file
@@ -85,7 +85,7 @@ def load(path: Path) -> dict[str, Any]:
         check_finite(params, path.name)
     except FileNotFoundError as error:
         raise ParamsError(
-            f"{path} does not exist: name the parameters with --params FILE"
+            f"{path} does not exist: set the parameter file with --params FILE"
         ) from error
     except yaml.YAMLError as error:
         raise ParamsError(f"{path} is not YAML: {in_one_line(error)}") from error

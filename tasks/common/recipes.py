@@ -111,10 +111,10 @@ def resolved(values: Mapping[str, Any], name: str, above: tuple[str, ...] = ()) 
     where, file = f"recipes.{name}", FOLDER / f"{name}.yaml"
     is_own = name in own_recipes(values) and name not in above
     if name in above and (not file.exists() or above.count(name) > 1):
-        raise ParamsError(f"{where} is made from itself: {' from '.join((*above, name))}")
+        raise ParamsError(f"{where} extends itself: {' from '.join((*above, name))}")
     if name not in names(values):
         by = f"recipes.{above[-1]}.from: " if above else ""
-        raise ParamsError(unknown(f"{by}recipe '{name}' is unknown; there is", name, names(values)))
+        raise ParamsError(unknown(f"{by}recipe '{name}' is unknown; use", name, names(values)))
     found = own_recipes(values)[name] if is_own else params.load(file)
     if is_own and file.exists() and is_part(found):
         found = {"from": name, **found}

@@ -13,8 +13,8 @@ The checksum is the last key of the object, so the file stays plain JSON. It is 
 values, with sorted keys and without white space: the checked values are exactly the used ones, and
 a reformatted file is still valid. Equal values result in equal files.
 
-Files without a checksum: the metrics that DVC shows (`report/metrics`; the key would be one of
-them, and no stage reads them), `report/leaderboard.json` (a list; its checksum is in
+Files without a checksum: the metrics that DVC shows (`report/metrics`; DVC would show the key as a
+metric, and no stage reads them), `report/leaderboard.json` (a list; its checksum is in
 `report/summary.json`), and the digests of the code (no stage reads them, and the stage `code`
 writes them before every run)."""
 
@@ -60,7 +60,7 @@ class Sealed(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         raise ArtifactError(
-            f"{self.path} has no {key}: another file is in its place, or it is of an earlier "
+            f"{self.path} has no {key}: it is another file, or from an earlier "
             f"version. {how_to_restore(self.path)}"
         )
 
@@ -90,7 +90,7 @@ def read_note(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except DamagedError as error:
-        logger.warning("%s %s: it is left out", path, error)
+        logger.warning("%s %s: ignoring it", path, error)
         return {}
 
 
@@ -108,7 +108,7 @@ def decode(content: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"is damaged: it is not JSON ({error})") from error
     if not isinstance(value, dict) or KEY not in value:
-        raise DamagedError(f"is damaged, or of an earlier version: it has no {KEY}")
+        raise DamagedError(f"is damaged, or from an earlier version: it has no {KEY}")
     if value.pop(KEY) != checksum(value):
         raise DamagedError(f"is damaged, or was edited: its values do not match the checksum {KEY}")
     return value

@@ -88,8 +88,8 @@ def run(
     1 with a message, or 130 if interrupted.
 
     The module is imported in the process that does the work (see `forks`), as are the imports of
-    `before`, which runs there first. A stage `of_cell` takes a recipe and a seed. They are
-    required, unless `alone` is the name of the stage without them."""
+    `before`, which runs there first. A stage `of_cell` has a recipe and a seed. They are
+    required unless `alone` is the name of the stage without them."""
     name = module.split(".")[1]
     parser = argparse.ArgumentParser(prog=f"python -m tasks.{name}")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameter file")
@@ -134,7 +134,7 @@ def set_cell(
             return
     if None in (arguments.recipe, arguments.seed):
         parser.error(
-            f"give both --recipe and --seed; DVC's name of this stage, {named!r}, has no recipe "
+            f"set both --recipe and --seed; DVC's name of this stage, {named!r}, has no recipe "
             "with a whole number as seed"
         )
 
@@ -162,7 +162,7 @@ def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
         with record as tracker:
             main(Stage(name, values, layout, recipe, seed, arguments, tracker))
     except KeyboardInterrupt:
-        logger.warning("interrupted; run the same command again to go on")
+        logger.warning("interrupted; run the same command again to resume")
         return ending.interrupted()
     except (ParamsError, ArtifactError, StageError) as error:
         logger.error("%s", error)

@@ -32,7 +32,7 @@ Values = Mapping[str, Any]
 Coordinates = tuple[str, str | None, int | None]
 CHARACTERS_PER_TOKEN = Range(1.0, 4.0, 6.0)
 UNKNOWN_PROMPT = Range(16.0, 100.0, 400.0)  # tokens, before any prompt exists
-DRIFT = Range(0.5, 1.0, 2.0)  # factor on a completion's tokens by training
+DRIFT = Range(0.5, 1.0, 2.0)  # factor by which training changes a completion's tokens
 SAMPLING = ("profile", "baseline", "evaluate")
 
 

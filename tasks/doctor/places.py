@@ -31,7 +31,7 @@ from tasks.policy.settings import Policy
 
 Values = Mapping[str, Any]
 GIB = 2**30
-NUM_ROWS = 20  # read per source
+NUM_ROWS = 20  # rows read per source
 TRACKING_SECONDS = 3.0
 FLOAT32 = 4  # bytes
 TRAINING_STATE = 3  # weights and AdamW's two moments

@@ -20,8 +20,8 @@ TRAINING_SHARE = 0.25
 GPU_FACTOR = 4.0
 OTHER_GPU_FLOPS = 100e12
 CPU_FLOPS = Range(2e9, 2e10, 1e11)
-MEASURED_FACTOR = 1.3  # on both sides: load, lengths and batches differ from run to run
-SAME_SIZE = 2.0  # the largest ratio of sizes at which a rate is used
+MEASURED_FACTOR = 1.3  # uncertainty in both directions: load, lengths and batches vary between runs
+SAME_SIZE = 2.0  # maximum ratio of sizes at which a rate is used
 STAGE_SECONDS = Range(2.0, 10.0, 60.0)
 """The fixed time of a stage for its start, files and record."""
 

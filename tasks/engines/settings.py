@@ -32,10 +32,10 @@ class Cluster:
     """`engine.cluster` if it names a Ray cluster."""
 
     ray: str  # address of its head, host:port
-    trainers: int  # processes that train, a GPU each
+    trainers: int  # training processes, one GPU each
     engines: int  # vLLM servers
     gpus_per_engine: int  # GPUs of each server
-    shared: str  # folder that all machines see, through which new weights reach the servers
+    shared: str  # folder shared by all machines, for new weights
 
     def __post_init__(self) -> None:
         at_least(1, engine__cluster__trainers=self.trainers)
@@ -49,21 +49,21 @@ class EngineSettings:
     the rollout store contain only those options in `vllm` that change samples beyond rounding, such
     as a quantization."""
 
-    name: str = "auto"  # hf | vllm | server | auto: vllm where there is a GPU and it is installed
+    name: str = "auto"  # hf | vllm | server | auto: vllm if it is installed and there is a GPU
     device: Literal["auto", "cpu", "cuda"] = "auto"  # of sampling and training
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the sampler's weights
     max_rows: int = 256  # rollouts decoded at once; with servers: requests in flight at each
-    memory_fraction: float = 0.5  # of the GPU's memory (vllm)
-    sleep: bool = True  # training on a GPU: vLLM lends its memory to the update
-    threads: int = 1  # CPU threads of a stage; 1 where cores are shared
-    num_processes: int = 1  # of data parallel training, one per GPU; steps do not depend on it
-    cluster: Cluster | Literal["local"] = "local"  # or a Ray cluster: a mapping
+    memory_fraction: float = 0.5  # share of the GPU's memory (vllm)
+    sleep: bool = True  # in training on a GPU: vLLM frees its memory for the update
+    threads: int = 1  # CPU threads of a stage; 1 if cores are shared
+    num_processes: int = 1  # processes of data parallel training, one per GPU
+    cluster: Cluster | Literal["local"] = "local"  # or a mapping: a Ray cluster
     urls: list[str] = []  # server: OpenAI-compatible endpoints; the key is in OPENAI_API_KEY
     num_replicas: int = 1  # server without urls: vLLM servers on this machine, one per GPU
     weight_transfer: Literal["file", "nccl"] = "file"  # how servers get new weights
     vllm: dict[str, Any] = {}  # more options of vLLM's engines, by the names of its arguments
-    max_retries: int = 8  # server: of a request, and of a server in a row, before the stage stops
-    timeout_seconds: float = 600.0  # server: of one request
+    max_retries: int = 8  # server: retries of a request, or failures of a server in a row
+    timeout_seconds: float = 600.0  # server: limit on one request
 
     def __post_init__(self) -> None:
         at_least(

@@ -42,7 +42,7 @@ INSTALL = 'python -m pip install --constraint requirements.txt --editable ".[eva
 BACKENDS = ("hf", "vllm")
 FAILURES = (OSError, ValueError, KeyError, ImportError, TemplateError, torch.OutOfMemoryError)
 COUNTS = ("alias", "sample_len")  # no metrics, although the harness lists them
-BATCH_SIZE = 16  # of hf on a CPU; elsewhere the harness chooses it
+BATCH_SIZE = 16  # for hf on a CPU; otherwise the harness chooses it
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from tasks.common.processes import pool_worker
 from tasks.common.processes.pool import Died, Pool, TimedOut
 
 DATE = datetime.date(2024, 7, 26)  # the default of Llama 3's templates
-SECONDS = 5.0  # of CPU time, for one conversation
+SECONDS = 5.0  # limit on the CPU time of one conversation
 CLOCK_FACTOR = 20.0
 MEMORY_GB = 2
-MAX_AT_ONCE = 1024  # conversations
-MAX_CHARACTERS = 10_000_000  # of one rendered conversation
+MAX_AT_ONCE = 1024  # conversations per request
+MAX_CHARACTERS = 10_000_000  # maximum length of a rendered conversation
 
 Conversation = tuple[Sequence[Mapping[str, Any]], bool]
 """Messages, and whether to add the beginning of the policy's turn."""

@@ -39,7 +39,7 @@ from tasks.models.policy import (
 )
 
 NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-PIECE = 2**24  # numbers that are checked together
+PIECE = 2**24  # numbers checked at once
 
 # files to copy from an external policy
 DESCRIPTIVE_FILES = ("*.json", "*.jinja", "*.txt", "*.model")

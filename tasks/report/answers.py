@@ -19,11 +19,11 @@ from tasks.report.paired import INITIAL
 from tasks.report.results import Results, Row, name_of
 
 Json = dict[str, Any]
-NUM_PROMPTS = 200  # on the page
+NUM_PROMPTS = 200  # prompts on the page
 MAX_RUNS = 4  # trained policies on the page, one per recipe
 NUM_SAMPLES = 4  # per policy and prompt, on the page
 MAX_LENGTH = 1500  # characters per text on the page
-BYTES_PER_PART = 32_000_000  # of a stage's file, about
+BYTES_PER_PART = 32_000_000  # approximate size of a part of a stage's file
 # classes of change of a prompt's pass rate, in display order
 CHANGES = ("newly solved", "better", "worse", "lost", "same", "always solved", "never solved")
 IN_PAGE = ("prompt_id", "sample_index", "greedy", "outcome")

@@ -60,11 +60,11 @@ def test_a_folder_is_a_location(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ("gs://bucket/x", "'gs://bucket/x' is not a location: give a folder or s3://bucket/prefix"),
-        ("s3://", "'s3://' names no bucket"),
+        ("gs://bucket/x", "'gs://bucket/x' is not a location: use a folder or s3://bucket/prefix"),
+        ("s3://", "'s3://' has no bucket"),
         (
             "s3://name:hidden@bucket/x",
-            "a location (s3://) must not hold credentials: set AWS_ACCESS_KEY_ID",
+            "a location (s3://) must not contain credentials: set AWS_ACCESS_KEY_ID",
         ),
     ],
 )

@@ -132,7 +132,7 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
         ({"gates__min_solved_rate": 2.0}, "gates.min_solved_rate is 2.0"),
         ({"evaluate__pass_at": [1, 16]}, "pass@k needs at least k samples"),
         ({"experiment__seeds": []}, "experiment.seeds is empty"),
-        ({"experiment__recipes": ["grpo", "grpo"]}, "one of them twice"),
+        ({"experiment__recipes": ["grpo", "grpo"]}, "has a duplicate"),
         ({"train__decay_share": 0.0}, "train.decay_share is 0.0"),
         ({"sampling__top_p": 0.9}, "training needs sampling.temperature > 0"),
         ({"train__loss": {"method": "clip", "clip_hih": 0.3}}, "did you mean clip_high?"),

@@ -125,7 +125,7 @@ def test_interrupted_it_checkpoints_and_says_so(
         assert process.poll() is None, process.finish()
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert "run the same command again to go on" in process.finish()
+    assert "run the same command again to resume" in process.finish()
     assert process.returncode == 130
     assert not layout.train("r", 0).exists()
     # a damaged newest checkpoint is passed over for the one before

@@ -2,7 +2,7 @@
 
 FLOPs overstate the savings in updates and hide the savings in generation, because decoding is bound
 by memory, not arithmetic. This model estimates the time of the same rows, lengths and waves
-elsewhere:
+on the device:
 
 - a decoding step of b rows with S tokens of context in total reads the weights and the KV cache
   once: t0 + (2 Pw + kv S) / (e BW) + 2 Pw b / (ec F);

@@ -21,7 +21,7 @@ PARAMS = "params.yaml"
 HEADER = "# Made by winnow run from {source}: change that file, not this one.\n\n"
 OWN = HEADER.format(source="Winnow's own dvc.yaml")
 IGNORED = """\
-# DVC keeps what the pipeline writes here. In git is what says how it is made.
+# DVC stores the outputs of the pipeline; git stores the files that define it.
 /*
 !/.gitignore
 !/dvc.yaml
@@ -89,7 +89,7 @@ def relocated(stage: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """Return a stage of the project with its data below `folder`, run in the same place."""
     here = f"--params {PARAMS} --data {MAIN}"
     if here not in stage["cmd"]:
-        raise ParamsError(f"dvc.yaml: the command {stage['cmd']!r} must say {here}")
+        raise ParamsError(f"dvc.yaml: the command {stage['cmd']!r} must contain {here}")
     return {
         **({"matrix": stage["matrix"]} if "matrix" in stage else {}),
         "wdir": os.path.relpath(".", folder),

@@ -35,7 +35,7 @@ def find(node: Any, name: str) -> tuple[yaml.Node, list[str]]:
         if not isinstance(node, yaml.MappingNode):
             where = ".".join(keys[:number])
             raise ParamsError(
-                f"{where} is not a mapping, so {name} cannot be set: write it by hand"
+                f"{where} is not a mapping, so {name} cannot be set: edit it by hand"
             )
         found = [value for child, value in node.value if child.value == key]
         if not found:

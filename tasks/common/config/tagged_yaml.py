@@ -1,4 +1,4 @@
-"""YAML files with tags, of which none runs any code."""
+"""YAML files with tags, read without running code."""
 
 from pathlib import Path
 from typing import Any

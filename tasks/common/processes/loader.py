@@ -59,7 +59,7 @@ class Loader:
             self.ready_message = json.loads(self.first_line())
         except (OSError, LoaderEnded) as error:
             self.close()
-            limit = "" if memory_gb() < 0 else f" (`ulimit -v` leaves it {memory_gb():.3g} GB)"
+            limit = "" if memory_gb() < 0 else f" (`ulimit -v` allows {memory_gb():.3g} GB)"
             raise LoaderEnded(f"a worker process did not start: {error}{limit}") from error
         if "failure" in self.ready_message:
             self.close()
@@ -69,8 +69,8 @@ class Loader:
         """Return the reply to the configuration."""
         clock, line = RunningClock(), b""
         while not line.endswith(b"\n"):
-            if clock.look() >= ANSWER_SECONDS:
-                raise LoaderEnded(f"it gave no answer in {ANSWER_SECONDS:g} s")
+            if clock.read() >= ANSWER_SECONDS:
+                raise LoaderEnded(f"it did not respond in {ANSWER_SECONDS:g} s")
             if select.select([self.socket], [], [], LOOK_SECONDS)[0]:
                 piece = self.socket.recv(1 << 16)
                 if not piece:

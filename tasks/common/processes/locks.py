@@ -13,7 +13,7 @@ from tasks.common.files import writing
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.1  # between two attempts at a lock of another process
+POLL_SECONDS = 0.1  # between two attempts to get a lock
 REPORT_SECONDS = 60.0  # between two log lines about the wait
 
 

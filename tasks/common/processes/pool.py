@@ -39,7 +39,7 @@ FIRST_SECONDS_PER_REQUEST = 1e-4  # the estimate before the first reply
 # one more process is started per this many seconds of work in the queue
 SECONDS_PER_PROCESS = 0.1
 MIN_WAIT = 0.02  # seconds until the CPU time of a slow reply is checked again
-MAX_DEATHS = 2  # of processes with only this request
+MAX_DEATHS = 2  # deaths of processes with only this request
 
 
 class TimedOut(Exception):
@@ -147,7 +147,7 @@ class Pool:
         # replace processes that ended while idle: no request is at fault
         for process in [p for p in self.processes if p.has_ended()]:
             self.drop(process)
-        self.clock.look()  # no request was waiting since the last call
+        self.clock.read()  # no request was waiting since the last call
         work = Work(requests)
         while work.num_left:
             self.start_processes(len(work.queue))
@@ -201,7 +201,7 @@ class Pool:
         """Wait for events, handle them, and check the processes with a due reply."""
         now = time.monotonic()
         if now - self.clock.looked >= LOOK_SECONDS:
-            self.clock.look(counts=self.loader is None or not self.loader.is_stopped())
+            self.clock.read(counts=self.loader is None or not self.loader.is_stopped())
         due = min(process.deadline for process in self.processes if not process.idle)
         for key, event in self.selector.select(min(max(due - now, 0.0), LOOK_SECONDS)):
             source = key.data

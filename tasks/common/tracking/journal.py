@@ -218,7 +218,7 @@ class Journal:
                 return self.write(event)
             except Exception as error:  # as above
                 if refused(error):
-                    return logger.warning("MLflow does not take this %s: %s", kind, error)
+                    return logger.warning("MLflow does not accept this %s: %s", kind, error)
                 self._fall_over(error)
         return self._keep(event)
 
@@ -226,7 +226,7 @@ class Journal:
         self.write = None
         cause = str(error).strip().split("\n")[0][:200]
         logger.warning(
-            "tracking at %s failed (%s: %s); the stage goes on, its record goes to %s. Replay it "
+            "tracking at %s failed (%s: %s); the stage continues and records to %s. Replay it "
             "with: winnow push %s %s",
             *(self.uri, type(error).__name__, cause, self.pending, self.pending, self.uri),
         )
@@ -250,7 +250,7 @@ class Journal:
             if not self.is_lost:
                 what = "nothing is recorded" if event is self.start else "a part is not recorded"
                 logger.warning(
-                    "%s cannot be written either (%s): %s. The stage goes on",
+                    "%s cannot be written either (%s): %s. The stage continues",
                     *(self.pending, error.strerror, what),
                 )
             self.is_lost = True
@@ -266,7 +266,7 @@ def read_events(path: Path) -> list[Event]:
     """Return the events of a pending file. Raise ValueError that names the first damaged line."""
     *lines, end = path.read_bytes().split(b"\n")
     if end:  # a line truncated by a kill
-        logger.warning("the last line of %s is left out: it is not whole", path)
+        logger.warning("ignoring the last line of %s, which is incomplete", path)
     events = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -275,7 +275,7 @@ def read_events(path: Path) -> list[Event]:
                 raise ValueError("it does not match its checksum")
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"{path}, line {number} is not what was written ({error}): delete that line and "
+                f"{path}, line {number} is damaged ({error}): delete that line and "
                 "replay the others, or delete the file"
             ) from error
         events.append(event)

@@ -76,7 +76,7 @@ class Writer:
         self.thread.start()
 
     def pass_on(self) -> None:
-        """Write messages into the pipe until there are no more, or nobody reads them."""
+        """Write messages into the pipe until there are no more, or its reader has ended."""
         assert self.child is not None
         assert self.child.stdin is not None
         with suppress(OSError, ValueError):
@@ -102,7 +102,7 @@ class Writer:
     def lose(self, why: str) -> None:
         self.is_lost = True
         names = ", ".join(self.names)
-        logger.warning("not all of this run has reached %s: %s; more in %s", names, why, self.log)
+        logger.warning("a part of this run is missing in %s: %s; see %s", names, why, self.log)
 
 
 class Mirrors:
@@ -122,7 +122,7 @@ class Mirrors:
         try:
             self.take(event)
         except Exception as error:
-            logger.warning("nothing more for %s: %s", ", ".join(self.writer.names), error)
+            logger.warning("sending no more to %s: %s", ", ".join(self.writer.names), error)
             self.writer = None
 
     def take(self, event: Event) -> None:

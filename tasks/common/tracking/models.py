@@ -42,7 +42,7 @@ def write_model(run: TrackedRun, event: Event) -> None:
         if event["weights"]:
             upload(run, model.model_id, Path(event["path"]))
     except (ArtifactError, FileNotFoundError) as error:  # a fault of its files, not the server
-        logger.warning("the weights of %s are not kept: %s", event["name"], error)
+        logger.warning("the weights of %s are not uploaded: %s", event["name"], error)
         run.client.set_logged_model_tags(model.model_id, {"weights": POINTER})
     run.client.finalize_logged_model(model.model_id, "READY")
     run.client.log_outputs(run.run_id, [LoggedModelOutput(model.model_id, 0)])

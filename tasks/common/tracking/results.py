@@ -86,4 +86,4 @@ def write_settings(run: TrackedRun, event: Event) -> None:
     except Exception as error:
         if not refused(error):
             raise
-        logger.warning("MLflow does not take other parameters for this run: %s", error)
+        logger.warning("MLflow does not accept other parameters for this run: %s", error)

@@ -77,7 +77,7 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     thread.start()
     thread.join(seconds)
     if not result.done():
-        raise TimeoutError(f"the tracking server did not answer in full within {seconds:g} s")
+        raise TimeoutError(f"the tracking server did not respond completely within {seconds:g} s")
     return result.result()
 
 

@@ -14,7 +14,7 @@ from tasks.common.tracking.journal import Tracker
 logger = logging.getLogger(__name__)
 
 SECONDS = 10.0  # between two samples; a shorter stage has none
-PREFIX = "system/"  # of their names
+PREFIX = "system/"  # of the metrics' names
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def usage() -> dict[str, float]:
             monitor.collect_metrics()
             found |= monitor.aggregate_metrics()
         except Exception as error:
-            logger.debug("no figures of the machine: %s", error)
+            logger.debug("cannot measure the load of this machine: %s", error)
     return {name: float(value) for name, value in found.items()}
 
 

@@ -58,7 +58,7 @@ def start_of(match: re.Match[str]) -> int:
     return min(match.start(name) for name, value in match.groupdict().items() if value)
 
 
-def said_words(text: str) -> str | None:
+def stated_words(text: str) -> str | None:
     """Return the words that a running text states last as its answer: `the answer is east.`"""
     found = list(SAID.finditer(text[-MAX_TEXT:]))
     return (found[-1]["words"] or found[-1]["others"]).strip(" .*。") if found else None

@@ -175,7 +175,7 @@ def power(base: Any, exponent: Any) -> Any:
     """Return a power, unevaluated if it would be enormous. Raise ValueError for a tower of
     powers."""
     if not isinstance(base, sympy.Expr) or not isinstance(exponent, sympy.Expr):
-        raise ValueError("a power of what is no number")
+        raise ValueError("base or exponent is not an expression")
     if exponent.has(sympy.Pow) and any(
         power.exp.is_Integer and abs(power.exp) > MAX_POWER for power in exponent.atoms(sympy.Pow)
     ):

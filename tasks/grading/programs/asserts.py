@@ -32,7 +32,7 @@ SINGLE = (None, True, False)  # operands of `is`: other values have no identity 
 
 
 class Unsupported(ValueError):
-    """The expression has a part that is not judged outside."""
+    """The expression has a part that can only be judged in the program's process."""
 
 
 @dataclass(frozen=True)

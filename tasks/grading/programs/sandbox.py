@@ -65,7 +65,7 @@ ADVICE = (
 
 
 class Stopped(Exception):
-    """The program was stopped, or ended by itself; the message states why."""
+    """The program was stopped, or ended by itself; the message contains the reason."""
 
 
 class Killed(Stopped):
@@ -167,7 +167,7 @@ class Session:
 
     def exchange(self, outgoing: bytes, seconds: float) -> bytes:
         """Write a line and return the reply line."""
-        until = self.clock.look() + seconds
+        until = self.clock.read() + seconds
         parts = [self.incoming]
         size = 0
         if outgoing:
@@ -185,7 +185,7 @@ class Session:
                 if size > REPLY_BYTES:
                     raise Stopped(f"output limit: its result is longer than {REPLY_BYTES} bytes")
                 parts.append(part)
-            if self.clock.look() >= until and b"\n" not in parts[-1]:
+            if self.clock.read() >= until and b"\n" not in parts[-1]:
                 raise Stopped(f"time limit: no result in {seconds:g} s on the clock")
         line, _, self.incoming = b"".join(parts).partition(b"\n")
         if self.incoming or outgoing:
@@ -223,7 +223,7 @@ class Session:
         """Wait until the time `until` for the exit of an interpreter that has closed its reply
         pipe. Return the error that its exit status indicates."""
         while (code := self.exit_code()) is None:
-            if self.clock.look() >= until:
+            if self.clock.read() >= until:
                 return Stopped("it closed the pipe for its results")
             self.check_limits()
             time.sleep(END_SECONDS)

@@ -110,7 +110,7 @@ def candidates(completion: str, golds: tuple[str, ...]) -> Iterator[str]:
     if marked:
         completion = "\n".join(marked)
     whole = completion.strip()
-    said = running_text.said_words(whole)
+    said = running_text.stated_words(whole)
     if said and (words or OPTION.fullmatch(said)):
         yield said
     if running_text.is_formula(whole) or words:

@@ -17,7 +17,7 @@ from tasks.common.statistics import Floats
 from tasks.report.curves import AXES, ENDS, Fits, amount, axis_unit, axis_words
 from tasks.report.views.charts import Chart, chart, line, variant
 
-NUM_BUDGETS = 40  # evenly from 0 to the most that was spent
+NUM_BUDGETS = 40  # evenly from 0 to the largest spent budget
 Advice = dict[str, Any]
 
 

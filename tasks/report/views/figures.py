@@ -41,9 +41,9 @@ STEP_SERIES = {
     "KL": ("kl", "KL from the reference policy, nats", False),
     "truncated": ("truncated_rate", "share of truncated completions", True),
 }
-NUM_BINS = 24  # of steps
-MAX_PASSES = 5  # in a calibration figure
-DOT_SHARE = 0.55  # of the line's colour, for single validations
+NUM_BINS = 24  # bins of steps
+MAX_PASSES = 5  # maximum number of passes in a calibration figure
+DOT_SHARE = 0.55  # share of the line's colour, for single validations
 # the differences to draw, by what a recipe is compared with
 COMPARISONS = ("reference", "champion", "initial")
 
