@@ -68,7 +68,7 @@ def main() -> int:
     """Return the exit status: 1 with a message for bad input, 130 after an interrupt."""
     arguments = sys.argv[1:]
     options = parser_of(arguments[0] if arguments else None).parse_args(arguments)
-    logs.speak()
+    logs.log_to_terminal()
     ending.interrupt_on_terminate()
     if options.word not in ("run", "init", "bench"):  # relative to the current folder
         os.chdir(commands.ROOT)
@@ -81,7 +81,7 @@ def main() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(options.word == "run")  # its output is incomplete
     except KeyboardInterrupt:
-        print(f"interrupted; to go on: {summary.same_command()}", file=sys.stderr)
+        print(f"interrupted; to resume: {summary.same_command()}", file=sys.stderr)
         return ending.interrupted()
 
 

@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     root = roots.existing(options.data)
     if not (root.layout.profile / "profile.parquet").exists():
         command = f"dvc repro {root.address('profile')}"
-        raise ArtifactError(f"{root.folder} has no profile yet: make it with `{command}`")
+        raise ArtifactError(f"{root.folder} has no profile yet: create it with `{command}`")
     advice = importlib.import_module("tasks.allocate.advice")
     print(*advice.advise(root.values, root.layout), sep="\n")
     return 0

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     with commands.Dvc() as dvc:
         for root in request.chain:
             if not (commands.ROOT / root.pipeline).exists():
-                print(f"{root.folder}: never run; all of it would run after the round before it")
+                print(f"{root.folder}: never run; all stages would run after the round before it")
                 return 0
             planned = plan_of(dvc, root, request, options.price)
             if later:
@@ -85,7 +85,7 @@ def why(
     entries = lock.read(root.lock)
     found: dict[str, str] = {}
     for stage in selection.order(needs):
-        phrases = ["asked for by --force"] if stage in forced else []
+        phrases = ["requested by --force"] if stage in forced else []
         if stage not in entries:
             phrases.append("never run")
         else:
@@ -165,7 +165,7 @@ def table(
         [
             costs.table(rows),
             *lines,
-            f"{sure} would run" + (f", {may} may, as what is before them does" if may else ""),
+            f"{sure} would run" + (f", {may} may, depending on earlier stages" if may else ""),
             f"expected (at least to at most); rates: {source}",
         ]
     )

@@ -14,7 +14,7 @@ from tasks.common import params, recipes
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="print the settings of this one")
+    parser.add_argument("name", nargs="?", help="print the settings of this recipe")
     flags.add_root(parser)
 
 

@@ -25,7 +25,7 @@ from tasks.common.layout import Layout
 logger = logging.getLogger(__name__)
 
 FOLDER = Layout(commands.ROOT / "data").locks / "runs"
-MESSAGE = "Its process was killed; the next run goes on."
+MESSAGE = "Its process was killed; the next run resumes."
 
 
 @contextmanager

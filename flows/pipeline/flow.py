@@ -31,7 +31,7 @@ from flows.pipeline.roots import MAIN
 from flows.pipeline.rounds import FlowRequest
 from flows.pipeline.stages import Stages, code_version
 
-logs.speak()  # after Prefect's import, which silences the root logger
+logs.log_to_terminal()  # after Prefect's import, which silences the root logger
 
 OverrideText = Annotated[str, Field(pattern=r"^[^=\s]+=")]
 StartText = Annotated[str, Field(pattern=rf"^({rounds.CHAMPION}|\S+/\d+)$")]
@@ -95,7 +95,7 @@ def run_all(stages: Stages, retries: int, concurrency: int) -> dict[str, State]:
                     raise KeyboardInterrupt(stage)
                 states[stage] = state
                 sorter.done(stage)
-                say_failure(stages, stage, states)
+                print_failure(stages, stage, states)
     return states
 
 
@@ -104,14 +104,14 @@ def needed_states(stages: Stages, stage: str, states: dict[str, State]) -> dict[
     return {name: states[name] for name in sorted(stages.needs[stage]) if name in states}
 
 
-def say_failure(stages: Stages, stage: str, states: dict[str, State]) -> None:
+def print_failure(stages: Stages, stage: str, states: dict[str, State]) -> None:
     """Print a line if a stage did not complete."""
     needed = needed_states(stages, stage, states)
     blocking = [name for name, state in needed.items() if not state.is_completed()]
     if blocking:
-        stages.say(stage, "not run", f"it needs {', '.join(blocking)}")
+        stages.print_line(stage, "not run", f"it needs {', '.join(blocking)}")
     elif not states[stage].is_completed():
-        stages.say(stage, "FAILED", str(states[stage].message).partition("\n")[0])
+        stages.print_line(stage, "FAILED", str(states[stage].message).partition("\n")[0])
 
 
 def run_root(stages: Stages, retries: int, concurrency: int) -> dict[str, str]:
@@ -142,9 +142,9 @@ def run_roots(found: Iterator[Stages], retries: int, concurrency: int) -> dict[s
 
 
 def flow_over(
-    look: Callable[[FlowRequest], AbstractContextManager[Iterator[Stages]]],
+    find_stages: Callable[[FlowRequest], AbstractContextManager[Iterator[Stages]]],
 ) -> Flow[Any, dict[str, str]]:
-    """Return the flow over the stages of each data root that `look` finds for a request."""
+    """Return the flow over the stages of each data root that `find_stages` yields for a request."""
 
     def winnow(
         recipes: list[str] | None = None,
@@ -188,7 +188,7 @@ def flow_over(
         )
         with crashes.noticed():
             records.attempt(crashes.mark)
-            with look(request) as found:
+            with find_stages(request) as found:
                 return run_roots(found, retries, concurrency)
 
     return Flow(
@@ -200,11 +200,11 @@ def flow_over(
     )
 
 
-def asked_for(request: FlowRequest) -> AbstractContextManager[Iterator[Stages]]:
+def stages_of_api_request(request: FlowRequest) -> AbstractContextManager[Iterator[Stages]]:
     """Return the stages of an API request. Raise ParamsError for overrides not permitted there."""
-    overrides.check_from_elsewhere(request.overrides)
+    overrides.check_remote(request.overrides)
     return rounds.opened(request)
 
 
-pipeline = flow_over(asked_for)
-"""The flow by itself, for schedules and workers."""
+pipeline = flow_over(stages_of_api_request)
+"""The flow for schedules and workers."""

@@ -37,8 +37,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def unreadable(name: str, why: str) -> str:
     return (
-        f"{name} cannot be read ({why}): take the committed one by `git checkout HEAD -- {name}`, "
-        "and run again; what DVC has in its cache is restored and not computed"
+        f"{name} cannot be read ({why}): restore the committed one with `git checkout HEAD -- "
+        f"{name}`, and run again; outputs in DVC's cache are restored, not recomputed"
     )
 
 

@@ -56,7 +56,7 @@ class Watch:
         for line in output.lines.take(LINES_A_LOOK):
             self.log.info("%s", line)
         if time.monotonic() >= self.next_progress:
-            with suppress(Exception):  # a server that has ended is reported elsewhere
+            with suppress(Exception):  # another function reports a server that has ended
                 stop_if_cancelled()
             self.show_bars(output)  # may be slow, if the server is
             self.next_progress = time.monotonic() + PROGRESS_SECONDS

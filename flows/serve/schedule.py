@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--cron",
         type=cron,
         default=schedule["cron"],
-        help="when, as cron has it (default: %(default)s)",
+        help="cron expression (default: %(default)s)",
     )
     server.add_port(parser)
     flags.add_run(parser, parameters["concurrency"], parameters["retries"])
@@ -87,7 +87,7 @@ def cron(text: str) -> str:
         CronSchedule(cron=text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a cron expression: give five fields, such as '0 3 * * *'"
+            f"{text!r} is not a cron expression: it must have five fields, such as '0 3 * * *'"
         ) from error
     return text
 
@@ -123,7 +123,7 @@ def watch_heartbeats() -> None:
     ended = {f"prefect.flow-run.{state}" for state in ENDED}
     wanted = Automation(
         name=AUTOMATION,
-        description="The machine or the process of the run is gone; the next run goes on.",
+        description="The machine or the process of the run is gone; the next run resumes.",
         trigger=EventTrigger(
             after={"prefect.flow-run.heartbeat"},
             expect={"prefect.flow-run.heartbeat", *ended},
@@ -156,7 +156,7 @@ def watch_heartbeats() -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted. Return 1 if the server fails."""
-    overrides.check_from_elsewhere(options.overrides)
+    overrides.check_remote(options.overrides)
     flags.request_of(options).check()
     with ExitStack() as stack:
         pages = f"http://{server.HOST}:{options.prefect_port}/api"  # of `winnow ui`

@@ -40,9 +40,9 @@ LOOPBACK = (HOST, "localhost", "::1")
 _settings = ExitStack()  # never closed: the settings last until the process ends
 FOR_ONE_RUN = {"PREFECT_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1"}
 OPEN = (
-    "Prefect's server at %s has no password, and takes requests from anybody who reaches it, web "
-    "pages included; start it with `winnow ui`, or set PREFECT_SERVER_API_AUTH_STRING there and "
-    "PREFECT_API_AUTH_STRING here"
+    "Prefect's server at %s has no password and accepts requests from anyone who can reach it, "
+    "including web pages; start it with `winnow ui`, or set PREFECT_SERVER_API_AUTH_STRING there "
+    "and PREFECT_API_AUTH_STRING here"
 )
 
 
@@ -154,7 +154,7 @@ def check_port(name: str, host: str, port: int) -> None:
             if error.errno != errno.EADDRINUSE:
                 raise ArtifactError(f"cannot listen at {page}: {error.strerror}") from error
             raise ArtifactError(
-                f"port {port} is in use: {name} may be up already ({page}); or give another with "
+                f"port {port} is in use: {name} may already be up ({page}); or use another with "
                 f"--{name.lower()}-port"
             ) from error
 
@@ -189,8 +189,8 @@ def provide(port: int | None = None) -> None:
     url = f"http://{HOST}:{port}/api"
     if not comes_up(child, f"{url}/health"):
         raise ServerError(
-            f"Prefect's server did not start (exit status {child.poll()}): see that {home()} has "
-            "room and can be written, and what `prefect server start` says"
+            f"Prefect's server did not start (exit status {child.poll()}): check that {home()} "
+            "is writable and its disk not full, and the output of `prefect server start`"
         )
     _settings.enter_context(
         temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: auth})
@@ -205,15 +205,15 @@ def lost(error: Exception) -> str:
     more = "; PREFECT_API_AUTH_STRING is its password" if "401 Unauthorized" in why else ""
     return (
         f"Prefect's server at {without_secrets(PREFECT_API_URL.value() or '')} has failed this run "
-        f"({without_secrets(why)}{more}): what the stages made is kept, and the same command goes "
-        "on from there"
+        f"({without_secrets(why)}{more}): finished results are kept; run the same command again "
+        "to resume"
     )
 
 
 def away(url: str) -> str:
     return (
-        f"Prefect's server at {without_secrets(url)} does not answer (PREFECT_API_URL): another is "
-        f"started here, which records runs in {home()}/prefect.db alone"
+        f"Prefect's server at {without_secrets(url)} does not respond (PREFECT_API_URL): "
+        f"starting another one here, which records runs only in {home()}/prefect.db"
     )
 
 

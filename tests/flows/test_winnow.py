@@ -114,7 +114,7 @@ def test_a_plan_ends_with_what_the_budget_buys_and_doctor_too(project: Project) 
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     for word in ("plan", "doctor"):
         output = winnow(project, word, "--price", "2")
-        assert "of executed buys a cell, expected" in output
+        assert "executed buys, expected" in output
         assert "money" in output
         assert "test prompts with 4 samples resolve" in output.splitlines()[-1]
 
@@ -122,7 +122,7 @@ def test_a_plan_ends_with_what_the_budget_buys_and_doctor_too(project: Project) 
 def test_advice_without_a_profile_names_the_command_that_makes_it(project: Project) -> None:
     (project.root / "data/profile/profile.parquet").unlink(missing_ok=True)
     output = winnow(project, "advise", expect=1)
-    assert "data has no profile yet: make it with `dvc repro profile`" in output
+    assert "data has no profile yet: create it with `dvc repro profile`" in output
 
 
 def test_where_it_runs_makes_no_stage_run_again(project: Project) -> None:
@@ -134,7 +134,7 @@ def test_where_it_runs_makes_no_stage_run_again(project: Project) -> None:
 
 
 def test_a_plan_names_what_is_forced(project: Project) -> None:
-    assert "asked for by --force" in winnow(project, "plan", "--force", "ingest")
+    assert "requested by --force" in winnow(project, "plan", "--force", "ingest")
 
 
 def test_reading_what_has_not_been_evaluated_names_the_file(project: Project) -> None:
@@ -221,7 +221,7 @@ def test_a_port_in_use_is_named(arguments: tuple[str, ...], name: str, project: 
         port = str(taken.getsockname()[1])
         output = winnow(project, *arguments, port, expect=1)
     assert output.endswith(
-        f"port {port} is in use: {name} may be up already (http://127.0.0.1:{port}); or give "
+        f"port {port} is in use: {name} may already be up (http://127.0.0.1:{port}); or use "
         f"another with {arguments[-1]}\n"
     )
 
@@ -229,7 +229,7 @@ def test_a_port_in_use_is_named(arguments: tuple[str, ...], name: str, project: 
 def test_a_cron_expression_that_is_none_is_named(project: Project) -> None:
     output = winnow(project, "serve", "--cron", "nonsense", expect=2)
     assert output.splitlines()[-1] == (
-        "winnow serve: error: argument --cron: 'nonsense' is not a cron expression: give five "
+        "winnow serve: error: argument --cron: 'nonsense' is not a cron expression: it must have five "
         "fields, such as '0 3 * * *'"
     )
 
