@@ -229,8 +229,8 @@ def test_a_port_in_use_is_named(arguments: tuple[str, ...], name: str, project: 
 def test_a_cron_expression_that_is_none_is_named(project: Project) -> None:
     output = winnow(project, "serve", "--cron", "nonsense", expect=2)
     assert output.splitlines()[-1] == (
-        "winnow serve: error: argument --cron: 'nonsense' is not a cron expression: it must have five "
-        "fields, such as '0 3 * * *'"
+        "winnow serve: error: argument --cron: 'nonsense' is not a cron expression: it must have "
+        "five fields, such as '0 3 * * *'"
     )
 
 

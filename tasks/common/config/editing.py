@@ -34,9 +34,7 @@ def find(node: Any, name: str) -> tuple[yaml.Node, list[str]]:
     for number, key in enumerate(keys):
         if not isinstance(node, yaml.MappingNode):
             where = ".".join(keys[:number])
-            raise ParamsError(
-                f"{where} is not a mapping, so {name} cannot be set: edit it by hand"
-            )
+            raise ParamsError(f"{where} is not a mapping, so {name} cannot be set: edit it by hand")
         found = [value for child, value in node.value if child.value == key]
         if not found:
             return node, keys[number:]

@@ -234,8 +234,7 @@ class Connection:
             details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
-                f"{self.endpoint.url} did not return a completion: "
-                f"{str(answer)[:200]}"
+                f"{self.endpoint.url} did not return a completion: {str(answer)[:200]}"
             ) from error
         if token_ids is None or (wanted.with_logprobs and len(token_ids) != len(logprobs)):
             raise ArtifactError(
