@@ -39,7 +39,7 @@ class Forecast:
 
 
 def advise(values: Values, layout: Layout) -> Iterator[str]:
-    """Yield the advice in lines. `values` are complete. Raises ArtifactError if there is no
+    """Yield the advice in lines. `values` are complete. Raise ArtifactError if there is no
     profile."""
     profile = budget.read_profile(layout)
     yield prompts_words(profile)
@@ -118,7 +118,7 @@ def table(found: list[Forecast]) -> Iterator[str]:
         )
         yield f"{row.recipe:{width}}" + "".join(f"{cell:>17}" for cell in cells)
     if marked := [f"{row.recipe} ({', '.join(row.left_out)})" for row in found if row.left_out]:
-        yield f"* without the effect of slots that the forecast leaves out: {'; '.join(marked)}"
+        yield f"* without the effect of slots that the forecast does not model: {'; '.join(marked)}"
 
 
 def sentence(found: list[Forecast]) -> str:

@@ -103,7 +103,7 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
 
 
 def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame:
-    """Return the PLAN table of the phases, with the additional column `row`. Raises EmptyPlanError
+    """Return the PLAN table of the phases, with the additional column `row`. Raise EmptyPlanError
     with the histogram if there is nothing to visit."""
     numbered = [
         frame.with_columns(

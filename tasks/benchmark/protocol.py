@@ -88,7 +88,7 @@ class Protocol:
         ):
             if unknown := [name for name in asked or () if name not in there]:
                 known = ", ".join(there)
-                raise ParamsError(f"the protocol has no {kind} {unknown[0]}; there is: {known}")
+                raise ParamsError(f"the protocol has no {kind} {unknown[0]}; use: {known}")
         return replace(
             self,
             families={name: self.families[name] for name in families or self.families},
@@ -141,7 +141,7 @@ def settings_of(line: Mapping[str, Any]) -> str:
 
 
 def read_protocol(path: Path) -> tuple[Protocol, Values]:
-    """Return the protocol and its base parameters. Raises ParamsError for invalid content."""
+    """Return the protocol and its base parameters. Raise ParamsError for invalid content."""
     protocol = params.parse(params.load(path), Protocol, path.name)
     names = [contestant.recipe for contestant in protocol.contestants]
     everyone = {"recipes": [*dict.fromkeys([*names, *protocol.reference])], "seeds": [0]}

@@ -16,7 +16,7 @@ Line = dict[str, Any]
 
 def read_lines(path: Path) -> list[Line]:
     """Return every line of the file, including superseded ones. A line cut off by a kill is
-    skipped. Raises ArtifactError for a line that is not a result."""
+    skipped. Raise ArtifactError for a line that is not a result."""
     found: list[Line] = []
     if not path.exists():
         return found

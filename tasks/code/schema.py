@@ -25,7 +25,7 @@ def schema() -> Schema:
     known = {"type": "string", "enum": recipes.names({})}
     recipe = {"from": known, "allocate": {"type": "object"}, "train": {"type": "object"}}
     properties["recipes"] = {
-        "description": "The section `recipes`: own ones, each made from another with `from`.",
+        "description": "The section `recipes`: your own, each extending another one with `from`.",
         "type": ["object", "null"],
         "additionalProperties": {"type": "object", "properties": recipe},
     }

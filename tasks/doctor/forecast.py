@@ -75,13 +75,13 @@ def forecast(
 ) -> tuple[list[Cost | None], str]:
     """Return the cost of every stage, and the source of the rates. A cost is None if the policy is
     still unknown."""
-    world = look(values, layout)
+    world = known_values(values, layout)
     if world is None:
         return [None] * len(stages), "the policy is not on this machine yet: its size is unknown"
     return [cost(world, stage) for stage in stages], world.rates.source
 
 
-def look(values: Values, layout: Layout) -> World | None:
+def known_values(values: Values, layout: Layout) -> World | None:
     """Return the known values of a data root, or None if the policy's size is unknown."""
     architecture = architecture_of(values, layout)
     if architecture is None:
@@ -243,7 +243,7 @@ def of_profile(world: World, account: str) -> Range:
 def refusals(values: Values, layout: Layout, names: Sequence[str]) -> list[str]:
     """Return why `allocate` would refuse recipes with a profile and warm start that use up the
     budget: at their lowest cost, as long as there is no profile."""
-    limit, world, problems = budget.budget_of(values), look(values, layout), Problems()
+    limit, world, problems = budget.budget_of(values), known_values(values, layout), Problems()
     if limit is None or world is None:
         return []
     for name in names:
@@ -259,7 +259,7 @@ def refusals(values: Values, layout: Layout, names: Sequence[str]) -> list[str]:
 def fits(values: Values, layout: Layout, names: Sequence[str]) -> dict[str, dict[str, Range]]:
     """Return the result of `fit` for each recipe; empty without a budget, or if the policy is still
     unknown."""
-    world = look(values, layout)
+    world = known_values(values, layout)
     if world is None or budget.budget_of(values) is None:
         return {}
     return {name: fit(world, name) for name in names}

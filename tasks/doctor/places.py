@@ -116,7 +116,7 @@ def near(path: Path) -> str:
         guess = meant(path.name, [other.name for other in path.parent.iterdir()])
         if guess:
             return f"; did you mean {path.parent / guess}?"
-    return "" if path.parent.is_dir() else f"; {path.parent} is not there either"
+    return "" if path.parent.is_dir() else f"; {path.parent} does not exist either"
 
 
 def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
@@ -138,7 +138,7 @@ def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
     usable = [row for row in found if isinstance(row, Row)]
     if needing and usable and not any(row.solution for row in usable):
         remarks.append(
-            f"recipe {listed(needing)}: train.warm_start.data is solutions, and the first rows of "
+            f"recipe {listed(needing)}: train.warm_start.data is solutions, but the first rows of "
             "the sources have no worked solution: name its field as `solution` in the settings of "
             "a source (preset mapping), or set data: profile"
         )
@@ -157,7 +157,7 @@ def policy_has_template(values: Values) -> bool | None:
     folder = model_folder(source)
     if source != "tiny" and (folder is None or not folder.is_dir()):
         return None
-    with suppress(ArtifactError):  # a broken file is reported elsewhere
+    with suppress(ArtifactError):  # another check reports a broken file
         return folder is not None and has_chat_template(folder)
     return None
 
@@ -226,9 +226,9 @@ def silent_tracking(values: Values) -> list[str]:
         health = f"{uri.rstrip('/')}/health"
         urllib.request.urlopen(health, timeout=TRACKING_SECONDS).close()  # nosec B310  # http, above
     except urllib.error.HTTPError as error:
-        return [f"tracking.uri: the server answers {error.code}; records will wait in files"]
+        return [f"tracking.uri: the server responds with {error.code}; records will wait in files"]
     except (OSError, ValueError) as error:
-        return [f"tracking.uri: the server does not answer ({error}); records will wait in files"]
+        return [f"tracking.uri: the server does not respond ({error}); records will wait in files"]
     return []
 
 
@@ -260,8 +260,8 @@ def check_context(values: Values, model: Model | None) -> list[str]:
     if limit is None or asked < limit:
         return []
     return [
-        f"sampling.max_tokens is {asked}, and the policy's context is {limit}: no prompt fits "
-        "beside it; lower it"
+        f"sampling.max_tokens is {asked}, but the policy's context is {limit}: no prompt would "
+        "fit; lower it"
     ]
 
 

@@ -107,7 +107,7 @@ class Engine(Protocol):
         """Return the completions of `request`.
 
         The engine calls `on_ended(row, token_ids, finish_reason)` when a completion ends: for
-        progress bars, and for graders that need not wait for the last. Raises ArtifactError, with
+        progress bars, and for graders that need not wait for the last. Raise ArtifactError, with
         the prompt's index, if a prompt leaves no room for `sampling.max_tokens`.
         """
         ...

@@ -145,7 +145,7 @@ class EngineSettings:
 
 
 def parse_url(url: str) -> str:
-    """Return the base URL of a server's API, `http://host:8000/v1`. Raises ParamsError if `url`
+    """Return the base URL of a server's API, `http://host:8000/v1`. Raise ParamsError if `url`
     is not a valid base URL."""
     parts = urlsplit(url)
     if parts.username or parts.password or parts.query or parts.fragment:

@@ -127,7 +127,7 @@ class VllmEngine:
         keys and values.
 
         `weights` must include tied weights (`NamedWeights` does): vLLM keeps a packed copy of the
-        output head. Raises ArtifactError if vLLM does not find all its weights in them."""
+        output head. Raise ArtifactError if vLLM does not find all its weights in them."""
         self.wake()
         (takes_head,) = self.llm.apply_model(has_head)
         named = (each for each in as_saved(weights) if takes_head or each[0] != f"{HEAD}.weight")

@@ -35,7 +35,7 @@ def run_evaluation(run: Stage, policy: Policy, out: Path) -> None:
     prompts = PROMPTS.read(test)
     if prompts.is_empty():
         raise ArtifactError(
-            f"{test} has no prompts, and {run.name} measures the policy on them: set "
+            f"{test} has no prompts, but {run.name} measures the policy on them: set "
             "ingest.splits.test to at least 1"
         )
     sampler = run.sections(SamplerSettings)
@@ -115,8 +115,8 @@ class Tally:
 
 
 def measure(tally: Tally, prompts: pl.DataFrame, settings: Evaluate) -> dict[str, Any]:
-    """Return the metrics of graded rollouts. An `error` is left out of numerator and denominator.
-    Every other failure counts as 0."""
+    """Return the metrics of graded rollouts. An `error` is excluded from numerator and
+    denominator. Every other failure counts as 0."""
     scores = tally.by_prompt().join(
         prompts.select("prompt_id", "source", "level"), on="prompt_id", maintain_order="left"
     )

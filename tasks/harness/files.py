@@ -62,7 +62,7 @@ def data_files(path: Path) -> Iterator[str]:
         found = glob.glob(pattern, recursive=True)
         if not found:
             raise ArtifactError(
-                f"{path}: {pattern} does not exist; give a whole path, or one from the project's "
-                "folder"
+                f"{path}: {pattern} does not exist; use an absolute path, or one relative to "
+                "the project's folder"
             )
         yield from (name for name in found if Path(name).is_file())

@@ -6,8 +6,8 @@
      "versions": {"lm_eval": "0.4.13", ...}, "seconds": 512.3, "is_told": true}
 
 They are beside the outputs of the pipeline, in `harness/` under the data root. `evidence` is the
-digest of a file that identifies a policy without its weights: a record of a policy that has been
-trained again since is kept and not shown. `is_told` states that MLflow has the record."""
+digest of a file that identifies a policy without its weights: a record is kept but not shown if its
+policy has since been retrained. `is_told` states that MLflow has the record."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -82,7 +82,7 @@ class Index:
             if (entry.cfg or {}).get("unsafe_code"):
                 raise ArtifactError(
                     f"{name} runs programs that the policy writes, outside of any sandbox: it is "
-                    "not run here. The verifier `code` runs them in one"
+                    "refused. The verifier `code` uses a sandbox"
                 )
             found += sorted(entry.tags) if entry.kind.name == "TAG" else [name]
         return list(dict.fromkeys(found))
@@ -308,7 +308,7 @@ def measure(
         for task in tasks:
             path = harness.path(task)
             if path.exists():
-                logger.info("%s on %s: it has been measured", cell.name, task)
+                logger.info("%s on %s: already measured", cell.name, task)
                 yield cell, path, read_sealed(path)
                 continue
             with locks.exclusive(lock, "the device"):

@@ -133,9 +133,8 @@ def check_numbers(location: Path) -> None:
                         part.isfinite().all() for part in tensor.flatten().split(PIECE)
                     ):
                         raise ArtifactError(
-                            f"{path}: {name} holds what is not a finite number (NaN or infinity): "
-                            "the policy's training diverged, or the file is damaged. Take another "
-                            "checkpoint of it"
+                            f"{path}: {name} contains NaN or infinity: the policy's training "
+                            "diverged, or the file is damaged. Use another checkpoint"
                         )
                     bar.update(tensor.numel())
 

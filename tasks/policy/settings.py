@@ -71,6 +71,6 @@ class Policy:
         if scheme == "hf" and separator and not HUB.fullmatch(self.source):
             # without a revision, the same parameters could name another model tomorrow
             raise ParamsError(
-                f"policy.source is {self.source!r}; name a revision (a commit hash): "
+                f"policy.source is {self.source!r}; add a revision (a commit hash): "
                 "hf://org/name@revision"
             )

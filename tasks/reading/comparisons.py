@@ -61,7 +61,7 @@ def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
         )
         raise ArtifactError(
             f"{files['after']} does not exist: {recipe} with seed {seed} has not been evaluated. "
-            f"There is: {', '.join(there) or 'nothing yet (winnow run)'}"
+            f"Evaluated: {', '.join(there) or 'nothing yet (winnow run)'}"
         )
     for path in files.values():
         ROLLOUTS.verify(path)

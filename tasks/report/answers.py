@@ -65,7 +65,7 @@ def shown_runs(rows: Sequence[Row], champion: Mapping[str, Any] | None) -> list[
 
 def choose(changes: Mapping[str, str | None], count: int = NUM_PROMPTS) -> list[str]:
     """Return `count` prompts: an equal number of each class, and all prompts of small classes. Ids
-    are digests, so taking the first ones is a random choice that is the same every time."""
+    are digests, so the first ones are a random but reproducible choice."""
     classes: dict[str, list[str]] = {name: [] for name in CHANGES}
     for prompt_id, change in sorted(changes.items()):
         classes[change or "same"].append(prompt_id)
@@ -78,7 +78,7 @@ def choose(changes: Mapping[str, str | None], count: int = NUM_PROMPTS) -> list[
 
 def write_rollouts(path: Path, layout: Layout, results: Results, runs: Sequence[str]) -> Json:
     """Write `rollouts.parquet` and return the part that the page shows: the initial policy and the
-    `runs`. Raises ArtifactError if the prompt of a rollout is not among the test prompts."""
+    `runs`. Raise ArtifactError if the prompt of a rollout is not among the test prompts."""
     columns = ("prompt_id", "source", "level", "prompt", "answer")
     prompts = PROMPTS.read_columns(layout.prompts("test"), columns).rename({"answer": "gold"})
     rates = {row["prompt_id"]: row for row in results.paired.rates.to_dicts()}

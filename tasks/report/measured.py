@@ -1,7 +1,7 @@
 """Values that differ between equal runs: seconds, work lost to kills, time and machine of the
 report.
 
-They are written to `measured.txt` beside the page. That file is no output of DVC, so equal runs
+They are written to `measured.txt` beside the page. DVC does not track that file, so equal runs
 have equal outputs. A cell that was restored or pulled has no measurements here."""
 
 import os

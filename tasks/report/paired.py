@@ -35,7 +35,7 @@ class Paired:
 
 
 def pair(evidence: Evidence, num_bootstrap: int) -> Paired:
-    """Return the pass rates of the initial policy and of all runs. Raises ArtifactError if a policy
+    """Return the pass rates of the initial policy and of all runs. Raise ArtifactError if a policy
     was evaluated on other prompts than the initial policy."""
     table = rates_of(evidence.baseline_scores, INITIAL)
     for run in evidence.trained:
@@ -67,7 +67,7 @@ def difference(paired: Paired, mine: Sequence[str], other: Sequence[str]) -> Dif
 
     `other` contains the runs of the same seeds in the same order, or one run for all seeds. With
     several seeds the interval is over seeds and prompts, otherwise over prompts (`over` states
-    which). Raises ArtifactError if no prompt was graded for all of the runs."""
+    which). Raise ArtifactError if no prompt was graded for all of the runs."""
     graded = paired.rates.drop_nulls([*mine, *other])
     if graded.is_empty():
         raise ArtifactError(

@@ -92,8 +92,8 @@ def cell_of(source: str) -> str:
     parts = Path(source).parts[-5:]
     if len(parts) < 5 or (parts[0], *parts[3:]) != ("runs", "train", "policy"):
         raise ArtifactError(
-            f"the policy {source} was trained by no round: run the stages in the rounds' folders "
-            "by `winnow run --rounds`"
+            f"the policy {source} was not trained in any round: run the stages of rounds with "
+            "`winnow run --rounds`"
         )
     return f"{parts[1]}/{parts[2]}"
 

@@ -28,7 +28,7 @@ class NoSettings:
 
 
 def train_settings(values: Mapping[str, Any], recipe: str) -> TrainSettings:
-    """Return the section `train` as changed by the recipe. Raises ParamsError with all errors."""
+    """Return the section `train` as changed by the recipe. Raise ParamsError with all errors."""
     return settings_of(recipes.recipe(values, recipe)["train"])
 
 

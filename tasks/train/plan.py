@@ -103,7 +103,7 @@ class Plan:
 def read_plan(table: pl.DataFrame, prompt_ids: pl.Series, batch: BatchSettings) -> Plan:
     """Return a PLAN table as columns, prompts by their row in `prompt_ids`.
 
-    Raises ArtifactError for a visit of another prompt, with its id.
+    Raise ArtifactError for a visit of another prompt, with its id.
     """
     rows = rows_of(table["prompt_id"], prompt_ids, "the plan visits")
     sizes, phases, passes = (

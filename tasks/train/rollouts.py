@@ -91,12 +91,12 @@ class Prompts:
         return self.table["prompt_id"]
 
     def token_ids(self, rows: Ints) -> list[list[int]]:
-        """Return the token ids of the prompts `rows`. Raises ArtifactError if one is too long."""
+        """Return the token ids of the prompts `rows`. Raise ArtifactError if one is too long."""
         return self.encode(self.table[rows])
 
 
 def rows_of(prompt_ids: pl.Series, known: pl.Series, whose: str) -> Ints:
-    """Return the rows of prompts among the `known` training prompts. Raises ArtifactError for any
+    """Return the rows of prompts among the `known` training prompts. Raise ArtifactError for any
     other prompt; its message begins with `whose`."""
     row_of = pl.DataFrame({"prompt_id": known}).with_row_index("row")
     rows = pl.DataFrame({"prompt_id": prompt_ids}).join(

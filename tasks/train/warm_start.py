@@ -74,7 +74,7 @@ def read_demonstrations(
     run: RunContext, prompts: Prompts, profile: Profile, tokenizer: PreTrainedTokenizerBase
 ) -> Demonstrations | None:
     """Return the completions of the run's warm start that fit `sampling.max_tokens`; None for a run
-    without a warm start. Raises ArtifactError if there are none."""
+    without a warm start. Raise ArtifactError if there are none."""
     settings, max_tokens = run.settings.warm_start, run.sampling.max_tokens
     if settings is None:
         return None
@@ -176,7 +176,7 @@ def batch_rows(num: int, settings: WarmStart, seed: int, step: int) -> Ints:
 
 def charge(trainer: Trainer, rollouts: Rollouts, executed: float) -> None:
     """Enter a supervised step into the accounts of the ledger, and into the account of the budget.
-    Raises TrainingError if the budget is then spent."""
+    Raise TrainingError if the budget is then spent."""
     learner, spending, rows = trainer.learner, trainer.buffer.spending, rollouts.rows()
     charged = learner.update_cost("charged", rows)
     trainer.state.ledger.add(

@@ -158,7 +158,7 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
         ({"ingest__splits__validation": None}, "ingest.splits.validation is null"),
         ({"sampling__max_tokens": "64"}, "sampling.max_tokens is '64', which is not int"),
         ({"tracking__uri": "ftp://x"}, "tracking.uri must be null, sqlite:///FILE"),
-        ({"policy__source": "hf://org/name"}, "name a revision"),
+        ({"policy__source": "hf://org/name"}, "add a revision"),
         ({"policy__source": "ftp://x"}, "choose from: tiny"),
     ],
     ids=str,
@@ -195,7 +195,7 @@ def test_solutions_that_no_row_has_are_missed_before_training(tmp_path: Path) ->
     seen = found(tmp_path, changed(train__warm_start={"data": "solutions"}))
     assert seen.errors == []
     [line] = seen.remarks
-    assert line.startswith("recipe grpo, sgpo, winnow: train.warm_start.data is solutions, and the")
+    assert line.startswith("recipe grpo, sgpo, winnow: train.warm_start.data is solutions, but")
 
 
 def test_of_a_file_elsewhere_the_beginning_is_read(tmp_path: Path, monkeypatch) -> None:
@@ -342,7 +342,7 @@ def test_gpu_memory_is_checked_by_what_nvidia_smi_says() -> None:
     assert machine.check(served, middle, [gpu]) != []
     assert machine.check(served, middle, [gpu, gpu]) == []  # the server has the other
     values["engine"]["num_processes"] = 2
-    assert "and there are 1 here" in machine.check(values, small, [gpu])[0]
+    assert "but there are 1 here" in machine.check(values, small, [gpu])[0]
 
 
 def test_nvidia_smi_that_fails_is_no_gpu(monkeypatch) -> None:

@@ -77,10 +77,10 @@ def test_a_silent_model_server_is_an_error_only_where_no_other_answers(
 ) -> None:
     silent = "http://127.0.0.1:1"
     alone = found(tmp_path, changed(engine__urls=[silent]))
-    assert "is not there (ClientConnectorError): start the server" in alone.errors[0]
+    assert "is not reachable (ClientConnectorError): start the server" in alone.errors[0]
     both = found(tmp_path, changed(engine__urls=[silent, f"{server}/good"]))
     assert both.errors == []
-    assert "engine.urls: http://127.0.0.1:1/v1 is not there" in both.remarks[0]
+    assert "engine.urls: http://127.0.0.1:1/v1 is not reachable" in both.remarks[0]
 
 
 def test_what_is_no_url_is_said(tmp_path: Path) -> None:

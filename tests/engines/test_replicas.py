@@ -184,7 +184,7 @@ def test_a_replica_killed_in_the_middle_loses_nothing(
         )  # from both replicas, and mostly from one: the same samples
         assert killed.finish_reasons == whole.finish_reasons
         assert sorted(finished) == list(range(320))
-        assert "http://replica-0/v1 is not there" in caplog.text
+        assert "http://replica-0/v1 is not reachable" in caplog.text
         assert wait_for_end(first)
 
         model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))

@@ -136,7 +136,7 @@ def test_a_server_that_dies_gives_its_work_to_the_others(
     assert samples.token_ids == local.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)).token_ids
     assert sorted(finished) == list(range(24))
     assert 0 < dying.does.served < 24
-    assert f"{dying.url} is not there" in caplog.text
+    assert f"{dying.url} is not reachable" in caplog.text
 
 
 def test_a_server_comes_back_when_it_is_well(serve: Serve, policy: Policy, local: Engine) -> None:

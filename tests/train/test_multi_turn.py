@@ -234,7 +234,7 @@ def test_a_turn_ends_with_any_stop_token_and_not_with_one_before_it() -> None:
     (bar,) = tokenizer("|").input_ids
     found = render_reply("low", tokenizer, (EOS, bar), is_chat=True)
     assert tokenizer.decode(found) == " <user>low| <assistant>"
-    with pytest.raises(ArtifactError, match="ends an assistant's turn with no token"):
+    with pytest.raises(ArtifactError, match="ends an assistant's turn without a token"):
         render_reply("low", tokenizer, (EOS,), is_chat=True)
 
 

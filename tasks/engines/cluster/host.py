@@ -65,7 +65,7 @@ class Host:
         self, command: list[str], environment: dict[str, str], folder: str, *, is_guarded: bool
     ) -> None:
         """Start `command` in `folder`, and replace SCRATCH and ADDRESS in it and its environment by
-        this host's folder and address. Its output is kept for `poll`. Raises OSError if it cannot
+        this host's folder and address. Its output is kept for `poll`. Raise OSError if it cannot
         be started, and RuntimeError if a process is already running."""
         if self.process is not None and self.process.poll() is None:
             raise RuntimeError("a process is already running here")

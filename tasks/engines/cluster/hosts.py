@@ -44,7 +44,7 @@ class HostLostError(ArtifactError):
 
 
 def import_ray() -> Any:
-    """Return the module `ray`. Raises ArtifactError if it is not installed."""
+    """Return the module `ray`. Raise ArtifactError if it is not installed."""
     os.environ.update(ENVIRONMENT)
     try:
         import ray
@@ -58,7 +58,7 @@ def import_ray() -> Any:
 
 def connect(address: str) -> Any:
     """Connect this process to the cluster with its head at `address`, once. Return the module
-    `ray`. Raises ArtifactError if the head does not answer, or rejects the token.
+    `ray`. Raise ArtifactError if the head does not answer, or rejects the token.
 
     Separate processes try first: Ray itself would wait many minutes for a silent address."""
     ray = import_ray()
@@ -187,7 +187,7 @@ class RemoteHost:
         self.ended: Any = None
 
     def is_up(self) -> bool:
-        """Return whether the host answers. Raises HostLostError if it is lost."""
+        """Return whether the host answers. Raise HostLostError if it is lost."""
         done, _ = self.ray.wait([self.answer], timeout=0)
         if done:
             self.take(self.answer)
@@ -201,7 +201,7 @@ class RemoteHost:
         return cast(Progress, self.call("poll"))
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Return the result of a method of the host. Raises HostLostError if the host does not
+        """Return the result of a method of the host. Raise HostLostError if the host does not
         answer in CALL_SECONDS."""
         return self.take(getattr(self.actor, method).remote(*arguments, **named))
 
@@ -247,7 +247,7 @@ class Places:
 
     def host(self, index: int) -> RemoteHost:
         """Return a new host in a place. If the place's machine died, the host is up once Ray has
-        found another machine. Raises ArtifactError if the Ray head has died."""
+        found another machine. Raise ArtifactError if the Ray head has died."""
         self.check_head()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -301,7 +301,7 @@ class LocalHost(Host):
 
 
 def reserve(address: str, bundles: list[dict[str, float]]) -> Places:
-    """Reserve all these places, or none. Raises ArtifactError if the cluster has no room for them
+    """Reserve all these places, or none. Raise ArtifactError if the cluster has no room for them
     within RESERVE_SECONDS."""
     ray = connect(address)
     there: Mapping[str, float] = ray.cluster_resources()

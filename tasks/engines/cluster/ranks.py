@@ -161,7 +161,7 @@ def start(
     environment: Mapping[str, str],
     tend: Callable[[], object],
 ) -> None:
-    """Start the ranks when all hosts are up. Raises ArtifactError if a host is not up within
+    """Start the ranks when all hosts are up. Raise ArtifactError if a host is not up within
     START_SECONDS."""
     deadline = time.monotonic() + START_SECONDS
     while missing := [str(rank) for rank, host in enumerate(hosts) if not host.is_up()]:

@@ -59,7 +59,7 @@ class Dispatch(Generic[S, T]):
         self.are_answered = asyncio.Event()
 
     async def run(self, chunks: Iterable[Sequence[int]]) -> dict[int, T]:
-        """Return the answer to every row. Raises ArtifactError if a row or every server has
+        """Return the answer to every row. Raise ArtifactError if a row or every server has
         failed too often."""
         self.chunks = deque(chunk for chunk in chunks if chunk)
         self.num_rows = sum(map(len, self.chunks))
@@ -153,7 +153,7 @@ class Dispatch(Generic[S, T]):
 
     async def recover(self, number: int) -> None:
         """Check the health of a server that is down, after a pause each time, until it is up again.
-        Raises NoServerError if every server has failed too often."""
+        Raise NoServerError if every server has failed too often."""
         while number in self.down:
             lost = [n for n in self.down if self.failures[n] > self.max_retries]
             if len(lost) == len(self.servers):

@@ -115,7 +115,7 @@ class Connection:
     async def request(
         self, method: str, url: str, body: Any = None, seconds: float = math.inf
     ) -> Any:
-        """Return the JSON response. Raises Unavailable for temporary failures, such as no answer in
+        """Return the JSON response. Raise Unavailable for temporary failures, such as no answer in
         `seconds`, and ArtifactError with the server's message for others."""
         text = await self.text(url, method, body, seconds)
         try:
@@ -225,7 +225,7 @@ class Connection:
         await self.request("POST", url, {"request_ids": ids}, QUICK_SECONDS)
 
     def parse(self, answer: Any, wanted: CompletionRequest) -> Completion:
-        """Return the completion in a response. Raises ArtifactError if it does not fit the
+        """Return the completion in a response. Raise ArtifactError if it does not fit the
         request."""
         try:
             (choice,) = answer["choices"]

@@ -99,7 +99,7 @@ class ServerEngine(StoppableEngine):
         asyncio.run(self.handshake())
 
     async def handshake(self) -> None:
-        """Identify every server. A server that does not answer may join later. Raises ArtifactError
+        """Identify every server. A server that does not answer may join later. Raise ArtifactError
         if no server answers."""
         missing = []
         for endpoint in self.endpoints:
@@ -118,7 +118,7 @@ class ServerEngine(StoppableEngine):
 
     async def identify(self, connection: Connection) -> Completion:
         """Check that the server serves the policy, and record the policy's name there, its context
-        and the server's version. Return the server's answer to the probe. Raises ArtifactError,
+        and the server's version. Return the server's answer to the probe. Raise ArtifactError,
         with the server's name, if it serves another policy."""
         model, probe = await self.identity.check(connection, self.versions.current)
         self.models[connection.endpoint] = str(model["id"])
@@ -274,7 +274,7 @@ class ServerEngine(StoppableEngine):
         must call it.
 
         `weights` must include tied weights (`NamedWeights` does). A replica that fails to load them
-        is ended and started again: it would answer with its old weights. Raises ArtifactError for
+        is ended and started again: it would answer with its old weights. Raise ArtifactError for
         servers that were not started here."""
         if version is not None and broadcast(self.has_everywhere(version)):
             self.versions.settle()
@@ -323,7 +323,7 @@ class ServerEngine(StoppableEngine):
         self, loading: Loading, serving: Sequence[Endpoint], *, in_flight: bool
     ) -> None:
         """Load new weights into these servers, or, if all fail, into the next server that is up.
-        Raises ArtifactError if all fail in the first update: the next server would fail, too."""
+        Raise ArtifactError if all fail in the first update: the next server would fail, too."""
         self.endpoints, loading.probe = [], None
         while not self.endpoints:
             if not (serving or loading.transfer.repeats) and num_trainers() > 1:

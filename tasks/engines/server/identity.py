@@ -44,7 +44,7 @@ class Identity:
         self, connection: Connection, version: str
     ) -> tuple[dict[str, Any], Completion]:
         """Return the server's description of the policy, and its answer to the probe. Raises
-        ArtifactError if it serves another policy. Raises Unavailable if it does not answer, or was
+        ArtifactError if it serves another policy. Raise Unavailable if it does not answer, or was
         started here and has weights of another `version` (empty: of any version)."""
         url = connection.endpoint.url
         models = {str(model["id"]): model for model in await connection.models()}
@@ -122,7 +122,7 @@ class Identity:
 
 def choose_model(names: list[str], digest: str, url: str) -> str:
     """Return the policy's name among the names that a server serves: its digest, else the only
-    name. Raises ArtifactError if there are several other names."""
+    name. Raise ArtifactError if there are several other names."""
     if digest in names:
         return digest
     if len(names) > 1:

@@ -44,7 +44,7 @@ class Lender:
 
     def tend(self) -> None:
         """End the refused servers, restart the servers that have ended, and write the endpoints of
-        the others. Raises ArtifactError, with the end of its log, if a server does not start."""
+        the others. Raise ArtifactError, with the end of its log, if a server does not start."""
         for path in (self.folder / REFUSED).iterdir():
             self.drop([each for each in self.offered if each.name == path.name])
             path.unlink()
@@ -64,7 +64,7 @@ class Lender:
 
     def take_back(self) -> None:
         """Prepare the servers for another process: the last one may have left them in the middle of
-        an update. End the servers that fail. Raises ArtifactError if no server remains, and all
+        an update. End the servers that fail. Raise ArtifactError if no server remains, and all
         have ended too often."""
         self.drop(asyncio.run(unfit(self.offered)))
         if not self.replicas.starting and not self.offered:
@@ -127,7 +127,7 @@ class Borrowed:
         return [each for each in offered if each.name not in self.refused]
 
     def wait_for_one(self) -> list[Endpoint]:
-        """Wait until at least one server is up, and return as `serving` does. Raises NoServerError
+        """Wait until at least one server is up, and return as `serving` does. Raise NoServerError
         after START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
         while not (found := self.serving()):

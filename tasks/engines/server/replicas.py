@@ -136,7 +136,7 @@ class Replicas:
 
     def num_starting(self) -> int:
         """Return the number of servers that have not answered yet. If a server's machine died, the
-        server is started on another. Raises ArtifactError, with the end of the log, if a server has
+        server is started on another. Raise ArtifactError, with the end of the log, if a server has
         ended by itself, or takes longer than START_SECONDS."""
         for place in sorted(self.starting):
             replica = self.replicas[place]
@@ -185,7 +185,7 @@ class Replicas:
 
     def wait_for_one(self) -> list[Endpoint]:
         """Wait until at least one server is up, with restarts if necessary, and return as `serving`
-        does. Raises ArtifactError if all servers have ended too often."""
+        does. Raise ArtifactError if all servers have ended too often."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             self.revive()
@@ -233,7 +233,7 @@ def local(
 
 def choose_devices(settings: EngineSettings, num_processes: int = 0) -> Sequence[str | None]:
     """Return the CUDA_VISIBLE_DEVICES of each replica, None on a CPU: the GPUs after the trainer's
-    GPUs if there are enough, else the first ones. Raises ArtifactError if there are fewer GPUs than
+    GPUs if there are enough, else the first ones. Raise ArtifactError if there are fewer GPUs than
     the replicas need."""
     device, num_replicas = torch_device(settings.device), settings.num_replicas
     if device.type != "cuda":
@@ -255,7 +255,7 @@ def server_options(
     settings: EngineSettings, policy: Policy, *, on_gpu: bool, num_gpus: int
 ) -> dict[str, Any]:
     """Return the options of a server on `num_gpus`: those that the engine contract requires, and
-    those of `engine.vllm`. The model's name is the policy's digest. Raises ParamsError for options
+    those of `engine.vllm`. The model's name is the policy's digest. Raise ParamsError for options
     that vLLM does not accept."""
     in_layers = num_gpus // settings.vllm.get("data_parallel_size", 1)
     options = own_options(settings, policy, on_gpu=on_gpu) | {

@@ -3,7 +3,7 @@ file, and makes no network requests.
 
 The output of policies is data: the page contains it as JSON in which no tag can begin, and the
 script displays it as text. As a second barrier, the page's content security policy allows only its
-own scripts, by their digests, and loads nothing from elsewhere."""
+own scripts, by their digests, and forbids all requests."""
 
 import base64
 import hashlib

@@ -40,7 +40,7 @@ def record(stage: Stage, results: Results) -> None:
     try:
         write(stage, results)
     except Exception as error:
-        logger.warning("the report is not recorded in full (%s: %s)", type(error).__name__, error)
+        logger.warning("the report is only partly recorded (%s: %s)", type(error).__name__, error)
 
 
 def write(stage: Stage, results: Results) -> None:

@@ -259,7 +259,7 @@ class RolloutBuffer:
         return self.spending.spent + sum(batch.spent for batch in self.unobserved)
 
     def add_groups(self, batch: Batch, request: GroupRequest) -> None:
-        """Add the groups of a request to a batch. Raises ValueError if the request extends a group
+        """Add the groups of a request to a batch. Raise ValueError if the request extends a group
         of another prompt."""
         token_ids = self.prompts.token_ids(request.prompt_rows)
         before = batch.fresh.prompt_rows_Q

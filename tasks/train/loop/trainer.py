@@ -233,7 +233,7 @@ class Trainer:
 
     @property
     def swapping_engine(self) -> SwappingEngine:
-        """The engine. Raises ParamsError if it cannot load weights while it samples."""
+        """The engine. Raise ParamsError if it cannot load weights while it samples."""
         engine = self.collector.engine
         if not isinstance(engine, SwappingEngine):
             raise ParamsError(

@@ -57,7 +57,7 @@ class Method(Generate):
         self.state = State(np.zeros(num_prompts), np.zeros(num_prompts), np.zeros((0, 3)))
 
     def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
-        """Return the samples of `request`, within the budget. Raises ParamsError if the engine
+        """Return the samples of `request`, within the budget. Raise ParamsError if the engine
         cannot be scheduled, or if the budget is too small for one rollout."""
         if not isinstance(engine, ScheduledEngine):
             raise ParamsError(

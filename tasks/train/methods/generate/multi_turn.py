@@ -76,7 +76,7 @@ class Method(Generate):
         self.environment = load_environment(settings.environment)
 
     def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
-        """Return the conversations for `request`. Raises ParamsError if not even one turn fits
+        """Return the conversations for `request`. Raise ParamsError if not even one turn fits
         `sampling.max_tokens`."""
         limit = request.sampling.max_tokens
         if self.settings.max_turn_tokens > limit:
