@@ -65,7 +65,7 @@ def parser_of(word: str | None) -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Return the exit status: 1 with a message for bad input, 130 after an interrupt."""
+    """Run the command. Return its status: 1 with a message for bad input, 130 if interrupted."""
     arguments = sys.argv[1:]
     options = parser_of(arguments[0] if arguments else None).parse_args(arguments)
     logs.log_to_terminal()

@@ -19,7 +19,7 @@ def add_price(parser: argparse.ArgumentParser) -> None:
 
 
 def money(text: str) -> float:
-    """Return a price. Raise ValueError, which argparse reports, if it is invalid."""
+    """Parse a price. Raise ValueError, which argparse reports, if it is invalid."""
     if not 0 <= (price := float(text)) < float("inf"):
         raise ValueError(text)
     return price

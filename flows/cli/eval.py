@@ -45,19 +45,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def here(path: str) -> Path:
-    """Return the absolute path, before the command changes to the project's folder."""
+    """Return the path as absolute, because the command later changes to the project's folder."""
     return Path(path).expanduser().absolute()
 
 
 def names(text: str) -> list[str]:
-    """Return the comma-separated names."""
+    """Split a list of names at commas. Raise ValueError if it is empty."""
     if not (found := [name.strip() for name in text.split(",") if name.strip()]):
         raise argparse.ArgumentTypeError("no task: use gsm8k, or several separated by commas")
     return found
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, record, and print all results beside pass@1."""
+    """Measure the policies, record the results, and print them beside pass@1."""
     root = roots.existing(options.data)
     values, layout = params.load(root.params), root.layout
     records = importlib.import_module("tasks.harness.records")

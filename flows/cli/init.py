@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, write, and run the doctor. Return its status, or 1 if nothing was written."""
+    """Ask for values, write them, run the doctor. Return its status, or 1 without writing."""
     if options.folder is not None:
         return make_project(Path(options.folder).expanduser().absolute(), options)
     text = FILE.read_text()
@@ -111,7 +111,7 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def place(text: str, options: argparse.Namespace) -> str:
-    """Return a location for params.yaml: relative if inside the project, else absolute."""
+    """Return a location for params.yaml: relative if inside the project, otherwise absolute."""
     full = Path(text).expanduser().absolute()
     base = Path(options.folder or commands.ROOT).expanduser().absolute()
     if text == "tiny" or "://" in text or not full.exists():
@@ -137,7 +137,7 @@ def training(num_parameters: float, has_adapters: bool) -> dict[str, Any]:
 
 
 def as_budget(answer: str) -> dict[str, Any] | None:
-    """Return the value of `experiment.budget`."""
+    """Return the value of `experiment.budget` for an answer."""
     if answer == NONE:
         return None
     amount = number(answer, float)

@@ -81,7 +81,7 @@ def why(
     code: Mapping[str, Any],
     forced: set[str],
 ) -> dict[str, str]:
-    """Return the reason of every stage that would run, or may run after such a stage."""
+    """Return the reason why each stage would run, or may run after another one."""
     entries = lock.read(root.lock)
     found: dict[str, str] = {}
     for stage in selection.order(needs):
@@ -102,7 +102,7 @@ def why(
 
 
 def without_code(root: Root, changes: list[Any]) -> list[Any]:
-    """Return the changes without the code digests, which on disk are from the last run."""
+    """Return the changes without those of the code digests, whose files are from the last run."""
     kept = []
     for change in changes:
         if isinstance(change, dict) and "changed deps" in change:
@@ -141,7 +141,7 @@ def code_reasons(
 
 
 def md5(value: Any) -> str:
-    """Return DVC's digest of a JSON file as `files.write_json` writes it."""
+    """Return the MD5 digest that DVC computes for a JSON file written by `files.write_json`."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 

@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def recipe_or_file(text: str) -> str:
-    """Return a recipe's name, or the absolute path of a record: commands change the folder."""
+    """Return a recipe's name, or a record's path as absolute: commands change the folder."""
     return str(Path(text).absolute()) if text.endswith(".jsonl") else text
 
 

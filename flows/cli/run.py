@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def noted(found: Iterator[Stages], seen: list[Stages]) -> Iterator[Stages]:
-    """Yield the same stages, and append each to `seen` when it has been examined."""
+    """Yield the same stages, and append each to `seen` after its examination."""
     for stages in found:
         seen.append(stages)
         if stages.left_out:

@@ -41,7 +41,7 @@ EDGE = re.compile(r'^"(?P<node>[^"]+)"(?: -> "(?P<dependent>[^"]+)")?;?$', re.MU
 
 
 def project() -> Path:
-    """Return the nearest folder upwards with a Winnow pipeline, else the installation."""
+    """Return the nearest parent folder with a Winnow pipeline, else the installation."""
     with suppress(OSError, ValueError):  # the folder may be gone, or the file not text
         for folder in (Path.cwd(), *Path.cwd().parents):
             file = folder / "dvc.yaml"
@@ -54,7 +54,7 @@ ROOT = project()
 
 
 class CommandError(RuntimeError):
-    """A dvc command failed; dvc's own message is on the terminal."""
+    """Raised if a dvc command fails; dvc's own message is on the terminal."""
 
 
 class Dvc:
@@ -166,7 +166,7 @@ class Dvc:
         return answer
 
     def query(self, *arguments: str) -> str:
-        """Return the printed output of a read-only command."""
+        """Return what a read-only dvc command prints."""
         answer = self.ask_and_read(*arguments)
         if answer["code"]:
             said = " ".join(self.output.lines.tail)
@@ -203,7 +203,7 @@ def environment() -> dict[str, str]:
 
 
 def launcher(*arguments: str) -> list[str]:
-    """Return the command line of a Python module that ends with this process (see `launch.py`)."""
+    """Return the command that runs a Python module and ends with this process (see `launch.py`)."""
     return [sys.executable, "-m", "flows.pipeline.launch", str(os.getpid()), *arguments]
 
 
@@ -228,7 +228,7 @@ def end_all(dvcs: Sequence[Dvc], interrupt: bool) -> None:
 
 
 def end_group(child: "subprocess.Popen[Any]") -> None:
-    """Interrupt one group and end it, as `end_groups` does."""
+    """Interrupt the group of one process and end it, as `end_groups` does."""
     end_groups([child])
 
 

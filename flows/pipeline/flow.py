@@ -38,7 +38,7 @@ StartText = Annotated[str, Field(pattern=rf"^({rounds.CHAMPION}|\S+/\d+)$")]
 
 
 class PipelineError(RuntimeError):
-    """Stages failed; the message names them."""
+    """Raised if stages failed; the message lists them."""
 
 
 def as_task(
@@ -105,7 +105,7 @@ def needed_states(stages: Stages, stage: str, states: dict[str, State]) -> dict[
 
 
 def print_failure(stages: Stages, stage: str, states: dict[str, State]) -> None:
-    """Print a line if a stage did not complete."""
+    """Print a line about a stage that did not complete."""
     needed = needed_states(stages, stage, states)
     blocking = [name for name, state in needed.items() if not state.is_completed()]
     if blocking:
@@ -201,7 +201,7 @@ def flow_over(
 
 
 def stages_of_api_request(request: FlowRequest) -> AbstractContextManager[Iterator[Stages]]:
-    """Return the stages of an API request. Raise ParamsError for overrides not permitted there."""
+    """Return the stages of an API request. Raise ParamsError for forbidden overrides."""
     overrides.check_remote(request.overrides)
     return rounds.opened(request)
 

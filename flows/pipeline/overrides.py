@@ -70,12 +70,12 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
 
 
 def note_of(layout: Layout) -> Path:
-    """Return the path of the note with the text of the file before a run with overrides."""
+    """Return the path of the note with the file's text from before a run with overrides."""
     return layout.locks / "overrides.json"
 
 
 def put_back(path: Path, note: Path) -> None:
-    """Undo the overrides of the run that left the note, unless the file has changed since."""
+    """Undo the overrides of the run that wrote the note, unless the file has changed since."""
     if not note.exists():
         return
     try:

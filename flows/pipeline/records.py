@@ -131,7 +131,7 @@ def name_run(stages: Stages) -> None:
 
 
 def first_of(reasons: str) -> str:
-    """Return the first of some reasons, with an ellipsis if there are more."""
+    """Return the first of several reasons, with an ellipsis if there are more."""
     first, _, more = reasons.partition("; ")
     return f"{first}, ..." if more else first
 
@@ -155,7 +155,7 @@ def attempt(record: Callable[[], object]) -> None:
 
 
 def key(text: str) -> str:
-    """Return the name in the form that Prefect allows for an artifact."""
+    """Return a text as a key that Prefect allows for an artifact."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

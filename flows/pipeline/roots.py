@@ -90,7 +90,7 @@ class Root:
         return f"{self.name}: {stage}" if self.name else stage
 
     def own(self, addresses: Iterable[str]) -> dict[str, str]:
-        """Return the own names of this root's stages, keyed by their addresses."""
+        """Return this root's stages by their own names, keyed by their addresses in dvc."""
         prefix = "" if self.is_main else f"{self.pipeline}:"
         return {
             address: address.removeprefix(prefix)
@@ -121,7 +121,7 @@ def existing(folder: str) -> Root:
 
 
 def known() -> str:
-    """Return the names of the existing roots."""
+    """Return a list of the existing roots, for messages."""
     files = commands.ROOT.glob("*/dvc.yaml"), commands.ROOT.glob("*/rounds/*/dvc.yaml")
     found = sorted(
         path.parent.relative_to(commands.ROOT).as_posix() for kind in files for path in kind
@@ -185,7 +185,7 @@ def link(path: Path, target: str) -> None:
 
 
 def own_needs(root: Root, graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return the root's part of dvc's graph, with the stages' own names."""
+    """Return this root's part of dvc's graph, under the stages' own names."""
     names = root.own(graph)
     if not names:
         raise commands.CommandError(f"dvc cannot find {root.pipeline}: does git ignore it?")

@@ -19,7 +19,7 @@ LABELS = {"Cached": "up to date", "Ran": "ran", "Restored": "restored from the r
 
 
 class StageFailed(RuntimeError):
-    """A stage's command, or dvc itself, exited with a non-zero status."""
+    """Raised if a stage's command, or dvc itself, exits with a non-zero status."""
 
 
 @dataclass
@@ -183,7 +183,7 @@ def explain(root: Root, stage: str, changes: list[Any]) -> list[str]:
 
 
 def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
-    """Return the failure, how to resume, and the last lines of the output."""
+    """Return a message about a failed stage, with the command to resume and its last lines."""
     said = list(lines)
     what = "its command failed" if started else "dvc failed before its command ran"
     if remedies := commands.lock_remedies("\n".join(said)):

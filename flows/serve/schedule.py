@@ -82,7 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def cron(text: str) -> str:
-    """Return a valid cron expression."""
+    """Return the text if it is a valid cron expression, else raise ValueError."""
     try:
         CronSchedule(cron=text)
     except ValueError as error:
@@ -172,7 +172,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def serve_until_stopped(options: argparse.Namespace) -> int:
-    """Serve as `run` does, on an available server."""
+    """Serve as `run` does, with a Prefect server that is already up."""
     records.attempt(watch_heartbeats)
     records.attempt(crashes.mark)
     try:

@@ -47,7 +47,7 @@ OPEN = (
 
 
 class ServerError(RuntimeError):
-    """Prefect's server did not come up."""
+    """Raised if Prefect's server does not start."""
 
 
 def home() -> Path:
@@ -144,7 +144,7 @@ def add_port(parser: argparse.ArgumentParser) -> None:
 
 
 def check_port(name: str, host: str, port: int) -> None:
-    """Raise ArtifactError if the port is in use: a foreign answer would pass for the server's."""
+    """Raise ArtifactError if the port is in use: its server would be taken for this one."""
     page = f"http://{host}:{port}"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -198,7 +198,7 @@ def provide(port: int | None = None) -> None:
 
 
 def lost(error: Exception) -> str:
-    """Return one sentence about a run that failed because of its server."""
+    """Return a message about a run that failed because of its Prefect server."""
     from prefect.settings import PREFECT_API_URL
 
     why = str(error).partition("\n")[0] or type(error).__name__
@@ -218,7 +218,7 @@ def away(url: str) -> str:
 
 
 def comes_up(child: "subprocess.Popen[bytes]", url: str) -> bool:
-    """Wait until the server answers. Return False if it ends first, or does not answer in time."""
+    """Wait until the server responds. Return False if it ends first or takes too long."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and child.poll() is None:

@@ -37,7 +37,7 @@ HOW_TO_LOG_IN = (
 
 
 class PageError(ArtifactError):
-    """A server did not come up."""
+    """Raised if a server does not start."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def environment() -> dict[str, str]:
 
 
 def wait_until_up(one: Server, child: "subprocess.Popen[bytes]", log: BinaryIO) -> None:
-    """Return when the server answers. Raise PageError if it ends or does not answer in time."""
+    """Wait until the server responds. Raise PageError if it ends or does not respond in time."""
     if not server.comes_up(child, f"{one.page}/{one.health}"):
         what = "did not answer" if child.poll() is None else "did not start"
         raise PageError(f"{one.name} {what}; the end of its log:\n{tail(log)}")

@@ -79,7 +79,7 @@ class Protocol:
     def only(
         self, families: Collection[str] | None, recipes: Collection[str] | None = None
     ) -> "Protocol":
-        """Return the part of the protocol for these families and recipes; None means all. Raises
+        """Return the part of the protocol for these families and recipes; None means all. Raise
         ParamsError for unknown names."""
         compared = [contestant.recipe for contestant in self.contestants]
         for kind, asked, there in (

@@ -43,7 +43,7 @@ class Table:
         return {name: value for name, (_, value) in self.fields.items()}
 
     def frame(self, rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-        """Return a table of dictionaries, with exactly this table's columns and types."""
+        """Return a table of these rows, with exactly this table's columns and types."""
         return pl.DataFrame(list(rows), schema=self.columns, orient="row")
 
     def check(self, frame: pl.DataFrame, where: str) -> pl.DataFrame:

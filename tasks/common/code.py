@@ -84,7 +84,7 @@ def dump(node: Any) -> str:
 
 
 def is_of_settings(node: ast.AST) -> bool:
-    """Return whether a node is a dataclass of parameters, by its decorator."""
+    """Return whether a class has the decorator of settings."""
     return isinstance(node, ast.ClassDef) and any(
         isinstance(decorator, ast.Name) and decorator.id == "settings"
         for decorator in node.decorator_list
@@ -177,7 +177,7 @@ def texts(tree: ast.Module) -> Iterator[str]:
 
 
 def module_file(module: str, root: Path) -> Path | None:
-    """Return the file of a dotted name under `root`, or None."""
+    """Return the file of a module with a dotted name under `root`, or None."""
     base = root.joinpath(*module.split("."))
     files = (base.with_suffix(".py"), base / "__init__.py")
     return next((path for path in files if path.is_file()), None)
@@ -198,7 +198,7 @@ def reach(modules: Iterable[str], root: Path) -> set[Path]:
 
 @cache
 def uses(path: Path, root: Path) -> frozenset[Path]:
-    """Return the files that a file loads directly."""
+    """Return the files that importing or naming in `path` loads directly."""
     if path.suffix != ".py":
         return frozenset()
     named = facts(read(path)).strings
@@ -241,7 +241,7 @@ def forget() -> None:
 
 
 def libraries(files: Iterable[Path], root: Path) -> set[str]:
-    """Return the top-level modules that `files` import."""
+    """Return the top-level packages that `files` import."""
     python = (path for path in files if path.suffix == ".py")
     return {module.partition(".")[0] for path in python for module in imports(path, root)}
 

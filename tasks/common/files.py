@@ -40,11 +40,11 @@ PROBE_BYTES = 1 << 20
 
 
 class ArtifactError(ValueError):
-    """A file of the pipeline is missing or invalid."""
+    """Raised if a file of the pipeline is missing or invalid."""
 
 
 class WriteError(ArtifactError, OSError):
-    """A place cannot be written; the message contains the reason and the remedy."""
+    """Raised if a place cannot be written; the message contains the reason and the remedy."""
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def explain_write(error: BaseException, path: Path | None = None) -> str | None:
 
 
 def write_sentence(place: Path | str, why: str) -> str:
-    """Return the fault of a place, and how to resume."""
+    """Return a message that a place cannot be written, with the reason and how to resume."""
     return f"{place}: {why}. Finished results are kept: then run the same command again"
 
 
@@ -120,7 +120,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def number_of(error: BaseException) -> int | None:
-    """Return the operating system's number of an error, or None."""
+    """Return the operating system's number of an error (errno), or None."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if isinstance(code := getattr(error, "sqlite_errorcode", None), int):
@@ -249,7 +249,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Create an empty file with the modes of `make_private_folder`: a database fills it."""
+    """Create an empty file with the modes of `make_private_folder`, for a database to fill."""
     make_folder(path.parent)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

@@ -47,7 +47,7 @@ class Layout:
         return self.recipe(recipe) / str(seed) / "train"
 
     def trained_card(self, recipe: str, seed: int) -> Path:
-        """Return the file with the digest of the trained policy."""
+        """Return the path of the file with the digest of the trained policy."""
         return self.train(recipe, seed) / "policy.json"
 
     def replayed(self, recipe: str, seed: int) -> Path:
@@ -75,7 +75,7 @@ class Layout:
         return self.root / "measured" / f"{cell}.json"
 
     def engine_logs(self, cell: str) -> Path:
-        """Return the folder of the logs of the servers that a stage started."""
+        """Return the folder for the logs of the servers that a stage starts."""
         return self.root / "logs" / cell
 
     @property
@@ -84,11 +84,11 @@ class Layout:
 
     @property
     def unfinished_policy(self) -> Path:
-        """Return the last saved weights of a policy that is being trained here."""
+        """Return the path of the checkpoint of the tiny policy's own training."""
         return self.checkpoints / "policy.safetensors"
 
     def finished(self, recipe: str, seed: int) -> Path:
-        """Return the folder of a training's results until DVC has recorded them."""
+        """Return the folder that keeps a training's results until DVC has recorded them."""
         return self.checkpoints / "finished" / recipe / str(seed)
 
     @property
@@ -97,7 +97,7 @@ class Layout:
 
     @property
     def judged(self) -> Path:
-        """Return the database of the verdicts of judging language models."""
+        """Return the path of the database of verdicts by language models."""
         return self.root / "judged.sqlite"
 
     @property
@@ -105,7 +105,7 @@ class Layout:
         return self.root / "tracking"
 
     def written_by(self, stage: str, recipe: str | None, seed: int | None) -> list[Path]:
-        """Return the folders that a stage must be able to write, in the order of their use."""
+        """Return the folders that a stage writes, in the order of their use."""
         cell = (recipe or "", seed or 0)
         sampled = [self.store, self.locks]
         return {

@@ -157,10 +157,10 @@ def code(error: Exception) -> str:
 
 
 def named_endpoint() -> str | None:
-    """Return the endpoint from the environment."""
+    """Return the S3 endpoint from the environment, or None."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def endpoint() -> str:
-    """Return the endpoint in words."""
+    """Return a description of the S3 endpoint for messages."""
     return named_endpoint() or "the profile's, or AWS; set AWS_ENDPOINT_URL to change it"

@@ -53,7 +53,7 @@ def recipe(values: Mapping[str, Any], name: str) -> Recipe:
 
 
 def base_train(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section `train`, with POINTS if `experiment.budget` is set."""
+    """Return the section `train`, with the defaults POINTS if `experiment.budget` is set."""
     base, experiment = values.get("train") or {}, values.get("experiment")
     if not isinstance(base, dict):
         raise ParamsError(f"train must be a mapping; it is {base!r}")
@@ -126,7 +126,7 @@ def resolved(values: Mapping[str, Any], name: str, above: tuple[str, ...] = ()) 
 
 
 def is_part(found: Any) -> bool:
-    """Return whether a recipe has neither a strategy nor a recipe that it extends."""
+    """Return whether a recipe only changes a built-in one: it has neither a strategy nor `from`."""
     if not isinstance(found, dict) or "from" in found:
         return False
     allocate = found.get("allocate")
@@ -134,7 +134,7 @@ def is_part(found: Any) -> bool:
 
 
 def check(found: Any, where: str) -> None:
-    """Raise ParamsError unless a recipe consists of the permitted mappings."""
+    """Raise ParamsError unless a recipe has only the allowed keys, each with a mapping."""
     if not isinstance(found, dict):
         raise ParamsError(f"{where} must be a mapping with allocate and train; it is {found!r}")
     if wrong := [key for key in found if key not in KEYS]:
@@ -157,7 +157,7 @@ def merged(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def are_alike(old: Any, new: Any) -> bool:
-    """Return whether two values are mappings of the same method and strategy."""
+    """Return whether two mappings have the same method and strategy, so that they can be merged."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return False
     return all(new.get(key, old.get(key)) == old.get(key) for key in CHOICES)

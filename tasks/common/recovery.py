@@ -86,6 +86,6 @@ def maker(path: Path) -> tuple[Path, str] | None:
 
 
 def is_of_project(root: Path) -> bool:
-    """Return whether `winnow run` can run the data root."""
+    """Return whether the data root belongs to this project, so that `winnow run` can run it."""
     own = root if root.name != "data" else root.parent
     return (own / "dvc.yaml").exists()

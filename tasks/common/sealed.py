@@ -42,7 +42,7 @@ END = 8  # bytes: the footer's length and Parquet's magic number
 
 
 class DamagedError(ArtifactError):
-    """The bytes of a file differ from the written ones."""
+    """Raised if the bytes of a file differ from the written ones."""
 
 
 # ------------------------------------------------------------------------------------------ JSON
@@ -95,14 +95,14 @@ def read_note(path: Path) -> dict[str, Any]:
 
 
 def encode(value: Mapping[str, Any]) -> str:
-    """Return the text of a sealed file."""
+    """Return the values and their checksum as the text of a sealed file."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
     plain = json.loads(text)  # keys as they will be read: JSON keys are strings
     return json.dumps({**plain, KEY: checksum(plain)}, indent=2, ensure_ascii=False) + "\n"
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """Return the values in a sealed file. Raise DamagedError with the fault if it is damaged."""
+    """Parse a sealed file and return its values. Raise DamagedError with the fault, if any."""
     try:
         value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
@@ -133,7 +133,7 @@ def add_checksum(file: BinaryIO) -> None:
 
 
 def verify_parquet(file: BinaryIO) -> None:
-    """Raise DamagedError unless an open file is byte for byte as it was sealed."""
+    """Raise DamagedError unless the checksum in an open Parquet file matches its bytes."""
     offset = checksum_offset(file)
     file.seek(offset)
     if file.read(len(BLANK)) != checksum_of(file, offset):
@@ -141,7 +141,7 @@ def verify_parquet(file: BinaryIO) -> None:
 
 
 def verify_file(path: Path) -> None:
-    """Verify the file at `path` as `verify_parquet` does, once per process and file state."""
+    """Call `verify_parquet` for the file at `path`, once per process unless the file changes."""
     status = os.stat(path)
     verify_state(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -153,7 +153,7 @@ def verify_state(path: Path, inode: int, size: int, modified: int) -> None:
 
 
 def checksum_of(file: BinaryIO, offset: int) -> bytes:
-    """Return the checksum of an open file; the field for the checksum begins at `offset`."""
+    """Compute the checksum of an open file whose checksum field begins at `offset`."""
     checksum = hashlib.sha256()
     file.seek(0)
     left = offset

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class StageError(RuntimeError):
-    """The stage cannot continue; the message contains the reason and the remedy."""
+    """Raised if a stage cannot continue; the message contains the reason and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Stage:
         recipe: str | None = None,
         seed: int | None = None,
     ) -> "Stage":
-        """Return a run without a record, for callers other than commands."""
+        """Return a run that is not recorded, for callers other than commands."""
         options = argparse.Namespace(
             dry_run=False, from_rollouts=None, resume=None, copy=False, before=[]
         )
@@ -67,7 +67,7 @@ class Stage:
         return params.section(self.params, name, cls)
 
     def coordinates(self) -> tuple[str, int]:
-        """Return the recipe and seed of a stage that has both."""
+        """Return the recipe and the seed, for a stage that has both."""
         assert self.recipe is not None
         assert self.seed is not None
         return self.recipe, self.seed
@@ -126,7 +126,7 @@ def run(
 def set_cell(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, alone: str | None
 ) -> None:
-    """Set a missing recipe and seed from the name of DVC's stage."""
+    """Set a missing recipe and seed from the stage's name in DVC_STAGE."""
     named = os.environ.get("DVC_STAGE", "").rpartition(":")[2]  # after the file of another root
     if (arguments.recipe, arguments.seed) == (None, None):
         name, arguments.recipe, arguments.seed = params.coordinates(named or alone or "")

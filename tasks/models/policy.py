@@ -135,7 +135,7 @@ def load_model(
     shard: Callable[[PreTrainedModel], object] | None = None,
 ) -> PreTrainedModel:
     """Load the model in `folder` in evaluation mode: without dropout, regardless of its config.
-    `shard` shards the model before it has weights; every rank then reads only its own rows. Raises
+    `shard` shards the model before it has weights; every rank then reads only its own rows. Raise
     ArtifactError if a tensor is missing from the files, or has another shape."""
     check_folder(folder)
     trusted, kinds = trust_remote_code, (ImportError, ValueError)  # errors of quantised policies

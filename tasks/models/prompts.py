@@ -49,7 +49,7 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> Template:
 def encode_chats(
     conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizerBase
 ) -> list[list[int]]:
-    """Return the token ids of conversations, rendered by the policy's chat template. Raises
+    """Return the token ids of conversations, rendered by the policy's chat template. Raise
     TemplateFailed with the number of the first conversation that fails."""
     encoded, template = [], template_of(tokenizer)
     marks = [mark_of([one["content"] for one in turns], tokenizer) for turns, _ in conversations]

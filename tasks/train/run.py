@@ -278,7 +278,7 @@ def longest_sample(
 
 
 def make_learner(context: RunContext, sections: Sections, engine: EngineSettings) -> Learner:
-    """Return the learner of the initial policy in float32 (the optimizer's precision). Raises
+    """Return the learner of the initial policy in float32 (the optimizer's precision). Raise
     ArtifactError if it does not fit on the device together with the engine."""
     policy, settings, memory = context.policy, context.settings, sections.learner
     device = torch_device(engine.device)

@@ -143,7 +143,7 @@ def warm_start(
 
 
 def make_step(trainer: Trainer, demonstrations: Demonstrations, settings: WarmStart) -> float:
-    """Make one supervised step, and enter it into the accounts; return its loss. Raises
+    """Make one supervised step, and enter it into the accounts; return its loss. Raise
     TrainingError if it is not finite, or if the budget is spent."""
     state, learner, began = trainer.state, trainer.learner, time.perf_counter()
     num, seed = len(demonstrations.token_ids), trainer.run.seed

@@ -165,7 +165,7 @@ def test_every_flipped_bit_of_what_waits_is_noticed(tmp_path: Path) -> None:
             said.add(re.sub(r" \(.*\)", "", str(error)).removeprefix(f"{tmp_path}/"))
     remedy = "delete that line and replay the others, or delete the file"
     assert {line for line in said if "line 2" in line} == {
-        f"train-1.jsonl, line 2 is not what was written: {remedy}"
+        f"train-1.jsonl, line 2 is damaged: {remedy}"
     }
 
 

@@ -209,7 +209,7 @@ def test_a_trainer_and_a_server_die_and_the_policy_is_the_same(
         assert server_of(layout) == before
         before.kill()
         log = training.finish()
-        assert "is started again (1 of at most 3 times)" in log
+        assert "restarting it (1 of at most 3 times)" in log
         assert cluster.environment["RAY_AUTH_TOKEN"] not in log
         wait_for_none(layout)
     expected, found = outputs(one), outputs(layout)

@@ -378,7 +378,7 @@ def test_a_gpu_for_each_part_of_a_replica(monkeypatch: pytest.MonkeyPatch) -> No
     settings = dataclasses.replace(SETTINGS, device="cuda", num_replicas=2, vllm=vllm)
     assert choose_devices(settings) == ["2,5", "7,8"]
     assert choose_devices(settings, 1) == ["5,7", "8,9"]
-    with pytest.raises(ArtifactError, match="num_replicas is 3 with 2 GPUs each, and this machine"):
+    with pytest.raises(ArtifactError, match="num_replicas is 3 with 2 GPUs each, but this machine"):
         choose_devices(dataclasses.replace(settings, num_replicas=3))
 
 

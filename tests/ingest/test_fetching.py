@@ -126,7 +126,7 @@ def test_what_a_web_server_does_wrong_is_said(web: str, path: str, message: str)
     ("location", "message"),
     [
         ("http://example.invalid/a.jsonl", "only https:// is read"),
-        ("https://me:secret@example.invalid/a.jsonl", "must not hold credentials"),
+        ("https://me:secret@example.invalid/a.jsonl", "must not contain credentials"),
         (
             "https://127.0.0.1:1/a.jsonl?key=secret",
             r"https://127.0.0.1:1/a.jsonl cannot be fetched \(ConnectError",

@@ -299,7 +299,7 @@ def test_two_ranks_sample_the_groups_of_one(guesser: Path, tmp_path: Path) -> No
                 "max_staleness": 1,
                 "generate": {"method": "micro_groups", "cache_megabytes": 1.0, "order": "lpt"},
             },
-            "micro_groups, which does not stop completions",
+            "micro_groups, which cannot stop",
         ),
     ],
 )

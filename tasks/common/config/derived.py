@@ -86,7 +86,7 @@ def pipeline(text: str, folder: str, later: Round | None) -> str:
 
 
 def relocated(stage: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return a stage of the project with its data below `folder`, run in the same place."""
+    """Return a stage of the project with its data below `folder`, run from the project's folder."""
     here = f"--params {PARAMS} --data {MAIN}"
     if here not in stage["cmd"]:
         raise ParamsError(f"dvc.yaml: the command {stage['cmd']!r} must contain {here}")
@@ -108,12 +108,12 @@ def relocated(stage: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 
 def moved(path: str, folder: str) -> str:
-    """Return a path of the main root as a path below `folder`; other paths are unchanged."""
+    """Return a path below the main root as the same path below `folder`; other paths unchanged."""
     return folder + path.removeprefix(MAIN) if path.startswith(f"{MAIN}/") else path
 
 
 def prompts_of(first: str, folder: str, path: str) -> str:
-    """Return the first round's file for a prompt file of `folder`; other paths as they are."""
+    """Return the first round's path of a prompt file of `folder`; other paths unchanged."""
     own = f"{folder}/prompts/"
     return f"{first}/prompts/" + path.removeprefix(own) if path.startswith(own) else path
 

@@ -80,7 +80,7 @@ def written(value: Any, column: int) -> str:
 
 
 def inline(value: Any) -> str:
-    """Return a value in one line."""
+    """Return a value as YAML in one line."""
     if isinstance(value, list):
         return f"[{', '.join(map(inline, value))}]"
     text = json.dumps(value, ensure_ascii=False)
@@ -109,5 +109,5 @@ def overridden(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 def forced(override: str) -> str:
-    """Return an override that also adds its key; `~key` and `+key=value` are unchanged."""
+    """Return an override that also adds a missing key; `~key` and `+key=value` are unchanged."""
     return override if override.startswith(("+", "~")) else f"++{override}"

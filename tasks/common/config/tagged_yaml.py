@@ -9,7 +9,7 @@ from tasks.common.files import ArtifactError
 
 
 class Loader(yaml.SafeLoader):
-    """YAML in which a value with a tag, such as `!function`, is null."""
+    """A YAML loader that replaces a value with a tag, such as `!function`, by null."""
 
 
 Loader.add_multi_constructor("", lambda loader, tag, node: None)  # type: ignore[no-untyped-call]

@@ -43,11 +43,11 @@ MAX_DEATHS = 2  # deaths of processes with only this request
 
 
 class TimedOut(Exception):
-    """The request took more time than a limit, and its process was killed."""
+    """The reply to a request that took longer than a limit, so that its process was killed."""
 
 
 class Died(Exception):
-    """The process ended while it worked on the request, at every attempt."""
+    """The reply to a request whose process ended at every attempt."""
 
 
 class Work:
@@ -81,7 +81,7 @@ class Work:
         return self.deaths[index] < MAX_DEATHS
 
     def set_reply(self, index: int, reply: Any) -> None:
-        """Store the reply to a request."""
+        """Store the reply to the request at `index`."""
         self.replies[index] = reply
         self.num_left -= 1
 
@@ -110,7 +110,7 @@ class Pool:
         self.seconds_per_request = FIRST_SECONDS_PER_REQUEST
 
     def handshake(self) -> Any:
-        """Return the message of a loader that is ready. Raise PoolError if it cannot become
+        """Return the loader's message when it is ready. Raise PoolError if it cannot become
         ready."""
         return self.ready_loader().ready_message
 
@@ -189,7 +189,7 @@ class Pool:
         self.watch(process)
 
     def watch(self, process: Process) -> None:
-        """Write as much as the pipe accepts now, and wait for room for the rest."""
+        """Write as much as the pipe accepts now, and register an event for the rest."""
         process.write()
         watched = process.stdin in self.selector.get_map()
         if process.outgoing and not watched:
@@ -233,7 +233,7 @@ class Pool:
             process.deadline = now + wait
 
     def receive(self, process: Process, work: "Work") -> None:
-        """Read the replies of a process."""
+        """Read the replies of a process, and store them in `work`."""
         lines = process.read()
         if lines is None:
             self.on_failure(process, work, None)
@@ -268,14 +268,14 @@ class Pool:
         return process.kill()
 
     def close(self) -> None:
-        """Kill all processes. The pool can be used again and then starts new ones."""
+        """Kill all processes. The next call starts new ones."""
         for process in list(self.processes):
             self.drop(process)
         self.drop_loader()
 
 
 def in_words(status: int | None) -> str:
-    """Return in words how a process ended."""
+    """Return a description of an exit status."""
     if status is None:
         return "its status is unknown"
     number = status - forks.KILLED

@@ -123,7 +123,7 @@ def track(
 
 
 def open_stage(layout: Layout, uri: str, start: Event) -> Write:
-    """Create the stage's run, and return its writer."""
+    """Create the run of a stage, and return the function that writes events into it."""
     return partial(write_event, opened(layout, uri, start))
 
 

@@ -28,7 +28,7 @@ def make(path: Path) -> None:
 
 
 def fresh(path: Path) -> Path:
-    """Return the path of a new empty database beside `path`, flushed to the disk."""
+    """Create an empty database beside `path`, flushed to disk, and return its path."""
     for killed in path.parent.glob(f".{path.name}.*"):
         killed.unlink()
     # MLflow remembers the databases of this process by address

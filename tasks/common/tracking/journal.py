@@ -107,7 +107,7 @@ class Tracker:
         self._say("dataset", **self._dataset(name, path, digest, context))
 
     def output(self, path: Path, digest: str) -> None:
-        """Record a file that the stage wrote; later runs find this run by its digest."""
+        """Record a file that the stage wrote: later runs find this run by the file's digest."""
         self._say("output", key=self._key(path), digest=digest)
 
     def artifact(self, path: Path) -> None:
@@ -209,7 +209,7 @@ class Journal:
             self._fall_over(error)
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """Write one event, to the server or the file."""
+        """Write one event to the server, or to the file after a failure."""
         event = {"kind": kind, "time": milliseconds(), **fields}
         for listen in self.listeners:
             listen(event)
@@ -257,7 +257,7 @@ class Journal:
 
 
 def line_of(event: Event) -> str:
-    """Return an event as a line of a pending file, with its checksum."""
+    """Return an event as a line for a pending file, with its checksum."""
     value = json.loads(json.dumps(event))
     return json.dumps({**value, CHECKSUM: digest(value)}) + "\n"
 
@@ -283,7 +283,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def refused(error: Exception) -> bool:
-    """Return whether the server works and rejects this one record."""
+    """Return whether the server works but rejects this one record."""
     return getattr(error, "error_code", "") in (
         "INVALID_PARAMETER_VALUE",
         "RESOURCE_ALREADY_EXISTS",
@@ -320,7 +320,7 @@ def point(
     step: int | None = None,
     flops: float | None = None,
 ) -> Event:
-    """Return metrics at a step and, with `flops`, at their whole number of GFLOPs."""
+    """Return metrics at a step and, with `flops`, also at their whole number of GFLOPs."""
     present = {name: float(value) for name, value in values.items() if value is not None}
     gflops = None if flops is None else round(flops / 1e9)
     return {"values": present, "time": when, "step": step or 0, "gflops": gflops}
@@ -340,7 +340,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def key_of(root: Path, path: Path) -> str:
-    """Return a path as named in tags: relative to the data root if it is inside."""
+    """Return a path for use in tags: relative to the data root if it is inside."""
     absolute, base = path.absolute(), root.absolute()
     return (absolute.relative_to(base) if absolute.is_relative_to(base) else absolute).as_posix()
 

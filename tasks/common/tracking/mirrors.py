@@ -38,7 +38,7 @@ Message = dict[str, Any]
 
 
 class Writer:
-    """The process that writes to the trackers, started with the first message."""
+    """The process that writes to the trackers. It is started with the first message."""
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
         self.names, self.log = list(names), folder / "trackers.log"
@@ -126,7 +126,7 @@ class Mirrors:
             self.writer = None
 
     def take(self, event: Event) -> None:
-        """Send the messages of one event, by its kind and the stage's."""
+        """Send the messages for one event, according to the kinds of event and stage."""
         kind, stage = event["kind"], self.tags["stage"]
         if kind == "cell":
             self.cell(event)
@@ -188,7 +188,7 @@ class Mirrors:
             self.writer.send({"do": what, **fields})
 
     def close(self, finished: bool) -> None:
-        """End the run with the status of the stage."""
+        """End the open run with the status of the stage."""
         if self.open_run:
             self.send("close", finished=finished)
         if self.writer:
@@ -207,5 +207,5 @@ class Mirrors:
 
 
 def new_run(key: str | None) -> dict[str, Any]:
-    """Return a run that has not started: the key of its training, its curve, and its result."""
+    """Return the note of a run before its start: the key of its training, its curve, its result."""
     return {"id": secrets.token_hex(4), "key": key, "curve": None, "result": None}

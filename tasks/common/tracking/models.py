@@ -101,7 +101,7 @@ def write_champion(run: TrackedRun, event: Event) -> None:
 
 
 def move_alias(run: TrackedRun, name: str, alias: str, found: dict[str, str] | None) -> None:
-    """Point an alias to the policy of the training that wrote the file `found`, or remove it."""
+    """Point an alias to the policy of the training that wrote `found`, or remove the alias."""
     client = run.client
     run_id = found and producer(client, run.experiment_id, found["key"], found["digest"])
     models = run_id and client.search_logged_models(
@@ -116,7 +116,7 @@ def move_alias(run: TrackedRun, name: str, alias: str, found: dict[str, str] | N
 
 
 def version_of(run: TrackedRun, name: str, model: Any) -> str:
-    """Return the registered version of a logged model, created if none has this digest."""
+    """Return the registered version of a logged model. Register it if no version has its digest."""
     tags = {k: model.tags[k] for k in model.tags if k != "key"}
     for known in run.client.search_model_versions(f"name = '{name}'"):
         if all(known.tags.get(key) == tags[key] for key in ("digest", "weights")):

@@ -67,7 +67,7 @@ def this_host() -> str:
 
 
 def process_tags(process: psutil.Process) -> dict[str, str]:
-    """Return tags that identify a process, so that a later check can find out whether it runs."""
+    """Return tags that identify a process, for a later check of whether it still runs."""
     return {"host": this_host(), "process": f"{process.pid} {process.create_time():.0f}"}
 
 
@@ -86,7 +86,7 @@ def is_alive(tags: Mapping[str, str]) -> bool:
 
 
 def git_tags() -> dict[str, str]:
-    """Return the commit of this code, with `-dirty` if the tree differs from it."""
+    """Return the commit of this code as tags, with `-dirty` if files differ from it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(
@@ -139,7 +139,7 @@ def round_words(number: int | str) -> str:
 
 
 def outputs(layout: Layout, stage: str, recipe: str | None, seed: int | None) -> list[Path]:
-    """Return the small files with digests that identify the run that wrote a stage's outputs."""
+    """Return the small output files of a stage, whose digests identify the run that wrote them."""
     name, number = recipe or "", seed or 0
     files = {
         "ingest": [layout.prompts(split) for split in ("train", "validation", "test")],

@@ -19,7 +19,7 @@ PREFIX = "system/"  # of the metrics' names
 
 @contextmanager
 def watched(tracker: Tracker) -> Iterator[None]:
-    """Sample in a thread until the block ends. The tracker's own thread sends the samples."""
+    """Sample the machine's load in a thread until the block ends; the tracker sends the samples."""
     ended = threading.Event()
     thread = threading.Thread(target=sample, args=(tracker, ended), daemon=True)
     thread.start()
@@ -30,7 +30,7 @@ def watched(tracker: Tracker) -> Iterator[None]:
 
 
 def sample(tracker: Tracker, ended: threading.Event) -> None:
-    """Add a point every SECONDS. An exception ends the sampling, not the stage."""
+    """Record the machine's load every SECONDS. An exception ends the sampling, not the stage."""
     with suppress(Exception):
         psutil.cpu_percent()  # the first call returns nothing
         number = 0

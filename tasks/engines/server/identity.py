@@ -43,7 +43,7 @@ class Identity:
     async def check(
         self, connection: Connection, version: str
     ) -> tuple[dict[str, Any], Completion]:
-        """Return the server's description of the policy, and its answer to the probe. Raises
+        """Return the server's description of the policy, and its answer to the probe. Raise
         ArtifactError if it serves another policy. Raise Unavailable if it does not answer, or was
         started here and has weights of another `version` (empty: of any version)."""
         url = connection.endpoint.url

@@ -165,7 +165,7 @@ def check_address(address: str, location: str) -> None:
         )
     if "@" in url.netloc:
         raise ArtifactError(
-            f"an address (https://{url.hostname}) must not hold credentials: remove them"
+            f"an address (https://{url.hostname}) must not contain credentials: remove them"
         )
 
 

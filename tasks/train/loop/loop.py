@@ -43,7 +43,7 @@ def train(
 ) -> dict[str, float]:
     """Train to the end of the run, from the checkpoint `chosen` or the newest one on. Return the
     work lost in kills. `record(values, step, charged FLOPs)` is called for every step and point of
-    the curve; `extent` is the length of the run and its unit, for the progress bar. Raises
+    the curve; `extent` is the length of the run and its unit, for the progress bar. Raise
     KeyboardInterrupt (Ctrl-C, SIGTERM) after batches in flight are trained on or checkpointed."""
     ranks, state, buffer = trainer.run.ranks, trainer.state, trainer.buffer
     resume(trainer, checkpoints, chosen)

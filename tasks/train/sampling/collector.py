@@ -58,7 +58,7 @@ class Cost:
     judged_flops: float = 0.0
 
     def as_account(self) -> dict[str, float]:
-        """Return the cost by the names of the ledger."""
+        """Return the cost under the ledger's names."""
         return {"executed": self.flops, "tokens": self.tokens, "rollouts": self.rollouts}
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -248,8 +248,8 @@ def check_versions(samples: Samples, version: int) -> None:
 
 class Enough:
     """The condition for sampling to end before all of this rank's groups are complete: the first
-    of `until` as the number of complete groups, with all groups that were in flight in the step of
-    its second number, or before. `rows_B` are the sampled rows of `table`."""
+    `until[0]` groups are complete, and all groups that were in flight in step `until[1]` or
+    earlier. `rows_B` are the sampled rows of `table`."""
 
     def __init__(
         self, table: pl.DataFrame, rows_B: Ints, until: tuple[int, int], ranks: Ranks

@@ -20,7 +20,7 @@ NICENESS = 10
 
 
 def main(names: list[str]) -> int:
-    """Return 0, or 1 if a client failed; its error is in the log."""
+    """Write all messages. Return 0, or 1 if a client failed; its error is in the log."""
     os.nice(NICENESS)
     messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
     threading.Thread(target=read, args=(messages,), daemon=True).start()
@@ -49,7 +49,7 @@ def pass_message(name: str, client: Any, message: dict[str, Any]) -> Any:
 
 
 def read(messages: "queue.Queue[dict[str, Any] | None]") -> None:
-    """Read every line immediately, so that the stage never waits for a client."""
+    """Queue every line of standard input at once: the stage must not wait for a client."""
     for line in sys.stdin:
         messages.put(json.loads(line))
     messages.put({"do": "close", "finished": False})  # still open after a kill of the stage
