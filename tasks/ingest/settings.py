@@ -9,7 +9,7 @@ NAMES = ("train", "validation", "test")
 
 @settings
 class Sizes:
-    """The section `ingest.splits`, in prompts, disjoint by content."""
+    """The section `ingest.splits`: the number of prompts in each split. Splits are disjoint."""
 
     train: int | None = 1024  # null: all remaining rows
     validation: int | None = 128  # null: all of the sources that name this split
@@ -52,7 +52,7 @@ class Source:
 
     @property
     def template(self) -> str | None:
-        """The text around a plain prompt; None leaves that to the policy's chat template."""
+        """The text around a plain prompt; None: the policy's chat template applies."""
         return "{prompt}" if self.raw else self.prompt_template
 
 

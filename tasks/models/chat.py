@@ -31,7 +31,7 @@ Conversation = tuple[Sequence[Mapping[str, Any]], bool]
 
 
 class TemplateFailed(ArtifactError):
-    """The template failed to render the conversation `number`. The message states the reason."""
+    """Raised if the template fails to render conversation `number`; the message has the reason."""
 
     number = 0
 
@@ -65,7 +65,7 @@ class Template:
 
 
 def in_words(reply: Any) -> str | TemplateFailed:
-    """Return the rendered text in a reply of the process, or the failure in words."""
+    """Return the rendered text in a reply of the process, or a description of the failure."""
     if isinstance(reply, TimedOut):
         return TemplateFailed(f"the policy's chat template ran for more than {SECONDS:g} s on it")
     if isinstance(reply, Died):
@@ -84,7 +84,7 @@ def prepare(configuration: Any) -> tuple[dict[str, Any], pool_worker.Answer]:
 def answer(
     template: str, tokens: Mapping[str, Any], messages: Any, add_generation_prompt: bool
 ) -> list[str | None]:
-    """Return [text, null], or [null, reason of the failure]."""
+    """Render a conversation. Return [text, null], or [null, the reason of the failure]."""
     try:
         texts: Any = render_jinja_template(
             conversations=[messages],

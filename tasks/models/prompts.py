@@ -64,7 +64,7 @@ def encode_chats(
 
 
 def mark_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return `literal.mark_for` of the texts, with the policy's chat template, if it has one."""
+    """Return `literal.mark_for` of these texts, with the policy's chat template, if it has one."""
 
     def turns() -> str:
         if tokenizer.chat_template is None:
@@ -78,7 +78,7 @@ def mark_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str | N
 def with_mark(
     messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, mark: str | None
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the messages, with `mark` inserted into special tokens in their text."""
+    """Return the messages with `mark` inserted into the special tokens in their text."""
     if mark is None:
         return messages
     return [{**one, "content": marked(one["content"], tokenizer, mark)} for one in messages]

@@ -65,11 +65,11 @@ ADVICE = (
 
 
 class Stopped(Exception):
-    """The program was stopped, or ended by itself; the message contains the reason."""
+    """Raised if the program was stopped or has ended; the message contains the reason."""
 
 
 class Killed(Stopped):
-    """A signal ended the program. `outside` is true if the program cannot have sent the signal."""
+    """Raised if a signal ended the program. `outside`: the program cannot have sent it."""
 
     def __init__(self, words: str, outside: bool) -> None:
         super().__init__(words)
@@ -292,7 +292,7 @@ class Integers:
         self.num_large = 0
 
     def read(self, text: str) -> int:
-        """Return an integer. Raise ValueError for a too long one, or for too many large ones."""
+        """Parse an integer. Raise ValueError if it is too long, or one of too many large ones."""
         if len(text) > MAX_DIGITS:
             raise ValueError(f"an integer of {len(text)} digits")
         self.num_large += len(text) > HASHED_DIGITS
@@ -362,7 +362,7 @@ def problem(sandbox: Sandbox) -> str | None:
 
 
 def output_of(encoded: object) -> str | None:
-    """Return a text from the base64 of its bytes, or None for anything else."""
+    """Decode a text from base64; return None for anything else."""
     try:
         return base64.b64decode(str(encoded), validate=True).decode("utf-8", "replace")
     except ValueError:

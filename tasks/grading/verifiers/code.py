@@ -176,7 +176,7 @@ class Execution:
             return self.attempt(index)
 
     def attempt(self, index: int) -> str | None:
-        """Return the reason for the failure of one test, or None. Raise Killed once."""
+        """Run one test, and return the reason for its failure, or None. Raise Killed once."""
         if self.clock.read() >= self.deadline:
             return f"time limit: all tests together, {self.settings.total_seconds:g} s on the clock"
         try:
@@ -189,7 +189,7 @@ class Execution:
             return str(error)
 
     def check_kill(self, error: Stopped) -> None:
-        """Raise the first kill again; raise SandboxError for a second kill from outside."""
+        """Raise the first kill again, or SandboxError for a second kill from outside."""
         if isinstance(error, Killed) and not self.was_killed:
             raise error
         if isinstance(error, Killed) and error.outside:
@@ -259,7 +259,7 @@ class Execution:
 
 
 class CannotLoad(Exception):
-    """The program ends or raises before its first test; the message states the reason."""
+    """Raised if the program ends or raises before its first test; the message has the reason."""
 
 
 def exception_in(reply: dict[str, Any]) -> str | None:
@@ -284,7 +284,7 @@ def value_in(reply: dict[str, Any]) -> Any:
 def judge_result(
     reply: dict[str, Any], tests: CallTests, index: int, tolerance: float | None
 ) -> str | None:
-    """Return the fault of a function's result, or None."""
+    """Return what is wrong with a function's result, or None."""
     if (failure := exception_in(reply)) is not None:
         return failure
     value, wanted = value_in(reply), tests.outputs[index]
@@ -297,7 +297,7 @@ def judge_result(
 
 
 def judge_output(reply: dict[str, Any], wanted: str, tolerance: float | None) -> str | None:
-    """Return the fault of a program's exit status or output, or None."""
+    """Return what is wrong with a program's exit status or output, or None."""
     status = reply.get("status")
     output, errors = output_of(reply.get("stdout")), output_of(reply.get("stderr"))
     if not isinstance(status, int) or output is None or errors is None:
