@@ -83,7 +83,7 @@ def forecast_of(values: Values, layout: Layout, profile: pl.DataFrame, name: str
 
 
 def left_out(train: Mapping[str, Any]) -> list[str]:
-    """Return the slots with another method than the default or `mixed`, which is in the model."""
+    """Return the slots that the forecast does not model: other than the default or `mixed`."""
     plain = TrainSettings()
     counted = {slot: {getattr(plain, slot)["method"], "mixed"} for slot in SLOTS}
     found = [slot for slot in SLOTS if train[slot]["method"] not in counted[slot]]
@@ -91,7 +91,7 @@ def left_out(train: Mapping[str, Any]) -> list[str]:
 
 
 def prompts_words(profile: pl.DataFrame) -> str:
-    """Return how many prompts are expected to have no gradient."""
+    """Return a sentence about how many prompts had no gradient in the profile."""
     graded = pl.col("num_samples") - pl.col("error")
     never, always = profile.select(
         (pl.col("correct") == 0).sum().alias("never"),
@@ -105,7 +105,7 @@ def prompts_words(profile: pl.DataFrame) -> str:
 
 
 def table(found: list[Forecast]) -> Iterator[str]:
-    """Yield one line per recipe. Information is relative to the largest value."""
+    """Yield the lines of a table of recipes. Information is relative to the largest value."""
     width, most = max(len(row.recipe) for row in found) + 2, max(row.information for row in found)
     head = ("profile", "rollouts", "with a gradient", "information")
     yield f"{'recipe':{width}}" + "".join(f"{name:>17}" for name in head)
@@ -122,7 +122,7 @@ def table(found: list[Forecast]) -> Iterator[str]:
 
 
 def sentence(found: list[Forecast]) -> str:
-    """Return the recipe with the most information, among the recipes that the model covers."""
+    """Return a sentence that names the recipe with the most information, among those modelled."""
     covered = [row for row in found if not row.left_out]
     if len(covered) < 2:
         return "The forecast covers fewer than two of the recipes: only a run compares them."

@@ -65,7 +65,7 @@ def decide(
 
 
 def solved_words(size: int, sizes: list[int]) -> str:
-    """Return in words the pass rates that a bucket covers."""
+    """Return a description of the pass rates that a bucket covers."""
     if size == sizes[-1]:
         return f"at most one success in {size} expected"
     return f"a success expected in fewer than {sizes[sizes.index(size) + 1]} rollouts"

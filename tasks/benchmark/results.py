@@ -61,7 +61,7 @@ def supersede(path: Path, keys: Collection[str], reason: str) -> int:
 
 
 def facts_file(path: Path) -> Path:
-    """Return the path of the facts of a results file."""
+    """Return the path of the facts beside a results file."""
     return path.with_suffix(".facts.json")
 
 
@@ -90,5 +90,5 @@ def digits(counts: "list[int]") -> str:
 
 
 def counts_of(text: str) -> list[int]:
-    """Return the counts in a text of `digits`."""
+    """Parse counts written by `digits`."""
     return [int(character, 36) for character in text]

@@ -167,7 +167,7 @@ def supersede_others(protocol: Protocol, values: Values, file: Path, reason: str
 
 
 def reached(line: Line) -> float:
-    """Return the validation accuracy of a trial; a failed trial comes last."""
+    """Return the validation accuracy of a trial, for sorting; a failed trial comes last."""
     return float(line.get("validation", -1.0))
 
 

@@ -38,7 +38,7 @@ SAMPLING = ("profile", "baseline", "evaluate")
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one stage."""
+    """The expected cost of one stage: tokens, FLOPs, hours and GPU-hours."""
 
     tokens: Range = NOTHING
     flops: Range = NOTHING
@@ -82,7 +82,7 @@ def forecast(
 
 
 def known_values(values: Values, layout: Layout) -> World | None:
-    """Return the known values of a data root, or None if the policy's size is unknown."""
+    """Return what is known before the run, or None if the policy's size is unknown."""
     architecture = architecture_of(values, layout)
     if architecture is None:
         return None
@@ -159,7 +159,7 @@ def cost(world: World, stage: Coordinates) -> Cost:
 
 
 def of_policy(world: World) -> Cost:
-    """Return the cost of making the tiny policy; the download of another is not forecast."""
+    """Return the cost of training the tiny policy; downloading another is not forecast."""
     policy = world.values["policy"]
     if policy["source"] != "tiny":
         return spent(NOTHING, NOTHING, NOTHING, 0)
@@ -217,7 +217,7 @@ def plans_of(world: World, recipe: str) -> list[Planned]:
 
 
 def trained(world: World, recipe: str, plan: Planned) -> Planned:
-    """Return the plan with the number of rollouts that the run reaches."""
+    """Return the plan with the number of rollouts that the run will train on."""
     chosen, limit = recipes.recipe(world.values, recipe), budget.budget_of(world.values)
     is_charged = limit is not None and budget.is_profile_charged(chosen)
     profile = of_profile(world, limit.account).middle if limit and is_charged else 0.0
@@ -284,7 +284,7 @@ def fit(world: World, recipe: str) -> dict[str, Range]:
 
 
 def drifted(world: World) -> Range:
-    """Return the tokens of a completion after training, which changes them."""
+    """Return the tokens of a completion during training, which changes their number."""
     return (world.completion * DRIFT).at_most(world.values["sampling"]["max_tokens"])
 
 

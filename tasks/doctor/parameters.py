@@ -38,14 +38,14 @@ def check_sources(values: Values) -> None:
 
 
 def check_families(values: Values) -> None:
-    """Check the skills of a policy that is made here."""
+    """Check the families of examples of a policy that is made here."""
     settings = section(values, "policy", Policy)
     if settings.source == "tiny":
         settings_of(settings.tiny.families)
 
 
 def check_environments(whole: Values) -> None:
-    """Load the environments of the conversations in the experiment's recipes."""
+    """Check the environments that recipes of the experiment use."""
     with gathered() as problems:
         for recipe in whole["recipes"].values():
             generate = recipe["train"].get("generate", whole["train"]["generate"])

@@ -100,7 +100,7 @@ def check_teachers(values: Values) -> list[str]:
 
 
 def raised(check: Callable[..., object], *arguments: Any) -> list[str]:
-    """Return the error of a check that stops at the first problem, or an empty list."""
+    """Call a check that raises at the first problem; return its error, or an empty list."""
     try:
         check(*arguments)
     except (ParamsError, ArtifactError) as error:
@@ -109,7 +109,7 @@ def raised(check: Callable[..., object], *arguments: Any) -> list[str]:
 
 
 def near(path: Path) -> str:
-    """Return a hint with the neighbour that has the name most similar to a missing path's."""
+    """Return a hint for a missing path: the most similar name beside it."""
     if path.exists():
         return ""
     with suppress(OSError):
@@ -182,7 +182,7 @@ def check_chat(values: Values) -> tuple[list[str], list[str]]:
 
 
 def bucket_has(location: str) -> None:
-    """Raise ArtifactError if a bucket has nothing at `location`, or does not answer."""
+    """Raise ArtifactError if a bucket has nothing at `location`, or does not respond."""
     from tasks.common.locations import open_location, reaching
 
     files, path = open_location(location)
@@ -207,7 +207,7 @@ def check_writable(values: Values, layout: Layout) -> list[str]:
 
 
 def bucket_takes(location: str) -> None:
-    """Raise ArtifactError if no object can be written below `location`."""
+    """Raise ArtifactError if writing an object below `location` fails."""
     from tasks.common.locations import open_location, reaching
 
     files, path = open_location(location)

@@ -56,7 +56,7 @@ def rates(layout: Layout, num_parameters: float, gpu: str | None) -> Rates:
 
 
 def table(gpu: str | None) -> Rates:
-    """Return the assumed rates of a device by its name."""
+    """Return the assumed rates of a device."""
     if gpu is None:
         return Rates(CPU_FLOPS, CPU_FLOPS, "")
     known = [device for device in (A100, H100, H200) if device.name in gpu]
@@ -66,7 +66,7 @@ def table(gpu: str | None) -> Rates:
 
 
 def spread(found: list[float]) -> Range:
-    """Return the widened interval of measured rates."""
+    """Return measured rates as a widened range."""
     middle = sorted(found)[len(found) // 2]
     return Range(min(found) / MEASURED_FACTOR, middle, max(found) * MEASURED_FACTOR)
 

@@ -64,7 +64,7 @@ MAX_REASON = 300  # characters of vLLM's own message
 
 
 def check_allowed(options: Options) -> None:
-    """Raise ParamsError that names the options which Winnow sets itself."""
+    """Raise ParamsError for options that Winnow sets itself, and for invalid ones."""
     with gathered() as problems:
         for reason, names in OWN.items():
             for name in names:
@@ -104,7 +104,7 @@ def own_options(settings: "EngineSettings", policy: "Policy", *, on_gpu: bool) -
 
 
 def as_arguments(options: Options) -> list[str]:
-    """Return options as arguments of vLLM's server."""
+    """Return options as command line arguments of vLLM's server."""
     found: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")

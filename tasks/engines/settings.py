@@ -89,7 +89,7 @@ class EngineSettings:
             )
 
     def check_vllm(self) -> None:
-        """Raise ParamsError for options that no engine would get, or that Winnow sets itself."""
+        """Raise ParamsError for options of vLLM that no engine uses, or that Winnow sets."""
         options.check_allowed(self.vllm)
         if self.vllm and (self.name not in ("vllm", "server") or self.urls):
             raise ParamsError(
@@ -125,17 +125,17 @@ class EngineSettings:
 
     @property
     def altering(self) -> dict[str, Any]:
-        """The options of `vllm` that are a part of every key of samples."""
+        """The options of `vllm` that are part of the keys of samples."""
         return options.altering(self.vllm)
 
     @property
     def num_parts(self) -> int:
-        """The parts that `engine.vllm` splits a server into; each needs a GPU."""
+        """The number of parts that `engine.vllm` splits a server into; each needs a GPU."""
         return math.prod(self.vllm.get(name, 1) for name in options.PARTS)
 
     @property
     def num_server_gpus(self) -> int:
-        """The GPUs of all servers on this machine."""
+        """The number of GPUs of all servers on this machine."""
         return self.num_replicas * self.num_parts
 
     @property

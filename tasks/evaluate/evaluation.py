@@ -91,7 +91,7 @@ def evaluate_policy(
 
 
 class Tally:
-    """The counts of a ROLLOUTS table that the metrics require, added part by part."""
+    """Counts of a ROLLOUTS table for the metrics; rollouts are added part by part."""
 
     def __init__(self) -> None:
         self.scores: list[pl.DataFrame] = []
@@ -170,7 +170,7 @@ def by_level(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def by_part(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Return the accuracy for each value of `part`."""
+    """Return the accuracy for each value of the column `part`."""
     parts = (
         graded.group_by("part")
         .agg(

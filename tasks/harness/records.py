@@ -41,7 +41,7 @@ class Subject:
         return INITIAL if self.recipe is None else f"{self.recipe}/{self.seed}"
 
     def evidence(self, layout: Layout) -> Path:
-        """Return the small file that changes whenever the policy does."""
+        """Return a small file that changes whenever the policy changes."""
         if self.recipe is None or self.seed is None:
             return layout.policy_card
         return layout.train(self.recipe, self.seed) / "curve.parquet"
@@ -103,7 +103,7 @@ def cells(layout: Layout) -> list[Subject]:
 
 
 def shown(record: Record) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (task, name, metric) of a record, or of its tasks for a group without metrics."""
+    """Yield (task, name, metric) of a record; for a group without metrics, of its tasks."""
     own = {record["task"]: record["metrics"]} if record["metrics"] else record["subtasks"]
     for task, metrics in own.items():
         for name, metric in metrics.items():

@@ -148,7 +148,7 @@ def open_cell(layout: Layout, cell: Subject) -> Policy:
 
 
 class Harness:
-    """One policy on the requested tasks. It is loaded for the first task that must be run."""
+    """Runs the requested tasks on one policy. The policy is loaded for the first task to run."""
 
     def __init__(
         self, layout: Layout, values: Mapping[str, Any], cell: Subject, asked: Asked, index: Index
@@ -227,7 +227,7 @@ class Harness:
         return dict(found)
 
     def loaded(self) -> Any:
-        """Return the policy as a model of the harness."""
+        """Load the policy as a model of the harness, once."""
         if self.model is None:
             torch.set_num_threads(self.engine.threads)
             registry = import_module("lm_eval.api.registry")
@@ -246,7 +246,7 @@ class Harness:
 
 
 def backend(engine: EngineSettings) -> str:
-    """Return the model of the harness that corresponds to our engine; `hf` in place of servers."""
+    """Return the harness's model type for our engine; `hf` for servers."""
     name = engine_name(engine)
     return name if name in BACKENDS else "hf"
 
@@ -258,7 +258,7 @@ def versions(backend: str) -> dict[str, str]:
 
 
 def version_of(name: str) -> str:
-    """Return the version of an installed module, whatever its distribution is called."""
+    """Return the version of the package that provides a module."""
     return metadata.version(metadata.packages_distributions()[name][0])
 
 

@@ -70,7 +70,7 @@ def write_external(
 
 
 def checked(location: Path, trust_remote_code: bool) -> dict[str, Any]:
-    """Return `describe` of the model at `location`, after checking that it is complete."""
+    """Check that the model at `location` is complete, and return its `describe`."""
     check_folder(location)
     with loading(location, MODEL):
         described = describe(skeleton(location, trust_remote_code))

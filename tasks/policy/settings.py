@@ -10,7 +10,7 @@ HUB = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)")
 
 @settings
 class Family:
-    """One entry of `policy.tiny.families`: worked examples to learn from."""
+    """One entry of `policy.tiny.families`: a kind of worked examples to train on."""
 
     name: str  # name of a file in tasks/policy/families
     weight: float  # weight relative to the other families
@@ -45,7 +45,7 @@ class Training:
 
 @settings
 class Tiny:
-    """The section `policy.tiny`: the policy that is made here, from scratch."""
+    """The section `policy.tiny`: a policy that is trained here from scratch."""
 
     seed: int = 0  # of its weights and examples
     families: list[Family] = []  # required if the source is `tiny`

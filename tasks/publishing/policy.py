@@ -39,7 +39,7 @@ tokenizer = AutoTokenizer.from_pretrained("{place}")
 
 @dataclass(frozen=True)
 class TrainedPolicy:
-    """One trained policy."""
+    """A trained policy, identified by recipe and seed."""
 
     recipe: str
     seed: int

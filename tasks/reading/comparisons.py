@@ -100,7 +100,7 @@ def choose(rates: pl.DataFrame, after: Path, wanted: Wanted) -> pl.DataFrame:
 
 
 def heading(prompt: dict[str, str], rates: dict[str, float]) -> str:
-    """Return a prompt with its gold answer and its pass rates."""
+    """Return a prompt as text, with its gold answer and its pass rates."""
     return (
         f"\n{RULE}\nprompt {prompt['prompt_id']}   solved {rates['before']:.0%} before, "
         f"{rates['after']:.0%} after\n\n{escaped(prompt['prompt'])}\n\n"
@@ -109,7 +109,7 @@ def heading(prompt: dict[str, str], rates: dict[str, float]) -> str:
 
 
 def samples(path: Path, side: str, prompt: str, number: int) -> Iterator[str]:
-    """Yield the first samples of a prompt on one side, the greedy one last."""
+    """Yield the first samples of a prompt on one side as text, the greedy one last."""
     found = ROLLOUTS.check(
         pl.scan_parquet(path).filter(pl.col("prompt_id") == prompt).collect(), str(path)
     )

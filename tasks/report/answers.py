@@ -147,7 +147,7 @@ def shown(
     samples: Mapping[str, Mapping[tuple[Any, ...], pl.DataFrame]],
     runs: Sequence[str],
 ) -> Json:
-    """Return a prompt for the page, with the pass rate and the samples of each policy."""
+    """Return a prompt as data for the page, with the pass rate and samples of each policy."""
     key = (prompt["prompt_id"],)
     policies = {
         name: {
@@ -163,7 +163,7 @@ def shown(
 
 
 def picked(samples: pl.DataFrame) -> list[Json]:
-    """Return some samples of a prompt: one of each outcome first, then the next in order."""
+    """Choose some samples of a prompt: one of each outcome first, then others in order."""
     named = samples.select(pl.col("sample_index").alias("index"), *IN_PAGE[2:], "answer", "text")
     rows = named.sort("greedy", "index", descending=[True, False]).to_dicts()
     firsts = {row["outcome"]: row for row in reversed(rows)}
@@ -172,7 +172,7 @@ def picked(samples: pl.DataFrame) -> list[Json]:
 
 
 def cut(text: str) -> str:
-    """Return a text, a long one without its middle, with the number of characters removed."""
+    """Return a text; of a long one only beginning and end, and the number of removed characters."""
     if len(text) <= MAX_LENGTH:
         return text
     half = MAX_LENGTH // 2

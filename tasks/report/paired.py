@@ -50,7 +50,7 @@ def pair(evidence: Evidence, num_bootstrap: int) -> Paired:
 
 
 def rates_of(scores: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Return the pass rate of each prompt in the column `name`."""
+    """Return a table with each prompt's pass rate in the column `name`."""
     graded = pl.when(pl.col("trials") > 0).then(pl.col("correct") / pl.col("trials"))
     return scores.select("prompt_id", graded.alias(name))
 
@@ -98,5 +98,5 @@ def is_apart(found: Difference) -> bool:
 
 
 def points_words(found: Difference) -> str:
-    """Return the interval of a difference in points."""
+    """Return the interval of a difference as text, in points."""
     return f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"

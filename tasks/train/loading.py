@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @settings
 class NoSettings:
-    """The settings of a method that takes none."""
+    """The empty settings of a method without settings."""
 
 
 def train_settings(values: Mapping[str, Any], recipe: str) -> TrainSettings:
@@ -33,7 +33,7 @@ def train_settings(values: Mapping[str, Any], recipe: str) -> TrainSettings:
 
 
 def settings_of(train: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings in `train`, every slot with all settings of its method."""
+    """Return the settings in `train`, with all settings of the method in every slot."""
     if not isinstance(train, dict):
         return parse(train, TrainSettings, "train")
     with gathered() as problems:
@@ -49,14 +49,14 @@ def settings_of(train: Mapping[str, Any]) -> TrainSettings:
 
 
 def completed(slot: str, spec: Any) -> Spec:
-    """Return the slot's mapping with the defaults of its method filled in."""
+    """Return a slot's mapping with the defaults of its method added."""
     module, own = method_of(slot, spec)
     settings = parse(own, getattr(module, "Settings", NoSettings), f"train.{slot}")
     return {"method": spec["method"], **dataclasses.asdict(settings)}
 
 
 def method_of(slot: str, spec: Any) -> tuple[ModuleType, Spec]:
-    """Return the file of the slot's method, and the settings beside its name."""
+    """Return the file of a slot's method, and the method's settings."""
     package = importlib.import_module(f"tasks.train.methods.{slot}")
     if not isinstance(spec, dict) or "method" not in spec:
         known = listed(registry.names(package))
@@ -133,7 +133,7 @@ def check_control(settings: TrainSettings, problems: Problems) -> None:
 
 
 def needing_whole_rows(settings: TrainSettings) -> list[str]:
-    """Return the settings with which a token's loss depends on its rollout's other tokens."""
+    """Return the settings that make a token's loss depend on its rollout's other tokens."""
     loss, correction = settings.loss, settings.correction
     reject = correction.reject
     found = {
@@ -257,8 +257,8 @@ def load_method(
 def make(
     module: ModuleType, name: str, values: Mapping[str, Any], where: str, *arguments: Any
 ) -> Any:
-    """Return the class `name` of a method's file, built from `arguments` and, if the file has
-    `Settings`, from these with `values`."""
+    """Return an instance of the class `name` in a method's file, built from `arguments` and, if the
+    file has `Settings`, from these with `values`."""
     settings = parse(values, getattr(module, "Settings", NoSettings), where)
     if hasattr(module, "Settings"):
         arguments = (settings, *arguments)

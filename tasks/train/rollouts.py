@@ -170,7 +170,7 @@ class Observed:
     reference_N: Floats | None = None
 
     def take(self, rows: Ints, places: Ints) -> "Observed":
-        """Return the view of the rollouts `rows`, with their tokens at `places`."""
+        """Return the features of the rollouts `rows`, with their tokens at `places`."""
         return Observed(
             self.logprobs_N[places],
             self.entropies_N[places],
@@ -211,7 +211,7 @@ class Rollouts:
 
     @classmethod
     def of(cls, table: pl.DataFrame) -> "Rollouts":
-        """Return the rollouts of a table whose groups are numbered from 0 on without a gap."""
+        """Return the rollouts of a table whose groups are numbered from 0 without gaps."""
         _, first_Q = np.unique(table["group"].to_numpy(), return_index=True)
         return cls(table, table["prompt_row"].to_numpy()[first_Q])
 
@@ -295,7 +295,7 @@ class Rollouts:
         return np.asarray(is_current_B[self.owner_N()])
 
     def take(self, rows: Ints) -> "Rollouts":
-        """Return the rollouts `rows`, in that order. Groups keep their numbers, also empty ones."""
+        """Return the rollouts `rows`, in that order. Groups keep their numbers, even empty ones."""
         observed = self.observed and self.observed.take(rows, self.places(rows))
         return Rollouts(self.table[rows], self.prompt_rows_Q, observed)
 
@@ -304,7 +304,7 @@ class Rollouts:
         return self if keep_B.all() else self.take(np.flatnonzero(keep_B))
 
     def groups(self, numbers: Ints) -> "Rollouts":
-        """Return the rollouts of these groups, in that order, renumbered."""
+        """Return the rollouts of these groups in this order, with groups renumbered from 0."""
         place_of = np.full(len(self.prompt_rows_Q), -1)
         place_of[numbers] = np.arange(len(numbers))
         kept = self.with_columns(group=place_of[self.group_B]).table
@@ -324,7 +324,7 @@ class Rollouts:
         )
 
     def with_columns(self, **values: Any) -> "Rollouts":
-        """Return the rollouts with other values in columns: a list, an array or one value."""
+        """Return the rollouts with new values in some columns: a list, an array or one value."""
         return replace(self, table=with_values(self.table, values))
 
     def estimated(
@@ -401,7 +401,7 @@ def make_rollouts(
 
 
 def with_values(table: pl.DataFrame, values: Mapping[str, Any]) -> pl.DataFrame:
-    """Return the table with other values in columns of COLUMNS: a list, an array or one value."""
+    """Return the table with new values in some columns: a list, an array or one value each."""
     columns = {each.name: each for each in table.get_columns()}
     for name, value in values.items():
         if isinstance(value, list | np.ndarray | pl.Series):
@@ -459,7 +459,7 @@ def lengths_of(lists: pl.Series) -> Ints:
 
 
 def spans(starts_B: Ints, lengths_B: Ints) -> Ints:
-    """Return [N] the numbers from each start on, as many as its length, span after span."""
+    """Return [N] the indices in all spans, one span after another: start, start + 1, ..."""
     before = np.cumsum(lengths_B) - lengths_B
     return np.asarray(np.arange(lengths_B.sum()) + np.repeat(starts_B - before, lengths_B))
 

@@ -117,8 +117,8 @@ def main(run: stage.Stage) -> None:
 
 
 class LostError(stage.StageError):
-    """Another process of the training, or every server, died or does not respond; the same command
-    resumes the run."""
+    """Raised if another process of the training, or every server, died or does not respond; the
+    same command resumes the run."""
 
     status = LOST_RANK
 
@@ -152,7 +152,7 @@ def explaining_failures(ranks: Ranks, trainers: Sequence[Trainer]) -> Iterator[N
 
 
 def record_inputs(run: stage.Stage, components: Mapping[str, Any]) -> None:
-    """Record the inputs of the run."""
+    """Record the input files of the run, and the parameters in `components`."""
     run.tracker.params({name: components[name] for name in ("train", "sampling", "policy")})
     for name, path in input_files(run).items():
         run.tracker.dataset(name, path, components[name], "train")
@@ -172,7 +172,7 @@ def input_files(run: stage.Stage) -> dict[str, Path]:
 def run_components(
     run: stage.Stage, policy: Policy, settings: TrainSettings, sections: Sections
 ) -> dict[str, Any]:
-    """Return everything that the result depends on: the checkpoints' key."""
+    """Return everything that the result depends on, as the key of checkpoints."""
     recipe, seed = run.coordinates()
     budget = read_budget(budget_file(run))
     teacher = recipes.teacher_of(dataclasses.asdict(settings))
@@ -188,7 +188,7 @@ def run_components(
 
 
 def budget_file(run: stage.Stage) -> Path:
-    """Return the file of the cell's budget."""
+    """Return the path of the file with the cell's budget."""
     return run.layout.plan(*run.coordinates()) / "budget.json"
 
 
@@ -215,7 +215,7 @@ def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any
 def build(
     run: stage.Stage, context: RunContext, sections: Sections, grader: BackgroundGrader
 ) -> tuple[Trainer, Plan]:
-    """Return the trainer at step 0, and its plan."""
+    """Return the trainer at its first step, and its plan."""
     policy, settings, files = context.policy, context.settings, input_files(run)
     tables = {name: PROMPTS.read(files[name]) for name in ("prompts", "validation")}
     if tables["validation"].is_empty():

@@ -92,7 +92,7 @@ class Control(Protocol):
         ...
 
     def describe(self) -> dict[str, float]:
-        """Return values of the method to record after a step, by name."""
+        """Return values to record after a step, by name."""
         return {}
 
 
@@ -133,7 +133,7 @@ class Select(Protocol):
     features: Features | None = None
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """Return [B] whether a rollout is kept."""
+        """Return [B] whether each rollout is kept."""
         ...
 
 
@@ -303,7 +303,7 @@ class Loss(Protocol):
 
 @dataclass(frozen=True)
 class Slots:
-    """The methods of one run."""
+    """The methods in the slots of one run."""
 
     control: Control
     generate: Generate
@@ -320,7 +320,7 @@ class Slots:
 
     @property
     def methods(self) -> dict[str, Any]:
-        """The methods by slot; those of `shape` with their number."""
+        """The methods by slot; those of `shape` with their position."""
         shapes = {f"shape-{number}": shape for number, shape in enumerate(self.shape)}
         return {**{slot: getattr(self, slot) for slot in SLOTS}, **shapes}
 
@@ -348,7 +348,7 @@ def values_of(state: Any) -> dict[str, Any]:
 
 
 def fill_state(state: Any, values: Mapping[str, Any]) -> None:
-    """Set fields of a method's state; a plain number stays one."""
+    """Set the fields of a method's state; a plain number remains a number."""
     for name, value in values.items():
         is_number = not isinstance(getattr(state, name), np.ndarray | pl.DataFrame)
         setattr(state, name, value.item() if is_number else value)

@@ -62,7 +62,7 @@ class Demonstrations:
 
 
 class NegativeLogLikelihood(Loss):
-    """The loss of a warm start."""
+    """The loss of a warm start: the mean negative log-likelihood of the step's tokens."""
 
     normalize = "token"
 

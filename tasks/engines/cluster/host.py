@@ -22,7 +22,7 @@ PIECE = 2**16  # bytes of output in one answer
 
 @dataclass(frozen=True)
 class Place:
-    """A machine: its name, and its address for the other machines."""
+    """A machine of the cluster: its name, and its address for the other machines."""
 
     machine: str
     address: str
@@ -30,14 +30,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Progress:
-    """The exit status of a process, None while it runs, and its output since the last poll."""
+    """The exit status of a process (None while it runs), and its output since the last poll."""
 
     status: int | None
     output: bytes
 
 
 class Host:
-    """A host of at most one process at a time."""
+    """Starts, polls and ends one process on this machine."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -55,7 +55,7 @@ class Host:
         return ports.free_port(self.address)
 
     def reads(self, path: str, content: str) -> bool:
-        """Return whether a file has this content on this machine."""
+        """Return whether the file at `path` has this content on this machine."""
         try:
             return Path(path).read_text() == content
         except OSError:
@@ -93,7 +93,7 @@ class Host:
         return part.replace(SCRATCH, str(self.folder)).replace(ADDRESS, self.address)
 
     def poll(self) -> Progress:
-        """Return the status, and the next unread output."""
+        """Return the process's exit status, and the next part of its output."""
         status = None if self.process is None else self.process.poll()
         if not self.log.exists():
             return Progress(status, b"")

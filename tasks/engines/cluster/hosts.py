@@ -40,7 +40,7 @@ TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 class HostLostError(ArtifactError):
-    """A host's machine or process has died, or does not answer."""
+    """Raised if a host's machine or process has died, or does not respond."""
 
 
 def import_ray() -> Any:
@@ -100,7 +100,7 @@ def connect(address: str) -> Any:
 
 
 class Trial:
-    """A process that tries to connect during the `with` block, with these extra `variables`."""
+    """A separate process that tries to connect to a head, with these extra `variables`."""
 
     def __init__(self, address: str, variables: Mapping[str, str] | None = None) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115
@@ -178,7 +178,7 @@ def check_token() -> None:
 
 
 class RemoteHost:
-    """A host in one of the reserved places. It is up some seconds after its creation."""
+    """A host in one of the reserved places, starting in the background."""
 
     def __init__(self, places: "Places", actor: Any) -> None:
         self.places, self.ray, self.actor = places, places.ray, actor
@@ -264,7 +264,7 @@ class Places:
         return RemoteHost(self, made.remote())
 
     def check_head_at_intervals(self) -> None:
-        """Call `check_head` every HEAD_SECONDS."""
+        """Call `check_head`, at most every HEAD_SECONDS."""
         if time.monotonic() >= self.next_check:
             self.check_head()
             self.next_check = time.monotonic() + HEAD_SECONDS
@@ -294,7 +294,7 @@ class Places:
 
 
 class LocalHost(Host):
-    """A host at its address in the Ray cluster."""
+    """A host whose address is this machine's address in the Ray cluster."""
 
     def __init__(self) -> None:
         super().__init__(import_ray().util.get_node_ip_address())
@@ -324,7 +324,7 @@ def reserve(address: str, bundles: list[dict[str, float]]) -> Places:
 
 
 def main() -> None:
-    """Try to join the cluster at an address."""
+    """Try to connect to the address in the arguments, for Trial."""
     join(import_ray(), sys.argv[1])
 
 

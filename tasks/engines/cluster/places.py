@@ -37,14 +37,14 @@ def shared_folder(cluster: Cluster, name: str) -> Iterator[Path]:
 
 
 class SharedFolder:
-    """A file in `engine.cluster.shared`, to check that a machine sees the same folder."""
+    """A file in `engine.cluster.shared`, to check that machines share the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.content = folder / "seen", uuid.uuid4().hex
         self.path.write_text(self.content)
 
     def check(self, host: RemoteHost) -> None:
-        """Raise ArtifactError, with the machine's name, if the machine does not see the file."""
+        """Raise ArtifactError with the machine's name if the machine cannot read the file."""
         if not host.call("reads", str(self.path), self.content):
             raise ArtifactError(
                 f"{host.place().machine} cannot read {self.path.parent.parent}: engine.cluster "

@@ -101,7 +101,7 @@ def run_ranks(
 
 
 def supervise(run: Callable[[], Ended], lost_rank: int, progress: Callable[[], object]) -> int:
-    """Run all ranks until they end by themselves, or were lost too often. Return the status."""
+    """Run all ranks until they end by themselves or are lost too often. Return their status."""
     restarts = 0
     while True:
         before = progress()
@@ -223,7 +223,7 @@ def watch(
 
 
 def show(host: RemoteHost) -> int | None:
-    """Write a rank's new output. Return its exit status if it has ended, else None."""
+    """Write a rank's new output. Return its exit status, or None while it runs."""
     while True:
         progress = host.poll()
         if progress.output:

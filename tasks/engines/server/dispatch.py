@@ -95,14 +95,14 @@ class Dispatch(Generic[S, T]):
             self.fill(number)
 
     def fill(self, number: int) -> None:
-        """Start a server's own rows while it has room."""
+        """Start rows that are assigned to a server while it has room."""
         own, rows = self.own[number], self.in_flight[number]
         while own and len(rows) < self.max_in_flight:
             row = own.popleft()
             rows[row] = self.tasks.create_task(self.work(number, row))
 
     async def work(self, number: int, row: int) -> None:
-        """Answer a row through a server, then start as many rows as there is room for."""
+        """Send a row to a server, then start as many rows as there is room for."""
         try:
             self.answers[row] = await self.ask(self.servers[number], row)
         except Unavailable as error:
@@ -117,7 +117,7 @@ class Dispatch(Generic[S, T]):
         self.assign()
 
     def on_silence(self, number: int) -> None:
-        """End a dead server, and move its rows to the others."""
+        """End a server that answers no probes, and move its rows to the others."""
         seconds = self.beat_seconds * MAX_MISSED
         why = f"{self.give_up(self.servers[number])} sent no heartbeat for {seconds:g} s"
         lost, self.in_flight[number] = self.in_flight[number], {}

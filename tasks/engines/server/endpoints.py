@@ -41,7 +41,7 @@ class Endpoint:
 
     @property
     def root(self) -> str:
-        """The base URL of vLLM's routes outside OpenAI's API."""
+        """The base URL of those routes of vLLM that are not part of OpenAI's API."""
         return self.url.removesuffix("/v1")
 
 
@@ -90,7 +90,7 @@ class CompletionRequest:
 
 
 class Connection:
-    """An open connection to an endpoint, to be used as an asynchronous context manager."""
+    """An open connection to an endpoint; an asynchronous context manager."""
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         self.endpoint = endpoint
@@ -164,7 +164,7 @@ class Connection:
         return list(answer["data"])
 
     async def is_alive(self) -> bool:
-        """Return whether the server answers on a route that costs it nothing."""
+        """Return whether the server responds on a route without cost."""
         try:
             await self.models()
         except Unavailable:
@@ -172,7 +172,7 @@ class Connection:
         return True
 
     async def complete(self, wanted: CompletionRequest) -> Completion:
-        """Return a completion by OpenAI's protocol."""
+        """Return a completion, requested by OpenAI's protocol."""
         logprobs = {"logprobs": 0, "return_tokens_as_token_ids": True}
         body = {
             "model": wanted.model,
@@ -260,7 +260,7 @@ class Connection:
 
 
 def is_healthy(endpoint: Endpoint) -> bool:
-    """Return whether a server reports that it is healthy. It listens long before that."""
+    """Return whether a server reports that it is healthy, which is long after it listens."""
 
     async def ask() -> None:
         async with Connection(endpoint, HEALTH_SECONDS) as connection:

@@ -204,7 +204,7 @@ class ServerEngine(StoppableEngine):
 
     @property
     def can_rejoin(self) -> bool:
-        """Whether a restarted server can get the current weights at once."""
+        """Whether a restarted server can get the current weights before the next update."""
         if self.loading is None or num_trainers() > 1:
             return False
         return self.loading.transfer.repeats or not self.versions.num_updates
@@ -398,7 +398,7 @@ def load(
 def find_servers(
     settings: EngineSettings, policy: Policy, model: PreTrainedModel | None, logs: Path | None
 ) -> Servers:
-    """Return the servers that the command lends to a trainer, or servers started here."""
+    """Return servers lent by the command that started the training, or start servers here."""
     if model is not None and SERVERS in os.environ:
         return Borrowed(Path(os.environ[SERVERS]))
     if settings.cluster == "local":
@@ -409,6 +409,6 @@ def find_servers(
 
 
 def from_own_first(endpoints: Sequence[Endpoint], rank: int, size: int) -> list[Endpoint]:
-    """Return the servers in rotated order: each of `size` processes begins with another server."""
+    """Rotate the servers, so that each of `size` processes begins with a different one."""
     first = rank * len(endpoints) // size
     return [*endpoints[first:], *endpoints[:first]]

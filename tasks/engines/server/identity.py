@@ -31,7 +31,7 @@ LOADING_RATE = 1.5
 
 
 class Identity:
-    """The check of one policy. `trusted` servers were started here from the policy's own files."""
+    """Checks that servers have one policy. `trusted` ones were started here from its files."""
 
     def __init__(self, policy: Policy, dtype: str, *, trusted: bool) -> None:
         self.policy = policy
@@ -96,7 +96,7 @@ class Identity:
         )
 
     def fits(self) -> bool:
-        """Return whether the policy fits this machine's free memory."""
+        """Return whether the policy can be loaded in this machine's free memory."""
         size = sum(path.stat().st_size for path in self.policy.folder.glob("*.safetensors"))
         return bool(size * LOADING_RATE < psutil.virtual_memory().available)
 

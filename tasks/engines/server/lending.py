@@ -32,7 +32,7 @@ OFFERED, REFUSED = "offered.json", "refused"
 
 
 class Lender:
-    """The command's side."""
+    """The servers, as managed by the command that starts a training."""
 
     def __init__(self, replicas: Replicas) -> None:
         self.replicas, self.folder = replicas, replicas.folder
@@ -89,7 +89,7 @@ def lend(
 
 
 async def unfit(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """Return the servers that cannot get new weights."""
+    """Return the servers that fail to leave an interrupted update."""
 
     async def leave_update(endpoint: Endpoint) -> None:
         async with Connection(endpoint, LEAVE_SECONDS) as connection:
@@ -103,8 +103,8 @@ async def unfit(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
 
 
 class Borrowed:
-    """The first process's side, used instead of `Replicas`. Its servers may have any weights at
-    first."""
+    """The servers, as used by the first process of a training in place of `Replicas`. They may have
+    any weights at first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -137,7 +137,7 @@ class Borrowed:
         return found
 
     def drop(self, endpoint: Endpoint) -> None:
-        """Request that the command end a server. Another takes its place."""
+        """Request that the command end a server. The command starts another one."""
         self.refused.add(endpoint.name)
         (self.folder / REFUSED / endpoint.name).touch()
 

@@ -56,7 +56,7 @@ CPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 class Replica(Protocol):
-    """A started server."""
+    """A server that was started here."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -68,7 +68,7 @@ class Replica(Protocol):
     def has_ended(self) -> bool: ...
 
     def was_lost(self) -> bool:
-        """Return whether the server's machine died, not only the server."""
+        """Return whether the server's machine died, and not only the server."""
         ...
 
     def log_tail(self) -> str:
@@ -86,7 +86,7 @@ class Replica(Protocol):
 
 @dataclass(frozen=True)
 class LocalReplica:
-    """A server on this machine: its process (the guard's), its socket, and its log."""
+    """A server on this machine: its process (a guard), its socket, and its log."""
 
     process: "subprocess.Popen[bytes]"
     endpoint: Endpoint
@@ -199,7 +199,7 @@ class Replicas:
             time.sleep(POLL_SECONDS)
 
     def drop(self, endpoint: Endpoint) -> None:
-        """End a server that must get no more requests. Another takes its place."""
+        """End a server that must get no more requests. A new one replaces it."""
         self.dropped.add(endpoint)
         for replica in self.replicas:
             if replica.endpoint == endpoint:

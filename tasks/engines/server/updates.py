@@ -71,7 +71,7 @@ class Versions:
                 )
 
     def behind(self, completion: Completion) -> list[int]:
-        """Return the policy's version per token."""
+        """Return the policy's version for each token of a completion."""
         found: list[int] = []
         for name, start, end in completion.versions:
             found += [self.known[name]] * (end - start)
@@ -159,12 +159,12 @@ class Loading:
 async def attempt_at_each(
     ask: Callable[[Connection], Awaitable[None]], connections: Sequence[Connection]
 ) -> list[str | None]:
-    """Send a request to every server. Return the failure of each, or None."""
+    """Send a request to every server. Return each server's failure, or None."""
     return await asyncio.gather(*(attempt(ask(each)) for each in connections))
 
 
 async def attempt(asked: Awaitable[T]) -> T | str:
-    """Return the result, or the error message if the request failed."""
+    """Await a request. Return its result, or the error message if it failed."""
     try:
         return await asked
     except (Unavailable, ArtifactError) as error:

@@ -48,7 +48,7 @@ def rank_of(rollouts: Rollouts, rows: Ints, shares_B: Bools, num_ranks: int) -> 
 
 
 def split(groups: list[Group], mean: float, num_ranks: int) -> dict[int, int]:
-    """Return the rank of each row, with the smallest capacity of a rank for groups in parts."""
+    """Return the rank of each row: groups are split at the smallest capacity that fits all."""
     low = max(mean, max(group.prompt + int(group.lengths[0]) for group in groups))
     high = low
     while (found := place(groups, high, num_ranks)) is None:

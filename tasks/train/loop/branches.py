@@ -24,7 +24,7 @@ TRAINING = ("generate", "score", "update")
 
 
 def is_end(trainer: Trainer) -> bool:
-    """Return whether the branch has made a step and reached its share of the run."""
+    """Return whether a branch has made a step and reached its share of the run."""
     state = trainer.state
     if state.branch is None or state.num_steps == state.branch_start:
         return False

@@ -160,7 +160,8 @@ def check_ages(trainer: Trainer, batch: Batch) -> None:
 
 @contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Delay Ctrl-C and SIGTERM until the step is done; a second signal ends the run at once."""
+    """Yield a check for Ctrl-C and SIGTERM, to stop after the step. A second signal stops at
+    once."""
     asked: list[int] = []
 
     def ask(number: int, frame: object) -> None:

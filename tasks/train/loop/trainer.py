@@ -39,7 +39,7 @@ VALIDATION_DRAWS = 200  # of the bootstrap behind a point's interval
 
 @dataclass
 class Trainer:
-    """The components of a loop. Only `learner`, `state`, `buffer` and the slots' states change."""
+    """The components of the loop. Only `learner`, `state`, `buffer` and slots' states change."""
 
     run: RunContext
     slots: Slots
@@ -93,7 +93,7 @@ class Trainer:
         return Features(layers.pop() if layers else None, norms)
 
     def observe_policy(self, rollouts: Rollouts) -> Rollouts:
-        """Add the policy's view to the rollouts, if a part of the step needs it."""
+        """Add the policy's features to the rollouts, if a part of the step needs them."""
         features = self.features()
         if features is None:
             return rollouts
@@ -268,7 +268,7 @@ class Trainer:
         logger.warning("%s; %s", message, skipped)
 
     def where(self) -> str:
-        """Return the step, for messages."""
+        """Return the step as text for messages."""
         return f"step {self.state.num_steps}"
 
     def check_sampler(self, log_ratios: list[torch.Tensor], where: str) -> None:
@@ -324,7 +324,7 @@ class Trainer:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the curve has a point of this step, or a branch is trained (it has one point)."""
+        """Whether the curve has a point at this step, or a branch runs, which adds its last one."""
         trunk = [point["step"] for point in self.state.curve if point["branch"] is None]
         return self.state.branch is not None or trunk[-1:] == [self.state.num_steps]
 
@@ -343,7 +343,7 @@ class Trainer:
 
     @cached_property
     def asked(self) -> Rollouts:
-        """The rollouts of a validation before they are sampled."""
+        """The rollouts of a validation, still without tokens."""
         return validation_rollouts(self.validation, self.run.settings.validation.num_samples)
 
     def validate(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class PassRates:
         )
 
     def strength(self) -> float:
-        """Return the number of rollouts that a stratum counts for in its prompts."""
+        """Return the weight of a stratum's rate in its prompts' estimates, in rollouts."""
         first = 1.0 / (self.settings.strength + 1.0)
         likeness = (self.belief.between + LIKENESS_WEIGHT * first) / (
             self.belief.total + LIKENESS_WEIGHT
@@ -83,7 +83,7 @@ class PassRates:
         return float(1.0 / np.clip(likeness, *LIKENESS) - 1.0)
 
     def prior(self, rows: Ints) -> Floats:
-        """Return the rate of the stratum of each prompt in `rows`."""
+        """Return the estimated rate of each prompt's stratum, for the prompts `rows`."""
         belief, strength, strata = self.belief, self.settings.strength, self.strata_P[rows]
         # of all prompts; half a success in one trial is the prior
         mean = (belief.stratum_correct.sum() + 0.5) / (belief.stratum_trials.sum() + 1.0)
@@ -93,7 +93,7 @@ class PassRates:
         )
 
     def beta(self, rows: Ints) -> tuple[Floats, Floats]:
-        """Return the two parameters of the Beta of each prompt in `rows`."""
+        """Return the two parameters of the posterior Beta of each prompt in `rows`."""
         belief, strength, prior = self.belief, self.strength(), self.prior(rows)
         wrong = belief.trials[rows] - belief.correct[rows]
         return belief.correct[rows] + strength * prior, wrong + strength * (1.0 - prior)

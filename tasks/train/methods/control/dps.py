@@ -109,7 +109,7 @@ def predict(counts: Floats, beliefs: Floats) -> Floats:
 
 
 def seen(counts: Floats, belief: Floats, shown: int, memory: float) -> tuple[Floats, Floats]:
-    """Return counts [3, 3] and belief [3] of a prompt after its group was in the state `shown`."""
+    """Return a prompt's counts [3, 3] and belief [3] after a group in the state `shown`."""
     joint = np.zeros((3, 3))
     joint[shown] = transitions(counts)[shown] * belief
     return forget(counts, memory) + joint / joint.sum(), np.eye(3)[shown]

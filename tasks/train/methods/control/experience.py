@@ -73,7 +73,7 @@ class Method(Control):
         return GroupRequest(rows[asked], sizes[asked], *where, joined=joined[asked])
 
     def again(self, visits: Ints, rng: np.random.Generator) -> Ints:
-        """Return the places in the pool of prompts that replace the last of these visits."""
+        """Return the pool's prompts (as places) that replace the last of these visits."""
         most = int(self.settings.share * len(visits)) if self.state.has_started else 0
         if not most:
             return np.zeros(0, dtype=np.int64)

@@ -105,7 +105,7 @@ class Method(Control):
         return np.where((self.plan.passes_V[visits] > 0) & (streak != 0), 1.0 - kept, 0.0)
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Lengthen or reset the streaks of the step's prompts, and move the two p."""
+        """Lengthen or reset the streaks of the step's prompts, and adapt the two probabilities."""
         size_Q, correct_Q = rollouts.graded_Q()
         easy_Q = (correct_Q == size_Q) & (size_Q > 0)
         dead_Q = easy_Q | ((correct_Q == 0) & (size_Q > 0))
@@ -122,7 +122,7 @@ class Method(Control):
             self.move(int(easy_Q.sum()) / num_graded, int((dead_Q & ~easy_Q).sum()) / num_graded)
 
     def move(self, easy_rate: float, hard_rate: float) -> None:
-        """Lower each p if its share of dead groups reaches its target; otherwise raise it."""
+        """Lower each probability if its share of dead groups reaches its target, else raise it."""
         settings, state = self.settings, self.state
         easy_target = EASY_SHARE * settings.dead_rate
         hard_target = (1 - EASY_SHARE) * settings.dead_rate
@@ -130,7 +130,7 @@ class Method(Control):
         state.p_hard = self.moved(state.p_hard, hard_rate >= hard_target)
 
     def moved(self, p: float, is_high: bool) -> float:
-        """Return `p` a step lower or higher, within its limits."""
+        """Return the probability `p` moved one step down or up, within its limits."""
         step = -self.settings.step if is_high else self.settings.step
         return float(np.clip(p + step, self.settings.p_min, self.settings.p_max))
 
@@ -138,7 +138,7 @@ class Method(Control):
         return self.plan.share_before(self.state.position)
 
     def describe(self) -> dict[str, float]:
-        """Return the share of visits skipped so far, and the two p."""
+        """Return the share of visits skipped so far, and the two probabilities."""
         state = self.state
         skipped = state.skipped / max(state.taken + state.skipped, 1)
         return {"skipped_rate": skipped, "p_easy": state.p_easy, "p_hard": state.p_hard}

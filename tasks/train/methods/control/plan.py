@@ -12,7 +12,7 @@ from tasks.train.slots import Control, SoFar
 
 @dataclass
 class State:
-    """The next visit."""
+    """The index of the next visit."""
 
     position: int = 0
 
@@ -35,7 +35,7 @@ class Method(Control):
 
 
 def next_visits(plan: Plan, first: int, so_far: SoFar) -> Ints:
-    """Return the visits from `first` on that fill a batch together with the replayed groups."""
+    """Return the visits from `first` on that, with the replayed groups, fill a batch."""
     room = so_far.room(plan.batch)
     visits = plan.window(first, room)
     return visits[: plan.num_visits(plan.group_sizes_V[visits], room)]

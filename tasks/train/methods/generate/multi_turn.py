@@ -64,7 +64,7 @@ class Conversation:
         self.finish_reason = finish_reason
 
     def answer(self, token_ids: list[int]) -> None:
-        """Append the environment's reply."""
+        """Append the environment's reply as tokens."""
         self.token_ids += token_ids
         self.logprobs += [0.0] * len(token_ids)
         self.is_action += [False] * len(token_ids)
@@ -161,5 +161,5 @@ class Method(Generate):
 
 
 def last_turn(is_action: list[bool]) -> int:
-    """Return the start of the policy's last turn, at the end of the conversation."""
+    """Return the index at which the last turn starts, which is the policy's."""
     return next((n + 1 for n in reversed(range(len(is_action))) if not is_action[n]), 0)

@@ -106,6 +106,6 @@ class Method(Shape):
 
 
 def bin_weights(scores: Floats, eta: float, most: float) -> Floats:
-    """Return the weights of bins with these scores."""
+    """Return the weights of bins with these scores: exp(eta * score), normalised and capped."""
     weights = np.exp(eta * scores)
     return np.asarray(np.minimum(weights / weights.mean(), most))
