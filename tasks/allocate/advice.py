@@ -39,7 +39,7 @@ class Forecast:
 
 
 def advise(values: Values, layout: Layout) -> Iterator[str]:
-    """Yield the advice in lines. `values` are complete. Raise ArtifactError if there is no
+    """Yield the advice in lines, for complete `values`. Raise ArtifactError if there is no
     profile."""
     profile = budget.read_profile(layout)
     yield prompts_words(profile)

@@ -85,7 +85,7 @@ def append_result(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def digits(counts: "list[int]") -> str:
-    """Return counts of up to 35 as one character each, as lines store correct samples by prompt."""
+    """Return counts of up to 35 as a string with one character each, for result lines."""
     return "".join("0123456789abcdefghijklmnopqrstuvwxyz"[count] for count in counts)
 
 

@@ -122,7 +122,7 @@ def num_prompts(path: Path, wanted: int | None) -> Range:
 
 
 def lengths(values: Values, layout: Layout, profile: pl.DataFrame | None) -> tuple[Range, Range]:
-    """Return the tokens of a prompt and of a completion."""
+    """Return the ranges of a prompt's and a completion's number of tokens."""
     limit = values["sampling"]["max_tokens"]
     if profile is not None:
         names = ("num_samples", "prompt_tokens", "completion_tokens")

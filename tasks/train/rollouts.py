@@ -279,7 +279,7 @@ class Rollouts:
 
     @once
     def trained_N(self) -> Bools:
-        """Return [N] whether a token is the policy's own."""
+        """Return [N] whether the policy sampled a token."""
         if self.table["is_action"].null_count() == len(self.table):
             return np.ones(int(self.completion_tokens_B().sum()), dtype=np.bool_)
         return flat(self.table.select(OWN_TOKENS).to_series())

@@ -8,7 +8,7 @@ from tasks.common.redaction import has_credentials
 
 @settings
 class Tracking:
-    """The section `tracking`: where the record goes."""
+    """The section `tracking`: the MLflow server and other trackers that record runs."""
 
     uri: str | None = None  # null: sqlite under the data root; or http://...
     experiment: str = "winnow"  # the name in MLflow

@@ -311,8 +311,7 @@ class ServerEngine(StoppableEngine):
         self.endpoints = broadcast(self.endpoints, is_patient=True)
 
     def has_everywhere(self, version: int) -> bool:
-        """Return whether all servers are up, and have the weights of this version of the policy
-        from a swap."""
+        """Return whether all servers are up, and a swap gave them this version of the policy."""
         if self.loading is None or self.versions.known.get(self.versions.current) != version:
             return False
         serving = self.loading.replicas.serving(self.endpoints)

@@ -80,7 +80,7 @@ class Replica(Protocol):
         ...
 
     def wait(self) -> None:
-        """Wait until the server has ended, after `end`."""
+        """Wait for the server to end; call `end` before."""
         ...
 
 

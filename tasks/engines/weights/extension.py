@@ -41,7 +41,7 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
     update_info_cls = FileUpdate
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
-        """Do nothing."""
+        """Do nothing: files need no connection."""
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)

@@ -23,7 +23,7 @@ UNFINISHED_SECONDS = 3600.0  # the writer of a temporary file this old has died
 
 @dataclass(frozen=True)
 class Summary:
-    """A summary of the shards of a folder."""
+    """Numbers of prompts, rollouts, shards and bytes in a folder of shards."""
 
     num_prompts: int
     num_rollouts: int

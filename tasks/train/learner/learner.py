@@ -76,9 +76,8 @@ def memory_of(
 def sharding_of(
     settings: TrainSettings, memory: LearnerSettings, ranks: Ranks, device: torch.device
 ) -> Callable[[PreTrainedModel], None] | None:
-    """Return the function that shards a policy before it has weights; None for a policy that every
-    rank loads whole: without other ranks, unsharded, or with adapters, which are added to
-    weights."""
+    """Return the function that shards a policy before it has weights; None if every rank loads the
+    whole policy: with one rank, without sharding, or with adapters, which need loaded weights."""
     if memory.shard == "none" or ranks.size == 1 or settings.lora is not None:
         return None
     dtype = getattr(torch, settings.dtype)
