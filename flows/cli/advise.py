@@ -1,4 +1,4 @@
-"""winnow advise: from the profile alone, which recipe to run. It trains nothing and writes nothing.
+"""winnow advise: recommends a recipe, from the profile alone. It trains nothing and writes nothing.
 
 It prints the prompts without a gradient; for each recipe the share of its compute that the profile
 takes, the rollouts, the share of them with a gradient and the information per compute; whether

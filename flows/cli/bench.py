@@ -1,4 +1,4 @@
-"""winnow bench docs/results/protocol.yaml: which recipe pays, tuned alike.
+"""winnow bench docs/results/protocol.yaml: compares recipes under equal tuning.
 
 Runs the cells of the protocol that are missing from the results file beside it, two at a time,
 without DVC or Prefect, and writes the tables. An interrupted benchmark resumes. Result lines from

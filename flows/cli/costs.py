@@ -1,4 +1,4 @@
-"""The costs of a run and the purchases of its budget, as text: intervals, hours and money."""
+"""The costs of a run, and the training that its budget allows, as text."""
 
 import argparse
 import importlib

@@ -26,9 +26,9 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Forecast:
-    """The expectation for a recipe. `profile` is the profile's share of its compute, `mixed` the
-    share of its rollouts with a gradient, `information` the information of all rollouts per unit of
-    compute, and `left_out` the slots that the model does not cover."""
+    """The expected results of a recipe. `profile` is the profile's share of its compute, `mixed`
+    the share of its rollouts with a gradient, `information` the information of all rollouts per
+    unit of compute, and `left_out` the slots that the model does not cover."""
 
     recipe: str
     profile: float
@@ -83,7 +83,8 @@ def forecast_of(values: Values, layout: Layout, profile: pl.DataFrame, name: str
 
 
 def left_out(train: Mapping[str, Any]) -> list[str]:
-    """Return the slots that the forecast does not model: other than the default or `mixed`."""
+    """Return the slots that the forecast does not model: those with a method other than the default
+    or `mixed`."""
     plain = TrainSettings()
     counted = {slot: {getattr(plain, slot)["method"], "mixed"} for slot in SLOTS}
     found = [slot for slot in SLOTS if train[slot]["method"] not in counted[slot]]
@@ -135,7 +136,7 @@ def sentence(found: list[Forecast]) -> str:
 
 
 def next_words(layout: Layout, names: list[str]) -> str:
-    """Return the next command for a decision, or the report's own first sentence once the report
+    """Return the next command for a decision, or the report's first sentence once the report
     compares these recipes."""
     path = layout.report / "summary.json"
     if not path.exists():

@@ -51,7 +51,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Family:
-    """A family's changes to the parameter file, and its budgets."""
+    """A family of prompts: its changes to the parameter file, and its budgets."""
 
     budgets: list[int]
     changes: Values

@@ -39,7 +39,7 @@ class Facts:
 
 @cache
 def facts(source: bytes) -> Facts:
-    """Return the facts of a source; each source is parsed once per process."""
+    """Return the facts of a Python source, which is parsed once per process."""
     tree = ast.parse(source)
     return Facts(hexdigest(dump(tree).encode()), frozenset(imported(tree)), frozenset(texts(tree)))
 

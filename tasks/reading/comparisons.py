@@ -50,8 +50,8 @@ def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str
 
 
 def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
-    """Return the tables of both sides. Raise ArtifactError if one is missing or damaged, with the
-    existing ones if the recipe has not been evaluated."""
+    """Return the ROLLOUTS tables of both sides. Raise ArtifactError if one is missing or damaged.
+    For a recipe that has not been evaluated, the message lists the evaluated ones."""
     folders = layout.baseline, layout.evaluation(recipe, seed)
     files = {side: f / "rollouts.parquet" for side, f in zip(SIDES, folders, strict=True)}
     if not files["after"].is_file():

@@ -123,7 +123,7 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"engine__name": "vlm"}, "engine.name is 'vlm'; there is: "),
+        ({"engine__name": "vlm"}, "engine.name is 'vlm'; use: "),
         ({"engine__dtype": "float23"}, "did you mean float32?"),
         ({"tracking__also": ["trackios"]}, "tracking.also[0] is 'trackios'; allowed: "),
         ({"tracking__also": ["tensorbord"]}, "did you mean tensorboard?"),

@@ -287,7 +287,7 @@ def test_chunks_by_hand() -> None:
 
 def test_an_unknown_engine_is_named(policy: Policy) -> None:
     with pytest.raises(
-        ParamsError, match=f"engine.name is 'trt'; there is: {', '.join(registry.names(engines))}"
+        ParamsError, match=f"engine.name is 'trt'; use: {', '.join(registry.names(engines))}"
     ):
         load_engine(dataclasses.replace(ENGINE, name="trt"), policy)
 

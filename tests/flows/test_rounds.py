@@ -39,7 +39,7 @@ def titled(output: str, word: str) -> list[str]:
     ("asked", "words"),
     [
         ({"starts": ("sgpo/0",)}, "with --rounds 1 there are 0 of these, but it is given 1 times"),
-        ({"rounds": 2, "starts": ("sgpo/0", "sgpo/0")}, "there are 1 of them"),
+        ({"rounds": 2, "starts": ("sgpo/0", "sgpo/0")}, "there are 1 of these"),
         ({"data": SECOND, "rounds": 3}, "use the first, --data data --rounds 3"),
         ({"data": "../other"}, "a data root is a folder at the top of the project"),
         ({"data": "data/other"}, "a data root is a folder at the top of the project"),

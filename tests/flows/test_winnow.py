@@ -319,7 +319,7 @@ def test_a_project_of_ones_own_runs_elsewhere_on_this_installation(
     asked += ("--budget", "none", "--data", str(data))
     output = winnow(project, "init", str(folder), *asked)
     assert "nothing is wrong" in output
-    assert "has a .dvc already" in winnow(project, "init", str(folder), *asked, expect=1)
+    assert "already has a .dvc" in winnow(project, "init", str(folder), *asked, expect=1)
     text = (folder / "params.yaml").read_text()
     values = params.load(folder / "params.yaml")
     assert len(text.splitlines()) < 40

@@ -133,7 +133,7 @@ def test_chunks_differ_and_repeat_under_the_seed():
 
 
 def test_an_unknown_family_and_an_unknown_setting_are_named():
-    with pytest.raises(ParamsError, match="'chain_sums'; there is: chain_sum, products"):
+    with pytest.raises(ParamsError, match="'chain_sums'; use: chain_sum, products"):
         next(draw([Family("chain_sums", 1.0, CHAIN_SUM)], 0, 4))
     with pytest.raises(
         ParamsError, match=r"chain_sum.settings.noise is unknown; allowed: config, direct_rate"

@@ -173,7 +173,7 @@ def test_the_verifier_reads_each_turn_on_a_line_of_its_own() -> None:
 
 
 def test_an_unknown_environment_or_setting_is_named() -> None:
-    with pytest.raises(ParamsError, match=r"environment\.name is 'chess'; there is: higher_lower"):
+    with pytest.raises(ParamsError, match=r"environment\.name is 'chess'; use: higher_lower"):
         load_environment({"name": "chess"})
     with pytest.raises(ParamsError, match=r"environment\.name is None"):
         load_environment({})

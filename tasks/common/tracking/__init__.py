@@ -223,8 +223,8 @@ def end_pipeline(
     status: str = "FINISHED",
     cached: Iterable[tuple[str, str | None, int | None]] = (),
 ) -> None:
-    """Close the parent run, with links to the runs of cached stages, each (stage, recipe, seed). A
-    database that no stage has made is not made for this."""
+    """Close the parent run, with links to the runs of cached stages, each (stage, recipe, seed).
+    Create no database for this if no stage has created one."""
     uri, links = address(settings, layout), list(cached)
 
     def close() -> None:

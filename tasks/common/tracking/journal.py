@@ -351,8 +351,8 @@ def milliseconds() -> int:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock out other stages while a run is created, or two would open two parents. The work inside
-    is bounded in time."""
+    """Let no other stage create a run during the block: two could create the same parent. The block
+    must take bounded time."""
     make_private_folder(folder)
     with (folder / "lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -31,8 +31,8 @@ def start_pipeline() -> str:
 
 
 def identity(pid: int, started: float) -> str:
-    """Return the id of the pipeline that a process of this host opened at a time. It differs from
-    that of a process with the same number on another host, and within a thousandth of a second."""
+    """Return the id of the pipeline of the process `pid` of this host, which started at `started`.
+    It differs from those of processes with this number on other hosts or at other times."""
     origin = digest([this_host(), pid, round(started, 3)])[:4]
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{origin}-{pid}"
 

@@ -31,7 +31,7 @@ LOADING_RATE = 1.5
 
 
 class Identity:
-    """Checks that servers have one policy. `trusted` ones were started here from its files."""
+    """Checks that servers have one policy. If `trusted`, they were started here from its files."""
 
     def __init__(self, policy: Policy, dtype: str, *, trusted: bool) -> None:
         self.policy = policy

@@ -35,7 +35,7 @@ class FileUpdate(WeightTransferUpdateInfo):
 
 
 class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
-    """Weights with the policy's own names and shapes, split over several files."""
+    """Loads weights with the policy's own names and shapes, split over several files."""
 
     init_info_cls = FileInit
     update_info_cls = FileUpdate

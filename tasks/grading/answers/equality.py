@@ -136,7 +136,7 @@ def by_name(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def by_time(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare times of day: `4:40 a.m.`, or `4:40` without a half of the day."""
+    """Compare times of day: `4:40 a.m.`, or `4:40` without a.m. or p.m."""
     first, second = TIME.fullmatch(TEXT.sub(r"\1", gold)), TIME.fullmatch(TEXT.sub(r"\1", given))
     if first is None or second is None or not (first["half"] or second["half"]):
         return None

@@ -139,8 +139,8 @@ def format_of(path: Path, location: str) -> str:
 
 
 def braced(path: Path, alone: str) -> str:
-    """Return whether a text that begins with a brace consists of lines of rows, or of JSON over
-    several lines. A single line is `alone`."""
+    """Return whether a text that begins with a brace consists of lines of rows (`jsonl`) or of JSON
+    over several lines (`json`); `alone` for a single line."""
     with decompressed(path) as file:
         lines = (line.removeprefix(BYTE_ORDER_MARK).strip() for _, line, _ in bounded.lines(file))
         first = list(itertools.islice(filter(None, lines), 2))

@@ -108,7 +108,7 @@ SETS = {
 def checked(settings: Settings, where: str) -> Settings:
     """Return the settings. Raise ParamsError for a set that is not in the table."""
     if settings.set not in SETS:
-        raise ParamsError(f"{where}.set is {settings.set!r}; there is: {', '.join(sorted(SETS))}")
+        raise ParamsError(f"{where}.set is {settings.set!r}; use: {', '.join(sorted(SETS))}")
     return settings
 
 

@@ -113,7 +113,8 @@ def band(
     group: str = "",
     crowded: bool = True,
 ) -> Trace:
-    """Return a trace of the area between two curves. `crowded` ones are shown for few recipes."""
+    """Return a trace of the area between two curves. A `crowded` band is shown only for few
+    recipes."""
     return {
         "type": "scatter",
         "mode": "none",

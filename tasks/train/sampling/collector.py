@@ -100,8 +100,8 @@ class Collector:
         """Return the rollouts of `table` after sampling and grading the unfinished ones, from the
         policy after `version` updates, and the cost. Each rank samples and grades whole groups, and
         all ranks receive all results. `prompts` that are not for `training` have no rows in the
-        methods' tables. Recorded rollouts in place of the unfinished ones (`found`) replace
-        sampling. For `until` see `Enough`."""
+        methods' tables. With `found`, the recorded rollouts of the unfinished ones, nothing is
+        sampled. For `until` see `Enough`."""
         ranks = self.run.ranks
         groups = ranks.shard(np.unique(table["group"].to_numpy()).tolist())
         is_mine_B = np.isin(table["group"].to_numpy(), groups)
@@ -183,8 +183,8 @@ class Collector:
 
 
 def validation_rollouts(prompts: Prompts, num_samples: int) -> Rollouts:
-    """Return rollouts without a token of all prompts. Their seeds are the same in every validation,
-    so that only the policy causes differences."""
+    """Return rollouts of all prompts, still without tokens. Their seeds are the same in every
+    validation, so that only the policy causes differences."""
     rows_Q = np.arange(len(prompts))
     group_B = np.repeat(rows_Q, num_samples)
     places = itertools.product(range(len(prompts)), range(num_samples))

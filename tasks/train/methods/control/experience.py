@@ -73,7 +73,7 @@ class Method(Control):
         return GroupRequest(rows[asked], sizes[asked], *where, joined=joined[asked])
 
     def again(self, visits: Ints, rng: np.random.Generator) -> Ints:
-        """Return the pool's prompts (as places) that replace the last of these visits."""
+        """Return the prompts (places in the pool) that replace the last of these visits."""
         most = int(self.settings.share * len(visits)) if self.state.has_started else 0
         if not most:
             return np.zeros(0, dtype=np.int64)
@@ -111,7 +111,7 @@ class Method(Control):
 
 
 def bucket_weights(correct: Ints, sizes: Ints) -> Floats:
-    """Return the probability of each prompt in the first draw, but for a factor: the density of its
+    """Return the probability of each prompt in the first draw, up to a factor: the density of its
     bucket, shared among the bucket's prompts."""
     density = np.exp(-((correct - sizes / 2.0) ** 2) / 2.0)
     return np.asarray(density / np.bincount(correct)[correct])

@@ -77,11 +77,10 @@ class Method(Control):
 
     def draw(self, first: int, room: int, rng: np.random.Generator) -> tuple[Ints, int]:
         """Return the next visits of one phase from `first` on that are not skipped, as many as fit
-        `room`, and the visit after the last decision.
+        `room`, and the first visit that is still undecided.
 
         Decide for a window of visits, and double it until it has a batch and one more visit, or the
-        whole phase, since a phase may have ten million visits.
-        """
+        whole phase, since a phase may have ten million visits."""
         plan = self.plan
         width, kept_V = room, np.zeros(0, dtype=np.bool_)
         while True:

@@ -3,8 +3,8 @@
 
 A token's covariance is (A - mean A) (log p - mean log p), with means over the step's own tokens. Of
 those between `low` and `high`, random ones get advantage 0: as many as the share `drop` of the
-step's own tokens, at least one. The paper draws them at every update of a batch, here the step
-does. The log-probabilities cost a pass over the step's rollouts, which is charged as scoring."""
+step's own tokens, at least one. The paper draws them at every update of a batch; here they are
+drawn once per step. The log-probabilities cost a pass over the rollouts, charged as scoring."""
 
 import numpy as np
 
