@@ -89,9 +89,9 @@ def inline(value: Any) -> str:
 
 
 def overridden(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return the text of the file with overrides KEY=VALUE in the grammar of DVC, so that they mean
-    the same to `dvc exp run -S`, and its values. Comments stay; missing keys are added. DVC takes a
-    second to import, so it is imported here."""
+    """Return the text and the values of the file with overrides KEY=VALUE, which mean the same as
+    in `dvc exp run -S`. Comments stay; missing keys are added. DVC takes a second to import, so it
+    is imported here."""
     from dvc.exceptions import DvcException
     from dvc.utils.hydra import apply_overrides
 
