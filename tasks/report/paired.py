@@ -66,8 +66,8 @@ def difference(paired: Paired, mine: Sequence[str], other: Sequence[str]) -> Dif
     draws are the same in every run of the report, so equal files give equal reports.
 
     `other` contains the runs of the same seeds in the same order, or one run for all seeds. With
-    several seeds the interval is over seeds and prompts, otherwise over prompts (`over` states
-    which). Raise ArtifactError if no prompt was graded for all of the runs."""
+    several seeds the interval is over seeds and prompts, otherwise over prompts (see the key
+    `over`). Raise ArtifactError if no prompt was graded for all of the runs."""
     graded = paired.rates.drop_nulls([*mine, *other])
     if graded.is_empty():
         raise ArtifactError(

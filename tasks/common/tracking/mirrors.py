@@ -207,5 +207,5 @@ class Mirrors:
 
 
 def new_run(key: str | None) -> dict[str, Any]:
-    """Return the note of a run before its start: the key of its training, its curve, its result."""
+    """Return the note of a run before its start: the id and the key of its training."""
     return {"id": secrets.token_hex(4), "key": key, "curve": None, "result": None}

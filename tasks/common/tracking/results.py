@@ -80,7 +80,7 @@ def cell_of(run: TrackedRun, evidence: dict[str, str]) -> str | None:
 
 
 def write_settings(run: TrackedRun, event: Event) -> None:
-    """Write parameters. MLflow keeps the first value of each: log others, and continue."""
+    """Write parameters. If MLflow has another value of one, log that it keeps it, and continue."""
     try:
         write_params(run, event)
     except Exception as error:

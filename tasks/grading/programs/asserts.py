@@ -183,7 +183,7 @@ def function_name(node: ast.Call) -> str | None:
 
 
 def is_comparable(node: ast.Compare) -> bool:
-    """Return whether a comparison is the same outside: `is` only with SINGLE on its right."""
+    """Return whether a comparison can be judged outside: `is` only with SINGLE on its right."""
     return all(
         isinstance(right, ast.Constant) and any(right.value is one for one in SINGLE)
         for how, right in zip(node.ops, node.comparators, strict=True)
