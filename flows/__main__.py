@@ -17,7 +17,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.common.processes import ending
 
-WORDS = {
+SUBCOMMANDS = {
     "run": "bring the experiment up to date",
     "serve": "run the pipeline on a schedule",
     "init": "ask for model, data, GPU and budget, and write params.yaml or a new project",
@@ -40,18 +40,18 @@ SERVERS = {"serve": "flows.serve.schedule", "ui": "flows.serve.ui"}
 REFUSALS = (ParamsError, ArtifactError, SelectionError, commands.CommandError)
 
 
-def parser_of(word: str | None) -> argparse.ArgumentParser:
-    """Return the parser. Only the module of `word` is imported; for COMPLETION, all modules are."""
+def parser_of(subcommand: str | None) -> argparse.ArgumentParser:
+    """Return the parser. Only the module of `subcommand` is imported; for COMPLETION, all are."""
     parser = argparse.ArgumentParser(
         prog="winnow", description="Prompts, rollouts and training, from profile to report."
     )
     version = importlib.metadata.version("winnow")
     parser.add_argument("--version", action="version", version=f"winnow {version}")
     shtab.add_argument_to(parser, COMPLETION, help="completion for a shell: bash, zsh or tcsh")
-    parts = parser.add_subparsers(dest="word", metavar="WORD", required=True)
-    for name, text in WORDS.items():
+    parts = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
+    for name, text in SUBCOMMANDS.items():
         path = SERVERS.get(name, f"flows.cli.{name}")
-        module = importlib.import_module(path) if word in (name, COMPLETION) else None
+        module = importlib.import_module(path) if subcommand in (name, COMPLETION) else None
         part = parts.add_parser(
             name,
             help=text,
@@ -70,7 +70,7 @@ def main() -> int:
     options = parser_of(arguments[0] if arguments else None).parse_args(arguments)
     logs.log_to_terminal()
     ending.interrupt_on_terminate()
-    if options.word not in ("run", "init", "bench"):  # relative to the current folder
+    if options.subcommand not in ("run", "init", "bench"):  # relative to the current folder
         os.chdir(commands.ROOT)
     try:
         return int(options.do(options))
@@ -79,7 +79,7 @@ def main() -> int:
         return 1
     except BrokenPipeError:  # of `winnow params | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(options.word == "run")  # its output is incomplete
+        return int(options.subcommand == "run")  # its output is incomplete
     except KeyboardInterrupt:
         print(f"interrupted; to resume: {summary.same_command()}", file=sys.stderr)
         return ending.interrupted()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.__main__ import WORDS, parser_of
+from flows.__main__ import SUBCOMMANDS, parser_of
 from flows.cli import init
 from tasks.common import params
 from tasks.common.params import ParamsError
@@ -73,7 +73,7 @@ def test_the_stages_are_a_tree_that_fits_a_terminal(project: Project) -> None:
 def test_completion_knows_words_and_their_options(project: Project) -> None:
     script = winnow(project, "--print-completion", "bash")
     (words,) = re.findall(r"_winnow_pos_0_choices=\((.*)\)", script)
-    assert set(WORDS) <= {*words.split()}
+    assert set(SUBCOMMANDS) <= {*words.split()}
     (options,) = re.findall(r"_winnow_run_option_strings=\((.*)\)", script)
     assert "--concurrency" in options.split()
 
@@ -146,15 +146,15 @@ def test_reading_what_has_not_been_evaluated_names_the_file(project: Project) ->
 def test_every_word_has_its_help() -> None:
     """In a process of its own: importing Prefect changes the logging of this one."""
     program = (
-        "from flows.__main__ import WORDS, parser_of\n"
-        "for word in WORDS:\n"
+        "from flows.__main__ import SUBCOMMANDS, parser_of\n"
+        "for word in SUBCOMMANDS:\n"
         "    try: parser_of(word).parse_args([word, '--help'])\n"
         "    except SystemExit as end: assert end.code == 0\n"
     )
     printed = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    assert [word for word in WORDS if f"usage: winnow {word} " not in printed] == []
+    assert [word for word in SUBCOMMANDS if f"usage: winnow {word} " not in printed] == []
 
 
 def test_the_console_script_is_the_same_command() -> None:
