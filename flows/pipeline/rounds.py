@@ -90,12 +90,13 @@ def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Ite
 
 
 def set_recipes(path: Path, names: Sequence[str]) -> None:
-    """Set the experiment's recipes in the parameter file to `names`, or to every recipe with its
-    teacher here if `names` is `all`. Raise ParamsError for an unknown recipe."""
+    """Set the experiment's recipes in the parameter file to `names`, or, if that is `all`, to every
+    recipe except those that read a missing folder. Raise ParamsError for an unknown recipe."""
     values, is_all = params.load(path), list(names) == ["all"]
     known = recipes.names(values) if is_all else names
-    teachers = {name: recipes.teacher_of(recipes.recipe(values, name)["train"]) for name in known}
-    chosen = [name for name, it in teachers.items() if not (is_all and it and not it.is_dir())]
+    read = {name: recipes.folders_of(recipes.recipe(values, name)["train"]) for name in known}
+    there = [name for name, folders in read.items() if all(map(Path.is_dir, folders))]
+    chosen = there if is_all else list(names)
     if chosen != params.section(values, "experiment", params.Experiment).recipes:
         write_text(path, set_values(path.read_text(), {"experiment.recipes": chosen}))
         logger.warning("%s: experiment.recipes is now %s", path.name, ", ".join(chosen))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tasks.allocate.visits import Compared, Visits
-from tasks.common import registry
+from tasks.common import recipes, registry
 from tasks.common.accounting.ledger import Architecture, charged_flops, paper_training_flops
 from tasks.common.statistics import mixed_probability
 
@@ -105,11 +105,9 @@ def expect(
             replayed, mixed_sample_tokens(visits, profile, train["replay"].get("capacity"))
         )
     updated, in_mixed = (updates["epochs"] * (part + replayed) for part in (kept, in_mixed))
-    is_several = updates["epochs"] * updates["minibatches"] > 1
+    scored = (tokens + replayed) * recipes.is_scored(train)
     warm = num_demonstrations(train) * tokens / rollouts
-    fixed = charged_flops(
-        architecture, generated=profiled, updated=warm, reference=(tokens + replayed) * is_several
-    )
+    fixed = charged_flops(architecture, generated=profiled, updated=warm, reference=scored)
     factor = update_factor(visits, profile, tokens, train)
     return {
         "visits": visits.num,

@@ -12,7 +12,6 @@ from typing import Any
 from tasks.allocate.planning import load_strategy
 from tasks.allocate.settings import AllocateSettings, Gates
 from tasks.common import recipes
-from tasks.common.files import digest_folder
 from tasks.common.params import (
     Experiment,
     ParamsError,
@@ -69,6 +68,7 @@ GRADING = ("seconds", "memory_gb", "verifiers")  # keys of `verify` that can cha
 SAMPLER = ("name", "dtype")  # keys of `engine` that can change a rollout of training
 FORECAST = (
     "updates",
+    "correction",
     "prompt_gradient",
     "select",
     "replay",
@@ -171,15 +171,7 @@ def of_cells(whole: Values) -> dict[str, Values]:
             },
         }
         engine = {key: whole["engine"][key] for key in SAMPLER} | altering
-        found[f"{name}/train"] = {"train": train, "engine": engine, **sampled, **teacher_in(train)}
+        inputs = recipes.input_digests(train)
+        found[f"{name}/train"] = {"train": train, "engine": engine, **sampled, **inputs}
         found[f"{name}/evaluate"] = measured
     return found
-
-
-def teacher_in(train: Values) -> Values:
-    """Return the digest of the teacher that the section `train` names, if it is on this machine:
-    another teacher in the same folder trains another policy."""
-    folder = recipes.teacher_of(train)
-    if folder is None or not folder.is_dir():
-        return {}
-    return {"teacher": digest_folder(folder, ("*",))}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common import params, registry
+from tasks.common.files import digest_folder
 from tasks.common.params import ParamsError, unknown
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "recipes"
@@ -81,15 +82,38 @@ def has_reference(train: Mapping[str, Any]) -> bool:
 
 def is_scored(train: Mapping[str, Any]) -> bool:
     """Return whether a section `train` needs a pass over a step's rollouts before its first update:
-    for several updates, or for a limit of the step's log-ratios. Slots may need one, too."""
-    updates, limit = train["updates"], (train.get("correction") or {}).get("m2po")
-    return limit is not None or updates["epochs"] * updates["minibatches"] > 1
+    for several updates, a limit of the step's log-ratios, or a proximal policy. Slots may need one,
+    too."""
+    updates, correction = train["updates"], train.get("correction") or {}
+    is_several = updates["epochs"] * updates["minibatches"] > 1
+    return is_several or any(correction.get(key) is not None for key in ("m2po", "proximal"))
 
 
 def teacher_of(train: Mapping[str, Any]) -> Path | None:
     """Return the folder of the teacher that a section `train` names as its reference, or None."""
     source = (train.get("reference") or {}).get("source")
     return None if source is None else Path(source).expanduser()
+
+
+def runs_of(train: Mapping[str, Any]) -> list[Path]:
+    """Return the results of finished runs whose rollouts a section `train` replays."""
+    replay = train.get("replay") or {}
+    named = replay.get("folders", []) if replay.get("method") == "runs" else []
+    return [Path(folder).expanduser() for folder in named]
+
+
+def folders_of(train: Mapping[str, Any]) -> list[Path]:
+    """Return the folders outside the pipeline that a section `train` names."""
+    teacher = teacher_of(train)
+    return runs_of(train) + ([] if teacher is None else [teacher])
+
+
+def input_digests(train: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the digests of `folders_of` that are on this machine: other files in the same folder
+    train another policy."""
+    there = [folder for folder in folders_of(train) if folder.is_dir()]
+    found = {str(folder): digest_folder(folder, ("*",)) for folder in there}
+    return {"inputs": found} if found else {}
 
 
 def has_bonus(train: Mapping[str, Any]) -> bool:

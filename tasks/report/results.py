@@ -120,6 +120,7 @@ def row_of(evidence: Evidence, run: Trained, paired: Paired) -> Row:
         **bills,
         "flops_validation": run.flops["executed"]["evaluate"],
         "flops_branches": run.flops["executed"]["branch"],
+        "not_charged": run.flops.get("not_charged", []),
     }
 
 

@@ -248,7 +248,12 @@ def load_method(
     """Return the `Method` of the slot's file named by `spec["method"]`, built from its settings,
     and from the training prompts and the profile if it reads them."""
     module, own = method_of(slot, spec)
-    for flag, value in (("reads_prompts", prompts), ("reads_profile", profile)):
+    own_prompts = profile and profile.prompts
+    for flag, value in (
+        ("reads_prompts", prompts),
+        ("encodes_prompts", own_prompts),
+        ("reads_profile", profile),
+    ):
         if getattr(module, flag, False):
             arguments = (*arguments, value)
     return make(module, "Method", own, f"train.{slot} ({spec['method']})", *arguments)

@@ -47,7 +47,7 @@ COLUMNS: dict[str, Any] = {
     "replayed": pl.Boolean,  # from an earlier step, or from the profile
     "kept": pl.Boolean,  # whether it enters the loss
     "advantages": FLOATS,  # of its tokens, 0 for tokens without an advantage
-    "old_logprobs": FLOATS,  # before the batch's first update; null with a single update
+    "old_logprobs": FLOATS,  # of the old policy; null if that is the present policy
 }
 EMPTY: dict[str, Any] = {
     "since": -1,
@@ -331,11 +331,12 @@ class Rollouts:
         self, keep_B: Bools, advantages_N: Floats, old_N: Floats | None = None
     ) -> "Rollouts":
         """Return the rollouts with their part in the update: whether they enter the loss, the
-        advantages of their tokens, and the log-probabilities before the batch's first update."""
+        advantages of their tokens, and, if given, the old policy's log-probabilities."""
         lengths_B = self.completion_tokens_B()
-        old = None if old_N is None else nested(old_N, lengths_B)
-        advantages = nested(advantages_N, lengths_B)
-        return self.with_columns(kept=keep_B, advantages=advantages, old_logprobs=old)
+        values = {"kept": keep_B, "advantages": nested(advantages_N, lengths_B)}
+        if old_N is not None:
+            values["old_logprobs"] = nested(old_N, lengths_B)
+        return self.with_columns(**values)
 
     @cached_property
     def kept_B(self) -> Bools:
@@ -349,7 +350,7 @@ class Rollouts:
 
     @cached_property
     def old_logprobs_N(self) -> Floats | None:
-        """[N] log-probabilities before the batch's first update; None with a single update."""
+        """[N] log-probabilities of the old policy; None if that is the present policy."""
         old = self.table["old_logprobs"]
         return None if old.null_count() else flat(old)
 

@@ -39,6 +39,7 @@ from tasks.train.learner.ranks import (
     join_ranks,
     what_was_lost,
 )
+from tasks.train.learner.reference import check_vocabulary
 from tasks.train.loading import load_slots, train_settings
 from tasks.train.loop.buffer import RolloutBuffer
 from tasks.train.loop.loop import train
@@ -175,7 +176,6 @@ def run_components(
     """Return everything that the result depends on, as the key of checkpoints."""
     recipe, seed = run.coordinates()
     budget = read_budget(budget_file(run))
-    teacher = recipes.teacher_of(dataclasses.asdict(settings))
     return {
         "recipe": recipe,
         "seed": seed,
@@ -183,7 +183,7 @@ def run_components(
         **{name: digest_file(path) for name, path in input_files(run).items()},
         **run_parameters(settings, sections),
         "budget": None if budget is None else dataclasses.asdict(budget),
-        **({"teacher": policy_digest(teacher)} if teacher is not None else {}),
+        **recipes.input_digests(dataclasses.asdict(settings)),
     }
 
 
@@ -235,6 +235,8 @@ def build(
     plan = read_plan(PLAN.read(files["plan"]), prompts.ids, settings.batch)
     profile = Profile(SAMPLES.read(files["samples"]), prompts)
     budget = read_budget(budget_file(run))
+    for folder in recipes.runs_of(dataclasses.asdict(settings)):
+        check_vocabulary(policy, folder / "policy", "train.replay.folders: the policy")
     slots = load_slots(settings, plan, prompts.table, profile)
     longest = longest_sample(plan, prompts, validation, sections)
     logs = run.layout.engine_logs("train@{}-{}".format(*run.coordinates()))

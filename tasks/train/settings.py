@@ -63,6 +63,21 @@ class Rejection:
 
 
 @settings
+class Proximal:
+    """`train.correction.proximal`: the old policy of stale tokens (see `learner/proximal.py`)."""
+
+    method: Literal["snapshot", "ewma"] = "snapshot"  # of their own version, or a mean of versions
+    decay: float = 0.75  # of ewma, per step
+    reset_below: float = 0.9  # share of active tokens under which ewma starts over
+
+    def __post_init__(self) -> None:
+        share(
+            train__correction__proximal__decay=self.decay,
+            train__correction__proximal__reset_below=self.reset_below,
+        )
+
+
+@settings
 class Correction:
     """`train.correction`: weights for the difference between sampler and trainer (see
     `learner/correction.py`). The clipped ratio is of policy to old policy; each token is weighted
@@ -75,6 +90,7 @@ class Correction:
     mode: Literal["truncate", "mask"] = "truncate"  # a weight outside becomes the bound, or 0
     reject: Rejection | None = None  # tokens that get weight 0, whatever the bounds
     m2po: float | None = None  # limit of a step's mean squared log-ratio, such as 0.04; null: none
+    proximal: Proximal | None = None  # null: the old policy is that before the batch's first update
 
     def __post_init__(self) -> None:
         above_zero(train__correction__cap=self.cap)
@@ -84,6 +100,11 @@ class Correction:
             raise ParamsError(
                 f"train.correction.floor is {self.floor:g}; it must be at least 0 and below cap "
                 f"({self.cap:g})"
+            )
+        if self.proximal is not None and self.ratio_to == "sampler":
+            raise ParamsError(
+                "train.correction.ratio_to is sampler, which leaves out the old policy that "
+                "train.correction.proximal computes: set ratio_to to old, or proximal to null"
             )
 
 
@@ -220,6 +241,12 @@ class TrainSettings:
         self.check_branches()
         self.check_provision()
         self.check_in_flight()
+        if self.correction.proximal is not None and not self.max_staleness:
+            raise ParamsError(
+                "train.correction.proximal is the old policy of tokens from earlier updates, and "
+                "with train.max_staleness 0 there are none: set max_staleness to 1 or more, or "
+                "proximal to null"
+            )
 
     def check_optimizer(self) -> None:
         """Raise ParamsError for values that no optimizer can use."""

@@ -9,6 +9,7 @@ A method is one file in its slot's folder under `methods/`, with
 - `reads_prompts = True`, if it reads the training prompts: an argument of `Method` after the
   slot's own, their table (`prompt_id`, `prompt`, `messages`, `answer`, `verifier`, `source`,
   `level`);
+- `encodes_prompts = True`, if it needs token ids of training prompts: an argument (Prompts);
 - `reads_profile = True`, if it reads the profile's rollouts: `Method`'s last argument (Profile),
   written by `allocate` and charged to the recipe.
 

@@ -132,6 +132,7 @@ def test_the_expected_cost_of_a_budget_is_within_its_range(values, layout) -> No
         ("charged_mixed", {"kl_coefficient": 0.1}),
         ("charged_mixed", {"loss": {"method": "regression"}}),
         ("charged", {"correction": {"m2po": 0.04}}),
+        ("charged", {"correction": {"proximal": {}}, "max_staleness": 1}),
     ],
 )
 def test_a_reference_or_a_pass_before_the_update_reads_every_rollout(

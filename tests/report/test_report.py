@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.results import Results, Row, results_of
 from tasks.report.settings import ReportSettings
 from tasks.report.views.page import page
-from tasks.report.views.tables import text_table
+from tasks.report.views.tables import leaderboard_table, text_table
 from tests.report.conftest import write_params, write_plans, write_training
 from tests.stages import run_stage
 
@@ -193,6 +194,16 @@ def test_a_budget_compares_at_every_branch(layout: Layout) -> None:
     assert re.search(r"^sgpo +25% +49\.0% +\+4\.0 \(.*\) +\d\.\d \(", words, re.MULTILINE)
     without = read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
     assert [point["share"] for point in summary_of(without)["points"]["sgpo"]] == [1.0]
+
+
+def test_the_report_names_runs_whose_rollouts_another_run_trained_on(evidence: Evidence) -> None:
+    first = evidence.trained[0]
+    assert "whose generation" not in text_table(results(evidence))
+    flops = {**first.flops, "not_charged": ["data/runs/grpo/<1>/train"]}
+    shared = replace(evidence, trained=[replace(first, flops=flops), *evidence.trained[1:]])
+    words = f"{first.name}: it also trained on rollouts of data/runs/grpo/<1>/train, whose"
+    assert words in text_table(results(shared))
+    assert words.replace("<1>", "&lt;1&gt;") in leaderboard_table(results(shared))
 
 
 def test_the_champion_is_chosen_by_validation_and_confirmed_on_test(layout: Layout) -> None:

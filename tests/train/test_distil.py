@@ -10,11 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tasks.allocate.budget import reference_forwards
-from tasks.code.effective import teacher_in
 from tasks.common.accounting.ledger import charged_flops
 from tasks.common.accounting.spending import CellBudget
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
+from tasks.common.recipes import input_digests
 from tasks.models.folder import num_parameters, reference_parameters
 from tasks.models.policy import load_model, load_tokenizer, save_policy
 from tasks.train.loading import settings_of
@@ -206,12 +206,12 @@ def test_a_teacher_with_other_tokens_is_refused(guesser: Path, llama: Path, tmp_
 
 def test_a_cell_depends_on_the_content_of_its_teacher(teacher: Path) -> None:
     train = {"reference": {"source": str(teacher)}}
-    before = teacher_in(train)
+    before = input_digests(train)
     (teacher / "config.json").write_text((teacher / "config.json").read_text() + "\n")
-    assert len(before["teacher"]) == 16
-    assert teacher_in(train) != before
-    assert teacher_in({"reference": {"source": "missing"}}) == {}
-    assert teacher_in({"reference": {"source": None}}) == {}
+    assert len(before["inputs"][str(teacher)]) == 16
+    assert input_digests(train) != before
+    assert input_digests({"reference": {"source": "missing"}}) == {}
+    assert input_digests({"reference": {"source": None}}) == {}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from tasks.common.accounting.ledger import ACCOUNTS
+from tasks.common.params import listed
 from tasks.report.curves import COMPARED, flops_words, unit
 from tasks.report.paired import Difference, points_words
 from tasks.report.results import Results, Row, name_of
@@ -47,6 +48,7 @@ def text_table(results: Results) -> str:
         f"{rows[0]['greedy_initial']:.1%}",
         "* profiling included (charged to recipes that read the profile); validation and "
         "evaluation are not",
+        *other_generation(rows),
         "",
         DIFFERENCES.format(resampled=resampled(summary)),
         "",
@@ -137,6 +139,16 @@ def unit_words(name: str) -> str:
     return f"{', '.join(COMPARED)}: compute in {name}, by the rule of each account"
 
 
+def other_generation(rows: Sequence[Row]) -> list[str]:
+    """Return a note for each run that trained on rollouts of other runs."""
+    return [
+        f"{name_of(row)}: it also trained on rollouts of {listed(row['not_charged'])}, whose "
+        "generation is in the bill of that run alone"
+        for row in rows
+        if row["not_charged"]
+    ]
+
+
 def leader_cells(row: Row, size: float) -> tuple[str, ...]:
     """Return the cells of a leaderboard row, in the order of HEADERS; compute in units of
     `size`."""
@@ -195,7 +207,9 @@ def leaderboard_table(results: Results) -> str:
     nothing = ["0"] * len(HEADERS[5:])
     body.append(['<i class="mark initial"></i>initial', *first, validation, *nothing])
     headers = ["recipe/seed", *HEADERS[2:5], f"pass@{most}", "validation", *HEADERS[5:]]
-    return html_table(headers, body, raw=1) + f'<p class="note">{unit_words(unit_name)}.</p>'
+    notes = [unit_words(unit_name), *other_generation(rows)]
+    paragraphs = "".join(f'<p class="note">{escape(note)}.</p>' for note in notes)
+    return html_table(headers, body, raw=1) + paragraphs
 
 
 def differences_table(results: Results) -> str:

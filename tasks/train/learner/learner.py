@@ -24,6 +24,7 @@ from tasks.train.learner.balance import rank_of
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
 from tasks.train.learner.observe import compute_states, join_observed, observe
 from tasks.train.learner.optimizer import make_optimizer, step
+from tasks.train.learner.proximal import ProximalPolicy
 from tasks.train.learner.ranks import Ranks
 from tasks.train.learner.reference import make_reference
 from tasks.train.learner.update import (
@@ -37,7 +38,7 @@ from tasks.train.learner.update import (
     merge_stats,
     token_logprobs,
 )
-from tasks.train.rollouts import Bools, Features, Ints, Observed, Rollouts, StepTotals
+from tasks.train.rollouts import Bools, Features, Floats, Ints, Observed, Rollouts, StepTotals
 from tasks.train.settings import LearnerSettings, TrainSettings
 from tasks.train.slots import Loss
 
@@ -117,6 +118,7 @@ class Learner:
                     shard(each, device, getattr(torch, settings.dtype), FORWARDS)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(trained, settings)
+        self.proximal = ProximalPolicy(model, settings.correction.proximal)
 
     def objective(self, loss: Loss) -> Objective:
         """Return the objective of a step."""
@@ -191,6 +193,19 @@ class Learner:
         order_N = np.argsort(np.concatenate([places_N for _, places_N, _, _ in parts]))
         seen = join_observed([observed for _, _, observed, _ in parts])
         return seen.take(order_B, order_N), sum(flops for _, _, _, flops in parts)
+
+    def observe_old(self, rollouts: Rollouts, loss: Loss) -> tuple[Floats, float]:
+        """Return [N] the log-probabilities of the proximal policy, and the executed FLOPs: every
+        rollout is computed once per version of its tokens."""
+        old_N, flops = np.zeros_like(rollouts.logprobs_N), 0.0
+        for version, is_theirs_N in self.proximal.by_version(rollouts, self.version):
+            rows = np.unique(rollouts.owner_N()[is_theirs_N])
+            with self.proximal.weights_of(version):
+                observed, executed = self.observe(rollouts.take(rows), PLAIN, loss)
+            places_N, flops = rollouts.places(rows), flops + executed
+            chosen_N = is_theirs_N[places_N]
+            old_N[places_N[chosen_N]] = observed.logprobs_N[chosen_N]
+        return old_N, flops
 
     def observe_reference(self, rollouts: Rollouts, loss: Loss) -> tuple[Rollouts, float]:
         """Return observed rollouts with the reference's log-probabilities, 0 where it has no part

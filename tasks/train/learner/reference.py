@@ -52,22 +52,23 @@ def make_reference(
             f"train.reference.source: {folder} is not a folder: name the folder of the teacher, "
             "such as the snapshot of a hub's model"
         )
-    check_vocabulary(policy.folder, folder, trust_remote_code=policy.trust_remote_code)
+    check_vocabulary(policy, folder, "train.reference.source: the teacher")
     teacher = load(folder)
     check_forward(teacher, packed=memory.share_prompts)
     return teacher.requires_grad_(False), architecture_of(describe(teacher))
 
 
-def check_vocabulary(policy: Path, teacher: Path, *, trust_remote_code: bool) -> None:
-    """Raise ArtifactError unless the tokenizers in two folders have the same tokens."""
+def check_vocabulary(policy: Policy, other: Path, what: str) -> None:
+    """Raise ArtifactError unless the policy in the folder `other` has the same tokens. The message
+    begins with `what`."""
     mine, theirs = (
-        load_tokenizer(folder, trust_remote_code=trust_remote_code).get_vocab()
-        for folder in (policy, teacher)
+        load_tokenizer(folder, trust_remote_code=policy.trust_remote_code).get_vocab()
+        for folder in (policy.folder, other)
     )
-    other = sorted(t for t in mine.keys() | theirs.keys() if mine.get(t) != theirs.get(t))
-    if other:
+    differ = sorted(t for t in mine.keys() | theirs.keys() if mine.get(t) != theirs.get(t))
+    if differ:
         raise ArtifactError(
-            f"train.reference.source: the teacher in {teacher} has another vocabulary than the "
-            f"policy in {policy} ({len(other)} tokens differ, such as {other[0]!r}), but reads the "
-            "policy's token ids: use a teacher with the same tokenizer"
+            f"{what} in {other} has another vocabulary than the policy in {policy.folder} "
+            f"({len(differ)} tokens differ, such as {differ[0]!r}), but must share its token ids: "
+            "use one with the same tokenizer"
         )

@@ -73,6 +73,11 @@ class UpdateStats:
     rate_factors: list[float] = field(default_factory=list)
     num_nonfinite: int = 0
 
+    @property
+    def active_share(self) -> float:
+        """The share of tokens that no clip and no bound of the weights cut."""
+        return 1.0 - (self.clipped + self.capped) / max(self.num_tokens, 1)
+
 
 def merge_stats(parts: list[UpdateStats]) -> UpdateStats:
     """Return the sums of several ranks, or of several updates."""

@@ -9,9 +9,10 @@ from tasks.train.rollouts import Bools, Rollouts
 
 
 def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -> dict[str, float]:
-    """Return the cost of the step's rows in the account: their generation, the passes that a slot
-    or several updates request, the reference's pass, and the updates. It is computed before the
-    update, since the learning rate may depend on the spent share of the budget."""
+    """Return the cost of the step's rows in the account: their generation, the passes that a slot,
+    several updates or a proximal policy request, the reference's pass, and the updates. It is
+    computed before the update, since the learning rate may depend on the spent share of the
+    budget."""
     architecture, learner = trainer.run.policy.architecture, trainer.learner
 
     is_charged = account == "charged"
@@ -22,10 +23,11 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
     if learner.reference is not None:
         of_reference = pass_cost(account, learner.reference_architecture, updated)
     features = trainer.features()
-    observe = pass_cost(account, architecture, rollouts.rows())
+    num_passes = 0.0 if features is None else features.num_passes
+    num_passes += trainer.run.settings.correction.proximal is not None
     return {
         "generate": generation_cost(account, architecture, batch.fresh.rows()),
-        "observe": 0.0 if features is None else features.num_passes * observe,
+        "observe": num_passes * pass_cost(account, architecture, rollouts.rows()),
         "reference": of_reference,
         "update": learner.update_cost(account, updated, trainer.run.settings.updates.epochs),
     }

@@ -115,7 +115,7 @@ def learn_round(
 def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
     """Train on a batch, and return its row of STEPS."""
     state, slots, settings = trainer.state, trainer.slots, trainer.run.settings
-    check_ages(trainer, batch)
+    trainer.learner.proximal.forget(check_ages(trainer, batch))
 
     # replay, select and estimate
     rng = trainer.rng()
@@ -143,12 +143,12 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
     return row
 
 
-def check_ages(trainer: Trainer, batch: Batch) -> None:
-    """Raise ArtifactError for tokens of a later policy than the trained one, or of a policy that is
-    more than `max_staleness` steps old."""
+def check_ages(trainer: Trainer, batch: Batch) -> int:
+    """Return the oldest version that a token may have: that of `max_staleness` steps ago. Raise
+    ArtifactError for an older token, or one of a later policy than the trained one."""
     newest, limit = trainer.learner.version, trainer.run.settings.max_staleness
     steps = trainer.state.steps[-limit:] if limit else []
-    oldest = newest - sum(row["num_updates"] for row in steps)
+    oldest: int = newest - sum(row["num_updates"] for row in steps)
     versions = batch.fresh.versions_N()
     wrong = versions[(versions > newest) | (versions < oldest)]
     if len(wrong):
@@ -156,6 +156,7 @@ def check_ages(trainer: Trainer, batch: Batch) -> None:
             f"{trainer.where()}: tokens are of the policy after {wrong[0]} updates, but only those "
             f"of {oldest} to {newest} are allowed: --from-rollouts may be the record of another run"
         )
+    return oldest
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from tasks.train.loop.buffer import LEARNING_STREAM, Batch, RolloutBuffer, rando
 from tasks.train.loop.record import describe_step, record_rollouts
 from tasks.train.loop.spending import Spending
 from tasks.train.loop.state import ROUNDING, State, TrainingError
-from tasks.train.rollouts import Features, Observed, Prompts, Rollouts
+from tasks.train.rollouts import Features, Observed, Prompts, Rollouts, nested
 from tasks.train.sampling.collector import Collector, RunContext, validation_rollouts
 from tasks.train.settings import Guards
 from tasks.train.slots import Score, Slots
@@ -76,8 +76,9 @@ class Trainer:
         asked = [slots.select.features, slots.advantage.features]
         asked += [shape.features for shape in slots.shape]
         wanted = [features for features in asked if features]
-        settings = self.run.settings
-        if settings.updates.is_several or settings.correction.m2po is not None:
+        settings, correction = self.run.settings, self.run.settings.correction
+        reads_old = settings.updates.is_several and correction.proximal is None
+        if reads_old or correction.m2po is not None:
             wanted.append(Features())
         if not wanted:
             return None
@@ -93,11 +94,21 @@ class Trainer:
         return Features(layers.pop() if layers else None, norms)
 
     def observe_policy(self, rollouts: Rollouts) -> Rollouts:
-        """Add the policy's features to the rollouts, if a part of the step needs them."""
+        """Add the policy's features to the rollouts, if a part of the step needs them, and the old
+        policy's log-probabilities, unless the old policy is the present one."""
         features = self.features()
-        if features is None:
+        if features is not None:
+            rollouts = replace(rollouts, observed=self.score(rollouts, features))
+        old_N, settings = None, self.run.settings
+        if settings.correction.proximal is not None:
+            self.free_engine()
+            old_N, flops = self.learner.observe_old(rollouts, self.slots.loss)
+            self.charge_pass(rollouts, flops)
+        elif settings.updates.is_several and rollouts.observed is not None:
+            old_N = rollouts.observed.logprobs_N
+        if old_N is None:
             return rollouts
-        return replace(rollouts, observed=self.score(rollouts, features))
+        return rollouts.with_columns(old_logprobs=nested(old_N, rollouts.completion_tokens_B()))
 
     def score_replay(self) -> None:
         """Let replay compute missing log-probabilities of the initial policy's rollouts. After the
@@ -132,13 +143,16 @@ class Trainer:
         """Return the policy's view of the rollouts, and charge it as scoring."""
         self.free_engine()
         observed, flops = self.learner.observe(rollouts, features, self.slots.loss)
+        self.charge_pass(rollouts, flops, features.num_passes)
+        return observed
+
+    def charge_pass(self, rollouts: Rollouts, flops: float, num_passes: float = 1.0) -> None:
+        """Charge passes over the rollouts as scoring; `flops` were executed."""
         tokens = float(rollouts.tokens_B().sum())
-        architecture = self.run.policy.architecture
-        charged = charged_flops(architecture, reference=tokens) * features.num_passes
+        charged = num_passes * charged_flops(self.run.policy.architecture, reference=tokens)
         self.state.ledger.add(
             "score", executed=flops, charged=charged, charged_mixed=charged, charged_paper=charged
         )
-        return observed
 
     def estimate(self, rollouts: Rollouts, rng: np.random.Generator) -> Rollouts:
         """Return the rollouts with their advantages and selection (see `Rollouts.estimated`)."""
@@ -163,9 +177,7 @@ class Trainer:
         if limit is not None and rollouts.observed is not None:
             ratios_N = rollouts.observed.logprobs_N - rollouts.logprobs_N
             learned_N[learned_N] = ~far_tokens(ratios_N[learned_N], limit)
-        several = self.run.settings.updates.is_several
-        old_N = rollouts.observed.logprobs_N if several and rollouts.observed else None
-        rollouts = rollouts.estimated(keep_B, np.where(learned_N, advantages_N, 0.0), old_N)
+        rollouts = rollouts.estimated(keep_B, np.where(learned_N, advantages_N, 0.0))
         skips = [shape.skips_zeros for shape in self.slots.shape]
         if self.slots.advantage.skips_zeros or any(skips):
             return rollouts.with_columns(kept=keep_B & rollouts.has_advantage_B())
@@ -187,7 +199,8 @@ class Trainer:
                 rollouts, done[0].reference_flops = observed
         parts = minibatches(rollouts, updates, rng)
         old_N = rollouts.old_logprobs_N
-        if old_N is not None:  # in this pass all fresh rollouts are current
+        if old_N is not None and not self.learner.proximal.is_mean:
+            # these are the present policy's of current tokens
             current_N = rollouts.trained_N() & rollouts.is_current_N(self.learner.version)
             ratios = torch.from_numpy((old_N - rollouts.logprobs_N)[current_N])
             self.check_sampler([ratios], self.where())
@@ -209,7 +222,9 @@ class Trainer:
                 break
             loss.observe_entropy(stats.entropy / max(stats.num_tokens, 1))
             self.learner.step(rate * stats.rate_factors[0])
-        return merge_stats(done)
+        found = merge_stats(done)
+        self.learner.proximal.observe(found.active_share)
+        return found
 
     def free_engine(self) -> None:
         """Free the engine's memory for the learner, unless the engine is sampling."""
@@ -223,12 +238,14 @@ class Trainer:
             self.swapping_engine.set_weights(weights, version)
         else:
             self.collector.engine.set_weights(weights)
+        self.learner.proximal.keep(version)
         self.engine_version = version
         self.probe_engine()
 
     def swap_weights(self) -> None:
         """Load the policy's weights into the engine, which is sampling."""
         self.swapping_engine.swap_weights(self.learner.weights(), self.learner.version)
+        self.learner.proximal.keep(self.learner.version)
         self.engine_version = self.learner.version
 
     @property

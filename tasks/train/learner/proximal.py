@@ -1,0 +1,119 @@
+"""The proximal policy of stale tokens: the denominator of the clipped ratio (arXiv 2605.12070).
+
+A token that is sampled some updates before it is trained on has three policies: the sampler's, the
+trainer's at that version, and the present one. Their engines' mismatch is present over trainer's
+version times trainer's version over sampler. Only the second factor belongs to the importance
+weight (`correction`), and only the first into the clip. `snapshot` computes the log-probabilities
+of every token with a copy of the weights of its version. `ewma` needs one copy instead: a weighted
+mean of the weights after every step, which restarts from the present weights if the clip and the
+weights' bounds leave too few tokens active."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from tasks.models.sharding import local
+from tasks.train.rollouts import Bools, Rollouts
+from tasks.train.settings import Proximal
+
+MEAN = -1  # in place of a version: the copy of `ewma`
+
+Weights = dict[str, torch.Tensor]
+
+
+class ProximalPolicy:
+    """Copies of the trained weights in main memory by version, each rank's own rows. Without
+    settings there are none."""
+
+    def __init__(self, model: torch.nn.Module, settings: Proximal | None) -> None:
+        trained = model.named_parameters()
+        self.parameters = {name: part for name, part in trained if part.requires_grad}
+        self.settings = settings
+        self.copies: dict[int, Weights] = {}
+        self.weight = 1.0  # the sum of the weights of `ewma`, by which its mean is divided
+        if settings is not None and settings.method == "ewma":
+            self.copies[MEAN] = self.present()
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether there is one copy for all tokens."""
+        return MEAN in self.copies
+
+    def present(self) -> Weights:
+        """Return a copy of the present weights."""
+        return {name: part.detach().to("cpu", copy=True) for name, part in self.parameters.items()}
+
+    def keep(self, version: int) -> None:
+        """Keep a copy of the present weights, from which the engine samples from now on."""
+        if self.settings is not None and not self.is_mean and version not in self.copies:
+            self.copies[version] = self.present()
+
+    def forget(self, oldest: int) -> None:
+        """Delete copies of versions before `oldest`."""
+        for version in [each for each in self.copies if MEAN < each < oldest]:
+            del self.copies[version]
+
+    def by_version(self, rollouts: Rollouts, newest: int) -> Iterator[tuple[int, Bools]]:
+        """Yield each version whose weights compute old log-probabilities, and [N] its tokens.
+        Replayed rollouts whose version has no copy are tokens of the `newest`."""
+        versions_N = rollouts.versions_N()
+        if self.is_mean:
+            versions_N = np.full_like(versions_N, MEAN)
+        known_N = np.isin(versions_N, [*self.copies])
+        versions_N = np.where(known_N, versions_N, newest)
+        for version in np.unique(versions_N).tolist():
+            yield version, versions_N == version
+
+    @contextmanager
+    def weights_of(self, version: int) -> Iterator[None]:
+        """Put the weights of a version in the place of the present ones; present ones stay if there
+        is no copy."""
+        if version not in self.copies:
+            yield
+            return
+        mine = self.present()
+        self.load(self.copies[version])
+        try:
+            yield
+        finally:
+            self.load(mine)
+
+    @torch.no_grad()
+    def load(self, weights: Weights) -> None:
+        """Copy `weights` into the parameters."""
+        for name, parameter in self.parameters.items():
+            local(parameter).copy_(local(weights[name]))
+
+    @torch.no_grad()
+    def observe(self, active_share: float) -> None:
+        """Move the mean of `ewma` after a step, in which this share of the tokens had a weight and
+        was not clipped."""
+        if not self.is_mean or self.settings is None:
+            return
+        if active_share < self.settings.reset_below:
+            self.copies[MEAN], self.weight = self.present(), 1.0
+            return
+        before, self.weight = self.weight, 1.0 + self.settings.decay * self.weight
+        for name, mean in self.copies[MEAN].items():
+            part = local(self.parameters[name].detach()).to("cpu")
+            local(mean).mul_(self.settings.decay * before / self.weight)
+            local(mean).add_(part, alpha=1.0 / self.weight)
+
+    def tensors(self) -> Weights:
+        """Return all copies for a checkpoint, by name."""
+        return {
+            f"proximal.{version}.{name}": tensor
+            for version, weights in self.copies.items()
+            for name, tensor in weights.items()
+        }
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the other state for a checkpoint."""
+        return {"versions": [*self.copies], "weight": self.weight}
+
+    def restore(self, versions: Sequence[int], weight: float) -> None:
+        """Restore `numbers`, with copies to which the `tensors` must be written."""
+        self.weight, self.copies = weight, {version: self.present() for version in versions}

@@ -1,0 +1,223 @@
+"""The old policy of stale tokens: that of their version, or a mean of versions."""
+
+import contextlib
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.common.params import ParamsError
+from tasks.train.learner.proximal import MEAN, ProximalPolicy
+from tasks.train.loading import settings_of
+from tasks.train.loop.loop import learn
+from tasks.train.loop.trainer import Trainer
+from tasks.train.rollouts import Features, Rollouts
+from tasks.train.settings import Proximal
+from tests.train import test_sharding as sharding
+from tests.train.worlds import (
+    Killed,
+    dying_after,
+    make_trainer,
+    make_world,
+    outputs,
+    run,
+    run_in_process,
+    sampled,
+)
+
+SIZES = [4, 2, 6] * 6
+
+
+def changes_of(method: str | None, **more: Any) -> dict[str, Any]:
+    proximal = None if method is None else {"method": method, **more.pop("proximal", {})}
+    correction = {"proximal": proximal, **more.pop("correction", {})}
+    return {"max_staleness": 1, "learning_rate": 1e-2, "correction": correction, **more}
+
+
+def observed_in(layout: Any, changes: dict[str, Any]) -> list[tuple[Rollouts, np.ndarray]]:
+    """The observed rollouts of every step of a run, and the present policy's log-probabilities."""
+    found = []
+
+    def prepare(trainer: Trainer) -> None:
+        observe_policy = trainer.observe_policy
+
+        def recorded(rollouts: Rollouts) -> Rollouts:
+            observed = observe_policy(rollouts)
+            present, _ = trainer.learner.observe(rollouts, Features(), trainer.slots.loss)
+            found.append((observed, present.logprobs_N))
+            return observed
+
+        trainer.observe_policy = recorded  # type: ignore[method-assign]
+
+    run_in_process(layout, changes, prepare)
+    return found
+
+
+@pytest.mark.parametrize("more", [{}, {"max_staleness": 3}, {"updates": {"minibatches": 2}}])
+def test_old_log_probabilities_are_those_of_the_version_that_sampled(
+    more: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    """The engine computed them in float32 from the same weights."""
+    layout = make_world(tmp_path, guesser, SIZES)
+    steps = observed_in(layout, changes_of("snapshot", **more))
+    moved = []
+    for rollouts, present_N in steps:
+        assert rollouts.old_logprobs_N is not None
+        np.testing.assert_allclose(rollouts.old_logprobs_N, rollouts.logprobs_N, atol=3e-5)
+        moved.append(np.abs(present_N - rollouts.logprobs_N).max())
+    assert max(moved) > 0.01
+
+
+def test_fresh_rollouts_have_the_gradient_without_a_proximal_policy(
+    guesser: Path, tmp_path: Path
+) -> None:
+    gradients = []
+    for method in (None, "snapshot", "ewma"):
+        layout = make_world(tmp_path / str(method), guesser, SIZES)
+        trainer = make_trainer(layout, **changes_of(method))
+        trainer.sync_engine()
+        with closing(trainer.collector.grader):
+            batch = sampled(trainer)
+            assert batch is not None
+            rollouts = trainer.estimate(trainer.observe_policy(batch.fresh), trainer.rng())
+        trainer.learner.compute_gradient(rollouts, trainer.slots.loss)
+        gradients.append([part.grad.clone() for part in trainer.learner.model.parameters()])
+        trainer.learner.optimizer.zero_grad()
+    plain, *others = gradients
+    assert any(part.abs().max() > 1e-3 for part in plain)
+    for found in others:
+        for one, other in zip(plain, found, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+def test_scoring_with_other_weights_leaves_the_policy_as_it_is(
+    guesser: Path, tmp_path: Path
+) -> None:
+    model = torch.nn.Linear(2, 1)
+    policy = ProximalPolicy(model, Proximal())
+    policy.keep(3)
+    copied = [part.clone() for part in model.parameters()]
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    mine = [part.clone() for part in model.parameters()]
+    with contextlib.suppress(KeyError), policy.weights_of(3):
+        assert all(map(torch.equal, model.parameters(), copied))
+        raise KeyError
+    with policy.weights_of(2):  # of a replayed rollout
+        assert all(map(torch.equal, model.parameters(), mine))
+    assert all(map(torch.equal, model.parameters(), mine))
+
+
+def test_copies_live_as_long_as_their_tokens(guesser: Path, tmp_path: Path) -> None:
+    layout, most = make_world(tmp_path, guesser, SIZES), []
+
+    def prepare(trainer: Trainer) -> None:
+        forget = trainer.learner.proximal.forget
+
+        def counted(oldest: int) -> None:
+            forget(oldest)
+            most.append(len(trainer.learner.proximal.copies))
+
+        trainer.learner.proximal.forget = counted  # type: ignore[method-assign]
+
+    run_in_process(layout, changes_of("snapshot"), prepare)
+    assert max(most) == 2  # of this step's tokens, and of those in flight
+
+
+def test_a_mean_of_versions_by_hand() -> None:
+    """Every step weighs 0.75 times the next."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    policy = ProximalPolicy(model, Proximal("ewma", 0.75, 0.9))
+    values = [float(model.weight.detach()), 2.0, -1.0, 5.0]
+    for value in values[1:]:
+        with torch.no_grad():
+            model.weight.fill_(value)
+        policy.observe(active_share=0.95)
+    weights = 0.75 ** np.arange(4)[::-1]
+    expected = float(np.average(values, weights=weights))
+    assert float(policy.copies[MEAN]["weight"]) == pytest.approx(expected)
+    policy.observe(active_share=0.89)
+    assert float(policy.copies[MEAN]["weight"]) == 5.0
+    assert policy.weight == 1.0
+
+
+def test_a_mean_without_memory_is_the_present_policy(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    for rollouts, present_N in observed_in(layout, changes_of("ewma", proximal={"decay": 0.0})):
+        assert rollouts.old_logprobs_N is not None
+        np.testing.assert_allclose(rollouts.old_logprobs_N, present_N, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("snapshot", {"max_staleness": 3}),
+        ("snapshot", {"branches": [0.5], "decay_share": 0.4}),
+        ("ewma", {"branches": [0.5], "decay_share": 0.4}),
+    ],
+)
+def test_a_killed_run_goes_on_with_its_copies(
+    method: str, more: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]
+    run(layouts[0], changes_of(method, **more))
+    for last in (2, 4):
+        with dying_after(last) as dying, contextlib.suppress(Killed):
+            run(layouts[1], changes_of(method, **more), prepare=dying)
+    run(layouts[1], changes_of(method, **more))
+    first, second = map(outputs, layouts)
+    assert first == second
+
+
+@pytest.mark.parametrize("method", ["snapshot", "ewma"])
+def test_two_ranks_with_a_part_each_copy_their_parts(
+    method: str, guesser: Path, tmp_path: Path
+) -> None:
+    """And go on from a checkpoint; as one process does."""
+    case = {"train": changes_of(method, learning_rate=1e-3)}
+    found = []
+    for name, size in (("one", 0), ("two", 2)):
+        layout = sharding.world(tmp_path / name, guesser, case, "fsdp2" if size else "none")
+        for num_steps in (3, 5):
+            out = sharding.run(layout, size, num_steps, tmp_path / f"{name}-{num_steps}")
+        found.append((out, json.loads((out / "steps.json").read_text())))
+    (one, mine), (two, theirs) = found
+    assert [row["clip_rate"] for row in mine] == [row["clip_rate"] for row in theirs]
+    assert sharding.same_tensors(one / "model", two / "model", 1e-4)
+
+
+def test_its_pass_is_charged_and_executed(guesser: Path, tmp_path: Path) -> None:
+    found = []
+    for method in (None, "snapshot"):
+        layout = make_world(tmp_path / str(method), guesser, SIZES)
+        trainer = make_trainer(layout, **changes_of(method))
+        trainer.sync_engine()
+        with closing(trainer.collector.grader):
+            batch = sampled(trainer)
+            assert batch is not None
+            learn(trainer, batch)
+        found.append(trainer.state.ledger.as_dict())
+    tokens = float(batch.fresh.tokens_B().sum())
+    parameters = trainer.run.policy.architecture.num_matmul_parameters
+    plain, proximal = found
+    assert plain["charged"].get("score", 0.0) == 0.0
+    assert proximal["charged"]["score"] == pytest.approx(2.0 * parameters * tokens)
+    assert proximal["executed"]["score"] > 0.0
+    assert proximal["charged"]["update"] == plain["charged"]["update"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (changes_of("snapshot", max_staleness=0), "set max_staleness to 1 or more"),
+        (changes_of("ewma", proximal={"decay": 1.5}), "train.correction.proximal.decay is 1.5"),
+        (changes_of("snapshot", correction={"ratio_to": "sampler"}), "set ratio_to to old"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        settings_of(changes)

@@ -1,0 +1,122 @@
+"""A replay of groups that finished runs recorded."""
+
+import contextlib
+import json
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tasks.common.artifacts import TRAIN_ROLLOUTS
+from tasks.common.files import ArtifactError
+from tasks.common.recipes import input_digests
+from tasks.train.loop.loop import learn
+from tests.train.worlds import Killed, dying_after, make_trainer, make_world, outputs, run, sampled
+
+SIZES = [4, 2, 6] * 6
+
+
+@pytest.fixture
+def finished(guesser: Path, tmp_path: Path) -> Path:
+    """The results of a run with another seed of its own."""
+    layout = make_world(tmp_path / "other", guesser, SIZES)
+    run(layout, {"learning_rate": 3e-3, "advantage": {"method": "rloo"}})
+    return layout.train("r", 0)
+
+
+def changes_of(*folders: Path, share: float = 0.5, **more: Any) -> dict[str, Any]:
+    replay = {"method": "runs", "folders": [str(folder) for folder in folders], "share": share}
+    return {"replay": replay, **more}
+
+
+def test_groups_are_those_of_the_record(guesser: Path, finished: Path, tmp_path: Path) -> None:
+    """Both outcomes, the tokens, the engine's log-probabilities; half of every batch."""
+    record = TRAIN_ROLLOUTS.read(finished / "rollouts.parquet")
+    groups = {
+        tuple(map(tuple, rows["token_ids"].to_list())): (
+            rows["prompt_id"][0],
+            rows["reward"].to_list(),
+            rows["sampler_logprobs"].explode().to_list(),
+        )
+        for _, rows in record.group_by("step", "group", maintain_order=True)
+        if rows["outcome"].n_unique() > 1
+    }
+    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **changes_of(finished))
+    trainer.sync_engine()
+    seen = []
+    with closing(trainer.collector.grader):
+        for _ in range(4):
+            batch = sampled(trainer)
+            assert batch is not None
+            learn(trainer, batch)
+            trainer.sync_engine()
+            seen.append((batch.replayed, len(batch.fresh.group_B)))
+    assert {replayed for replayed, _ in seen} == {6}
+    replayed = pl.concat(trainer.state.rollouts).filter("replayed")
+    assert len(replayed)
+    for _, rows in replayed.group_by("step", "group", maintain_order=True):
+        found = groups[tuple(map(tuple, rows["token_ids"].to_list()))]
+        assert found[0] == rows["prompt_id"][0]
+        assert found[1] == rows["reward"].to_list()
+        assert np.allclose(found[2], rows["sampler_logprobs"].explode().to_list(), atol=1e-6)
+    fresh = sum(num for _, num in seen)
+    ledger = trainer.state.ledger.as_dict()
+    assert ledger["rollouts"]["generate"] == fresh
+    assert ledger["rollouts"]["update"] == fresh + len(replayed)
+
+
+@pytest.mark.parametrize("folders", [True, False])
+def test_without_a_share_or_a_folder_nothing_changes(
+    folders: bool, guesser: Path, finished: Path, tmp_path: Path
+) -> None:
+    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("plain", "shared")]
+    run(layouts[0], {})
+    run(layouts[1], changes_of(finished, share=0.0) if folders else changes_of())
+    plain, shared = map(outputs, layouts)
+    of_shared = json.loads(shared.pop("flops"))
+    of_shared.pop("not_charged", None)
+    assert of_shared.keys() == json.loads(plain["flops"]).keys()
+    assert {**plain, "flops": ""} == {**shared, "flops": ""}
+
+
+def test_a_killed_run_draws_the_same_groups(guesser: Path, finished: Path, tmp_path: Path) -> None:
+    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]
+    run(layouts[0], changes_of(finished))
+    for last in (2, 4):
+        with dying_after(last) as dying, contextlib.suppress(Killed):
+            run(layouts[1], changes_of(finished), prepare=dying)
+    run(layouts[1], changes_of(finished))
+    first, second = map(outputs, layouts)
+    assert first == second
+    assert json.loads(first["flops"])["not_charged"] == [str(finished)]
+
+
+def test_a_run_that_cannot_be_a_source_is_refused(
+    guesser: Path, llama: Path, finished: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    record = finished / "rollouts.parquet"
+    rows = TRAIN_ROLLOUTS.read(record)
+    TRAIN_ROLLOUTS.write(record, rows.with_columns(prompt_id=pl.lit("elsewhere")))
+    with pytest.raises(ArtifactError, match=r"rollouts.parquet: no group of a training prompt"):
+        make_trainer(layout, **changes_of(finished))
+    with pytest.raises(ArtifactError, match="nowhere"):
+        make_trainer(layout, **changes_of(tmp_path / "nowhere"))
+    shutil.rmtree(finished / "policy")
+    shutil.copytree(llama, finished / "policy")
+    with pytest.raises(ArtifactError, match=r"train.replay.folders: the policy in .* has another"):
+        make_trainer(layout, **changes_of(finished))
+
+
+def test_a_cell_depends_on_the_record(finished: Path) -> None:
+    train = {"replay": {"method": "runs", "folders": [str(finished)]}}
+    before = input_digests(train)
+    TRAIN_ROLLOUTS.write(
+        finished / "rollouts.parquet", TRAIN_ROLLOUTS.read(finished / "rollouts.parquet").head(9)
+    )
+    assert len(before["inputs"][str(finished)]) == 16
+    assert input_digests(train) != before
