@@ -91,4 +91,4 @@ def test_what_is_no_url_is_said(tmp_path: Path) -> None:
 def test_a_silent_tracking_server_is_a_remark(tmp_path: Path) -> None:
     silent = found(tmp_path, changed(tracking__uri="http://127.0.0.1:1"))
     assert silent.errors == []
-    assert "does not answer" in silent.remarks[0]
+    assert "does not respond" in silent.remarks[0]

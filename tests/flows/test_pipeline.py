@@ -172,7 +172,7 @@ def test_a_named_server_that_is_away_keeps_nothing_from_running(project: Project
     project.environment["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     output = project.flow("grpo")
-    assert "Prefect's server at http://127.0.0.1:9/api does not answer" in output
+    assert "Prefect's server at http://127.0.0.1:9/api does not respond" in output
     assert lines(output, "ran") == ["code", "allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
 
 
