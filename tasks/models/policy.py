@@ -196,7 +196,7 @@ def check_tensors(folder: Path, found: dict[str, Any]) -> None:
     if other := sorted(found["mismatched_keys"]):
         name, held, expected = other[0]
         raise ArtifactError(
-            f"{folder}: {name} has shape {tuple(held)}, but config.json needs "
+            f"{folder}: {name} has shape {tuple(held)}, but config.json requires "
             f"{tuple(expected)}: they are of different models. Fetch or save the model again"
         )
 

@@ -359,7 +359,7 @@ def test_a_tracker_that_is_not_installed_is_said_with_the_command(tmp_path: Path
     monkeypatch.setattr(parameters, "is_installed", lambda name: name == "wandb")
     (said,) = errors(tmp_path, tracking__also=["wandb", "trackio"])
     assert said.startswith("tracking.also names trackio, which is not installed: python -m pip")
-    assert said.endswith('--editable ".[trackio]", or take it out')
+    assert said.endswith('--editable ".[trackio]", or remove it')
 
 
 def test_a_folder_that_a_tracker_leaves_is_no_package(tmp_path: Path, monkeypatch) -> None:

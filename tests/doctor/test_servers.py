@@ -53,9 +53,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ("keyed", None),
         ("empty", "/empty/models lists no model"),
         ("page", "/page/models does not answer in JSON"),
-        ("gone", "/gone/models answers 404"),
-        ("moved", "/moved/models answers 302"),
-        ("loading", "/loading/models answers 503: {}: start the server"),
+        ("gone", "/gone/models responded with 404"),
+        ("moved", "/moved/models responded with 302"),
+        ("loading", "/loading/models responded with 503: {}: start the server"),
     ],
 )
 def test_model_servers_are_asked(tmp_path: Path, server: str, name: str, said: str | None) -> None:
@@ -67,7 +67,7 @@ def test_model_servers_are_asked(tmp_path: Path, server: str, name: str, said: s
 def test_a_key_that_is_refused_is_said_without_it(tmp_path: Path, server: str, monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "other")
     (said,) = errors(tmp_path, engine__urls=[f"{server}/keyed"])
-    assert "answers 401" in said
+    assert "responded with 401" in said
     assert "OPENAI_API_KEY" in said
     assert "other" not in said
 

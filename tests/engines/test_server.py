@@ -184,7 +184,7 @@ def test_when_every_server_is_gone_the_error_names_them_all(serve: Serve, policy
 def test_a_completion_that_keeps_failing_is_given_up(serve: Serve, policy: Policy) -> None:
     server = serve(fault=lambda number: 500 if number > 1 else None)
     engine = connect(policy, server, max_rows=1)
-    with pytest.raises(ArtifactError, match=rf"{server.url}/completions answers 500"):
+    with pytest.raises(ArtifactError, match=rf"{server.url}/completions responded with 500"):
         engine.generate(Request(PROMPTS[:1], [1], [0], SAMPLING))
     assert 2 <= server.does.requests <= 12
 
@@ -192,7 +192,7 @@ def test_a_completion_that_keeps_failing_is_given_up(serve: Serve, policy: Polic
 def test_what_is_wrong_for_good_is_not_tried_again(serve: Serve, policy: Policy) -> None:
     server = serve(fault=lambda number: 400 if number > 1 else None)
     engine = connect(policy, server, max_rows=1)
-    with pytest.raises(ArtifactError, match=rf"{server.url}/completions answers 400: .*told to"):
+    with pytest.raises(ArtifactError, match=rf"{server.url}/completions responded with 400: .*told to"):
         engine.generate(Request(PROMPTS[:1], [1], [0], SAMPLING))
     assert server.does.requests == 2
 
@@ -202,7 +202,7 @@ def test_the_key_is_sent_and_never_shown(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     server = serve(key="sesame-1")
-    with pytest.raises(ArtifactError, match="answers 401.*OPENAI_API_KEY"):
+    with pytest.raises(ArtifactError, match="responded with 401.*OPENAI_API_KEY"):
         connect(policy, server)
     monkeypatch.setenv("OPENAI_API_KEY", "sesame-1")
     engine = connect(policy, server)

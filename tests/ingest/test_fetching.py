@@ -110,8 +110,8 @@ def test_a_fetched_file_is_removed_and_a_local_one_is_used_where_it_lies(
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("nowhere?key=secret", r"/nowhere: the server returned 404"),
-        ("busy/x", r"the server returned 503"),
+        ("nowhere?key=secret", r"/nowhere: the server responded with 404"),
+        ("busy/x", r"the server responded with 503"),
         ("cut/9/rows.jsonl", r"cannot be fetched \(RemoteProtocolError, 4 attempts\)"),
         ("moved/away", r"leads to http://example.invalid: only https:// is read"),
     ],

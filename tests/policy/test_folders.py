@@ -242,7 +242,7 @@ def test_a_configuration_of_another_model_is_refused_before_memory_is_taken(tmp_
     folder = Path(shutil.copytree(llama, tmp_path / "policy"))
     config = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", {**config, "vocab_size": 10**9})
-    with pytest.raises(ArtifactError, match=r"lm_head.weight is of shape .* asks for \(10{9},"):
+    with pytest.raises(ArtifactError, match=r"lm_head.weight has shape .* requires \(10{9},"):
         write_external(str(folder), folder, False, tmp_path / "copied")
 
 
