@@ -192,7 +192,9 @@ def test_a_completion_that_keeps_failing_is_given_up(serve: Serve, policy: Polic
 def test_what_is_wrong_for_good_is_not_tried_again(serve: Serve, policy: Policy) -> None:
     server = serve(fault=lambda number: 400 if number > 1 else None)
     engine = connect(policy, server, max_rows=1)
-    with pytest.raises(ArtifactError, match=rf"{server.url}/completions responded with 400: .*told to"):
+    with pytest.raises(
+        ArtifactError, match=rf"{server.url}/completions responded with 400: .*told to"
+    ):
         engine.generate(Request(PROMPTS[:1], [1], [0], SAMPLING))
     assert server.does.requests == 2
 
