@@ -85,8 +85,10 @@ def is_scored(train: Mapping[str, Any]) -> bool:
     for several updates, a limit of the step's log-ratios, or a proximal policy. Slots may need one,
     too."""
     updates, correction = train["updates"], train.get("correction") or {}
+    reads_old = correction.get("ratio_to") != "sampler" or correction.get("reject") is not None
     is_several = updates["epochs"] * updates["minibatches"] > 1
-    return is_several or any(correction.get(key) is not None for key in ("m2po", "proximal"))
+    others = any(correction.get(key) is not None for key in ("m2po", "proximal"))
+    return others or (is_several and reads_old)
 
 
 def teacher_of(train: Mapping[str, Any]) -> Path | None:

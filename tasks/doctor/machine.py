@@ -70,7 +70,9 @@ def memory(values: Values, model: Model, there: list[Gpu]) -> list[str]:
         name = "vllm" if importlib.util.find_spec("vllm") else "hf"
     is_shared = len(there) < engine["num_processes"] + engine["num_replicas"]
     reserves = name == "vllm" or (name in ("server", "auto") and not engine["urls"] and is_shared)
-    num_shards = engine["num_processes"] if values["learner"]["shard"] != "none" else None
+    learner = values["learner"]
+    num_shards = engine["num_processes"] // learner["replicas"]
+    num_shards = None if learner["shard"] == "none" else num_shards
     weight = WEIGHT[32 if lora is None else lora["base_bits"]]
     training = training_memory(
         model.num_parameters,
@@ -78,7 +80,7 @@ def memory(values: Values, model: Model, there: list[Gpu]) -> list[str]:
         model.vocab_size or 0,
         num_trained=None if lora is None else 0,
         num_reference=reference_parameters(train, model.num_parameters if lora is None else 0),
-        tokens_per_chunk=values["learner"]["tokens_per_logprob_chunk"],
+        tokens_per_chunk=learner["tokens_per_logprob_chunk"],
         num_shards=num_shards,
         optimizer_bits=train["optimizer_bits"],
     )

@@ -3,8 +3,8 @@
 Every rank stores some rows of every parameter, of its gradient and of AdamW's moments, in float32.
 A layer is gathered only while it computes, in bfloat16 if it computes in that. Gradients are summed
 over ranks, as without sharding: every part is already divided by the whole step's totals. All ranks
-must make the same number of forward and backward passes, since each pass gathers. Left out: several
-ranks per shard."""
+must make the same number of forward and backward passes, since each pass gathers. With replicas
+(HSDP) the ranks form groups of which each stores the whole policy: gathers stay within a group."""
 
 from collections.abc import Callable, Iterable
 from types import MethodType
@@ -34,11 +34,16 @@ def shard(
     device: torch.device,
     dtype: torch.dtype,
     forwards: Iterable[Callable[..., Any]],
+    replicas: int = 1,
 ) -> None:
-    """Shard `model` over all ranks, onto `device`, or a model without weights (see `load_model`):
-    one group per layer, gathered in `dtype`, and one for the rest, in float32: embeddings and head
-    compute in that. `forwards` are the functions of a model for use with `call`."""
-    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    """Shard `model` over all ranks, or over those of each of `replicas` groups, onto `device`, or a
+    model without weights (see `load_model`): one group per layer, gathered in `dtype`, and one for
+    the rest, in float32: embeddings and head compute in that. `forwards` are the functions of a
+    model for use with `call`."""
+    size = distributed.get_world_size()
+    shape = (size,) if replicas == 1 else (replicas, size // replicas)
+    names = ("replicas", "shards")[-len(shape) :]
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     layers = set(model._no_split_modules or ())
     # autocast casts the inputs
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)

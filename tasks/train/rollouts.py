@@ -159,15 +159,13 @@ class Features:
 class Observed:
     """The policy's view of B rollouts with N completion tokens in all, before the step's update:
     [N] log-probabilities and entropies; if requested, the hidden states [N, D] that predict the
-    completion, the mean hidden states [B, D] of the last prompt tokens, and [B] gradient norms; and
-    for several epochs [N] the log-probabilities of the reference, which does not change."""
+    completion, the mean hidden states [B, D] of the last prompt tokens, and [B] gradient norms."""
 
     logprobs_N: Floats
     entropies_N: Floats
     hidden_ND: Singles | None = None
     prompt_hidden_BD: Singles | None = None
     gradient_norms_B: Floats | None = None
-    reference_N: Floats | None = None
 
     def take(self, rows: Ints, places: Ints) -> "Observed":
         """Return the features of the rollouts `rows`, with their tokens at `places`."""
@@ -177,7 +175,6 @@ class Observed:
             None if self.hidden_ND is None else self.hidden_ND[places],
             None if self.prompt_hidden_BD is None else self.prompt_hidden_BD[rows],
             None if self.gradient_norms_B is None else self.gradient_norms_B[rows],
-            None if self.reference_N is None else self.reference_N[places],
         )
 
 
@@ -203,11 +200,13 @@ class Rollouts:
     as arrays.
 
     Values of tokens are in flat arrays [N], rollout after rollout (see `places`). `prompt_rows_Q`
-    contains every group, including groups that `take` left empty."""
+    contains every group, including groups that `take` left empty. For several epochs `reference_N`
+    are [N] the log-probabilities of the reference, which does not change."""
 
     table: pl.DataFrame
     prompt_rows_Q: Ints
     observed: Observed | None = None
+    reference_N: Floats | None = None
 
     @classmethod
     def of(cls, table: pl.DataFrame) -> "Rollouts":
@@ -296,8 +295,12 @@ class Rollouts:
 
     def take(self, rows: Ints) -> "Rollouts":
         """Return the rollouts `rows`, in that order. Groups keep their numbers, even empty ones."""
-        observed = self.observed and self.observed.take(rows, self.places(rows))
-        return Rollouts(self.table[rows], self.prompt_rows_Q, observed)
+        taken = Rollouts(self.table[rows], self.prompt_rows_Q)
+        if self.observed is not None:
+            taken = replace(taken, observed=self.observed.take(rows, self.places(rows)))
+        if self.reference_N is not None:
+            taken = replace(taken, reference_N=self.reference_N[self.places(rows)])
+        return taken
 
     def where(self, keep_B: Bools) -> "Rollouts":
         """Return the rollouts that `keep_B` marks."""

@@ -330,6 +330,15 @@ class TrainSettings:
             )
 
     @property
+    def observes_old(self) -> bool:
+        """Whether a pass before a batch's first update computes the old policy's log-probabilities.
+        None is needed where the sampler's stand in for them, except to reject by their ratio."""
+        correction = self.correction
+        if correction.proximal is not None or not self.updates.is_several:
+            return False
+        return correction.ratio_to == "old" or correction.reject is not None
+
+    @property
     def num_ahead(self) -> int:
         """The number n of steps that are sampled from one policy, during the updates on as many
         others: the last of them is then 2 n - 1 steps old. 0: a step samples its own batch. A
@@ -367,15 +376,22 @@ class LearnerSettings:
     max_shared_tokens: int = 4096  # except longer rollouts, whose mask would have all their pairs
     activation_checkpointing: bool = False  # compute activations again in the backward pass
     shard: Literal["none", "fsdp2"] = "none"  # fsdp2: each rank stores a part of the policy
+    replicas: int = 1  # groups of ranks that each store a whole policy (HSDP)
     collective_timeout_seconds: int = 1800  # time without a response after which a rank is lost
 
     def __post_init__(self) -> None:
         at_least(
             1,
             learner__max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
+            learner__replicas=self.replicas,
             learner__tokens_per_logprob_chunk=self.tokens_per_logprob_chunk,
             learner__collective_timeout_seconds=self.collective_timeout_seconds,
         )
+        if self.replicas > 1 and self.shard == "none":
+            raise ParamsError(
+                f"learner.replicas is {self.replicas}, and learner.shard is none: every process "
+                "has the whole policy. Set shard to fsdp2, or replicas to 1"
+            )
 
 
 @settings

@@ -24,8 +24,7 @@ from tasks.train.sampling.grading import decode_samples
 from tests.policies import character_tokenizer
 from tests.train.steps import TOKENIZER, asked_of
 from tests.train.test_branches import run as train_and_write
-from tests.train.test_whole_runs import run_steps
-from tests.train.worlds import make_trainer, make_world, outputs, sampled
+from tests.train.worlds import make_trainer, make_world, outputs, run_steps, sampled
 
 EOS = TOKENIZER.eos_token_id
 ARCHITECTURE = Architecture(100, 10, 2, 8)

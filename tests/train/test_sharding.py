@@ -19,17 +19,19 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tasks.common.artifacts import Layout
+from tasks.common.params import ParamsError
 from tasks.models.policy import load_model
 from tasks.models.sharding import shard
 from tasks.models.weights import whole
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.checkpoint.tensors import SavedTensors, optimizer_tensors
+from tasks.train.learner.learner import sharding_of
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop.loop import train
 from tasks.train.loop.save import resume
 from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import probe
-from tasks.train.settings import CheckpointSettings
+from tasks.train.settings import CheckpointSettings, LearnerSettings, TrainSettings
 from tests.stages import FORKS
 from tests.train.worlds import PARAMS, make_trainer, make_world
 
@@ -228,6 +230,36 @@ def test_two_ranks_with_a_part_each_take_the_steps_of_one_process(
     assert any(not torch.equal(before, changed[1][name]) for name, before in changed[0].items())
 
 
+def test_two_replicas_of_two_parts_take_the_steps_of_one_process(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """And go on from their checkpoint; and one process goes on from it."""
+    learner = {**PARAMS["learner"], "replicas": 2}
+    layouts = [world(tmp_path / "none", guesser, {}, "none")]
+    layouts.append(world(tmp_path / "fsdp2", guesser, {"learner": learner}, "fsdp2"))
+    one, first = run(layouts[0], 0, 4, tmp_path / "one"), run(layouts[1], 4, 2, tmp_path / "first")
+    (newest,) = Checkpoints(layouts[1].checkpoints, COMPONENTS, keep=1).steps()
+    files = sorted(path.name for path in newest.glob("tensors-*"))
+    assert files == [f"tensors-0000{number}-of-00002.safetensors" for number in range(2)]
+    alone = run(copied(layouts[1], tmp_path / "copy", "none", replicas=1), 0, 2, tmp_path / "alone")
+    assert same_tensors(alone / "before.safetensors", first / "after.safetensors")
+    four = run(layouts[1], 4, 4, tmp_path / "four")
+    assert same_tensors(four / "before.safetensors", first / "after.safetensors")
+    assert sampled(layouts[0]) == sampled(layouts[1])
+    assert same_tensors(one / "model", four / "model", 1e-4)
+    norms = [[row["grad_norm"] for row in steps_of(out)] for out in (one, four)]
+    assert norms[0] == pytest.approx(norms[1], abs=1e-4)
+    assert max(norms[0]) > 0
+
+
+def test_replicas_that_do_not_fit_are_refused() -> None:
+    memory = LearnerSettings(shard="fsdp2", replicas=2)
+    with pytest.raises(ParamsError, match="learner.replicas is 2, and 3 processes train"):
+        sharding_of(TrainSettings(), memory, Ranks(0, 3), torch.device("cpu"))
+    with pytest.raises(ParamsError, match="learner.replicas is 2, and learner.shard is none"):
+        LearnerSettings(replicas=2)
+
+
 @pytest.fixture(scope="module")
 def stopped(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Layout, Path]:
     """A run of two ranks that stopped after three steps, and what it left."""
@@ -297,11 +329,11 @@ def sampled(layout: Layout) -> list[Any]:
     return rollouts_of(layout).select("step", "group", "token_ids").rows()
 
 
-def copied(layout: Layout, root: Path, shard: str) -> Layout:
+def copied(layout: Layout, root: Path, shard: str, **learner: Any) -> Layout:
     """A copy of a world, to go on from its checkpoints."""
     shutil.copytree(layout.root, root)
     values = yaml.safe_load((root / "params.yaml").read_text())
-    values["learner"]["shard"] = shard
+    values["learner"] |= {"shard": shard, **learner}
     (root / "params.yaml").write_text(yaml.safe_dump(values))
     return Layout(root)
 

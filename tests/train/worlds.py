@@ -18,7 +18,7 @@ from tasks.models.policy import load_model, load_tokenizer, read_policy
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop.buffer import Batch
-from tasks.train.loop.loop import train
+from tasks.train.loop.loop import learn, train
 from tasks.train.loop.save import write_results
 from tasks.train.loop.trainer import Trainer
 from tasks.train.run import build
@@ -266,3 +266,14 @@ def outputs(layout: Layout) -> dict[str, Any]:
     }
     weights = (out / "policy" / "model.safetensors").read_bytes()
     return {**tables, "weights": weights, "flops": (out / "flops.json").read_text()}
+
+
+def run_steps(trainer: Trainer, num: int) -> list[dict[str, Any]]:
+    """Steps of the loop, without its files; their rows of STEPS."""
+    trainer.score_replay()
+    for _ in range(num):
+        batch = sampled(trainer)
+        assert batch is not None
+        if learn(trainer, batch)["updated"]:
+            trainer.sync_engine()
+    return trainer.state.steps

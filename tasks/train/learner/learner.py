@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tasks.common.accounting.spending import Rows, pass_cost, prompt_cost
+from tasks.common.params import ParamsError
 from tasks.engines.memory import TrainingMemory, training_memory
 from tasks.engines.settings import Sampling
 from tasks.models.adapters import adapters_off, has_adapters, is_quantized, num_adapter_parameters
@@ -69,7 +70,7 @@ def memory_of(
         num_trained=num_adapter_parameters(model) if adapted else None,
         num_reference=reference_parameters(asdict(settings), 0 if adapted else num_parameters),
         tokens_per_chunk=min(memory.tokens_per_logprob_chunk, memory.max_tokens_per_micro_batch),
-        num_shards=num_ranks if memory.shard != "none" else None,
+        num_shards=num_ranks // memory.replicas if memory.shard != "none" else None,
         optimizer_bits=settings.optimizer_bits,
     )
 
@@ -79,10 +80,15 @@ def sharding_of(
 ) -> Callable[[PreTrainedModel], None] | None:
     """Return the function that shards a policy before it has weights; None if every rank loads the
     whole policy: with one rank, without sharding, or with adapters, which need loaded weights."""
+    if ranks.size % memory.replicas:
+        raise ParamsError(
+            f"learner.replicas is {memory.replicas}, and {ranks.size} processes train: it must "
+            "divide their number"
+        )
     if memory.shard == "none" or ranks.size == 1 or settings.lora is not None:
         return None
     dtype = getattr(torch, settings.dtype)
-    return partial(shard, device=device, dtype=dtype, forwards=FORWARDS)
+    return partial(shard, device=device, dtype=dtype, forwards=FORWARDS, replicas=memory.replicas)
 
 
 class Learner:
@@ -115,7 +121,8 @@ class Learner:
             others = [] if self.reference in (None, model) else [self.reference]
             for each in [model, *others]:
                 if not is_sharded(each):
-                    shard(each, device, getattr(torch, settings.dtype), FORWARDS)
+                    dtype = getattr(torch, settings.dtype)
+                    shard(each, device, dtype, FORWARDS, memory.replicas)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(trained, settings)
         self.proximal = ProximalPolicy(model, settings.correction.proximal)
@@ -208,9 +215,9 @@ class Learner:
         return old_N, flops
 
     def observe_reference(self, rollouts: Rollouts, loss: Loss) -> tuple[Rollouts, float]:
-        """Return observed rollouts with the reference's log-probabilities, 0 where it has no part
-        in the loss, and the executed FLOPs. Without a reference, return the rollouts."""
-        if self.reference is None or rollouts.observed is None:
+        """Return the rollouts with the reference's log-probabilities, 0 where it has no part in the
+        loss, and the executed FLOPs. Without a reference, return the rollouts."""
+        if self.reference is None:
             return rollouts, 0.0
         mine = self.shard_rows(rollouts, self.has_gradient(rollouts, loss))
         with adapters_off(self.reference):
@@ -219,8 +226,7 @@ class Learner:
         reference_N = np.zeros_like(rollouts.logprobs_N)
         for _, places_N, seen, _ in parts:
             reference_N[places_N] = seen.logprobs_N
-        observed = replace(rollouts.observed, reference_N=reference_N)
-        return replace(rollouts, observed=observed), sum(flops for _, _, _, flops in parts)
+        return replace(rollouts, reference_N=reference_N), sum(flops for _, _, _, flops in parts)
 
     def observe_rows(
         self,

@@ -201,9 +201,8 @@ def reference_logprobs(
     before the forward with gradient."""
     if objective.reference is None:
         return None, 0.0
-    if rollouts.observed is not None and rollouts.observed.reference_N is not None:
-        known_N = rollouts.observed.reference_N
-        return of_batch(batch, known_N, batch.sampler_logprobs_N), 0.0
+    if rollouts.reference_N is not None:
+        return of_batch(batch, rollouts.reference_N, batch.sampler_logprobs_N), 0.0
     flops = reference_flops(architecture, batch, objective)
     with adapters_off(objective.reference):
         return token_logprobs(objective.reference, batch, objective)[0], flops

@@ -80,7 +80,9 @@ def write_shards(
     if ranks.is_main:
         checkpoints.clear_shards()
     ranks.barrier()
-    return dict(ranks.all_gather(checkpoints.write_shard(ranks.rank, ranks.size, rows)))
+    size = ranks.size // trainer.learner.memory.replicas  # the first replica's ranks write
+    written = checkpoints.write_shard(ranks.rank, size, rows) if ranks.rank < size else None
+    return dict(each for each in ranks.all_gather(written) if each is not None)
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> None:

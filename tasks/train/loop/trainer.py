@@ -76,9 +76,8 @@ class Trainer:
         asked = [slots.select.features, slots.advantage.features]
         asked += [shape.features for shape in slots.shape]
         wanted = [features for features in asked if features]
-        settings, correction = self.run.settings, self.run.settings.correction
-        reads_old = settings.updates.is_several and correction.proximal is None
-        if reads_old or correction.m2po is not None:
+        settings = self.run.settings
+        if settings.observes_old or settings.correction.m2po is not None:
             wanted.append(Features())
         if not wanted:
             return None
@@ -104,7 +103,7 @@ class Trainer:
             self.free_engine()
             old_N, flops = self.learner.observe_old(rollouts, self.slots.loss)
             self.charge_pass(rollouts, flops)
-        elif settings.updates.is_several and rollouts.observed is not None:
+        elif settings.observes_old and rollouts.observed is not None:
             old_N = rollouts.observed.logprobs_N
         if old_N is None:
             return rollouts

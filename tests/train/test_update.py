@@ -1,0 +1,360 @@
+"""The update of a step: what is computed and charged, what it averages over, several updates of a
+batch, and gradient norms."""
+
+import dataclasses
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from tasks.common import recipes
+from tasks.common.accounting.ledger import charged_flops
+from tasks.common.params import ParamsError
+from tasks.train.loading import settings_of
+from tasks.train.loop.loop import learn
+from tasks.train.methods.advantage import mc_grpo, one_sided
+from tasks.train.methods.loss import clip
+from tasks.train.methods.shape import cppo, kondo, nat, pruned_po
+from tasks.train.rollouts import Features
+from tests.train.steps import estimated, rollouts_of
+from tests.train.worlds import make_trainer, make_world, run_steps, sampled
+
+BATCH = {"unit": "rollouts", "size": 12, "counts": "generated"}
+
+
+@pytest.mark.parametrize(
+    ("module", "size", "changes"),
+    [
+        (one_sided, 8, {"advantage": {"method": "one_sided", "update_cost": 3.0}}),
+        (mc_grpo, 9, {"advantage": {"method": "mc_grpo"}}),
+        (cppo, 8, {"shape": [{"method": "cppo", "drop": 0.75}]}),
+        (pruned_po, 8, {"shape": [{"method": "pruned_po", "drop": 0.75}]}),
+        (kondo, 8, {"shape": [{"method": "kondo", "keep": 0.1}]}),
+    ],
+)
+def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
+    module: ModuleType,
+    size: int,
+    changes: dict[str, Any],
+    guesser: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout, changes = make_world(tmp_path, guesser, [size] * 24), {**changes, "batch": BATCH}
+    skipping = make_trainer(layout, **changes)
+    run_steps(skipping, 5)
+    monkeypatch.setattr(module.Method, "skips_zeros", False)
+    keeping = make_trainer(layout, **changes)
+    run_steps(keeping, 5)
+    rows = pl.concat(skipping.state.rollouts)
+    assert rows.filter(pl.col("kept") != (pl.col("advantage") != 0)).is_empty()
+    mixed = size * sum(row["num_mixed_groups"] for row in skipping.state.steps)
+    assert 0 < rows["kept"].sum() < mixed
+    tokens = rows.filter("kept").select(pl.col("prompt_tokens") + pl.col("token_ids").list.len())
+    assert skipping.state.ledger.tokens["update"] == tokens.sum().item()
+    assert keeping.state.ledger.rollouts["update"] == len(rows)
+    for mine, theirs in zip(
+        skipping.learner.model.parameters(), keeping.learner.model.parameters(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+    monkeypatch.undo()
+    with pytest.raises(ParamsError, match=r"train\.divisor kept would make"):
+        make_trainer(layout, **changes, divisor="kept")
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"method": "novelty", "weight": 0.0},
+        {"method": "pruned_po", "drop": 0.0},
+        {"method": "cppo", "drop": 0.0},
+        {"method": "kondo", "keep": 1.0},
+        {"method": "nat", "whole": 1.0},
+        {"method": "nll", "weight": 0.0},
+        {"method": "gdro", "eta": 0.0},
+    ],
+)
+def test_a_shape_with_neutral_settings_leaves_the_policy_as_it_is(
+    neutral: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 24)
+    trainers = [make_trainer(layout, shape=shape, batch=BATCH) for shape in ([], [neutral])]
+    steps = [run_steps(trainer, 3) for trainer in trainers]
+    assert sum(row["num_updates"] for row in steps[0]) > 1
+    plain, shaped = (list(trainer.learner.model.parameters()) for trainer in trainers)
+    assert all(torch.equal(*pair) for pair in zip(plain, shaped, strict=True))
+
+
+def test_tokens_behind_a_cut_are_not_computed_and_change_nothing(
+    guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient is that of whole completions whose last advantages are 0."""
+    layout, shape = make_world(tmp_path, guesser, [4] * 24), [{"method": "nat", "whole": 0.25}]
+    cutting = make_trainer(layout, shape=shape, batch=BATCH)
+    mine_S = run_steps(cutting, 4)
+    monkeypatch.setattr(nat.Method, "cuts_rows", False)
+    whole = make_trainer(layout, shape=shape, batch=BATCH)
+    theirs_S = run_steps(whole, 4)
+    for name in ("loss", "grad_norm"):  # Adam's step hardly depends on the size of a gradient
+        found = [row[name] for row in mine_S if row["updated"]]
+        assert found == pytest.approx([row[name] for row in theirs_S if row["updated"]], rel=1e-4)
+    assert pl.concat(whole.state.rollouts)["text"].str.len_chars().max() > 1
+    for mine, theirs in zip(
+        whole.learner.model.parameters(), cutting.learner.model.parameters(), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+    ours, others = cutting.state.ledger, whole.state.ledger
+    for account in (ours.executed, ours.charged, ours.charged_mixed, ours.tokens):
+        assert account["update"] > 0
+    assert ours.rollouts == others.rollouts
+    for mine, theirs in (
+        (ours.executed, others.executed),
+        (ours.charged, others.charged),
+        (ours.charged_mixed, others.charged_mixed),
+        (ours.tokens, others.tokens),
+    ):
+        assert mine["update"] < theirs["update"]
+        assert mine["generate"] == theirs["generate"]
+
+
+def test_a_rollout_ends_with_its_last_advantage() -> None:
+    rollouts = rollouts_of([0.0] * 3, [0, 0, 1], [3, 2, 4])
+    advantages_N = np.array([0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 3.0])
+    estimate = rollouts.estimated(np.ones(3, dtype=np.bool_), advantages_N, np.arange(9.0))
+    short = estimate.without_tails()
+    assert short.completion_tokens_B().tolist() == [2, 1, 4]
+    assert short.advantages_N.tolist() == [0.0, 2.0, 0.0, 0.0, 1.0, 0.0, 3.0]
+    assert short.old_logprobs_N is not None
+    assert short.old_logprobs_N.tolist() == [0.0, 1.0, 3.0, 5.0, 6.0, 7.0, 8.0]
+    assert short.logprobs_N.shape == short.versions_N().shape == short.trained_N().shape == (7,)
+
+
+def test_dead_groups_that_pods_drops_are_not_charged_and_move_nothing(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout, trainers = make_world(tmp_path, guesser, [4] * 24), []
+    for drop_dead in (False, True):
+        select = {"method": "pods", "keep": 2, "drop_dead": drop_dead}
+        batch = {**BATCH, "counts": "kept"}
+        trainers.append(make_trainer(layout, select=select, batch=batch))
+        run_steps(trainers[-1], 4)
+    whole, dropping = trainers
+    for mine, theirs in zip(
+        whole.learner.model.parameters(), dropping.learner.model.parameters(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+    mixed = sum(row["num_mixed_groups"] for row in dropping.state.steps)
+    ledgers = [trainer.state.ledger for trainer in trainers]
+    assert [ledger.rollouts["update"] for ledger in ledgers] == [2 * 24, 2 * mixed]
+    assert 0 < mixed < 24
+    assert ledgers[0].executed == ledgers[1].executed
+    assert ledgers[1].charged["update"] == ledgers[1].charged_mixed["update"]
+    assert ledgers[1].charged_mixed["update"] == ledgers[0].charged_mixed["update"]
+
+
+def test_with_a_kl_term_all_that_is_kept_is_computed_and_charged(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, [3] * 24)
+    pods = {"select": {"method": "pods", "keep": 2}, "batch": {**BATCH, "size": 24}}
+    for coefficient in (0.0, 0.1):
+        trainer = make_trainer(layout, **pods, kl_coefficient=coefficient)
+        batch = sampled(trainer)
+        assert batch is not None
+        rng = trainer.rng()
+        estimated = trainer.estimate(batch.fresh, rng)
+        learn(trainer, batch)
+        tokens_B = batch.fresh.tokens_B()
+        kept_B, weighs_B = estimated.kept_B, estimated.has_advantage_B()
+        assert 0 < tokens_B[weighs_B].sum() < tokens_B[kept_B].sum() < tokens_B.sum()
+        updated = tokens_B[kept_B if coefficient else weighs_B].sum()
+        ledger, architecture = trainer.state.ledger, trainer.run.policy.architecture
+        charged = charged_flops(architecture, updated=float(updated))
+        assert ledger.charged_mixed["update"] == charged
+        # of what is computed, prompts are read once a group
+        whole = charged_flops(architecture, updated=float(tokens_B[kept_B].sum()))
+        assert ledger.charged["update"] == whole
+        assert 0.3 * charged < ledger.executed["update"] < charged
+
+
+@pytest.mark.parametrize("divisor", ["generated", "kept"])
+def test_every_group_with_graded_tokens_counts_the_same(
+    divisor: str, guesser: Path, tmp_path: Path
+) -> None:
+    """Groups of 2, 3, 4 and 1 rollouts; those of the last and one of the third are not graded, and
+    one of the second is not kept."""
+    trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6), divisor=divisor)
+    lengths, errors = [3, 1, 2, 2, 5, 4, 1, 1, 6, 2], [6, 9]
+    rollouts = rollouts_of([0.0] * 10, [0, 0, 1, 1, 1, 2, 2, 2, 2, 3], lengths)
+    outcomes = ["error" if row in errors else "wrong" for row in range(10)]
+    kept = np.array([outcome == "wrong" for outcome in outcomes])
+    kept[4] = False
+    rollouts = rollouts.with_columns(outcome=outcomes, kept=kept)
+    totals = trainer.learner.totals(rollouts)
+    assert totals.divisor_Q is not None
+    second = 4 if divisor == "kept" else 9
+    assert totals.divisor_Q.tolist() == [3 * 4, 3 * second, 3 * 11, 0]
+    assert totals.num_tokens == 4 + second + 11
+
+
+def test_the_average_over_prompts_is_that_over_tokens_if_groups_have_equal_lengths(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """And otherwise another one, whose gradient does not depend on micro-batches."""
+
+    def gradient(normalize: str, groups: list[int], most: int) -> torch.Tensor:
+        trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6), batch=BATCH)
+        trainer.learner.memory = dataclasses.replace(
+            trainer.learner.memory, max_tokens_per_micro_batch=most
+        )
+        loss = clip.Method(dataclasses.replace(clip.EXAMPLE, normalize=normalize))
+        rollouts = rollouts_of([0.0] * 6, groups, [2, 4, 3, 3, 1, 5])
+        signs = np.array([1.0, -2.0, 1.5, -1.0, 2.0, -0.5])
+        trainer.learner.compute_gradient(estimated(rollouts, signs), loss)
+        return torch.cat([p.grad.flatten() for p in trainer.learner.model.parameters()])
+
+    even, uneven = [0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 2, 2]
+    torch.testing.assert_close(gradient("prompt", even, 64), gradient("token", even, 64))
+    found = gradient("prompt", uneven, 64)
+    assert (found - gradient("token", uneven, 64)).norm() > 1e-2 * found.norm()
+    torch.testing.assert_close(gradient("prompt", uneven, 1), found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("normalize", ["token", "sequence", "constant", "prompt"])
+@pytest.mark.parametrize("divisor", ["generated", "kept"])
+@pytest.mark.parametrize(("keep", "epochs"), [(2, 1), (4, 1), (2, 2)])
+def test_the_kl_term_is_the_mean_over_what_is_kept(
+    keep: int, epochs: int, divisor: str, normalize: str, guesser: Path, tmp_path: Path
+) -> None:
+    """Its gradient by plain autograd, of whole rollouts one at a time. For several epochs the
+    reference has read the rollouts before."""
+    loss = {"method": "clip", "clip_low": 0.2, "clip_high": 0.2, "ratio": "token"}
+    trainer = make_trainer(
+        make_world(tmp_path, guesser, [4] * 6),
+        batch=BATCH,
+        kl_coefficient=0.5,
+        max_grad_norm=1e9,
+        divisor=divisor,
+        loss={**loss, "normalize": normalize},
+    )
+    batch, learner = sampled(trainer), trainer.learner
+    assert batch is not None
+    assert learner.reference is not None
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in learner.reference.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    keep_B = np.arange(12) % 4 < keep
+    num_tokens = len(batch.fresh.owner_N())
+    rollouts = batch.fresh.estimated(keep_B, np.zeros(num_tokens))
+    if epochs > 1:
+        observed, _ = learner.observe(rollouts, Features(), trainer.slots.loss)
+        rollouts = dataclasses.replace(rollouts, observed=observed)
+        rollouts, _ = learner.observe_reference(rollouts, trainer.slots.loss)
+    learner.compute_gradient(rollouts, trainer.slots.loss)
+    found = [parameter.grad.clone() for parameter in learner.model.parameters()]
+
+    def logprobs(model: torch.nn.Module, row: int) -> torch.Tensor:
+        prompt, ids = batch.fresh.table["prompt", "token_ids"].row(int(row))
+        completion = torch.tensor(ids)
+        ids = torch.cat([torch.tensor(prompt), completion])[None]
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
+
+    terms = []
+    for row in np.flatnonzero(keep_B):
+        mine = logprobs(learner.model, row)
+        gap = logprobs(learner.reference, row).detach() - mine
+        # the gradient of the ratio to the sampler, which is the policy itself
+        terms.append((mine - mine.detach()).exp() * (gap.exp() - gap - 1.0))
+    mean = {
+        "token": torch.cat(terms).mean(),
+        "sequence": torch.stack([term.mean() for term in terms]).mean(),
+        "constant": torch.cat(terms).sum() / (len(terms) * 8),
+        "prompt": torch.stack(
+            [torch.cat(terms[first : first + keep]).mean() for first in range(0, 3 * keep, keep)]
+        ).mean(),
+    }[normalize]
+    expected = torch.autograd.grad(0.5 * mean, [*learner.model.parameters()])
+    assert max(float(part.abs().max()) for part in expected) > 1e-3
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_several_updates_move_on_from_the_scored_policy(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 24)
+    updates = {"epochs": 2, "minibatches": 3}
+    trainer = make_trainer(layout, updates=updates, batch=BATCH, learning_rate=1e-2)
+    row = run_steps(trainer, 1)[-1]
+    assert 2 <= row["num_updates"] <= 6
+    assert trainer.learner.version == row["num_updates"]
+    ledger = trainer.state.ledger
+    assert ledger.charged["score"] > 0
+    assert ledger.executed["score"] > 0
+    (rows,) = trainer.state.rollouts
+    tokens = rows["prompt_tokens"].sum() + rows["token_ids"].list.len().sum()
+    assert ledger.tokens["update"] == 2 * tokens
+    # later updates of the batch differ from the old policy, so PPO's clip has something to do
+    assert row["clip_rate"] > 0
+
+
+def test_one_update_of_all_is_what_several_begin_with(guesser: Path, tmp_path: Path) -> None:
+    """An epoch of one minibatch with scored old log-probabilities is the plain update."""
+    layout = make_world(tmp_path, guesser, [4] * 6)
+    plain = make_trainer(layout, batch=BATCH)
+    twice = make_trainer(layout, batch=BATCH, updates={"epochs": 2, "minibatches": 1})
+    first, second = run_steps(plain, 1)[-1], run_steps(twice, 1)[-1]
+    assert second["num_updates"] == 2
+    assert second["reward_mean"] == first["reward_mean"]
+    assert twice.state.ledger.charged["update"] == 2 * plain.state.ledger.charged["update"]
+
+
+def test_against_the_sampler_several_updates_need_no_pass(guesser: Path, tmp_path: Path) -> None:
+    """In float32 the sampler's log-probabilities are those of the scored policy."""
+    layout = make_world(tmp_path, guesser, [4] * 24)
+    found = []
+    for ratio_to in ("old", "sampler"):
+        changes: dict[str, Any] = {"updates": {"epochs": 2, "minibatches": 3}, "batch": BATCH}
+        changes |= {"correction": {"ratio_to": ratio_to}, "learning_rate": 1e-2}
+        trainer = make_trainer(layout, **changes)
+        rows = run_steps(trainer, 2)
+        weights = [part.detach() for part in trainer.learner.model.parameters()]
+        assert trainer.state.ledger.executed["score"] == 0 or ratio_to == "old"
+        assert trainer.state.ledger.charged["score"] == 0 or ratio_to == "old"
+        settings = dataclasses.asdict(settings_of(changes))
+        assert recipes.is_scored(settings) == (ratio_to == "old")
+        found.append((weights, [row["clip_rate"] for row in rows]))
+    (scored, first), (plain, second) = found
+    assert max(first) > 0
+    assert second == pytest.approx(first, abs=0.02)
+    for mine, theirs in zip(plain, scored, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("ratio_to", ["old", "sampler"])
+def test_the_reference_reads_rollouts_once_whatever_the_epochs(
+    ratio_to: str, guesser: Path, tmp_path: Path
+) -> None:
+    correction = {"ratio_to": ratio_to}
+    layout = make_world(tmp_path, guesser, [4] * 6)
+    read, executed, charged = [], [], []
+    for epochs in (1, 3):
+        updates = {"epochs": epochs, "minibatches": 2}
+        changes = {"kl_coefficient": 0.1, "updates": updates, "correction": correction}
+        trainer = make_trainer(layout, batch=BATCH, **changes)
+        assert trainer.learner.reference is not None
+        lengths: list[int] = []
+        trainer.learner.reference.get_input_embeddings().register_forward_pre_hook(
+            lambda _, ids, lengths=lengths: lengths.append(ids[0].numel())
+        )
+        run_steps(trainer, 1)
+        read.append(sum(lengths))
+        executed.append(trainer.state.ledger.executed["score"])
+        charged.append(trainer.state.ledger.charged["score"])
+    assert read[0] == read[1] > 0
+    assert executed[0] == pytest.approx(executed[1], rel=0.02)  # other micro-batches, other padding
+    assert charged[0] == charged[1]
