@@ -17,22 +17,22 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.common.processes import ending
 
-WORDS = {
+SUBCOMMANDS = {
     "run": "bring the experiment up to date",
-    "serve": "the pipeline on a schedule",
+    "serve": "run the pipeline on a schedule",
     "init": "ask for model, data, GPU and budget, and write params.yaml or a new project",
-    "doctor": "everything that is wrong, before anything is run",
-    "plan": "what would run, why, and what it would cost; runs nothing",
-    "dag": "the stages, as a tree in the terminal",
-    "data": "prompts as the policy receives them, with the verdict on their golds",
-    "advise": "from the profile alone, which recipe to run",
-    "eval": "a policy on named benchmarks, by lm-evaluation-harness",
-    "push": "a trained policy, with a model card, to a hub, a bucket or a folder; or a record",
-    "params": "every value that the pipeline runs with, and where it is from",
-    "recipes": "what params.yaml can name, or the settings of one",
-    "read": "rollouts of a recipe, before and after training",
-    "ui": "the pages of Prefect and MLflow, until Ctrl-C",
-    "bench": "recipes tuned alike at several budgets, by a protocol",
+    "doctor": "check for everything that can be wrong, before anything is run",
+    "plan": "show what would run, why, and what it would cost; run nothing",
+    "dag": "show the stages as a tree in the terminal",
+    "data": "show prompts as the policy receives them, with the verdict on their golds",
+    "advise": "recommend a recipe, from the profile alone",
+    "eval": "measure a policy on named benchmarks, with lm-evaluation-harness",
+    "push": "publish a trained policy with a model card, or send a record to MLflow",
+    "params": "list every value that the pipeline runs with, and its origin",
+    "recipes": "list the recipes for params.yaml, or the settings of one",
+    "read": "show rollouts of a recipe, before and after training",
+    "ui": "serve the pages of Prefect and MLflow, until Ctrl-C",
+    "bench": "compare recipes at several budgets under equal tuning, by a protocol",
     "store": "inspect and maintain the rollout store",
 }
 COMPLETION = "--print-completion"
@@ -40,18 +40,18 @@ SERVERS = {"serve": "flows.serve.schedule", "ui": "flows.serve.ui"}
 REFUSALS = (ParamsError, ArtifactError, SelectionError, commands.CommandError)
 
 
-def parser_of(word: str | None) -> argparse.ArgumentParser:
-    """Return the parser. Only the module of `word` is imported; for COMPLETION, all modules are."""
+def parser_of(subcommand: str | None) -> argparse.ArgumentParser:
+    """Return the parser. Only the module of `subcommand` is imported; for COMPLETION, all are."""
     parser = argparse.ArgumentParser(
         prog="winnow", description="Prompts, rollouts and training, from profile to report."
     )
     version = importlib.metadata.version("winnow")
     parser.add_argument("--version", action="version", version=f"winnow {version}")
     shtab.add_argument_to(parser, COMPLETION, help="completion for a shell: bash, zsh or tcsh")
-    parts = parser.add_subparsers(dest="word", metavar="WORD", required=True)
-    for name, text in WORDS.items():
+    parts = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
+    for name, text in SUBCOMMANDS.items():
         path = SERVERS.get(name, f"flows.cli.{name}")
-        module = importlib.import_module(path) if word in (name, COMPLETION) else None
+        module = importlib.import_module(path) if subcommand in (name, COMPLETION) else None
         part = parts.add_parser(
             name,
             help=text,
@@ -65,12 +65,12 @@ def parser_of(word: str | None) -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Return the exit status: 1 with a message for bad input, 130 after an interrupt."""
+    """Run the command. Return its status: 1 with a message for bad input, 130 if interrupted."""
     arguments = sys.argv[1:]
     options = parser_of(arguments[0] if arguments else None).parse_args(arguments)
-    logs.speak()
+    logs.log_to_terminal()
     ending.interrupt_on_terminate()
-    if options.word not in ("run", "init", "bench"):  # relative to the current folder
+    if options.subcommand not in ("run", "init", "bench"):  # relative to the current folder
         os.chdir(commands.ROOT)
     try:
         return int(options.do(options))
@@ -79,9 +79,9 @@ def main() -> int:
         return 1
     except BrokenPipeError:  # of `winnow params | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(options.word == "run")  # its output is incomplete
+        return int(options.subcommand == "run")  # its output is incomplete
     except KeyboardInterrupt:
-        print(f"interrupted; to go on: {summary.same_command()}", file=sys.stderr)
+        print(f"interrupted; to resume: {summary.same_command()}", file=sys.stderr)
         return ending.interrupted()
 
 

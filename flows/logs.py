@@ -12,8 +12,8 @@ class Terminal(logging.StreamHandler):  # type: ignore[type-arg]
         self.addFilter(lambda record: not record.name.startswith("prefect"))
 
 
-def speak() -> None:
-    """Let the root logger write warnings, through one handler of Winnow's.
+def log_to_terminal() -> None:
+    """Let the root logger write warnings, through one handler.
 
     Importing Prefect adds a handler to the root logger. Its level hides Prefect's log from the
     terminal, and also the log of every other library. Winnow's loggers also write to

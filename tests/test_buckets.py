@@ -149,7 +149,7 @@ def test_a_profile_whose_store_is_cut_off_says_so_and_goes_on(
     try:
         assert stage.wait(300) == 1
         assert re.search(
-            rf"{bucket}\S*: the server does not answer .* run the same command again",
+            rf"{bucket}\S*: the server does not respond .* run the same command again",
             log.read_text(),
         )
         assert "Traceback" not in log.read_text()

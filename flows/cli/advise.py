@@ -1,4 +1,4 @@
-"""winnow advise: from the profile alone, which recipe to run. It trains nothing and writes nothing.
+"""winnow advise: recommends a recipe, from the profile alone. It trains nothing and writes nothing.
 
 It prints the prompts without a gradient; for each recipe the share of its compute that the profile
 takes, the rollouts, the share of them with a gradient and the information per compute; whether
@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     root = roots.existing(options.data)
     if not (root.layout.profile / "profile.parquet").exists():
         command = f"dvc repro {root.address('profile')}"
-        raise ArtifactError(f"{root.folder} has no profile yet: make it with `{command}`")
+        raise ArtifactError(f"{root.folder} has no profile yet: create it with `{command}`")
     advice = importlib.import_module("tasks.allocate.advice")
     print(*advice.advise(root.values, root.layout), sep="\n")
     return 0

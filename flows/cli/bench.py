@@ -1,4 +1,4 @@
-"""winnow bench docs/results/protocol.yaml: which recipe pays, tuned alike.
+"""winnow bench docs/results/protocol.yaml: compares recipes under equal tuning.
 
 Runs the cells of the protocol that are missing from the results file beside it, two at a time,
 without DVC or Prefect, and writes the tables. An interrupted benchmark resumes. Result lines from
@@ -19,15 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("protocol", type=Path, metavar="PROTOCOL", help="the protocol's file")
-    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help="only these; default: all")
-    parser.add_argument("--work", type=Path, default=Path("data/benchmark"), help="a work folder")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="where the policy is")
-    parser.add_argument("--families", nargs="+", help="run these families alone; by default all")
-    parser.add_argument("--workers", type=flags.count(1), default=2, help="cells at a time")
-    parser.add_argument("--tables", action="store_true", help="only write the tables again")
+    parser.add_argument("protocol", type=Path, metavar="PROTOCOL", help="file of the protocol")
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help="default: all recipes")
+    parser.add_argument("--work", type=Path, default=Path("data/benchmark"), help="folder for runs")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="data root with the policy")
+    parser.add_argument("--families", nargs="+", help="default: all families")
+    parser.add_argument("--workers", type=flags.count(1), default=2, help="cells at the same time")
+    parser.add_argument("--tables", action="store_true", help="only rewrite the tables")
     parser.add_argument(
-        "--supersede", metavar="REASON", help="mark lines of other code or settings"
+        "--supersede", metavar="REASON", help="mark result lines of other code or settings"
     )
 
 
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         asked = protocol.only(options.families, options.recipes or None)
         with locks.exclusive(options.work / "lock", f"the benchmark in {options.work}"):
             hours = runner.expected_hours(asked, results.read_results(file), options.workers)
-            logger.info("about %.1f hours are left, %d cells at a time", hours, options.workers)
+            logger.info("about %.1f hours remain, %d cells at a time", hours, options.workers)
             runner.prepare(asked, values, options.work, file, Layout(options.data))
             try:
                 runner.run(asked, values, options.work, file, options.workers)

@@ -1,4 +1,4 @@
-"""The costs of a run and the purchases of its budget, as text: intervals, hours and money."""
+"""The costs of a run, and the training that its budget allows, as text."""
 
 import argparse
 import importlib
@@ -14,12 +14,12 @@ COUNTS = ("rollouts", "steps", "passes")
 
 
 def add_price(parser: argparse.ArgumentParser) -> None:
-    text = "print money, too, at this price"
+    text = "also print the cost at this price"
     parser.add_argument("--price", type=money, metavar="PER_GPU_HOUR", help=text)
 
 
 def money(text: str) -> float:
-    """Return a price. Raise ValueError, which argparse reports, if it is invalid."""
+    """Parse a price. Raise ValueError, which argparse reports, if it is invalid."""
     if not 0 <= (price := float(text)) < float("inf"):
         raise ValueError(text)
     return price
@@ -41,8 +41,8 @@ def bought(
         rows.append({"recipe": recipe, **{name: interval(fits[name]) for name in fits}, **counts})
     budget = values["experiment"]["budget"]
     parts = [
-        f"what {short(budget['amount'])} of {budget['account']} buys a cell, expected (at least to "
-        f"at most):\n{table(rows)}"
+        f"per cell, a budget of {short(budget['amount'])} {budget['account']} buys, expected (at "
+        f"least to at most):\n{table(rows)}"
         if rows
         else "",
         importlib.import_module("tasks.allocate.budget").resolution(values, layout),

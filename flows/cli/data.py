@@ -12,9 +12,9 @@ SPLITS = ("train", "validation", "test")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", choices=SPLITS, default="train", help="default: %(default)s")
-    parser.add_argument("--prompt", metavar="ID", help="this prompt, or those that begin so")
+    parser.add_argument("--prompt", metavar="ID", help="only prompts whose id begins with ID")
     parser.add_argument(
-        "--prompts", type=flags.count(1), default=5, help="at most; default: %(default)s"
+        "--prompts", type=flags.count(1), default=5, help="maximum number; default: %(default)s"
     )
     flags.add_root(parser)
 

@@ -2,8 +2,8 @@
 
 Runs lm-evaluation-harness, an extra: pip install -e ".[eval]" with requirements.txt as constraint.
 Each finished task is recorded and not run again; the records also go to MLflow. Your own task files
-use the harness's format and are in the folder of --include-path; their tables are files of this
-machine. They can run code, so they also need --trust-tasks."""
+are in the harness's format, in the folder of --include-path; their tables are local files. They can
+run code, so they also need --trust-tasks."""
 
 import argparse
 import importlib
@@ -18,46 +18,46 @@ from tasks.common import params
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    flags.add_cell(parser, "one that has been trained", nargs="?")
-    parser.add_argument("--baseline", action="store_true", help="the initial policy, too, or alone")
+    flags.add_cell(parser, "a trained recipe", nargs="?")
+    parser.add_argument("--baseline", action="store_true", help="also, or only, the initial policy")
     parser.add_argument(
-        "--tasks", required=True, type=names, metavar="NAME,...", help="of the harness"
+        "--tasks", required=True, type=names, metavar="NAME,...", help="tasks of the harness"
     )
     parser.add_argument(
-        "--limit", type=count(1), help="at most so many problems of a task; for a try"
+        "--limit", type=count(1), help="maximum number of problems per task, for a trial"
     )
     parser.add_argument(
-        "--include-path", dest="include", type=here, metavar="FOLDER", help="your own task files"
+        "--include-path", dest="include", type=here, metavar="FOLDER", help="of your own task files"
     )
-    parser.add_argument("--trust-tasks", action="store_true", help="your files may run code")
+    parser.add_argument("--trust-tasks", action="store_true", help="let task files run code")
     parser.add_argument(
         "--few-shot", type=count(0), help="examples before a problem; default: the task's"
     )
-    parser.add_argument("--max-tokens", type=count(1), help="of an answer; default: the task's")
+    parser.add_argument("--max-tokens", type=count(1), help="per answer; default: the task's")
     parser.add_argument(
         "--chat-template",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="default: where the policy has one",
+        help="default: if the policy has one",
     )
     parser.add_argument("--backend", choices=("hf", "vllm"), help="default: as engine.name")
-    parser.add_argument("--batch-size", type=count(1), help="default: what fits")
+    parser.add_argument("--batch-size", type=count(1), help="default: as many as fit")
 
 
 def here(path: str) -> Path:
-    """Return the absolute path, before the command changes to the project's folder."""
+    """Return the path as absolute, because the command later changes to the project's folder."""
     return Path(path).expanduser().absolute()
 
 
 def names(text: str) -> list[str]:
-    """Return the comma-separated names."""
+    """Split a list of names at commas. Raise ValueError if it is empty."""
     if not (found := [name.strip() for name in text.split(",") if name.strip()]):
-        raise argparse.ArgumentTypeError("no task: give gsm8k, or several with commas")
+        raise argparse.ArgumentTypeError("no task: use gsm8k, or several separated by commas")
     return found
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, record, and print all results beside pass@1."""
+    """Measure the policies, record the results, and print them beside pass@1."""
     root = roots.existing(options.data)
     values, layout = params.load(root.params), root.layout
     records = importlib.import_module("tasks.harness.records")
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 def cells_of(options: argparse.Namespace, values: dict[str, Any], cell: Any) -> list[Any]:
     """Return the requested policies, the initial one first."""
     if options.recipe is None and not options.baseline:
-        raise params.ParamsError("name a RECIPE, or --baseline for the initial policy")
+        raise params.ParamsError("set RECIPE, or --baseline for the initial policy")
     initial = [cell()] if options.baseline else []
     trained = [cell(options.recipe, flags.seed_of(options, values))] if options.recipe else []
     return initial + trained

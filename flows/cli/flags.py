@@ -52,22 +52,22 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     only = "only these recipes of the experiment"
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=only)
     add_several(parser, "--seed", dest="seeds", metavar="N", type=int, help="only these seeds")
-    add_several(parser, "--force", metavar="STAGE", help="run these although nothing changed")
+    add_several(parser, "--force", metavar="STAGE", help="run these stages even if nothing changed")
     add_root(parser)
-    rounds = "how many rounds; a later one starts from the champion"
+    rounds = "number of rounds; a later one starts from the champion"
     parser.add_argument("--rounds", type=count(1), default=1, metavar="N", help=rounds)
 
 
 def add_run(parser: argparse.ArgumentParser, concurrency: int, retries: int) -> None:
     """Add the flags of a command that runs stages."""
     add_request(parser)
-    values = "values of params.yaml for this run alone: train.learning_rate=1e-4"
+    values = "values of params.yaml for this run only: train.learning_rate=1e-4"
     add_several(parser, "--set", dest="overrides", metavar="KEY=VALUE", help=values)
-    starts = "the start of the second round, in place of the champion, of the third, ..."
+    starts = "start of the second, third, ... round instead of the champion"
     add_several(parser, "--from", dest="starts", metavar="RECIPE/SEED", help=starts)
     for flag, least, default, text in (
-        ("--concurrency", 1, concurrency, "stages that may run side by side"),
-        ("--retries", 0, retries, "further attempts of a stage that failed"),
+        ("--concurrency", 1, concurrency, "stages that may run at the same time"),
+        ("--retries", 0, retries, "retries of a failed stage"),
     ):
         text += " (default: %(default)s)"
         parser.add_argument(flag, type=count(least), default=default, metavar="N", help=text)

@@ -3,8 +3,8 @@ writes matching parameters.
 
 With DIR it creates a project of your own there: a folder with its own git, DVC and params.yaml,
 which this installation runs. Without DIR it edits the params.yaml of this folder; the rest of the
-file, including comments, stays unchanged. It does not ask for values given as options. A file with
-uncommitted changes is written only after a yes, or with --overwrite."""
+file, including comments, stays unchanged. It does not ask for values given as options. It
+overwrites a file with uncommitted changes only after confirmation, or with --overwrite."""
 
 import argparse
 import importlib
@@ -31,9 +31,9 @@ EMBEDDED = "embedded"
 NONE = "none"
 DTYPES = {"yes": "bfloat16", "no": "float32"}  # key: whether there is a GPU
 YES_NO = ("yes", "no")
-LARGE = 1e9  # parameters
-MAX_CHARACTERS = 20_000  # of a prompt
-TURN_TOKENS = 64  # of a chat template around a prompt
+LARGE = 1e9  # number of parameters
+MAX_CHARACTERS = 20_000  # maximum length of a prompt
+TURN_TOKENS = 64  # tokens of a chat template around a prompt
 OWN_FILES = (".dvc", "dvc.yaml", "params.yaml")
 COPIED = (".dvc/config", ".dvc/.gitignore", ".dvcignore", ".gitignore", "data/.gitignore")
 NEW = """\
@@ -53,29 +53,29 @@ allocate: {passes: 1}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", nargs="?", metavar="DIR", help="a new project there")
+    parser.add_argument("folder", nargs="?", metavar="DIR", help="create a new project there")
     parser.add_argument("--model", help="tiny, a folder, or hf://org/name@revision")
-    parser.add_argument("--max-tokens", type=int, help="of a completion")
+    parser.add_argument("--max-tokens", type=int, help="maximum length of a completion")
     parser.add_argument("--data", help=f"{EMBEDDED}, or a file: a path, s3://, hf:// or https://")
     parser.add_argument("--preset", help=f"{', '.join(PRESETS)}, or a published set")
     parser.add_argument("--fields", nargs=2, metavar=("QUESTION", "ANSWER"), help="in the file")
-    parser.add_argument("--gpu", choices=YES_NO, help="whether to sample and train on one")
-    parser.add_argument("--adapters", choices=YES_NO, help="whether to train adapters alone")
-    parser.add_argument("--budget", help=f"FLOPs executed that a recipe may spend, or {NONE}")
-    parser.add_argument("--overwrite", action="store_true", help="write over changes, unasked")
+    parser.add_argument("--gpu", choices=YES_NO, help="whether to use a GPU")
+    parser.add_argument("--adapters", choices=YES_NO, help="whether to train only adapters")
+    parser.add_argument("--budget", help=f"executed FLOPs per recipe, or {NONE}")
+    parser.add_argument("--overwrite", action="store_true", help="do not ask before overwriting")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, write, and run the doctor. Return its status, or 1 if nothing was written."""
+    """Ask for values, write them, run the doctor. Return its status, or 1 without writing."""
     if options.folder is not None:
         return make_project(Path(options.folder).expanduser().absolute(), options)
     text = FILE.read_text()
     changed = set_values(text, answers(options))
     if changed == text:
-        print("params.yaml says this already")
+        print("params.yaml already has these values")
         return 0
     if not options.overwrite and is_modified():
-        what = "params.yaml has changes that are not committed. Write into it?"
+        what = "params.yaml has changes that are not committed. Overwrite it?"
         if ask(what, "no", YES_NO) == "no":
             print("nothing was written", file=sys.stderr)
             return 1
@@ -91,7 +91,7 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
     known = places.describe_model({"policy": {"source": model}}, Root().layout)
     context = (known.max_length if known and model != "tiny" else None) or 2 * MAX_CHARACTERS
     usual = "64" if model == "tiny" else str(min(1024, context // 2))
-    tokens = number(options.max_tokens or ask("Most tokens of a completion", usual), int)
+    tokens = number(options.max_tokens or ask("Maximum tokens of a completion", usual), int)
     data = options.data or ask(f"Data: {EMBEDDED}, or a file of prompts and answers", EMBEDDED)
     options.data = data
     values: dict[str, Any] = {"policy.source": place(model, options), "sampling.max_tokens": tokens}
@@ -103,7 +103,7 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
     values |= {"engine.device": "cuda" if gpu == "yes" else "cpu"}
     values |= dict.fromkeys(("engine.dtype", "train.dtype"), DTYPES[gpu])
     if model != "tiny":
-        adapters = options.adapters or ask("Train adapters alone?", "no", YES_NO)
+        adapters = options.adapters or ask("Train only adapters?", "no", YES_NO)
         values |= training(known.num_parameters if known else LARGE, adapters == "yes")
     usual = "4e11" if model == "tiny" else NONE
     budget = options.budget or ask(f"FLOPs executed that a recipe may spend, or {NONE}", usual)
@@ -111,7 +111,7 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def place(text: str, options: argparse.Namespace) -> str:
-    """Return a location for params.yaml: relative if inside the project, else absolute."""
+    """Return a location for params.yaml: relative if inside the project, otherwise absolute."""
     full = Path(text).expanduser().absolute()
     base = Path(options.folder or commands.ROOT).expanduser().absolute()
     if text == "tiny" or "://" in text or not full.exists():
@@ -137,12 +137,12 @@ def training(num_parameters: float, has_adapters: bool) -> dict[str, Any]:
 
 
 def as_budget(answer: str) -> dict[str, Any] | None:
-    """Return the value of `experiment.budget`."""
+    """Return the value of `experiment.budget` for an answer."""
     if answer == NONE:
         return None
     amount = number(answer, float)
     if not 0 < amount < float("inf"):
-        raise ParamsError(f"--budget is {answer}: give FLOPs above 0, or {NONE}")
+        raise ParamsError(f"--budget is {answer}: it must be FLOPs above 0, or {NONE}")
     return {"account": "executed", "amount": amount}
 
 
@@ -150,9 +150,9 @@ def make_project(folder: Path, options: argparse.Namespace) -> int:
     """Create a project in `folder` and return the doctor's status. Existing files stay; `dvc.yaml`,
     which makes it a project, is written last. Raise ParamsError if one exists or git is missing."""
     if shutil.which("git") is None:
-        raise ParamsError("git was not found, and a project needs a repository: install it")
+        raise ParamsError("git was not found, but a project needs a repository: install it")
     if found := [name for name in OWN_FILES if (folder / name).exists()]:
-        raise ParamsError(f"{folder} has a {found[0]} already: name a new folder")
+        raise ParamsError(f"{folder} already has a {found[0]}: use a new folder")
     values = answers(options)
     is_embedded = options.data == EMBEDDED or values["policy.source"] == "tiny"
     base = (commands.CODE / "params.yaml").read_text() if is_embedded else NEW
@@ -164,7 +164,7 @@ def make_project(folder: Path, options: argparse.Namespace) -> int:
             write_text(folder / name, text)
     if not (folder / ".git").exists():
         subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
-    print(f"{folder} is a project: work there, and commit it with git")
+    print(f"{folder} is now a project: work there, and commit it with git")
     return subprocess.run([sys.executable, "-m", "flows", "doctor"], cwd=folder).returncode
 
 
@@ -184,7 +184,7 @@ def ask(question: str, usual: str, known: tuple[str, ...] = ()) -> str:
             answer = input(f"{question}{choice} [{usual}]: ").strip() or usual
         except EOFError as error:
             raise ParamsError(
-                f"{question} needs an answer, and the input has ended: give it as an option "
+                f"{question} needs an answer, but the input has ended: set it by an option "
                 "(winnow init --help)"
             ) from error
         if not known or answer in known:

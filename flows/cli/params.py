@@ -15,7 +15,7 @@ from tasks.common import params
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     flags.add_root(parser)
-    parser.add_argument("--schema", action="store_true", help="the JSON schema of the file")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of the file")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     with commands.Dvc() as dvc:
         for root in request.chain:
             if not (commands.ROOT / root.pipeline).exists():
-                print(f"{root.folder}: never run; all of it would run after the round before it")
+                print(f"{root.folder}: never run; all stages would run after the round before it")
                 return 0
             planned = plan_of(dvc, root, request, options.price)
             if later:
@@ -81,11 +81,11 @@ def why(
     code: Mapping[str, Any],
     forced: set[str],
 ) -> dict[str, str]:
-    """Return the reason of every stage that would run, or may run after such a stage."""
+    """Return the reason why each stage would run, or may run after another one."""
     entries = lock.read(root.lock)
     found: dict[str, str] = {}
     for stage in selection.order(needs):
-        phrases = ["asked for by --force"] if stage in forced else []
+        phrases = ["requested by --force"] if stage in forced else []
         if stage not in entries:
             phrases.append("never run")
         else:
@@ -102,7 +102,7 @@ def why(
 
 
 def without_code(root: Root, changes: list[Any]) -> list[Any]:
-    """Return the changes without the code digests, which on disk are from the last run."""
+    """Return the changes without those of the code digests, whose files are from the last run."""
     kept = []
     for change in changes:
         if isinstance(change, dict) and "changed deps" in change:
@@ -141,7 +141,7 @@ def code_reasons(
 
 
 def md5(value: Any) -> str:
-    """Return DVC's digest of a JSON file as `files.write_json` writes it."""
+    """Return the MD5 digest that DVC computes for a JSON file written by `files.write_json`."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
@@ -165,7 +165,7 @@ def table(
         [
             costs.table(rows),
             *lines,
-            f"{sure} would run" + (f", {may} may, as what is before them does" if may else ""),
+            f"{sure} would run" + (f", {may} may, depending on earlier stages" if may else ""),
             f"expected (at least to at most); rates: {source}",
         ]
     )

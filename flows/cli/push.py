@@ -22,12 +22,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="RECIPE|FILE", nargs="+", help=what, type=recipe_or_file)
     parser.add_argument("destination", metavar="DESTINATION", help="hf://, s3://, a folder, or URI")
     parser.add_argument("--seed", type=int, help="default: the experiment's first")
-    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     flags.add_root(parser)
 
 
 def recipe_or_file(text: str) -> str:
-    """Return a recipe's name, or the absolute path of a record: commands change the folder."""
+    """Return a recipe's name, or a record's path as absolute: commands change the folder."""
     return str(Path(text).absolute()) if text.endswith(".jsonl") else text
 
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     if options.destination.startswith(RECORDS):
         return replay(list(map(Path, options.what)), options.destination)
     if len(options.what) > 1:
-        raise ParamsError("a destination takes one policy: name one recipe")
+        raise ParamsError("a destination needs exactly one recipe")
     root = roots.existing(options.data)
     values = params.load(root.params)
     part = importlib.import_module("tasks.publishing.policy")

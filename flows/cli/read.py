@@ -18,14 +18,14 @@ CLASSES = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    flags.add_cell(parser, "one that has been evaluated")
-    parser.add_argument("--prompt", metavar="ID", help="this prompt, or those that begin so")
-    parser.add_argument("--class", dest="kind", choices=CLASSES, help="only such prompts")
+    flags.add_cell(parser, "an evaluated recipe")
+    parser.add_argument("--prompt", metavar="ID", help="only prompts whose id begins with ID")
+    parser.add_argument("--class", dest="kind", choices=CLASSES, help="only prompts of this class")
     parser.add_argument(
-        "--prompts", type=flags.count(1), default=5, help="at most; default: %(default)s"
+        "--prompts", type=flags.count(1), default=5, help="maximum number; default: %(default)s"
     )
     parser.add_argument(
-        "--samples", type=flags.count(1), default=2, help="a side; default: %(default)s"
+        "--samples", type=flags.count(1), default=2, help="on each side; default: %(default)s"
     )
 
 

@@ -14,7 +14,7 @@ from tasks.common import params, recipes
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="print the settings of this one")
+    parser.add_argument("name", nargs="?", help="print the settings of this recipe")
     flags.add_root(parser)
 
 
@@ -32,5 +32,5 @@ def run(options: argparse.Namespace) -> int:
 
 
 def what(values: Mapping[str, Any], name: str) -> str:
-    """Return a description of a recipe in one line."""
+    """Return a one-line description of a recipe."""
     return "of params.yaml" if name in recipes.own_recipes(values) else recipes.describe(name)

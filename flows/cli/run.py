@@ -29,19 +29,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--experiment",
         action="store_true",
-        help="first make these recipes the experiment in params.yaml; `all` is every recipe",
+        help="first set experiment.recipes in params.yaml to these recipes; `all`: to every recipe",
     )
     flags.add_run(parser, concurrency=1, retries=0)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Find the stale stages and run them. Return 0, or 1 if a stage failed. Prefect is not used as
-    long as every root is up to date."""
+    """Find the stale stages and run them. Return 0, or 1 if a stage failed. Prefect is not
+    used if every root is up to date."""
     seen: list[Stages] = []
     request, experiment = flags.request_of(options), []
     if options.experiment:
         if not request.recipes:
-            raise ParamsError("--experiment has no recipes: name them, or all")
+            raise ParamsError("--experiment needs recipes, or `all`")
         request, experiment = replace(request, recipes=[]), request.recipes
     with rounds.opened(request, experiment) as found:
         found = noted(found, seen)
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def noted(found: Iterator[Stages], seen: list[Stages]) -> Iterator[Stages]:
-    """Yield the same stages, and append each to `seen` when it has been examined."""
+    """Yield the same stages, and append each to `seen` after its examination."""
     for stages in found:
         seen.append(stages)
         if stages.left_out:
@@ -71,7 +71,7 @@ def noted(found: Iterator[Stages], seen: list[Stages]) -> Iterator[Stages]:
 
 def run_flow(found: Iterator[Stages], request: rounds.FlowRequest) -> str:
     """Run the flow over the stages of each root. Return the failure, or an empty string. Prefect is
-    imported here alone: the import takes two seconds."""
+    imported only here: the import takes two seconds."""
     from httpx import HTTPError
     from prefect.exceptions import TerminationSignal
 

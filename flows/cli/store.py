@@ -1,7 +1,7 @@
 """winnow store {stat,verify,gc}: inspect and maintain the rollout store.
 
 winnow store stat                     its policies, sampling parameters, rollouts, bytes and cost
-winnow store verify                   read everything; status 1 where something is damaged
+winnow store verify                   read everything; status 1 if something is damaged
 winnow store gc --dry-run             what would be compacted and removed
 winnow store gc --policy 3f2a9c...    remove everything sampled for a policy"""
 
@@ -16,8 +16,8 @@ from tasks.common import params
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("command", choices=("stat", "verify", "gc"))
     parser.add_argument("--location", help="another store: a folder or s3://bucket/prefix")
-    flags.add_several(parser, "--policy", metavar="DIGEST", help="only of these policies")
-    parser.add_argument("--dry-run", action="store_true", help="gc: print, and change nothing")
+    flags.add_several(parser, "--policy", metavar="DIGEST", help="only these policies")
+    parser.add_argument("--dry-run", action="store_true", help="gc: only print the changes")
     flags.add_root(parser)
 
 

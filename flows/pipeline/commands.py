@@ -34,14 +34,14 @@ GRACE_SECONDS = 20.0
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 1.0
 NO_GIT = (
-    "outside of a git repository, say once that this is meant: dvc config --local core.no_scm true"
+    "this is not a git repository; if that is intended, run: dvc config --local core.no_scm true"
 )
 HELD = re.compile("is being blocked by:|RWLock-file")
 EDGE = re.compile(r'^"(?P<node>[^"]+)"(?: -> "(?P<dependent>[^"]+)")?;?$', re.MULTILINE)
 
 
 def project() -> Path:
-    """Return the nearest folder upwards with a Winnow pipeline, else the installation."""
+    """Return the nearest parent folder with a Winnow pipeline, else the installation."""
     with suppress(OSError, ValueError):  # the folder may be gone, or the file not text
         for folder in (Path.cwd(), *Path.cwd().parents):
             file = folder / "dvc.yaml"
@@ -54,7 +54,7 @@ ROOT = project()
 
 
 class CommandError(RuntimeError):
-    """dvc failed to answer; its own message is on the terminal."""
+    """Raised if a dvc command fails; dvc's own message is on the terminal."""
 
 
 class Dvc:
@@ -134,7 +134,7 @@ class Dvc:
             if self.is_ended:  # by another, interrupted thread
                 raise KeyboardInterrupt from error
             raise CommandError(
-                f"dvc ended while it was asked for {' '.join(arguments)}; more above"
+                f"dvc ended during {' '.join(arguments)}; see its output above"
             ) from error
         except BaseException:  # an interrupt: the stage must save now, not at the end
             end_all([self], interrupt=True)
@@ -165,25 +165,25 @@ class Dvc:
         self.output.settle()
         return answer
 
-    def look(self, *arguments: str) -> str:
-        """Return the printed output of a read-only command."""
+    def query(self, *arguments: str) -> str:
+        """Return what a read-only dvc command prints."""
         answer = self.ask_and_read(*arguments)
         if answer["code"]:
             said = " ".join(self.output.lines.tail)
             remedies = [NO_GIT] if "is not a git repository" in said else broken_locks()
-            remedies = remedies or [*lock.refused(said), *held(said)]
+            remedies = remedies or [*lock.refused(said), *lock_remedies(said)]
             remedy = "; ".join(remedies) or "see its output above"
             raise CommandError(f"dvc {' '.join(arguments)} failed; {remedy}")
         return str(answer["output"])
 
     def graph(self) -> dict[str, set[str]]:
         """Return the stages that each stage needs, in the order in which dvc lists them."""
-        return parse_graph(self.look("dag", "--dot"))
+        return parse_graph(self.query("dag", "--dot"))
 
     def status(self, *stages: str) -> dict[str, list[Any]]:
         """Return the changes per stage in dvc's words; stages that are up to date are absent."""
         changed: dict[str, list[Any]] = json.loads(
-            self.look("--wait-for-lock", "status", "--json", *stages)
+            self.query("--wait-for-lock", "status", "--json", *stages)
         )
         return changed
 
@@ -203,7 +203,7 @@ def environment() -> dict[str, str]:
 
 
 def launcher(*arguments: str) -> list[str]:
-    """Return the command line of a Python module that ends with this process (see `launch.py`)."""
+    """Return the command that runs a Python module and ends with this process (see `launch.py`)."""
     return [sys.executable, "-m", "flows.pipeline.launch", str(os.getpid()), *arguments]
 
 
@@ -228,7 +228,7 @@ def end_all(dvcs: Sequence[Dvc], interrupt: bool) -> None:
 
 
 def end_group(child: "subprocess.Popen[Any]") -> None:
-    """Interrupt one group and end it, as `end_groups` does."""
+    """Interrupt the group of one process and end it, as `end_groups` does."""
     end_groups([child])
 
 
@@ -273,14 +273,14 @@ def whole_lock() -> Iterator[None]:
         yield
 
 
-def held(said: str) -> list[str]:
-    """Return the remedy if DVC's message `said` reports a block by its records of readers and
-    writers of files. DVC drops a record if its pid is gone, but not if another process has that pid
+def lock_remedies(said: str) -> list[str]:
+    """Return the remedy if DVC's message `said` reports that its records of readers and writers of
+    files block it. DVC drops a record if its pid is gone, but not if another process has that pid
     by now, and it cannot read a record file that a kill left incomplete."""
     if not HELD.search(said):
         return []
     notes = ROOT / ".dvc" / "tmp" / "rwlock"
-    return [f"wait for the dvc that is at work here, or, when no dvc runs, remove '{notes}'"]
+    return [f"wait for the running dvc; if no dvc runs here, remove '{notes}'"]
 
 
 def broken_locks() -> list[str]:

@@ -25,12 +25,12 @@ from tasks.common.layout import Layout
 logger = logging.getLogger(__name__)
 
 FOLDER = Layout(commands.ROOT / "data").locks / "runs"
-MESSAGE = "Its process was killed; the next run goes on."
+MESSAGE = "Its process was killed; the next run resumes."
 
 
 @contextmanager
 def noticed() -> Iterator[None]:
-    """Make a kill of the process detectable during this block, which is the flow run."""
+    """Lock a file during the block (the flow run), so that a later run notices a kill."""
     identity = runtime.flow_run.get_id()
     if not identity:
         yield
@@ -45,7 +45,7 @@ def noticed() -> Iterator[None]:
 
 
 def mark() -> None:
-    """Mark the runs with dead processes, and their tasks, if the server has them."""
+    """Mark the flow runs of dead processes, and their tasks, as crashed on the server."""
     with get_client(sync_client=True) as client:
         for path in sorted(FOLDER.glob("[!.]*")):
             with suppress(BlockingIOError, FileNotFoundError), path.open("r+b") as file:

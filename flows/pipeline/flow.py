@@ -31,14 +31,14 @@ from flows.pipeline.roots import MAIN
 from flows.pipeline.rounds import FlowRequest
 from flows.pipeline.stages import Stages, code_version
 
-logs.speak()  # after Prefect's import, which silences the root logger
+logs.log_to_terminal()  # after Prefect's import, which silences the root logger
 
 OverrideText = Annotated[str, Field(pattern=r"^[^=\s]+=")]
 StartText = Annotated[str, Field(pattern=rf"^({rounds.CHAMPION}|\S+/\d+)$")]
 
 
 class PipelineError(RuntimeError):
-    """Stages failed; the message names them."""
+    """Raised if stages failed; the message lists them."""
 
 
 def as_task(
@@ -95,7 +95,7 @@ def run_all(stages: Stages, retries: int, concurrency: int) -> dict[str, State]:
                     raise KeyboardInterrupt(stage)
                 states[stage] = state
                 sorter.done(stage)
-                say_failure(stages, stage, states)
+                print_failure(stages, stage, states)
     return states
 
 
@@ -104,14 +104,14 @@ def needed_states(stages: Stages, stage: str, states: dict[str, State]) -> dict[
     return {name: states[name] for name in sorted(stages.needs[stage]) if name in states}
 
 
-def say_failure(stages: Stages, stage: str, states: dict[str, State]) -> None:
-    """Print a line if a stage did not complete."""
+def print_failure(stages: Stages, stage: str, states: dict[str, State]) -> None:
+    """Print a line about a stage that did not complete."""
     needed = needed_states(stages, stage, states)
     blocking = [name for name, state in needed.items() if not state.is_completed()]
     if blocking:
-        stages.say(stage, "not run", f"it needs {', '.join(blocking)}")
+        stages.print_line(stage, "not run", f"it needs {', '.join(blocking)}")
     elif not states[stage].is_completed():
-        stages.say(stage, "FAILED", str(states[stage].message).partition("\n")[0])
+        stages.print_line(stage, "FAILED", str(states[stage].message).partition("\n")[0])
 
 
 def run_root(stages: Stages, retries: int, concurrency: int) -> dict[str, str]:
@@ -142,9 +142,9 @@ def run_roots(found: Iterator[Stages], retries: int, concurrency: int) -> dict[s
 
 
 def flow_over(
-    look: Callable[[FlowRequest], AbstractContextManager[Iterator[Stages]]],
+    find_stages: Callable[[FlowRequest], AbstractContextManager[Iterator[Stages]]],
 ) -> Flow[Any, dict[str, str]]:
-    """Return the flow over the stages of each data root that `look` finds for a request."""
+    """Return the flow over the stages of each data root that `find_stages` yields for a request."""
 
     def winnow(
         recipes: list[str] | None = None,
@@ -164,14 +164,14 @@ def flow_over(
             seeds: Only these seeds of the experiment.
             force: Stages to run although nothing changed: `ingest`, when a source has new rows
                 under its old name.
-            retries: How often a stage that failed is tried again.
-            overrides: Values of params.yaml for this run alone, as KEY=VALUE:
-                `train.learning_rate=1e-4`, `experiment.seeds=[0,1]`. Numbers, recipes and seeds.
-            concurrency: How many stages may run side by side, where none needs another.
+            retries: The maximum number of retries of a failed stage.
+            overrides: Values of params.yaml for this run alone (numbers, recipes and seeds), as
+                KEY=VALUE: `train.learning_rate=1e-4`, `experiment.seeds=[0,1]`.
+            concurrency: The maximum number of independent stages that run side by side.
             data: The data root: a folder at the top of the project. A new one gets a copy of
                 params.yaml, to be changed; `data/rounds/2` is a later round by itself.
-            rounds: How many rounds of profiling and training. A later round starts from a policy
-                of the round before it; its folder is `rounds/N` below the data root.
+            rounds: The number of rounds of profiling and training. A later round starts from a
+                policy of the round before it; its folder is `rounds/N` below the data root.
             starts: The start of each round after the first: `champion` (the default), or
                 RECIPE/SEED of the round before it.
         """
@@ -188,7 +188,7 @@ def flow_over(
         )
         with crashes.noticed():
             records.attempt(crashes.mark)
-            with look(request) as found:
+            with find_stages(request) as found:
                 return run_roots(found, retries, concurrency)
 
     return Flow(
@@ -200,11 +200,11 @@ def flow_over(
     )
 
 
-def asked_for(request: FlowRequest) -> AbstractContextManager[Iterator[Stages]]:
-    """Return the stages of an API request. Raise ParamsError for overrides not permitted there."""
-    overrides.check_from_elsewhere(request.overrides)
+def stages_of_api_request(request: FlowRequest) -> AbstractContextManager[Iterator[Stages]]:
+    """Return the stages of an API request. Raise ParamsError for forbidden overrides."""
+    overrides.check_remote(request.overrides)
     return rounds.opened(request)
 
 
-pipeline = flow_over(asked_for)
-"""The flow by itself, for schedules and workers."""
+pipeline = flow_over(stages_of_api_request)
+"""The flow for schedules and workers."""

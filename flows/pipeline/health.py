@@ -15,7 +15,7 @@ from tasks.common.params import ParamsError
 
 
 class DoctorError(ParamsError):
-    """The pipeline would fail; the message lists every reason."""
+    """Raised if the pipeline would fail; the message lists every reason."""
 
 
 def findings(root: Root) -> Any:
@@ -41,7 +41,7 @@ def written_beside() -> list[Path]:
 
 
 def require_health(root: Root) -> None:
-    """Raise DoctorError with all faults."""
+    """Raise DoctorError with all faults of a data root, if there are any."""
     found = findings(root)
     for remark in found.remarks:
         print(f"note: {remark}", file=sys.stderr, flush=True)

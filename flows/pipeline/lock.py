@@ -13,11 +13,12 @@ REFUSED = re.compile(r"'(?:\./)?(\S*dvc\.lock)' (?:is invalid|validation failed)
 
 
 class LockError(ArtifactError):
-    """A dvc.lock cannot be read; the message names the command that repairs it."""
+    """Raised if a dvc.lock cannot be read; the message contains the command that repairs it."""
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the stages, none if nothing has ever run. Raise LockError if it is unreadable."""
+    """Return the stages of a dvc.lock, none if it is missing. Raise LockError if it is
+    unreadable."""
     if not path.exists():
         return {}
     try:
@@ -37,18 +38,18 @@ def read(path: Path) -> dict[str, Any]:
 
 def unreadable(name: str, why: str) -> str:
     return (
-        f"{name} cannot be read ({why}): take the committed one by `git checkout HEAD -- {name}`, "
-        "and run again; what DVC has in its cache is restored and not computed"
+        f"{name} cannot be read ({why}): restore the committed one with `git checkout HEAD -- "
+        f"{name}`, and run again; outputs in DVC's cache are restored, not recomputed"
     )
 
 
 def refused(said: str) -> list[str]:
-    """Return the faults of the locks that DVC refused in its message `said`: DVC checks more."""
+    """Return the faults of lock files in DVC's message `said`: DVC checks more than `read`."""
     return [unreadable(name, "see DVC's output above") for name in REFUSED.findall(said)]
 
 
 def broken(root: Path) -> list[str]:
-    """Return the faults of the locks of a project's data roots."""
+    """Return the faults of the dvc.lock files of a project's data roots."""
     found = []
     for pattern in ("dvc.lock", "*/dvc.lock", "*/rounds/*/dvc.lock"):
         for path in sorted(root.glob(pattern)):

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 STREAMS = (1, 2)  # standard output and error
 NUM_TAIL = 40
-MAX_WAITING = 10_000  # lines not yet taken
+MAX_WAITING = 10_000  # lines that are not yet read
 MAX_LINE = 2_000  # characters kept per line
 MAX_BAR = 500  # characters of a progress bar
 SETTLE_SECONDS = 2.0
-BAR_SECONDS = 10.0  # between two printed states of a bar
+BAR_SECONDS = 10.0  # between two lines of a progress bar
 ONE_LINE = threading.Lock()  # several outputs write to one terminal
 ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-_])")
 BAR = re.compile(r"^\s*(?P<label>.*?):\s+(?:(?P<percent>\d+)%\|)?.*\[\d+:\d\d.*\]\s*$")
@@ -89,13 +89,13 @@ class Output:
         self.thread = threading.Thread(target=self.read, name="output", daemon=True)
 
     def start(self) -> None:
-        """Start reading, once the child has its ends."""
+        """Start to read, after the child process has its ends of the streams."""
         for end in self.ends:
             os.close(end)
         self.thread.start()
 
     def read(self) -> None:
-        """Pass all output on until no process has the streams open."""
+        """Pass on all output until no process has the streams open."""
         decoders = {ours: codecs.getincrementaldecoder("utf-8")("replace") for ours in self.streams}
         rests = dict.fromkeys(self.streams, "")
         open_ = set(self.streams)
@@ -162,7 +162,7 @@ def open_stream(stream: int) -> tuple[int, int]:
 
 
 def read_some(descriptor: int) -> bytes:
-    """Return the bytes that can be read now, or no bytes at the end of a pipe or terminal."""
+    """Return the bytes that can be read now; no bytes at the end of a pipe or terminal."""
     try:
         return os.read(descriptor, 1 << 16)
     except OSError:

@@ -31,14 +31,14 @@ THROUGH_API = re.compile(
 )
 
 
-def check_from_elsewhere(overrides: list[str]) -> None:
+def check_remote(overrides: list[str]) -> None:
     """Raise ParamsError for an override that Prefect's API must not accept, since other users may
     reach it. Only numbers, recipes and seeds are allowed: they cannot name a file or a server."""
     for override in overrides:
         if not THROUGH_API.fullmatch(override):
             key = override.partition("=")[0]
             raise ParamsError(
-                f"{key} is not set through Prefect's API, which takes numbers of "
+                f"{key} cannot be set through Prefect's API, which accepts numbers of "
                 f"{', '.join(SECTIONS)}, and experiment.recipes=[NAME,...] and "
                 "experiment.seeds=[0,...]: set it in params.yaml"
             )
@@ -70,25 +70,25 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
 
 
 def note_of(layout: Layout) -> Path:
-    """Return the path of the note with the text of the file before a run with overrides."""
+    """Return the path of the note with the file's text from before a run with overrides."""
     return layout.locks / "overrides.json"
 
 
 def put_back(path: Path, note: Path) -> None:
-    """Undo the overrides of the run that left the note, unless the file has changed since."""
+    """Undo the overrides of the run that wrote the note, unless the file has changed since."""
     if not note.exists():
         return
     try:
         left = read_sealed(note)
     except ArtifactError as error:
         raise ParamsError(
-            f"{note}, the note with {path.name} as it was before a run with overrides, is damaged: "
-            f"compare the file (git diff {path.name}), put it back, and delete {note}"
+            f"{note}, the copy of {path.name} from before a run with overrides, is damaged: "
+            f"check the file (git diff {path.name}), restore it, and delete {note}"
         ) from error
     if digest(path.read_text()) == left["during"]:
         write_text(path, left["before"])
     elif path.read_text() != left["before"]:
         logger.warning(
-            "%s was changed during a run with overrides: it stays as it is now", path.name
+            "%s was changed during a run with overrides: keeping the changed file", path.name
         )
     note.unlink()

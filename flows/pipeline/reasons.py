@@ -81,7 +81,7 @@ def explain_digests(path: str, md5: str, now: Mapping[str, Any], root: Path) -> 
     file `path`, and the file of the last run, which has the DVC digest `md5`."""
     before = cached_json(md5, root)
     if before is None:
-        return [f"code changed ({path}; the former one is not in DVC's cache)"]
+        return [f"code changed ({path}; the previous one is not in DVC's cache)"]
     files = [
         f"{name} {what}"
         for name in sorted({*before["files"], *now["files"]})
@@ -148,5 +148,5 @@ def sampled(path: Path, since: float) -> str:
         if path.stat().st_mtime >= since:
             return "; ".join(kind["said"] for kind in read_sealed(path).values())
     except (OSError, ArtifactError):
-        pass  # a remark for the user: no stage fails without it
+        pass  # only information for the user: ignore errors
     return ""

@@ -56,7 +56,7 @@ class Watch:
         for line in output.lines.take(LINES_A_LOOK):
             self.log.info("%s", line)
         if time.monotonic() >= self.next_progress:
-            with suppress(Exception):  # a server that has ended is reported elsewhere
+            with suppress(Exception):  # another function reports a server that has ended
                 stop_if_cancelled()
             self.show_bars(output)  # may be slow, if the server is
             self.next_progress = time.monotonic() + PROGRESS_SECONDS
@@ -131,7 +131,7 @@ def name_run(stages: Stages) -> None:
 
 
 def first_of(reasons: str) -> str:
-    """Return the first of some reasons, with an ellipsis if there are more."""
+    """Return the first of several reasons, with an ellipsis if there are more."""
     first, _, more = reasons.partition("; ")
     return f"{first}, ..." if more else first
 
@@ -155,7 +155,7 @@ def attempt(record: Callable[[], object]) -> None:
 
 
 def key(text: str) -> str:
-    """Return the name in the form that Prefect allows for an artifact."""
+    """Return a text as a key that Prefect allows for an artifact."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

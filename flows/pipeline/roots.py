@@ -90,7 +90,7 @@ class Root:
         return f"{self.name}: {stage}" if self.name else stage
 
     def own(self, addresses: Iterable[str]) -> dict[str, str]:
-        """Return the own names of this root's stages, keyed by their addresses."""
+        """Return this root's stages by their own names, keyed by their addresses in dvc."""
         prefix = "" if self.is_main else f"{self.pipeline}:"
         return {
             address: address.removeprefix(prefix)
@@ -121,7 +121,7 @@ def existing(folder: str) -> Root:
 
 
 def known() -> str:
-    """Return the names of the existing roots."""
+    """Return a list of the existing roots, for messages."""
     files = commands.ROOT.glob("*/dvc.yaml"), commands.ROOT.glob("*/rounds/*/dvc.yaml")
     found = sorted(
         path.parent.relative_to(commands.ROOT).as_posix() for kind in files for path in kind
@@ -140,7 +140,7 @@ def prepare_first(root: Root) -> None:
     folder = root.layout.root
     is_used = folder.exists() and any(folder.iterdir())
     if is_used and not any((folder / name).exists() for name in MARKS):
-        raise ParamsError(f"{root.folder}/ has other files in it: name a new folder with --data")
+        raise ParamsError(f"{root.folder}/ contains other files: use a new folder with --data")
     if not root.params.exists():
         write(root.params, (commands.ROOT / "params.yaml").read_text())
     write_pipeline(root, None)
@@ -178,17 +178,17 @@ def link(path: Path, target: str) -> None:
     if path.is_symlink() and os.readlink(path) == target:
         return
     if path.exists() and not path.is_symlink():
-        raise ParamsError(f"{path} is in the way: a later round links to the first one's prompts")
+        raise ParamsError(f"{path} exists: move it; a later round links to the first one's prompts")
     with temporary_folder(path.parent, path.name) as temporary:
         os.symlink(target, temporary / path.name)
         os.replace(temporary / path.name, path)
 
 
 def own_needs(root: Root, graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return the root's part of dvc's graph, with the stages' own names."""
+    """Return this root's part of dvc's graph, under the stages' own names."""
     names = root.own(graph)
     if not names:
-        raise commands.CommandError(f"dvc does not see {root.pipeline}: does git ignore it?")
+        raise commands.CommandError(f"dvc cannot find {root.pipeline}: does git ignore it?")
     return {
         name: {names[need] for need in graph[address] if need in names}
         for address, name in names.items()

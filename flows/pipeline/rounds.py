@@ -45,13 +45,13 @@ class FlowRequest:
         root = roots.root_of(self.data)
         if root.number > 1 and self.rounds > 1:
             raise ParamsError(
-                f"--data {self.data} is a later round by itself: for several rounds name the "
+                f"--data {self.data} is a later round by itself: for several rounds use the "
                 f"first, --data {root.first} --rounds {self.rounds}"
             )
         if len(self.starts) >= self.rounds:
             raise ParamsError(
-                "--from names what a round after the first starts from: with --rounds "
-                f"{self.rounds} there are {self.rounds - 1} of them, and it is given "
+                "--from sets the start of a round after the first: with --rounds "
+                f"{self.rounds} there are {self.rounds - 1} of these, but it is given "
                 f"{len(self.starts)} times"
             )
 
@@ -91,8 +91,7 @@ def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Ite
 
 def set_recipes(path: Path, names: Sequence[str]) -> None:
     """Set the experiment's recipes in the parameter file to `names`, or, if that is `all`, to every
-    recipe but those that read a folder which is not here. Raise ParamsError for an unknown
-    recipe."""
+    recipe except those that read a missing folder. Raise ParamsError for an unknown recipe."""
     values, is_all = params.load(path), list(names) == ["all"]
     known = recipes.names(values) if is_all else names
     read = {name: recipes.folders_of(recipes.recipe(values, name)["train"]) for name in known}
@@ -138,8 +137,8 @@ def policy_of(before: Stages, start: str) -> str:
     if start == CHAMPION:
         if "report" in before.left_out:
             raise SelectionError(
-                f"round {after} starts from the champion of round {root.number}, and its report "
-                "waits for cells that are left out: leave no stale ones out, or name the policy "
+                f"round {after} starts from the champion of round {root.number}, but its report "
+                "waits for cells that are left out: run the stale ones too, or choose the policy "
                 "with --from RECIPE/SEED"
             )
         start = champion_of(root)
@@ -159,8 +158,8 @@ def champion_of(root: Root) -> str:
     summary = read_sealed(root.layout.report / "summary.json")
     if (champion := summary["champion"]) is None:
         raise SelectionError(
-            f"round {root.number} has no champion: {summary['why']}. Name the policy that round "
-            f"{root.number + 1} starts from with --from RECIPE/SEED: there are "
+            f"round {root.number} has no champion: {summary['why']}. Choose the start of round "
+            f"{root.number + 1} with --from RECIPE/SEED: there are "
             f"{', '.join(cells_of(params.load(root.params)))}"
         )
     return f"{champion['recipe']}/{champion['seed']}"

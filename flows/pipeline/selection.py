@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class SelectionError(ValueError):
-    """A recipe, a seed or a stage is not in the experiment."""
+    """Raised if a recipe, a seed or a stage is not in the experiment."""
 
 
 def sorter(needs: Needs) -> TopologicalSorter[str]:
@@ -23,7 +23,7 @@ def sorter(needs: Needs) -> TopologicalSorter[str]:
 
 
 def order(needs: Needs) -> list[str]:
-    """Return every stage after the stages that it needs; otherwise in the order of `needs`."""
+    """Return the stages, each after the stages that it needs, else in the order of `needs`."""
     graph, ordered = sorter(needs), list[str]()
     place = {stage: index for index, stage in enumerate(needs)}
     while graph.is_active():

@@ -37,7 +37,7 @@ class Placing:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], concurrency: int) -> "Placing":
-        """Return the GPUs that the section `engine` and this machine allow."""
+        """Return the GPUs that the section `engine` and this machine allow for stages."""
         engine = values.get("engine") or {}
         is_cluster = engine.get("cluster", "local") != "local"
         gpus = visible_gpus() if engine.get("device") != "cpu" and not is_cluster else []
@@ -48,7 +48,7 @@ class Placing:
         return cls(gpus, each, concurrency > 1 and each == 1 and len(gpus) > 1)
 
     def take(self, stage: str) -> list[str]:
-        """Return the GPUs for a stage; if it needs one of several, the least used GPU."""
+        """Return the GPUs for a stage; the least used one if each stage gets one."""
         if params.coordinates(stage)[0] not in ON_DEVICE:
             return []
         if not self.is_split:
@@ -72,19 +72,19 @@ def visible_gpus() -> list[str]:
 
 
 def tags(taken: list[str]) -> set[str]:
-    """Return Prefect's tags for the devices of a stage: Prefect's limits apply per tag."""
+    """Return Prefect's tags for the devices of a stage. Prefect limits concurrency per tag."""
     return {f"device:cuda:{gpu}" for gpu in taken} or {"device:cpu"}
 
 
 def here(work: Callable[[], T]) -> Future[T]:
-    """Do the work in this thread and return its future."""
+    """Run `work` in this thread, and return its future."""
     future: Future[T] = Future()
     future.set_result(work())
     return future
 
 
 def in_thread(work: Callable[[], T]) -> Future[T]:
-    """Do the work in a daemon thread, so that the process can end while the thread waits."""
+    """Run `work` in a daemon thread, so that the process can end while the thread waits."""
     future: Future[T] = Future()
     context = copy_context()  # the context of the flow run
 

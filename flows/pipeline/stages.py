@@ -13,13 +13,13 @@ from tasks.common.code import installed_version
 from tasks.common.files import REASONS, ArtifactError, digest_file, read_json
 
 CODE = "code"  # the stage that digests the code: all others depend on its outputs
-ALWAYS = "always changed"  # dvc's words for that stage in a project of the user's own
-NO_ROOM = re.compile(rf"^ERROR: .*\[Errno ({'|'.join(map(str, REASONS))})\]")  # dvc's own words
+ALWAYS = "always changed"  # dvc's message about that stage in a user's own project
+NO_ROOM = re.compile(rf"^ERROR: .*\[Errno ({'|'.join(map(str, REASONS))})\]")  # dvc's own message
 LABELS = {"Cached": "up to date", "Ran": "ran", "Restored": "restored from the run cache"}
 
 
 class StageFailed(RuntimeError):
-    """A stage's command, or dvc itself, exited with a non-zero status."""
+    """Raised if a stage's command, or dvc itself, exits with a non-zero status."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Stages:
         stages = cls(dvc, root, needs, ordered, left_out, changed, forced - {CODE})
         if code_reason:
             stages.code_reason = code_reason
-            stages.say(CODE, LABELS["Ran"], code_reason)
+            stages.print_line(CODE, LABELS["Ran"], code_reason)
         return stages
 
     @property
@@ -70,10 +70,10 @@ class Stages:
             self.outcomes[stage] = "Ran"
             return "Ran", self.code_reason
         self.outcomes[stage] = "Failed"
-        changes = self.look_again(stage, dvc)
+        changes = self.changes_after_upstream(stage, dvc)
         if changes or stage in self.forced:
             reason, started = self.reason(stage, changes), time.time()
-            self.say(stage, "starts", reason)
+            self.print_line(stage, "starts", reason)
             self.outcomes[stage] = self.repro(stage, dvc)
             note = self.root.layout.sampling_note(stage)
             if said := reasons.sampled(note, started):
@@ -82,7 +82,7 @@ class Stages:
             reason = "nothing changed"
             self.outcomes[stage] = "Cached"
         if not self.idle:
-            self.say(stage, LABELS[self.outcomes[stage]])
+            self.print_line(stage, LABELS[self.outcomes[stage]])
         return self.outcomes[stage], reason
 
     def repro(self, stage: str, dvc: commands.Dvc) -> str:
@@ -93,7 +93,7 @@ class Stages:
             raise StageFailed(failure(address, code, started, dvc.output.lines.tail))
         return "Ran" if started else "Restored"
 
-    def look_again(self, stage: str, dvc: commands.Dvc) -> list[Any]:
+    def changes_after_upstream(self, stage: str, dvc: commands.Dvc) -> list[Any]:
         """Return the changes of `stage`. If an upstream stage ran, request a new status from DVC,
         because the new outputs may equal the old ones."""
         outcomes = self.outcomes.copy()  # other threads add outcomes
@@ -104,9 +104,9 @@ class Stages:
 
     def reason(self, stage: str, changes: list[Any]) -> str:
         phrases = explain(self.root, stage, changes) if changes else []
-        return "; ".join((["asked for by --force"] if stage in self.forced else []) + phrases)
+        return "; ".join((["requested by --force"] if stage in self.forced else []) + phrases)
 
-    def say(self, stage: str, what: str, why: str = "") -> None:
+    def print_line(self, stage: str, what: str, why: str = "") -> None:
         """Print one line on the terminal immediately."""
         place = f"[{self.ordered.index(stage) + 1}/{len(self.ordered)}]"
         said = f"{place} {self.root.titled(stage)}: {what}" + (f" ({why})" if why else "")
@@ -142,7 +142,7 @@ def digest_code(dvc: commands.Dvc, root: Root, forced: bool) -> str:
     changes = [one for one in found if one != ALWAYS]
     moved = [] if changes else moved_versions(root)
     reasons_to_run = [
-        *(["asked for by --force"] if forced else []),
+        *(["requested by --force"] if forced else []),
         *(explain(root, CODE, changes) if changes else []),
         *moved,
     ]
@@ -183,19 +183,19 @@ def explain(root: Root, stage: str, changes: list[Any]) -> list[str]:
 
 
 def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
-    """Return the failure, how to resume, and the last lines of the output."""
+    """Return a message about a failed stage, with the command to resume and its last lines."""
     said = list(lines)
     what = "its command failed" if started else "dvc failed before its command ran"
-    if remedies := commands.held("\n".join(said)):
+    if remedies := commands.lock_remedies("\n".join(said)):
         what = f"dvc failed before its command ran; {remedies[0]}"
     elif started and any(NO_ROOM.search(line) for line in said):
         what = (
-            "its command succeeded, and dvc could not keep what it made: see that the disk of "
-            "dvc's cache (`dvc cache dir`) has room and can be written"
+            "its command succeeded, but dvc could not store its outputs: check that the disk of "
+            "dvc's cache (`dvc cache dir`) has room and is writable"
         )
-    last = "\n".join(said) or "(nothing was written)"
+    last = "\n".join(said) or "(no output)"
     return (
-        f"{what}; exit status {code}. To go on: `winnow run`; this stage alone: "
+        f"{what}; exit status {code}. To resume: `winnow run`; only this stage: "
         f"`dvc repro -s {stage}`\n\nIts last lines:\n{last}"
     )
 

@@ -16,7 +16,7 @@ from tasks.common.redaction import without_secrets
 
 @contextmanager
 def recorded(stages: Stages) -> Iterator[None]:
-    """Record the stages of the block under one MLflow run, linked to the runs of cached stages."""
+    """Record the stages of the block in one MLflow run, with links to cached stages' runs."""
     from tasks.common import tracking  # a run with nothing to do does not need it
 
     layout = stages.root.layout
@@ -60,7 +60,7 @@ def left_out(stages: Stages) -> str:
 
 
 def places(root: Root) -> str:
-    """Return the leaderboard, and the locations of the report and the record."""
+    """Return the leaderboard, and where the report and the record are."""
     layout = root.layout
     table = layout.report / "leaderboard.txt"
     benchmarks = importlib.import_module("tasks.harness.records").table(layout)
@@ -78,14 +78,14 @@ def places(root: Root) -> str:
 
 
 def failed(message: str) -> str:
-    """Return the failure, in red on a terminal, and the command for another try."""
+    """Return the failure, in red on a terminal, and the command to try again."""
     is_plain = not sys.stderr.isatty() or "NO_COLOR" in os.environ
     shown = message if is_plain else f"\033[31m{message}\033[0m"
     return f"{shown}\nto try again: {same_command()}"
 
 
 def same_command() -> str:
-    """Return the command line of this process, in a form to type here."""
+    """Return the command line of this process, quoted for a shell."""
     return shlex.join([own_command(), *sys.argv[1:]])
 
 
@@ -105,11 +105,11 @@ def prefect_place() -> str:
 
 
 def pages_command() -> str:
-    """Return the command that shows both records, in a form to type here."""
+    """Return the command that shows both records, quoted for a shell."""
     return f"{own_command()} ui"
 
 
 def own_command() -> str:
-    """Return the `winnow` command of this environment, in a form to type here."""
+    """Return the `winnow` command of this environment, quoted for a shell."""
     path = os.path.join(os.path.dirname(sys.executable), "winnow")
     return min(path, os.path.relpath(path), key=len)

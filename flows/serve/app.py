@@ -20,7 +20,7 @@ from flows.serve.server import LOOPBACK
 
 
 class OwnPages:
-    """Refuses the requests of pages of another origin."""
+    """Middleware that refuses requests from pages of another origin."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -36,6 +36,6 @@ class OwnPages:
 
 
 def create() -> ASGIApp:
-    """Return the application, as a factory for uvicorn."""
+    """Return Prefect's application with OwnPages; a factory for uvicorn."""
     names = [PREFECT_SERVER_API_HOST.value(), *LOOPBACK]
     return TrustedHostMiddleware(OwnPages(create_app()), names, www_redirect=False)

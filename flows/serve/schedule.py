@@ -63,7 +63,7 @@ class Served(Runner):
 
 
 def definition() -> dict[str, Any]:
-    """Return the deployment in prefect.yaml, which `winnow serve` shares."""
+    """Return the deployment in prefect.yaml; `winnow serve` uses its defaults."""
     (found,) = params.load(commands.CODE / "prefect.yaml")["deployments"]
     return dict(found)
 
@@ -75,19 +75,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--cron",
         type=cron,
         default=schedule["cron"],
-        help="when, as cron has it (default: %(default)s)",
+        help="cron expression (default: %(default)s)",
     )
     server.add_port(parser)
     flags.add_run(parser, parameters["concurrency"], parameters["retries"])
 
 
 def cron(text: str) -> str:
-    """Return a valid cron expression."""
+    """Return the text if it is a valid cron expression, else raise ValueError."""
     try:
         CronSchedule(cron=text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a cron expression: give five fields, such as '0 3 * * *'"
+            f"{text!r} is not a cron expression: it must have five fields, such as '0 3 * * *'"
         ) from error
     return text
 
@@ -123,7 +123,7 @@ def watch_heartbeats() -> None:
     ended = {f"prefect.flow-run.{state}" for state in ENDED}
     wanted = Automation(
         name=AUTOMATION,
-        description="The machine or the process of the run is gone; the next run goes on.",
+        description="The machine or the process of the run is gone; the next run resumes.",
         trigger=EventTrigger(
             after={"prefect.flow-run.heartbeat"},
             expect={"prefect.flow-run.heartbeat", *ended},
@@ -156,7 +156,7 @@ def watch_heartbeats() -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted. Return 1 if the server fails."""
-    overrides.check_from_elsewhere(options.overrides)
+    overrides.check_remote(options.overrides)
     flags.request_of(options).check()
     with ExitStack() as stack:
         pages = f"http://{server.HOST}:{options.prefect_port}/api"  # of `winnow ui`
@@ -172,7 +172,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def serve_until_stopped(options: argparse.Namespace) -> int:
-    """Serve as `run` does, on an available server."""
+    """Serve as `run` does, with a Prefect server that is already up."""
     records.attempt(watch_heartbeats)
     records.attempt(crashes.mark)
     try:

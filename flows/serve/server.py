@@ -40,14 +40,14 @@ LOOPBACK = (HOST, "localhost", "::1")
 _settings = ExitStack()  # never closed: the settings last until the process ends
 FOR_ONE_RUN = {"PREFECT_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1"}
 OPEN = (
-    "Prefect's server at %s has no password, and takes requests from anybody who reaches it, web "
-    "pages included; start it with `winnow ui`, or set PREFECT_SERVER_API_AUTH_STRING there and "
-    "PREFECT_API_AUTH_STRING here"
+    "Prefect's server at %s has no password and accepts requests from anyone who can reach it, "
+    "including web pages; start it with `winnow ui`, or set PREFECT_SERVER_API_AUTH_STRING there "
+    "and PREFECT_API_AUTH_STRING here"
 )
 
 
 class ServerError(RuntimeError):
-    """Prefect's server did not come up."""
+    """Raised if Prefect's server does not start."""
 
 
 def home() -> Path:
@@ -144,7 +144,7 @@ def add_port(parser: argparse.ArgumentParser) -> None:
 
 
 def check_port(name: str, host: str, port: int) -> None:
-    """Raise ArtifactError if the port is in use: a foreign answer would pass for the server's."""
+    """Raise ArtifactError if the port is in use: its server would be taken for this one."""
     page = f"http://{host}:{port}"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -154,7 +154,7 @@ def check_port(name: str, host: str, port: int) -> None:
             if error.errno != errno.EADDRINUSE:
                 raise ArtifactError(f"cannot listen at {page}: {error.strerror}") from error
             raise ArtifactError(
-                f"port {port} is in use: {name} may be up already ({page}); or give another with "
+                f"port {port} is in use: {name} may already be up ({page}); or use another with "
                 f"--{name.lower()}-port"
             ) from error
 
@@ -189,8 +189,8 @@ def provide(port: int | None = None) -> None:
     url = f"http://{HOST}:{port}/api"
     if not comes_up(child, f"{url}/health"):
         raise ServerError(
-            f"Prefect's server did not start (exit status {child.poll()}): see that {home()} has "
-            "room and can be written, and what `prefect server start` says"
+            f"Prefect's server did not start (exit status {child.poll()}): check that {home()} "
+            "is writable and its disk not full, and the output of `prefect server start`"
         )
     _settings.enter_context(
         temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: auth})
@@ -198,27 +198,27 @@ def provide(port: int | None = None) -> None:
 
 
 def lost(error: Exception) -> str:
-    """Return one sentence about a run that failed because of its server."""
+    """Return a message about a run that failed because of its Prefect server."""
     from prefect.settings import PREFECT_API_URL
 
     why = str(error).partition("\n")[0] or type(error).__name__
     more = "; PREFECT_API_AUTH_STRING is its password" if "401 Unauthorized" in why else ""
     return (
         f"Prefect's server at {without_secrets(PREFECT_API_URL.value() or '')} has failed this run "
-        f"({without_secrets(why)}{more}): what the stages made is kept, and the same command goes "
-        "on from there"
+        f"({without_secrets(why)}{more}): finished results are kept; run the same command again "
+        "to resume"
     )
 
 
 def away(url: str) -> str:
     return (
-        f"Prefect's server at {without_secrets(url)} does not answer (PREFECT_API_URL): another is "
-        f"started here, which records runs in {home()}/prefect.db alone"
+        f"Prefect's server at {without_secrets(url)} does not respond (PREFECT_API_URL): "
+        f"starting another one here, which records runs only in {home()}/prefect.db"
     )
 
 
 def comes_up(child: "subprocess.Popen[bytes]", url: str) -> bool:
-    """Wait until the server answers. Return False if it ends first, or does not answer in time."""
+    """Wait until the server responds. Return False if it ends first or takes too long."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and child.poll() is None:

@@ -29,15 +29,15 @@ from tasks.common.redaction import without_secrets
 LAYOUT = Layout(commands.ROOT / "data")
 POLL_SECONDS = 0.1
 LAST_LINES = 20
-GRACE_SECONDS = 10.0  # for a server to end by itself
+GRACE_SECONDS = 10.0  # time for a server to end by itself
 HOW_TO_LOG_IN = (
-    "Prefect requires the password in {file}; flows, schedules and workers need it, too:\n"
+    "Prefect requires the password in {file}; flows, schedules and workers also need it:\n"
     "    export PREFECT_API_AUTH_STRING=$(cat {file})"
 )
 
 
 class PageError(ArtifactError):
-    """A server did not come up."""
+    """Raised if a server does not start."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--prefect-host",
         default=server.HOST,
         metavar="ADDRESS",
-        help="by which others reach this machine; default: %(default)s, which no other can",
+        help="address of this machine for others; default: %(default)s, only this machine",
     )
-    parser.add_argument("--login", action="store_true", help="Prefect requires a password")
+    parser.add_argument("--login", action="store_true", help="require a password for Prefect")
     parser.add_argument("--mlflow-port", type=int, default=5000, help="default: %(default)s")
 
 
@@ -104,7 +104,7 @@ def auth_of(options: argparse.Namespace) -> str | None:
     that names no machine."""
     if not options.prefect_host.strip("0.:"):
         raise PageError(
-            f"--prefect-host {options.prefect_host}: name one address, by which others reach this "
+            f"--prefect-host {options.prefect_host}: use one address, by which others reach this "
             "machine; requests by another name are refused"
         )
     is_reached = options.prefect_host not in server.LOOPBACK
@@ -190,10 +190,10 @@ def environment() -> dict[str, str]:
 
 
 def wait_until_up(one: Server, child: "subprocess.Popen[bytes]", log: BinaryIO) -> None:
-    """Return when the server answers. Raise PageError if it ends or does not answer in time."""
+    """Wait until the server responds. Raise PageError if it ends or does not respond in time."""
     if not server.comes_up(child, f"{one.page}/{one.health}"):
         what = "did not answer" if child.poll() is None else "did not start"
-        raise PageError(f"{one.name} {what}; its last words:\n{tail(log)}")
+        raise PageError(f"{one.name} {what}; the end of its log:\n{tail(log)}")
 
 
 def tail(log: BinaryIO) -> str:

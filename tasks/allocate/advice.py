@@ -26,9 +26,9 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Forecast:
-    """The expectation for a recipe. `profile` is the profile's share of its compute, `mixed` the
-    share of its rollouts with a gradient, `information` the information of all rollouts per unit of
-    compute, and `left_out` the slots that the model does not cover."""
+    """The expected results of a recipe. `profile` is the profile's share of its compute, `mixed`
+    the share of its rollouts with a gradient, `information` the information of all rollouts per
+    unit of compute, and `left_out` the slots that the model does not cover."""
 
     recipe: str
     profile: float
@@ -39,7 +39,7 @@ class Forecast:
 
 
 def advise(values: Values, layout: Layout) -> Iterator[str]:
-    """Yield the advice in lines. `values` are complete. Raises ArtifactError if there is no
+    """Yield the advice in lines, for complete `values`. Raise ArtifactError if there is no
     profile."""
     profile = budget.read_profile(layout)
     yield prompts_words(profile)
@@ -83,7 +83,8 @@ def forecast_of(values: Values, layout: Layout, profile: pl.DataFrame, name: str
 
 
 def left_out(train: Mapping[str, Any]) -> list[str]:
-    """Return the slots with another method than the default or `mixed`, which is in the model."""
+    """Return the slots that the forecast does not model: those with a method other than the default
+    or `mixed`."""
     plain = TrainSettings()
     counted = {slot: {getattr(plain, slot)["method"], "mixed"} for slot in SLOTS}
     found = [slot for slot in SLOTS if train[slot]["method"] not in counted[slot]]
@@ -91,7 +92,7 @@ def left_out(train: Mapping[str, Any]) -> list[str]:
 
 
 def prompts_words(profile: pl.DataFrame) -> str:
-    """Return how many prompts are expected to have no gradient."""
+    """Return a sentence about how many prompts had no gradient in the profile."""
     graded = pl.col("num_samples") - pl.col("error")
     never, always = profile.select(
         (pl.col("correct") == 0).sum().alias("never"),
@@ -105,7 +106,7 @@ def prompts_words(profile: pl.DataFrame) -> str:
 
 
 def table(found: list[Forecast]) -> Iterator[str]:
-    """Yield one line per recipe. Information is relative to the largest value."""
+    """Yield the lines of a table of recipes. Information is relative to the largest value."""
     width, most = max(len(row.recipe) for row in found) + 2, max(row.information for row in found)
     head = ("profile", "rollouts", "with a gradient", "information")
     yield f"{'recipe':{width}}" + "".join(f"{name:>17}" for name in head)
@@ -118,11 +119,11 @@ def table(found: list[Forecast]) -> Iterator[str]:
         )
         yield f"{row.recipe:{width}}" + "".join(f"{cell:>17}" for cell in cells)
     if marked := [f"{row.recipe} ({', '.join(row.left_out)})" for row in found if row.left_out]:
-        yield f"* without the effect of slots that the forecast leaves out: {'; '.join(marked)}"
+        yield f"* without the effect of slots that the forecast does not model: {'; '.join(marked)}"
 
 
 def sentence(found: list[Forecast]) -> str:
-    """Return the recipe with the most information, among the recipes that the model covers."""
+    """Return a sentence that names the recipe with the most information, among those modelled."""
     covered = [row for row in found if not row.left_out]
     if len(covered) < 2:
         return "The forecast covers fewer than two of the recipes: only a run compares them."
@@ -135,7 +136,7 @@ def sentence(found: list[Forecast]) -> str:
 
 
 def next_words(layout: Layout, names: list[str]) -> str:
-    """Return the next command for a decision, or the report's own first sentence once the report
+    """Return the next command for a decision, or the report's first sentence once the report
     compares these recipes."""
     path = layout.report / "summary.json"
     if not path.exists():

@@ -1,5 +1,5 @@
-"""How recipes spend `experiment.budget`: first their profile, then rollouts at a certain cost; and
-the resolution of the test prompts."""
+"""How recipes spend `experiment.budget`: first on their profile, then on rollouts. Also the
+resolution of the test prompts."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -36,7 +36,7 @@ STRATEGIES = Path(__file__).parent / "strategies"
 
 
 def budget_of(values: Values) -> Budget | None:
-    """Return `experiment.budget` of the parameters."""
+    """Return `experiment.budget`, or None if it is null."""
     return section(values, "experiment", Experiment).budget
 
 
@@ -72,7 +72,7 @@ def require_rest(
 
 
 def read_profile(layout: Layout) -> pl.DataFrame:
-    """Return the PROFILE table."""
+    """Read the PROFILE table of the data root."""
     return PROFILE.read(layout.profile / "profile.parquet").rechunk()
 
 
@@ -100,7 +100,7 @@ class Planned:
 
 
 def planned(compared: Compared, train: Values) -> Planned:
-    """Return the expectation for the compared plan. `train` is the recipe's section."""
+    """Return the expectation for a compared plan. `train` is the recipe's section."""
     counted, prompt = compared.plan.counted, float(compared.profile["prompt_tokens"].mean())  # type: ignore[arg-type]
     correct, graded, sizes, visits, tokens = (
         counted[name].to_numpy() for name in ("correct", "graded", "group_size", "visits", "tokens")
@@ -187,13 +187,13 @@ def rollouts_of(
 
 
 def step_size(plan: Planned, train: Values) -> float:
-    """Return the rollouts of a step."""
+    """Return the number of rollouts in a step."""
     batch = train["batch"]
     return float(batch["size"] * (plan.group_size if batch["unit"] == "prompts" else 1.0))
 
 
 def group(size: int, prompt: float, completion: float) -> Rows:
-    """Return `size` rollouts of one prompt, of these lengths in tokens."""
+    """Return the rows of one group: `size` rollouts of these lengths in tokens."""
     lengths = (np.full(size, round(length)) for length in (prompt, completion))
     return Rows(np.zeros(size, dtype=np.int64), *lengths)
 

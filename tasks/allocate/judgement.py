@@ -71,7 +71,7 @@ def expected(prior: tuple[float, float]) -> Any:
 
 
 def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Generator) -> Any:
-    """Return the same function, for pass rates from their posteriors and resampled prompts."""
+    """Return a function like `expected`, for drawn pass rates and resampled prompts."""
     correct = profile["correct"].to_numpy()
     graded = (profile["num_samples"] - profile["error"]).to_numpy()
     rates = rng.beta(prior[0] + correct, prior[1] + graded - correct)
@@ -122,7 +122,7 @@ def totals(visits: pl.DataFrame, known: Any) -> tuple[float, Mapping[str, float]
 
 
 def judgement_words(judgement: Mapping[str, Any]) -> str:
-    """Return the judgement in words, for the charged account without dead updates."""
+    """Return the judgement as a sentence, for `charged_mixed`."""
     found = judgement["charged_mixed"]
     words = (
         f"{found['saving']:.2f} times less compute (95 % interval {found['low']:.2f} to "

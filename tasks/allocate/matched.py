@@ -20,7 +20,7 @@ PROFILED_PER_TRAINED = 4.0  # profiled tokens that cost as much as one trained t
 
 
 def expected_tokens(visits: pl.DataFrame, profile: pl.DataFrame) -> Floats:
-    """Return the expected tokens of each visit (row, group_size), shape (num_visits,)."""
+    """Return the expected tokens of each visit (row, group_size), shape [num_visits]."""
     tokens = prompts_of(profile)["tokens"].to_numpy()[visits["row"].to_numpy()]
     return np.asarray(visits["group_size"].to_numpy() * tokens)
 

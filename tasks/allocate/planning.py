@@ -65,7 +65,7 @@ def decide(
 
 
 def solved_words(size: int, sizes: list[int]) -> str:
-    """Return in words the pass rates that a bucket covers."""
+    """Return a description of the pass rates that a bucket covers."""
     if size == sizes[-1]:
         return f"at most one success in {size} expected"
     return f"a success expected in fewer than {sizes[sizes.index(size) + 1]} rollouts"
@@ -103,7 +103,7 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
 
 
 def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame:
-    """Return the PLAN table of the phases, with the additional column `row`. Raises EmptyPlanError
+    """Return the PLAN table of the phases, with the additional column `row`. Raise EmptyPlanError
     with the histogram if there is nothing to visit."""
     numbered = [
         frame.with_columns(

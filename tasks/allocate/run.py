@@ -27,7 +27,7 @@ from tasks.train.settings import SLOTS, TrainSettings, with_method
 logger = logging.getLogger(__name__)
 ENDED = (
     "completions end after one token: set `raw: true` of the sources if the policy was not trained "
-    "on chats, and leave out `raw` and `prompt_template` if it was"
+    "on chats, and remove `raw` and `prompt_template` if it was"
 )
 
 
@@ -96,7 +96,7 @@ def write_budget(
     *,
     reads_profile: bool,
 ) -> None:
-    """Write the compute that the cell may spend. Raises ParamsError if the profile, where the
+    """Write the compute that the cell may spend. Raise ParamsError if the profile, where the
     recipe reads it, and a warm start cost at least the budget."""
     recipe, seed = run.coordinates()
     path = run.layout.plan(recipe, seed) / "budget.json"
@@ -125,13 +125,13 @@ def check_gates(gates: Gates, profile: pl.DataFrame, max_tokens: int) -> None:
     )
     ended = (profile["completion_tokens_max"] <= 1) & (profile["truncated_rate"] == 0)
     if cut_off_rate > max(gates.max_truncated_rate, 0.5):
-        advice = "raise sampling.max_tokens, or make the policy write less"
+        advice = "raise sampling.max_tokens, or make the policy write shorter completions"
     elif 2 * ended.sum() > len(profile):
         advice = ENDED
         logger.warning("%d of %d prompts get no text at all: %s", ended.sum(), len(profile), ENDED)
     else:
         advice = (
-            "use easier prompts or a stronger policy, and look at the answers that were extracted "
+            "use easier prompts or a stronger policy, and check the extracted answers "
             "(data/profile/rollouts.parquet): the verifier may not find them"
         )
     if solved_rate < gates.min_solved_rate:

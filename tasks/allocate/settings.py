@@ -7,8 +7,8 @@ from tasks.common.params import at_least, settings, share
 class AllocateSettings:
     """The section `allocate`, common to all recipes; the strategy is the recipe's."""
 
-    passes: int = 4  # over the curriculum
-    seed: int = 0  # added to the run's seed: every run draws its own subset and order
+    passes: int = 4  # passes over the curriculum
+    seed: int = 0  # added to the run's seed, so every run has its own subset and order
 
     def __post_init__(self) -> None:
         at_least(1, allocate__passes=self.passes)
@@ -19,8 +19,8 @@ class AllocateSettings:
 class Gates:
     """The section `gates`: conditions that the profile must meet before training."""
 
-    min_solved_rate: float = 0.001  # of all samples; 0 lets everything pass
-    max_truncated_rate: float = 0.95  # of all samples, at sampling.max_tokens; 1 lets all pass
+    min_solved_rate: float = 0.001  # minimum share of correct samples; 0: no check
+    max_truncated_rate: float = 0.95  # maximum share cut at sampling.max_tokens; 1: no check
 
     def __post_init__(self) -> None:
         share(gates__min_solved_rate=self.min_solved_rate)

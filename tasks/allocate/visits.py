@@ -46,7 +46,7 @@ class Compared:
 
 
 def compare(plan: pl.DataFrame, profile: pl.DataFrame) -> Compared:
-    """Count a plan's visits (row, group_size, pass), for millions of prompts in some dozens of
+    """Count a plan's visits (row, group_size, pass): millions of prompts become some dozens of
     rows."""
     passes = int(plan["pass"].max()) + 1  # type: ignore[arg-type]
     prompts, mean = prompts_of(profile), pl.col("tokens").mean()

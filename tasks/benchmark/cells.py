@@ -45,7 +45,7 @@ TRAINING = ("generate", "score", "update")
 LENGTHS = ("sample_index", "prompt_tokens", "completion_tokens")  # of the profile's rollouts
 LENGTH_FACTOR = 40.0
 ROWS_FACTOR = 16
-THINNING = 3  # a stream of random numbers beside those of training
+THINNING = 3  # a separate stream of random numbers
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def thinned(plan: pl.DataFrame, budget: int, rng: np.random.Generator) -> pl.Dat
 
 
 def measure(cell: BenchmarkCell, layout: CellLayout) -> Line:
-    """Return the results and costs of the cell."""
+    """Return the result line of a finished cell: results and costs."""
     out = layout.train(cell.recipe, cell.seed)
     flops = read_sealed(out / "flops.json")
     forecast = read_sealed(layout.plan(cell.recipe, cell.seed) / "forecast.json")
@@ -233,7 +233,7 @@ class Passes:
 
 
 def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
-    """Return the passes of a recipe's section `train`, by the requirements of its slots."""
+    """Return the passes that the methods in a section `train` require."""
     loading = importlib.import_module("tasks.train.loading")  # by name: no stage imports another
     specs = [(slot, train[slot]) for slot in ("select", "advantage")]
     specs += [("shape", spec) for spec in train.get("shape", [])]
@@ -303,7 +303,7 @@ def lengths_of(rows: pl.DataFrame) -> tuple["np.ndarray[Any, Any]", "np.ndarray[
 
 
 def wave_of(prompts: Any, completions: Any, time_of: DeviceTime) -> float:
-    """Return the seconds of these rollouts as a share of a wave at the device's largest batch."""
+    """Return the seconds of these rollouts: their share of a wave that fills the device."""
     if not len(prompts):
         return 0.0
     held = float((prompts + completions).mean())

@@ -27,7 +27,7 @@ which depend on the machine and its other load."""
 
 
 def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
-    """Return the cost of a run in one account."""
+    """Return the cost of a run in the account `measure`."""
     if measure == "rollouts":
         return float(line["rollouts"] + line["rollouts_profile"] / uses)
     if measure in UPDATE_FACTORS:
@@ -68,7 +68,7 @@ def chosen(trials: Sequence[Line], measure: str) -> list[Line]:
 
 
 def hull(x: Floats, y: Floats) -> list[int]:
-    """Return the corners of the rising part of the upper hull of points, from left to right."""
+    """Return the corners (indices) of the rising part of the upper hull, from left to right."""
     corners: list[int] = []
     for place in np.lexsort((-y, x)).tolist():
         if corners and y[place] <= y[corners[-1]]:

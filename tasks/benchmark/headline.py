@@ -58,7 +58,7 @@ class Point:
         return [line["test"] for line in self.lines]
 
     def cost(self, measure: str, uses: float = 1.0) -> float:
-        """Return the mean compute, including the profile's share."""
+        """Return the mean cost of the point's runs, with the profile's share."""
         return float(np.mean([cost_of(line, measure, uses) for line in self.lines]))
 
     def rates(self) -> Floats:
@@ -86,7 +86,7 @@ class Runs:
     is_equal: bool
 
     def is_all_of(self, other: "Runs") -> bool:
-        """Return whether the other's settings at every budget are also this recipe's own."""
+        """Return whether the other's best settings at every budget are among these runs."""
         mine = {id(line) for point in self.points for line in point.lines}
         best = [other.points[place].lines[0] for place in other.best.values()]
         return all(id(line) in mine for line in best)
@@ -150,7 +150,7 @@ def all_runs(protocol: Protocol, family: str, lines: Collection[Line]) -> dict[s
 def runs_of(
     protocol: Protocol, family: str, recipes: Collection[str], lines: Collection[Line]
 ) -> Runs | None:
-    """Return the runs of these recipes in the family's lines, combined as one."""
+    """Return the runs of these recipes on a family, combined as the runs of one recipe."""
     mine = [line for line in lines if line["family"] == family and line["recipe"] in recipes]
     return make_runs(" or ".join(f"`{recipe}`" for recipe in recipes), mine, len(protocol.seeds))
 
@@ -238,7 +238,7 @@ def widening(num_seeds: int) -> float:
 
 
 def mean_of(parts: Sequence[Floats]) -> Floats:
-    """Return the accuracy at each point."""
+    """Return the mean accuracy at each point, over its seeds and prompts."""
     return np.array([rates_SP.mean() for rates_SP in parts])
 
 

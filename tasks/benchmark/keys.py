@@ -66,5 +66,5 @@ def digests(params: str, recipe: str, root: Path) -> dict[str, str]:
 
 @cache
 def digest_of(cell: Any, root: Path) -> str:
-    """Return the digest of a cell of the stage `code`."""
+    """Return the digest of the code of a cell."""
     return digest(cell.digests(root))

@@ -17,7 +17,7 @@ from tasks.common.statistics import Floats, fit_beta
 GROUP_SIZE = 8
 BEST_SHARE = 0.25
 UPDATE_COST = 3.0  # relative to generating a rollout, in FLOPs
-NUM_DRAWS = 50  # of every prompt's pass rate, from its posterior
+NUM_DRAWS = 50  # draws of every prompt's pass rate from its posterior
 
 
 def family_facts(profile: pl.DataFrame) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Family:
-    """The changes of a family to the parameter file, and its budgets."""
+    """A family of prompts: its changes to the parameter file, and its budgets."""
 
     budgets: list[int]
     changes: Values
@@ -59,9 +59,9 @@ class Family:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The file. `title` is the title of its page, `parameters` names the parameter file. Recipes
-    are compared with the better of the recipes in `reference`, which train the same policy. `seeds`
-    are the seeds of the test runs."""
+    """The content of a protocol file. `title` is the title of its page, `parameters` the parameter
+    file. Recipes are compared with the better one in `reference`, whose recipes train the same
+    policy. `seeds` are the seeds of the test runs."""
 
     title: str
     parameters: str
@@ -79,7 +79,7 @@ class Protocol:
     def only(
         self, families: Collection[str] | None, recipes: Collection[str] | None = None
     ) -> "Protocol":
-        """Return the part of the protocol for these families and recipes; None means all. Raises
+        """Return the part of the protocol for these families and recipes; None means all. Raise
         ParamsError for unknown names."""
         compared = [contestant.recipe for contestant in self.contestants]
         for kind, asked, there in (
@@ -88,7 +88,7 @@ class Protocol:
         ):
             if unknown := [name for name in asked or () if name not in there]:
                 known = ", ".join(there)
-                raise ParamsError(f"the protocol has no {kind} {unknown[0]}; there is: {known}")
+                raise ParamsError(f"the protocol has no {kind} {unknown[0]}; use: {known}")
         return replace(
             self,
             families={name: self.families[name] for name in families or self.families},
@@ -120,28 +120,28 @@ class BenchmarkCell:
 
     @property
     def identity(self) -> str:
-        """The cell's place in its protocol, independent of the code."""
+        """A digest of the cell's place in the protocol, independent of the code."""
         return identity_of({**vars(self), "settings": dict(self.settings)})
 
     @property
     def name(self) -> str:
-        """A name for display."""
+        """The cell as text for display."""
         return f"{self.family} {self.recipe} {self.budget} {self.measures} {self.seed}"
 
 
 def identity_of(line: Mapping[str, Any]) -> str:
-    """Return the identity of a line's cell, without code."""
+    """Return `BenchmarkCell.identity` of a result line."""
     names = ("family", "recipe", "budget", "seed", "measures", "settings")
     return digest([line[name] for name in names])
 
 
 def settings_of(line: Mapping[str, Any]) -> str:
-    """Return the key that a test run shares with its other seeds and with its trial."""
+    """Return a key of a line's settings: equal for a trial and its test runs with all seeds."""
     return digest([line[name] for name in ("family", "recipe", "budget", "settings")])
 
 
 def read_protocol(path: Path) -> tuple[Protocol, Values]:
-    """Return the protocol and its base parameters. Raises ParamsError for invalid content."""
+    """Return the protocol and its base parameters. Raise ParamsError for invalid content."""
     protocol = params.parse(params.load(path), Protocol, path.name)
     names = [contestant.recipe for contestant in protocol.contestants]
     everyone = {"recipes": [*dict.fromkeys([*names, *protocol.reference])], "seeds": [0]}

@@ -16,7 +16,7 @@ Line = dict[str, Any]
 
 def read_lines(path: Path) -> list[Line]:
     """Return every line of the file, including superseded ones. A line cut off by a kill is
-    skipped. Raises ArtifactError for a line that is not a result."""
+    skipped. Raise ArtifactError for a line that is not a result."""
     found: list[Line] = []
     if not path.exists():
         return found
@@ -61,7 +61,7 @@ def supersede(path: Path, keys: Collection[str], reason: str) -> int:
 
 
 def facts_file(path: Path) -> Path:
-    """Return the path of the facts of a results file."""
+    """Return the path of the facts beside a results file."""
     return path.with_suffix(".facts.json")
 
 
@@ -85,10 +85,10 @@ def append_result(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def digits(counts: "list[int]") -> str:
-    """Return counts of up to 35 as one character each, as lines store correct samples by prompt."""
+    """Return counts of up to 35 as a string with one character each, for result lines."""
     return "".join("0123456789abcdefghijklmnopqrstuvwxyz"[count] for count in counts)
 
 
 def counts_of(text: str) -> list[int]:
-    """Return the counts in a text of `digits`."""
+    """Parse counts written by `digits`."""
     return [int(character, 36) for character in text]

@@ -167,7 +167,7 @@ def supersede_others(protocol: Protocol, values: Values, file: Path, reason: str
 
 
 def reached(line: Line) -> float:
-    """Return the validation accuracy of a trial; a failed trial comes last."""
+    """Return the validation accuracy of a trial, for sorting; a failed trial comes last."""
     return float(line.get("validation", -1.0))
 
 
@@ -238,15 +238,15 @@ def run(protocol: Protocol, values: Values, work: Path, file: Path, workers: int
 
 
 def line_of(future: Future[Line], ran: Collection[BenchmarkCell]) -> Line:
-    """Return the line of a cell that has ended. Raises StageError, with the names of the cells that
+    """Return the line of a cell that has ended. Raise StageError, with the names of the cells that
     `ran`, if a worker was killed."""
     try:
         return future.result()
     except BrokenProcessPool as error:
         names = ", ".join(sorted(cell.name for cell in ran))
         raise StageError(
-            f"a worker was killed while these cells ran: {names}. Run the same command again to go "
-            "on; with fewer --workers, if memory was short"
+            f"a worker was killed while these cells ran: {names}. Run the same command again to "
+            "resume; with fewer --workers, if memory was short"
         ) from error
 
 

@@ -48,7 +48,7 @@ def page(
     source: str,
     figures: Mapping[str, Path],
 ) -> Iterator[str]:
-    """Yield the page, line by line."""
+    """Yield the lines of the page."""
     failed = [line for line in lines if "failed" in line]
     machines = sorted({line["machine"] for line in lines})
     seconds = sum(line["seconds"] for line in lines)
@@ -106,7 +106,7 @@ def superseded_words(lines: list[Line]) -> Iterator[str]:
 
 
 def reference_words(protocol: Protocol) -> str:
-    """Return the reference in words."""
+    """Return a description of the reference."""
     names = " and ".join(f"`{name}`" for name in protocol.reference)
     return f"the better of {names}" if len(protocol.reference) > 1 else names
 
@@ -202,7 +202,7 @@ def tuned(lines: list[Line]) -> Iterator[str]:
 
 
 def settings_words(line: Line) -> str:
-    """Return the changes of a run to its recipe."""
+    """Return a run's changes to its recipe as text."""
     changed = ", ".join(f"{key} {value}" for key, value in line["settings"].items())
     return changed or "as in params.yaml"
 
@@ -219,7 +219,7 @@ def ratio_words(ratio: Ratio) -> str:
 
 
 def amount_words(measure: str, amount: float) -> str:
-    """Return FLOPs in TFLOPs; rollouts and seconds as whole numbers."""
+    """Return an amount as text: FLOPs in TFLOPs, rollouts and seconds as whole numbers."""
     return f"{amount / 1e12:.3f} T" if measure in ACCOUNTS else f"{amount:,.0f}"
 
 

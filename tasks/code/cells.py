@@ -111,7 +111,7 @@ def source_modules(values: Params, root: Path) -> list[str]:
 
 
 def verifier_modules(values: Params, root: Path) -> list[str]:
-    """Return the verifiers in use, and the process that loads them by name."""
+    """Return the modules of the verifiers in use, and of the process that loads them."""
     files = verifiers_in_use(values, root)
     return ["tasks.grading.verifier_worker", *named("tasks.grading.verifiers", files, root)]
 
@@ -134,7 +134,7 @@ def slot_modules(train: Params, root: Path) -> list[str]:
 
 
 def readers_of(slots: Iterable[str], root: Path) -> tuple[str, ...]:
-    """Return the methods that read the profile, by the line `reads_profile = True` in a file."""
+    """Return the methods whose file has a line `reads_profile = True`."""
     files = {module: module_file(module, root) for module in slots}
     return tuple(name for name, file in files.items() if file and declares(file, "reads_profile"))
 

@@ -118,7 +118,7 @@ def recipes_of(problems: Problems, values: Values, names: Iterable[str]) -> dict
 
 
 def complete_recipe(values: Values, name: str) -> recipes.Recipe:
-    """Return the differences from the section `train`, with complete slots and warm start."""
+    """Return a recipe's differences from the section `train`, with complete slots."""
     train, own = cell_of(values, name)["train"], recipes.resolved(values, name)
     more = ("shape", "warm_start")
     whole = {key: train[key] for key in (*SLOTS, *more) if key in own["train"]}

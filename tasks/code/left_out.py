@@ -6,23 +6,23 @@ file, of any kind, changes a number; a file with mixed contents does not belong 
 
 FILES = {
     "tasks/code/": "digests of the code; the stages do not load it",
-    "tasks/common/config/changes.py": "the words for what changed",
+    "tasks/common/config/changes.py": "descriptions of changes",
     "tasks/common/code.py": "digests of the code, for records",
-    "tasks/common/locations.py": "how a place is reached: the same bytes come from all of them",
+    "tasks/common/locations.py": "access to locations: the bytes are the same from all of them",
     "tasks/common/processes/ending.py": "when a process ends",
     "tasks/common/processes/forks.py": "how a stage's process starts",
     "tasks/common/processes/locks.py": "one writer at a time",
     "tasks/common/progress.py": "the progress bar",
-    "tasks/common/recovery.py": "the words for how to get a damaged file back",
+    "tasks/common/recovery.py": "advice for damaged files",
     "tasks/common/stage.py": "the command line, logging, the exit status",
     "tasks/common/tracking/": "the record in MLflow",
-    "tasks/engines/cluster/": "on which machine a process runs, and when it starts again",
+    "tasks/engines/cluster/": "the machine of a process, and its restarts",
     "tasks/engines/devices.py": "the locks of GPUs",
-    "tasks/engines/memory.py": "stops a training that does not fit the GPU, and does nothing else",
-    "tasks/engines/server/gate.py": "moves bytes, or does not",
-    "tasks/store/admin/": "upkeep by hand; no stage loads it",
-    "tasks/store/compaction.py": "upkeep: rows move to fewer files, none changes",
-    "tasks/store/usage.py": "the words for what a stage reused and sampled",
+    "tasks/engines/memory.py": "only stops training that does not fit the GPU",
+    "tasks/engines/server/gate.py": "only moves bytes",
+    "tasks/store/admin/": "maintenance by hand; no stage loads it",
+    "tasks/store/compaction.py": "maintenance: rows move to fewer files, none changes",
+    "tasks/store/usage.py": "descriptions of reused and sampled rollouts",
 }
 """A path, or a prefix of paths, and the reason."""
 

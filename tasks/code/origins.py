@@ -37,7 +37,7 @@ def recipe_rows(values: Values, name: str) -> list[Row]:
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield every value that is not a mapping, with its dotted name."""
+    """Yield the dotted name and the value of every leaf of a nested mapping."""
     if not isinstance(value, Mapping) or not value:
         yield name, value
         return

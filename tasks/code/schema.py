@@ -25,7 +25,7 @@ def schema() -> Schema:
     known = {"type": "string", "enum": recipes.names({})}
     recipe = {"from": known, "allocate": {"type": "object"}, "train": {"type": "object"}}
     properties["recipes"] = {
-        "description": "The section `recipes`: own ones, each made from another with `from`.",
+        "description": "The section `recipes`: your own, each extending another one with `from`.",
         "type": ["object", "null"],
         "additionalProperties": {"type": "object", "properties": recipe},
     }
@@ -65,7 +65,7 @@ def of_field(name: str, hint: Any) -> Schema:
 
 
 def of_slot(name: str) -> Schema:
-    """Return the schema of a slot: a method of its folder, and that method's settings."""
+    """Return the schema of a slot: any method of its folder with that method's settings."""
     package = importlib.import_module(f"tasks.train.methods.{name}")
     return {
         "type": "object",

@@ -82,6 +82,6 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def verifier_files(root: Path) -> set[str]:
-    """Return the names of all verifiers that have a file."""
+    """Return the names of all files of verifiers."""
     folder = root.joinpath(*PACKAGE.split("."))
     return {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}

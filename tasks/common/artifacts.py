@@ -1,8 +1,8 @@
 """The tables of the pipeline: their columns, each with an example row. Stages meet only in these
 files.
 
-A table is checked when it is written and again when it is read, so a wrong column fails at the
-border with the name of the file. Its file has a checksum (see `sealed`), so damage on the disk
+A table is checked when it is written and again when it is read, so a wrong column fails there,
+with the name of the file. Its file has a checksum (see `sealed`), so damage on the disk
 fails there as well."""
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ class Table:
         return {name: value for name, (_, value) in self.fields.items()}
 
     def frame(self, rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-        """Return a table of dictionaries, with exactly this table's columns and types."""
+        """Return a table of these rows, with exactly this table's columns and types."""
         return pl.DataFrame(list(rows), schema=self.columns, orient="row")
 
     def check(self, frame: pl.DataFrame, where: str) -> pl.DataFrame:
@@ -123,7 +123,7 @@ class Table:
         """Raise ArtifactError if the file is missing or has changed since it was written."""
         if not path.exists():
             raise ArtifactError(
-                f"{path} does not exist: run the stage that makes the {self.name} table first"
+                f"{path} does not exist: run the stage that writes the {self.name} table first"
             )
         try:
             verify_file(path)
@@ -155,7 +155,7 @@ PROMPTS = Table(
     later=("solution",),
 )
 """`messages` is null for a plain prompt; `template` is the text around it, with `{prompt}` in its
-place. If that is null, too, the prompt is a user's message if the policy has a chat template, and
+place. If both are null, the prompt is a user's message if the policy has a chat template, and
 is otherwise sampled unchanged. Other `messages` are JSON, a list of messages with role and content,
 which the policy's chat template renders; `prompt` is then only the question, for readers. The
 example shows both. `solution` is a worked solution, null if the source has none."""

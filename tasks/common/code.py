@@ -39,7 +39,7 @@ class Facts:
 
 @cache
 def facts(source: bytes) -> Facts:
-    """Return the facts of a source; each source is parsed once per process."""
+    """Return the facts of a Python source, which is parsed once per process."""
     tree = ast.parse(source)
     return Facts(hexdigest(dump(tree).encode()), frozenset(imported(tree)), frozenset(texts(tree)))
 
@@ -84,7 +84,7 @@ def dump(node: Any) -> str:
 
 
 def is_of_settings(node: ast.AST) -> bool:
-    """Return whether a node is a dataclass of parameters, by its decorator."""
+    """Return whether a class has the decorator of settings."""
     return isinstance(node, ast.ClassDef) and any(
         isinstance(decorator, ast.Name) and decorator.id == "settings"
         for decorator in node.decorator_list
@@ -123,7 +123,7 @@ def is_bare_string(line: ast.AST) -> bool:
     )
 
 
-# -------------------------------------------------------------------------------- who imports whom
+# ----------------------------------------------------------------------------------------- imports
 
 
 @cache
@@ -141,14 +141,14 @@ def imports(path: Path, root: Path) -> frozenset[str]:
 
 def imported(tree: ast.Module) -> Iterator[tuple[int, str, tuple[str, ...]]]:
     """Yield every import as (level, module, names)."""
-    for node in executed(tree):
+    for node in runtime_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((0, alias.name, ()) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.level, node.module or "", tuple(alias.name for alias in node.names)
 
 
-def executed(tree: ast.AST) -> Iterator[ast.AST]:
+def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield every node, except nodes under `if TYPE_CHECKING:`."""
     pending: list[ast.AST] = [tree]
     while pending:
@@ -177,7 +177,7 @@ def texts(tree: ast.Module) -> Iterator[str]:
 
 
 def module_file(module: str, root: Path) -> Path | None:
-    """Return the file of a dotted name under `root`, or None."""
+    """Return the file of a module with a dotted name under `root`, or None."""
     base = root.joinpath(*module.split("."))
     files = (base.with_suffix(".py"), base / "__init__.py")
     return next((path for path in files if path.is_file()), None)
@@ -198,7 +198,7 @@ def reach(modules: Iterable[str], root: Path) -> set[Path]:
 
 @cache
 def uses(path: Path, root: Path) -> frozenset[Path]:
-    """Return the files that a file loads directly."""
+    """Return the files that importing or naming in `path` loads directly."""
     if path.suffix != ".py":
         return frozenset()
     named = facts(read(path)).strings
@@ -211,7 +211,7 @@ def uses(path: Path, root: Path) -> frozenset[Path]:
 def module_files(module: str, root: Path) -> tuple[Path, ...]:
     """Return the files that an import of one of our modules runs: its packages and its own file.
 
-    For a name that is no module, such as a function's, they are its packages' files."""
+    For a name that is not a module, such as a function, they are the files of its packages."""
     parts = module.split(".")
     if parts[0] != PACKAGE:
         return ()
@@ -226,7 +226,7 @@ def is_module(name: str) -> bool:
 
 @cache
 def resources(folder: Path) -> tuple[Path, ...]:
-    """Return the files of a folder that are not Python."""
+    """Return the files of a folder that are not Python files."""
     return tuple(
         path
         for path in sorted(folder.iterdir())
@@ -241,7 +241,7 @@ def forget() -> None:
 
 
 def libraries(files: Iterable[Path], root: Path) -> set[str]:
-    """Return the top-level modules that `files` import."""
+    """Return the top-level packages that `files` import."""
     python = (path for path in files if path.suffix == ".py")
     return {module.partition(".")[0] for path in python for module in imports(path, root)}
 

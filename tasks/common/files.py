@@ -26,13 +26,13 @@ UNFINISHED = ".unfinished"  # the end of a temporary file's name
 CONTENT = ".d"  # suffix of the folder of a temporary file
 REASONS = {
     errno.ENOSPC: "the disk is full: free some of it",
-    errno.EDQUOT: "the quota on this disk is used up: free some of it, or have it raised",
+    errno.EDQUOT: "the quota on this disk is used up: free some of it, or get it raised",
     errno.EFBIG: "the file would be larger than a process may write: raise the limit (ulimit -f)",
-    errno.EROFS: "the file system is read-only: mount it for writing, or name another place",
-    errno.EACCES: "permission denied: let this user write there, or name another place",
-    errno.EPERM: "this is not permitted: let this user write there, or name another place",
-    errno.ENOTDIR: "a part of this path is a file and no folder: move it away, or name another",
-    errno.EIO: "the disk reports an error: check it, or name another place",
+    errno.EROFS: "the file system is read-only: mount it for writing, or use another place",
+    errno.EACCES: "permission denied: give this user write access, or use another place",
+    errno.EPERM: "this is not permitted: give this user write access, or use another place",
+    errno.ENOTDIR: "a part of this path is a file, not a folder: move it away, or use another path",
+    errno.EIO: "the disk reports an error: check it, or use another place",
 }
 SQLITE = {8: errno.EROFS, 10: errno.EIO, 13: errno.ENOSPC}  # its READONLY, IOERR and FULL
 IN_WORDS = re.compile(r"\(os error (\d+)\)")  # in polars, safetensors and tokenizers
@@ -40,11 +40,11 @@ PROBE_BYTES = 1 << 20
 
 
 class ArtifactError(ValueError):
-    """A file of the pipeline is missing or invalid."""
+    """Raised if a file of the pipeline is missing or invalid."""
 
 
 class WriteError(ArtifactError, OSError):
-    """A place cannot be written; the message contains the reason and the remedy."""
+    """Raised if a place cannot be written; the message contains the reason and the remedy."""
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def require_writable(folder: Path) -> None:
                 written += file.write(b"\0" * (PROBE_BYTES - written))
             os.fsync(file.fileno())  # a remote file system may report here that it is full
     except OSError as error:
-        why = write_reason(error) or f"{error.strerror}: make it, or name another place"
+        why = write_reason(error) or f"{error.strerror}: create it, or use another place"
         raise WriteError(write_sentence(folder, why)) from error
 
 
@@ -105,8 +105,8 @@ def explain_write(error: BaseException, path: Path | None = None) -> str | None:
 
 
 def write_sentence(place: Path | str, why: str) -> str:
-    """Return the fault of a place, and how to resume."""
-    return f"{place}: {why}. What was finished is kept: then run the same command again"
+    """Return a message that a place cannot be written, with the reason and how to resume."""
+    return f"{place}: {why}. Finished results are kept: then run the same command again"
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -120,7 +120,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def number_of(error: BaseException) -> int | None:
-    """Return the operating system's number of an error, or None."""
+    """Return the operating system's number of an error (errno), or None."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if isinstance(code := getattr(error, "sqlite_errorcode", None), int):
@@ -249,7 +249,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Create an empty file with the modes of `make_private_folder`: a database fills it."""
+    """Create an empty file with the modes of `make_private_folder`, for a database to fill."""
     make_folder(path.parent)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

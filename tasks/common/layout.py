@@ -47,7 +47,7 @@ class Layout:
         return self.recipe(recipe) / str(seed) / "train"
 
     def trained_card(self, recipe: str, seed: int) -> Path:
-        """Return the file with the digest of the trained policy."""
+        """Return the path of the file with the digest of the trained policy."""
         return self.train(recipe, seed) / "policy.json"
 
     def replayed(self, recipe: str, seed: int) -> Path:
@@ -65,16 +65,17 @@ class Layout:
         return self.root / "store"
 
     def sampling_note(self, cell: str) -> Path:
-        """Return the note of a stage's last requests to the store, its samples and the reasons. It
-        is for users, and not an output of the stage."""
+        """Return the file that records a stage's last requests to the store, with counts and
+        reasons. It is for users, and not an output of the stage."""
         return self.root / "draws" / f"{cell}.json"
 
     def measured(self, cell: str) -> Path:
-        """Return the path of times and lost work of `profile` or `grpo-0`: equal runs differ."""
+        """Return the file of a cell's times and lost work, which differ between equal runs. `cell`
+        is for example `profile` or `grpo-0`."""
         return self.root / "measured" / f"{cell}.json"
 
     def engine_logs(self, cell: str) -> Path:
-        """Return the folder of the logs of the servers that a stage started."""
+        """Return the folder for the logs of the servers that a stage starts."""
         return self.root / "logs" / cell
 
     @property
@@ -83,11 +84,11 @@ class Layout:
 
     @property
     def unfinished_policy(self) -> Path:
-        """Return the last saved weights of a policy that is being trained here."""
+        """Return the path of the checkpoint of the tiny policy's own training."""
         return self.checkpoints / "policy.safetensors"
 
     def finished(self, recipe: str, seed: int) -> Path:
-        """Return the folder of a training's results until DVC has recorded them."""
+        """Return the folder that keeps a training's results until DVC has recorded them."""
         return self.checkpoints / "finished" / recipe / str(seed)
 
     @property
@@ -96,7 +97,7 @@ class Layout:
 
     @property
     def judged(self) -> Path:
-        """Return the database of the verdicts of judging language models."""
+        """Return the path of the database of verdicts by language models."""
         return self.root / "judged.sqlite"
 
     @property
@@ -104,7 +105,7 @@ class Layout:
         return self.root / "tracking"
 
     def written_by(self, stage: str, recipe: str | None, seed: int | None) -> list[Path]:
-        """Return the folders that a stage must be able to write, in the order of their use."""
+        """Return the folders that a stage writes, in the order of their use."""
         cell = (recipe or "", seed or 0)
         sampled = [self.store, self.locks]
         return {

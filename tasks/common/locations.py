@@ -23,10 +23,10 @@ from botocore import exceptions as boto
 
 from tasks.common.files import ArtifactError, WriteError, explain_write
 
-# Requests that are refused, time out, or are answered with 5xx or "slow down" are sent again after
-# a random wait of up to 1, 2, 4, 8, 16 seconds. So a server may be away for 15 seconds on average
-# and 30 at most, and a server that accepts but never answers costs at most 80 seconds.
-# AWS_MAX_ATTEMPTS sets another number of tries. By default s3fs would repeat all of it five times.
+# Requests that are refused, time out, or get 5xx or "slow down" are repeated after a random wait of
+# up to 1, 2, 4, 8, 16 seconds. So a server may be away for 15 seconds on average and 30 at most,
+# and a server that accepts but never responds costs at most 80 seconds. AWS_MAX_ATTEMPTS sets
+# another number of attempts. By default s3fs would repeat all of them five times.
 ATTEMPTS = 6
 CONNECT_SECONDS = 5
 READ_SECONDS = 8
@@ -51,13 +51,13 @@ def is_remote(location: str) -> bool:
         return False
     if "@" in rest.partition("/")[0]:
         raise ArtifactError(
-            f"a location ({scheme}://) must not hold credentials: set AWS_ACCESS_KEY_ID and its "
+            f"a location ({scheme}://) must not contain credentials: set AWS_ACCESS_KEY_ID and its "
             "secret"
         )
     if scheme != "s3":
-        raise ArtifactError(f"{location!r} is not a location: give a folder or s3://bucket/prefix")
+        raise ArtifactError(f"{location!r} is not a location: use a folder or s3://bucket/prefix")
     if not rest.strip("/"):
-        raise ArtifactError(f"{location!r} names no bucket: s3://bucket/prefix")
+        raise ArtifactError(f"{location!r} has no bucket: use s3://bucket/prefix")
     return True
 
 
@@ -71,7 +71,7 @@ def open_location(location: str) -> tuple[Any, str]:
     url = urlsplit(named_endpoint() or "https://aws")
     if url.scheme not in ("http", "https") or "@" in url.netloc:
         raise ArtifactError(
-            f"{location}: AWS_ENDPOINT_URL must be http://host:port or https://host, and no more"
+            f"{location}: AWS_ENDPOINT_URL must be http://host:port or https://host without a path"
         )
     attempts = int(os.environ.get("AWS_MAX_ATTEMPTS", ATTEMPTS))
     config = {
@@ -129,8 +129,8 @@ def explain(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, PermissionError):
         return (
-            f"access denied{code(error)}: check the credentials, and that they may list, read and "
-            "write here"
+            f"access denied{code(error)}: check the credentials, and that they allow listing, "
+            "reading and writing here"
         )
     if isinstance(error, FileNotFoundError):
         return (
@@ -139,14 +139,13 @@ def explain(error: Exception) -> str:
         )
     if isinstance(error, SILENT):
         return (
-            f"the server does not answer ({type(error).__name__}; endpoint: {endpoint()}). What "
-            "was written before is "
-            "whole: run the same command again when it is back"
+            f"the server does not respond ({type(error).__name__}; endpoint: {endpoint()}). "
+            "Earlier files are complete: run the same command again when it is back"
         )
     word = code(error) or f" ({getattr(error, 'strerror', None) or 'no reason given'})"
     return (
-        f"{type(error).__name__}{word}; endpoint: {endpoint()}. Run the same command again when "
-        "that is repaired"
+        f"{type(error).__name__}{word}; endpoint: {endpoint()}. Fix this, and run the same "
+        "command again"
     )
 
 
@@ -158,10 +157,10 @@ def code(error: Exception) -> str:
 
 
 def named_endpoint() -> str | None:
-    """Return the endpoint from the environment."""
+    """Return the S3 endpoint from the environment, or None."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def endpoint() -> str:
-    """Return the endpoint in words."""
-    return named_endpoint() or "that of the profile, or AWS; AWS_ENDPOINT_URL sets another"
+    """Return a description of the S3 endpoint for messages."""
+    return named_endpoint() or "the profile's, or AWS; set AWS_ENDPOINT_URL to change it"

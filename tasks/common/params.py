@@ -26,8 +26,8 @@ CELL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 
 class ParamsError(ValueError):
-    """Keys of a parameter file are missing, unknown, or have invalid values; `problems` contains a
-    message for each."""
+    """Raised if keys of a parameter file are missing, unknown, or have invalid values; `problems`
+    contains a message for each."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
@@ -51,7 +51,7 @@ class Budget:
     (see `tasks/common/accounting/spending.py`)."""
 
     account: Literal["rollouts", "tokens", "charged", "charged_mixed", "executed"] = "executed"
-    amount: float = 6.0e11  # of the account: rollouts, tokens or FLOPs
+    amount: float = 6.0e11  # rollouts, tokens or FLOPs of the account
 
     def __post_init__(self) -> None:
         above_zero(experiment__budget__amount=self.amount)
@@ -61,9 +61,9 @@ class Budget:
 class Experiment:
     """The section `experiment`: the axes of the DVC matrix, and the budget of each cell."""
 
-    recipes: list[str]  # files of recipes/, or keys under `recipes`; each trained from one policy
-    seeds: list[int]  # of the runs of every recipe
-    budget: Budget | None = None  # the same for every cell; null: each trains along its whole plan
+    recipes: list[str]  # files of recipes/, or keys under `recipes`; each starts from one policy
+    seeds: list[int]  # seeds of the runs of every recipe
+    budget: Budget | None = None  # same for every cell; null: each trains along its whole plan
 
     def __post_init__(self) -> None:
         for name in ("recipes", "seeds"):
@@ -71,7 +71,7 @@ class Experiment:
             if not values:
                 raise ParamsError(f"experiment.{name} is empty: name at least one")
             if len(set(values)) < len(values):
-                raise ParamsError(f"experiment.{name} has one of them twice: {values}")
+                raise ParamsError(f"experiment.{name} has a duplicate: {values}")
 
 
 # ----------------------------------------------------------------------------------------- the file
@@ -85,7 +85,7 @@ def load(path: Path) -> dict[str, Any]:
         check_finite(params, path.name)
     except FileNotFoundError as error:
         raise ParamsError(
-            f"{path} does not exist: name the parameters with --params FILE"
+            f"{path} does not exist: set the parameter file with --params FILE"
         ) from error
     except yaml.YAMLError as error:
         raise ParamsError(f"{path} is not YAML: {in_one_line(error)}") from error
@@ -99,12 +99,12 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """Return the value of a YAML text."""
+    """Parse a YAML text, and return its value."""
     return yaml.load(text, Loader)  # nosec B506  # a SafeLoader
 
 
 class Loader(yaml.SafeLoader):
-    """YAML with numbers as DVC reads them (1e-4), and without duplicate keys."""
+    """A YAML loader that reads numbers as DVC does (1e-4) and rejects duplicate keys."""
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -126,7 +126,7 @@ Loader.add_implicit_resolver(
 
 
 def in_one_line(error: yaml.YAMLError) -> str:
-    """Return the error and its place in one line."""
+    """Return a YAML error and its position as one line."""
     mark = getattr(error, "problem_mark", None)
     place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
     return " ".join(str(getattr(error, "problem", None) or error).split()) + place
@@ -311,7 +311,7 @@ class Problems:
             raise ParamsError(*dict.fromkeys(self.messages))
 
     def of(self, function: Any, *arguments: Any) -> Any:
-        """Return the function's result. If it raises ParamsError, add the problems and return
+        """Return the function's result. If it raises ParamsError, record its problems and return
         None."""
         try:
             return function(*arguments)
@@ -342,7 +342,7 @@ def listed(names: Iterable[object]) -> str:
 
 
 def meant(value: object, known: Iterable[object]) -> str | None:
-    """Return the name in `known` that is most similar to `value`, or None."""
+    """Return the name in `known` that is most similar to `value`, or None if none is similar."""
     close = difflib.get_close_matches(str(value), [str(name) for name in known], 1)
     return close[0] if close else None
 
@@ -364,7 +364,7 @@ def share(**values: float) -> None:
 
 
 def in_range(outside: Mapping[str, float], range_: str) -> None:
-    """Raise ParamsError that names every value of `outside`."""
+    """Raise ParamsError with every value of `outside`, unless it is empty."""
     if outside:
         raise ParamsError(
             *(f"{n.replace('__', '.')} is {v}; it must be {range_}" for n, v in outside.items())

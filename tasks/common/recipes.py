@@ -54,7 +54,7 @@ def recipe(values: Mapping[str, Any], name: str) -> Recipe:
 
 
 def base_train(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section `train`, with POINTS if `experiment.budget` is set."""
+    """Return the section `train`, with the defaults POINTS if `experiment.budget` is set."""
     base, experiment = values.get("train") or {}, values.get("experiment")
     if not isinstance(base, dict):
         raise ParamsError(f"train must be a mapping; it is {base!r}")
@@ -137,10 +137,10 @@ def resolved(values: Mapping[str, Any], name: str, above: tuple[str, ...] = ()) 
     where, file = f"recipes.{name}", FOLDER / f"{name}.yaml"
     is_own = name in own_recipes(values) and name not in above
     if name in above and (not file.exists() or above.count(name) > 1):
-        raise ParamsError(f"{where} is made from itself: {' from '.join((*above, name))}")
+        raise ParamsError(f"{where} extends itself: {' from '.join((*above, name))}")
     if name not in names(values):
         by = f"recipes.{above[-1]}.from: " if above else ""
-        raise ParamsError(unknown(f"{by}recipe '{name}' is unknown; there is", name, names(values)))
+        raise ParamsError(unknown(f"{by}recipe '{name}' is unknown; use", name, names(values)))
     found = own_recipes(values)[name] if is_own else params.load(file)
     if is_own and file.exists() and is_part(found):
         found = {"from": name, **found}
@@ -152,7 +152,7 @@ def resolved(values: Mapping[str, Any], name: str, above: tuple[str, ...] = ()) 
 
 
 def is_part(found: Any) -> bool:
-    """Return whether a recipe has neither a strategy nor a recipe that it extends."""
+    """Return whether a recipe only changes a built-in one: it has neither a strategy nor `from`."""
     if not isinstance(found, dict) or "from" in found:
         return False
     allocate = found.get("allocate")
@@ -160,7 +160,7 @@ def is_part(found: Any) -> bool:
 
 
 def check(found: Any, where: str) -> None:
-    """Raise ParamsError unless a recipe consists of the permitted mappings."""
+    """Raise ParamsError unless a recipe has only the allowed keys, each with a mapping."""
     if not isinstance(found, dict):
         raise ParamsError(f"{where} must be a mapping with allocate and train; it is {found!r}")
     if wrong := [key for key in found if key not in KEYS]:
@@ -183,7 +183,7 @@ def merged(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def are_alike(old: Any, new: Any) -> bool:
-    """Return whether two values are mappings of the same method and strategy."""
+    """Return whether two mappings have the same method and strategy, so that they can be merged."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return False
     return all(new.get(key, old.get(key)) == old.get(key) for key in CHOICES)

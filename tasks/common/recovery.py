@@ -22,7 +22,7 @@ def how_to_restore(path: Path) -> str:
     letter and has no full stop."""
     found = maker(path)
     if found is None:
-        return "Delete it and run the same command again: it is restored, or made again"
+        return "Delete it and run the same command again: it is restored or recreated"
     root, stage = found
     if not is_of_project(root):
         return f"Delete it and run the stage {stage} again"
@@ -32,16 +32,16 @@ def how_to_restore(path: Path) -> str:
     if stage == "policy":  # it is in git, not in DVC's cache
         return (
             f"Restore it from git (git checkout -- {os.path.relpath(path)}), or delete it and run "
-            f"{command}: the stage policy makes it again"
+            f"{command}: the stage policy recreates it"
         )
     if copy is not None:
         return (
             f"Delete it and its copy in DVC's cache, {copy}, which is damaged as well, and run "
-            f"{command}: the stage {stage} makes it again"
+            f"{command}: the stage {stage} recreates it"
         )
     return (
-        f"Delete it and run {command}: the stage {stage} restores it from DVC's cache, or makes it "
-        "again"
+        f"Delete it and run {command}: the stage {stage} restores it from DVC's cache or "
+        "recreates it"
     )
 
 
@@ -86,6 +86,6 @@ def maker(path: Path) -> tuple[Path, str] | None:
 
 
 def is_of_project(root: Path) -> bool:
-    """Return whether `winnow run` can run the data root."""
+    """Return whether the data root belongs to this project, so that `winnow run` can run it."""
     own = root if root.name != "data" else root.parent
     return (own / "dvc.yaml").exists()

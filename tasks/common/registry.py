@@ -39,7 +39,7 @@ def load(package: ModuleType, name: Any, where: str) -> ModuleType:
 def check(package: ModuleType, name: Any, where: str) -> None:
     """Raise ParamsError unless `name` is a file of `package`."""
     if name not in names(package):
-        raise ParamsError(unknown(f"{where} is {name!r}; there is", name, names(package)))
+        raise ParamsError(unknown(f"{where} is {name!r}; use", name, names(package)))
 
 
 def declares(file: Path, flag: str) -> bool:

@@ -13,8 +13,8 @@ The checksum is the last key of the object, so the file stays plain JSON. It is 
 values, with sorted keys and without white space: the checked values are exactly the used ones, and
 a reformatted file is still valid. Equal values result in equal files.
 
-Files without a checksum: the metrics that DVC shows (`report/metrics`; the key would be one of
-them, and no stage reads them), `report/leaderboard.json` (a list; its checksum is in
+Files without a checksum: the metrics that DVC shows (`report/metrics`; DVC would show the key as a
+metric, and no stage reads them), `report/leaderboard.json` (a list; its checksum is in
 `report/summary.json`), and the digests of the code (no stage reads them, and the stage `code`
 writes them before every run)."""
 
@@ -42,7 +42,7 @@ END = 8  # bytes: the footer's length and Parquet's magic number
 
 
 class DamagedError(ArtifactError):
-    """The bytes of a file differ from the written ones."""
+    """Raised if the bytes of a file differ from the written ones."""
 
 
 # ------------------------------------------------------------------------------------------ JSON
@@ -60,7 +60,7 @@ class Sealed(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         raise ArtifactError(
-            f"{self.path} has no {key}: another file is in its place, or it is of an earlier "
+            f"{self.path} has no {key}: it is another file, or from an earlier "
             f"version. {how_to_restore(self.path)}"
         )
 
@@ -90,25 +90,25 @@ def read_note(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except DamagedError as error:
-        logger.warning("%s %s: it is left out", path, error)
+        logger.warning("%s %s: ignoring it", path, error)
         return {}
 
 
 def encode(value: Mapping[str, Any]) -> str:
-    """Return the text of a sealed file."""
+    """Return the values and their checksum as the text of a sealed file."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
     plain = json.loads(text)  # keys as they will be read: JSON keys are strings
     return json.dumps({**plain, KEY: checksum(plain)}, indent=2, ensure_ascii=False) + "\n"
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """Return the values in a sealed file. Raise DamagedError with the fault if it is damaged."""
+    """Parse a sealed file and return its values. Raise DamagedError with the fault, if any."""
     try:
         value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"is damaged: it is not JSON ({error})") from error
     if not isinstance(value, dict) or KEY not in value:
-        raise DamagedError(f"is damaged, or of an earlier version: it has no {KEY}")
+        raise DamagedError(f"is damaged, or from an earlier version: it has no {KEY}")
     if value.pop(KEY) != checksum(value):
         raise DamagedError(f"is damaged, or was edited: its values do not match the checksum {KEY}")
     return value
@@ -133,7 +133,7 @@ def add_checksum(file: BinaryIO) -> None:
 
 
 def verify_parquet(file: BinaryIO) -> None:
-    """Raise DamagedError unless an open file is byte for byte as it was sealed."""
+    """Raise DamagedError unless the checksum in an open Parquet file matches its bytes."""
     offset = checksum_offset(file)
     file.seek(offset)
     if file.read(len(BLANK)) != checksum_of(file, offset):
@@ -141,7 +141,7 @@ def verify_parquet(file: BinaryIO) -> None:
 
 
 def verify_file(path: Path) -> None:
-    """Verify the file at `path` as `verify_parquet` does, once per process and file state."""
+    """Call `verify_parquet` for the file at `path`, once per process unless the file changes."""
     status = os.stat(path)
     verify_state(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -153,7 +153,7 @@ def verify_state(path: Path, inode: int, size: int, modified: int) -> None:
 
 
 def checksum_of(file: BinaryIO, offset: int) -> bytes:
-    """Return the checksum of an open file; the field for the checksum begins at `offset`."""
+    """Compute the checksum of an open file whose checksum field begins at `offset`."""
     checksum = hashlib.sha256()
     file.seek(0)
     left = offset

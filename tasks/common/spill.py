@@ -1,8 +1,8 @@
 """Rows of a table too large for memory: added in any order, read back sorted, one part at a time.
 
-They are in one unnamed file, beside the output that needs them: however the process ends, its disk
-space is released. Left out: a merge of sorted runs. Rows are numbered without gaps, so a row's
-number determines its part."""
+They are in one unnamed file beside the output that needs them, so the disk space is released
+however the process ends. Left out: a merge of sorted runs. Rows are numbered without gaps, so a
+row's number determines its part."""
 
 import io
 import tempfile
@@ -42,7 +42,7 @@ class Spill:
             self.write(int(part), piece)
 
     def write(self, part: int, piece: pl.DataFrame) -> None:
-        """Append some rows of one part."""
+        """Append rows of one part to the file."""
         # the oldest level copies only the piece, not the frame that it is a slice of
         buffer = io.BytesIO()
         piece.write_ipc(buffer, compression="lz4", compat_level=pl.CompatLevel.oldest())

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class StageError(RuntimeError):
-    """The stage cannot continue; the message contains the reason and the remedy."""
+    """Raised if a stage cannot continue; the message contains the reason and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Stage:
         recipe: str | None = None,
         seed: int | None = None,
     ) -> "Stage":
-        """Return a run without a record, for callers other than commands."""
+        """Return a run that is not recorded, for callers other than commands."""
         options = argparse.Namespace(
             dry_run=False, from_rollouts=None, resume=None, copy=False, before=[]
         )
@@ -67,7 +67,7 @@ class Stage:
         return params.section(self.params, name, cls)
 
     def coordinates(self) -> tuple[str, int]:
-        """Return the recipe and seed of a stage that has both."""
+        """Return the recipe and the seed, for a stage that has both."""
         assert self.recipe is not None
         assert self.seed is not None
         return self.recipe, self.seed
@@ -88,8 +88,8 @@ def run(
     1 with a message, or 130 if interrupted.
 
     The module is imported in the process that does the work (see `forks`), as are the imports of
-    `before`, which runs there first. A stage `of_cell` takes a recipe and a seed. They are
-    required, unless `alone` is the name of the stage without them."""
+    `before`, which runs there first. A stage `of_cell` has a recipe and a seed. They are
+    required unless `alone` is the name of the stage without them."""
     name = module.split(".")[1]
     parser = argparse.ArgumentParser(prog=f"python -m tasks.{name}")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameter file")
@@ -126,7 +126,7 @@ def run(
 def set_cell(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, alone: str | None
 ) -> None:
-    """Set a missing recipe and seed from the name of DVC's stage."""
+    """Set a missing recipe and seed from the stage's name in DVC_STAGE."""
     named = os.environ.get("DVC_STAGE", "").rpartition(":")[2]  # after the file of another root
     if (arguments.recipe, arguments.seed) == (None, None):
         name, arguments.recipe, arguments.seed = params.coordinates(named or alone or "")
@@ -134,7 +134,7 @@ def set_cell(
             return
     if None in (arguments.recipe, arguments.seed):
         parser.error(
-            f"give both --recipe and --seed; DVC's name of this stage, {named!r}, has no recipe "
+            f"set both --recipe and --seed; DVC's name of this stage, {named!r}, has no recipe "
             "with a whole number as seed"
         )
 
@@ -162,7 +162,7 @@ def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
         with record as tracker:
             main(Stage(name, values, layout, recipe, seed, arguments, tracker))
     except KeyboardInterrupt:
-        logger.warning("interrupted; run the same command again to go on")
+        logger.warning("interrupted; run the same command again to resume")
         return ending.interrupted()
     except (ParamsError, ArtifactError, StageError) as error:
         logger.error("%s", error)

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import polars as pl
 import scipy
 
-POINT = 0.01  # of accuracy
-MANY = 100_000  # rows of counts, with few distinct ones
+POINT = 0.01  # a percentage point of accuracy
+MANY = 100_000  # number of rows of counts above which their few distinct values are used
 Floats = npt.NDArray[np.float64]
 
 
@@ -141,7 +141,7 @@ def half_width(
     both policies have the same pass rates p. A prompt's mean of n samples has the variance p (1 -
     p) / n, and the difference of two such means has twice that variance. The mean of p (1 - p) is
     the unbiased estimate from `counts` (correct, trials), if some prompt has two trials; else 1/4,
-    its maximum. Policies that differ more on some prompts have a wider interval."""
+    its maximum. The interval is wider if the policies differ more on some prompts."""
     spread = 0.25
     if counts is not None:
         c, n = (np.asarray(values, dtype=np.float64) for values in counts)

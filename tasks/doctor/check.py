@@ -12,7 +12,7 @@ from tasks.doctor import forecast, machine, parameters, places, servers
 
 @dataclass(frozen=True)
 class Findings:
-    """`errors` would stop a stage; `remarks` would not."""
+    """The result of the checks: `errors` would stop a stage, `remarks` would not."""
 
     errors: list[str]
     remarks: list[str]

@@ -32,13 +32,13 @@ Values = Mapping[str, Any]
 Coordinates = tuple[str, str | None, int | None]
 CHARACTERS_PER_TOKEN = Range(1.0, 4.0, 6.0)
 UNKNOWN_PROMPT = Range(16.0, 100.0, 400.0)  # tokens, before any prompt exists
-DRIFT = Range(0.5, 1.0, 2.0)  # factor on a completion's tokens by training
+DRIFT = Range(0.5, 1.0, 2.0)  # factor by which training changes a completion's tokens
 SAMPLING = ("profile", "baseline", "evaluate")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one stage."""
+    """The expected cost of one stage: tokens, FLOPs, hours and GPU-hours."""
 
     tokens: Range = NOTHING
     flops: Range = NOTHING
@@ -75,14 +75,14 @@ def forecast(
 ) -> tuple[list[Cost | None], str]:
     """Return the cost of every stage, and the source of the rates. A cost is None if the policy is
     still unknown."""
-    world = look(values, layout)
+    world = known_values(values, layout)
     if world is None:
         return [None] * len(stages), "the policy is not on this machine yet: its size is unknown"
     return [cost(world, stage) for stage in stages], world.rates.source
 
 
-def look(values: Values, layout: Layout) -> World | None:
-    """Return the known values of a data root, or None if the policy's size is unknown."""
+def known_values(values: Values, layout: Layout) -> World | None:
+    """Return what is known before the run, or None if the policy's size is unknown."""
     architecture = architecture_of(values, layout)
     if architecture is None:
         return None
@@ -122,7 +122,7 @@ def num_prompts(path: Path, wanted: int | None) -> Range:
 
 
 def lengths(values: Values, layout: Layout, profile: pl.DataFrame | None) -> tuple[Range, Range]:
-    """Return the tokens of a prompt and of a completion."""
+    """Return the ranges of a prompt's and a completion's number of tokens."""
     limit = values["sampling"]["max_tokens"]
     if profile is not None:
         names = ("num_samples", "prompt_tokens", "completion_tokens")
@@ -159,7 +159,7 @@ def cost(world: World, stage: Coordinates) -> Cost:
 
 
 def of_policy(world: World) -> Cost:
-    """Return the cost of making the tiny policy; the download of another is not forecast."""
+    """Return the cost of training the tiny policy; downloading another is not forecast."""
     policy = world.values["policy"]
     if policy["source"] != "tiny":
         return spent(NOTHING, NOTHING, NOTHING, 0)
@@ -217,7 +217,7 @@ def plans_of(world: World, recipe: str) -> list[Planned]:
 
 
 def trained(world: World, recipe: str, plan: Planned) -> Planned:
-    """Return the plan with the number of rollouts that the run reaches."""
+    """Return the plan with the number of rollouts that the run will train on."""
     chosen, limit = recipes.recipe(world.values, recipe), budget.budget_of(world.values)
     is_charged = limit is not None and budget.is_profile_charged(chosen)
     profile = of_profile(world, limit.account).middle if limit and is_charged else 0.0
@@ -243,7 +243,7 @@ def of_profile(world: World, account: str) -> Range:
 def refusals(values: Values, layout: Layout, names: Sequence[str]) -> list[str]:
     """Return why `allocate` would refuse recipes with a profile and warm start that use up the
     budget: at their lowest cost, as long as there is no profile."""
-    limit, world, problems = budget.budget_of(values), look(values, layout), Problems()
+    limit, world, problems = budget.budget_of(values), known_values(values, layout), Problems()
     if limit is None or world is None:
         return []
     for name in names:
@@ -259,7 +259,7 @@ def refusals(values: Values, layout: Layout, names: Sequence[str]) -> list[str]:
 def fits(values: Values, layout: Layout, names: Sequence[str]) -> dict[str, dict[str, Range]]:
     """Return the result of `fit` for each recipe; empty without a budget, or if the policy is still
     unknown."""
-    world = look(values, layout)
+    world = known_values(values, layout)
     if world is None or budget.budget_of(values) is None:
         return {}
     return {name: fit(world, name) for name in names}
@@ -284,7 +284,7 @@ def fit(world: World, recipe: str) -> dict[str, Range]:
 
 
 def drifted(world: World) -> Range:
-    """Return the tokens of a completion after training, which changes them."""
+    """Return the tokens of a completion during training, which changes their number."""
     return (world.completion * DRIFT).at_most(world.values["sampling"]["max_tokens"])
 
 

@@ -46,13 +46,13 @@ def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
     """Return the settings that do not fit the GPUs."""
     engine = values["engine"]
     if engine["device"] == "cuda" and not there:
-        return ["engine.device is cuda, and nvidia-smi finds no GPU here; set auto or cpu"]
+        return ["engine.device is cuda, but nvidia-smi finds no GPU here; set auto or cpu"]
     if engine["device"] == "cpu" or engine["cluster"] != "local" or not there:
         return []
     found = []
     if engine["num_processes"] > len(there):
         found.append(
-            f"engine.num_processes is {engine['num_processes']}, one a GPU, and there are "
+            f"engine.num_processes is {engine['num_processes']}, one per GPU, but there are "
             f"{len(there)} here"
         )
     if model is not None:

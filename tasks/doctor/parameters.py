@@ -38,14 +38,14 @@ def check_sources(values: Values) -> None:
 
 
 def check_families(values: Values) -> None:
-    """Check the skills of a policy that is made here."""
+    """Check `policy.tiny.families`, if the policy is made here."""
     settings = section(values, "policy", Policy)
     if settings.source == "tiny":
         settings_of(settings.tiny.families)
 
 
 def check_environments(whole: Values) -> None:
-    """Load the environments of the conversations in the experiment's recipes."""
+    """Check the environments that recipes of the experiment use."""
     with gathered() as problems:
         for recipe in whole["recipes"].values():
             generate = recipe["train"].get("generate", whole["train"]["generate"])
@@ -65,7 +65,7 @@ def check_verifiers(values: Values) -> None:
     for number, entry in enumerate(entries):
         for where, name in under_verifier(entry, f"ingest.sources[{number}]"):
             if name not in known:
-                problems.add(unknown(f"{where} is {name!r}; there is", name, known))
+                problems.add(unknown(f"{where} is {name!r}; use", name, known))
     problems.report()
 
 
@@ -87,15 +87,15 @@ def not_installed(whole: Values) -> list[str]:
     """Return the packages that the parameters require and this environment lacks."""
     found = [
         f"tracking.also names {name}, which is not installed: python -m pip install --constraint "
-        f'requirements.txt --editable ".[{name}]", or take it out'
+        f'requirements.txt --editable ".[{name}]", or remove it'
         for name in whole["tracking"]["also"]
         if not is_installed(name)
     ]
     if whole["engine"]["name"] == "vllm" and not is_installed("vllm"):
-        found.append("engine.name is vllm, which is not installed: make env VLLM=gpu, or set auto")
+        found.append("engine.name is vllm, but it is not installed: make env VLLM=gpu, or set auto")
     if whole["engine"]["cluster"] != "local" and not is_installed("ray"):
         found.append(
-            "engine.cluster names a Ray cluster, and ray is not installed: install the extra `ray`"
+            "engine.cluster names a Ray cluster, but ray is not installed: install the extra `ray`"
         )
     return found
 

@@ -31,7 +31,7 @@ from tasks.policy.settings import Policy
 
 Values = Mapping[str, Any]
 GIB = 2**30
-NUM_ROWS = 20  # read per source
+NUM_ROWS = 20  # rows read per source
 TRACKING_SECONDS = 3.0
 FLOAT32 = 4  # bytes
 TRAINING_STATE = 3  # weights and AdamW's two moments
@@ -100,7 +100,7 @@ def check_teachers(values: Values) -> list[str]:
 
 
 def raised(check: Callable[..., object], *arguments: Any) -> list[str]:
-    """Return the error of a check that stops at the first problem, or an empty list."""
+    """Call a check that raises at the first problem; return its error, or an empty list."""
     try:
         check(*arguments)
     except (ParamsError, ArtifactError) as error:
@@ -109,14 +109,14 @@ def raised(check: Callable[..., object], *arguments: Any) -> list[str]:
 
 
 def near(path: Path) -> str:
-    """Return a hint with the neighbour that has the name most similar to a missing path's."""
+    """Return a hint for a missing path: the most similar name beside it."""
     if path.exists():
         return ""
     with suppress(OSError):
         guess = meant(path.name, [other.name for other in path.parent.iterdir()])
         if guess:
             return f"; did you mean {path.parent / guess}?"
-    return "" if path.parent.is_dir() else f"; {path.parent} is not there either"
+    return "" if path.parent.is_dir() else f"; {path.parent} does not exist either"
 
 
 def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
@@ -138,7 +138,7 @@ def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
     usable = [row for row in found if isinstance(row, Row)]
     if needing and usable and not any(row.solution for row in usable):
         remarks.append(
-            f"recipe {listed(needing)}: train.warm_start.data is solutions, and the first rows of "
+            f"recipe {listed(needing)}: train.warm_start.data is solutions, but the first rows of "
             "the sources have no worked solution: name its field as `solution` in the settings of "
             "a source (preset mapping), or set data: profile"
         )
@@ -157,7 +157,7 @@ def policy_has_template(values: Values) -> bool | None:
     folder = model_folder(source)
     if source != "tiny" and (folder is None or not folder.is_dir()):
         return None
-    with suppress(ArtifactError):  # a broken file is reported elsewhere
+    with suppress(ArtifactError):  # another check reports a broken file
         return folder is not None and has_chat_template(folder)
     return None
 
@@ -182,7 +182,7 @@ def check_chat(values: Values) -> tuple[list[str], list[str]]:
 
 
 def bucket_has(location: str) -> None:
-    """Raise ArtifactError if a bucket has nothing at `location`, or does not answer."""
+    """Raise ArtifactError if a bucket has nothing at `location`, or does not respond."""
     from tasks.common.locations import open_location, reaching
 
     files, path = open_location(location)
@@ -207,7 +207,7 @@ def check_writable(values: Values, layout: Layout) -> list[str]:
 
 
 def bucket_takes(location: str) -> None:
-    """Raise ArtifactError if no object can be written below `location`."""
+    """Raise ArtifactError if writing an object below `location` fails."""
     from tasks.common.locations import open_location, reaching
 
     files, path = open_location(location)
@@ -226,9 +226,9 @@ def silent_tracking(values: Values) -> list[str]:
         health = f"{uri.rstrip('/')}/health"
         urllib.request.urlopen(health, timeout=TRACKING_SECONDS).close()  # nosec B310  # http, above
     except urllib.error.HTTPError as error:
-        return [f"tracking.uri: the server answers {error.code}; records will wait in files"]
+        return [f"tracking.uri: the server responds with {error.code}; records will wait in files"]
     except (OSError, ValueError) as error:
-        return [f"tracking.uri: the server does not answer ({error}); records will wait in files"]
+        return [f"tracking.uri: the server does not respond ({error}); records will wait in files"]
     return []
 
 
@@ -260,8 +260,8 @@ def check_context(values: Values, model: Model | None) -> list[str]:
     if limit is None or asked < limit:
         return []
     return [
-        f"sampling.max_tokens is {asked}, and the policy's context is {limit}: no prompt fits "
-        "beside it; lower it"
+        f"sampling.max_tokens is {asked}, but the policy's context is {limit}: no prompt would "
+        "fit; lower it"
     ]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Range:
-    """`low`, `middle` and `high` of a non-negative number."""
+    """A lower bound, an expected value and an upper bound of a non-negative number."""
 
     low: float
     middle: float
@@ -23,7 +23,7 @@ class Range:
         return Range(self.low * factor.low, self.middle * factor.middle, self.high * factor.high)
 
     def at(self, rate: "Range") -> "Range":
-        """Return the time of this work at a rate: the least work at the highest rate, and so on."""
+        """Return the time of this work at a rate; the least work at the highest rate is `low`."""
         return Range(self.low / rate.high, self.middle / rate.middle, self.high / rate.low)
 
     def at_most(self, limit: float) -> "Range":

@@ -20,8 +20,8 @@ TRAINING_SHARE = 0.25
 GPU_FACTOR = 4.0
 OTHER_GPU_FLOPS = 100e12
 CPU_FLOPS = Range(2e9, 2e10, 1e11)
-MEASURED_FACTOR = 1.3  # on both sides: load, lengths and batches differ from run to run
-SAME_SIZE = 2.0  # the largest ratio of sizes at which a rate is used
+MEASURED_FACTOR = 1.3  # uncertainty in both directions: load, lengths and batches vary between runs
+SAME_SIZE = 2.0  # maximum ratio of sizes at which a rate is used
 STAGE_SECONDS = Range(2.0, 10.0, 60.0)
 """The fixed time of a stage for its start, files and record."""
 
@@ -56,7 +56,7 @@ def rates(layout: Layout, num_parameters: float, gpu: str | None) -> Rates:
 
 
 def table(gpu: str | None) -> Rates:
-    """Return the assumed rates of a device by its name."""
+    """Return the assumed rates of a device."""
     if gpu is None:
         return Rates(CPU_FLOPS, CPU_FLOPS, "")
     known = [device for device in (A100, H100, H200) if device.name in gpu]
@@ -66,7 +66,7 @@ def table(gpu: str | None) -> Rates:
 
 
 def spread(found: list[float]) -> Range:
-    """Return the widened interval of measured rates."""
+    """Return measured rates as a widened range."""
     middle = sorted(found)[len(found) // 2]
     return Range(min(found) / MEASURED_FACTOR, middle, max(found) * MEASURED_FACTOR)
 

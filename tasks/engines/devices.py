@@ -22,7 +22,7 @@ FOLDER = "WINNOW_LOCKS"
 
 
 def sampling_gpus(settings: EngineSettings) -> list[str]:
-    """Return the GPUs that the engine computes on. The list is empty for servers elsewhere."""
+    """Return the GPUs that the engine uses; an empty list for servers on other machines."""
     if settings.urls or settings.has_cluster_engines:
         return []
     servers = settings.num_server_gpus if engine_name(settings) == "server" else 1

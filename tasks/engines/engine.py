@@ -78,12 +78,12 @@ class Samples:
 
 
 class Unavailable(Exception):
-    """A server did not answer, or rejected a request temporarily. Another server, or the same one
-    later, may answer."""
+    """Raised if a server did not respond, or rejected a request temporarily. Another server, or the
+    same one later, may respond."""
 
 
 class NoServerError(ArtifactError):
-    """All sampling servers have failed too often."""
+    """Raised if all sampling servers have failed too often."""
 
 
 OnEnded = Callable[[int, Sequence[int], str], object]
@@ -107,7 +107,7 @@ class Engine(Protocol):
         """Return the completions of `request`.
 
         The engine calls `on_ended(row, token_ids, finish_reason)` when a completion ends: for
-        progress bars, and for graders that need not wait for the last. Raises ArtifactError, with
+        progress bars, and for graders that need not wait for the last. Raise ArtifactError, with
         the prompt's index, if a prompt leaves no room for `sampling.max_tokens`.
         """
         ...
@@ -117,7 +117,7 @@ class Engine(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures of the engine's own metrics for the record; none without servers."""
+        """Return the engine's own metrics for the record; empty for engines without servers."""
         return {}
 
     def sleep(self) -> None:
@@ -145,7 +145,7 @@ class ScheduledEngine(Engine, Protocol):
 
 @runtime_checkable
 class StoppableEngine(Engine, Protocol):
-    """An engine that its caller may stop when a completion has ended."""
+    """An engine whose caller may stop all completions when one of them has ended."""
 
     def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
         return self.generate_until(request, never(on_ended))
@@ -159,7 +159,7 @@ class StoppableEngine(Engine, Protocol):
 
 @runtime_checkable
 class SwappingEngine(Engine, Protocol):
-    """An engine that supports the replacement of its weights while it samples."""
+    """An engine whose weights can be replaced while it samples."""
 
     def set_weights(
         self, weights: Mapping[str, "torch.Tensor"], version: int | None = None

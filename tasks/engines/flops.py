@@ -70,7 +70,7 @@ def resumed_flops(
 
 
 def changes(versions: Sequence[int]) -> list[int]:
-    """Return the positions at which the version changes, including position 0."""
+    """Return the positions at which the policy's version changes, including position 0."""
     places = enumerate(itertools.pairwise(versions), start=1)
     later = [place for place, (before, after) in places if before != after]
     return [0, *later] if versions else []

@@ -105,14 +105,14 @@ def check_memory(
     alone = peak_bytes(training, 0.0, sleeps=sleeps)
     rest = max(free_bytes - (training.lasting if sleeps else alone), 0.0)
     advice = (
-        f"the engine may take {rest / GIB:.1f} GiB at most: lower engine.memory_fraction"
+        f"the engine may use {rest / GIB:.1f} GiB at most: lower engine.memory_fraction"
         + ("" if sleeps else ", or set engine.sleep: true to free its memory during the update")
         if alone <= free_bytes
         else "that is too much even without the engine: use a smaller policy or a larger GPU, or "
-        "lower learner.tokens_per_logprob_chunk where the logits are what is large"
+        "lower learner.tokens_per_logprob_chunk if the logits are large"
     )
     raise ArtifactError(
-        f"training does not fit this GPU: besides the loaded weights it takes {needed / GIB:.1f} "
+        f"training does not fit this GPU: besides the loaded weights it needs {needed / GIB:.1f} "
         f"GiB ({training}, engine {engine_bytes / GIB:.1f}), and "
         f"{free_bytes / GIB:.1f} GiB are free; {advice}"
     )

@@ -39,7 +39,7 @@ OWN = {
     "set engine.sleep": ("enable_sleep_mode",),
     "set engine.weight_transfer": ("weight_transfer_config", "worker_extension_cls"),
     "set policy.trust_remote_code": ("trust_remote_code",),
-    "keys do not belong in a parameter file": ("hf_token", "api_key"),
+    "parameter files must not contain keys": ("hf_token", "api_key"),
     "each completion has its own seed": ("seed",),
     "training needs the log-probabilities of the sampling distribution": ("logprobs_mode",),
     "the samples of a prompt share its prefill": ("enable_prefix_caching",),
@@ -59,12 +59,12 @@ NEUTRAL = {
     *("enforce_eager", "compilation_config", "cudagraph_capture_sizes", "optimization_level"),
     *("attention_backend", "disable_custom_all_reduce", "enable_expert_parallel"),
 }
-CHOICES = re.compile("must be one of|should be", re.IGNORECASE)  # then vLLM names the words
+CHOICES = re.compile("must be one of|should be", re.IGNORECASE)  # then vLLM's message lists them
 MAX_REASON = 300  # characters of vLLM's own message
 
 
 def check_allowed(options: Options) -> None:
-    """Raise ParamsError that names the options which Winnow sets itself."""
+    """Raise ParamsError for options that Winnow sets itself, and for invalid ones."""
     with gathered() as problems:
         for reason, names in OWN.items():
             for name in names:
@@ -104,7 +104,7 @@ def own_options(settings: "EngineSettings", policy: "Policy", *, on_gpu: bool) -
 
 
 def as_arguments(options: Options) -> list[str]:
-    """Return options as arguments of vLLM's server."""
+    """Return options as command line arguments of vLLM's server."""
     found: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")
@@ -149,7 +149,7 @@ def objection(own: Options, given: Options) -> str | None:
         if name not in known:
             guess = meant(name, known)
             advice = f"; did you mean {guess}?" if guess else ""
-            return f"engine.vllm.{name} is no option of vLLM {__version__}{advice}"
+            return f"engine.vllm.{name} is not an option of vLLM {__version__}{advice}"
     together = refusal({**own, **given})
     if together is None or refusal(own) is not None:
         return None
@@ -164,8 +164,7 @@ def objection(own: Options, given: Options) -> str | None:
 
 
 def refusal(options: Options) -> str | None:
-    """Return the reason why vLLM refuses to start with these options, in one line, or None. Nothing
-    is loaded."""
+    """Return why vLLM refuses to start with these options, in one line, or None. Load nothing."""
     from vllm.engine.arg_utils import EngineArgs
 
     try:

@@ -15,10 +15,10 @@ class Sampling:
     """The section `sampling`: the settings that a completion depends on, part of every key of the
     rollout store. Temperature 0 is greedy."""
 
-    temperature: float = 1.0  # of the distribution that is drawn from
-    top_p: float = 1.0  # share of the probability that is drawn from
-    top_k: int = 0  # tokens that are drawn from; 0: no limit
-    max_tokens: int = 64  # of a completion; one that reaches it is `truncated`
+    temperature: float = 1.0  # temperature of the distribution
+    top_p: float = 1.0  # probability mass of the nucleus
+    top_k: int = 0  # most likely tokens that may be drawn; 0: no limit
+    max_tokens: int = 64  # limit on a completion; one that reaches it is `truncated`
     seed: int = 0  # of all samples
 
     def __post_init__(self) -> None:
@@ -29,13 +29,13 @@ class Sampling:
 
 @settings
 class Cluster:
-    """`engine.cluster` where it names a Ray cluster."""
+    """`engine.cluster` if it names a Ray cluster."""
 
     ray: str  # address of its head, host:port
-    trainers: int  # processes that train, a GPU each
+    trainers: int  # training processes, one GPU each
     engines: int  # vLLM servers
     gpus_per_engine: int  # GPUs of each server
-    shared: str  # folder that all machines see, through which new weights reach the servers
+    shared: str  # folder shared by all machines, for new weights
 
     def __post_init__(self) -> None:
         at_least(1, engine__cluster__trainers=self.trainers)
@@ -45,25 +45,25 @@ class Cluster:
 
 @settings
 class EngineSettings:
-    """The section `engine`: how completions are computed. Of it only the options in `vllm` that
-    change samples beyond rounding, such as a quantization, are part of a key of the rollout
-    store."""
+    """The section `engine`: how completions are computed. Keys of
+    the rollout store contain only those options in `vllm` that change samples beyond rounding, such
+    as a quantization."""
 
-    name: str = "auto"  # hf | vllm | server | auto: vllm where there is a GPU and it is installed
+    name: str = "auto"  # hf | vllm | server | auto: vllm if it is installed and there is a GPU
     device: Literal["auto", "cpu", "cuda"] = "auto"  # of sampling and training
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the sampler's weights
     max_rows: int = 256  # rollouts decoded at once; with servers: requests in flight at each
-    memory_fraction: float = 0.5  # of the GPU's memory (vllm)
-    sleep: bool = True  # training on a GPU: vLLM lends its memory to the update
-    threads: int = 1  # CPU threads of a stage; 1 where cores are shared
-    num_processes: int = 1  # of data parallel training, one per GPU; steps do not depend on it
-    cluster: Cluster | Literal["local"] = "local"  # or a Ray cluster: a mapping
+    memory_fraction: float = 0.5  # share of the GPU's memory (vllm)
+    sleep: bool = True  # in training on a GPU: vLLM frees its memory for the update
+    threads: int = 1  # CPU threads of a stage; 1 if cores are shared
+    num_processes: int = 1  # processes of data parallel training, one per GPU
+    cluster: Cluster | Literal["local"] = "local"  # or a mapping: a Ray cluster
     urls: list[str] = []  # server: OpenAI-compatible endpoints; the key is in OPENAI_API_KEY
     num_replicas: int = 1  # server without urls: vLLM servers on this machine, one per GPU
     weight_transfer: Literal["file", "nccl"] = "file"  # how servers get new weights
     vllm: dict[str, Any] = {}  # more options of vLLM's engines, by the names of its arguments
-    max_retries: int = 8  # server: of a request, and of a server in a row, before the stage stops
-    timeout_seconds: float = 600.0  # server: of one request
+    max_retries: int = 8  # server: retries of a request, or failures of a server in a row
+    timeout_seconds: float = 600.0  # server: limit on one request
 
     def __post_init__(self) -> None:
         at_least(
@@ -84,12 +84,12 @@ class EngineSettings:
         self.check_cluster()
         if self.name not in ("auto", "server") and (self.urls or self.num_replicas != 1):
             raise ParamsError(
-                "engine.urls and engine.num_replicas apply to the engine server, and engine.name "
+                "engine.urls and engine.num_replicas apply to the engine server, but engine.name "
                 f"is {self.name}: set it to server, or leave urls empty and num_replicas at 1"
             )
 
     def check_vllm(self) -> None:
-        """Raise ParamsError for options that no engine would get, or that Winnow sets itself."""
+        """Raise ParamsError for options of vLLM that no engine uses, or that Winnow sets."""
         options.check_allowed(self.vllm)
         if self.vllm and (self.name not in ("vllm", "server") or self.urls):
             raise ParamsError(
@@ -107,12 +107,12 @@ class EngineSettings:
             return
         if self.urls or self.num_replicas != 1 or self.num_processes != 1:
             raise ParamsError(
-                "engine.cluster says how many processes train and sample: leave "
+                "engine.cluster sets the numbers of trainers and servers: leave "
                 "engine.num_processes and engine.num_replicas at 1 and engine.urls empty"
             )
         if self.cluster.engines and self.name not in ("auto", "server"):
             raise ParamsError(
-                f"engine.cluster.engines is {self.cluster.engines}, which are vLLM servers, and "
+                f"engine.cluster.engines is {self.cluster.engines}, which are vLLM servers, but "
                 f"engine.name is {self.name}: set it to server or auto, or engines to 0"
             )
         if self.cluster.gpus_per_engine % self.num_parts:
@@ -121,21 +121,21 @@ class EngineSettings:
                 f"a multiple of the {self.num_parts} parts of a server in engine.vllm"
             )
         if not self.cluster.engines and self.name == "server":
-            raise ParamsError("engine.name is server, and engine.cluster.engines is 0: name some")
+            raise ParamsError("engine.name is server, but engine.cluster.engines is 0: raise it")
 
     @property
     def altering(self) -> dict[str, Any]:
-        """The options of `vllm` that are a part of every key of samples."""
+        """The options of `vllm` that are part of the keys of samples."""
         return options.altering(self.vllm)
 
     @property
     def num_parts(self) -> int:
-        """The parts that `engine.vllm` splits a server into; each needs a GPU."""
+        """The number of parts that `engine.vllm` splits a server into; each needs a GPU."""
         return math.prod(self.vllm.get(name, 1) for name in options.PARTS)
 
     @property
     def num_server_gpus(self) -> int:
-        """The GPUs of all servers on this machine."""
+        """The number of GPUs of all servers on this machine."""
         return self.num_replicas * self.num_parts
 
     @property
@@ -145,7 +145,7 @@ class EngineSettings:
 
 
 def parse_url(url: str) -> str:
-    """Return the base URL of a server's API, `http://host:8000/v1`. Raises ParamsError if `url`
+    """Return the base URL of a server's API, `http://host:8000/v1`. Raise ParamsError if `url`
     is not a valid base URL."""
     parts = urlsplit(url)
     if parts.username or parts.password or parts.query or parts.fragment:

@@ -43,7 +43,7 @@ class VllmEngine:
             import vllm
         except ImportError as error:
             raise ArtifactError(
-                "engine.name is vllm, which is not installed: install the extra `gpu` (or `cpu`), "
+                "engine.name is vllm, but it is not installed: install the extra `gpu` (or `cpu`), "
                 "or set it to hf"
             ) from error
         self.vllm = vllm
@@ -127,7 +127,7 @@ class VllmEngine:
         keys and values.
 
         `weights` must include tied weights (`NamedWeights` does): vLLM keeps a packed copy of the
-        output head. Raises ArtifactError if vLLM does not find all its weights in them."""
+        output head. Raise ArtifactError if vLLM does not find all its weights in them."""
         self.wake()
         (takes_head,) = self.llm.apply_model(has_head)
         named = (each for each in as_saved(weights) if takes_head or each[0] != f"{HEAD}.weight")
@@ -135,14 +135,14 @@ class VllmEngine:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
         except (AttributeError, KeyError, ValueError) as error:
             raise ArtifactError(
-                f"vLLM {self.version} does not take new weights of this policy, so it cannot "
+                f"vLLM {self.version} does not accept new weights of this policy, so it cannot "
                 f"sample in training: set engine.name to hf. The reason: {error}"
             ) from error
         if not self.on_gpu:
             self.llm.apply_model(pack_experts)
         if not self.llm.reset_prefix_cache():
             raise RuntimeError(
-                "vLLM did not reset its prefix cache: it would answer with the old policy's keys"
+                "vLLM did not reset its prefix cache: it would use the old policy's keys"
             )
 
     def metrics(self) -> dict[str, float]:

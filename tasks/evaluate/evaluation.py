@@ -35,7 +35,7 @@ def run_evaluation(run: Stage, policy: Policy, out: Path) -> None:
     prompts = PROMPTS.read(test)
     if prompts.is_empty():
         raise ArtifactError(
-            f"{test} has no prompts, and {run.name} measures the policy on them: set "
+            f"{test} has no prompts, but {run.name} measures the policy on them: set "
             "ingest.splits.test to at least 1"
         )
     sampler = run.sections(SamplerSettings)
@@ -91,7 +91,7 @@ def evaluate_policy(
 
 
 class Tally:
-    """The counts of a ROLLOUTS table that the metrics require, added part by part."""
+    """Counts of a ROLLOUTS table for the metrics; rollouts are added part by part."""
 
     def __init__(self) -> None:
         self.scores: list[pl.DataFrame] = []
@@ -115,8 +115,8 @@ class Tally:
 
 
 def measure(tally: Tally, prompts: pl.DataFrame, settings: Evaluate) -> dict[str, Any]:
-    """Return the metrics of graded rollouts. An `error` is left out of numerator and denominator.
-    Every other failure counts as 0."""
+    """Return the metrics of graded rollouts. An `error` is excluded from numerator and
+    denominator. Every other failure counts as 0."""
     scores = tally.by_prompt().join(
         prompts.select("prompt_id", "source", "level"), on="prompt_id", maintain_order="left"
     )
@@ -170,7 +170,7 @@ def by_level(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def by_part(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Return the accuracy for each value of `part`."""
+    """Return the accuracy for each value of the column `part`."""
     parts = (
         graded.group_by("part")
         .agg(

@@ -20,7 +20,7 @@ Request = tuple[Sequence[Answer], "Future[list[Verdict]]"]
 
 
 class Cancelled(Exception):
-    """The verdicts are no longer needed."""
+    """Raised in the grading thread when its verdicts are no longer needed."""
 
 
 class BackgroundGrader:
@@ -74,7 +74,7 @@ class BackgroundGrader:
         return future
 
     def run(self) -> None:
-        """Grade all waiting answers."""
+        """Grade waiting answers until the grader is closed."""
         requests = [self.waiting.get() for _ in range(self.waiting.qsize())]
         answers = [answer for each, _ in requests for answer in each]
         try:

@@ -80,7 +80,7 @@ class GradedRollouts:
             self.verdicts.add(verdict_columns(verdicts.result()).with_columns(rows))
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Add rollouts, and submit them for grading."""
+        """Add sampled rollouts, and submit them for grading."""
         self.judge(rows)
         self.rows.add(rows.select(SAMPLED))
 
@@ -147,7 +147,7 @@ def answers_of(rows: pl.DataFrame) -> list[Answer]:
 
 
 def verdict_columns(verdicts: Sequence[Verdict]) -> pl.DataFrame:
-    """Return the verdicts as the columns JUDGED."""
+    """Return verdicts as the columns JUDGED of a rollout table."""
     values = {
         "outcome": [verdict.outcome for verdict in verdicts],
         "answer": [verdict.answer for verdict in verdicts],

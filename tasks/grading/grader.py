@@ -36,7 +36,7 @@ class Answer:
 
 
 class FailureRateError(ArtifactError):
-    """Too many answers ended in `timeout` or `error`: the verdicts cannot be trusted."""
+    """Raised if too many answers end in `timeout` or `error` for the verdicts to be trusted."""
 
 
 class Grader:
@@ -105,7 +105,7 @@ class Grader:
         requests: Sequence[tuple[str, str | None, str, str]],
         on_done: Callable[[int], object] | None,
     ) -> list[Verdict]:
-        """Return the verdict on each (verifier, completion or None, gold, prompt)."""
+        """Return the verdict on each (verifier, completion or None for the gold, gold, prompt)."""
         if not requests:
             return []
         by_judge: dict[str, list[int]] = {}
@@ -125,7 +125,7 @@ class Grader:
         return [verdicts[place] for place in range(len(requests))]
 
     def judge_of(self, name: str) -> "Judge":
-        """Return the judge with this name."""
+        """Return the language model configured under this name."""
         if name not in self.judges:
             # import the client only if there is a judge
             from tasks.grading.judge import Judge, VerdictStore

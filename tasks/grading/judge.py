@@ -51,7 +51,7 @@ class VerdictStore:
 
     @contextmanager
     def connect(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection for one use. Raise ArtifactError if the file is not a database."""
+        """Open a connection for the block. Raise ArtifactError if the file is not a database."""
         try:
             with closing(sqlite3.connect(self.path, timeout=60.0)) as database:
                 yield database
@@ -118,7 +118,7 @@ class Judge:
         self.headers: Any = {name: openai.Omit() for name in names}
 
     def identity(self) -> list[Any]:
-        """Return the settings that affect verdicts: neither the address nor the limits."""
+        """Return the settings that can change a verdict, without the address and the limits."""
         s = self.settings
         return [s.model, s.template, s.right, s.wrong, s.votes, s.temperature, s.max_tokens]
 

@@ -10,12 +10,12 @@ class Verify:
     """The section `verify`: the limits of the processes that grade. A stage stops when the share of
     the outcomes `timeout` and `error` is above `max_failure_rate`."""
 
-    processes: int = 2  # that grade in parallel
-    seconds: float = 5.0  # of CPU time limit an answer
-    memory_gb: float = 4.0  # (2^30 bytes of address space) limit a process
-    max_failure_rate: float = 0.05  # of outcomes `timeout` and `error`
+    processes: int = 2  # number of processes that grade in parallel
+    seconds: float = 5.0  # limit on the CPU time of an answer
+    memory_gb: float = 4.0  # limit on the address space of a process, in units of 2^30 bytes
+    max_failure_rate: float = 0.05  # maximum share of the outcomes `timeout` and `error`
     verifiers: dict[str, dict[str, Any]] = {}  # with settings: name -> {method: file, setting: ...}
-    clock_factor: float = 20.0  # on the clock, pauses left out: an answer that waits ends then
+    clock_factor: float = 20.0  # limit on the clock without pauses, as a multiple of `seconds`
 
     def __post_init__(self) -> None:
         at_least(1, verify__processes=self.processes)

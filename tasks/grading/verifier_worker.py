@@ -45,7 +45,7 @@ def reply_of(verdict: Verdict) -> list[Any]:
 
 
 def prepare(configuration: Any) -> tuple[dict[str, Any], pool_worker.Answer]:
-    """Load the verifiers."""
+    """Load the verifiers; return the handshake's reply and the function that answers a request."""
     try:
         verifiers = {
             name: load(name, configuration["configured"]) for name in configuration["names"]

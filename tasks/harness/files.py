@@ -35,7 +35,7 @@ def task_files(folder: Path, installed: Path | None = None) -> list[Path]:
 
 
 def named(value: Any, key: str, is_below: bool = False) -> Iterator[str]:
-    """Yield the texts at and below each `key` of nested mappings and lists."""
+    """Yield the texts under every `key` in nested mappings and lists."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from named(part, key, is_below or name == key)
@@ -55,14 +55,14 @@ def fingerprint(paths: Collection[Path]) -> str:
 
 
 def data_files(path: Path) -> Iterator[str]:
-    """Yield the files on this machine that a task file names as its data."""
+    """Yield the local files that a task file uses as its data."""
     for pattern in named(read(path), "data_files"):
         if "://" in pattern:
             continue
         found = glob.glob(pattern, recursive=True)
         if not found:
             raise ArtifactError(
-                f"{path}: {pattern} does not exist; give a whole path, or one from the project's "
-                "folder"
+                f"{path}: {pattern} does not exist; use an absolute path, or one relative to "
+                "the project's folder"
             )
         yield from (name for name in found if Path(name).is_file())

@@ -6,8 +6,8 @@
      "versions": {"lm_eval": "0.4.13", ...}, "seconds": 512.3, "is_told": true}
 
 They are beside the outputs of the pipeline, in `harness/` under the data root. `evidence` is the
-digest of a file that identifies a policy without its weights: a record of a policy that has been
-trained again since is kept and not shown. `is_told` states that MLflow has the record."""
+digest of a file that identifies a policy without its weights: a record is kept but not shown if its
+policy has since been retrained. `is_told` states that MLflow has the record."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ class Subject:
         return INITIAL if self.recipe is None else f"{self.recipe}/{self.seed}"
 
     def evidence(self, layout: Layout) -> Path:
-        """Return the small file that changes whenever the policy does."""
+        """Return a small file that changes whenever the policy changes."""
         if self.recipe is None or self.seed is None:
             return layout.policy_card
         return layout.train(self.recipe, self.seed) / "curve.parquet"
@@ -103,7 +103,7 @@ def cells(layout: Layout) -> list[Subject]:
 
 
 def shown(record: Record) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (task, name, metric) of a record, or of its tasks for a group without metrics."""
+    """Yield (task, name, metric) of a record; for a group without metrics, of its tasks."""
     own = {record["task"]: record["metrics"]} if record["metrics"] else record["subtasks"]
     for task, metrics in own.items():
         for name, metric in metrics.items():

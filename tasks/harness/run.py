@@ -42,7 +42,7 @@ INSTALL = 'python -m pip install --constraint requirements.txt --editable ".[eva
 BACKENDS = ("hf", "vllm")
 FAILURES = (OSError, ValueError, KeyError, ImportError, TemplateError, torch.OutOfMemoryError)
 COUNTS = ("alias", "sample_len")  # no metrics, although the harness lists them
-BATCH_SIZE = 16  # of hf on a CPU; elsewhere the harness chooses it
+BATCH_SIZE = 16  # for hf on a CPU; otherwise the harness chooses it
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Index:
             if (entry.cfg or {}).get("unsafe_code"):
                 raise ArtifactError(
                     f"{name} runs programs that the policy writes, outside of any sandbox: it is "
-                    "not run here. The verifier `code` runs them in one"
+                    "refused. The verifier `code` uses a sandbox"
                 )
             found += sorted(entry.tags) if entry.kind.name == "TAG" else [name]
         return list(dict.fromkeys(found))
@@ -148,7 +148,7 @@ def open_cell(layout: Layout, cell: Subject) -> Policy:
 
 
 class Harness:
-    """One policy on the requested tasks. It is loaded for the first task that must be run."""
+    """Runs the requested tasks on one policy. The policy is loaded for the first task to run."""
 
     def __init__(
         self, layout: Layout, values: Mapping[str, Any], cell: Subject, asked: Asked, index: Index
@@ -227,7 +227,7 @@ class Harness:
         return dict(found)
 
     def loaded(self) -> Any:
-        """Return the policy as a model of the harness."""
+        """Load the policy as a model of the harness, once."""
         if self.model is None:
             torch.set_num_threads(self.engine.threads)
             registry = import_module("lm_eval.api.registry")
@@ -246,7 +246,7 @@ class Harness:
 
 
 def backend(engine: EngineSettings) -> str:
-    """Return the model of the harness that corresponds to our engine; `hf` in place of servers."""
+    """Return the harness's model type for our engine; `hf` for servers."""
     name = engine_name(engine)
     return name if name in BACKENDS else "hf"
 
@@ -258,7 +258,7 @@ def versions(backend: str) -> dict[str, str]:
 
 
 def version_of(name: str) -> str:
-    """Return the version of an installed module, whatever its distribution is called."""
+    """Return the version of the package that provides a module."""
     return metadata.version(metadata.packages_distributions()[name][0])
 
 
@@ -308,7 +308,7 @@ def measure(
         for task in tasks:
             path = harness.path(task)
             if path.exists():
-                logger.info("%s on %s: it has been measured", cell.name, task)
+                logger.info("%s on %s: already measured", cell.name, task)
                 yield cell, path, read_sealed(path)
                 continue
             with locks.exclusive(lock, "the device"):

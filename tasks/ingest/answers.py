@@ -43,12 +43,12 @@ def several(values: list[Any]) -> list[str]:
 
 
 def is_given(tolerance: Any) -> bool:
-    """Return whether the row has a tolerance."""
+    """Return whether the row has a value for the tolerance."""
     return tolerance is not None and tolerance is not MISSING and tolerance != ""
 
 
 def width(tolerance: Any) -> float:
-    """Return a tolerance as a number. Raise Unusable if it is not a number above 0."""
+    """Parse a tolerance. Raise Unusable if it is not a number above 0."""
     try:
         number = math.nan if isinstance(tolerance, bool) else float(tolerance)
     except (TypeError, ValueError):

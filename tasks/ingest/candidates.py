@@ -154,7 +154,7 @@ def check(candidate: Candidate) -> None:
 
 
 def label_problem(text: str) -> str | None:
-    """Return the reason that a text cannot be a label in tables, charts and records, or None."""
+    """Return why a text cannot be a label in tables, charts and records, or None."""
     if len(text) > MAX_LABEL:
         return f"has {len(text):,} characters, and can have {MAX_LABEL}"
     if bad := next((c for c in text if unicodedata.category(c) in UNPRINTED), None):
@@ -172,7 +172,7 @@ def texts(value: Any, depth: int = 8) -> Iterator[str]:
 
 
 def undecodable(text: str) -> str | None:
-    """Return a description of anything in `text` that is not a character, or None."""
+    """Describe the first part of `text` that is not a valid character; None if all are."""
     if "\0" in text:
         return "a NUL byte"
     try:

@@ -17,7 +17,7 @@ SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "a
 
 
 def messages_of(value: list[Any]) -> list[dict[str, str]]:
-    """Return the messages with only `role` and `content`. Raise Unusable if there is no prompt."""
+    """Return the messages with only `role` and `content`. Raise Unusable if one is invalid."""
     messages: list[dict[str, str]] = []
     value = [renamed(message) for message in value]
     if len(value) > 1 and is_waiting(value[-1]):
@@ -37,7 +37,7 @@ def messages_of(value: list[Any]) -> list[dict[str, str]]:
 
 
 def renamed(message: Any) -> Any:
-    """Return a message of `from` and `value` with `role` and `content`; others unchanged."""
+    """Return a message with `from` and `value` renamed to `role` and `content`, if present."""
     if not isinstance(message, dict) or "role" in message or "from" not in message:
         return message
     speaker = message["from"]
@@ -46,7 +46,7 @@ def renamed(message: Any) -> Any:
 
 
 def is_waiting(message: Any) -> bool:
-    """Return whether a message is an empty turn of the assistant."""
+    """Return whether a message is an empty turn of the assistant, a placeholder."""
     return (
         isinstance(message, dict)
         and message.get("role") == "assistant"

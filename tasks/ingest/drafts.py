@@ -57,7 +57,7 @@ def draft(
 
 
 def mapping(location: str, fields: Sequence[str] | None) -> dict[str, Any]:
-    """Return an entry that reads a file by the names of its fields."""
+    """Return an entry of `ingest.sources` that reads a file by the names of its fields."""
     with local_file(location, None) as path:
         found = (one.fields for one in records(path, location) if isinstance(one, Record))
         first = next(found, None)
@@ -83,7 +83,7 @@ def mapping(location: str, fields: Sequence[str] | None) -> dict[str, Any]:
 
 
 def verifier_for(golds: Sequence[str]) -> str:
-    """Return the verifier for answers of this form; `exact` if the form is unknown."""
+    """Return the verifier that suits these golds; `exact` if their form is unknown."""
     for name, form in FORMS.items():
         if sum(form.fullmatch(gold) is not None for gold in golds) >= MOST * len(golds):
             return name

@@ -15,8 +15,8 @@ BRACES = re.compile(r"\{\{|\}\}|\{(?P<path>[^{}\s][^{}]*)\}")
 
 
 class Unusable(ValueError):
-    """A row cannot be used. `reason` is its reason in the table `rejected`, and the message its
-    detail. `source` replaces the entry's source."""
+    """Raised if a row cannot be used. `reason` is its reason in the table `rejected`, and the
+    message its detail. `source` replaces the entry's source."""
 
     def __init__(self, detail: str, reason: str = "malformed", source: str | None = None) -> None:
         super().__init__(detail)
@@ -35,7 +35,7 @@ def field(record: Any, path: str) -> Any:
 
 @lru_cache(maxsize=256)
 def steps(path: str) -> tuple[str | int, ...]:
-    """Return the names and indices of a path; a path with other parts is a single name."""
+    """Split a path into names and indices; a path that is not valid is a single name."""
     found = list(STEP.finditer(path))
     if "".join(step[0] for step in found) != path:
         return (path,)
@@ -43,7 +43,7 @@ def steps(path: str) -> tuple[str | int, ...]:
 
 
 def at(value: Any, path: tuple[str | int, ...]) -> Any:
-    """Return the value at the end of the steps, or MISSING."""
+    """Return the value that the steps of a path lead to, or MISSING."""
     for step in path:
         if isinstance(value, str):
             value = decoded(value)
@@ -57,7 +57,7 @@ def at(value: Any, path: tuple[str | int, ...]) -> Any:
 
 
 def decoded(text: str) -> Any:
-    """Return the list or mapping in JSON text, else MISSING."""
+    """Parse JSON text, and return its list or mapping; MISSING for other texts."""
     if not text.lstrip().startswith(("{", "[")):
         return MISSING
     try:

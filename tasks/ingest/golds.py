@@ -26,7 +26,7 @@ class Report:
     marks: dict[str, str] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
-        """Count a row."""
+        """Count a row if its text contains special tokens."""
         if row.marker:
             self.marked[row.source] += 1
             self.marks.setdefault(row.source, f"{row.marker!r} in {row.source}, line {row.line}")
@@ -52,7 +52,7 @@ def check(
 def check_chunk(
     chunk: list[tuple[int, Row | Rejection]], grader: Grader, report: Report
 ) -> Iterator[tuple[int, Row | Rejection]]:
-    """Check the golds of some rows in one call."""
+    """Check the golds of some rows in one call of the grader."""
     rows = [row for _, row in chunk if isinstance(row, Row)]
     verdicts = iter(grader.check_golds([(row.verifier, row.answer) for row in rows]))
     for entry, row in chunk:
@@ -66,7 +66,7 @@ def check_chunk(
 
 
 def failed(row: Row, verdict: Verdict) -> Rejection:
-    """Return the rejection of a row with a failing gold."""
+    """Return the rejection of a row whose gold fails its own verifier."""
     detail = (
         f"the verifier {row.verifier} grades the gold {row.answer[:200]!r} against itself as "
         f"{verdict.outcome}"

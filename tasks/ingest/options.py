@@ -31,7 +31,7 @@ class Options:
 
 
 def options_of(value: Any) -> Options:
-    """Return the options. Raise Unusable if the value is not a valid set of options."""
+    """Parse the options of a question. Raise Unusable if they are not valid."""
     if isinstance(value, str) and value.strip():
         return Options(value.strip(), (), ())
     if isinstance(value, dict) and {"text", "label"} <= set(value):

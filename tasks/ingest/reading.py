@@ -79,7 +79,7 @@ def check(source: Source, where: str) -> None:
 
 
 def settings_of(source: Source) -> Any:
-    """Return the entry's `settings` as the preset's dataclass."""
+    """Parse the entry's `settings` as the dataclass of its preset."""
     module = load(source.preset)
     where = f"ingest.sources.{source.preset}.settings"
     settings = parse(source.settings, module.Settings, where)

@@ -23,7 +23,7 @@ logger = logging.getLogger("tasks.ingest")
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections that the stage reads."""
+    """The sections of params.yaml that the stage reads."""
 
     ingest: Ingest
     verify: Verify
@@ -86,7 +86,7 @@ def may_share_text(source: Source) -> bool:
 
 
 def compare_without_shared_text(spool: Spool, found: dict[tuple[int, str], SharedText]) -> None:
-    """Compare the rows of each source without the text that its prompts share."""
+    """Remove the text that prompts of a source share from the texts that are compared."""
     for (entry, source), shared in found.items():
         logger.info(
             "ingest.sources[%d] (%s): questions are compared without what its prompts share: %r "

@@ -29,7 +29,7 @@ class ByColumn:
 
 @dataclass(frozen=True)
 class Between:
-    """The question as the part of a prompt between two texts; null for its start or its end."""
+    """The two texts around the question in a prompt; null for the prompt's start or end."""
 
     between: list[str | None]
 
@@ -84,7 +84,7 @@ def select(fields: Mapping[str, Any], conditions: Mapping[str, frozenset[str]]) 
 
 
 def is_named(image: Any) -> bool:
-    """Return whether a value names an image; some tables use a mapping of nulls for no image."""
+    """Return whether a value names an image: some tables have a mapping of nulls for no image."""
     return any(image.values()) if isinstance(image, dict) else bool(image)
 
 

@@ -9,9 +9,9 @@ NAMES = ("train", "validation", "test")
 
 @settings
 class Sizes:
-    """The section `ingest.splits`, in prompts, disjoint by content."""
+    """The section `ingest.splits`: the number of prompts in each split. Splits are disjoint."""
 
-    train: int | None = 1024  # null: all that remain
+    train: int | None = 1024  # null: all remaining rows
     validation: int | None = 128  # null: all of the sources that name this split
     test: int | None = 256  # null: all of the sources that name this split; 0: none
 
@@ -21,8 +21,8 @@ class Contamination:
     """The section `ingest.contamination`: training prompts that are also in validation or test are
     dropped."""
 
-    overlap: float | None = 0.7  # shared n-grams of the shorter prompt; null: only equal prompts
-    ngram: int = 3  # words, numbers and signs in a row
+    overlap: float | None = 0.7  # share of the shorter prompt's n-grams; null: only equal prompts
+    ngram: int = 3  # consecutive words, numbers and signs
     same_numbers: bool = True  # only with the same numbers and operators in the same order
 
     def __post_init__(self) -> None:
@@ -38,21 +38,21 @@ class Contamination:
 class Source:
     """One entry of `ingest.sources`."""
 
-    preset: str  # a file of tasks/ingest/sources
-    settings: dict[str, Any]  # of that file
-    prompt_template: str | None = None  # with {prompt} once: "Question: {prompt}\\nAnswer:"
-    system: str | None = None  # the system's message of chats, in place of one that they have
+    preset: str  # name of a file in tasks/ingest/sources
+    settings: dict[str, Any]  # settings of that file
+    prompt_template: str | None = None  # contains {prompt} once: "Question: {prompt}\\nAnswer:"
+    system: str | None = None  # system message of chats; replaces their own
     raw: bool = False  # plain text, without the policy's chat template
-    verifier: Any = None  # in place of the preset's: a name, or the choice by a column
+    verifier: Any = None  # replaces the preset's: a name, or a choice by column
     weight: float | None = None  # share of every split, relative to the other weights
-    max_rows: int | None = None  # of this source
-    split: Literal["train", "validation", "test"] | None = None  # where all of its rows go
-    where: dict[str, Any] | None = None  # rows by the values of columns
-    question: Any = None  # the field that has the question alone, or the texts around it
+    max_rows: int | None = None  # maximum number of rows of this source
+    split: Literal["train", "validation", "test"] | None = None  # split for all of its rows
+    where: dict[str, Any] | None = None  # only rows with these values of columns
+    question: Any = None  # field with only the question, or the texts around it
 
     @property
     def template(self) -> str | None:
-        """The text around a plain prompt; None leaves that to the policy's chat template."""
+        """The text around a plain prompt; None: the policy's chat template applies."""
         return "{prompt}" if self.raw else self.prompt_template
 
 
@@ -60,11 +60,11 @@ class Source:
 class Ingest:
     """The section `ingest`."""
 
-    sources: list[Source]  # of prompts with answers
+    sources: list[Source]  # sources of prompts with answers
     seed: int = 0  # of the splits
-    splits: Sizes = Sizes()  # rows each
+    splits: Sizes = Sizes()  # rows per split
     max_prompt_characters: int | None = 20000  # longer prompts are rejected; null: no limit
-    contamination: Contamination = Contamination()  # when two prompts are the same
+    contamination: Contamination = Contamination()  # definition of a duplicate prompt
 
     def __post_init__(self) -> None:
         if not self.sources:

@@ -88,7 +88,7 @@ class Spool:
         self.keys = []
 
     def compare_by(self, question: Callable[[int, str, str], str]) -> None:
-        """Replace the compared text of every row with question(entry, source, asked). Files are
+        """Replace the compared text of every row by `question(entry, source, asked)`. Files are
         rewritten one at a time."""
         self.flush()
         for number, file in enumerate(self.files):

@@ -12,7 +12,7 @@ NAME = "default"  # peft's name of the first adapter
 
 
 def has_adapters(model: torch.nn.Module) -> bool:
-    """Return whether `add_adapters` was called on the model."""
+    """Return whether the model has adapters (see `add_adapters`)."""
     return hasattr(model, "peft_config")
 
 

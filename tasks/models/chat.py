@@ -20,18 +20,18 @@ from tasks.common.processes import pool_worker
 from tasks.common.processes.pool import Died, Pool, TimedOut
 
 DATE = datetime.date(2024, 7, 26)  # the default of Llama 3's templates
-SECONDS = 5.0  # of CPU time, for one conversation
+SECONDS = 5.0  # limit on the CPU time of one conversation
 CLOCK_FACTOR = 20.0
 MEMORY_GB = 2
-MAX_AT_ONCE = 1024  # conversations
-MAX_CHARACTERS = 10_000_000  # of one rendered conversation
+MAX_AT_ONCE = 1024  # conversations per request
+MAX_CHARACTERS = 10_000_000  # maximum length of a rendered conversation
 
 Conversation = tuple[Sequence[Mapping[str, Any]], bool]
 """Messages, and whether to add the beginning of the policy's turn."""
 
 
 class TemplateFailed(ArtifactError):
-    """The template failed to render the conversation `number`. The message states the reason."""
+    """Raised if the template fails to render conversation `number`; the message has the reason."""
 
     number = 0
 
@@ -65,7 +65,7 @@ class Template:
 
 
 def in_words(reply: Any) -> str | TemplateFailed:
-    """Return the rendered text in a reply of the process, or the failure in words."""
+    """Return the rendered text in a reply of the process, or a description of the failure."""
     if isinstance(reply, TimedOut):
         return TemplateFailed(f"the policy's chat template ran for more than {SECONDS:g} s on it")
     if isinstance(reply, Died):
@@ -84,7 +84,7 @@ def prepare(configuration: Any) -> tuple[dict[str, Any], pool_worker.Answer]:
 def answer(
     template: str, tokens: Mapping[str, Any], messages: Any, add_generation_prompt: bool
 ) -> list[str | None]:
-    """Return [text, null], or [null, reason of the failure]."""
+    """Render a conversation. Return [text, null], or [null, the reason of the failure]."""
     try:
         texts: Any = render_jinja_template(
             conversations=[messages],

@@ -81,7 +81,7 @@ def check_tokenizer(folder: Path) -> None:
     if not (path.is_file() and "auto_map" in as_mapping(path)):
         raise ArtifactError(
             f"{folder} has no tokenizer (none of {', '.join(VOCABULARIES)}): "
-            "copy the tokenizer's files into it from the model that it was made from"
+            "copy the tokenizer's files of its original model into it"
         )
 
 
@@ -96,8 +96,8 @@ def has_chat_template(folder: Path) -> bool:
 def loading(
     folder: Path, what: str, kinds: tuple[type[Exception], ...] = (Exception,)
 ) -> Iterator[None]:
-    """Convert any error of a library at the files of a policy into an ArtifactError of one
-    sentence, which names the file at fault if possible. `what` names the loaded object."""
+    """Convert any error of a library that reads a policy's files into an ArtifactError of one
+    sentence, with the file at fault if possible. `what` is the name of the loaded object."""
     try:
         yield
     except ArtifactError:
@@ -108,7 +108,7 @@ def loading(
                 raise ArtifactError(
                     f"{path} names Python code that comes with the policy (auto_map), which is not "
                     f"run, and {what} cannot be loaded without it: set policy.trust_remote_code to "
-                    "true if you trust it, or take another policy"
+                    "true if you trust it, or use another policy"
                 ) from error
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_REASON]
         raise ArtifactError(
@@ -144,7 +144,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def shapes_in(path: Path) -> dict[str, list[int]]:
-    """Return the shape of every tensor in a safetensors file, from its header. Raises ArtifactError
+    """Return the shape of every tensor in a safetensors file, from its header. Raise ArtifactError
     if the file has no header, or does not match it byte for byte."""
     try:
         with safe_open(path, framework="numpy") as file:
@@ -181,8 +181,8 @@ def check_index(path: Path) -> None:
     for tensor, name in files.items():
         if not is_plain(name, PLAIN_WEIGHTS, path.parent):
             raise ArtifactError(
-                f"{path}: {tensor} is in {name!r}; an index can only name *.safetensors files that "
-                "stand beside it. Save the model again, or fetch the files that are missing"
+                f"{path}: {tensor} is in {name!r}; an index can only name *.safetensors files "
+                "beside it. Save the model again, or fetch the missing files"
             )
 
 
@@ -192,10 +192,10 @@ def is_plain(name: Any, pattern: re.Pattern[str], folder: Path) -> bool:
 
 
 def as_mapping(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises ArtifactError if it is not an object."""
+    """Return the JSON object in a file. Raise ArtifactError if it is not an object."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise ArtifactError(f"{path} is not a JSON object: it is damaged, or not of a model")
+        raise ArtifactError(f"{path} is not a JSON object: it is damaged, or not a model's file")
     return value
 
 
@@ -208,8 +208,8 @@ def check_links(folder: Path) -> None:
         target = path.resolve()
         if not any(target.is_relative_to(root) for root in roots):
             raise ArtifactError(
-                f"{path} is a link to {target}, outside the policy's folder: put a copy in its "
-                "place, or remove it"
+                f"{path} is a link to {target}, outside the policy's folder: replace it with a "
+                "copy, or remove it"
             )
 
 
@@ -225,7 +225,7 @@ def policy_digest(folder: Path) -> str:
 
 
 def trained_digest(layout: Layout, recipe: str, seed: int) -> str:
-    """Return the digest of the policy that a recipe and a seed trained. Raises ArtifactError if its
+    """Return the digest of the policy that a recipe and a seed trained. Raise ArtifactError if its
     files have changed since training."""
     folder = layout.train(recipe, seed) / "policy"
     digest = str(read_sealed(layout.trained_card(recipe, seed))["digest"])

@@ -28,7 +28,7 @@ MAX_PARAMETERS = 200_000_000
 
 
 def fits(model: PreTrainedModel) -> bool:
-    """Return whether this forward supports the model, and saves time."""
+    """Return whether this forward supports the model, and would be faster."""
     config: Any = model.config
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     known = (
@@ -97,7 +97,7 @@ class FusedForward:
         self.head = Projection(model.get_output_embeddings(), norm=body.norm)
 
     def layer(self, module: Any) -> Layer:
-        """Return copies of one layer's weights."""
+        """Return fused copies of one layer's weights."""
         attention = module.self_attn
         mlp = module.mlp
         norms = None

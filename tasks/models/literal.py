@@ -61,7 +61,7 @@ def added_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
 
 
 def protected(tokenizer: PreTrainedTokenizerBase, turns: str) -> list[str]:
-    """Return the special tokens, and other added tokens in the rendered short conversation."""
+    """Return the special tokens, and other added tokens in the rendered conversation `turns`."""
     return [text for text, special in added_tokens(tokenizer).items() if special or text in turns]
 
 

@@ -165,7 +165,7 @@ def forward_rows(model: PreTrainedModel, ids_BL: torch.Tensor, **others: Any) ->
 
 
 def is_plainly_causal(model: PreTrainedModel) -> bool:
-    """Return whether every layer attends to all earlier tokens, by the attention above."""
+    """Return whether every layer uses `handed_attention` and attends to all earlier tokens."""
     config: Any = model.config.get_text_config()
     if config._attn_implementation != ATTENTION or not model._supports_attention_backend:
         return False

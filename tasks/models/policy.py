@@ -60,15 +60,15 @@ class Policy:
 
 
 def read_policy(layout: Layout) -> Policy:
-    """Return the initial policy that the stage `policy` made or named. Raises ArtifactError if its
+    """Return the initial policy that the stage `policy` made or named. Raise ArtifactError if its
     files have changed since that stage."""
     card = read_sealed(layout.policy_card)
     folder = layout.policy if card["location"] is None else Path(card["location"])
     if policy_digest(folder) != card["digest"]:
         raise ArtifactError(
             f"the policy in {folder} has changed since the stage `policy` read or made it "
-            f"({card['digest']}): restore its files, or run that stage again (make run "
-            "ARGS='--force policy'), and everything that depends on the policy follows"
+            f"({card['digest']}): restore its files, or run that stage and all stages "
+            "that depend on it again (make run ARGS='--force policy')"
         )
     return open_policy(folder, card["digest"], card)
 
@@ -135,7 +135,7 @@ def load_model(
     shard: Callable[[PreTrainedModel], object] | None = None,
 ) -> PreTrainedModel:
     """Load the model in `folder` in evaluation mode: without dropout, regardless of its config.
-    `shard` shards the model before it has weights; every rank then reads only its own rows. Raises
+    `shard` shards the model before it has weights; every rank then reads only its own rows. Raise
     ArtifactError if a tensor is missing from the files, or has another shape."""
     check_folder(folder)
     trusted, kinds = trust_remote_code, (ImportError, ValueError)  # errors of quantised policies
@@ -179,7 +179,7 @@ def check_quantization(folder: Path) -> None:
     if settings and not AutoHfQuantizer.supports_quant_method(settings):
         raise ArtifactError(
             f"{folder / 'config.json'}: transformers does not support the quantisation "
-            f"{settings.get('quant_method')!r}: take a policy that is not quantised, or evaluate "
+            f"{settings.get('quant_method')!r}: use a policy that is not quantised, or evaluate "
             "this one with an engine that supports it (engine.name: vllm)"
         )
 
@@ -189,20 +189,20 @@ def check_tensors(folder: Path, found: dict[str, Any]) -> None:
     another shape there. `found` is transformers' `output_loading_info`."""
     if missing := sorted(found["missing_keys"]):
         raise ArtifactError(
-            f"{folder}: its files hold no {missing[0]}"
+            f"{folder}: its files have no {missing[0]}"
             + (f" and {len(missing) - 1} more of its tensors" if len(missing) > 1 else "")
             + ": they would be random. Fetch or save the model again"
         )
     if other := sorted(found["mismatched_keys"]):
         name, held, expected = other[0]
         raise ArtifactError(
-            f"{folder}: {name} is of shape {tuple(held)}, and config.json asks for "
-            f"{tuple(expected)}: they are not of one model. Fetch or save the model again"
+            f"{folder}: {name} has shape {tuple(held)}, but config.json requires "
+            f"{tuple(expected)}: they are of different models. Fetch or save the model again"
         )
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load the tokenizer in `folder`. Raises ArtifactError if there is none, or it cannot be
+    """Load the tokenizer in `folder`. Raise ArtifactError if there is none, or it cannot be
     loaded, is empty, or has no end-of-sequence token."""
     check_tokenizer(folder)
     trusted = trust_remote_code

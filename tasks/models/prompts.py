@@ -30,7 +30,7 @@ templates: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, Template] = (
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> Template:
-    """Return the chat template of a tokenizer. Raises TemplateFailed if it has none."""
+    """Return the chat template of a tokenizer. Raise TemplateFailed if it has none."""
     if tokenizer.chat_template is None:
         raise TemplateFailed(
             "it is chat messages, and the policy has no chat template: set raw: true in its "
@@ -49,7 +49,7 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> Template:
 def encode_chats(
     conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizerBase
 ) -> list[list[int]]:
-    """Return the token ids of conversations, rendered by the policy's chat template. Raises
+    """Return the token ids of conversations, rendered by the policy's chat template. Raise
     TemplateFailed with the number of the first conversation that fails."""
     encoded, template = [], template_of(tokenizer)
     marks = [mark_of([one["content"] for one in turns], tokenizer) for turns, _ in conversations]
@@ -64,7 +64,7 @@ def encode_chats(
 
 
 def mark_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return `literal.mark_for` of the texts, with the policy's chat template, if it has one."""
+    """Return `literal.mark_for` of these texts, with the policy's chat template, if it has one."""
 
     def turns() -> str:
         if tokenizer.chat_template is None:
@@ -78,7 +78,7 @@ def mark_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str | N
 def with_mark(
     messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, mark: str | None
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the messages, with `mark` inserted into special tokens in their text."""
+    """Return the messages with `mark` inserted into the special tokens in their text."""
     if mark is None:
         return messages
     return [{**one, "content": marked(one["content"], tokenizer, mark)} for one in messages]
@@ -112,7 +112,7 @@ def render_reply(
     templates change earlier turns when they render again. `stop_ids` are the tokens that end a
     turn.
 
-    Raises ArtifactError if the template rewrites the turn before a reply, or does not end it."""
+    Raise ArtifactError if the template rewrites the turn before a reply, or does not end it."""
     if not is_chat:
         return encode_plain(text, tokenizer, add_special_tokens=False)
     question = [{"role": "user", "content": "1"}]
@@ -127,9 +127,9 @@ def render_reply(
     stops = [n for n in range(begin, len(finished)) if finished[n] in stop_ids]
     if not stops:
         raise ArtifactError(
-            "the policy's chat template ends an assistant's turn with no token that ends a "
+            "the policy's chat template ends an assistant's turn without a token that ends a "
             "completion (eos_token_id of the tokenizer and of generation_config.json): turns "
-            "cannot be told apart"
+            "cannot be separated"
         )
     end = stops[0] + 1
     if whole[:end] != finished[:end]:
@@ -157,7 +157,7 @@ def encode_prompts(
     prompts: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, policy: Policy, room: int
 ) -> list[list[int]]:
     """Return the token ids of every prompt, with chat messages rendered by the policy's template.
-    Raises ArtifactError, with the prompt's id, for the first prompt that fails to render, the first
+    Raise ArtifactError, with the prompt's id, for the first prompt that fails to render, the first
     prompt without tokens, or the shortest prompt that leaves no room for `room` more tokens."""
     rows = prompts.select("prompt", "messages", "template").rows()
     turns = [messages_of(row, tokenizer) for row in rows]
@@ -199,7 +199,7 @@ def encode_messages(
     except TemplateFailed as error:
         row = chats[error.number]
         is_plain = prompts["messages"][row] is None
-        advice = "; raw: true of its entry in `ingest.sources` leaves the template out"
+        advice = "; raw: true of its entry in `ingest.sources` omits the template"
         raise ArtifactError(
             f"prompt {prompts['prompt_id'][row]}: {error}{advice if is_plain else ''}"
         ) from error

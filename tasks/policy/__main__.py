@@ -10,7 +10,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--copy",
         action="store_true",
-        help="copy the weights of an external policy: the data root then needs its folder no more",
+        help="copy the weights of an external policy, so its folder is no longer needed",
     )
 
 

@@ -39,7 +39,7 @@ from tasks.models.policy import (
 )
 
 NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-PIECE = 2**24  # numbers that are checked together
+PIECE = 2**24  # numbers checked at once
 
 # files to copy from an external policy
 DESCRIPTIVE_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -70,7 +70,7 @@ def write_external(
 
 
 def checked(location: Path, trust_remote_code: bool) -> dict[str, Any]:
-    """Return `describe` of the model at `location`, after checking that it is complete."""
+    """Check that the model at `location` is complete, and return its `describe`."""
     check_folder(location)
     with loading(location, MODEL):
         described = describe(skeleton(location, trust_remote_code))
@@ -133,9 +133,8 @@ def check_numbers(location: Path) -> None:
                         part.isfinite().all() for part in tensor.flatten().split(PIECE)
                     ):
                         raise ArtifactError(
-                            f"{path}: {name} holds what is not a finite number (NaN or infinity): "
-                            "the policy's training diverged, or the file is damaged. Take another "
-                            "checkpoint of it"
+                            f"{path}: {name} contains NaN or infinity: the policy's training "
+                            "diverged, or the file is damaged. Use another checkpoint"
                         )
                     bar.update(tensor.numel())
 

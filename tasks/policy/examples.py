@@ -18,7 +18,7 @@ SEEDS_PER_POLICY = 2**32
 
 
 def load(family: Family) -> Any:
-    """Return the module of a family. Raises ParamsError with a list of families if none exists."""
+    """Return the module of a family. Raise ParamsError with a list of families if none exists."""
     return registry.load(families, family.name, "policy.tiny.families: the name")
 
 

@@ -39,7 +39,7 @@ tokenizer = AutoTokenizer.from_pretrained("{place}")
 
 @dataclass(frozen=True)
 class TrainedPolicy:
-    """One trained policy."""
+    """A trained policy, identified by recipe and seed."""
 
     recipe: str
     seed: int
@@ -169,7 +169,7 @@ def to_hub(
     hub = HfApi()
     try:
         if hub.repo_exists(name) and hub.file_exists(name, CARD) and not overwrite:
-            raise ArtifactError(f"{HUB}{name} has a model already: name another, or --overwrite")
+            raise ArtifactError(f"{HUB}{name} has a model: use another name, or --overwrite")
         hub.create_repo(name, private=True, exist_ok=True)
         content: dict[str, Any] = {**files, **{key: texts[key].encode() for key in texts}}
         hub.create_commit(
@@ -189,7 +189,7 @@ def to_location(
     store, place = open_location(destination)
     with reaching(destination):
         if not overwrite and store.exists(place) and store.ls(place):
-            raise ArtifactError(f"{destination} is not empty: name another place, or --overwrite")
+            raise ArtifactError(f"{destination} is not empty: use another place, or --overwrite")
         store.makedirs(place, exist_ok=True)
         if store.exists(f"{place}/{CARD}"):  # the place is incomplete until all is replaced
             store.rm_file(f"{place}/{CARD}")

@@ -50,8 +50,8 @@ def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str
 
 
 def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
-    """Return the tables of both sides. Raise ArtifactError if one is missing or damaged, with the
-    existing ones if the recipe has not been evaluated."""
+    """Return the ROLLOUTS tables of both sides. Raise ArtifactError if one is missing or damaged.
+    For a recipe that has not been evaluated, the message lists the evaluated ones."""
     folders = layout.baseline, layout.evaluation(recipe, seed)
     files = {side: f / "rollouts.parquet" for side, f in zip(SIDES, folders, strict=True)}
     if not files["after"].is_file():
@@ -61,7 +61,7 @@ def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
         )
         raise ArtifactError(
             f"{files['after']} does not exist: {recipe} with seed {seed} has not been evaluated. "
-            f"There is: {', '.join(there) or 'nothing yet (winnow run)'}"
+            f"Evaluated: {', '.join(there) or 'nothing yet (winnow run)'}"
         )
     for path in files.values():
         ROLLOUTS.verify(path)
@@ -100,7 +100,7 @@ def choose(rates: pl.DataFrame, after: Path, wanted: Wanted) -> pl.DataFrame:
 
 
 def heading(prompt: dict[str, str], rates: dict[str, float]) -> str:
-    """Return a prompt with its gold answer and its pass rates."""
+    """Return a prompt as text, with its gold answer and its pass rates."""
     return (
         f"\n{RULE}\nprompt {prompt['prompt_id']}   solved {rates['before']:.0%} before, "
         f"{rates['after']:.0%} after\n\n{escaped(prompt['prompt'])}\n\n"
@@ -109,7 +109,7 @@ def heading(prompt: dict[str, str], rates: dict[str, float]) -> str:
 
 
 def samples(path: Path, side: str, prompt: str, number: int) -> Iterator[str]:
-    """Yield the first samples of a prompt on one side, the greedy one last."""
+    """Yield the first samples of a prompt on one side as text, the greedy one last."""
     found = ROLLOUTS.check(
         pl.scan_parquet(path).filter(pl.col("prompt_id") == prompt).collect(), str(path)
     )

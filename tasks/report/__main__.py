@@ -14,7 +14,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="the data root of an earlier round, the first round's first (may be repeated)",
+        help="data root of an earlier round; repeat it in the order of rounds",
     )
 
 

@@ -19,11 +19,11 @@ from tasks.report.paired import INITIAL
 from tasks.report.results import Results, Row, name_of
 
 Json = dict[str, Any]
-NUM_PROMPTS = 200  # on the page
+NUM_PROMPTS = 200  # prompts on the page
 MAX_RUNS = 4  # trained policies on the page, one per recipe
 NUM_SAMPLES = 4  # per policy and prompt, on the page
 MAX_LENGTH = 1500  # characters per text on the page
-BYTES_PER_PART = 32_000_000  # of a stage's file, about
+BYTES_PER_PART = 32_000_000  # approximate size of a part of a stage's file
 # classes of change of a prompt's pass rate, in display order
 CHANGES = ("newly solved", "better", "worse", "lost", "same", "always solved", "never solved")
 IN_PAGE = ("prompt_id", "sample_index", "greedy", "outcome")
@@ -65,7 +65,7 @@ def shown_runs(rows: Sequence[Row], champion: Mapping[str, Any] | None) -> list[
 
 def choose(changes: Mapping[str, str | None], count: int = NUM_PROMPTS) -> list[str]:
     """Return `count` prompts: an equal number of each class, and all prompts of small classes. Ids
-    are digests, so taking the first ones is a random choice that is the same every time."""
+    are digests, so the first ones are a random but reproducible choice."""
     classes: dict[str, list[str]] = {name: [] for name in CHANGES}
     for prompt_id, change in sorted(changes.items()):
         classes[change or "same"].append(prompt_id)
@@ -78,7 +78,7 @@ def choose(changes: Mapping[str, str | None], count: int = NUM_PROMPTS) -> list[
 
 def write_rollouts(path: Path, layout: Layout, results: Results, runs: Sequence[str]) -> Json:
     """Write `rollouts.parquet` and return the part that the page shows: the initial policy and the
-    `runs`. Raises ArtifactError if the prompt of a rollout is not among the test prompts."""
+    `runs`. Raise ArtifactError if the prompt of a rollout is not among the test prompts."""
     columns = ("prompt_id", "source", "level", "prompt", "answer")
     prompts = PROMPTS.read_columns(layout.prompts("test"), columns).rename({"answer": "gold"})
     rates = {row["prompt_id"]: row for row in results.paired.rates.to_dicts()}
@@ -147,7 +147,7 @@ def shown(
     samples: Mapping[str, Mapping[tuple[Any, ...], pl.DataFrame]],
     runs: Sequence[str],
 ) -> Json:
-    """Return a prompt for the page, with the pass rate and the samples of each policy."""
+    """Return a prompt as data for the page, with the pass rate and samples of each policy."""
     key = (prompt["prompt_id"],)
     policies = {
         name: {
@@ -163,7 +163,7 @@ def shown(
 
 
 def picked(samples: pl.DataFrame) -> list[Json]:
-    """Return some samples of a prompt: one of each outcome first, then the next in order."""
+    """Choose some samples of a prompt: one of each outcome first, then others in order."""
     named = samples.select(pl.col("sample_index").alias("index"), *IN_PAGE[2:], "answer", "text")
     rows = named.sort("greedy", "index", descending=[True, False]).to_dicts()
     firsts = {row["outcome"]: row for row in reversed(rows)}
@@ -172,7 +172,7 @@ def picked(samples: pl.DataFrame) -> list[Json]:
 
 
 def cut(text: str) -> str:
-    """Return a text, a long one without its middle, with the number of characters removed."""
+    """Return a text; of a long one only beginning and end, and the number of removed characters."""
     if len(text) <= MAX_LENGTH:
         return text
     half = MAX_LENGTH // 2

@@ -40,13 +40,13 @@ PREFIXES = (
 
 @dataclass(frozen=True)
 class Monotone:
-    """A curve: compute (or rollouts), increasing, and accuracy, non-decreasing."""
+    """A monotone curve: increasing compute (or rollouts), and accuracy that does not decrease."""
 
     flops: Floats
     accuracy: Floats
 
     def at(self, flops: Floats) -> Floats:
-        """Return the accuracy at other points; beyond the ends, the accuracy at the nearer end."""
+        """Return the accuracy at these amounts of compute; constant beyond the curve's ends."""
         return np.interp(flops, self.flops, self.accuracy)
 
     def reaches(self, target: float) -> float:
@@ -90,7 +90,7 @@ Fits = Mapping[str, Mapping[str, Fitted]]
 
 
 def unit(largest: float) -> tuple[float, str]:
-    """Return the size and the name of the FLOPs unit for numbers up to `largest`."""
+    """Return the FLOPs unit for numbers up to `largest`: its size and its name."""
     return next((size, name) for size, name in PREFIXES if largest >= size or size == 1.0)
 
 
@@ -101,7 +101,7 @@ def flops_words(flops: float) -> str:
 
 
 def amount(axis: str, value: float) -> str:
-    """Return an amount on an axis, or in an account: `450 GFLOPs charged`, `1,200 rollouts`."""
+    """Return an amount on an axis as text: `450 GFLOPs charged`, `1,200 rollouts`."""
     return f"{flops_words(value)} {axis}" if axis in COMPARED else f"{value:,.0f} {axis}"
 
 

@@ -24,7 +24,7 @@ NUM_BINS = 9  # for more pass rates
 
 
 def drift_of(groups: pl.DataFrame, stale_above: float) -> Drift:
-    """Return the drift of one run: every pass, and whether the profile is stale in the last pass.
+    """Return the drift of one run: all passes, and whether the profile is stale in the last one.
 
     The profile is stale if the gap of the last pass exceeds the gap by chance by more than
     `stale_above`. Without the allowance for chance, a short run of small groups would look stale

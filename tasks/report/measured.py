@@ -1,7 +1,7 @@
 """Values that differ between equal runs: seconds, work lost to kills, time and machine of the
 report.
 
-They are written to `measured.txt` beside the page. That file is no output of DVC, so equal runs
+They are written to `measured.txt` beside the page. DVC does not track that file, so equal runs
 have equal outputs. A cell that was restored or pulled has no measurements here."""
 
 import os
@@ -43,7 +43,7 @@ def all_measured(layout: Layout, evidence: Evidence) -> dict[str, Json]:
 
 
 def words_of(found: Json) -> str:
-    """Return the measurements of a run as text."""
+    """Return a run's measurements as text."""
     lost = {f"lost {name}": value for name, value in found.get("lost", {}).items()}
     parts = {**found.get("seconds", {}), **lost}
     return ", ".join(f"{name} {value:,.1f}" for name, value in parts.items()) or "not measured here"
@@ -60,7 +60,7 @@ def total_seconds(measured: Mapping[str, Json], run: Trained) -> float | None:
 
 
 def commit_words(tags: Mapping[str, str]) -> str:
-    """Return the commit, and whether files have changed since."""
+    """Return the commit as text, and whether files differ from it."""
     commit = tags.get("git")
     if commit is None:
         return "no git repository"

@@ -35,7 +35,7 @@ class Paired:
 
 
 def pair(evidence: Evidence, num_bootstrap: int) -> Paired:
-    """Return the pass rates of the initial policy and of all runs. Raises ArtifactError if a policy
+    """Return the pass rates of the initial policy and of all runs. Raise ArtifactError if a policy
     was evaluated on other prompts than the initial policy."""
     table = rates_of(evidence.baseline_scores, INITIAL)
     for run in evidence.trained:
@@ -50,7 +50,7 @@ def pair(evidence: Evidence, num_bootstrap: int) -> Paired:
 
 
 def rates_of(scores: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Return the pass rate of each prompt in the column `name`."""
+    """Return a table with each prompt's pass rate in the column `name`."""
     graded = pl.when(pl.col("trials") > 0).then(pl.col("correct") / pl.col("trials"))
     return scores.select("prompt_id", graded.alias(name))
 
@@ -66,8 +66,8 @@ def difference(paired: Paired, mine: Sequence[str], other: Sequence[str]) -> Dif
     draws are the same in every run of the report, so equal files give equal reports.
 
     `other` contains the runs of the same seeds in the same order, or one run for all seeds. With
-    several seeds the interval is over seeds and prompts, otherwise over prompts (`over` states
-    which). Raises ArtifactError if no prompt was graded for all of the runs."""
+    several seeds the interval is over seeds and prompts, otherwise over prompts (see the key
+    `over`). Raise ArtifactError if no prompt was graded for all of the runs."""
     graded = paired.rates.drop_nulls([*mine, *other])
     if graded.is_empty():
         raise ArtifactError(
@@ -98,5 +98,5 @@ def is_apart(found: Difference) -> bool:
 
 
 def points_words(found: Difference) -> str:
-    """Return the interval of a difference in points."""
+    """Return the interval of a difference as text, in points."""
     return f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"

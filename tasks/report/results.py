@@ -55,7 +55,7 @@ class Results:
 
 
 def results_of(evidence: Evidence, settings: ReportSettings) -> Results:
-    """Compute all results. Equal files give equal results."""
+    """Compute all results. Equal input files lead to equal results."""
     paired = pair(evidence, settings.num_bootstrap)
     rows = leaderboard(evidence, paired)
     curves = curve_table(evidence)
@@ -70,7 +70,7 @@ def results_of(evidence: Evidence, settings: ReportSettings) -> Results:
 
 
 def name_of(cell: Mapping[str, Any]) -> str:
-    """Return the run name of a row, of the candidate or of the champion."""
+    """Return the name of a run: `recipe/seed`."""
     return f"{cell['recipe']}/{cell['seed']}"
 
 
@@ -231,7 +231,7 @@ def differences_of(
 
 
 def spread(rows: Sequence[Row], name: str) -> dict[str, float]:
-    """Return mean, minimum and maximum of a value, or of a cost's total, over the seeds."""
+    """Return mean, minimum and maximum over the seeds of a value, or of a cost's total."""
     found = [row[name] for row in rows]
     values = [float(value["total"] if isinstance(value, dict) else value) for value in found]
     return {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}

@@ -88,12 +88,12 @@ def read_rows(path: Path, summary: Mapping[str, Any]) -> list[Row]:
 
 
 def cell_of(source: str) -> str:
-    """Return RECIPE/SEED of the policy in `.../runs/RECIPE/SEED/train/policy`."""
+    """Return `recipe/seed` of a policy in the folder `.../runs/RECIPE/SEED/train/policy`."""
     parts = Path(source).parts[-5:]
     if len(parts) < 5 or (parts[0], *parts[3:]) != ("runs", "train", "policy"):
         raise ArtifactError(
-            f"the policy {source} was trained by no round: run the stages in the rounds' folders "
-            "by `winnow run --rounds`"
+            f"the policy {source} was not trained in any round: run the stages of rounds with "
+            "`winnow run --rounds`"
         )
     return f"{parts[1]}/{parts[2]}"
 
@@ -115,14 +115,14 @@ def cumulative(rounds: Sequence[Round], account: str) -> list[float]:
 
 
 def kinds(profile: pl.DataFrame) -> list[int]:
-    """Return the number of prompts of each of KINDS."""
+    """Return how many prompts are never, sometimes and always solved (KINDS)."""
     classes = class_of(profile["pass_rate"].drop_nulls())
     never, always = int((classes == 0).sum()), int((classes == len(CLASSES) - 1).sum())
     return [never, len(classes) - never - always, always, len(profile) - len(classes)]
 
 
 def summary_of(rounds: Sequence[Round]) -> list[dict[str, Any]]:
-    """Return the part of `summary.json` about the rounds."""
+    """Return the part `rounds` of `summary.json`."""
     spent = {account: cumulative(rounds, account) for account in COMPARED}
     keys = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy")
     return [

@@ -31,7 +31,7 @@ def main(stage: Stage) -> None:
     evidence = read_evidence(stage.layout, stage.section("experiment", Experiment))
     results = results_of(evidence, stage.section("report", ReportSettings))
     summary, out = results.summary, stage.layout.report
-    for run, words in stale_runs(results):  # a warning where groups were sized by the profile
+    for run, words in stale_runs(results):  # warn if groups were sized by the profile
         logger.log(logging.WARNING if run.reads_profile else logging.INFO, "%s", words)
     earlier = rounds.read_rounds(stage.options.before, results)
     table = f"{summary['headline']}\n\n{text_table(results)}{summary['why']}\n"

@@ -8,7 +8,7 @@ class ReportSettings:
     """The section `report`."""
 
     stale_above: float = 0.15  # last pass: how far training success may be from the profile
-    num_bootstrap: int = 1000  # draws of an interval
+    num_bootstrap: int = 1000  # resamples of an interval
 
     def __post_init__(self) -> None:
         at_least(1, report__num_bootstrap=self.num_bootstrap)

@@ -175,7 +175,7 @@ def check_prompts(prompts: pl.DataFrame) -> None:
         )
     if prompts["prompt_id"].is_duplicated().any():
         raise ArtifactError(
-            "a prompt_id is there twice in the prompts: run `python -m tasks.ingest` again"
+            "a prompt_id is duplicated in the prompts: run `python -m tasks.ingest` again"
         )
 
 

@@ -154,9 +154,9 @@ class RolloutStore:
             if wait is not None:
                 time.sleep(wait)
         raise ArtifactError(
-            f"{path} was read {len(READ_WAITS)} times, and no two reads were whole and the same: "
-            "the network or the disk returns wrong data. Run the same command again when that is "
-            "repaired"
+            f"{path} was read {len(READ_WAITS)} times, but no two reads were complete and equal: "
+            "the network or the disk returns wrong data. Repair that, and run the same command "
+            "again"
         )
 
     def retry(self, read: Callable[[], T]) -> T:
@@ -265,7 +265,7 @@ class RolloutStore:
         if self.create(DESCRIPTION, content) and existed:
             raise ArtifactError(
                 f"{self.folder} overwrites files that it must only create (If-None-Match is "
-                "ignored), so that two writers would destroy each other's rollouts: use a server "
+                "ignored), so two writers would destroy each other's rollouts: use a server "
                 "that supports conditional writes"
             )
         self.description = None  # once per process

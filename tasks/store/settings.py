@@ -8,8 +8,8 @@ class StoreSettings:
     """The section `store`: where sampled rollouts are kept."""
 
     location: str | None = None  # a folder or s3://bucket/prefix; null: store/ of the data root
-    batch_rollouts: int = 2048  # sampled and stored together; a kill loses at most these
-    logprobs: bool = False  # keep every token's log-probability, for methods that replay them
+    batch_rollouts: int = 2048  # sampled and stored together; a kill loses at most one batch
+    logprobs: bool = False  # store every token's log-probability, for methods that replay rollouts
 
     def __post_init__(self) -> None:
         at_least(1, store__batch_rollouts=self.batch_rollouts)

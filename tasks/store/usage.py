@@ -30,7 +30,7 @@ class Usage:
     sampled_tokens: int
     seconds: float
     why: str
-    engine: Mapping[str, float] = field(default_factory=dict)  # its own metrics
+    engine: Mapping[str, float] = field(default_factory=dict)  # metrics of the engine itself
 
     @property
     def summary(self) -> str:

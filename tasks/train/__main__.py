@@ -12,7 +12,7 @@ from tasks.common.processes import ending
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add options for interactive use; a pipeline does not need them."""
     parser.add_argument(
-        "--resume", type=Path, help="go on from this checkpoint folder; refused if it does not fit"
+        "--resume", type=Path, help="resume from this checkpoint folder of the same run"
     )
     parser.add_argument(
         "--from-rollouts",
@@ -22,8 +22,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def launch_ranks(options: argparse.Namespace) -> None:
-    """Run torchrun in place of this process if params.yaml requests several processes, or the
-    launcher of a cluster, unless this is already a rank. The stage reports errors in the file."""
+    """Replace this process with torchrun, or the launcher of a cluster, if params.yaml requests
+    several processes and this is not a rank yet. The stage itself reports errors in the file."""
     if "RANK" in os.environ:
         return
     from tasks.common import params

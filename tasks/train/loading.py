@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 
 @settings
 class NoSettings:
-    """The settings of a method that takes none."""
+    """The empty settings of a method without settings."""
 
 
 def train_settings(values: Mapping[str, Any], recipe: str) -> TrainSettings:
-    """Return the section `train` as changed by the recipe. Raises ParamsError with all errors."""
+    """Return the section `train` as changed by the recipe. Raise ParamsError with all errors."""
     return settings_of(recipes.recipe(values, recipe)["train"])
 
 
 def settings_of(train: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings in `train`, every slot with all settings of its method."""
+    """Return the settings in `train`, with all settings of the method in every slot."""
     if not isinstance(train, dict):
         return parse(train, TrainSettings, "train")
     with gathered() as problems:
@@ -49,18 +49,18 @@ def settings_of(train: Mapping[str, Any]) -> TrainSettings:
 
 
 def completed(slot: str, spec: Any) -> Spec:
-    """Return the slot's mapping with the defaults of its method filled in."""
+    """Return a slot's mapping with the defaults of its method added."""
     module, own = method_of(slot, spec)
     settings = parse(own, getattr(module, "Settings", NoSettings), f"train.{slot}")
     return {"method": spec["method"], **dataclasses.asdict(settings)}
 
 
 def method_of(slot: str, spec: Any) -> tuple[ModuleType, Spec]:
-    """Return the file of the slot's method, and the settings beside its name."""
+    """Return the file of a slot's method, and the method's settings."""
     package = importlib.import_module(f"tasks.train.methods.{slot}")
     if not isinstance(spec, dict) or "method" not in spec:
         known = listed(registry.names(package))
-        raise ParamsError(f"train.{slot}.method is missing; there is: {known}")
+        raise ParamsError(f"train.{slot}.method is missing; use one of {known}")
     own = {key: value for key, value in spec.items() if key != "method"}
     return registry.load(package, spec["method"], f"train.{slot}.method"), own
 
@@ -73,12 +73,12 @@ def check_slots(settings: TrainSettings) -> None:
     with gathered() as problems:
         if settings.batch.counts == "kept" and "keep" not in settings.select:
             problems.add(
-                f"train.batch.counts is kept, and train.select {settings.select['method']} does "
+                f"train.batch.counts is kept, but train.select {settings.select['method']} does "
                 "not keep a fixed number of every group: set generated"
             )
         if settings.batch.counts == "kept" and replays:
             problems.add(
-                "train.batch.counts is kept, and train.replay stores whole groups: set generated, "
+                "train.batch.counts is kept, but train.replay stores whole groups: set generated, "
                 "or replay none"
             )
         shapes = [spec["method"] for spec in settings.shape]
@@ -86,26 +86,26 @@ def check_slots(settings: TrainSettings) -> None:
         skipping += [f"train.shape {each}" for each in shapes if shape_of(each).skips_zeros]
         if skipping and settings.divisor != "generated":
             problems.add(
-                f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and "
-                "train.divisor kept would make the step longer the fewer are left: set generated"
+                f"{skipping[0]} drops rollouts of advantage 0 from the loss, and with "
+                "train.divisor kept the step would grow as fewer remain: set generated"
             )
         check_loss(settings, skipping, problems)
         changing = [each for each in shapes if shape_of(each).changes_rewards]
         if estimate.unshaped and changing:
             problems.add(
-                f"train.advantage {name} needs the verifier's rewards, and train.shape "
-                f"{listed(changing)} changes them: leave one of the two out"
+                f"train.advantage {name} needs the verifier's rewards, but train.shape "
+                f"{listed(changing)} changes them: remove one of the two"
             )
         if estimate.fresh_only and replays:
             problems.add(
-                f"train.advantage {name} measures a reward against what earlier rollouts came to, "
-                "its own among them where it is replayed: set train.replay none"
+                f"train.advantage {name} compares a reward with earlier rollouts, which would "
+                "include a replayed rollout itself: set train.replay none"
             )
         cutting = [each for each in shapes if shape_of(each).cuts_rows]
         if cutting and (wholes := needing_whole_rows(settings)):
             problems.add(
-                f"train.shape {cutting[0]} trains on a part of each completion, and the loss reads "
-                f"all of it with {listed(wholes)}: leave the shape out, or change that"
+                f"train.shape {cutting[0]} trains on a part of each completion, but the loss needs "
+                f"all of it with {listed(wholes)}: remove the shape, or change that setting"
             )
         check_control(settings, problems)
 
@@ -117,8 +117,8 @@ def check_control(settings: TrainSettings, problems: Problems) -> None:
     stored: type[Replay] = method_of("replay", settings.replay)[0].Method
     if chooser.needs_stored != stored.joins:
         problems.add(
-            f"train.control is {name}, and train.replay {replay}: stored rollouts join groups with "
-            "the control experience and the replay successes together"
+            f"train.control is {name}, and train.replay {replay}: stored rollouts join groups only "
+            "if the control is experience and the replay is successes"
         )
     if chooser.needs_stored and settings.over_provision > 1.0:
         problems.add(
@@ -127,13 +127,13 @@ def check_control(settings: TrainSettings, problems: Problems) -> None:
         )
     if chooser.asks_again and settings.over_provision > 1.0:
         problems.add(
-            f"train.control {name} asks for more once it has seen a step's rollouts, and with "
-            "train.over_provision the next step is asked for before that: set over_provision to 1.0"
+            f"train.control {name} may request more after a step's rollouts, but with "
+            "train.over_provision the next step is requested before: set over_provision to 1.0"
         )
 
 
 def needing_whole_rows(settings: TrainSettings) -> list[str]:
-    """Return the settings with which a token's loss depends on its rollout's other tokens."""
+    """Return the settings that make a token's loss depend on its rollout's other tokens."""
     loss, correction = settings.loss, settings.correction
     reject = correction.reject
     found = {
@@ -153,17 +153,17 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
     loss, source = settings.loss["method"], settings.reference.source
     reset = settings.reference.reset_every
     reading_all = {
-        "train.kl_coefficient asks for the KL of all: set 0": settings.kl_coefficient > 0,
-        "train.loss.entropy asks for the entropy of all: leave it out": recipes.has_bonus(
+        "train.kl_coefficient needs the KL of all: set it to 0": settings.kl_coefficient > 0,
+        "train.loss.entropy needs the entropy of all: remove it": recipes.has_bonus(
             {"loss": settings.loss}
         ),
-        f"train.loss {loss} learns from all: use another of the two": goal.reads_reference,
+        f"train.loss {loss} trains on all: replace one of the two": goal.reads_reference,
     }
     for reason in [reason for reason, is_set in reading_all.items() if is_set and skipping]:
-        problems.add(f"{skipping[0]} leaves rollouts of advantage 0 out of the loss, and {reason}")
+        problems.add(f"{skipping[0]} drops rollouts of advantage 0 from the loss, but {reason}")
     if goal.reads_reference and not goal.needs_teacher:
         moved = {
-            "train.warm_start moves it away from there: leave one of the two out": (
+            "train.warm_start changes the policy before the first step: remove one of the two": (
                 settings.warm_start is not None
             ),
             f"train.reference.source is {source}: set it to null": source is not None,
@@ -171,16 +171,16 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
         }
         for reason in [reason for reason, is_set in moved.items() if is_set]:
             problems.add(
-                f"train.loss {loss} compares the policy with the initial one, and {reason}"
+                f"train.loss {loss} compares the policy with the initial one, but {reason}"
             )
     if goal.reads_reference and settings.correction.m2po is not None:
         problems.add(
-            f"train.correction.m2po takes the advantage from tokens, and train.loss {loss} learns "
-            "without one, too: set it to null, or use train.correction.reject"
+            f"train.correction.m2po sets advantages of tokens to 0, but train.loss {loss} also "
+            "trains on those: set it to null, or use train.correction.reject"
         )
     if goal.needs_several and not settings.updates.is_several:
         problems.add(
-            f"train.loss {loss} has a penalty on the change since a batch's first update, and "
+            f"train.loss {loss} has a penalty on the change since a batch's first update, but "
             "train.updates makes one update: set its epochs or minibatches above 1"
         )
     if goal.needs_teacher and source is None:
@@ -189,7 +189,7 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
     for key in ("source", "reset_every"):
         if (value := getattr(settings.reference, key)) is not None and not has_reference:
             problems.add(
-                f"train.reference.{key} is {value}, and nothing reads it: set train.loss.method to "
+                f"train.reference.{key} is {value}, but nothing uses it: set train.loss.method to "
                 f"distil, or train.kl_coefficient above 0, or {key} to null"
             )
     if reset is not None and (source is not None or settings.lora is not None):
@@ -222,7 +222,7 @@ def load_slots(
     least = estimate.min_group
     if estimate.needs_group and (small := int((plan.group_sizes_V < least).sum())):
         logger.warning(
-            "%d of %d visits have a group of %s: its advantage is 0, it teaches nothing",
+            "%d of %d visits have a group of %s, whose advantage is always 0",
             small,
             len(plan),
             "one" if least == 2 else f"fewer than {least}",
@@ -262,8 +262,8 @@ def load_method(
 def make(
     module: ModuleType, name: str, values: Mapping[str, Any], where: str, *arguments: Any
 ) -> Any:
-    """Return the class `name` of a method's file, built from `arguments` and, if the file has
-    `Settings`, from these with `values`."""
+    """Return an instance of the class `name` in a method's file, built from `arguments` and, if the
+    file has `Settings`, from these with `values`."""
     settings = parse(values, getattr(module, "Settings", NoSettings), where)
     if hasattr(module, "Settings"):
         arguments = (settings, *arguments)

@@ -31,7 +31,7 @@ class Plan:
 
     @property
     def num_prompts(self) -> int:
-        """The number of rows that a table by prompt row needs."""
+        """The number of prompt rows: the largest row plus one."""
         return int(self.prompt_rows_V.max(initial=-1)) + 1
 
     def num_rollouts(self) -> int:
@@ -61,7 +61,7 @@ class Plan:
         return self.rest_of_phase(first, room + room // 2 + 1)
 
     def fit(self, sizes: Ints, room: int) -> int:
-        """Return how many groups of `sizes` fit into `room` (in the batch's unit), at least one."""
+        """Return how many groups of `sizes` fit `room`, at least one, in the batch's unit."""
         return max(int(np.searchsorted(np.cumsum(self.cost(sizes)), room, side="right")), 1)
 
     def num_visits(self, sizes: Ints, room: int) -> int:
@@ -71,7 +71,7 @@ class Plan:
         return len(sizes) if self.cost(sizes[num:]).sum() < room / 2 else num
 
     def cost(self, sizes: Ints) -> Ints:
-        """Return the size of groups of `sizes` in the batch's unit."""
+        """Return the size of groups in the batch's unit, for these numbers of rollouts."""
         if self.batch.unit == "prompts":
             return np.ones_like(sizes)
         return sizes if self.keeps is None else np.minimum(sizes, self.keeps)
@@ -103,7 +103,7 @@ class Plan:
 def read_plan(table: pl.DataFrame, prompt_ids: pl.Series, batch: BatchSettings) -> Plan:
     """Return a PLAN table as columns, prompts by their row in `prompt_ids`.
 
-    Raises ArtifactError for a visit of another prompt, with its id.
+    Raise ArtifactError for a visit of another prompt, with its id.
     """
     rows = rows_of(table["prompt_id"], prompt_ids, "the plan visits")
     sizes, phases, passes = (

@@ -31,7 +31,7 @@ class Profile:
 
     @cached_property
     def rows(self) -> Ints:
-        """The row of each sample's prompt among the training prompts. Raises ArtifactError for a
+        """The row of each sample's prompt among the training prompts. Raise ArtifactError for a
         prompt that is not among them."""
         return rows_of(self.samples["prompt_id"], self.prompts.ids, "the profile has samples of")
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 UNFINISHED = "abort"  # the finish reason of a stopped, unfinished completion, as in engines
 INTS, FLOATS, BOOLS = pl.List(pl.Int64), pl.List(pl.Float64), pl.List(pl.Boolean)
-ARROW = {INTS: pa.int64(), FLOATS: pa.float64(), BOOLS: pa.bool_()}  # types of their elements
+ARROW = {INTS: pa.int64(), FLOATS: pa.float64(), BOOLS: pa.bool_()}  # element types of the lists
 COLUMNS: dict[str, Any] = {
     "group": pl.Int64,  # the rollout's group within the step
     "prompt_row": pl.Int64,  # of the prompt among the training prompts
@@ -91,12 +91,12 @@ class Prompts:
         return self.table["prompt_id"]
 
     def token_ids(self, rows: Ints) -> list[list[int]]:
-        """Return the token ids of the prompts `rows`. Raises ArtifactError if one is too long."""
+        """Return the token ids of the prompts `rows`. Raise ArtifactError if one is too long."""
         return self.encode(self.table[rows])
 
 
 def rows_of(prompt_ids: pl.Series, known: pl.Series, whose: str) -> Ints:
-    """Return the rows of prompts among the `known` training prompts. Raises ArtifactError for any
+    """Return the rows of prompts among the `known` training prompts. Raise ArtifactError for any
     other prompt; its message begins with `whose`."""
     row_of = pl.DataFrame({"prompt_id": known}).with_row_index("row")
     rows = pl.DataFrame({"prompt_id": prompt_ids}).join(
@@ -168,7 +168,7 @@ class Observed:
     gradient_norms_B: Floats | None = None
 
     def take(self, rows: Ints, places: Ints) -> "Observed":
-        """Return the view of the rollouts `rows`, with their tokens at `places`."""
+        """Return the features of the rollouts `rows`, with their tokens at `places`."""
         return Observed(
             self.logprobs_N[places],
             self.entropies_N[places],
@@ -210,7 +210,7 @@ class Rollouts:
 
     @classmethod
     def of(cls, table: pl.DataFrame) -> "Rollouts":
-        """Return the rollouts of a table whose groups are numbered from 0 on without a gap."""
+        """Return the rollouts of a table whose groups are numbered from 0 without gaps."""
         _, first_Q = np.unique(table["group"].to_numpy(), return_index=True)
         return cls(table, table["prompt_row"].to_numpy()[first_Q])
 
@@ -278,7 +278,7 @@ class Rollouts:
 
     @once
     def trained_N(self) -> Bools:
-        """Return [N] whether a token is the policy's own."""
+        """Return [N] whether the policy sampled a token."""
         if self.table["is_action"].null_count() == len(self.table):
             return np.ones(int(self.completion_tokens_B().sum()), dtype=np.bool_)
         return flat(self.table.select(OWN_TOKENS).to_series())
@@ -294,7 +294,7 @@ class Rollouts:
         return np.asarray(is_current_B[self.owner_N()])
 
     def take(self, rows: Ints) -> "Rollouts":
-        """Return the rollouts `rows`, in that order. Groups keep their numbers, also empty ones."""
+        """Return the rollouts `rows`, in that order. Groups keep their numbers, even empty ones."""
         taken = Rollouts(self.table[rows], self.prompt_rows_Q)
         if self.observed is not None:
             taken = replace(taken, observed=self.observed.take(rows, self.places(rows)))
@@ -307,7 +307,7 @@ class Rollouts:
         return self if keep_B.all() else self.take(np.flatnonzero(keep_B))
 
     def groups(self, numbers: Ints) -> "Rollouts":
-        """Return the rollouts of these groups, in that order, renumbered."""
+        """Return the rollouts of these groups in this order, with groups renumbered from 0."""
         place_of = np.full(len(self.prompt_rows_Q), -1)
         place_of[numbers] = np.arange(len(numbers))
         kept = self.with_columns(group=place_of[self.group_B]).table
@@ -327,7 +327,7 @@ class Rollouts:
         )
 
     def with_columns(self, **values: Any) -> "Rollouts":
-        """Return the rollouts with other values in columns: a list, an array or one value."""
+        """Return the rollouts with new values in some columns: a list, an array or one value."""
         return replace(self, table=with_values(self.table, values))
 
     def estimated(
@@ -405,7 +405,7 @@ def make_rollouts(
 
 
 def with_values(table: pl.DataFrame, values: Mapping[str, Any]) -> pl.DataFrame:
-    """Return the table with other values in columns of COLUMNS: a list, an array or one value."""
+    """Return the table with new values in some columns: a list, an array or one value each."""
     columns = {each.name: each for each in table.get_columns()}
     for name, value in values.items():
         if isinstance(value, list | np.ndarray | pl.Series):
@@ -463,7 +463,7 @@ def lengths_of(lists: pl.Series) -> Ints:
 
 
 def spans(starts_B: Ints, lengths_B: Ints) -> Ints:
-    """Return [N] the numbers from each start on, as many as its length, span after span."""
+    """Return [N] the indices in all spans, one span after another: start, start + 1, ..."""
     before = np.cumsum(lengths_B) - lengths_B
     return np.asarray(np.arange(lengths_B.sum()) + np.repeat(starts_B - before, lengths_B))
 

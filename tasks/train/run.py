@@ -55,7 +55,7 @@ from tasks.train.warm_start import read_demonstrations
 
 logger = logging.getLogger(__name__)
 
-MAX_ENCODED = 50_000  # prompts, in some ten seconds
+MAX_ENCODED = 50_000  # prompts encoded at the start, which takes about ten seconds
 
 
 def main(run: stage.Stage) -> None:
@@ -118,8 +118,8 @@ def main(run: stage.Stage) -> None:
 
 
 class LostError(stage.StageError):
-    """Another process of the training, or every server, died or does not respond; the same command
-    resumes the run."""
+    """Raised if another process of the training, or every server, died or does not respond; the
+    same command resumes the run."""
 
     status = LOST_RANK
 
@@ -134,7 +134,7 @@ def explaining_failures(ranks: Ranks, trainers: Sequence[Trainer]) -> Iterator[N
         raise stage.StageError(str(error)) from error
     except NoServerError as error:
         raise LostError(
-            f"{error}. Run the same command again: it goes on from the last checkpoint"
+            f"{error}. Run the same command again: it resumes from the last checkpoint"
         ) from error
     except Exception as error:
         if ranks.size == 1 or not is_lost_rank(error):
@@ -147,13 +147,13 @@ def explaining_failures(ranks: Ranks, trainers: Sequence[Trainer]) -> Iterator[N
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise LostError(
             f"rank {ranks.rank} of {ranks.size} on {platform.node()}, {when}: "
-            f"{what_was_lost(error, ranks)}: {reason}. Run the same command again: it goes on from "
+            f"{what_was_lost(error, ranks)}: {reason}. Run the same command again: it resumes from "
             "the last checkpoint"
         ) from error
 
 
 def record_inputs(run: stage.Stage, components: Mapping[str, Any]) -> None:
-    """Record the inputs of the run."""
+    """Record the input files of the run, and the parameters in `components`."""
     run.tracker.params({name: components[name] for name in ("train", "sampling", "policy")})
     for name, path in input_files(run).items():
         run.tracker.dataset(name, path, components[name], "train")
@@ -173,7 +173,7 @@ def input_files(run: stage.Stage) -> dict[str, Path]:
 def run_components(
     run: stage.Stage, policy: Policy, settings: TrainSettings, sections: Sections
 ) -> dict[str, Any]:
-    """Return everything that the result depends on: the checkpoints' key."""
+    """Return everything that the result depends on, as the key of checkpoints."""
     recipe, seed = run.coordinates()
     budget = read_budget(budget_file(run))
     return {
@@ -188,7 +188,7 @@ def run_components(
 
 
 def budget_file(run: stage.Stage) -> Path:
-    """Return the file of the cell's budget."""
+    """Return the path of the file with the cell's budget."""
     return run.layout.plan(*run.coordinates()) / "budget.json"
 
 
@@ -215,12 +215,12 @@ def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any
 def build(
     run: stage.Stage, context: RunContext, sections: Sections, grader: BackgroundGrader
 ) -> tuple[Trainer, Plan]:
-    """Return the trainer at step 0, and its plan."""
+    """Return the trainer at its first step, and its plan."""
     policy, settings, files = context.policy, context.settings, input_files(run)
     tables = {name: PROMPTS.read(files[name]) for name in ("prompts", "validation")}
     if tables["validation"].is_empty():
         raise ArtifactError(
-            f"{files['validation']} has no prompts, and train measures its curve on them: set "
+            f"{files['validation']} has no prompts, but train measures its curve on them: set "
             "ingest.splits.validation to at least 1"
         )
     is_ahead = settings.num_ahead > 0  # then the engine is never idle during an update
@@ -280,7 +280,7 @@ def longest_sample(
 
 
 def make_learner(context: RunContext, sections: Sections, engine: EngineSettings) -> Learner:
-    """Return the learner of the initial policy in float32 (the optimizer's precision). Raises
+    """Return the learner of the initial policy in float32 (the optimizer's precision). Raise
     ArtifactError if it does not fit on the device together with the engine."""
     policy, settings, memory = context.policy, context.settings, sections.learner
     device = torch_device(engine.device)

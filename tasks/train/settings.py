@@ -15,11 +15,11 @@ SLOTS = ("control", "generate", "select", "replay", "advantage", "loss")
 
 @settings
 class BatchSettings:
-    """`train.batch`: how much a step takes."""
+    """`train.batch`: the size of a step's batch."""
 
     unit: Literal["rollouts", "prompts"] = "rollouts"  # the unit of size
-    size: int = 32  # of a step
-    counts: Literal["generated", "kept"] = "generated"  # kept: by a selector of fixed yield
+    size: int = 32  # size of a step's batch
+    counts: Literal["generated", "kept"] = "generated"  # kept: needs a selector of fixed yield
 
     def __post_init__(self) -> None:
         at_least(1, train__batch__size=self.size)
@@ -31,7 +31,7 @@ class Updates:
     computed first."""
 
     epochs: int = 1  # passes over the batch
-    minibatches: int = 1  # per epoch; a group stays whole
+    minibatches: int = 1  # minibatches per epoch; a group stays whole
 
     def __post_init__(self) -> None:
         at_least(1, train__updates__epochs=self.epochs)
@@ -48,10 +48,10 @@ class Rejection:
     """`train.correction.reject`: tokens that leave the loss because the ratio of trainer to sampler
     is outside [low, high]."""
 
-    level: Literal["token", "sequence", "geometric"] = "token"  # of the ratio, as for the weights
-    low: float = 0.0  # bounds of the ratio
-    high: float | None = None  # null: none
-    whole_rows: bool = False  # one token outside rejects its rollout
+    level: Literal["token", "sequence", "geometric"] = "token"  # as for the weights
+    low: float = 0.0  # minimum ratio
+    high: float | None = None  # maximum ratio; null: no limit
+    whole_rows: bool = False  # one rejected token rejects its rollout
     only_negative: bool = False  # reject only where the advantage is below 0
 
     def __post_init__(self) -> None:
@@ -84,11 +84,11 @@ class Correction:
     by old / sampler."""
 
     ratio_to: Literal["old", "sampler"] = "old"  # the denominator of the clipped ratio
-    level: Literal["token", "sequence", "geometric"] = "token"  # of the weights
-    cap: float = 2.0  # of a weight
-    floor: float = 0.0  # of a weight
+    level: Literal["token", "sequence", "geometric"] = "token"  # level of the weights
+    cap: float = 2.0  # maximum weight
+    floor: float = 0.0  # minimum weight
     mode: Literal["truncate", "mask"] = "truncate"  # a weight outside becomes the bound, or 0
-    reject: Rejection | None = None  # tokens without a weight, whatever the bounds
+    reject: Rejection | None = None  # tokens that get weight 0, whatever the bounds
     m2po: float | None = None  # limit of a step's mean squared log-ratio, such as 0.04; null: none
     proximal: Proximal | None = None  # null: the old policy is that before the batch's first update
 
@@ -113,7 +113,7 @@ class Reference:
     """`train.reference`: the policy that a KL term, or a loss, compares with the trained one."""
 
     source: str | None = None  # the folder of a teacher with the policy's vocabulary; null: initial
-    reset_every: int | None = None  # steps, after which it becomes the policy; null: never
+    reset_every: int | None = None  # copy the policy into it after so many steps; null: never
 
     def __post_init__(self) -> None:
         if self.reset_every is not None:
@@ -128,10 +128,10 @@ class Entropy:
     down otherwise, and there is a bonus only while the entropy is at most the target. The entropy
     is that of the previous update, since this update's gradient determines its own."""
 
-    coefficient: float = 0.0  # of the bonus; with a target before the first update
-    target: float | None = None  # of the mean entropy, in nats; null: a constant coefficient
-    step: float = 0.005  # of the coefficient, in an update
-    most: float = 1.0  # of the coefficient
+    coefficient: float = 0.0  # of the bonus; with a target: before the first update
+    target: float | None = None  # target mean entropy in nats; null: a constant coefficient
+    step: float = 0.005  # change of the coefficient per update
+    most: float = 1.0  # maximum coefficient
 
     def __post_init__(self) -> None:
         at_least(0, train__loss__entropy__coefficient=self.coefficient)
@@ -154,8 +154,8 @@ class Entropy:
 class ValidationSettings:
     """`train.validation`: the validation curve."""
 
-    num_samples: int = 2  # of every validation prompt, at each point
-    every_share: float = 0.05  # of the run, between two points
+    num_samples: int = 2  # samples of every validation prompt at each point
+    every_share: float = 0.05  # share of the run between two points
 
     def __post_init__(self) -> None:
         at_least(1, train__validation__num_samples=self.num_samples)
@@ -171,7 +171,7 @@ class Lora:
     """`train.lora`: adapters that are trained in place of the whole policy."""
 
     rank: int  # of the adapters
-    alpha: float  # alpha / rank is the factor on what they add
+    alpha: float  # their effect is scaled by alpha / rank
     modules: list[str] = ["all-linear"]  # last parts of names; all-linear: all but the output head
     base_bits: Literal[32, 4] = 32  # of the frozen weights; 4: by torchao
 
@@ -181,11 +181,11 @@ class Lora:
 
 @settings
 class WarmStart:
-    """`train.warm_start`: supervised steps before the first step, on completions that are right."""
+    """`train.warm_start`: supervised steps on correct completions, before the first step."""
 
-    data: Literal["solutions", "profile"]  # of the prompts, or the correct samples
+    data: Literal["solutions", "profile"]  # of the prompts, or the profile's correct samples
     steps: int = 50  # optimizer steps
-    batch_size: int = 32  # completions of a step
+    batch_size: int = 32  # completions per step
     learning_rate: float | None = None  # constant; null: train.learning_rate
 
     def __post_init__(self) -> None:
@@ -204,27 +204,27 @@ class TrainSettings:
 
     batch: BatchSettings = BatchSettings()  # of a step
     updates: Updates = Updates()  # of a batch
-    max_staleness: int = 0  # 1: sample the next batch while this one is learned from
-    in_flight_updates: bool = False  # completions go on with new weights in the middle
-    over_provision: float = 1.0  # up to 2: so many times a step's groups are in flight
-    max_steps: int | None = None  # null: as many as the plan has
-    learning_rate: float = 3.0e-4  # at its highest
-    warmup_steps: int = 0  # over which the learning rate rises
-    final_learning_rate_fraction: float = 0.1  # of the learning rate, where the decay ends
-    decay_share: float = 1.0  # of the run: the last part, of a falling rate; 0.2 with a budget
+    max_staleness: int = 0  # 1: sample the next batch during the update on this one
+    in_flight_updates: bool = False  # load new weights in the middle of completions
+    over_provision: float = 1.0  # groups in flight, as a multiple of a step's groups; at most 2
+    max_steps: int | None = None  # null: all steps of the plan
+    learning_rate: float = 3.0e-4  # maximum learning rate
+    warmup_steps: int = 0  # steps over which the learning rate rises
+    final_learning_rate_fraction: float = 0.1  # final learning rate after the decay, as a fraction
+    decay_share: float = 1.0  # last share of the run, in which the rate decays; 0.2 with a budget
     branches: list[float] = []  # shares where decayed branches end; [0.25, 0.5] with a budget
     betas: list[float] = [0.9, 0.95]  # of AdamW
     weight_decay: float = 0.0  # of AdamW
     optimizer_bits: Literal[32, 8] = 32  # 8: AdamW's moments by torchao, in a quarter of the memory
-    max_grad_norm: float = 1.0  # above which a gradient is scaled down
+    max_grad_norm: float = 1.0  # norm above which a gradient is scaled down
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the trainer's forward pass
-    lora: Lora | None = None  # or adapters alone
-    warm_start: WarmStart | None = None  # or supervised steps first
+    lora: Lora | None = None  # adapters that are trained instead of all weights
+    warm_start: WarmStart | None = None  # supervised steps before the first step
     prompt_gradient: bool = True  # false: read prompts without a gradient, at a third of the cost
-    kl_coefficient: float = 0.0  # of KL to the reference; dead groups are computed, too
+    kl_coefficient: float = 0.0  # of the KL to the reference; dead groups are then computed too
     reference: Reference = Reference()  # the initial policy, or a teacher
     advantage_over: Literal["kept", "pool"] = "kept"  # group statistics: of kept or of all rollouts
-    divisor: Literal["generated", "kept"] = "generated"  # of the loss: rollouts of a step
+    divisor: Literal["generated", "kept"] = "generated"  # rollouts in the loss's denominator
     correction: Correction = Correction()  # for the difference between sampler and trainer
     validation: ValidationSettings = ValidationSettings()  # of the curve
     control: Spec = {"method": "plan"}  # the next prompts and group sizes
@@ -287,7 +287,7 @@ class TrainSettings:
         if shares and self.decay_share == 1:
             raise ParamsError(
                 "train.branches needs train.decay_share below 1: with 1 every branch would leave "
-                "the trunk at its first step, and be a run of its own. With experiment.budget set "
+                "the trunk at its first step, as a separate run. With experiment.budget set "
                 "branches are [0.25, 0.5] by default: set them to [] for a decay of the whole run"
             )
 
@@ -303,13 +303,13 @@ class TrainSettings:
             return
         if not self.max_staleness:
             raise ParamsError(
-                "train.over_provision has completions go on in the next step, with the weights of "
+                "train.over_provision continues completions in the next step, with the weights of "
                 "that step: set train.max_staleness to 1 or more, or over_provision to 1.0"
             )
         if self.generate.get("method") != "batched":
             raise ParamsError(
-                f"train.generate.method is {self.generate.get('method')}, which does not stop "
-                "completions and go on with them: set it to batched, or train.over_provision to 1.0"
+                f"train.generate.method is {self.generate.get('method')}, which cannot stop "
+                "and continue completions: set it to batched, or train.over_provision to 1.0"
             )
 
     def check_in_flight(self) -> None:
@@ -319,14 +319,14 @@ class TrainSettings:
         if not self.num_ahead:
             more = "" if self.over_provision == 1.0 else " beside over_provision"
             raise ParamsError(
-                "train.in_flight_updates gives the engine new weights while it samples, and with "
+                "train.in_flight_updates loads new weights while the engine samples, but with "
                 f"train.max_staleness {self.max_staleness}{more} it never samples during an "
                 f"update: set that to {2 if more else 1} or more"
             )
         if self.generate.get("method") != "batched":
             raise ParamsError(
-                f"train.generate.method is {self.generate.get('method')}, which does not keep what "
-                "wrote which token: set it to batched, or train.in_flight_updates to false"
+                f"train.generate.method is {self.generate.get('method')}, which does not record "
+                "each token's policy: set it to batched, or train.in_flight_updates to false"
             )
 
     @property
@@ -367,17 +367,17 @@ def with_method(slot: str, spec: Any) -> Any:
 
 @settings
 class LearnerSettings:
-    """The section `learner`: memory and speed of the update. They change no value but for
-    rounding, so a run goes on when they change."""
+    """The section `learner`: memory and speed of the update. They change no value except by
+    rounding, so a run resumes after a change."""
 
-    max_tokens_per_micro_batch: int = 4096  # of one forward and backward
+    max_tokens_per_micro_batch: int = 4096  # tokens of one forward and backward
     tokens_per_logprob_chunk: int = 4096  # completion tokens whose logits exist at once
-    share_prompts: bool = True  # prefill a group's prompt once for all its rollouts,
-    max_shared_tokens: int = 4096  # but for longer ones, whose mask would have all their pairs
+    share_prompts: bool = True  # prefill a group's prompt once for all its rollouts
+    max_shared_tokens: int = 4096  # except longer rollouts, whose mask would have all their pairs
     activation_checkpointing: bool = False  # compute activations again in the backward pass
-    shard: Literal["none", "fsdp2"] = "none"  # fsdp2: each rank holds a part of the policy
-    replicas: int = 1  # groups of ranks that each hold a whole policy (HSDP); 1: all ranks hold one
-    collective_timeout_seconds: int = 1800  # after which a silent rank is taken to be lost
+    shard: Literal["none", "fsdp2"] = "none"  # fsdp2: each rank stores a part of the policy
+    replicas: int = 1  # groups of ranks that each store a whole policy (HSDP)
+    collective_timeout_seconds: int = 1800  # time without a response after which a rank is lost
 
     def __post_init__(self) -> None:
         at_least(
@@ -397,7 +397,7 @@ class LearnerSettings:
 @settings
 class SamplerGaps:
     """`guards.max_sampler_gap`: mean |log-probability| by which sampler and trainer may differ, for
-    the coarser of their dtypes. Rounding stays below; weights an update old are above."""
+    the coarser of their dtypes. Rounding stays below it; stale weights exceed it."""
 
     float32: float = 1.0e-4  # both in float32
     bfloat16: float = 0.02  # one in bfloat16
@@ -406,10 +406,10 @@ class SamplerGaps:
 
 @settings
 class Guards:
-    """The section `guards`: when training stops. A run goes on when they change."""
+    """The section `guards`: limits that stop training. A run resumes after a change."""
 
-    max_sampler_gap: SamplerGaps = SamplerGaps()  # between sampler and trainer
-    max_nonfinite_steps: int = 3  # in a row; such a step is skipped and recorded
+    max_sampler_gap: SamplerGaps = SamplerGaps()  # maximum difference between sampler and trainer
+    max_nonfinite_steps: int = 3  # consecutive steps; such a step is skipped and recorded
 
     def __post_init__(self) -> None:
         at_least(1, guards__max_nonfinite_steps=self.max_nonfinite_steps)
@@ -417,10 +417,10 @@ class Guards:
 
 @settings
 class CheckpointSettings:
-    """The section `checkpoint`."""
+    """The section `checkpoint`: how often checkpoints are written, and how many are kept."""
 
-    every_seconds: float = 30.0  # between two
-    keep: int = 2  # of them
+    every_seconds: float = 30.0  # minimum time between two checkpoints
+    keep: int = 2  # number of checkpoints
 
     def __post_init__(self) -> None:
         at_least(1, checkpoint__keep=self.keep)

@@ -93,15 +93,15 @@ class Control(Protocol):
         ...
 
     def describe(self) -> dict[str, float]:
-        """Return values of the method to record after a step, by name."""
+        """Return values to record after a step, by name."""
         return {}
 
 
 @dataclass(frozen=True)
 class Asked:
     """The prompts of a request: their rows of PROMPTS (`prompt`, `messages`, `answer`), their
-    indices among the training prompts, None for others; the policy's tokenizer, and every token
-    that ends its completions. A method that passes exactly this request to the engine may also pass
+    indices among the training prompts, None for others; the policy's tokenizer, and the tokens
+    that end its completions. A method that passes exactly this request to the engine may also pass
     `on_ended`: ended completions are then judged while others are sampled."""
 
     prompts: pl.DataFrame
@@ -134,7 +134,7 @@ class Select(Protocol):
     features: Features | None = None
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """Return [B] whether a rollout is kept."""
+        """Return [B] whether each rollout is kept."""
         ...
 
 
@@ -304,7 +304,7 @@ class Loss(Protocol):
 
 @dataclass(frozen=True)
 class Slots:
-    """The methods of one run."""
+    """The methods in the slots of one run."""
 
     control: Control
     generate: Generate
@@ -321,7 +321,7 @@ class Slots:
 
     @property
     def methods(self) -> dict[str, Any]:
-        """The methods by slot; those of `shape` with their number."""
+        """The methods by slot; those of `shape` with their position."""
         shapes = {f"shape-{number}": shape for number, shape in enumerate(self.shape)}
         return {**{slot: getattr(self, slot) for slot in SLOTS}, **shapes}
 
@@ -349,7 +349,7 @@ def values_of(state: Any) -> dict[str, Any]:
 
 
 def fill_state(state: Any, values: Mapping[str, Any]) -> None:
-    """Set fields of a method's state; a plain number stays one."""
+    """Set the fields of a method's state; a plain number remains a number."""
     for name, value in values.items():
         is_number = not isinstance(getattr(state, name), np.ndarray | pl.DataFrame)
         setattr(state, name, value.item() if is_number else value)

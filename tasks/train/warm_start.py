@@ -30,7 +30,7 @@ from tasks.train.tokens import Gains, Tokens
 
 logger = logging.getLogger(__name__)
 
-STREAM = 3  # of a run's random numbers
+STREAM = 3  # index of the warm start's stream of random numbers
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Demonstrations:
 
 
 class NegativeLogLikelihood(Loss):
-    """The loss of a warm start."""
+    """The loss of a warm start: the mean negative log-likelihood of the step's tokens."""
 
     normalize = "token"
 
@@ -74,7 +74,7 @@ def read_demonstrations(
     run: RunContext, prompts: Prompts, profile: Profile, tokenizer: PreTrainedTokenizerBase
 ) -> Demonstrations | None:
     """Return the completions of the run's warm start that fit `sampling.max_tokens`; None for a run
-    without a warm start. Raises ArtifactError if there are none."""
+    without a warm start. Raise ArtifactError if there are none."""
     settings, max_tokens = run.settings.warm_start, run.sampling.max_tokens
     if settings is None:
         return None
@@ -83,7 +83,7 @@ def read_demonstrations(
         chosen = profile.samples.filter(is_correct)["token_ids"].to_list()
         if not chosen:
             raise ArtifactError(
-                "train.warm_start.data is profile, and no sample of the profile is correct among "
+                "train.warm_start.data is profile, but no sample of the profile is correct among "
                 "the prompts of the plan: raise profile.num_samples, use easier prompts, or set "
                 "data: solutions"
             )
@@ -92,7 +92,7 @@ def read_demonstrations(
     rows = texts.is_not_null().arg_true().to_numpy().astype(np.int64)
     if not len(rows):
         raise ArtifactError(
-            "train.warm_start.data is solutions, and no training prompt has a worked solution: "
+            "train.warm_start.data is solutions, but no training prompt has a worked solution: "
             "name its field as `solution` in the settings of the source (preset mapping), use a "
             "source that has solutions (gsm8k, math), or set data: profile"
         )
@@ -143,7 +143,7 @@ def warm_start(
 
 
 def make_step(trainer: Trainer, demonstrations: Demonstrations, settings: WarmStart) -> float:
-    """Make one supervised step, and enter it into the accounts; return its loss. Raises
+    """Make one supervised step, and enter it into the accounts; return its loss. Raise
     TrainingError if it is not finite, or if the budget is spent."""
     state, learner, began = trainer.state, trainer.learner, time.perf_counter()
     num, seed = len(demonstrations.token_ids), trainer.run.seed
@@ -176,7 +176,7 @@ def batch_rows(num: int, settings: WarmStart, seed: int, step: int) -> Ints:
 
 def charge(trainer: Trainer, rollouts: Rollouts, executed: float) -> None:
     """Enter a supervised step into the accounts of the ledger, and into the account of the budget.
-    Raises TrainingError if the budget is then spent."""
+    Raise TrainingError if the budget is then spent."""
     learner, spending, rows = trainer.learner, trainer.buffer.spending, rollouts.rows()
     charged = learner.update_cost("charged", rows)
     trainer.state.ledger.add(

@@ -277,7 +277,7 @@ def test_an_empty_plan_is_an_error_with_the_histogram() -> None:
     [
         (
             {"strategy": "sgop"},
-            "allocate.strategy is 'sgop'; there is: band, grpo_matched, random_subset, sgpo, "
+            "allocate.strategy is 'sgop'; use: band, grpo_matched, random_subset, sgpo, "
             "sgpo_unsorted, uniform",
         ),
         ({"strategy": "uniform"}, r"allocate.group_size is missing"),

@@ -68,9 +68,9 @@ def test_a_part_of_the_protocol_is_about_some_families(tmp_path: Path) -> None:
     one = protocol.only(None, [first.recipe])
     assert {cell.recipe for cell in runnable(one, values, {})} == {first.recipe}
     assert {cell.family for cell in runnable(one, values, {})} == {"small", "other"}
-    with pytest.raises(ParamsError, match="has no family tiny; there is: other, small"):
+    with pytest.raises(ParamsError, match="has no family tiny; use: other, small"):
         protocol.only(["tiny"])
-    with pytest.raises(ParamsError, match="has no recipe tiny; there is: "):
+    with pytest.raises(ParamsError, match="has no recipe tiny; use: "):
         protocol.only(None, ["tiny"])
 
 

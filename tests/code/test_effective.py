@@ -222,4 +222,4 @@ def test_a_folder_that_takes_no_files_is_named_in_one_sentence(tmp_path: Path) -
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert line.startswith(f"{tmp_path}/code/")
-    assert "is a file and no folder" in line
+    assert "is a file, not a folder" in line

@@ -109,7 +109,7 @@ def test_columns_are_read_without_the_others(tmp_path: Path) -> None:
     assert found.rows() == [("correct", 0), ("correct", 1)]
     with pytest.raises(ArtifactError, match=r"is not a prompts table: missing"):
         PROMPTS.read_columns(path, ["prompt_id"])
-    with pytest.raises(ArtifactError, match="does not exist: run the stage that makes the"):
+    with pytest.raises(ArtifactError, match="does not exist: run the stage that writes the"):
         ROLLOUTS.read_columns(tmp_path / "none.parquet", ["outcome"])
 
 

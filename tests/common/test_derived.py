@@ -75,7 +75,7 @@ def test_the_report_of_a_later_round_reads_every_earlier_one() -> None:
 
 
 def test_a_command_that_names_no_root_is_refused() -> None:
-    with pytest.raises(ParamsError, match="'python x.py' must say --params params.yaml --data"):
+    with pytest.raises(ParamsError, match="'python x.py' must contain --params params.yaml --data"):
         pipeline("stages: {a: {cmd: python x.py, deps: [], params: [], outs: []}}", "other", None)
 
 

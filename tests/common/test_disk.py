@@ -139,9 +139,9 @@ def nobody():
 def test_a_folder_of_another_user(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with nobody():
-        with pytest.raises(WriteError, match=f"^{tmp_path}: permission denied: let this user"):
+        with pytest.raises(WriteError, match=f"^{tmp_path}: permission denied: give this user"):
             require_writable(tmp_path)
-        with pytest.raises(WriteError, match=f"^{tmp_path}.*: permission denied: let this user"):
+        with pytest.raises(WriteError, match=f"^{tmp_path}.*: permission denied: give this user"):
             write_json(tmp_path / "x", {})
 
 

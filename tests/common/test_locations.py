@@ -60,11 +60,11 @@ def test_a_folder_is_a_location(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ("gs://bucket/x", "'gs://bucket/x' is not a location: give a folder or s3://bucket/prefix"),
-        ("s3://", "'s3://' names no bucket"),
+        ("gs://bucket/x", "'gs://bucket/x' is not a location: use a folder or s3://bucket/prefix"),
+        ("s3://", "'s3://' has no bucket"),
         (
             "s3://name:hidden@bucket/x",
-            "a location (s3://) must not hold credentials: set AWS_ACCESS_KEY_ID",
+            "a location (s3://) must not contain credentials: set AWS_ACCESS_KEY_ID",
         ),
     ],
 )
@@ -159,7 +159,7 @@ def test_nobody_at_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     S3FileSystem.clear_instance_cache()
     said = failure(write, "s3://bucket/x", b"1")
     assert (
-        "the server does not answer (EndpointConnectionError; endpoint: http://127.0.0.1:" in said
+        "the server does not respond (EndpointConnectionError; endpoint: http://127.0.0.1:" in said
     )
     assert "run the same command again when it is back" in said
 
@@ -177,7 +177,7 @@ def test_a_server_that_accepts_and_is_silent(
             said = failure(names, bucket)
         finally:
             s3.release_gateway()
-    assert "the server does not answer (ReadTimeoutError; endpoint:" in said
+    assert "the server does not respond (ReadTimeoutError; endpoint:" in said
     S3FileSystem.clear_instance_cache()
     assert names(bucket) == []
 
@@ -214,7 +214,7 @@ def test_a_write_that_was_cut_off_leaves_nothing_to_read(
     S3FileSystem.clear_instance_cache()
     for name in ("new", "old"):
         future = cut_during(s3, lambda name=name: write(f"{bucket}/{name}", BODY), away=True)
-        assert "the server does not answer" in failure(future.result)
+        assert "the server does not respond" in failure(future.result)
     assert names(bucket) == ["old"]
     assert (
         read(f"{bucket}/old") == b"before"
@@ -288,8 +288,8 @@ def test_half_an_answer_is_never_taken_for_the_whole(
         assert names(bucket) == ["x"]
         files, path = open_location(f"{bucket}/x")
         assert files.cat_file(path, end=1000) == BODY[:1000]
-        assert "the server does not answer" in failure(read, f"{bucket}/x")
-        with pytest.raises(ArtifactError, match="the server does not answer"), reaching(bucket):
+        assert "the server does not respond" in failure(read, f"{bucket}/x")
+        with pytest.raises(ArtifactError, match="the server does not respond"), reaching(bucket):
             files.cat_file(path)
 
 

@@ -59,7 +59,7 @@ def test_a_part_of_a_built_in_recipe_changes_it(base: dict[str, str]) -> None:
         ({"train": {}}, "recipes.r has no allocate: name a strategy, or a recipe with `from`"),
         ({"allocate": 3}, "recipes.r.allocate must be a mapping"),
         ({"from": "sgop"}, "recipes.r.from: recipe 'sgop' is unknown; .* did you mean sgpo?"),
-        ({"from": "r"}, "recipes.r is made from itself: r from r"),
+        ({"from": "r"}, "recipes.r extends itself: r from r"),
         (3, "recipes.r must be a mapping with allocate and train"),
         (None, "recipes.r must be a mapping with allocate and train; it is None"),
     ],

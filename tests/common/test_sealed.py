@@ -132,6 +132,6 @@ def test_another_sealed_file_in_its_place_is_named(tmp_path: Path) -> None:
     values = read_sealed(path)
     assert values == {"seconds": {"train": 60.0}}
     for missing, at in (("lost", values), ("profile", values["seconds"])):
-        expected = f"{path} has no {missing}: another file is in its place"
+        expected = f"{path} has no {missing}: it is another file"
         with pytest.raises(ArtifactError, match=expected):
             at[missing]

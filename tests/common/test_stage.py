@@ -69,7 +69,7 @@ def test_half_a_cell_is_refused(
     with pytest.raises(SystemExit):
         cell(given, alone)
     said = capsys.readouterr().err
-    assert "give both --recipe and --seed" in said
+    assert "set both --recipe and --seed" in said
     assert repr(stage) in said
 
 

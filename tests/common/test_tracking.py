@@ -239,7 +239,7 @@ def test_a_policy_that_cannot_be_uploaded_costs_its_record_nothing_else(
     with track(Tracking(None, "winnow", 1.0, []), layout, "train", "grpo", 0) as tracker:
         tracker.model("grpo/0", folder, "abc")
         tracker.metrics({"loss": 0.5})
-    assert "the weights of grpo/0 are not kept" in caplog.text
+    assert "the weights of grpo/0 are not uploaded" in caplog.text
     assert runs_of(layout)["train grpo/0"].data.metrics["loss"] == 0.5
     assert not (layout.tracking / "pending").exists()
 

@@ -84,12 +84,12 @@ def test_a_server_that_drips_its_answers_is_left_after_a_limit(
     with track(Tracking(dripping, "winnow", 0.0, []), layout, "train", "grpo", 0) as tracker:
         tracker.metrics({"loss": 0.5}, step=3)
     assert not Dripping.given_up.is_set()  # the stage has ended, the first answer has not
-    assert "did not answer in full within 1 s" in caplog.text
+    assert "did not respond completely within 1 s" in caplog.text
     (pending,) = pending_files(layout)
     assert [event["kind"] for event in read_events(pending)] == ["start", "metrics", "end"]
     tracking.end_pipeline(Tracking(dripping, "winnow", 0.0, []), layout, "p")
-    assert "stays open: the tracking server did not answer in full" in caplog.text
-    with pytest.raises(TimeoutError, match="did not answer in full"):
+    assert "remains open: the tracking server did not respond completely" in caplog.text
+    with pytest.raises(TimeoutError, match="did not respond completely"):
         tracking.replay(pending, dripping)
     assert pending.exists()
 
@@ -165,7 +165,7 @@ def test_every_flipped_bit_of_what_waits_is_noticed(tmp_path: Path) -> None:
             said.add(re.sub(r" \(.*\)", "", str(error)).removeprefix(f"{tmp_path}/"))
     remedy = "delete that line and replay the others, or delete the file"
     assert {line for line in said if "line 2" in line} == {
-        f"train-1.jsonl, line 2 is not what was written: {remedy}"
+        f"train-1.jsonl, line 2 is damaged: {remedy}"
     }
 
 

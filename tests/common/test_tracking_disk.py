@@ -38,7 +38,7 @@ def test_a_damaged_database_is_set_aside_and_the_record_goes_on(
         tracker.metrics({"pass_rate": 0.5})
     assert runs_of(layout)["profile"].data.metrics["pass_rate"] == 0.5
     assert [old.read_bytes() for old in layout.tracking.glob("mlflow.db.before-*")] == [spoiled]
-    assert "an empty one replaces it" in caplog.text
+    assert "is replaced with an empty one" in caplog.text
     assert ".recover | sqlite3" in caplog.text
     assert pending_files(layout) == []
 

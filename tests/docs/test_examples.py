@@ -38,14 +38,14 @@ EXPECTED = {
     "gsm8k-1.5b": [
         "ingest.sources[0]: hf://datasets/openai/gsm8k",
         "ingest.sources[1]: hf://datasets/openai/gsm8k",
-        "engine.device is cuda, and nvidia-smi finds no GPU here",
+        "engine.device is cuda, but nvidia-smi finds no GPU here",
     ],
     "bucket-and-schedule": [
-        "store.location: s3://bucket/rollouts: the server does not answer",
-        "tracking.uri: the server does not answer",
+        "store.location: s3://bucket/rollouts: the server does not respond",
+        "tracking.uri: the server does not respond",
     ],
     "own-verifier": [
-        "verify.verifiers.within_one_percent.method is 'close'; there is:",
+        "verify.verifiers.within_one_percent.method is 'close'; use:",
         "ingest.sources[0]: mine.jsonl: No such file or directory",
     ],
 }

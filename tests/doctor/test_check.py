@@ -123,7 +123,7 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"engine__name": "vlm"}, "engine.name is 'vlm'; there is: "),
+        ({"engine__name": "vlm"}, "engine.name is 'vlm'; use: "),
         ({"engine__dtype": "float23"}, "did you mean float32?"),
         ({"tracking__also": ["trackios"]}, "tracking.also[0] is 'trackios'; allowed: "),
         ({"tracking__also": ["tensorbord"]}, "did you mean tensorboard?"),
@@ -132,7 +132,7 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
         ({"gates__min_solved_rate": 2.0}, "gates.min_solved_rate is 2.0"),
         ({"evaluate__pass_at": [1, 16]}, "pass@k needs at least k samples"),
         ({"experiment__seeds": []}, "experiment.seeds is empty"),
-        ({"experiment__recipes": ["grpo", "grpo"]}, "one of them twice"),
+        ({"experiment__recipes": ["grpo", "grpo"]}, "has a duplicate"),
         ({"train__decay_share": 0.0}, "train.decay_share is 0.0"),
         ({"sampling__top_p": 0.9}, "training needs sampling.temperature > 0"),
         ({"train__loss": {"method": "clip", "clip_hih": 0.3}}, "did you mean clip_high?"),
@@ -142,7 +142,7 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
         ({"train__batch__counts": "kept"}, "does not keep a fixed number"),
         (
             {"train__replay": {"method": "recent", "share": 0.5, "capacity": 4}},
-            "its own among them where it is replayed: set train.replay none",
+            "include a replayed rollout itself: set train.replay none",
         ),
         ({"policy__tiny__families__0__name": "chainsum"}, "did you mean chain_sum?"),
         ({"verify__verifiers__new": {"method": "regx"}}, "did you mean regex?"),
@@ -158,7 +158,7 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
         ({"ingest__splits__validation": None}, "ingest.splits.validation is null"),
         ({"sampling__max_tokens": "64"}, "sampling.max_tokens is '64', which is not int"),
         ({"tracking__uri": "ftp://x"}, "tracking.uri must be null, sqlite:///FILE"),
-        ({"policy__source": "hf://org/name"}, "name a revision"),
+        ({"policy__source": "hf://org/name"}, "add a revision"),
         ({"policy__source": "ftp://x"}, "choose from: tiny"),
     ],
     ids=str,
@@ -195,7 +195,7 @@ def test_solutions_that_no_row_has_are_missed_before_training(tmp_path: Path) ->
     seen = found(tmp_path, changed(train__warm_start={"data": "solutions"}))
     assert seen.errors == []
     [line] = seen.remarks
-    assert line.startswith("recipe grpo, sgpo, winnow: train.warm_start.data is solutions, and the")
+    assert line.startswith("recipe grpo, sgpo, winnow: train.warm_start.data is solutions, but")
 
 
 def test_of_a_file_elsewhere_the_beginning_is_read(tmp_path: Path, monkeypatch) -> None:
@@ -342,7 +342,7 @@ def test_gpu_memory_is_checked_by_what_nvidia_smi_says() -> None:
     assert machine.check(served, middle, [gpu]) != []
     assert machine.check(served, middle, [gpu, gpu]) == []  # the server has the other
     values["engine"]["num_processes"] = 2
-    assert "and there are 1 here" in machine.check(values, small, [gpu])[0]
+    assert "but there are 1 here" in machine.check(values, small, [gpu])[0]
 
 
 def test_nvidia_smi_that_fails_is_no_gpu(monkeypatch) -> None:
@@ -359,7 +359,7 @@ def test_a_tracker_that_is_not_installed_is_said_with_the_command(tmp_path: Path
     monkeypatch.setattr(parameters, "is_installed", lambda name: name == "wandb")
     (said,) = errors(tmp_path, tracking__also=["wandb", "trackio"])
     assert said.startswith("tracking.also names trackio, which is not installed: python -m pip")
-    assert said.endswith('--editable ".[trackio]", or take it out')
+    assert said.endswith('--editable ".[trackio]", or remove it')
 
 
 def test_a_folder_that_a_tracker_leaves_is_no_package(tmp_path: Path, monkeypatch) -> None:

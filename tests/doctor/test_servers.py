@@ -53,9 +53,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ("keyed", None),
         ("empty", "/empty/models lists no model"),
         ("page", "/page/models does not answer in JSON"),
-        ("gone", "/gone/models answers 404"),
-        ("moved", "/moved/models answers 302"),
-        ("loading", "/loading/models answers 503: {}: start the server"),
+        ("gone", "/gone/models responded with 404"),
+        ("moved", "/moved/models responded with 302"),
+        ("loading", "/loading/models responded with 503: {}: start the server"),
     ],
 )
 def test_model_servers_are_asked(tmp_path: Path, server: str, name: str, said: str | None) -> None:
@@ -67,7 +67,7 @@ def test_model_servers_are_asked(tmp_path: Path, server: str, name: str, said: s
 def test_a_key_that_is_refused_is_said_without_it(tmp_path: Path, server: str, monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "other")
     (said,) = errors(tmp_path, engine__urls=[f"{server}/keyed"])
-    assert "answers 401" in said
+    assert "responded with 401" in said
     assert "OPENAI_API_KEY" in said
     assert "other" not in said
 
@@ -77,10 +77,10 @@ def test_a_silent_model_server_is_an_error_only_where_no_other_answers(
 ) -> None:
     silent = "http://127.0.0.1:1"
     alone = found(tmp_path, changed(engine__urls=[silent]))
-    assert "is not there (ClientConnectorError): start the server" in alone.errors[0]
+    assert "is not reachable (ClientConnectorError): start the server" in alone.errors[0]
     both = found(tmp_path, changed(engine__urls=[silent, f"{server}/good"]))
     assert both.errors == []
-    assert "engine.urls: http://127.0.0.1:1/v1 is not there" in both.remarks[0]
+    assert "engine.urls: http://127.0.0.1:1/v1 is not reachable" in both.remarks[0]
 
 
 def test_what_is_no_url_is_said(tmp_path: Path) -> None:
@@ -91,4 +91,4 @@ def test_what_is_no_url_is_said(tmp_path: Path) -> None:
 def test_a_silent_tracking_server_is_a_remark(tmp_path: Path) -> None:
     silent = found(tmp_path, changed(tracking__uri="http://127.0.0.1:1"))
     assert silent.errors == []
-    assert "does not answer" in silent.remarks[0]
+    assert "does not respond" in silent.remarks[0]

@@ -66,7 +66,7 @@ def test_a_host_starts_shows_and_interrupts_a_process(
         written += progress.output
     arguments = [f"{host.folder}/s", "127.0.0.1"]
     assert written.decode() == f"{arguments} 1 3\n"
-    with pytest.raises(RuntimeError, match="runs here already"):
+    with pytest.raises(RuntimeError, match="already running here"):
         host.start(command, environment, str(tmp_path), is_guarded=False)
     host.interrupt()
     while (progress := host.poll()).status is None or progress.output:
@@ -230,7 +230,7 @@ def test_servers_on_a_cluster_are_the_engine_and_take_no_gpu_of_this_machine(
         ({"urls": ["http://a/v1"]}, "engine.urls empty"),
         (
             {"name": "server", "cluster": dataclasses.replace(CLUSTER, engines=0)},
-            "engine.cluster.engines is 0: name some",
+            "engine.cluster.engines is 0: raise it",
         ),
     ],
 )

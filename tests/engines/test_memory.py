@@ -101,7 +101,7 @@ def test_what_fits_is_not_refused() -> None:
             FLOAT32,
             31,
             True,
-            r"takes 32.0 GiB .* 31.0 GiB are free; the engine may take 19.0 GiB at most: "
+            r"needs 32.0 GiB .* 31.0 GiB are free; the engine may use 19.0 GiB at most: "
             r"lower engine.memory",
         ),
         (FLOAT32, 17, True, r"too much even without the engine"),

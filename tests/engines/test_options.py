@@ -87,7 +87,7 @@ def test_arguments_of_a_server_are_what_was_given(policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"quantizaton": "fp8"}, r"vllm.quantizaton is no option of vLLM .*; did you mean quantiz"),
+        ({"quantizaton": "fp8"}, r"vllm.quantizaton is not an option of vLLM .*; did you mean qu"),
         (
             {"block_size": 16, "quantization": "fp7"},
             r"is 'fp7', which .* refuses: did you mean fp8",

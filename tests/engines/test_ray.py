@@ -209,7 +209,7 @@ def test_a_trainer_and_a_server_die_and_the_policy_is_the_same(
         assert server_of(layout) == before
         before.kill()
         log = training.finish()
-        assert "is started again (1 of at most 3 times)" in log
+        assert "restarting it (1 of at most 3 times)" in log
         assert cluster.environment["RAY_AUTH_TOKEN"] not in log
         wait_for_none(layout)
     expected, found = outputs(one), outputs(layout)
@@ -264,17 +264,17 @@ def test_what_is_no_ray_head_is_named_within_a_minute(
         silent.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         said = refusal(address, cluster.environment, tmp_path / "dead", guesser)
-        assert f"nothing answers at {address}" in said
+        assert f"nothing listens at {address}" in said
         silent.listen()
         said = refusal(address, cluster.environment, tmp_path / "silent", guesser)
-        assert f"what listens at {address} gave no answer in 30 s" in said
+        assert f"no Ray head responded at {address} in 30 s" in said
 
 
 def test_a_head_that_takes_any_token_is_refused(guesser: Path, tmp_path: Path) -> None:
     with RayCluster([1], token=None) as cluster:
         environment = {**cluster.environment, "RAY_AUTH_TOKEN": "0" * 32}
         said = refusal(cluster.address, environment, tmp_path, guesser)
-    assert f"the Ray head at {cluster.address} takes any token" in said
+    assert f"the Ray head at {cluster.address} accepts any token" in said
 
 
 def test_more_than_the_cluster_has_is_refused(
@@ -283,4 +283,4 @@ def test_more_than_the_cluster_has_is_refused(
     layout = world(tmp_path, guesser, cluster=on(cluster, tmp_path, 9, 0))
     training = Training(layout, cluster.environment)
     assert training.process.wait(90) == 1
-    assert "engine.cluster asks for 9 CPUs" in training.words()
+    assert "engine.cluster requests 9 CPUs" in training.words()

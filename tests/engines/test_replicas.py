@@ -184,7 +184,7 @@ def test_a_replica_killed_in_the_middle_loses_nothing(
         )  # from both replicas, and mostly from one: the same samples
         assert killed.finish_reasons == whole.finish_reasons
         assert sorted(finished) == list(range(320))
-        assert "http://replica-0/v1 is not there" in caplog.text
+        assert "http://replica-0/v1 is not reachable" in caplog.text
         assert wait_for_end(first)
 
         model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
@@ -367,7 +367,7 @@ def test_a_gpu_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_devices(settings) == ["2", "5"]
     assert choose_devices(settings, 1) == ["5", "7"]
     assert choose_devices(settings, 2) == ["2", "5"]  # too few for both: they share
-    with pytest.raises(ArtifactError, match="num_replicas is 4, and this machine shows 3 GPUs"):
+    with pytest.raises(ArtifactError, match="num_replicas is 4, but this machine has 3 GPUs"):
         choose_devices(dataclasses.replace(settings, num_replicas=4))
     assert choose_devices(dataclasses.replace(settings, device="cpu"), 1) == [None, None]
 
@@ -378,7 +378,7 @@ def test_a_gpu_for_each_part_of_a_replica(monkeypatch: pytest.MonkeyPatch) -> No
     settings = dataclasses.replace(SETTINGS, device="cuda", num_replicas=2, vllm=vllm)
     assert choose_devices(settings) == ["2,5", "7,8"]
     assert choose_devices(settings, 1) == ["5,7", "8,9"]
-    with pytest.raises(ArtifactError, match="num_replicas is 3 with 2 GPUs each, and this machine"):
+    with pytest.raises(ArtifactError, match="num_replicas is 3 with 2 GPUs each, but this machine"):
         choose_devices(dataclasses.replace(settings, num_replicas=3))
 
 

@@ -136,7 +136,7 @@ def test_a_server_that_dies_gives_its_work_to_the_others(
     assert samples.token_ids == local.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)).token_ids
     assert sorted(finished) == list(range(24))
     assert 0 < dying.does.served < 24
-    assert f"{dying.url} is not there" in caplog.text
+    assert f"{dying.url} is not reachable" in caplog.text
 
 
 def test_a_server_comes_back_when_it_is_well(serve: Serve, policy: Policy, local: Engine) -> None:
@@ -176,7 +176,7 @@ def test_when_every_server_is_gone_the_error_names_them_all(serve: Serve, policy
     with pytest.raises(ArtifactError) as caught:
         engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
     assert any(server.url in str(caught.value) for server in servers)
-    with pytest.raises(ArtifactError, match="no server answers") as caught:
+    with pytest.raises(ArtifactError, match="no server responds") as caught:
         connect(policy, *servers)
     assert all(server.url in str(caught.value) for server in servers)
 
@@ -184,7 +184,7 @@ def test_when_every_server_is_gone_the_error_names_them_all(serve: Serve, policy
 def test_a_completion_that_keeps_failing_is_given_up(serve: Serve, policy: Policy) -> None:
     server = serve(fault=lambda number: 500 if number > 1 else None)
     engine = connect(policy, server, max_rows=1)
-    with pytest.raises(ArtifactError, match=rf"{server.url}/completions answers 500"):
+    with pytest.raises(ArtifactError, match=rf"{server.url}/completions responded with 500"):
         engine.generate(Request(PROMPTS[:1], [1], [0], SAMPLING))
     assert 2 <= server.does.requests <= 12
 
@@ -192,7 +192,9 @@ def test_a_completion_that_keeps_failing_is_given_up(serve: Serve, policy: Polic
 def test_what_is_wrong_for_good_is_not_tried_again(serve: Serve, policy: Policy) -> None:
     server = serve(fault=lambda number: 400 if number > 1 else None)
     engine = connect(policy, server, max_rows=1)
-    with pytest.raises(ArtifactError, match=rf"{server.url}/completions answers 400: .*told to"):
+    with pytest.raises(
+        ArtifactError, match=rf"{server.url}/completions responded with 400: .*told to"
+    ):
         engine.generate(Request(PROMPTS[:1], [1], [0], SAMPLING))
     assert server.does.requests == 2
 
@@ -202,7 +204,7 @@ def test_the_key_is_sent_and_never_shown(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     server = serve(key="sesame-1")
-    with pytest.raises(ArtifactError, match="answers 401.*OPENAI_API_KEY"):
+    with pytest.raises(ArtifactError, match="responded with 401.*OPENAI_API_KEY"):
         connect(policy, server)
     monkeypatch.setenv("OPENAI_API_KEY", "sesame-1")
     engine = connect(policy, server)
@@ -287,7 +289,7 @@ def test_chunks_by_hand() -> None:
 
 def test_an_unknown_engine_is_named(policy: Policy) -> None:
     with pytest.raises(
-        ParamsError, match=f"engine.name is 'trt'; there is: {', '.join(registry.names(engines))}"
+        ParamsError, match=f"engine.name is 'trt'; use: {', '.join(registry.names(engines))}"
     ):
         load_engine(dataclasses.replace(ENGINE, name="trt"), policy)
 

@@ -106,8 +106,8 @@ def update_in_process(name: str, root: Path) -> None:
 
 
 REFUSAL = (
-    r"vLLM 0\.32\.0 does not take new weights of this policy, so it cannot sample in training: set "
-    r"engine\.name to hf\. The reason: .*layers\.0\.mlp"
+    r"vLLM 0\.32\.0 does not accept new weights of this policy, so it cannot sample in training: "
+    r"set engine\.name to hf\. The reason: .*layers\.0\.mlp"
 )
 
 

@@ -51,7 +51,7 @@ def test_first_weights_that_no_server_takes_end_the_run(fleet: Fleet, policy: Po
         does(servers, place).takes = False
     with pytest.raises(
         ArtifactError,
-        match="no vLLM server takes new weights of this policy.*set engine.name to hf"
+        match="no vLLM server accepts new weights of this policy.*set engine.name to hf"
         ".*There is no module named 'experts'",
     ):
         engine.set_weights(NamedWeights(scaled(policy, 1.0)))

@@ -53,7 +53,7 @@ def test_an_evaluation_without_prompts_is_refused(tmp_path: Path) -> None:
     PROMPTS.write(layout.prompts("test"), PROMPTS.frame([]))
     values = every_value()
     run = Stage.unrecorded("baseline", values, layout)
-    with pytest.raises(ArtifactError, match=r"test.parquet has no prompts, and baseline measures"):
+    with pytest.raises(ArtifactError, match=r"test.parquet has no prompts, but baseline measures"):
         run_evaluation(run, None, tmp_path / "out")  # type: ignore[arg-type]
 
 

@@ -54,7 +54,7 @@ def test_a_killed_run_is_marked_by_the_next_and_no_other_is(project: Project) ->
         fcntl.flock(held, fcntl.LOCK_EX)  # as its process does
         project.flow()
         assert run_of(project) == living
-    assert state_of(project, killed) == ("CRASHED", "Its process was killed; the next run goes on.")
+    assert state_of(project, killed) == ("CRASHED", "Its process was killed; the next run resumes.")
     assert tasks_of(project, killed)["report"] == "CRASHED"
     assert not {"RUNNING", "PENDING"} & set(tasks_of(project, killed).values())
     assert state_of(project, elsewhere)[0] == "RUNNING"

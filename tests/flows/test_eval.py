@@ -32,7 +32,7 @@ def test_policies_are_named(arguments: tuple[str, ...], cells: list[Subject]) ->
 
 
 def test_a_policy_must_be_named() -> None:
-    with pytest.raises(params.ParamsError, match="name a RECIPE, or --baseline"):
+    with pytest.raises(params.ParamsError, match="set RECIPE, or --baseline"):
         word.cells_of(options("--tasks", "gsm8k"), VALUES, Subject)
 
 
@@ -45,7 +45,7 @@ def test_tasks_are_a_list_with_commas() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--tasks", ","), "--tasks: no task: give gsm8k"),
+        (("--tasks", ","), "--tasks: no task: use gsm8k"),
         (("--tasks", "gsm8k", "--limit", "0"), "--limit: 0 is below 1"),
         (("--tasks", "gsm8k", "--few-shot", "-1"), "--few-shot: -1 is below 0"),
     ],

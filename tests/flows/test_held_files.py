@@ -25,5 +25,5 @@ def test_the_message_names_the_file_to_remove(project: Project) -> None:
         held = {str(project.root / place): [holder] if how == "read" else holder}
         notes.write_text(json.dumps({how: held}) if place else '{"write": {"/data/ru')
         output = project.flow("grpo", expect=1)
-        assert f"when no dvc runs, remove '{notes}'" in output, place
+        assert f"if no dvc runs here, remove '{notes}'" in output, place
         assert "Traceback" not in output

@@ -6,7 +6,7 @@ import pytest
 
 from flows.__main__ import parser_of
 from flows.pipeline import flow
-from flows.pipeline.overrides import applied, check_from_elsewhere
+from flows.pipeline.overrides import applied, check_remote
 from flows.pipeline.rounds import FlowRequest
 from flows.serve import schedule
 from tasks.common import params
@@ -58,7 +58,7 @@ def test_a_damaged_note_stops_the_run_and_says_what_to_do(path: Path, layout: La
     content = note.read_text()
     note.write_text(content.replace("all values", "all valves"))
     with (
-        pytest.raises(ParamsError, match=r"put it back, and delete .*overrides.json"),
+        pytest.raises(ParamsError, match=r"restore it, and delete .*overrides.json"),
         applied(path, layout, []),
     ):
         raise AssertionError("it must not run")
@@ -143,7 +143,7 @@ HARMFUL = [
 
 @pytest.mark.parametrize("override", HARMLESS)
 def test_numbers_recipes_and_seeds_may_come_through_the_api(override: str) -> None:
-    check_from_elsewhere([override])
+    check_remote([override])
     assert parser_of("serve").parse_args(["serve", "--set", override]).overrides == [override]
 
 
@@ -153,8 +153,8 @@ def test_all_else_that_comes_through_the_api_is_refused_by_name(
 ) -> None:
     key = override.partition("=")[0]
     with pytest.raises(ParamsError) as refused:
-        flow.asked_for(FlowRequest([], [], [], ["train.learning_rate=1e-4", override]))
-    assert str(refused.value).startswith(f"{key} is not set through Prefect's API")
+        flow.stages_of_api_request(FlowRequest([], [], [], ["train.learning_rate=1e-4", override]))
+    assert str(refused.value).startswith(f"{key} cannot be set through Prefect's API")
     with pytest.raises(ParamsError) as refused:
         schedule.run(parser_of("serve").parse_args(["serve", "--set", override]))
-    assert str(refused.value).startswith(f"{key} is not set through Prefect's API")
+    assert str(refused.value).startswith(f"{key} cannot be set through Prefect's API")

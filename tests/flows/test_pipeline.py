@@ -110,7 +110,7 @@ def test_a_stage_that_runs_and_makes_the_same_stops_there(project: Project) -> N
     reason = next(message for task, message in messages(project) if task == "profile")
     code = "code tasks/profile/real.py changed"
     assert reason == f"{code}; 40 rollouts reused, 8 sampled: 1 prompt new to the store"
-    assert "ingest: starts (asked for by --force)" in output
+    assert "ingest: starts (requested by --force)" in output
     assert f"profile: starts ({code})" in output
     assert lines(output, "starts") == ["ingest", "profile"]
     assert lines(output, "ran") == ["code", "ingest", "profile"]
@@ -172,7 +172,7 @@ def test_a_named_server_that_is_away_keeps_nothing_from_running(project: Project
     project.environment["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     output = project.flow("grpo")
-    assert "Prefect's server at http://127.0.0.1:9/api does not answer" in output
+    assert "Prefect's server at http://127.0.0.1:9/api does not respond" in output
     assert lines(output, "ran") == ["code", "allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
 
 

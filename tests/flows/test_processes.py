@@ -100,7 +100,7 @@ def test_an_interrupted_flow_lets_all_stages_save(two_hanging: Project) -> None:
     os.killpg(flow.pid, signal.SIGINT)  # what Ctrl-C does: the whole foreground group
     output, _ = flow.communicate(timeout=PATIENCE)
     assert flow.returncode == 130, output
-    assert "interrupted; to go on: " in output
+    assert "interrupted; to resume: " in output
     assert "killing it" not in output  # dvc left when the stages had
     assert "Traceback" not in output
     assert (two_hanging.root / "graceful").read_text() == "allocateallocate"

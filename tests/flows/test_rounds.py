@@ -38,9 +38,9 @@ def titled(output: str, word: str) -> list[str]:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"starts": ("sgpo/0",)}, "with --rounds 1 there are 0 of them, and it is given 1 times"),
-        ({"rounds": 2, "starts": ("sgpo/0", "sgpo/0")}, "there are 1 of them"),
-        ({"data": SECOND, "rounds": 3}, "name the first, --data data --rounds 3"),
+        ({"starts": ("sgpo/0",)}, "with --rounds 1 there are 0 of these, but it is given 1 times"),
+        ({"rounds": 2, "starts": ("sgpo/0", "sgpo/0")}, "there are 1 of these"),
+        ({"data": SECOND, "rounds": 3}, "use the first, --data data --rounds 3"),
         ({"data": "../other"}, "a data root is a folder at the top of the project"),
         ({"data": "data/other"}, "a data root is a folder at the top of the project"),
     ],
@@ -149,7 +149,7 @@ def test_a_new_data_root_gets_its_own_parameters(project: Project) -> None:
     ).read_text()
     assert project.status().keys() >= {"other/dvc.yaml:profile"}
     assert not any(":" not in stage for stage in project.status())  # nothing of the first root
-    assert "flows/ has other files in it" in project.flow("--data", "flows", expect=1)
+    assert "flows/ contains other files" in project.flow("--data", "flows", expect=1)
 
 
 def test_a_plan_of_a_round_that_never_ran_says_so(project: Project) -> None:

@@ -79,7 +79,7 @@ def test_a_run_that_asks_for_a_policy_of_its_own_is_refused_by_name(
     before = (project.root / "params.yaml").read_text()
     run = run_now(project, served, overrides=overrides)
     wait_for(lambda: state_of(project, run)[0] == "FAILED")
-    assert "policy.trust_remote_code is not set through Prefect's API" in state_of(project, run)[1]
+    assert "policy.trust_remote_code cannot be set through Prefect" in state_of(project, run)[1]
     assert (project.root / "params.yaml").read_text() == before
 
 

@@ -114,7 +114,7 @@ def test_a_server_without_fences_is_warned_about(
 ) -> None:
     stub.status = status  # type: ignore[attr-defined]
     server.warn_if_open(f"http://127.0.0.1:{stub.server_port}/api")
-    assert ("takes requests from anybody" in caplog.text) == is_open
+    assert ("accepts requests from anyone" in caplog.text) == is_open
 
 
 def test_a_server_of_ours_is_not_warned_about(
@@ -162,7 +162,7 @@ def test_it_asks_for_a_password_where_others_reach_it(
 
 
 def test_an_address_that_is_no_name_is_refused() -> None:
-    with pytest.raises(ui.PageError, match="name one address"):
+    with pytest.raises(ui.PageError, match="use one address"):
         ui.auth_of(asked(prefect_host="0.0.0.0"))  # type: ignore[arg-type]
 
 
@@ -208,7 +208,7 @@ def test_a_killed_server_ends_a_run_in_one_sentence(project: Project, when: str)
         return
     assert "[15/15] report: ran" in output
     assert "has failed this run" in said
-    assert "the same command goes on" in said
+    assert "run the same command again to resume" in said
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.__main__ import WORDS, parser_of
+from flows.__main__ import SUBCOMMANDS, parser_of
 from flows.cli import init
 from tasks.common import params
 from tasks.common.params import ParamsError
@@ -73,7 +73,7 @@ def test_the_stages_are_a_tree_that_fits_a_terminal(project: Project) -> None:
 def test_completion_knows_words_and_their_options(project: Project) -> None:
     script = winnow(project, "--print-completion", "bash")
     (words,) = re.findall(r"_winnow_pos_0_choices=\((.*)\)", script)
-    assert set(WORDS) <= {*words.split()}
+    assert set(SUBCOMMANDS) <= {*words.split()}
     (options,) = re.findall(r"_winnow_run_option_strings=\((.*)\)", script)
     assert "--concurrency" in options.split()
 
@@ -114,7 +114,7 @@ def test_a_plan_ends_with_what_the_budget_buys_and_doctor_too(project: Project) 
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     for word in ("plan", "doctor"):
         output = winnow(project, word, "--price", "2")
-        assert "of executed buys a cell, expected" in output
+        assert "executed buys, expected" in output
         assert "money" in output
         assert "test prompts with 4 samples resolve" in output.splitlines()[-1]
 
@@ -122,7 +122,7 @@ def test_a_plan_ends_with_what_the_budget_buys_and_doctor_too(project: Project) 
 def test_advice_without_a_profile_names_the_command_that_makes_it(project: Project) -> None:
     (project.root / "data/profile/profile.parquet").unlink(missing_ok=True)
     output = winnow(project, "advise", expect=1)
-    assert "data has no profile yet: make it with `dvc repro profile`" in output
+    assert "data has no profile yet: create it with `dvc repro profile`" in output
 
 
 def test_where_it_runs_makes_no_stage_run_again(project: Project) -> None:
@@ -134,7 +134,7 @@ def test_where_it_runs_makes_no_stage_run_again(project: Project) -> None:
 
 
 def test_a_plan_names_what_is_forced(project: Project) -> None:
-    assert "asked for by --force" in winnow(project, "plan", "--force", "ingest")
+    assert "requested by --force" in winnow(project, "plan", "--force", "ingest")
 
 
 def test_reading_what_has_not_been_evaluated_names_the_file(project: Project) -> None:
@@ -146,15 +146,15 @@ def test_reading_what_has_not_been_evaluated_names_the_file(project: Project) ->
 def test_every_word_has_its_help() -> None:
     """In a process of its own: importing Prefect changes the logging of this one."""
     program = (
-        "from flows.__main__ import WORDS, parser_of\n"
-        "for word in WORDS:\n"
+        "from flows.__main__ import SUBCOMMANDS, parser_of\n"
+        "for word in SUBCOMMANDS:\n"
         "    try: parser_of(word).parse_args([word, '--help'])\n"
         "    except SystemExit as end: assert end.code == 0\n"
     )
     printed = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    assert [word for word in WORDS if f"usage: winnow {word} " not in printed] == []
+    assert [word for word in SUBCOMMANDS if f"usage: winnow {word} " not in printed] == []
 
 
 def test_the_console_script_is_the_same_command() -> None:
@@ -221,7 +221,7 @@ def test_a_port_in_use_is_named(arguments: tuple[str, ...], name: str, project: 
         port = str(taken.getsockname()[1])
         output = winnow(project, *arguments, port, expect=1)
     assert output.endswith(
-        f"port {port} is in use: {name} may be up already (http://127.0.0.1:{port}); or give "
+        f"port {port} is in use: {name} may already be up (http://127.0.0.1:{port}); or use "
         f"another with {arguments[-1]}\n"
     )
 
@@ -229,8 +229,8 @@ def test_a_port_in_use_is_named(arguments: tuple[str, ...], name: str, project: 
 def test_a_cron_expression_that_is_none_is_named(project: Project) -> None:
     output = winnow(project, "serve", "--cron", "nonsense", expect=2)
     assert output.splitlines()[-1] == (
-        "winnow serve: error: argument --cron: 'nonsense' is not a cron expression: give five "
-        "fields, such as '0 3 * * *'"
+        "winnow serve: error: argument --cron: 'nonsense' is not a cron expression: it must have "
+        "five fields, such as '0 3 * * *'"
     )
 
 
@@ -319,7 +319,7 @@ def test_a_project_of_ones_own_runs_elsewhere_on_this_installation(
     asked += ("--budget", "none", "--data", str(data))
     output = winnow(project, "init", str(folder), *asked)
     assert "nothing is wrong" in output
-    assert "has a .dvc already" in winnow(project, "init", str(folder), *asked, expect=1)
+    assert "already has a .dvc" in winnow(project, "init", str(folder), *asked, expect=1)
     text = (folder / "params.yaml").read_text()
     values = params.load(folder / "params.yaml")
     assert len(text.splitlines()) < 40

@@ -96,7 +96,7 @@ def test_code_that_dvc_no_longer_has_is_said_to_be_unknown(tmp_path: Path) -> No
     write_json(tmp_path / "data/code/profile.json", NOW)
     change = {"changed deps": {"data/code/profile.json": "modified"}}
     assert reasons.explain("profile", [change], LOCK, tmp_path) == [
-        "code changed (data/code/profile.json; the former one is not in DVC's cache)"
+        "code changed (data/code/profile.json; the previous one is not in DVC's cache)"
     ]
 
 
@@ -208,7 +208,7 @@ def test_a_named_server_is_found_without_prefect(
 
 
 @pytest.mark.parametrize(
-    "first", ["", "from flows import logs; import flows.cli.run; logs.speak(); "]
+    "first", ["", "from flows import logs; import flows.cli.run; logs.log_to_terminal(); "]
 )
 def test_warnings_reach_the_terminal_once_also_with_prefect(first: str) -> None:
     program = f"{first}import flows.pipeline.flow, logging; " + "; ".join(
@@ -247,7 +247,7 @@ def test_the_pipeline_has_the_edges_of_its_picture() -> None:
 def test_what_dvc_could_not_keep_is_not_put_down_to_the_command() -> None:
     full = "ERROR: failed to reproduce 'train@sgpo-0': [Errno 28] No space left on device"
     said = stages.failure("train@sgpo-0", 255, True, ["this is train, live", full])
-    assert said.startswith("its command succeeded, and dvc could not keep what it made")
+    assert said.startswith("its command succeeded, but dvc could not store its outputs")
     own = "12:00:00 train: data/x: [Errno 28] No space left on device"
     assert stages.failure("train", 1, True, [own]).startswith("its command failed")
 

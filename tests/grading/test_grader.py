@@ -231,7 +231,7 @@ def test_a_limit_that_leaves_no_memory_for_the_start_is_named() -> None:
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "did not start" in ended.stderr
-    assert "`ulimit -v` leaves it 0.0195 GB" in ended.stderr
+    assert "`ulimit -v` allows 0.0195 GB" in ended.stderr
 
 
 @pytest.mark.usefixtures("hostile_verifier")

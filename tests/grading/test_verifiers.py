@@ -277,7 +277,7 @@ def test_partial_credit_is_kept_and_rewarded_only_through_a_composite() -> None:
     [
         (
             {"method": "sympy"},
-            r"verify.verifiers.x.method is 'sympy'; there is: .*exact, .*numeric",
+            r"verify.verifiers.x.method is 'sympy'; use: .*exact, .*numeric",
         ),
         ({"method": "format", "tags": ["a"]}, "verify.verifiers.x.text_after is missing"),
         ({"method": "numeric", "decimals": 2}, "verify.verifiers.x.decimals is unknown"),

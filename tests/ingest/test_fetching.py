@@ -110,8 +110,8 @@ def test_a_fetched_file_is_removed_and_a_local_one_is_used_where_it_lies(
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("nowhere?key=secret", r"/nowhere: the server answers 404"),
-        ("busy/x", r"the server answers 503"),
+        ("nowhere?key=secret", r"/nowhere: the server responded with 404"),
+        ("busy/x", r"the server responded with 503"),
         ("cut/9/rows.jsonl", r"cannot be fetched \(RemoteProtocolError, 4 attempts\)"),
         ("moved/away", r"leads to http://example.invalid: only https:// is read"),
     ],
@@ -126,7 +126,7 @@ def test_what_a_web_server_does_wrong_is_said(web: str, path: str, message: str)
     ("location", "message"),
     [
         ("http://example.invalid/a.jsonl", "only https:// is read"),
-        ("https://me:secret@example.invalid/a.jsonl", "must not hold credentials"),
+        ("https://me:secret@example.invalid/a.jsonl", "must not contain credentials"),
         (
             "https://127.0.0.1:1/a.jsonl?key=secret",
             r"https://127.0.0.1:1/a.jsonl cannot be fetched \(ConnectError",

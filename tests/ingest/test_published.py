@@ -119,5 +119,5 @@ def test_every_set_is_tested_and_in_the_guide() -> None:
 
 
 def test_a_set_that_is_not_there_is_named() -> None:
-    with pytest.raises(ParamsError, match=r"settings\.set is 'dapo'; there is: .*dapo_math_17k"):
+    with pytest.raises(ParamsError, match=r"settings\.set is 'dapo'; use: .*dapo_math_17k"):
         sources([preset("published", "a.parquet", set="dapo")])

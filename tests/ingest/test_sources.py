@@ -206,7 +206,7 @@ def test_every_preset_declares_its_settings_and_one_way_to_read() -> None:
     [
         (
             {"preset": "gsm9k"},
-            "preset is 'gsm9k'; there is: apps, gsm8k, humaneval, ifeval, mapping, math, mbpp, "
+            "preset is 'gsm9k'; use: apps, gsm8k, humaneval, ifeval, mapping, math, mbpp, "
             "openai_chat, published, reasoning_gym, svamp, verl",
         ),
         ({"settings": {"pth": "x"}}, "settings.pth is unknown; allowed: path, name, prompt"),

@@ -133,7 +133,7 @@ def test_chunks_differ_and_repeat_under_the_seed():
 
 
 def test_an_unknown_family_and_an_unknown_setting_are_named():
-    with pytest.raises(ParamsError, match="'chain_sums'; there is: chain_sum, products"):
+    with pytest.raises(ParamsError, match="'chain_sums'; use: chain_sum, products"):
         next(draw([Family("chain_sums", 1.0, CHAIN_SUM)], 0, 4))
     with pytest.raises(
         ParamsError, match=r"chain_sum.settings.noise is unknown; allowed: config, direct_rate"
@@ -218,14 +218,14 @@ def test_a_killed_making_goes_on_to_the_same_weights(tmp_path, caplog):
         trained(Unfinished(file, {"seed": 0}, 0.0), chunks=3)
     saved = file.read_bytes()
     again = trained(Unfinished(file, {"seed": 0}, 0.0))
-    assert caplog.text.count("going on after") == 1
+    assert caplog.text.count("resuming after") == 1
     for one, other in zip(whole.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     for content, seed, said in (
         (saved[:-1] + bytes([saved[-1] ^ 1]), 0, "is damaged"),
         (saved[:100], 0, "is damaged"),
-        (saved, 1, "is of other settings"),
+        (saved, 1, "has other settings"),
     ):
         caplog.clear()
         file.write_bytes(content)

@@ -102,7 +102,7 @@ def test_what_is_there_is_replaced_only_when_asked(layout: Layout, tmp_path: Pat
     place = tmp_path / "out"
     place.mkdir()
     (place / "mine.txt").write_text("mine")
-    with pytest.raises(ArtifactError, match="is not empty: name another place, or --overwrite"):
+    with pytest.raises(ArtifactError, match="is not empty: use another place, or --overwrite"):
         push(layout, VALUES, CELL, str(place), overwrite=False)
     assert [path.name for path in place.iterdir()] == ["mine.txt"]
     push(layout, VALUES, CELL, str(place), overwrite=True)
@@ -158,7 +158,7 @@ def test_a_hub_gets_one_commit_and_a_private_repository(
     push(layout, VALUES, CELL, "hf://me/mine", overwrite=False)
     assert asked[0] == ("create", ("me/mine", {"private": True, "exist_ok": True}))
     assert asked[1] == ("commit", FILES)
-    with pytest.raises(ArtifactError, match="hf://me/mine has a model already"):
+    with pytest.raises(ArtifactError, match="hf://me/mine has a model"):
         push(layout, VALUES, CELL, "hf://me/mine", overwrite=False)
     assert len(asked) == 2
 

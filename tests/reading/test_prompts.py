@@ -41,7 +41,7 @@ def test_a_prompt_stands_in_the_chat_template_with_its_tokens_and_verdict(layout
 
 def test_what_is_missing_is_named(layout: Layout) -> None:
     for split, prompt, message in (
-        ("test", None, "run the stage that makes the prompts table first"),
+        ("test", None, "run the stage that writes the prompts table first"),
         ("train", "x", "no train prompt whose id begins with x"),
     ):
         with pytest.raises(ArtifactError, match=message):

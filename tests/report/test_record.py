@@ -31,7 +31,7 @@ def params(tmp_path: Path) -> Path:
 def report(params: Path, layout: Layout) -> None:
     done = run_stage("report", params, layout.root)
     assert done.returncode == 0, done.output
-    assert "not recorded in full" not in done.output
+    assert "only partly recorded" not in done.output
 
 
 def client_of(layout: Layout) -> Any:

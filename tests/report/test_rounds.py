@@ -97,5 +97,5 @@ def test_a_start_that_the_earlier_round_no_longer_has_is_named(second: Layout) -
 @pytest.mark.parametrize("source", ["tiny", "hf://org/name@1", "models/runs/sgpo/0/policy"])
 def test_a_policy_that_no_round_trained_is_refused(source: str) -> None:
     assert rounds.cell_of(str(Path("/x") / SOURCE)) == "sgpo/1"
-    with pytest.raises(ArtifactError, match="was trained by no round"):
+    with pytest.raises(ArtifactError, match="was not trained in any round"):
         rounds.cell_of(source)

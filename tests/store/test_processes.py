@@ -221,7 +221,7 @@ def test_the_command_line(qwen: Path, tmp_path: Path) -> None:
     assert len(list(layout.store.glob("*/*/*"))) == 2
     assert "nothing to do" in admin("gc", layout)
     assert profile(layout) == "36 rollouts reused, 0 sampled"
-    with pytest.raises(ArtifactError, match="holds nothing of policy nobody; choose from"):
+    with pytest.raises(ArtifactError, match="has no rollouts of policy nobody; choose from"):
         admin("gc", layout, "nobody")
     admin("gc", layout, policy)
     assert "empty" in admin("stat", layout)

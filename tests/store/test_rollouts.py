@@ -291,7 +291,7 @@ def test_prompts_of_equal_text_share_samples_and_have_their_own_golds(
 def test_a_prompt_that_is_there_twice_is_refused(world: tuple[Policy, Layout]) -> None:
     policy, layout = world
     twice = pl.concat([prompts_table(range(2)), prompts_table(range(1))])
-    with pytest.raises(ArtifactError, match="a prompt_id is there twice"):
+    with pytest.raises(ArtifactError, match="a prompt_id is duplicated"):
         draw(twice, policy, 2, SETTINGS, layout, cell="profile", greedy=False)
 
 

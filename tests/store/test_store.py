@@ -112,7 +112,7 @@ def test_a_read_that_ends_early_is_tried_again_and_sets_nothing_aside(
     assert found is not None
     assert found["text"].to_list() == ["x"]
     monkeypatch.setattr(local.files, "cat_file", lambda _: random.randbytes(99), raising=False)
-    with pytest.raises(ArtifactError, match="no two reads were whole"):
+    with pytest.raises(ArtifactError, match="no two reads were complete"):
         local.load(Span(0, 0), ["text"])
     assert local.num_damaged() == 0
 
@@ -125,7 +125,7 @@ def test_reads_that_all_end_early_at_one_place_set_nothing_aside(
     read = store.files.cat_file
     with monkeypatch.context() as proxied:
         proxied.setattr(store.files, "cat_file", lambda path: read(path)[:-9], raising=False)
-        with pytest.raises(ArtifactError, match="no two reads were whole"):
+        with pytest.raises(ArtifactError, match="no two reads were complete"):
             store.load(Span(0, 0), ["text"])
         ((_, said),) = maintenance.find_damaged(store)
         assert "the network or the disk returns wrong data" in said

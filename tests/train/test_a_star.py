@@ -156,7 +156,7 @@ def test_a_killed_run_ends_as_one_that_was_not(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"advantage": {"method": "one_sided"}}, "train.loss regression learns from all"),
+        ({"advantage": {"method": "one_sided"}}, "train.loss regression trains on all"),
         ({"warm_start": {"data": "profile"}}, "train.loss regression compares the policy with"),
         ({"shape": [{"method": "length"}]}, "train.advantage a_star needs the verifier's rewards"),
         ({"loss": {"method": "regression", "beta": 0}}, "train.loss.beta is 0"),

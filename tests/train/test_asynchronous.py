@@ -288,7 +288,7 @@ def test_a_checkpoint_without_the_rollouts_in_flight_starts_over_with_the_reason
     caplog.set_level("INFO")
     run(layouts[1], changes)
     assert "starting over: the newest checkpoint of" in caplog.text
-    assert "of an earlier version, which kept rollouts in another form" in caplog.text
+    assert "from an earlier version, which stored rollouts differently" in caplog.text
     assert outputs(layouts[0]) == outputs(layouts[1])
 
 

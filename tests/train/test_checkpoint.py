@@ -119,7 +119,7 @@ def test_a_run_resumed_from_an_older_checkpoint_goes_on_from_it(
     done = run(None, max_steps=3)
     oldest = done.steps()[0]
     again = run(oldest, max_steps=2)
-    assert f"going on from {oldest.name}" in caplog.text
+    assert f"resuming from {oldest.name}, which is now the newest" in caplog.text
     newest = again.steps()[-1]
     assert newest.name > oldest.name
     assert read_sealed(newest / "state.json")["state"]["num_steps"] == 2
@@ -139,8 +139,8 @@ def test_a_checkpoint_without_what_a_method_remembers_is_left_with_the_reason(
         resume(again, checkpoints, None)
         assert again.state.num_steps == 0
         assert "starting over: the newest checkpoint" in caplog.text
-        assert "kept what its methods remember (method.replay.table) in another" in caplog.text
-        with pytest.raises(ArtifactError, match="of an earlier version.* leave --resume out"):
+        assert "stored the state of methods (method.replay.table) differently" in caplog.text
+        with pytest.raises(ArtifactError, match="from an earlier version.* omit --resume"):
             resume(again, checkpoints, checkpoints.steps()[0])
 
 
@@ -158,7 +158,7 @@ def test_a_checkpoint_with_other_columns_of_rollouts_is_left_with_the_reason(
     with closing(trainer.collector.grader), closing(again.collector.grader):
         resume(again, checkpoints, None)
     assert again.state.num_steps == 0
-    assert "of an earlier version, which kept rollouts in another form" in caplog.text
+    assert "from an earlier version, which stored rollouts differently" in caplog.text
 
 
 def test_a_snapshot_waits_for_the_last_one_before_it_copies(guesser: Path, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_damaged_part_costs_its_steps_and_is_made_again(
     loaded = second.load()
     assert loaded is not None
     assert loaded[1]["num_steps"] == 1
-    assert caplog.text.count(f"{damaged.name} is not what was written") == 2
+    assert caplog.text.count(f"{damaged.name} was changed after it was written") == 2
     save(second, 2, branch=1)  # the same rollouts again: the same name
     assert second.folder / second.parts[1] == damaged
     # whole again, and with it what was written before the damage
@@ -278,7 +278,7 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_refused_with_the_way_out(
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
     chosen = save(checkpoints, 1, branch=1)
     flip(chosen / "tensors.safetensors")
-    with pytest.raises(ArtifactError, match="tensors.safetensors is not what .*leave --resume out"):
+    with pytest.raises(ArtifactError, match="tensors.safetensors was changed .*omit --resume"):
         checkpoints.load(chosen)
     (chosen / "tensors.safetensors").unlink()
     with pytest.raises(ArtifactError, match="tensors.safetensors is missing"):
@@ -294,12 +294,12 @@ def test_no_damage_to_the_notes_beside_the_checkpoints_is_taken_for_a_fact(
     assert checkpoints.count_lost(work_of(0))["flops"] == 10.0
     path.write_text(path.read_text().replace("10.0", "90.0", 1))  # of what was lost before
     assert checkpoints.count_lost(work_of(0))["flops"] == 0.0
-    assert "it is left out" in caplog.text
+    assert "ignoring it" in caplog.text
 
     key = checkpoints.folder / "key.json"
     flip(key, key.read_text().index("r"))
     Checkpoints(tmp_path, {"recipe": "r", "seed": 1}, keep=2)  # another run says why it starts over
-    assert "passing over the checkpoints in" in caplog.text
+    assert "skipping the checkpoints in" in caplog.text
     again = Checkpoints(tmp_path, COMPONENTS, keep=2)
     assert read_sealed(key) == COMPONENTS
     assert again.load() is not None

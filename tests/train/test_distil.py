@@ -220,15 +220,15 @@ def test_a_cell_depends_on_the_content_of_its_teacher(teacher: Path) -> None:
         (distilling(None), "train.loss distil needs a teacher: set train.reference.source"),
         (
             {"reference": {"source": "teacher"}},
-            "train.reference.source is teacher, and nothing reads",
+            "train.reference.source is teacher, but nothing uses",
         ),
         (
             {"reference": {"source": "teacher"}, "loss": {"method": "regression"}},
-            "train.loss regression compares the policy with the initial one, and train.reference",
+            "train.loss regression compares the policy with the initial one, but train.reference",
         ),
         (
             {**distilling("teacher"), "advantage": {"method": "one_sided"}},
-            "train.loss distil learns from all",
+            "train.loss distil trains on all",
         ),
         (distilling("teacher", reward_weight=-1.0), "train.loss.reward_weight is -1.0"),
         (distilling("teacher", max_fall=0.0), "train.loss.max_fall is 0.0"),

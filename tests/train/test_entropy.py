@@ -168,5 +168,5 @@ def test_mistakes_are_named(entropy: dict[str, float], message: str) -> None:
 @pytest.mark.parametrize("entropy", [{"coefficient": 0.1}, {"target": 0.1}])
 def test_rollouts_that_an_advantage_leaves_out_have_no_bonus(entropy: dict[str, float]) -> None:
     changes = {"loss": {"method": "clip", "entropy": entropy}}
-    with pytest.raises(ParamsError, match=r"train.loss.entropy asks for the entropy of all"):
+    with pytest.raises(ParamsError, match=r"train.loss.entropy needs the entropy of all"):
         settings_of({"advantage": {"method": "one_sided"}, **changes})

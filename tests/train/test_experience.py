@@ -387,7 +387,7 @@ def test_the_control_and_the_replay_need_each_other() -> None:
     both = {"control": {"method": "experience"}, "replay": {"method": "successes"}}
     settings_of(both)
     for slot in both:
-        with pytest.raises(ParamsError, match="the control experience and the replay successes"):
+        with pytest.raises(ParamsError, match="only if the control is experience"):
             settings_of({slot: both[slot]})
     with pytest.raises(ParamsError, match="set over_provision to 1.0"):
         settings_of({**both, "max_staleness": 1, "over_provision": 1.5})

@@ -142,7 +142,7 @@ def test_a_run_that_dvc_could_not_record_is_not_trained_again(
     again = Started("train", tmp_path / "params.yaml", tmp_path, *coordinates)
     log = again.finish()
     assert again.returncode == 0, log
-    assert "its results are taken back" in log
+    assert "restoring its results" in log
     assert "validation accuracy" not in log
     assert outputs(tmp_path) == before
     monkeypatch.delenv("DVC_STAGE")

@@ -330,7 +330,7 @@ def test_a_server_with_older_weights_than_asked_for_ends_the_run(
     trainer.learner.version = 3
     with (
         closing(trainer.collector.grader),
-        pytest.raises(ArtifactError, match="after 0 updates, which was to be that after 3"),
+        pytest.raises(ArtifactError, match="after 0 updates instead of the one after 3"),
     ):
         sampled(trainer)
 
@@ -341,7 +341,7 @@ def test_a_record_with_tokens_of_other_policies_is_that_of_another_run(
     layout = make_world(tmp_path / "first", guesser, SIZES)
     run(layout, CHANGES, prepare=swapping([]))
     rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
-    message = r"tokens are of the policy after \d+ updates, .* the record of another run"
+    message = r"tokens are of the policy after \d+ updates, .* the record is of another run"
     for number, other in enumerate((100, -2)):
 
         def prepare(trainer: Trainer, other: int = other) -> None:
@@ -374,5 +374,5 @@ def test_settings_that_exclude_each_other(
 
 
 def test_an_engine_that_cannot_is_named(guesser: Path, tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match="the engine hf cannot take weights while it samples"):
+    with pytest.raises(ParamsError, match="the engine hf cannot load weights while it samples"):
         run(make_world(tmp_path, guesser, SIZES), CHANGES)

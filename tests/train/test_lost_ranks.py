@@ -98,7 +98,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_command_goes_on(
     """It takes the steps of one process. What else ranks share out is in test_sharding.py."""
     layout = world(tmp_path, guesser)
     process, _, everyone = lose(layout, 0, signal.SIGKILL)
-    assert "no answer for" not in ended(layout, process, everyone)
+    assert "did not respond for" not in ended(layout, process, everyone)
 
     process = start(layout)
     log = process.finish()
@@ -123,7 +123,7 @@ def test_a_rank_that_hangs_ends_the_others_which_say_so(guesser: Path, tmp_path:
     lost.kill()  # torchrun would do it after 30 s
     log = ended(layout, process, everyone)
     assert "rank 0 of 2 on " in log
-    assert f"no answer for {SILENT_SECONDS} s (learner.collective_timeout_seconds)" in log
+    assert f"did not respond for {SILENT_SECONDS} s (learner.collective_timeout_seconds)" in log
 
 
 @pytest.mark.usefixtures("forked_stages")
@@ -141,5 +141,5 @@ def test_a_rank_that_meets_nobody_says_so(
     log = process.finish()
     assert process.returncode == LOST_RANK
     assert "rank 1 of 2 on " in log
-    assert "before the first step: another process of this training gave no answer for 2 s" in log
+    assert "before the first step: another process of this training did not respond for 2 s" in log
     assert "Traceback" not in log

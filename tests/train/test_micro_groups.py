@@ -75,7 +75,7 @@ def test_one_slot_is_enough_and_less_is_refused(world: Any) -> None:
     )
     method = micro_groups.Method(micro_groups.Settings(0.99 * least / 2**20, "lpt"), 4)
     with pytest.raises(
-        ParamsError, match=r"train\.generate\.cache_megabytes is .*one rollout may take"
+        ParamsError, match=r"train\.generate\.cache_megabytes is .*one rollout may need"
     ):
         method.generate(engine, request, asked_of(np.arange(4)))
 
@@ -85,7 +85,7 @@ def test_an_engine_with_a_scheduler_of_its_own_is_refused(world: Any) -> None:
         name = "vllm"
 
     method = micro_groups.Method(micro_groups.Settings(9.0, "lpt"), 4)
-    with pytest.raises(ParamsError, match=r"engine\.name hf; vllm batches continuously by itself"):
+    with pytest.raises(ParamsError, match=r"engine\.name hf; vllm has its own scheduler"):
         method.generate(Other(), request_of(world[1], 2), asked_of(None))  # type: ignore[arg-type]
 
 

@@ -172,7 +172,7 @@ def test_the_verifier_reads_each_turn_on_a_line_of_its_own() -> None:
 
 
 def test_an_unknown_environment_or_setting_is_named() -> None:
-    with pytest.raises(ParamsError, match=r"environment\.name is 'chess'; there is: higher_lower"):
+    with pytest.raises(ParamsError, match=r"environment\.name is 'chess'; use: higher_lower"):
         load_environment({"name": "chess"})
     with pytest.raises(ParamsError, match=r"environment\.name is None"):
         load_environment({})
@@ -233,7 +233,7 @@ def test_a_turn_ends_with_any_stop_token_and_not_with_one_before_it() -> None:
     (bar,) = tokenizer("|").input_ids
     found = render_reply("low", tokenizer, (EOS, bar), is_chat=True)
     assert tokenizer.decode(found) == " <user>low| <assistant>"
-    with pytest.raises(ArtifactError, match="ends an assistant's turn with no token"):
+    with pytest.raises(ArtifactError, match="ends an assistant's turn without a token"):
         render_reply("low", tokenizer, (EOS,), is_chat=True)
 
 

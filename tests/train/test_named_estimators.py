@@ -357,7 +357,7 @@ def test_m2po_takes_the_advantage_of_far_tokens_alone(guesser: Path, tmp_path: P
     assert trainer.state.ledger.charged["score"] > 0.0  # the pass over the step
     with pytest.raises(ParamsError, match=r"train.correction.m2po is 0; it must be above 0"):
         Correction(m2po=0)
-    with pytest.raises(ParamsError, match=r"train.loss regression learns without one"):
+    with pytest.raises(ParamsError, match=r"train.loss regression also trains on those"):
         settings_of({"correction": correction, "loss": {"method": "regression"}})
 
 

@@ -81,7 +81,7 @@ def test_a_run_without_validation_prompts_is_refused(guesser: Path, tmp_path: Pa
     layout = make_world(tmp_path, guesser, [4, 4, 4, 4])
     path = layout.prompts("validation")
     PROMPTS.write(path, PROMPTS.read(path).head(0))
-    with pytest.raises(ArtifactError, match=r"validation.parquet has no prompts, and train measu"):
+    with pytest.raises(ArtifactError, match=r"validation.parquet has no prompts, but train measu"):
         make_trainer(layout)
 
 

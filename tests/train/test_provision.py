@@ -233,7 +233,7 @@ def test_a_step_takes_no_fewer_groups_than_were_asked_for(guesser: Path, tmp_pat
         return dataclasses.replace(samples, finish_reasons=[UNFINISHED] * len(samples.token_ids))
 
     engine.generate_until = losing  # type: ignore[method-assign]
-    message = "step 0: 0 groups are whole, and control asked for 3: sampling ended"
+    message = "step 0: 0 groups are complete, but control requested 3: sampling ended"
     with closing(trainer.collector.grader), pytest.raises(TrainingError, match=message):
         sampled(trainer)
 
@@ -256,7 +256,7 @@ def test_the_record_of_another_run_is_refused(guesser: Path, tmp_path: Path) -> 
         with (
             closing(trainer.collector.grader),
             pytest.raises(
-                (ArtifactError, TrainingError), match=r"step 1: .* the record of another run"
+                (ArtifactError, TrainingError), match=r"step 1: .* the record is of another run"
             ),
         ):
             train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
@@ -299,7 +299,7 @@ def test_two_ranks_sample_the_groups_of_one(guesser: Path, tmp_path: Path) -> No
                 "max_staleness": 1,
                 "generate": {"method": "micro_groups", "cache_megabytes": 1.0, "order": "lpt"},
             },
-            "micro_groups, which does not stop completions",
+            "micro_groups, which cannot stop",
         ),
     ],
 )
@@ -314,7 +314,7 @@ def test_what_cannot_be_provisioned_is_refused(
 @pytest.mark.parametrize("name", ["dapo", "dars"])
 def test_a_control_that_asks_again_is_refused(name: str, guesser: Path, tmp_path: Path) -> None:
     changes = {**changes_of(name), "over_provision": 1.5, "max_staleness": 1}
-    with pytest.raises(ParamsError, match="asks for more once it has seen a step's"):
+    with pytest.raises(ParamsError, match="may request more after a step's"):
         make_trainer(make_world(tmp_path, guesser, SIZES), **changes)
 
 

@@ -92,7 +92,7 @@ def test_two_ranks_with_a_part_each_reset_their_parts(guesser: Path, tmp_path: P
     ("changes", "message"),
     [
         (changes_of(0), r"train.reference.reset_every is 0; it must be at least 1"),
-        (changes_of(2, kl_coefficient=0.0), r"reset_every is 2, and nothing reads it"),
+        (changes_of(2, kl_coefficient=0.0), r"reset_every is 2, but nothing uses it"),
         (changes_of(2, lora={"rank": 2, "alpha": 4.0}), "is the policy without its adapters"),
         (
             {"kl_coefficient": 0.1, "reference": {"source": "there", "reset_every": 2}},
@@ -100,7 +100,7 @@ def test_two_ranks_with_a_part_each_reset_their_parts(guesser: Path, tmp_path: P
         ),
         (
             changes_of(2, loss={"method": "regression"}),
-            r"compares the policy with the initial one, and train.reference.reset_every is 2",
+            r"compares the policy with the initial one, but train.reference.reset_every is 2",
         ),
     ],
 )

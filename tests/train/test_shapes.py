@@ -301,13 +301,13 @@ def test_losses_of_whole_completions_are_refused_with_prefixes(
 def test_a_divisor_of_the_rest_and_a_kl_term_are_refused_with_pruning(name: str) -> None:
     shape = [{"method": name, **({"keep": 0.5} if name == "kondo" else {})}]
     for other in ({"divisor": "kept"}, {"kl_coefficient": 0.1}):
-        with pytest.raises(ParamsError, match=f"train.shape {name} leaves rollouts of advantage 0"):
+        with pytest.raises(ParamsError, match=f"train.shape {name} drops rollouts of advantage 0"):
             settings_of({"shape": shape, **other})
     settings_of({"shape": shape})
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ParamsError, match=r"train.shape.method is missing; there is: .*overlong"):
+    with pytest.raises(ParamsError, match=r"train.shape.method is missing; use one of .*overlong"):
         settings_of({"shape": [{"share": 0.5}]})
     with pytest.raises(ParamsError, match="share"):
         settings_of({"shape": [{"method": "overlong", "shares": 0.5}]})

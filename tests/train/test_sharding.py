@@ -302,7 +302,7 @@ def test_a_checkpoint_without_the_file_of_a_rank_is_passed_over(
     (newest,) = checkpoints.steps()
     (newest / "tensors-00001-of-00002.safetensors").unlink()
     assert checkpoints.load() is None
-    assert "passing over the damaged checkpoint" in caplog.text
+    assert "skipping the damaged checkpoint" in caplog.text
 
 
 def test_rows_of_files_that_hold_uneven_parts(tmp_path: Path) -> None:

@@ -375,7 +375,7 @@ def test_generate_samples_every_rollout_it_is_asked_for(name: str) -> None:
 
 
 def test_an_unknown_method_or_setting_is_named() -> None:
-    known = rf"train\.select\.method is 'pod'; there is: {', '.join(names(select))}"
+    known = rf"train\.select\.method is 'pod'; use: {', '.join(names(select))}"
     with pytest.raises(ParamsError, match=known):
         load_method("select", {"method": "pod"})
     with pytest.raises(ParamsError, match=r"train\.select \(pods\)\.keep is missing"):

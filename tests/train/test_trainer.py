@@ -125,7 +125,7 @@ def test_interrupted_it_checkpoints_and_says_so(
         assert process.poll() is None, process.finish()
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert "run the same command again to go on" in process.finish()
+    assert "run the same command again to resume" in process.finish()
     assert process.returncode == 130
     assert not layout.train("r", 0).exists()
     # a damaged newest checkpoint is passed over for the one before
@@ -134,7 +134,7 @@ def test_interrupted_it_checkpoints_and_says_so(
         file.seek(-8, os.SEEK_END)
         file.write(b"\xff" * 8)
     process = train(layout)
-    assert f"passing over the damaged checkpoint {newest}" in process.output
+    assert f"skipping the damaged checkpoint {newest}" in process.output
     assert outputs(layout) == outputs(finished)
 
 
@@ -201,7 +201,7 @@ def test_steps_that_are_not_finite_are_skipped_and_then_stop_the_run(
     assert process.returncode == 1
     assert log.count("; the step is skipped") == 2
     assert "loss, gradient or log-probabilities are not finite; prompts: p" in log
-    assert "that is guards.max_nonfinite_steps 3 in a row" in log
+    assert "3 steps in a row (guards.max_nonfinite_steps)" in log
 
 
 def test_resume_takes_a_checkpoint_that_fits_and_refuses_another(
@@ -235,4 +235,4 @@ def test_recorded_rollouts_are_never_taken_for_those_of_other_prompts(
     process = train(layout, "--from-rollouts", str(tmp_path / "others.parquet"))
     assert process.returncode == 1
     assert "step 0: the record has (prompt, rollouts) [('p5'" in process.output
-    assert "it is the record of another run" in process.output
+    assert "the record is of another run" in process.output

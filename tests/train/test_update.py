@@ -62,7 +62,7 @@ def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
     ):
         assert torch.equal(mine, theirs)
     monkeypatch.undo()
-    with pytest.raises(ParamsError, match=r"train\.divisor kept would make"):
+    with pytest.raises(ParamsError, match=r"train\.divisor kept the step would grow"):
         make_trainer(layout, **changes, divisor="kept")
 
 

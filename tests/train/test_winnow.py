@@ -187,8 +187,8 @@ def test_what_would_be_wrong_is_refused() -> None:
     train = recipe_of(values, "winnow")["train"]
     recent = {"method": "recent", "share": 0.5, "capacity": 8}
     for change, message in (
-        ({"replay": recent}, "its own among them where it is replayed: set train.replay none"),
-        ({"kl_coefficient": 0.1}, "asks for the KL of all: set 0"),
+        ({"replay": recent}, "include a replayed rollout itself: set train.replay none"),
+        ({"kl_coefficient": 0.1}, "needs the KL of all: set it to 0"),
         ({"divisor": "kept"}, "set generated"),
     ):
         settings = params.parse({**train, **change}, TrainSettings, "train")

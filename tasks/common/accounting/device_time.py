@@ -2,7 +2,7 @@
 
 FLOPs overstate the savings in updates and hide the savings in generation, because decoding is bound
 by memory, not arithmetic. This model estimates the time of the same rows, lengths and waves
-elsewhere:
+on the device:
 
 - a decoding step of b rows with S tokens of context in total reads the weights and the KV cache
   once: t0 + (2 Pw + kv S) / (e BW) + 2 Pw b / (ec F);
@@ -66,7 +66,7 @@ LARGE = Model("7B", 7.615e9, 7.07e9, 57_344, 28, 3584)
 
 @dataclass(frozen=True)
 class Seconds:
-    """Modelled seconds by phase."""
+    """Modelled seconds of each phase of a run."""
 
     decode: float = 0.0
     prefill: float = 0.0
@@ -88,7 +88,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """The model of one policy on one device."""
+    """The model of decoding, reading and update times of one policy on one device."""
 
     model: Model = LARGE
     device: Device = H100

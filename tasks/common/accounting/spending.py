@@ -57,7 +57,7 @@ class Rows:
 
     @property
     def num_tokens(self) -> float:
-        """Return the tokens of prompt and completion, counting the prompt with each rollout."""
+        """Return the tokens of all rollouts, each with its prompt."""
         return float(self.prompt_tokens_B.sum() + self.completion_tokens_B.sum())
 
     @property
@@ -118,6 +118,6 @@ def prompt_cost(account: str, architecture: Architecture, rows: Rows) -> float:
 
 
 def num_pairs(prompt_tokens_B: Ints, completion_tokens_B: Ints) -> float:
-    """Return the number of pairs of a completion token with a preceding token or itself."""
+    """Return the number of pairs (completion token, preceding token or itself)."""
     completions = completion_tokens_B.astype(np.float64)
     return float((completions * prompt_tokens_B + completions * (completions + 1.0) / 2.0).sum())

@@ -1,4 +1,4 @@
-"""The differences between two sets of values, as text: `sampling.temperature 1.0 -> 0.8`."""
+"""Differences between two sets of values, as text: `sampling.temperature 1.0 -> 0.8`."""
 
 import json
 from collections.abc import Iterator, Mapping

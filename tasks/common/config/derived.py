@@ -21,7 +21,7 @@ PARAMS = "params.yaml"
 HEADER = "# Made by winnow run from {source}: change that file, not this one.\n\n"
 OWN = HEADER.format(source="Winnow's own dvc.yaml")
 IGNORED = """\
-# DVC keeps what the pipeline writes here. In git is what says how it is made.
+# DVC stores the outputs of the pipeline; git stores the files that define it.
 /*
 !/.gitignore
 !/dvc.yaml
@@ -86,10 +86,10 @@ def pipeline(text: str, folder: str, later: Round | None) -> str:
 
 
 def relocated(stage: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return a stage of the project with its data below `folder`, run in the same place."""
+    """Return a stage of the project with its data below `folder`, run from the project's folder."""
     here = f"--params {PARAMS} --data {MAIN}"
     if here not in stage["cmd"]:
-        raise ParamsError(f"dvc.yaml: the command {stage['cmd']!r} must say {here}")
+        raise ParamsError(f"dvc.yaml: the command {stage['cmd']!r} must contain {here}")
     return {
         **({"matrix": stage["matrix"]} if "matrix" in stage else {}),
         "wdir": os.path.relpath(".", folder),
@@ -108,12 +108,12 @@ def relocated(stage: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 
 def moved(path: str, folder: str) -> str:
-    """Return a path of the main root as a path below `folder`; other paths are unchanged."""
+    """Return a path below the main root as the same path below `folder`; other paths unchanged."""
     return folder + path.removeprefix(MAIN) if path.startswith(f"{MAIN}/") else path
 
 
 def prompts_of(first: str, folder: str, path: str) -> str:
-    """Return the first round's file for a prompt file of `folder`; other paths as they are."""
+    """Return the first round's path of a prompt file of `folder`; other paths unchanged."""
     own = f"{folder}/prompts/"
     return f"{first}/prompts/" + path.removeprefix(own) if path.startswith(own) else path
 

@@ -34,9 +34,7 @@ def find(node: Any, name: str) -> tuple[yaml.Node, list[str]]:
     for number, key in enumerate(keys):
         if not isinstance(node, yaml.MappingNode):
             where = ".".join(keys[:number])
-            raise ParamsError(
-                f"{where} is not a mapping, so {name} cannot be set: write it by hand"
-            )
+            raise ParamsError(f"{where} is not a mapping, so {name} cannot be set: edit it by hand")
         found = [value for child, value in node.value if child.value == key]
         if not found:
             return node, keys[number:]
@@ -82,7 +80,7 @@ def written(value: Any, column: int) -> str:
 
 
 def inline(value: Any) -> str:
-    """Return a value in one line."""
+    """Return a value as YAML in one line."""
     if isinstance(value, list):
         return f"[{', '.join(map(inline, value))}]"
     text = json.dumps(value, ensure_ascii=False)
@@ -91,9 +89,9 @@ def inline(value: Any) -> str:
 
 
 def overridden(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return the text of the file with overrides KEY=VALUE in the grammar of DVC, so that they mean
-    the same to `dvc exp run -S`, and its values. Comments stay; missing keys are added. DVC takes a
-    second to import, so it is imported here."""
+    """Return the text and the values of the file with overrides KEY=VALUE, which mean the same as
+    in `dvc exp run -S`. Comments stay; missing keys are added. DVC takes a second to import, so it
+    is imported here."""
     from dvc.exceptions import DvcException
     from dvc.utils.hydra import apply_overrides
 
@@ -111,5 +109,5 @@ def overridden(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 def forced(override: str) -> str:
-    """Return an override that also adds its key; `~key` and `+key=value` are unchanged."""
+    """Return an override that also adds a missing key; `~key` and `+key=value` are unchanged."""
     return override if override.startswith(("+", "~")) else f"++{override}"

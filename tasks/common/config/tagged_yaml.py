@@ -1,4 +1,4 @@
-"""YAML files with tags, of which none runs any code."""
+"""YAML files with tags, read without running code."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from tasks.common.files import ArtifactError
 
 
 class Loader(yaml.SafeLoader):
-    """YAML in which a value with a tag, such as `!function`, is null."""
+    """A YAML loader that replaces a value with a tag, such as `!function`, by null."""
 
 
 Loader.add_multi_constructor("", lambda loader, tag, node: None)  # type: ignore[no-untyped-call]

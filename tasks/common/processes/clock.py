@@ -14,8 +14,8 @@ class RunningClock:
         self.seconds = 0.0
         self.looked = time.monotonic()
 
-    def look(self, *, counts: bool = True) -> float:
-        """Return the seconds so far; without `counts`, skip the time since the last reading."""
+    def read(self, *, counts: bool = True) -> float:
+        """Return the seconds so far. Without `counts`, exclude the time since the last reading."""
         now = time.monotonic()
         self.seconds += min(now - self.looked, MAX_STEP) if counts else 0.0
         self.looked = now

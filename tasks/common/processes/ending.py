@@ -35,7 +35,7 @@ def begin_stage() -> None:
 
 
 def exit_interrupted(number: int, frame: object) -> None:
-    """Handle a signal: end this process with the status of an interrupt."""
+    """Handle a signal by ending this process with the exit status of an interrupt."""
     os._exit(INTERRUPTED)
 
 

@@ -126,7 +126,7 @@ class ForkRequest:
             os.close(given)
 
     def become_stage(self) -> None:
-        """Turn this process into the stage. Exit with SystemExit, as the module does."""
+        """Run the requested stage here. Raise SystemExit with its status, as the stage does."""
         module, arguments, folder, environment = self.task
         self.take_streams()
         os.environ.clear()
@@ -221,7 +221,7 @@ def next_connection(listener: socket.socket) -> socket.socket:
 def answer(
     connection: socket.socket, forks: dict[int, Fork], events: selectors.BaseSelector
 ) -> ForkRequest | None:
-    """Fork for one connection. Return the request in the fork, and None in the server."""
+    """Fork for one connection. Return the request in the fork and None in the server."""
     try:
         request = ForkRequest.receive(connection)
     except (OSError, ValueError):  # the client was killed

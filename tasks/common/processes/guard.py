@@ -46,7 +46,7 @@ def kill_group_afterwards() -> None:
 
 
 def end_with(child: "subprocess.Popen[bytes]") -> None:
-    """Wait for the command, then kill the group, this process included."""
+    """Wait until the command ends, then kill the whole process group, including this process."""
     child.wait()
     os.killpg(0, signal.SIGKILL)
 

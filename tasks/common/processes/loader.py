@@ -27,11 +27,11 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class PoolError(ArtifactError):
-    """A process did not become ready; the message contains the reason."""
+    """Raised if a process of a pool does not become ready; the message contains the reason."""
 
 
 class LoaderEnded(PoolError):
-    """The loader has ended, or did not answer and was killed."""
+    """Raised if the loader has ended, or did not answer and was killed."""
 
 
 class Loader:
@@ -59,18 +59,18 @@ class Loader:
             self.ready_message = json.loads(self.first_line())
         except (OSError, LoaderEnded) as error:
             self.close()
-            limit = "" if memory_gb() < 0 else f" (`ulimit -v` leaves it {memory_gb():.3g} GB)"
+            limit = "" if memory_gb() < 0 else f" (`ulimit -v` allows {memory_gb():.3g} GB)"
             raise LoaderEnded(f"a worker process did not start: {error}{limit}") from error
         if "failure" in self.ready_message:
             self.close()
             raise PoolError(self.ready_message["failure"])
 
     def first_line(self) -> bytes:
-        """Return the reply to the configuration."""
+        """Return the loader's first line: its reply to the configuration."""
         clock, line = RunningClock(), b""
         while not line.endswith(b"\n"):
-            if clock.look() >= ANSWER_SECONDS:
-                raise LoaderEnded(f"it gave no answer in {ANSWER_SECONDS:g} s")
+            if clock.read() >= ANSWER_SECONDS:
+                raise LoaderEnded(f"it did not respond in {ANSWER_SECONDS:g} s")
             if select.select([self.socket], [], [], LOOK_SECONDS)[0]:
                 piece = self.socket.recv(1 << 16)
                 if not piece:
@@ -136,7 +136,7 @@ class Process:
         return not self.pending
 
     def expect(self, seconds: float) -> None:
-        """Start the timer of the next reply."""
+        """Start the time limit of the next reply."""
         self.since = time.monotonic()
         self.cpu_since = self.cpu_seconds()
         self.clock_since = self.clock.seconds
@@ -153,7 +153,7 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
     def write(self) -> None:
-        """Write as much as the pipe accepts now. A broken pipe shows as the end of the replies."""
+        """Write as much as the pipe accepts now. A broken pipe is noticed when replies are read."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             self.outgoing = self.outgoing[os.write(self.stdin, self.outgoing) :]
 

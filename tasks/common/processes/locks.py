@@ -13,7 +13,7 @@ from tasks.common.files import writing
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.1  # between two attempts at a lock of another process
+POLL_SECONDS = 0.1  # between two attempts to get a lock
 REPORT_SECONDS = 60.0  # between two log lines about the wait
 
 
@@ -50,8 +50,8 @@ def open_lock(path: Path) -> TextIO:
 
 
 def wait_for_lock(file: TextIO, what: str, path: Path) -> None:
-    """Return when this process has the lock. It polls, so that an interrupt ends the wait and the
-    wait can be logged."""
+    """Wait until this process has the lock. It polls, so an interrupt ends the wait, and the wait
+    can be logged."""
     began, next_report = time.monotonic(), 0.0
     while True:
         waited = time.monotonic() - began

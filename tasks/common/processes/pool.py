@@ -39,15 +39,15 @@ FIRST_SECONDS_PER_REQUEST = 1e-4  # the estimate before the first reply
 # one more process is started per this many seconds of work in the queue
 SECONDS_PER_PROCESS = 0.1
 MIN_WAIT = 0.02  # seconds until the CPU time of a slow reply is checked again
-MAX_DEATHS = 2  # of processes with only this request
+MAX_DEATHS = 2  # deaths of processes with only this request
 
 
 class TimedOut(Exception):
-    """The request took more time than a limit, and its process was killed."""
+    """The reply to a request that took longer than a limit, so that its process was killed."""
 
 
 class Died(Exception):
-    """The process ended while it worked on the request, at every attempt."""
+    """The reply to a request whose process ended at every attempt."""
 
 
 class Work:
@@ -81,7 +81,7 @@ class Work:
         return self.deaths[index] < MAX_DEATHS
 
     def set_reply(self, index: int, reply: Any) -> None:
-        """Store the reply to a request."""
+        """Store the reply to the request at `index`."""
         self.replies[index] = reply
         self.num_left -= 1
 
@@ -110,7 +110,7 @@ class Pool:
         self.seconds_per_request = FIRST_SECONDS_PER_REQUEST
 
     def handshake(self) -> Any:
-        """Return the message of a loader that is ready. Raise PoolError if it cannot become
+        """Return the loader's message when it is ready. Raise PoolError if it cannot become
         ready."""
         return self.ready_loader().ready_message
 
@@ -147,7 +147,7 @@ class Pool:
         # replace processes that ended while idle: no request is at fault
         for process in [p for p in self.processes if p.has_ended()]:
             self.drop(process)
-        self.clock.look()  # no request was waiting since the last call
+        self.clock.read()  # no request was waiting since the last call
         work = Work(requests)
         while work.num_left:
             self.start_processes(len(work.queue))
@@ -189,7 +189,7 @@ class Pool:
         self.watch(process)
 
     def watch(self, process: Process) -> None:
-        """Write as much as the pipe accepts now, and wait for room for the rest."""
+        """Write as much as the pipe accepts now, and register an event for the rest."""
         process.write()
         watched = process.stdin in self.selector.get_map()
         if process.outgoing and not watched:
@@ -201,7 +201,7 @@ class Pool:
         """Wait for events, handle them, and check the processes with a due reply."""
         now = time.monotonic()
         if now - self.clock.looked >= LOOK_SECONDS:
-            self.clock.look(counts=self.loader is None or not self.loader.is_stopped())
+            self.clock.read(counts=self.loader is None or not self.loader.is_stopped())
         due = min(process.deadline for process in self.processes if not process.idle)
         for key, event in self.selector.select(min(max(due - now, 0.0), LOOK_SECONDS)):
             source = key.data
@@ -233,7 +233,7 @@ class Pool:
             process.deadline = now + wait
 
     def receive(self, process: Process, work: "Work") -> None:
-        """Read the replies of a process."""
+        """Read the replies of a process, and store them in `work`."""
         lines = process.read()
         if lines is None:
             self.on_failure(process, work, None)
@@ -268,14 +268,14 @@ class Pool:
         return process.kill()
 
     def close(self) -> None:
-        """Kill all processes. The pool can be used again and then starts new ones."""
+        """Kill all processes. The next call starts new ones."""
         for process in list(self.processes):
             self.drop(process)
         self.drop_loader()
 
 
 def in_words(status: int | None) -> str:
-    """Return in words how a process ended."""
+    """Return a description of an exit status."""
     if status is None:
         return "its status is unknown"
     number = status - forks.KILLED

@@ -27,7 +27,7 @@ Answer = Callable[[Any], Any]
 
 
 class Unusable(Exception):
-    """The loader cannot become ready; the message contains the reason."""
+    """Raised if the loader cannot become ready; the message contains the reason."""
 
 
 def limit(memory: int) -> None:

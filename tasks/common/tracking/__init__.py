@@ -3,8 +3,8 @@ record.
 
 A pipeline has a run; in it each cell, a recipe and a seed, has a run with all its settings and
 results; in that each executed stage has a run. Tracking never decides anything and never stops a
-stage: whatever a stage records becomes an event (`journal`); events go to the server until one
-fails, and from then on to a file under `tracking/pending/`, with their times, for
+stage: each record of a stage is an event (`journal`). Events go to the server until one fails, and
+from then on to a file under `tracking/pending/`, with their times, for
 
     winnow push FILE URI
 
@@ -123,7 +123,7 @@ def track(
 
 
 def open_stage(layout: Layout, uri: str, start: Event) -> Write:
-    """Create the stage's run, and return its writer."""
+    """Create the run of a stage, and return the function that writes events into it."""
     return partial(write_event, opened(layout, uri, start))
 
 
@@ -185,7 +185,7 @@ def replay_pending(layout: Layout, uri: str) -> None:
             except BlockingIOError:
                 continue  # the stage is still writing it
             except (ValueError, KeyError, IndexError) as error:
-                logger.warning("%s is damaged and stays where it is: %s", path, error)
+                logger.warning("%s is damaged and is not replayed: %s", path, error)
             except Exception as error:
                 logger.warning("%s cannot be replayed yet: %s", path, error)
                 return
@@ -211,7 +211,7 @@ def replay(path: Path, uri: str) -> str:
         except Exception as error:
             if not refused(error):
                 raise
-            logger.warning("MLflow does not take this %s: %s", event["kind"], error)
+            logger.warning("MLflow does not accept this %s: %s", event["kind"], error)
     path.rename(path.with_suffix(".replayed"))
     return run.run_id
 
@@ -223,8 +223,8 @@ def end_pipeline(
     status: str = "FINISHED",
     cached: Iterable[tuple[str, str | None, int | None]] = (),
 ) -> None:
-    """Close the parent run, with links to the runs of cached stages, each (stage, recipe, seed). A
-    database that no stage has made is not made for this."""
+    """Close the parent run, with links to the runs of cached stages, each (stage, recipe, seed).
+    Create no database for this if no stage has created one."""
     uri, links = address(settings, layout), list(cached)
 
     def close() -> None:
@@ -244,4 +244,4 @@ def end_pipeline(
         if not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists():
             within(runs.CALL_SECONDS, close)
     except Exception as error:  # a record must not stop a stage
-        logger.warning("the pipeline's run at %s stays open: %s", uri, error)
+        logger.warning("the pipeline's run at %s remains open: %s", uri, error)

@@ -28,7 +28,7 @@ def make(path: Path) -> None:
 
 
 def fresh(path: Path) -> Path:
-    """Return the path of a new empty database beside `path`, flushed to the disk."""
+    """Create an empty database beside `path`, flushed to disk, and return its path."""
     for killed in path.parent.glob(f".{path.name}.*"):
         killed.unlink()
     # MLflow remembers the databases of this process by address
@@ -58,15 +58,15 @@ def replace(path: Path) -> bool:
     os.replace(new, path)
     sync_folder(path.parent)
     logger.warning(
-        "%s was damaged, and an empty one replaces it; it is now %s, and `sqlite3 %s .recover | "
-        "sqlite3 %s.recovered` makes a database of what can be read of it",
+        "%s was damaged and is replaced with an empty one. It is now %s; `sqlite3 %s .recover | "
+        "sqlite3 %s.recovered` recovers the readable part",
         *(path, old, old, old),
     )
     return True
 
 
 def is_damaged(path: Path) -> bool:
-    """Return whether a database is damaged, or is none of MLflow's."""
+    """Return whether a database is damaged, or is not one of MLflow's."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True)) as database:
             database.execute("SELECT version_num FROM alembic_version")

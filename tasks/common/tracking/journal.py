@@ -107,7 +107,7 @@ class Tracker:
         self._say("dataset", **self._dataset(name, path, digest, context))
 
     def output(self, path: Path, digest: str) -> None:
-        """Record a file that the stage wrote; later runs find this run by its digest."""
+        """Record a file that the stage wrote: later runs find this run by the file's digest."""
         self._say("output", key=self._key(path), digest=digest)
 
     def artifact(self, path: Path) -> None:
@@ -209,7 +209,7 @@ class Journal:
             self._fall_over(error)
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """Write one event, to the server or the file."""
+        """Write one event to the server, or to the file after a failure."""
         event = {"kind": kind, "time": milliseconds(), **fields}
         for listen in self.listeners:
             listen(event)
@@ -218,7 +218,7 @@ class Journal:
                 return self.write(event)
             except Exception as error:  # as above
                 if refused(error):
-                    return logger.warning("MLflow does not take this %s: %s", kind, error)
+                    return logger.warning("MLflow does not accept this %s: %s", kind, error)
                 self._fall_over(error)
         return self._keep(event)
 
@@ -226,7 +226,7 @@ class Journal:
         self.write = None
         cause = str(error).strip().split("\n")[0][:200]
         logger.warning(
-            "tracking at %s failed (%s: %s); the stage goes on, its record goes to %s. Replay it "
+            "tracking at %s failed (%s: %s); the stage continues and records to %s. Replay it "
             "with: winnow push %s %s",
             *(self.uri, type(error).__name__, cause, self.pending, self.pending, self.uri),
         )
@@ -250,14 +250,14 @@ class Journal:
             if not self.is_lost:
                 what = "nothing is recorded" if event is self.start else "a part is not recorded"
                 logger.warning(
-                    "%s cannot be written either (%s): %s. The stage goes on",
+                    "%s cannot be written either (%s): %s. The stage continues",
                     *(self.pending, error.strerror, what),
                 )
             self.is_lost = True
 
 
 def line_of(event: Event) -> str:
-    """Return an event as a line of a pending file, with its checksum."""
+    """Return an event as a line for a pending file, with its checksum."""
     value = json.loads(json.dumps(event))
     return json.dumps({**value, CHECKSUM: digest(value)}) + "\n"
 
@@ -266,7 +266,7 @@ def read_events(path: Path) -> list[Event]:
     """Return the events of a pending file. Raise ValueError that names the first damaged line."""
     *lines, end = path.read_bytes().split(b"\n")
     if end:  # a line truncated by a kill
-        logger.warning("the last line of %s is left out: it is not whole", path)
+        logger.warning("ignoring the last line of %s, which is incomplete", path)
     events = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -275,7 +275,7 @@ def read_events(path: Path) -> list[Event]:
                 raise ValueError("it does not match its checksum")
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"{path}, line {number} is not what was written ({error}): delete that line and "
+                f"{path}, line {number} is damaged ({error}): delete that line and "
                 "replay the others, or delete the file"
             ) from error
         events.append(event)
@@ -283,7 +283,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def refused(error: Exception) -> bool:
-    """Return whether the server works and rejects this one record."""
+    """Return whether the server works but rejects this one record."""
     return getattr(error, "error_code", "") in (
         "INVALID_PARAMETER_VALUE",
         "RESOURCE_ALREADY_EXISTS",
@@ -320,7 +320,7 @@ def point(
     step: int | None = None,
     flops: float | None = None,
 ) -> Event:
-    """Return metrics at a step and, with `flops`, at their whole number of GFLOPs."""
+    """Return metrics at a step and, with `flops`, also at their whole number of GFLOPs."""
     present = {name: float(value) for name, value in values.items() if value is not None}
     gflops = None if flops is None else round(flops / 1e9)
     return {"values": present, "time": when, "step": step or 0, "gflops": gflops}
@@ -340,7 +340,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def key_of(root: Path, path: Path) -> str:
-    """Return a path as named in tags: relative to the data root if it is inside."""
+    """Return a path for use in tags: relative to the data root if it is inside."""
     absolute, base = path.absolute(), root.absolute()
     return (absolute.relative_to(base) if absolute.is_relative_to(base) else absolute).as_posix()
 
@@ -351,8 +351,8 @@ def milliseconds() -> int:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock out other stages while a run is created, or two would open two parents. The work inside
-    is bounded in time."""
+    """Let no other stage create a run during the block: two could create the same parent. The block
+    must take bounded time."""
     make_private_folder(folder)
     with (folder / "lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -38,7 +38,7 @@ Message = dict[str, Any]
 
 
 class Writer:
-    """The process that writes to the trackers, started with the first message."""
+    """The process that writes to the trackers. It is started with the first message."""
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
         self.names, self.log = list(names), folder / "trackers.log"
@@ -76,7 +76,7 @@ class Writer:
         self.thread.start()
 
     def pass_on(self) -> None:
-        """Write messages into the pipe until there are no more, or nobody reads them."""
+        """Write messages into the pipe until there are no more, or its reader has ended."""
         assert self.child is not None
         assert self.child.stdin is not None
         with suppress(OSError, ValueError):
@@ -102,7 +102,7 @@ class Writer:
     def lose(self, why: str) -> None:
         self.is_lost = True
         names = ", ".join(self.names)
-        logger.warning("not all of this run has reached %s: %s; more in %s", names, why, self.log)
+        logger.warning("a part of this run is missing in %s: %s; see %s", names, why, self.log)
 
 
 class Mirrors:
@@ -122,11 +122,11 @@ class Mirrors:
         try:
             self.take(event)
         except Exception as error:
-            logger.warning("nothing more for %s: %s", ", ".join(self.writer.names), error)
+            logger.warning("sending no more to %s: %s", ", ".join(self.writer.names), error)
             self.writer = None
 
     def take(self, event: Event) -> None:
-        """Send the messages of one event, by its kind and the stage's."""
+        """Send the messages for one event, according to the kinds of event and stage."""
         kind, stage = event["kind"], self.tags["stage"]
         if kind == "cell":
             self.cell(event)
@@ -188,7 +188,7 @@ class Mirrors:
             self.writer.send({"do": what, **fields})
 
     def close(self, finished: bool) -> None:
-        """End the run with the status of the stage."""
+        """End the open run with the status of the stage."""
         if self.open_run:
             self.send("close", finished=finished)
         if self.writer:
@@ -207,5 +207,5 @@ class Mirrors:
 
 
 def new_run(key: str | None) -> dict[str, Any]:
-    """Return a run that has not started: the key of its training, its curve, and its result."""
+    """Return the note of a run before its start: the id and the key of its training."""
     return {"id": secrets.token_hex(4), "key": key, "curve": None, "result": None}

@@ -42,7 +42,7 @@ def write_model(run: TrackedRun, event: Event) -> None:
         if event["weights"]:
             upload(run, model.model_id, Path(event["path"]))
     except (ArtifactError, FileNotFoundError) as error:  # a fault of its files, not the server
-        logger.warning("the weights of %s are not kept: %s", event["name"], error)
+        logger.warning("the weights of %s are not uploaded: %s", event["name"], error)
         run.client.set_logged_model_tags(model.model_id, {"weights": POINTER})
     run.client.finalize_logged_model(model.model_id, "READY")
     run.client.log_outputs(run.run_id, [LoggedModelOutput(model.model_id, 0)])
@@ -101,7 +101,7 @@ def write_champion(run: TrackedRun, event: Event) -> None:
 
 
 def move_alias(run: TrackedRun, name: str, alias: str, found: dict[str, str] | None) -> None:
-    """Point an alias to the policy of the training that wrote the file `found`, or remove it."""
+    """Point an alias to the policy of the training that wrote `found`, or remove the alias."""
     client = run.client
     run_id = found and producer(client, run.experiment_id, found["key"], found["digest"])
     models = run_id and client.search_logged_models(
@@ -116,7 +116,7 @@ def move_alias(run: TrackedRun, name: str, alias: str, found: dict[str, str] | N
 
 
 def version_of(run: TrackedRun, name: str, model: Any) -> str:
-    """Return the registered version of a logged model, created if none has this digest."""
+    """Return the registered version of a logged model. Register it if no version has its digest."""
     tags = {k: model.tags[k] for k in model.tags if k != "key"}
     for known in run.client.search_model_versions(f"name = '{name}'"):
         if all(known.tags.get(key) == tags[key] for key in ("digest", "weights")):

@@ -31,8 +31,8 @@ def start_pipeline() -> str:
 
 
 def identity(pid: int, started: float) -> str:
-    """Return the id of the pipeline that a process of this host opened at a time. It differs from
-    that of a process with the same number on another host, and within a thousandth of a second."""
+    """Return the id of the pipeline of the process `pid` of this host, which started at `started`.
+    It differs from those of processes with this number on other hosts or at other times."""
     origin = digest([this_host(), pid, round(started, 3)])[:4]
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{origin}-{pid}"
 
@@ -67,7 +67,7 @@ def this_host() -> str:
 
 
 def process_tags(process: psutil.Process) -> dict[str, str]:
-    """Return tags that identify a process, so that a later check can find out whether it runs."""
+    """Return tags that identify a process, for a later check of whether it still runs."""
     return {"host": this_host(), "process": f"{process.pid} {process.create_time():.0f}"}
 
 
@@ -86,7 +86,7 @@ def is_alive(tags: Mapping[str, str]) -> bool:
 
 
 def git_tags() -> dict[str, str]:
-    """Return the commit of this code, with `-dirty` if the tree differs from it."""
+    """Return the commit of this code as tags, with `-dirty` if files differ from it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(
@@ -139,7 +139,7 @@ def round_words(number: int | str) -> str:
 
 
 def outputs(layout: Layout, stage: str, recipe: str | None, seed: int | None) -> list[Path]:
-    """Return the small files with digests that identify the run that wrote a stage's outputs."""
+    """Return the small output files of a stage, whose digests identify the run that wrote them."""
     name, number = recipe or "", seed or 0
     files = {
         "ingest": [layout.prompts(split) for split in ("train", "validation", "test")],

@@ -80,10 +80,10 @@ def cell_of(run: TrackedRun, evidence: dict[str, str]) -> str | None:
 
 
 def write_settings(run: TrackedRun, event: Event) -> None:
-    """Write parameters. MLflow keeps the first value of each: log other values, and continue."""
+    """Write parameters. If MLflow has another value of one, log that it keeps it, and continue."""
     try:
         write_params(run, event)
     except Exception as error:
         if not refused(error):
             raise
-        logger.warning("MLflow does not take other parameters for this run: %s", error)
+        logger.warning("MLflow does not accept other parameters for this run: %s", error)

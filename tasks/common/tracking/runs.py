@@ -77,12 +77,12 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     thread.start()
     thread.join(seconds)
     if not result.done():
-        raise TimeoutError(f"the tracking server did not answer in full within {seconds:g} s")
+        raise TimeoutError(f"the tracking server did not respond completely within {seconds:g} s")
     return result.result()
 
 
 def open_run(client: Any, uri: str, start: Event) -> TrackedRun:
-    """Return the run of a stage, created if missing, as are the runs of its pipeline and cell."""
+    """Return the run of a stage. Create missing runs: this one, its pipeline's and its cell's."""
     return within(CALL_SECONDS, partial(find_or_make_run, client, uri, start))
 
 
@@ -107,7 +107,7 @@ def find_or_make_run(client: Any, uri: str, start: Event) -> TrackedRun:
 
 
 def parent_run(client: Any, experiment: str, start: Event) -> str:
-    """Return the run of the pipeline, found by its tag."""
+    """Return the run of the pipeline, found by its tag or created."""
     pipeline, number = start["pipeline"], start["tags"]["round"]
     found = first_run(client, experiment, f"tags.pipeline = '{pipeline['id']}'")
     tags = {"kind": "pipeline", "pipeline": pipeline["id"], "started_by": pipeline["kind"]}
@@ -116,7 +116,7 @@ def parent_run(client: Any, experiment: str, start: Event) -> str:
 
 
 def cell_run(client: Any, experiment: str, parent: str, start: Event) -> str:
-    """Return the run of a recipe and seed in a pipeline."""
+    """Return the run of a recipe and seed in a pipeline, found or created."""
     recipe, seed, number = (start["tags"][name] for name in ("recipe", "seed", "round"))
     cell = f"{recipe}/{seed}"
     found = find_cell(client, experiment, parent, cell)
@@ -128,7 +128,7 @@ def cell_run(client: Any, experiment: str, parent: str, start: Event) -> str:
 def found_or_made(
     client: Any, experiment: str, found: Any, start: Event, name: str, tags: dict[str, str]
 ) -> str:
-    """Return a run that contains others: the found run, reopened, or a new one."""
+    """Return the run `found`, reopened, or a new one if it is None. The run contains other runs."""
     if found:
         client.update_run(found.info.run_id, status="RUNNING")
         return str(found.info.run_id)
@@ -161,7 +161,7 @@ def close_with_children(run: TrackedRun, run_id: str, time: int | None) -> None:
 
 
 def close_cells(pipeline: TrackedRun) -> None:
-    """Close the cells of a pipeline that has ended: a killed stage leaves its cell open."""
+    """Close the cells that remain open in a finished pipeline, for example after a killed stage."""
     open_cells = (
         f"tags.`mlflow.parentRunId` = '{pipeline.run_id}' AND tags.kind = 'cell' "
         "AND attributes.status = 'RUNNING'"

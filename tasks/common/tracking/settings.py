@@ -8,11 +8,11 @@ from tasks.common.redaction import has_credentials
 
 @settings
 class Tracking:
-    """The section `tracking`: where the record goes."""
+    """The section `tracking`: the MLflow server and other trackers that record runs."""
 
     uri: str | None = None  # null: sqlite under the data root; or http://...
     experiment: str = "winnow"  # the name in MLflow
-    max_weights_gb: float = 1.0  # of a policy, up to which its weights are kept; 0: never
+    max_weights_gb: float = 1.0  # maximum size of a policy whose weights are kept; 0: none
     also: list[Literal["wandb", "trackio", "tensorboard"]] = []  # other trackers
 
     def __post_init__(self) -> None:

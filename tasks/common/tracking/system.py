@@ -14,12 +14,12 @@ from tasks.common.tracking.journal import Tracker
 logger = logging.getLogger(__name__)
 
 SECONDS = 10.0  # between two samples; a shorter stage has none
-PREFIX = "system/"  # of their names
+PREFIX = "system/"  # of the metrics' names
 
 
 @contextmanager
 def watched(tracker: Tracker) -> Iterator[None]:
-    """Sample in a thread until the block ends. The tracker's own thread sends the samples."""
+    """Sample the machine's load in a thread until the block ends; the tracker sends the samples."""
     ended = threading.Event()
     thread = threading.Thread(target=sample, args=(tracker, ended), daemon=True)
     thread.start()
@@ -30,7 +30,7 @@ def watched(tracker: Tracker) -> Iterator[None]:
 
 
 def sample(tracker: Tracker, ended: threading.Event) -> None:
-    """Add a point every SECONDS. An exception ends the sampling, not the stage."""
+    """Record the machine's load every SECONDS. An exception ends the sampling, not the stage."""
     with suppress(Exception):
         psutil.cpu_percent()  # the first call returns nothing
         number = 0
@@ -52,7 +52,7 @@ def usage() -> dict[str, float]:
             monitor.collect_metrics()
             found |= monitor.aggregate_metrics()
         except Exception as error:
-            logger.debug("no figures of the machine: %s", error)
+            logger.debug("cannot measure the load of this machine: %s", error)
     return {name: float(value) for name, value in found.items()}
 
 

@@ -67,4 +67,4 @@ def write_artifact(run: TrackedRun, event: Event) -> None:
     elif path.exists():
         run.client.log_artifact(run.run_id, str(path))
     else:
-        logger.warning("%s does not exist: it is not kept with the run", path)
+        logger.warning("%s does not exist, so it is not stored with the run", path)

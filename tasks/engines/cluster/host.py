@@ -22,7 +22,7 @@ PIECE = 2**16  # bytes of output in one answer
 
 @dataclass(frozen=True)
 class Place:
-    """A machine: its name, and its address for the other machines."""
+    """A machine of the cluster: its name, and its address for the other machines."""
 
     machine: str
     address: str
@@ -30,14 +30,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Progress:
-    """The exit status of a process, None while it runs, and its output since the last poll."""
+    """The exit status of a process (None while it runs), and its output since the last poll."""
 
     status: int | None
     output: bytes
 
 
 class Host:
-    """A host of at most one process at a time."""
+    """Starts, polls and ends one process on this machine."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -55,7 +55,7 @@ class Host:
         return ports.free_port(self.address)
 
     def reads(self, path: str, content: str) -> bool:
-        """Return whether a file has this content on this machine."""
+        """Return whether the file at `path` has this content on this machine."""
         try:
             return Path(path).read_text() == content
         except OSError:
@@ -65,10 +65,10 @@ class Host:
         self, command: list[str], environment: dict[str, str], folder: str, *, is_guarded: bool
     ) -> None:
         """Start `command` in `folder`, and replace SCRATCH and ADDRESS in it and its environment by
-        this host's folder and address. Its output is kept for `poll`. Raises OSError if it cannot
+        this host's folder and address. Its output is kept for `poll`. Raise OSError if it cannot
         be started, and RuntimeError if a process is already running."""
         if self.process is not None and self.process.poll() is None:
-            raise RuntimeError("a process runs here already")
+            raise RuntimeError("a process is already running here")
         own = {
             key: os.environ[key] for key in ("CUDA_VISIBLE_DEVICES",) if key in os.environ
         }  # Ray has chosen these GPUs for this place
@@ -93,7 +93,7 @@ class Host:
         return part.replace(SCRATCH, str(self.folder)).replace(ADDRESS, self.address)
 
     def poll(self) -> Progress:
-        """Return the status, and the next unread output."""
+        """Return the process's exit status, and the next part of its output."""
         status = None if self.process is None else self.process.poll()
         if not self.log.exists():
             return Progress(status, b"")

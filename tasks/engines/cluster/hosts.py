@@ -40,17 +40,17 @@ TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 class HostLostError(ArtifactError):
-    """A host's machine or process has died, or does not answer."""
+    """Raised if a host's machine or process has died, or does not respond."""
 
 
 def import_ray() -> Any:
-    """Return the module `ray`. Raises ArtifactError if it is not installed."""
+    """Return the module `ray`. Raise ArtifactError if it is not installed."""
     os.environ.update(ENVIRONMENT)
     try:
         import ray
     except ImportError as error:
         raise ArtifactError(
-            "engine.cluster names a Ray cluster, and ray is not installed: install the extra "
+            "engine.cluster names a Ray cluster, but ray is not installed: install the extra "
             "`ray`, or set engine.cluster to local"
         ) from error
     return ray
@@ -58,7 +58,7 @@ def import_ray() -> Any:
 
 def connect(address: str) -> Any:
     """Connect this process to the cluster with its head at `address`, once. Return the module
-    `ray`. Raises ArtifactError if the head does not answer, or rejects the token.
+    `ray`. Raise ArtifactError if the head does not answer, or rejects the token.
 
     Separate processes try first: Ray itself would wait many minutes for a silent address."""
     ray = import_ray()
@@ -72,25 +72,25 @@ def connect(address: str) -> Any:
             time.sleep(POLL_SECONDS)
         if own.is_refused():
             raise ArtifactError(
-                f"the Ray head at {address} refuses the token in RAY_AUTH_TOKEN (or the file that "
-                "RAY_AUTH_TOKEN_PATH names): it must be the head's"
+                f"the Ray head at {address} refuses the token in RAY_AUTH_TOKEN (or in the file at "
+                "RAY_AUTH_TOKEN_PATH): use the head's token"
             )
         if not own.has_answer():
             raise ArtifactError(
-                f"what listens at {address} gave no answer in {HANDSHAKE_SECONDS:.0f} s: check "
-                "that engine.cluster.ray is the address of a Ray head"
+                f"no Ray head responded at {address} in {HANDSHAKE_SECONDS:.0f} s: check that "
+                "engine.cluster.ray is its address"
             )
         if own.process.returncode:
-            last = (own.output().splitlines() or ["it said nothing"])[-1]
+            last = (own.output().splitlines() or ["no message"])[-1]
             raise ArtifactError(f"cannot connect to the Ray head at {address}: {last}")
         if not made_up.has_answer():
             raise ArtifactError(
-                f"the Ray head at {address} did not say in {HANDSHAKE_SECONDS:.0f} s whether it "
-                "refuses a wrong token: run the same command again"
+                f"the Ray head at {address} did not respond to a wrong token in "
+                f"{HANDSHAKE_SECONDS:.0f} s: run the same command again"
             )
         if made_up.process.poll() == 0:
             raise ArtifactError(
-                f"the Ray head at {address} takes any token: start its cluster with "
+                f"the Ray head at {address} accepts any token: start its cluster with "
                 "RAY_AUTH_MODE=token, or every client that reaches its port can run programs"
             )
     for name, value in DRIVER.items():
@@ -100,7 +100,7 @@ def connect(address: str) -> Any:
 
 
 class Trial:
-    """A process that tries to connect during the `with` block, with these extra `variables`."""
+    """A separate process that tries to connect to a head, with these extra `variables`."""
 
     def __init__(self, address: str, variables: Mapping[str, str] | None = None) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115
@@ -162,7 +162,7 @@ def check_address(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise ArtifactError(
-            f"nothing answers at {address}, which engine.cluster.ray names ({error}): start the "
+            f"nothing listens at {address}, the value of engine.cluster.ray ({error}): start the "
             "Ray head there first"
         ) from error
 
@@ -178,7 +178,7 @@ def check_token() -> None:
 
 
 class RemoteHost:
-    """A host in one of the reserved places. It is up some seconds after its creation."""
+    """A host in one of the reserved places, starting in the background."""
 
     def __init__(self, places: "Places", actor: Any) -> None:
         self.places, self.ray, self.actor = places, places.ray, actor
@@ -187,7 +187,7 @@ class RemoteHost:
         self.ended: Any = None
 
     def is_up(self) -> bool:
-        """Return whether the host answers. Raises HostLostError if it is lost."""
+        """Return whether the host answers. Raise HostLostError if it is lost."""
         done, _ = self.ray.wait([self.answer], timeout=0)
         if done:
             self.take(self.answer)
@@ -201,7 +201,7 @@ class RemoteHost:
         return cast(Progress, self.call("poll"))
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Return the result of a method of the host. Raises HostLostError if the host does not
+        """Return the result of a method of the host. Raise HostLostError if the host does not
         answer in CALL_SECONDS."""
         return self.take(getattr(self.actor, method).remote(*arguments, **named))
 
@@ -210,7 +210,7 @@ class RemoteHost:
         try:
             return self.ray.get(answer, timeout=CALL_SECONDS)
         except errors.GetTimeoutError as error:
-            raise HostLostError(f"a machine gave no answer in {CALL_SECONDS:.0f} s") from error
+            raise HostLostError(f"a machine did not respond in {CALL_SECONDS:.0f} s") from error
         except errors.RayTaskError as error:  # the method raised; `cause` is its own exception
             raise ArtifactError(f"on another machine: {error.cause!r}") from error
         except errors.RayError as error:
@@ -247,7 +247,7 @@ class Places:
 
     def host(self, index: int) -> RemoteHost:
         """Return a new host in a place. If the place's machine died, the host is up once Ray has
-        found another machine. Raises ArtifactError if the Ray head has died."""
+        found another machine. Raise ArtifactError if the Ray head has died."""
         self.check_head()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -264,7 +264,7 @@ class Places:
         return RemoteHost(self, made.remote())
 
     def check_head_at_intervals(self) -> None:
-        """Call `check_head` every HEAD_SECONDS."""
+        """Call `check_head`, at most every HEAD_SECONDS."""
         if time.monotonic() >= self.next_check:
             self.check_head()
             self.next_check = time.monotonic() + HEAD_SECONDS
@@ -294,14 +294,14 @@ class Places:
 
 
 class LocalHost(Host):
-    """A host at its address in the Ray cluster."""
+    """A host whose address is this machine's address in the Ray cluster."""
 
     def __init__(self) -> None:
         super().__init__(import_ray().util.get_node_ip_address())
 
 
 def reserve(address: str, bundles: list[dict[str, float]]) -> Places:
-    """Reserve all these places, or none. Raises ArtifactError if the cluster has no room for them
+    """Reserve all these places, or none. Raise ArtifactError if the cluster has no room for them
     within RESERVE_SECONDS."""
     ray = connect(address)
     there: Mapping[str, float] = ray.cluster_resources()
@@ -309,7 +309,7 @@ def reserve(address: str, bundles: list[dict[str, float]]) -> Places:
         wanted = sum(bundle.get(kind, 0) for bundle in bundles)
         if wanted > there.get(kind, 0):
             raise ArtifactError(
-                f"engine.cluster asks for {wanted:.0f} {kind}s, and the Ray cluster at {address} "
+                f"engine.cluster requests {wanted:.0f} {kind}s, but the Ray cluster at {address} "
                 f"has {there.get(kind, 0):.0f}: lower engine.cluster.trainers or engines, or add "
                 "machines"
             )
@@ -318,13 +318,13 @@ def reserve(address: str, bundles: list[dict[str, float]]) -> Places:
         ray.util.remove_placement_group(group)
         raise ArtifactError(
             f"the Ray cluster at {address} had no room for {len(bundles)} processes in "
-            f"{RESERVE_SECONDS:.0f} s: others use it, or no machine has {bundles[-1]}"
+            f"{RESERVE_SECONDS:.0f} s: it is in use, or no machine has {bundles[-1]}"
         )
     return Places(address, ray, group, bundles)
 
 
 def main() -> None:
-    """Try to join the cluster at an address."""
+    """Try to connect to the address in the arguments, for Trial."""
     join(import_ray(), sys.argv[1])
 
 

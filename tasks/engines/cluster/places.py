@@ -27,7 +27,7 @@ def reserve_places(settings: EngineSettings, cluster: Cluster, num_trainers: int
 
 @contextmanager
 def shared_folder(cluster: Cluster, name: str) -> Iterator[Path]:
-    """Create a temporary folder in `engine.cluster.shared`. Raises WriteError if that is not
+    """Create a temporary folder in `engine.cluster.shared`. Raise WriteError if that is not
     writable."""
     shared = Path(cluster.shared).resolve()
     with ExitStack() as stack:
@@ -37,17 +37,17 @@ def shared_folder(cluster: Cluster, name: str) -> Iterator[Path]:
 
 
 class SharedFolder:
-    """A file in `engine.cluster.shared`, to check that a machine sees the same folder."""
+    """A file in `engine.cluster.shared`, to check that machines share the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.content = folder / "seen", uuid.uuid4().hex
         self.path.write_text(self.content)
 
     def check(self, host: RemoteHost) -> None:
-        """Raise ArtifactError, with the machine's name, if the machine does not see the file."""
+        """Raise ArtifactError with the machine's name if the machine cannot read the file."""
         if not host.call("reads", str(self.path), self.content):
             raise ArtifactError(
-                f"{host.place().machine} does not see {self.path.parent.parent}: engine.cluster "
-                "needs a folder that all machines of the cluster share, under the same path; the "
-                "project, its environment and the data root must be on one, too"
+                f"{host.place().machine} cannot read {self.path.parent.parent}: engine.cluster "
+                "needs a folder that all machines of the cluster share under the same path. The "
+                "project, its environment and the data root must also be shared"
             )

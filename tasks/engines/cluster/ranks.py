@@ -101,7 +101,7 @@ def run_ranks(
 
 
 def supervise(run: Callable[[], Ended], lost_rank: int, progress: Callable[[], object]) -> int:
-    """Run all ranks until they end by themselves, or were lost too often. Return the status."""
+    """Run all ranks until they end by themselves or are lost too often. Return their status."""
     restarts = 0
     while True:
         before = progress()
@@ -161,14 +161,14 @@ def start(
     environment: Mapping[str, str],
     tend: Callable[[], object],
 ) -> None:
-    """Start the ranks when all hosts are up. Raises ArtifactError if a host is not up within
+    """Start the ranks when all hosts are up. Raise ArtifactError if a host is not up within
     START_SECONDS."""
     deadline = time.monotonic() + START_SECONDS
     while missing := [str(rank) for rank, host in enumerate(hosts) if not host.is_up()]:
         if time.monotonic() > deadline:
             raise ArtifactError(
-                f"no machine of the Ray cluster took rank {', '.join(missing)} in "
-                f"{START_SECONDS:.0f} s: a machine may have died, and there is no room elsewhere"
+                f"no machine of the Ray cluster started rank {', '.join(missing)} in "
+                f"{START_SECONDS:.0f} s: a machine may have died, and the others have no room"
             )
         tend()
         time.sleep(POLL_SECONDS)
@@ -223,7 +223,7 @@ def watch(
 
 
 def show(host: RemoteHost) -> int | None:
-    """Write a rank's new output. Return its exit status if it has ended, else None."""
+    """Write a rank's new output. Return its exit status, or None while it runs."""
     while True:
         progress = host.poll()
         if progress.output:

@@ -119,7 +119,7 @@ def on_cluster(
 ) -> Replicas:
     """Start `engine.cluster.engines` servers on the machines of the cluster, in `places` from the
     `first` on, or in places reserved here. Their logs are kept under `logs`, if it is given.
-    Raises ArtifactError if the cluster has no room for them, or a machine does not see the shared
+    Raise ArtifactError if the cluster has no room for them, or a machine does not see the shared
     folder."""
     files = ExitStack()
     try:

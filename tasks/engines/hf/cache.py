@@ -42,7 +42,7 @@ class Prefill:
         return Prefill(states, segments, self.logits.index_select(0, chosen))
 
     def num_bytes(self) -> int:
-        """Return the bytes of keys and values."""
+        """Return the bytes of the prompts' keys and values."""
         return sum(states.nbytes for pair in self.states for states in pair)
 
 
@@ -82,7 +82,7 @@ class KVCache:
                 cached[layer][slots, :, : indices.shape[1]] = copies
 
     def num_bytes(self) -> int:
-        """Return the bytes of keys and values."""
+        """Return the bytes of all slots' keys and values."""
         return sum(states.nbytes for states in (*self.keys, *self.values))
 
     def move(self, target: Ints, source: Ints, length: int) -> None:
@@ -94,7 +94,7 @@ class KVCache:
             states[to, :, :length] = states[of, :, :length]
 
     def start_step(self, positions: torch.Tensor, span: int) -> None:
-        """Begin a step: row i writes at `positions[i]` and attends to at most `span` positions."""
+        """Begin a step in which row i writes at `positions[i]` and attends to `span` positions."""
         self.positions = positions
         self.slots = torch.arange(len(positions), device=positions.device)
         self.span = span

@@ -181,7 +181,7 @@ class PromptCache:
         return sum(len(self.prompts[prompt]) for prompt in new)
 
     def batches(self, new: list[int]) -> list[list[int]]:
-        """Split the prompts `new` into batches, for one forward each."""
+        """Split the prompts `new` into batches for one forward pass each."""
         batches: list[list[int]] = []
         tokens = 0
         for prompt in new:
@@ -194,7 +194,7 @@ class PromptCache:
         return batches
 
     def num_bytes(self) -> int:
-        """Return the bytes of the kept keys and values."""
+        """Return the bytes of the keys and values of prompts that are still needed."""
         return sum(prefill.num_bytes() for prefill in self.kept.values())
 
 

@@ -59,14 +59,14 @@ class Dispatch(Generic[S, T]):
         self.are_answered = asyncio.Event()
 
     async def run(self, chunks: Iterable[Sequence[int]]) -> dict[int, T]:
-        """Return the answer to every row. Raises ArtifactError if a row or every server has
+        """Return the answer to every row. Raise ArtifactError if a row or every server has
         failed too often."""
         self.chunks = deque(chunk for chunk in chunks if chunk)
         self.num_rows = sum(map(len, self.chunks))
         if not self.num_rows:
             return self.answers
         if not self.servers:
-            raise NoServerError("no server is there")
+            raise NoServerError("there is no server")
         try:
             async with asyncio.TaskGroup() as self.tasks:
                 numbers = range(len(self.servers))
@@ -95,14 +95,14 @@ class Dispatch(Generic[S, T]):
             self.fill(number)
 
     def fill(self, number: int) -> None:
-        """Start a server's own rows while it has room."""
+        """Start rows that are assigned to a server while it has room."""
         own, rows = self.own[number], self.in_flight[number]
         while own and len(rows) < self.max_in_flight:
             row = own.popleft()
             rows[row] = self.tasks.create_task(self.work(number, row))
 
     async def work(self, number: int, row: int) -> None:
-        """Answer a row through a server, then start as many rows as there is room for."""
+        """Send a row to a server, then start as many rows as there is room for."""
         try:
             self.answers[row] = await self.ask(self.servers[number], row)
         except Unavailable as error:
@@ -117,7 +117,7 @@ class Dispatch(Generic[S, T]):
         self.assign()
 
     def on_silence(self, number: int) -> None:
-        """End a dead server, and move its rows to the others."""
+        """End a server that answers no probes, and move its rows to the others."""
         seconds = self.beat_seconds * MAX_MISSED
         why = f"{self.give_up(self.servers[number])} sent no heartbeat for {seconds:g} s"
         lost, self.in_flight[number] = self.in_flight[number], {}
@@ -128,7 +128,7 @@ class Dispatch(Generic[S, T]):
         self.assign()
 
     def take_down(self, number: int, why: str) -> None:
-        """Mark a server as down, and put the rest of its chunk back into the queue."""
+        """Mark a server as down, and put its unstarted rows back into the queue."""
         if self.own[number]:
             self.chunks.appendleft(list(self.own[number]))
             self.own[number].clear()
@@ -153,7 +153,7 @@ class Dispatch(Generic[S, T]):
 
     async def recover(self, number: int) -> None:
         """Check the health of a server that is down, after a pause each time, until it is up again.
-        Raises NoServerError if every server has failed too often."""
+        Raise NoServerError if every server has failed too often."""
         while number in self.down:
             lost = [n for n in self.down if self.failures[n] > self.max_retries]
             if len(lost) == len(self.servers):

@@ -41,7 +41,7 @@ class Endpoint:
 
     @property
     def root(self) -> str:
-        """The base URL of vLLM's routes outside OpenAI's API."""
+        """The base URL of those routes of vLLM that are not part of OpenAI's API."""
         return self.url.removesuffix("/v1")
 
 
@@ -90,7 +90,7 @@ class CompletionRequest:
 
 
 class Connection:
-    """An open connection to an endpoint, to be used as an asynchronous context manager."""
+    """An open connection to an endpoint; an asynchronous context manager."""
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         self.endpoint = endpoint
@@ -115,7 +115,7 @@ class Connection:
     async def request(
         self, method: str, url: str, body: Any = None, seconds: float = math.inf
     ) -> Any:
-        """Return the JSON response. Raises Unavailable for temporary failures, such as no answer in
+        """Return the JSON response. Raise Unavailable for temporary failures, such as no answer in
         `seconds`, and ArtifactError with the server's message for others."""
         text = await self.text(url, method, body, seconds)
         try:
@@ -137,18 +137,18 @@ class Connection:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = (
-                "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+                "no response in time" if isinstance(error, TimeoutError) else type(error).__name__
             )
-            raise Unavailable(f"{self.endpoint.url} is not there ({reason})") from error
+            raise Unavailable(f"{self.endpoint.url} is not reachable ({reason})") from error
         if response.status == 200:
             return text
         shown = text.replace(self.key, "***") if self.key else text
-        message = f"{url} answers {response.status}: {shown[:MAX_MESSAGE]}"
+        message = f"{url} responded with {response.status}: {shown[:MAX_MESSAGE]}"
         if response.status in RETRYABLE:
             raise Unavailable(message)
         if response.status in (401, 403):
             raise ArtifactError(
-                f"{message} (the key is taken from the environment variable OPENAI_API_KEY)"
+                f"{message} (the key comes from the environment variable OPENAI_API_KEY)"
             )
         raise ArtifactError(message)
 
@@ -164,7 +164,7 @@ class Connection:
         return list(answer["data"])
 
     async def is_alive(self) -> bool:
-        """Return whether the server answers on a route that costs it nothing."""
+        """Return whether the server responds on a route without cost."""
         try:
             await self.models()
         except Unavailable:
@@ -172,7 +172,7 @@ class Connection:
         return True
 
     async def complete(self, wanted: CompletionRequest) -> Completion:
-        """Return a completion by OpenAI's protocol."""
+        """Return a completion, requested by OpenAI's protocol."""
         logprobs = {"logprobs": 0, "return_tokens_as_token_ids": True}
         body = {
             "model": wanted.model,
@@ -205,7 +205,7 @@ class Connection:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
-                f"{self.endpoint.url} answers with something that is not a completion with the "
+                f"{self.endpoint.url} did not return a completion with the "
                 f"versions of its weights: {str(answer)[:200]}"
             ) from error
         completion = self.parse(answer, wanted)
@@ -225,7 +225,7 @@ class Connection:
         await self.request("POST", url, {"request_ids": ids}, QUICK_SECONDS)
 
     def parse(self, answer: Any, wanted: CompletionRequest) -> Completion:
-        """Return the completion in a response. Raises ArtifactError if it does not fit the
+        """Return the completion in a response. Raise ArtifactError if it does not fit the
         request."""
         try:
             (choice,) = answer["choices"]
@@ -234,8 +234,7 @@ class Connection:
             details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
-                f"{self.endpoint.url} answers with something that is not a completion: "
-                f"{str(answer)[:200]}"
+                f"{self.endpoint.url} did not return a completion: {str(answer)[:200]}"
             ) from error
         if token_ids is None or (wanted.with_logprobs and len(token_ids) != len(logprobs)):
             raise ArtifactError(
@@ -244,7 +243,7 @@ class Connection:
             )
         if choice.get("prompt_token_ids") not in (None, list(wanted.prompt)):
             raise ArtifactError(
-                f"{self.endpoint.url} did not use the prompt tokens that it was sent: turn off its "
+                f"{self.endpoint.url} did not use the prompt tokens of the request: turn off its "
                 "truncation of prompts"
             )
         if choice["finish_reason"] not in ("stop", "length", *(("abort",) if wanted.name else ())):
@@ -261,7 +260,7 @@ class Connection:
 
 
 def is_healthy(endpoint: Endpoint) -> bool:
-    """Return whether a server reports that it is healthy. It listens long before that."""
+    """Return whether a server reports that it is healthy, which is long after it listens."""
 
     async def ask() -> None:
         async with Connection(endpoint, HEALTH_SECONDS) as connection:

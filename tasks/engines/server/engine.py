@@ -99,7 +99,7 @@ class ServerEngine(StoppableEngine):
         asyncio.run(self.handshake())
 
     async def handshake(self) -> None:
-        """Identify every server. A server that does not answer may join later. Raises ArtifactError
+        """Identify every server. A server that does not answer may join later. Raise ArtifactError
         if no server answers."""
         missing = []
         for endpoint in self.endpoints:
@@ -112,13 +112,13 @@ class ServerEngine(StoppableEngine):
             except Unavailable as error:
                 missing.append(str(error))
         if not self.models:
-            raise ArtifactError("no server answers: " + "; ".join(missing))
+            raise ArtifactError("no server responds: " + "; ".join(missing))
         for message in missing:
-            logger.warning("%s; the other servers start without it", message)
+            logger.warning("%s; continuing with the other servers", message)
 
     async def identify(self, connection: Connection) -> Completion:
         """Check that the server serves the policy, and record the policy's name there, its context
-        and the server's version. Return the server's answer to the probe. Raises ArtifactError,
+        and the server's version. Return the server's answer to the probe. Raise ArtifactError,
         with the server's name, if it serves another policy."""
         model, probe = await self.identity.check(connection, self.versions.current)
         self.models[connection.endpoint] = str(model["id"])
@@ -152,7 +152,7 @@ class ServerEngine(StoppableEngine):
                 completion = await connection.complete(wanted)
             reason = completion.finish_reason
             if reason == "abort" and not in_flight.is_stopped:
-                raise Unavailable(f"{connection.endpoint.url} stopped a completion by itself")
+                raise Unavailable(f"{connection.endpoint.url} aborted a completion")
             done[row] = completion
             is_last = reason != "abort" and is_enough(row, completion.token_ids, reason)
             if is_last and not in_flight.is_stopped:
@@ -194,7 +194,7 @@ class ServerEngine(StoppableEngine):
                     continue
                 if self.loading is None or not self.can_rejoin:
                     raise
-                logger.warning("%s; waiting for one that is started again", error)
+                logger.warning("%s; waiting until a server has restarted", error)
                 for endpoint in self.endpoints:  # a server may still be healthy
                     self.loading.replicas.drop(endpoint)
                 self.endpoints = []
@@ -204,7 +204,7 @@ class ServerEngine(StoppableEngine):
 
     @property
     def can_rejoin(self) -> bool:
-        """Whether a restarted server can get the current weights at once."""
+        """Whether a restarted server can get the current weights before the next update."""
         if self.loading is None or num_trainers() > 1:
             return False
         return self.loading.transfer.repeats or not self.versions.num_updates
@@ -249,7 +249,7 @@ class ServerEngine(StoppableEngine):
             )
             for number, endpoint in enumerate(endpoints):
                 if endpoint not in self.models:
-                    dispatch.mark_down(number, f"{endpoint.url} has not answered yet")
+                    dispatch.mark_down(number, f"{endpoint.url} has not responded yet")
             try:
                 await dispatch.run(chunks)
                 await asyncio.gather(*map(self.meter.read, connections))
@@ -274,7 +274,7 @@ class ServerEngine(StoppableEngine):
         must call it.
 
         `weights` must include tied weights (`NamedWeights` does). A replica that fails to load them
-        is ended and started again: it would answer with its old weights. Raises ArtifactError for
+        is ended and started again: it would answer with its old weights. Raise ArtifactError for
         servers that were not started here."""
         if version is not None and broadcast(self.has_everywhere(version)):
             self.versions.settle()
@@ -311,8 +311,7 @@ class ServerEngine(StoppableEngine):
         self.endpoints = broadcast(self.endpoints, is_patient=True)
 
     def has_everywhere(self, version: int) -> bool:
-        """Return whether all servers are up, and have the weights of this version of the policy
-        from a swap."""
+        """Return whether all servers are up, and a swap gave them this version of the policy."""
         if self.loading is None or self.versions.known.get(self.versions.current) != version:
             return False
         serving = self.loading.replicas.serving(self.endpoints)
@@ -323,17 +322,17 @@ class ServerEngine(StoppableEngine):
         self, loading: Loading, serving: Sequence[Endpoint], *, in_flight: bool
     ) -> None:
         """Load new weights into these servers, or, if all fail, into the next server that is up.
-        Raises ArtifactError if all fail in the first update: the next server would fail, too."""
+        Raise ArtifactError if all fail in the first update: the next server would fail, too."""
         self.endpoints, loading.probe = [], None
         while not self.endpoints:
             if not (serving or loading.transfer.repeats) and num_trainers() > 1:
-                raise NoServerError("no server is there for the new weights")
+                raise NoServerError("there is no server for the new weights")
             serving = serving or loading.replicas.wait_for_one()
             loaded = loading.load(serving, self.versions, in_flight=in_flight)
             self.endpoints, serving = asyncio.run(loaded), []
             if not self.endpoints and self.versions.num_updates == 1:
                 raise ArtifactError(
-                    "no vLLM server takes new weights of this policy, so they cannot sample in "
+                    "no vLLM server accepts new weights of this policy, so they cannot sample in "
                     f"training: set engine.name to hf. The reason: {loading.reason}"
                 )
 
@@ -398,7 +397,7 @@ def load(
 def find_servers(
     settings: EngineSettings, policy: Policy, model: PreTrainedModel | None, logs: Path | None
 ) -> Servers:
-    """Return the servers that the command lends to a trainer, or servers started here."""
+    """Return servers lent by the command that started the training, or start servers here."""
     if model is not None and SERVERS in os.environ:
         return Borrowed(Path(os.environ[SERVERS]))
     if settings.cluster == "local":
@@ -409,6 +408,6 @@ def find_servers(
 
 
 def from_own_first(endpoints: Sequence[Endpoint], rank: int, size: int) -> list[Endpoint]:
-    """Return the servers in rotated order: each of `size` processes begins with another server."""
+    """Rotate the servers, so that each of `size` processes begins with a different one."""
     first = rank * len(endpoints) // size
     return [*endpoints[first:], *endpoints[:first]]

@@ -31,7 +31,7 @@ LOADING_RATE = 1.5
 
 
 class Identity:
-    """The check of one policy. `trusted` servers were started here from the policy's own files."""
+    """Checks that servers have one policy. If `trusted`, they were started here from its files."""
 
     def __init__(self, policy: Policy, dtype: str, *, trusted: bool) -> None:
         self.policy = policy
@@ -43,8 +43,8 @@ class Identity:
     async def check(
         self, connection: Connection, version: str
     ) -> tuple[dict[str, Any], Completion]:
-        """Return the server's description of the policy, and its answer to the probe. Raises
-        ArtifactError if it serves another policy. Raises Unavailable if it does not answer, or was
+        """Return the server's description of the policy, and its answer to the probe. Raise
+        ArtifactError if it serves another policy. Raise Unavailable if it does not answer, or was
         started here and has weights of another `version` (empty: of any version)."""
         url = connection.endpoint.url
         models = {str(model["id"]): model for model in await connection.models()}
@@ -63,12 +63,12 @@ class Identity:
         if not self.fits():
             if name != self.policy.digest:
                 raise ArtifactError(
-                    f"the policy is too large to be loaded here and compared with {url}: start the "
+                    f"the policy is too large to load here and compare with {url}: start the "
                     f"server with --served-model-name {self.policy.digest} to confirm that it is "
                     "this policy"
                 )
             logger.warning(
-                "%s is not checked: the policy is too large to be loaded and compared here", url
+                "%s is not checked: the policy is too large to load and compare here", url
             )
             return
         expected = await asyncio.to_thread(self.logprobs, prompt, completion.token_ids)
@@ -78,7 +78,7 @@ class Identity:
             raise ArtifactError(
                 f"{url} serves {name!r}, which is not the policy {self.policy.digest} "
                 f"({self.policy.folder}): on a probe their log-probabilities differ by {gap:.3g} a "
-                f"token, and engine.dtype {self.dtype} allows {TOLERANCE[self.dtype]:g}. If it is "
+                f"token, but engine.dtype {self.dtype} allows {TOLERANCE[self.dtype]:g}. If it is "
                 "the same policy, start the server with --logprobs-mode processed_logprobs and the "
                 "same --dtype"
             )
@@ -96,7 +96,7 @@ class Identity:
         )
 
     def fits(self) -> bool:
-        """Return whether the policy fits this machine's free memory."""
+        """Return whether the policy can be loaded in this machine's free memory."""
         size = sum(path.stat().st_size for path in self.policy.folder.glob("*.safetensors"))
         return bool(size * LOADING_RATE < psutil.virtual_memory().available)
 
@@ -122,7 +122,7 @@ class Identity:
 
 def choose_model(names: list[str], digest: str, url: str) -> str:
     """Return the policy's name among the names that a server serves: its digest, else the only
-    name. Raises ArtifactError if there are several other names."""
+    name. Raise ArtifactError if there are several other names."""
     if digest in names:
         return digest
     if len(names) > 1:

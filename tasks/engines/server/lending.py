@@ -32,7 +32,7 @@ OFFERED, REFUSED = "offered.json", "refused"
 
 
 class Lender:
-    """The command's side."""
+    """The servers, as managed by the command that starts a training."""
 
     def __init__(self, replicas: Replicas) -> None:
         self.replicas, self.folder = replicas, replicas.folder
@@ -44,7 +44,7 @@ class Lender:
 
     def tend(self) -> None:
         """End the refused servers, restart the servers that have ended, and write the endpoints of
-        the others. Raises ArtifactError, with the end of its log, if a server does not start."""
+        the others. Raise ArtifactError, with the end of its log, if a server does not start."""
         for path in (self.folder / REFUSED).iterdir():
             self.drop([each for each in self.offered if each.name == path.name])
             path.unlink()
@@ -64,7 +64,7 @@ class Lender:
 
     def take_back(self) -> None:
         """Prepare the servers for another process: the last one may have left them in the middle of
-        an update. End the servers that fail. Raises ArtifactError if no server remains, and all
+        an update. End the servers that fail. Raise ArtifactError if no server remains, and all
         have ended too often."""
         self.drop(asyncio.run(unfit(self.offered)))
         if not self.replicas.starting and not self.offered:
@@ -89,7 +89,7 @@ def lend(
 
 
 async def unfit(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """Return the servers that cannot get new weights."""
+    """Return the servers that fail to leave an interrupted update."""
 
     async def leave_update(endpoint: Endpoint) -> None:
         async with Connection(endpoint, LEAVE_SECONDS) as connection:
@@ -98,13 +98,13 @@ async def unfit(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
     found = await asyncio.gather(*(attempt(leave_update(each)) for each in endpoints))
     failed = {each: why for each, why in zip(endpoints, found, strict=True) if isinstance(why, str)}
     for why in failed.values():
-        logger.warning("%s; it is ended, and another takes its place", why)
+        logger.warning("%s; replacing it with another server", why)
     return list(failed)
 
 
 class Borrowed:
-    """The first process's side, used instead of `Replicas`. Its servers may have any weights at
-    first."""
+    """The servers, as used by the first process of a training in place of `Replicas`. They may have
+    any weights at first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,17 +127,17 @@ class Borrowed:
         return [each for each in offered if each.name not in self.refused]
 
     def wait_for_one(self) -> list[Endpoint]:
-        """Wait until at least one server is up, and return as `serving` does. Raises NoServerError
+        """Wait until at least one server is up, and return as `serving` does. Raise NoServerError
         after START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
         while not (found := self.serving()):
             if time.monotonic() > deadline:
-                raise NoServerError(f"no vLLM server answered in {START_SECONDS:.0f} s")
+                raise NoServerError(f"no vLLM server responded in {START_SECONDS:.0f} s")
             time.sleep(POLL_SECONDS)
         return found
 
     def drop(self, endpoint: Endpoint) -> None:
-        """Request that the command end a server. Another takes its place."""
+        """Request that the command end a server. The command starts another one."""
         self.refused.add(endpoint.name)
         (self.folder / REFUSED / endpoint.name).touch()
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tasks.common.files import make_private_folder
 
-MAX_STARTS = 8  # the newest ones, whose logs are kept
+MAX_STARTS = 8  # number of starts whose logs are kept
 TAIL = 2000  # characters of a log in an error
-MAX_BYTES = 8 * 2**20  # of a log; above it the older half is dropped
+MAX_BYTES = 8 * 2**20  # maximum size of a log; above it the older half is dropped
 
 
 def new_folder(logs: Path) -> Path:

@@ -56,7 +56,7 @@ CPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 class Replica(Protocol):
-    """A started server."""
+    """A server that was started here."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -68,7 +68,7 @@ class Replica(Protocol):
     def has_ended(self) -> bool: ...
 
     def was_lost(self) -> bool:
-        """Return whether the server's machine died, not only the server."""
+        """Return whether the server's machine died, and not only the server."""
         ...
 
     def log_tail(self) -> str:
@@ -80,13 +80,13 @@ class Replica(Protocol):
         ...
 
     def wait(self) -> None:
-        """Wait until the server has ended, after `end`."""
+        """Wait for the server to end; call `end` before."""
         ...
 
 
 @dataclass(frozen=True)
 class LocalReplica:
-    """A server on this machine: its process (the guard's), its socket, and its log."""
+    """A server on this machine: its process (a guard), its socket, and its log."""
 
     process: "subprocess.Popen[bytes]"
     endpoint: Endpoint
@@ -136,7 +136,7 @@ class Replicas:
 
     def num_starting(self) -> int:
         """Return the number of servers that have not answered yet. If a server's machine died, the
-        server is started on another. Raises ArtifactError, with the end of the log, if a server has
+        server is started on another. Raise ArtifactError, with the end of the log, if a server has
         ended by itself, or takes longer than START_SECONDS."""
         for place in sorted(self.starting):
             replica = self.replicas[place]
@@ -164,7 +164,7 @@ class Replicas:
             if replica.has_ended() and self.attempts[place] < MAX_RESTARTS:
                 self.attempts[place] += 1
                 logger.warning(
-                    "vLLM server %d has ended and is started again (%d of at most %d times); the "
+                    "vLLM server %d has ended; restarting it (%d of at most %d times); the "
                     "end of its log:\n%s",
                     place,
                     self.attempts[place],
@@ -185,7 +185,7 @@ class Replicas:
 
     def wait_for_one(self) -> list[Endpoint]:
         """Wait until at least one server is up, with restarts if necessary, and return as `serving`
-        does. Raises ArtifactError if all servers have ended too often."""
+        does. Raise ArtifactError if all servers have ended too often."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             self.revive()
@@ -199,7 +199,7 @@ class Replicas:
             time.sleep(POLL_SECONDS)
 
     def drop(self, endpoint: Endpoint) -> None:
-        """End a server that must get no more requests. Another takes its place."""
+        """End a server that must get no more requests. A new one replaces it."""
         self.dropped.add(endpoint)
         for replica in self.replicas:
             if replica.endpoint == endpoint:
@@ -233,7 +233,7 @@ def local(
 
 def choose_devices(settings: EngineSettings, num_processes: int = 0) -> Sequence[str | None]:
     """Return the CUDA_VISIBLE_DEVICES of each replica, None on a CPU: the GPUs after the trainer's
-    GPUs if there are enough, else the first ones. Raises ArtifactError if there are fewer GPUs than
+    GPUs if there are enough, else the first ones. Raise ArtifactError if there are fewer GPUs than
     the replicas need."""
     device, num_replicas = torch_device(settings.device), settings.num_replicas
     if device.type != "cuda":
@@ -243,7 +243,7 @@ def choose_devices(settings: EngineSettings, num_processes: int = 0) -> Sequence
     if settings.num_server_gpus > len(visible):
         parts = f" with {settings.num_parts} GPUs each" if settings.num_parts > 1 else ""
         raise ArtifactError(
-            f"engine.num_replicas is {num_replicas}{parts}, and this machine shows {len(visible)} "
+            f"engine.num_replicas is {num_replicas}{parts}, but this machine has {len(visible)} "
             "GPUs: lower it"
         )
     first = num_trainer_gpus(settings, num_processes, device, len(visible))
@@ -255,7 +255,7 @@ def server_options(
     settings: EngineSettings, policy: Policy, *, on_gpu: bool, num_gpus: int
 ) -> dict[str, Any]:
     """Return the options of a server on `num_gpus`: those that the engine contract requires, and
-    those of `engine.vllm`. The model's name is the policy's digest. Raises ParamsError for options
+    those of `engine.vllm`. The model's name is the policy's digest. Raise ParamsError for options
     that vLLM does not accept."""
     in_layers = num_gpus // settings.vllm.get("data_parallel_size", 1)
     options = own_options(settings, policy, on_gpu=on_gpu) | {

@@ -15,7 +15,7 @@ NOT_BEGUN = Completion([], [], "abort", 0)
 
 
 class InFlight:
-    """Unanswered requests by vLLM's protocol for tokens."""
+    """Requests by vLLM's protocol for tokens that have not been answered yet."""
 
     def __init__(self) -> None:
         self.is_stopped = False

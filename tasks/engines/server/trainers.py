@@ -56,7 +56,7 @@ def others_waiting() -> Iterator[None]:
 
 def broadcast(value: T, *, is_patient: bool = False) -> T:
     """Return the first training process's value. All processes wait for it. Set `is_patient` if
-    the first process may have to start a server before, which it does in `others_waiting`."""
+    that process may have to start a server before, in the block `others_waiting`."""
     if num_trainers() == 1:
         return value
     found: list[Any] = [False, None]

@@ -29,7 +29,7 @@ async def finish(connection: Connection, version: str) -> None:
     """Put a server's new weights into effect under the name `version`, and clear the cache of the
     old policy's keys and values.
 
-    Raises Unavailable or ArtifactError, with the server's name. Do not use that server again."""
+    Raise Unavailable or ArtifactError, with the server's name. Do not use that server again."""
     await put_into_effect(connection, version)
     await resume(connection)
 
@@ -64,7 +64,7 @@ async def leave_update(connection: Connection) -> None:
     rejects the request to finish, and has its previous weights. A server that cannot finish rejects
     the next update.
 
-    Raises Unavailable or ArtifactError, with the server's name. Do not use that server again."""
+    Raise Unavailable or ArtifactError, with the server's name. Do not use that server again."""
     url = f"{connection.endpoint.root}/is_paused"
     if (await connection.request("GET", url, seconds=QUICK_SECONDS))["is_paused"]:
         # use a separate connection: the server closes the connection of a failed request

@@ -71,7 +71,7 @@ class Versions:
                 )
 
     def behind(self, completion: Completion) -> list[int]:
-        """Return the policy's version per token."""
+        """Return the policy's version for each token of a completion."""
         found: list[int] = []
         for name, start, end in completion.versions:
             found += [self.known[name]] * (end - start)
@@ -108,7 +108,7 @@ class Loading:
             raise
         for endpoint, why in failed.items():
             self.reason = why
-            logger.warning("%s; it is ended, and another takes its place", why)
+            logger.warning("%s; replacing it with another server", why)
             self.replicas.drop(endpoint)
         return [endpoint for endpoint in endpoints if endpoint not in failed]
 
@@ -139,7 +139,7 @@ class Loading:
         self.probe = self.probe or answer
         if self.identity.agrees(answer, self.probe):
             return None
-        return f"{endpoint.url} answers a probe unlike the servers that have the weights"
+        return f"{endpoint.url} responds to a probe differently from servers with the new weights"
 
     async def send(
         self, connections: Sequence[Connection], version: str, *, in_flight: bool
@@ -159,12 +159,12 @@ class Loading:
 async def attempt_at_each(
     ask: Callable[[Connection], Awaitable[None]], connections: Sequence[Connection]
 ) -> list[str | None]:
-    """Send a request to every server. Return the failure of each, or None."""
+    """Send a request to every server. Return each server's failure, or None."""
     return await asyncio.gather(*(attempt(ask(each)) for each in connections))
 
 
 async def attempt(asked: Awaitable[T]) -> T | str:
-    """Return the result, or the error message if the request failed."""
+    """Await a request. Return its result, or the error message if it failed."""
     try:
         return await asked
     except (Unavailable, ArtifactError) as error:
@@ -186,6 +186,6 @@ def check_transfer(settings: EngineSettings, num_processes: int) -> None:
     device = torch_device(settings.device)
     if settings.weight_transfer == "nccl" and not num_trainer_gpus(settings, num_processes, device):
         raise ParamsError(
-            "engine.weight_transfer is nccl, which needs a GPU for every process that trains and "
-            "others for the servers: set it to file"
+            "engine.weight_transfer is nccl, which needs a GPU for every training process and "
+            "further GPUs for the servers: set it to file"
         )

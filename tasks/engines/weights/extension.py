@@ -24,24 +24,24 @@ from tasks.engines.weights.vllm_model import HEAD, has_head, pack_experts
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
-    """Files need no setup."""
+    """The empty setup of the backend: files need none."""
 
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """A safetensors file with some of the weights, which the server can read."""
+    """The path of a safetensors file with some of the weights, readable by the server."""
 
     path: str
 
 
 class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
-    """Weights with the policy's own names and shapes, split over several files."""
+    """Loads weights with the policy's own names and shapes, split over several files."""
 
     init_info_cls = FileInit
     update_info_cls = FileUpdate
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
-        """Do nothing."""
+        """Do nothing: files need no connection."""
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
@@ -73,4 +73,4 @@ WeightTransferEngineFactory.register_engine("file", FileTransfer)
 
 
 class Extension:
-    """The class that vLLM's option names. It only causes the import of this module."""
+    """The class for vLLM's option. It exists only to import this module."""

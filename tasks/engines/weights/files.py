@@ -23,7 +23,7 @@ PIECE_BYTES = 2**30
 
 
 class FileTransfer:
-    """The transfer of weights by files in `folder`, with the servers' `dtype`."""
+    """The transfer of weights through files in `folder`, in the servers' `dtype`."""
 
     repeats = True
 
@@ -36,7 +36,7 @@ class FileTransfer:
         self.paths = write(weights, self.folder, version, dtype=self.dtype)
 
     async def prepare(self, connections: "Sequence[Connection]") -> list[str | None]:
-        """Return no failures, because files need no preparation."""
+        """Return no failures: files need no preparation."""
         return [None] * len(connections)
 
     async def send(self, connections: "Sequence[Connection]") -> list[str | None]:

@@ -28,7 +28,7 @@ LEAVE = "shutdown_weight_transfer_engine"
 
 
 class Communicator(Protocol):
-    """The part of vLLM's PyNcclCommunicator that is used. The trainer is rank 0 of the group."""
+    """The used part of vLLM's PyNcclCommunicator. The trainer is rank 0 of the group."""
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None: ...
 
@@ -36,7 +36,7 @@ class Communicator(Protocol):
 
 
 class NcclTransfer:
-    """The transfer to servers with `num_gpus` each. A request of an update may take `seconds`."""
+    """The transfer to servers with `num_gpus` each. A request may take `seconds`."""
 
     repeats = False
 
@@ -85,7 +85,7 @@ class NcclTransfer:
     async def together_or_not(
         self, connections: "Sequence[Connection]", work: Awaitable[None]
     ) -> list[str | None]:
-        """Await work that succeeds or fails for all servers. Return each failure, or None."""
+        """Await work that succeeds or fails for all servers. Return each one's failure, or None."""
         try:
             await work
         except torch.OutOfMemoryError:  # not the servers' fault
@@ -93,7 +93,7 @@ class NcclTransfer:
             raise
         except (Unavailable, ArtifactError, TimeoutError, RuntimeError) as error:
             self.leave()
-            reason = str(error) or f"no answer in {self.seconds:.0f} s"
+            reason = str(error) or f"no response in {self.seconds:.0f} s"
             return [f"new weights did not reach the servers by NCCL: {reason}"] * len(connections)
         return [None] * len(connections)
 
@@ -167,7 +167,7 @@ def members_of(connections: "Sequence[Connection]") -> "tuple[Endpoint, ...]":
 
 
 def in_thread(work: Callable[[], Any]) -> "asyncio.Future[Any]":
-    """Run `work` on this thread's device, in a daemon thread that may never end."""
+    """Run `work` in a daemon thread that may never end, on this thread's device."""
     result: Future[Any] = Future()
     device = torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
 
@@ -185,7 +185,7 @@ def in_thread(work: Callable[[], Any]) -> "asyncio.Future[Any]":
 
 
 def make_id() -> bytes:
-    """Return the id of a new group."""
+    """Return a new unique id for a group."""
     from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 
     return bytes(NCCLLibrary().ncclGetUniqueId().internal)

@@ -15,7 +15,7 @@ def check_updates(model: PreTrainedModel) -> None:
     if model.config.model_type in KEEP_EXPERTS:
         raise ArtifactError(
             f"vLLM 0.32 keeps the old experts of a {model.config.model_type} model when it gets "
-            "new weights, so it cannot sample in training: take a policy of another architecture"
+            "new weights, so it cannot sample in training: use a policy of another architecture"
         )
 
 

@@ -97,14 +97,14 @@ def formulas(prompt: str) -> dict[Symbols, str]:
 
 
 def symbols_of(golds: Iterable[str]) -> set[Symbols]:
-    """Return the symbols of every value of the golds."""
+    """Return the symbols of every value in the golds."""
     values = (value for gold in golds for value in parts_of(clean(gold)))
     return {symbols(form) for value in values for form in forms(value)}
 
 
 def forms(value: str) -> Iterator[str]:
-    """Yield a value without its unit, and the right side of an equation with names or formulas as
-    its left sides."""
+    """Yield a value without its unit, and also the right side of an equation whose left sides are
+    names or formulas."""
     value = units.split(value)[0]
     yield value
     *left, right = sides_of(value)
@@ -113,7 +113,7 @@ def forms(value: str) -> Iterator[str]:
 
 
 def calculates(value: str) -> bool:
-    """Return whether an answer is more than a number, a name or a list of these."""
+    """Return whether an answer is more than a number, a name or a list of numbers and names."""
     number = NUMBER.fullmatch(value.strip())
     if number is None:
         bare = DEGREES.sub("", without_text(value)).strip()
@@ -127,7 +127,7 @@ def calculates(value: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def symbols(value: str) -> Symbols:
-    """Return the symbols of a formula in alphabetical order."""
+    """Return the symbols of a formula in alphabetical order, by which formulas are compared."""
     text = CHOSEN.sub("binom ", DIVIDED.sub("/", ZEROS.sub("", without_text(value))))
     return tuple(sorted(TOKEN.findall(UNWRITTEN.sub(" ", text.replace("**", "^")))))
 
@@ -138,5 +138,5 @@ def without_text(value: str) -> str:
 
 
 def key(written: Symbols) -> Symbols:
-    """Return the symbols without 0 and 1."""
+    """Return symbols without 0 and 1, which may be added without effect."""
     return tuple(symbol for symbol in written if symbol not in ("0", "1"))

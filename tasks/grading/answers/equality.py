@@ -97,7 +97,7 @@ def same_as_python(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def readable(gold: str, dialect: str = "latex") -> bool:
-    """Return whether a gold is usable: a sentence is not an answer."""
+    """Return whether a gold can be compared: a sentence cannot."""
     if dialect == "sympy":
         return symbolic.from_python(gold) is not None
     return readable_latex(gold)
@@ -105,7 +105,7 @@ def readable(gold: str, dialect: str = "latex") -> bool:
 
 @lru_cache(maxsize=4096)
 def readable_latex(gold: str) -> bool:
-    """Return whether a gold in LaTeX is usable."""
+    """Return whether a gold in LaTeX can be compared."""
     text = of_gold(gold)
     if not text:
         return False
@@ -130,13 +130,13 @@ def readable_latex(gold: str) -> bool:
 
 
 def by_name(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare names of a result."""
+    r"""Compare two named results, such as "no solution" and \emptyset."""
     first, second = meaning(gold), meaning(given)
     return None if first is None and second is None else first == second
 
 
 def by_time(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare times of day: `4:40 a.m.`, or `4:40` without a half of the day."""
+    """Compare times of day: `4:40 a.m.`, or `4:40` without a.m. or p.m."""
     first, second = TIME.fullmatch(TEXT.sub(r"\1", gold)), TIME.fullmatch(TEXT.sub(r"\1", given))
     if first is None or second is None or not (first["half"] or second["half"]):
         return None
@@ -148,7 +148,7 @@ def by_time(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def folded(text: str) -> str:
-    """Return a word without punctuation and blanks, and without case from two letters on."""
+    """Return a word without punctuation and blanks, in lower case unless it is one letter."""
     text = re.sub(r"[\s.!,'’-]+", "", TEXT.sub(r"\1", text))
     return text.strip("()").casefold() if len(text.strip("()")) > 1 else text
 
@@ -196,7 +196,7 @@ def numbers_equal(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def apart(text: str) -> str:
-    """Return `100g` as `100 g`. It is a product, unless the other answer has a unit."""
+    """Return `100g` as `100 g`. Without the space it is a product, unless the other has a unit."""
     return re.sub(r"(?<=\d)([a-zA-Z])$", r" \1", text)
 
 
@@ -254,7 +254,7 @@ def by_list(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def same_point(gold: str, given: str, tolerance: Tolerance) -> bool:
-    """Return whether one answer is a point and the other one names its coordinates."""
+    """Return whether one answer is a point and the other one lists its coordinates by name."""
     first, second = point_of(gold), point_of(given)
     if (first is None) == (second is None):
         return False
@@ -307,8 +307,8 @@ def is_named(side: str) -> bool:
 
 
 def is_name(side: str) -> bool:
-    """Return whether the left side of an equation only names its right side, or calculates it
-    (`2 + 2 = 4`, a limit, a determinant)."""
+    """Return whether the left side of an equation only names the right side, or calculates it (`2 +
+    2 = 4`, a limit, a determinant)."""
     side = side.strip()
     if is_named(side):
         return True
@@ -319,7 +319,7 @@ def is_name(side: str) -> bool:
 
 
 def by_symbols(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare all other answers as mathematics."""
+    """Compare all other answers as mathematical expressions."""
     (gold_value, gold_unit), (given_value, given_unit) = units.split(gold), units.split(given)
     scale = units.conversion(gold_unit, given_unit)
     if scale is None:
@@ -335,7 +335,7 @@ def by_symbols(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def parsed(text: str) -> Any:
-    """Return an answer as an expression: LaTeX, or plain typed notation."""
+    """Parse an answer, as LaTeX or in plain typed notation, into a sympy expression."""
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     if "°" in text and units.TRIGONOMETRIC.search(text):
         text = re.sub(r"(\d+(?:\.\d+)?)\s*°", r"(\1\\cdot\\frac{\\pi}{180})", text)

@@ -80,7 +80,7 @@ def plain_base(text: str) -> str:
 
 
 def based(text: str) -> tuple[str, str | None]:
-    """Return the digits and the base, or None as the base."""
+    """Return the digits of a number in a base (`33_4`) and the base, None if it has none."""
     text = plain_base(text)
     found = BASED.fullmatch(text)
     if found is None:
@@ -89,7 +89,7 @@ def based(text: str) -> tuple[str, str | None]:
 
 
 def rule_of(text: str) -> str:
-    """Return the rule of a set-builder, or the text itself."""
+    r"""Return the rule in a set-builder (`x > 2` in `\{x \mid x > 2\}`), or the text itself."""
     found = BUILDER.fullmatch(text)
     return found["rule"] if found else text
 
@@ -122,7 +122,7 @@ def interval_of(text: str) -> Interval | None:
 
 
 def union_of(text: str) -> tuple[Interval, ...] | None:
-    r"""Return several intervals: `(-\infty, 2) \cup (3, \infty)`, `x < 2 or x > 3`."""
+    r"""Return the intervals of a union: `(-\infty, 2) \cup (3, \infty)`, `x < 2 or x > 3`."""
     if member := MEMBER.fullmatch(text):
         text = member["set"]
     parts = re.split(rf"\\cup(?![a-zA-Z])|{OR.pattern}", rule_of(text))
@@ -186,7 +186,7 @@ def signed(text: str) -> tuple[str, ...]:
 
 
 def point_of(text: str) -> str | None:
-    """Return `x = 1, y = 2` as the point `(1, 2)`, with the letters in alphabetical order."""
+    """Return `x = 1, y = 2` as the point `(1, 2)`, ordered by the letters."""
     sides = [re.fullmatch(r"\s*([a-zA-Z])\s*=\s*([^=]+)", part) for part in parts_of(text)]
     known = sorted((side[1], side[2].strip()) for side in sides if side)
     if len(sides) < 2 or len({name for name, _ in known}) < len(sides):

@@ -24,7 +24,7 @@ TOLERANCES = {"tolerance", "relative_tolerance"}
 
 @dataclass(frozen=True)
 class Gold:
-    """The answers, whether all of them are required, and the tolerance for numbers."""
+    """The answers of a gold, whether all of them are required, and the tolerance for numbers."""
 
     answers: tuple[str, ...]
     all_of_them: bool = False
@@ -49,7 +49,7 @@ def read_gold(answer: str, relative_tolerance: float | None = None) -> Gold:
 
 
 def form_of(answer: str) -> dict[str, Any] | None:
-    """Return the JSON object of one of the forms, or None: a set such as `{1, 2}` is an answer."""
+    """Return the JSON object of a gold in one of the forms, or None: `{1, 2}` is an answer."""
     if not answer.lstrip().startswith('{"'):
         return None
     try:
@@ -72,7 +72,7 @@ def texts(answers: Any, where: str) -> tuple[str, ...]:
 
 
 def checked(tolerance: Any, where: str) -> float:
-    """Return a tolerance as a finite number of 0 or above, else raise ValueError."""
+    """Return a tolerance as a finite number of 0 or more. Raise ValueError for other values."""
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float | str):
         raise ValueError(f"the gold {where[:80]!r} has a tolerance that is not a number")
     number = float(tolerance)

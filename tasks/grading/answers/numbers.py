@@ -66,7 +66,7 @@ def typed(text: str) -> str:
 
 
 def vulgar(found: re.Match[str]) -> str:
-    """Return a single-character fraction in LaTeX."""
+    """Return the LaTeX of a single-character fraction such as ½."""
     top, bottom = unicodedata.normalize("NFKC", found[0]).split("\N{FRACTION SLASH}")
     return rf"\frac{{{top}}}{{{bottom}}}"
 
@@ -85,7 +85,7 @@ def value_of(found: re.Match[str]) -> tuple[Number, bool]:
 
 
 def unsigned(found: re.Match[str]) -> Number:
-    """Return the value without its sign."""
+    """Return the absolute value of a match of NUMBER."""
     if found["decimal"] is not None:
         value = Decimal(DROPPED.sub("", found["decimal"]))
         exponent = found["exponent"] or found["exponent_bare"]
@@ -139,5 +139,5 @@ def equal(gold: Number, given: Number, tolerance: Tolerance = EXACT) -> bool:
 
 
 def exactly(number: Number) -> Number:
-    """Return the number as a fraction; not-a-number (x / 0) is unchanged and equals nothing."""
+    """Return the number as a fraction. Not-a-number (x / 0) stays as it is, and equals nothing."""
     return Fraction(number) if number == number else number

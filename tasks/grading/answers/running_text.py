@@ -58,8 +58,8 @@ def start_of(match: re.Match[str]) -> int:
     return min(match.start(name) for name, value in match.groupdict().items() if value)
 
 
-def said_words(text: str) -> str | None:
-    """Return the words that a running text states last as its answer: `the answer is east.`"""
+def stated_words(text: str) -> str | None:
+    """Return the words after the last phrase such as `the answer is`, or None."""
     found = list(SAID.finditer(text[-MAX_TEXT:]))
     return (found[-1]["words"] or found[-1]["others"]).strip(" .*。") if found else None
 
@@ -124,7 +124,7 @@ def is_prose(text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def of_gold(gold: str) -> str:
-    """Return the answer in a gold: its box or boxes, its only formula, or the whole gold."""
+    """Return the answer in a gold: its box or boxes, else its only formula, else the whole gold."""
     boxed = gold_boxed(gold)
     if boxed is not None:
         return clean(boxed)

@@ -113,7 +113,7 @@ def balanced(text: str) -> bool:
 
 
 def key(text: str) -> str:
-    """Return a cleaned answer without spaces and text typesetting."""
+    """Return a cleaned answer without spaces and text commands, for comparison as text."""
     text = TEXT.sub(r"\1", text).replace(r"\ ", " ")
     text = re.sub(r"(?<=\d) +(?=\d)", "_", text).replace(" ", "")  # `1 2` is not `12`
     if NAMED.get(text.casefold()):
@@ -122,7 +122,7 @@ def key(text: str) -> str:
 
 
 def meaning(text: str) -> str | None:
-    """Return the meaning of a named result, or None: x \\in \\mathbb{R} is `reals`."""
+    r"""Return the meaning of a named result (`reals` for x \in \mathbb{R}), or None for others."""
     text = key(text)
     found = NAMED.get(text) or NAMED.get(text.casefold())
     if found is None and r"\in" in text:

@@ -80,7 +80,7 @@ MAX_COMBINED = 10_000  # a factorial of a larger argument is rejected
 
 @lru_cache(maxsize=4096)
 def from_latex(text: str) -> Any:
-    """Return the expression in LaTeX without delimiters, or None."""
+    """Parse LaTeX without delimiters into a sympy expression, or return None."""
     if len(text) > MAX_LATEX:
         return None
     try:
@@ -94,8 +94,8 @@ def from_latex(text: str) -> Any:
 
 @lru_cache(maxsize=4096)
 def from_python(text: str) -> Any:
-    """Return the expression in Python notation, or None if it contains anything except numbers,
-    names, operators and the FUNCTIONS, or if a number has too many digits."""
+    """Parse Python notation into a sympy expression. Return None if it contains anything except
+    numbers, names, operators and the FUNCTIONS, or if a number has too many digits."""
     if len(text) > MAX_LATEX:
         return None
     text = re.sub(r"(?<![<>=!])=(?!=)", "==", text.strip().replace("^", "**"))
@@ -106,8 +106,8 @@ def from_python(text: str) -> Any:
 
 
 def in_latex(expression: Any) -> set[str]:
-    """Return an expression in LaTeX, in two forms if it has logarithms, because `log` can also mean
-    the natural logarithm."""
+    """Return the LaTeX of an expression, in two forms if it has logarithms: `log` can also mean the
+    natural logarithm."""
     try:
         return {
             sympy.latex(
@@ -164,7 +164,7 @@ def cells(row: ast.expr) -> list[Any]:
 
 
 def called(name: str, arguments: list[Any]) -> Any:
-    """Return the value of a function call. Raise ValueError if it would be enormous."""
+    """Return the value of a function call. Raise ValueError if the value would be enormous."""
     large = any(argument.is_number and abs(argument) > MAX_COMBINED for argument in arguments)
     if name in ("factorial", "binomial", "gamma") and large:
         raise ValueError(f"{name} of a large number")
@@ -175,7 +175,7 @@ def power(base: Any, exponent: Any) -> Any:
     """Return a power, unevaluated if it would be enormous. Raise ValueError for a tower of
     powers."""
     if not isinstance(base, sympy.Expr) or not isinstance(exponent, sympy.Expr):
-        raise ValueError("a power of what is no number")
+        raise ValueError("base or exponent is not an expression")
     if exponent.has(sympy.Pow) and any(
         power.exp.is_Integer and abs(power.exp) > MAX_POWER for power in exponent.atoms(sympy.Pow)
     ):
@@ -217,7 +217,7 @@ def equal_parts(gold: Any, given: Any, tolerance: Tolerance) -> bool | None:
 
 
 def all_equal(golds: Iterable[Any], given: Iterable[Any], tolerance: Tolerance) -> bool:
-    """Return whether the elements are equal in this order."""
+    """Return whether elements at the same position are equal."""
     return all(equal(a, b, tolerance) for a, b in zip(golds, given, strict=True))
 
 
@@ -273,10 +273,10 @@ def rational(value: Any) -> Fraction | None:
 
 
 def angle(scale: Fraction) -> Any:
-    """Return the factor between degrees and radians, which is irrational."""
+    """Return the factor that converts degrees to radians, or back for a `scale` above 1."""
     return 180 / sympy.pi if scale > 1 else sympy.pi / 180
 
 
 def exact(value: Any) -> Any:
-    """Return the expression with decimals as fractions."""
+    """Return the expression with its decimals replaced by fractions."""
     return value.xreplace({f: sympy.Rational(str(f)) for f in value.atoms(sympy.Float)})

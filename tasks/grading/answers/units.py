@@ -144,13 +144,13 @@ def names() -> dict[str, tuple[str, Fraction]]:
 
 
 def ratio(text: str) -> Fraction:
-    """Return the value of `a`, `a/b` or a decimal."""
+    """Parse `a`, `a/b` or a decimal, and return its value."""
     top, _, bottom = text.partition("/")
     return Fraction(top) / Fraction(bottom or 1)
 
 
 def known(word: str) -> tuple[str, Fraction] | None:
-    """Return the dimension and size of the unit with this name, singular or plural, or None."""
+    """Return the dimension and size of the unit named `word`, singular or plural, or None."""
     lower = word if len(word) <= 2 else word.lower()
     for name in (word, lower, lower.removesuffix("s"), lower.removesuffix("es")):
         if name in names() and (len(name) > 1 or name == word):
@@ -239,7 +239,7 @@ def split(text: str) -> tuple[str, Unit | None]:
 
 
 def temperature(found: re.Match[str]) -> str:
-    """Return the name of the unit for °C and °F."""
+    """Return the spelled name of °C or °F."""
     is_celsius = (found["set"] or found["bare"] or found["one"]) in ("C", "℃")
     return " celsius" if is_celsius else " fahrenheit"
 

@@ -97,7 +97,7 @@ def number_of_sentences(text: str, *, num_sentences: int, relation: str) -> bool
 
 
 def count_sentences(text: str) -> int:
-    """Return the number of sentences; text after the last end is one more."""
+    """Return the number of sentences. Text after the last end of a sentence counts as one."""
     count = 0
     after = 0
     for end in SENTENCE_END.finditer(text):
@@ -177,7 +177,7 @@ def bullets(text: str, *, num_bullets: int) -> bool:
 
 @instruction("detectable_format:constrained_response")
 def constrained_response(text: str) -> bool:
-    """Return whether one of the three given answers occurs."""
+    """Return whether one of the three prescribed answers occurs."""
     return any(option in text for option in OPTIONS)
 
 

@@ -32,7 +32,7 @@ SINGLE = (None, True, False)  # operands of `is`: other values have no identity 
 
 
 class Unsupported(ValueError):
-    """The expression has a part that is not judged outside."""
+    """Raised for an expression that can only be judged in the program's process."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def holds_always(statement: ast.stmt) -> bool:
 
 
 def assertion(statement: ast.stmt, helpers: Collection[str]) -> Assertion:
-    """Return a statement as an assertion."""
+    """Convert a statement into an Assertion."""
     source = ast.unparse(statement)
     if not isinstance(statement, ast.Assert):
         return Assertion(source, None, ())
@@ -183,7 +183,7 @@ def function_name(node: ast.Call) -> str | None:
 
 
 def is_comparable(node: ast.Compare) -> bool:
-    """Return whether a comparison means the same outside: `is` only with SINGLE on its right."""
+    """Return whether a comparison can be judged outside: `is` only with SINGLE on its right."""
     return all(
         isinstance(right, ast.Constant) and any(right.value is one for one in SINGLE)
         for how, right in zip(node.ops, node.comparators, strict=True)

@@ -28,7 +28,7 @@ starts = itertools.count(os.getpid() * 97)
 
 
 class SandboxError(Exception):
-    """The sandbox itself failed, before the program was loaded."""
+    """Raised if the sandbox itself fails, before the program is loaded."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Sandbox:
 
 @cache
 def python() -> str:
-    """Return the path of the interpreter itself, not of the link in a virtual environment."""
+    """Return the path of the interpreter, with links of a virtual environment resolved."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
@@ -75,7 +75,7 @@ def bubblewrap(sandbox: Sandbox) -> Iterator[tuple[list[str], list[int]]]:
 
 
 def options_of(sandbox: Sandbox, filter_file: int) -> list[str]:
-    """Return bubblewrap's options."""
+    """Return bubblewrap's options for this sandbox."""
     options = [
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
         *("--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"),

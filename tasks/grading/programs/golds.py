@@ -84,7 +84,7 @@ def read_gold(answer: str) -> Tests:
 
 
 def pairs(gold: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return inputs and outputs. Raise ValueError unless their numbers match and are not 0."""
+    """Return inputs and outputs. Raise ValueError unless there are equally many, at least one."""
     inputs, outputs = gold.get("inputs"), gold.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise ValueError("the gold needs lists `inputs` and `outputs`")
@@ -122,7 +122,7 @@ def read_script(script: str) -> AssertTests:
 
 
 def defined_in(setup: str) -> set[str]:
-    """Return the names that a setup defines or imports, which are not the program's."""
+    """Return the names that a setup defines or imports; the program need not define them."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(setup)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -205,14 +205,14 @@ def is_metadata(statement: ast.stmt) -> bool:
 
 
 def normal(gold: dict[str, Any]) -> str:
-    """Return a gold as normalised JSON text. Raise ValueError if it is invalid."""
+    """Validate a gold, and return it as normalised JSON text. Raise ValueError if it is invalid."""
     text = json.dumps(gold, ensure_ascii=False, sort_keys=True)
     read_gold(text)
     return text
 
 
 def joined(value: Any) -> str:
-    """Return the text, or the lines of a list joined."""
+    """Return a text, or the lines of a list joined to a text."""
     if isinstance(value, list):
         return "\n".join(map(str, value))
     return str(value)

@@ -116,7 +116,7 @@ def decoded(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Other:
-    """A result of a type that is not transferred; it is equal to nothing."""
+    """A result of a type that is not transferred from the sandbox. It equals nothing."""
 
     type: str
 
@@ -136,7 +136,7 @@ def as_key(key: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return the beginning of a value for a message."""
+    """Return the beginning of a value as text for a message."""
     try:
         text = value if isinstance(value, str) else repr(value)
     except Exception:  # too deep, too long

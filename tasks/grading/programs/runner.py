@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def limit(configuration: dict[str, Any]) -> None:
-    """Limit this process and all its descendants, irrevocably."""
+    """Limit the resources of this process and all its descendants, irrevocably."""
     if configuration["parent_death"]:
         die_with_parent()
     if configuration["packages"] is not None:
@@ -146,7 +146,7 @@ def answer(program: Program, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def function_of(names: dict[str, Any], name: str) -> Any:
-    """Return the function, or the method of the class `Solution` if the program defines one."""
+    """Return the function with this name, or the method of the class `Solution` if there is one."""
     if name not in names and "Solution" in names:
         return getattr(names["Solution"](), name)
     return names[name]
@@ -206,7 +206,7 @@ def content(descriptor: int) -> str:
 
 
 def become(files: tuple[int, int, int]) -> None:
-    """Make files this process's standard input, output and error."""
+    """Replace this process's standard input, output and error by these files."""
     for target, descriptor in enumerate(files):
         os.dup2(descriptor, target)
         os.close(descriptor)

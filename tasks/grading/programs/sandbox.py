@@ -65,11 +65,11 @@ ADVICE = (
 
 
 class Stopped(Exception):
-    """The program was stopped, or ended by itself; the message states why."""
+    """Raised if the program was stopped or has ended; the message contains the reason."""
 
 
 class Killed(Stopped):
-    """A signal ended the program. `outside` is true if the program cannot have sent the signal."""
+    """Raised if a signal ended the program. `outside`: the program cannot have sent it."""
 
     def __init__(self, words: str, outside: bool) -> None:
         super().__init__(words)
@@ -167,7 +167,7 @@ class Session:
 
     def exchange(self, outgoing: bytes, seconds: float) -> bytes:
         """Write a line and return the reply line."""
-        until = self.clock.look() + seconds
+        until = self.clock.read() + seconds
         parts = [self.incoming]
         size = 0
         if outgoing:
@@ -185,7 +185,7 @@ class Session:
                 if size > REPLY_BYTES:
                     raise Stopped(f"output limit: its result is longer than {REPLY_BYTES} bytes")
                 parts.append(part)
-            if self.clock.look() >= until and b"\n" not in parts[-1]:
+            if self.clock.read() >= until and b"\n" not in parts[-1]:
                 raise Stopped(f"time limit: no result in {seconds:g} s on the clock")
         line, _, self.incoming = b"".join(parts).partition(b"\n")
         if self.incoming or outgoing:
@@ -223,7 +223,7 @@ class Session:
         """Wait until the time `until` for the exit of an interpreter that has closed its reply
         pipe. Return the error that its exit status indicates."""
         while (code := self.exit_code()) is None:
-            if self.clock.look() >= until:
+            if self.clock.read() >= until:
                 return Stopped("it closed the pipe for its results")
             self.check_limits()
             time.sleep(END_SECONDS)
@@ -292,7 +292,7 @@ class Integers:
         self.num_large = 0
 
     def read(self, text: str) -> int:
-        """Return an integer. Raise ValueError for a too long one, or for too many large ones."""
+        """Parse an integer. Raise ValueError if it is too long, or one of too many large ones."""
         if len(text) > MAX_DIGITS:
             raise ValueError(f"an integer of {len(text)} digits")
         self.num_large += len(text) > HASHED_DIGITS
@@ -362,7 +362,7 @@ def problem(sandbox: Sandbox) -> str | None:
 
 
 def output_of(encoded: object) -> str | None:
-    """Return a text from the base64 of its bytes, or None for anything else."""
+    """Decode a text from base64; return None for anything else."""
     try:
         return base64.b64decode(str(encoded), validate=True).decode("utf-8", "replace")
     except ValueError:

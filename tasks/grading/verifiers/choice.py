@@ -94,7 +94,7 @@ def letters_of(text: str) -> str | None:
 
 
 def capitals(text: str) -> str | None:
-    """Return the letters in a list, or None if a letter repeats: the text is then a word."""
+    """Return the letters of a list of capitals; None if a letter repeats, as in a word."""
     letters = re.sub(r"and|\\text|[^a-jA-J]", "", text).upper()
     return letters if len(set(letters)) == len(letters) else None
 
@@ -157,7 +157,7 @@ def options(text: str) -> set[int]:
 
 
 def places(text: str) -> list[str]:
-    """Return the places that may contain only letters: the marked answers, and the whole text."""
+    """Return the texts that may consist of letters only: the marked answers, and the whole text."""
     found = [", ".join(marked_answers(text)), text.strip()]
     return [place for place in found if place and len(place) < 100]
 
@@ -176,7 +176,7 @@ def denied(text: str, found: re.Match[str]) -> bool:
 
 
 def with_hedge(text: str, found: re.Match[str]) -> str:
-    """Return the letter, with a question mark if the text offers another letter beside it."""
+    """Return the letter, followed by a question mark if the text also offers another letter."""
     hedge = HEDGE.match(text, found.end(1)) or HEDGED.search(
         text[max(found.start(1) - 20, 0) : found.start(1)]
     )

@@ -66,8 +66,8 @@ class Settings:
 
     language: Literal["python"]
     sandbox: Kind
-    seconds: float  # of CPU time a test, and three times as much on the clock
-    total_seconds: float  # on the clock a program, after which the rest of its tests fail
+    seconds: float  # of CPU time per test, and three times as much on the clock
+    total_seconds: float  # on the clock per program, after which its remaining tests fail
     memory_mb: int
     packages: bool
     prelude: str
@@ -79,8 +79,8 @@ class Settings:
         at_least(1, memory_mb=self.memory_mb)
         if not 0 < self.seconds <= self.total_seconds:
             raise ParamsError(
-                f"`seconds` {self.seconds} and `total_seconds` {self.total_seconds} are no limits "
-                "of a test and a program: set 0 < seconds <= total_seconds"
+                f"`seconds` {self.seconds} and `total_seconds` {self.total_seconds} are not "
+                "limits of a test and a program: set 0 < seconds <= total_seconds"
             )
 
     @property
@@ -150,7 +150,7 @@ class Execution:
     def failures(self) -> Iterator[str | None]:
         """Yield the reason for the failure of each test, or None for a passed test. A program that
         cannot be loaded fails all tests."""
-        self.deadline = self.clock.look() + self.settings.total_seconds
+        self.deadline = self.clock.read() + self.settings.total_seconds
         try:
             for index in range(number_of(self.tests)):
                 try:
@@ -167,17 +167,17 @@ class Execution:
     def outcome(self, index: int) -> str | None:
         """Return the reason for the failure of one test, or None. After the first kill the test is
         repeated, and the time before that does not count."""
-        since = self.clock.look()
+        since = self.clock.read()
         try:
             return self.attempt(index)
         except Killed:
             self.was_killed = True
-            self.deadline += self.clock.look() - since
+            self.deadline += self.clock.read() - since
             return self.attempt(index)
 
     def attempt(self, index: int) -> str | None:
-        """Return the reason for the failure of one test, or None. Raise Killed once."""
-        if self.clock.look() >= self.deadline:
+        """Run one test, and return the reason for its failure, or None. Raise Killed once."""
+        if self.clock.read() >= self.deadline:
             return f"time limit: all tests together, {self.settings.total_seconds:g} s on the clock"
         try:
             if self.session is None:
@@ -189,7 +189,7 @@ class Execution:
             return str(error)
 
     def check_kill(self, error: Stopped) -> None:
-        """Raise the first kill again; raise SandboxError for a second kill from outside."""
+        """Raise the first kill again, or SandboxError for a second kill from outside."""
         if isinstance(error, Killed) and not self.was_killed:
             raise error
         if isinstance(error, Killed) and error.outside:
@@ -219,7 +219,7 @@ class Execution:
         """Return the reply to one request, within the limits of a test."""
         assert self.session is not None
         seconds = self.settings.seconds
-        clock = min(CLOCK_FACTOR * seconds, self.deadline - self.clock.look())
+        clock = min(CLOCK_FACTOR * seconds, self.deadline - self.clock.read())
         return self.session.ask({**request, "seconds": seconds}, max(clock, 0.0))
 
     def judge(self, index: int) -> str | None:
@@ -259,7 +259,7 @@ class Execution:
 
 
 class CannotLoad(Exception):
-    """The program ends or raises before its first test; the message states the reason."""
+    """Raised if the program ends or raises before its first test; the message has the reason."""
 
 
 def exception_in(reply: dict[str, Any]) -> str | None:
@@ -284,7 +284,7 @@ def value_in(reply: dict[str, Any]) -> Any:
 def judge_result(
     reply: dict[str, Any], tests: CallTests, index: int, tolerance: float | None
 ) -> str | None:
-    """Return the fault of a function's result, or None."""
+    """Return what is wrong with a function's result, or None."""
     if (failure := exception_in(reply)) is not None:
         return failure
     value, wanted = value_in(reply), tests.outputs[index]
@@ -297,7 +297,7 @@ def judge_result(
 
 
 def judge_output(reply: dict[str, Any], wanted: str, tolerance: float | None) -> str | None:
-    """Return the fault of a program's exit status or output, or None."""
+    """Return what is wrong with a program's exit status or output, or None."""
     status = reply.get("status")
     output, errors = output_of(reply.get("stdout")), output_of(reply.get("stderr"))
     if not isinstance(status, int) or output is None or errors is None:

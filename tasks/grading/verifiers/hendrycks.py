@@ -55,7 +55,7 @@ def canonical_completion(answer: str) -> str:
 
 
 def normalize(text: str) -> str:
-    """Return the normal form of an answer that can be spelled in many ways."""
+    """Return an answer in a normal form: many spellings have the same one."""
     text = text.strip()
     for pattern, by in REPLACED:
         text = pattern.sub(by, text)

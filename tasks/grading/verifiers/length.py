@@ -21,7 +21,7 @@ def ready(settings: Mapping[str, Any]) -> None:
         raise ParamsError("`minimum` and `maximum` of a length are both null: set one of them")
     if (minimum or 0) < 0 or (maximum is not None and maximum < (minimum or 0)) or slack < 0:
         raise ParamsError(
-            f"a length from {minimum} to {maximum} with a slack of {slack} is no range: set "
+            f"a length from {minimum} to {maximum} with a slack of {slack} is not a range: set "
             "0 <= minimum <= maximum, and a slack of 0 or more"
         )
 

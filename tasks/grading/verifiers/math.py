@@ -66,13 +66,13 @@ def verify(
 
 
 def unwrapped(answer: str) -> str:
-    r"""Return the words of an answer that is a sentence in `\text{}`, or the answer unchanged."""
+    r"""Return the words of an answer that is a sentence in `\text{}`; others unchanged."""
     found = TEXT.fullmatch(answer.strip())
     return found[1] if found and running_text.is_prose(found[1]) else answer
 
 
 def ready(settings: Mapping[str, Any]) -> None:
-    """Warm the parser's tables with typical formulas, once for all processes."""
+    """Parse typical formulas once, so that all processes inherit the parser's filled tables."""
     for formula in FORMULAS:
         equality.parsed(formula)
 
@@ -110,7 +110,7 @@ def candidates(completion: str, golds: tuple[str, ...]) -> Iterator[str]:
     if marked:
         completion = "\n".join(marked)
     whole = completion.strip()
-    said = running_text.said_words(whole)
+    said = running_text.stated_words(whole)
     if said and (words or OPTION.fullmatch(said)):
         yield said
     if running_text.is_formula(whole) or words:

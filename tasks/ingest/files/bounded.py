@@ -22,7 +22,7 @@ NOT_READ = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"7z\xbc\x
 
 
 class TooLarge(Exception):
-    """A file exceeds its limit, which is in the message."""
+    """Raised if a file exceeds its limit, which is in the message."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(
@@ -33,14 +33,14 @@ class TooLarge(Exception):
 
 
 class RowTooLarge(csv.Error):
-    """A row is above the limit."""
+    """Raised if a row exceeds the limit on its size."""
 
     def __init__(self) -> None:
         super().__init__(f"a row of more than {MAX_ROW_BYTES >> 20} MB")
 
 
 class Bounded(io.RawIOBase):
-    """The bytes of `source`; reading more than `limit` of them raises TooLarge."""
+    """A file that raises TooLarge if more than `limit` bytes of `source` are read."""
 
     def __init__(self, source: pa.NativeFile, limit: int) -> None:
         self.source, self.left, self.limit = source, limit, limit
@@ -78,8 +78,8 @@ def limit_of(path: Path) -> int:
 
 
 def packing(head: bytes) -> str | None:
-    """Return the format in which a text is still packed after `decompressed`, by its first bytes,
-    or None."""
+    """Return the compression format of a text that `decompressed` has not unpacked, by its first
+    bytes; None for plain text."""
     known = {**COMPRESSED, **NOT_READ}
     return next((name for magic, name in known.items() if head.startswith(magic)), None)
 

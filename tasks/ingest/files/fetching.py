@@ -114,7 +114,7 @@ def from_web(location: str, file: BinaryIO, max_bytes: int | None) -> None:
             status = error.response.status_code
             if status < 500 or attempt == ATTEMPTS:
                 raise ArtifactError(
-                    f"{shown(location)}: the server answers {status}: check the address"
+                    f"{shown(location)}: the server responded with {status}: check the address"
                 ) from error
         except httpx.HTTPError as error:
             if attempt == ATTEMPTS:
@@ -165,7 +165,7 @@ def check_address(address: str, location: str) -> None:
         )
     if "@" in url.netloc:
         raise ArtifactError(
-            f"an address (https://{url.hostname}) must not hold credentials: remove them"
+            f"an address (https://{url.hostname}) must not contain credentials: remove them"
         )
 
 

@@ -111,7 +111,7 @@ def text(path: Path, kind: str, location: str) -> Iterator[Record | Rejection]:
 
 
 def format_of(path: Path, location: str) -> str:
-    """Return a value of ENDINGS, by the name in `location` or by the first bytes."""
+    """Return the format (a value of ENDINGS) by the name in `location`, else by the first bytes."""
     name = PurePosixPath(urlsplit(location).path if "://" in location else location)
     suffixes = [
         suffix.lower() for suffix in name.suffixes if suffix.lower() not in (".gz", ".zst", ".zstd")
@@ -139,8 +139,8 @@ def format_of(path: Path, location: str) -> str:
 
 
 def braced(path: Path, alone: str) -> str:
-    """Return whether a text that begins with a brace consists of lines of rows, or of JSON over
-    several lines. A single line is `alone`."""
+    """Return whether a text that begins with a brace consists of lines of rows (`jsonl`) or of JSON
+    over several lines (`json`); `alone` for a single line."""
     with decompressed(path) as file:
         lines = (line.removeprefix(BYTE_ORDER_MARK).strip() for _, line, _ in bounded.lines(file))
         first = list(itertools.islice(filter(None, lines), 2))
@@ -217,12 +217,12 @@ def json_lines(file: BinaryIO, location: str) -> Iterator[Record | Rejection]:
 
 
 def too_large(number: int, content: str) -> Rejection:
-    """Return the rejection of a row above the limit, with its beginning."""
+    """Return the rejection of a row above the limit, with the beginning of its text."""
     return Rejection(number, printable(content[: bounded.HEAD]), "too_large", str(RowTooLarge()))
 
 
 def json_line(raw: bytes, number: int) -> Record | Rejection:
-    """Return the row in one line."""
+    """Parse one line into a row, or a rejection."""
     try:
         content = raw.decode()
     except UnicodeDecodeError as error:
@@ -235,7 +235,7 @@ def json_line(raw: bytes, number: int) -> Record | Rejection:
 
 
 def record_of(number: int, content: str, value: Any) -> Record | Rejection:
-    """Return a JSON value as a row: an object, or a list of objects as the single field `row`."""
+    """Convert a JSON value to a row: an object, or a list of objects as the single field `row`."""
     if is_array(value):
         value = {"row": value}
     if not isinstance(value, dict):
@@ -342,7 +342,7 @@ def as_json(value: Any) -> str:
 
 
 def as_written(value: Any) -> str:
-    """Return a value without a JSON type as text; for bytes, such as an image, their number."""
+    """Return a value that JSON lacks as text; for bytes, such as an image, their number."""
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else str(value)
 
 

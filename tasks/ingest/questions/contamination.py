@@ -53,7 +53,7 @@ def pairs(
 
 
 def exact(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
-    """Return the pairs with questions that are equal up to case."""
+    """Return the pairs whose questions are equal except for case."""
     others = evaluation.select("folded", other="row")
     return train.join(others, on="folded", maintain_order="left_right").select(
         "row", "other", kind=pl.lit("exact"), overlap=pl.lit(1.0)
@@ -87,7 +87,7 @@ class Common:
     words: frozenset[str]
 
     def union(self, other: "Common") -> "Common":
-        """Return the union of the two."""
+        """Return the features that are in either of the two."""
         return Common(np.union1d(self.grams, other.grams), self.words | other.words)
 
 
@@ -131,7 +131,7 @@ class Index:
                 yield row, float(overlap)
 
     def distinct(self, asked: str) -> Hashes:
-        """Return the n-grams of a prompt that are not shared."""
+        """Return the n-grams of a prompt without the common ones."""
         grams = ngrams(tokens_of(asked), self.settings.ngram)
         return np.setdiff1d(grams, self.common.grams, True)
 

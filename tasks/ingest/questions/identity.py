@@ -22,7 +22,7 @@ def prompt_id(row: Row) -> str:
 
 
 def normalised(asked: str) -> str:
-    """Return the text by which prompts are compared."""
+    """Return a question in the form in which prompts are compared."""
     return " ".join(unicodedata.normalize("NFC", asked).split())
 
 

@@ -56,12 +56,12 @@ class SharedTexts:
     """A sample of the prompts of every source, to which rows are added one at a time."""
 
     def __init__(self, entries: Iterable[int]) -> None:
-        """Search only these `entries` of `ingest.sources`."""
+        """Sample only the prompts of these `entries` of `ingest.sources`."""
         self.entries = frozenset(entries)
         self.samples: dict[tuple[int, str], Sample] = {}
 
     def add(self, entry: int, row: Row | Rejection) -> None:
-        """Consider one row of an entry."""
+        """Add the prompt of a row to the sample of its entry and source."""
         group = (entry, row.source)
         if isinstance(row, Rejection) or entry not in self.entries:
             return
@@ -69,19 +69,19 @@ class SharedTexts:
             self.samples.setdefault(group, Sample()).add(row.asked)
 
     def found(self) -> dict[tuple[int, str], SharedText]:
-        """Return the shared texts by entry and source."""
+        """Return the text that the prompts of each entry and source share, if any."""
         found = {group: shared_text_of(sample.texts()) for group, sample in self.samples.items()}
         return {group: shared for group, shared in found.items() if shared}
 
 
 class Sample:
-    """The distinct texts with the smallest hashes."""
+    """A sample of distinct texts: those with the smallest hashes."""
 
     def __init__(self) -> None:
         self.by_hash: dict[int, str] = {}
 
     def add(self, text: str) -> None:
-        """Keep the text if its hash may be among the smallest."""
+        """Add a text, and drop the one with the largest hash if there are too many."""
         self.by_hash[key(text)] = text
         if len(self.by_hash) == 2 * SAMPLE:
             self.by_hash = dict(sorted(self.by_hash.items())[:SAMPLE])
@@ -120,7 +120,7 @@ def ends(word: str) -> bool:
 
 
 def shared(words: Sequence[Sequence[str]]) -> list[str]:
-    """Return the words with which nearly all of the texts begin."""
+    """Return the words at the beginning of nearly all of the texts."""
     needed = math.ceil(SHARED_RATE * len(words))
     common: list[str] = []
     alive = words

@@ -134,12 +134,12 @@ class Text:
 
 @lru_cache(maxsize=4096)
 def text_of(prompt: str) -> Text:
-    """Return a prompt in comparable form."""
+    """Convert a prompt to the form in which prompts are compared."""
     return text_from(*parts(rewritten(prompt)))
 
 
 def text_from(question: str, attached: str) -> Text:
-    """Return a question and its attachments in comparable form."""
+    """Convert a question and its attachments to the form in which prompts are compared."""
     words = words_of(WORD.findall(question))
     tokens = tokens_in(question)
     return Text(
@@ -286,5 +286,5 @@ def opposed(one: Text, other: Text) -> bool:
 
 
 def negates(words: Counter[str], others: Counter[str]) -> bool:
-    """Return whether one of the words negates one of the others (`indistinguishable`)."""
+    """Return whether one of the words is the negation of one of the others (`in-`, `un-`)."""
     return any(prefix + word in words for word in others for prefix in NEGATING)

@@ -15,7 +15,7 @@ Settings = File
 
 
 def candidate(record: Record, settings: File) -> Candidate:
-    """Return one problem; unreadable tests are a rejection."""
+    """Return the candidate for one problem. Raise Unusable for unreadable tests."""
     row = record.fields
     answer = field(row, "input_output")
     if answer is not MISSING and answer:

@@ -15,7 +15,8 @@ Settings = File
 
 
 def candidate(record: Record, settings: File) -> Candidate:
-    """Return one prompt; instructions that do not match their arguments are a rejection."""
+    """Return the candidate for one prompt. Raise Unusable if instructions do not match their
+    arguments."""
     row = record.fields
     prompt = field(row, "prompt")
     names, arguments = field(row, "instruction_id_list"), field(row, "kwargs")

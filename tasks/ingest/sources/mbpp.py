@@ -29,7 +29,7 @@ class Settings:
 
 
 def candidate(record: Record, settings: Settings) -> Candidate:
-    """Return one task; assertions that are not Python are a rejection."""
+    """Return the candidate for one task. Raise Unusable for assertions that are not Python."""
     row = record.fields
     tests = field(row, "test_list")
     text = field(row, "text" if "text" in row else "prompt")

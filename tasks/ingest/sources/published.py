@@ -41,7 +41,7 @@ class Form(mapping.Settings):
 def form(
     prompt: str, answer: str, verifier: str = "math", level: str | None = None, **others: Any
 ) -> Form:
-    """Return a form without the path and the name."""
+    """Return the columns of a set in the settings of `mapping`, without path and name."""
     return Form("", "", prompt, answer, level, verifier, **others)
 
 
@@ -108,7 +108,7 @@ SETS = {
 def checked(settings: Settings, where: str) -> Settings:
     """Return the settings. Raise ParamsError for a set that is not in the table."""
     if settings.set not in SETS:
-        raise ParamsError(f"{where}.set is {settings.set!r}; there is: {', '.join(sorted(SETS))}")
+        raise ParamsError(f"{where}.set is {settings.set!r}; use: {', '.join(sorted(SETS))}")
     return settings
 
 

@@ -17,7 +17,7 @@ from tasks.common.statistics import Floats
 from tasks.report.curves import AXES, ENDS, Fits, amount, axis_unit, axis_words
 from tasks.report.views.charts import Chart, chart, line, variant
 
-NUM_BUDGETS = 40  # evenly from 0 to the most that was spent
+NUM_BUDGETS = 40  # evenly from 0 to the largest spent budget
 Advice = dict[str, Any]
 
 
@@ -78,7 +78,7 @@ def advice_at(
 
 
 def advice_words(axis: str, advice: Advice) -> str:
-    """Return the advice as a sentence or two."""
+    """Return the advice at one budget as one or two sentences."""
     start = f"With {amount(axis, advice['budget'])}"
     if advice["take"] is None:
         return f"{start}, keep the initial policy: no recipe has begun to train."
@@ -97,7 +97,7 @@ def advice_words(axis: str, advice: Advice) -> str:
 
 
 def chances(advices: Mapping[str, list[Advice]], colours: Mapping[str, int]) -> Chart:
-    """Return the share of draws in which each recipe is the best, over the budget."""
+    """Return a chart of how often each recipe is the best in the draws, over the budget."""
     variants = {}
     for axis, rows in advices.items():
         size, name = axis_unit(axis, rows[-1]["budget"])

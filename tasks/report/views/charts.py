@@ -21,7 +21,7 @@ ROW = 26  # pixels per row of horizontal bars
 
 
 def css(index: int) -> str:
-    """Return a colour of the page as CSS."""
+    """Return colour number `index` of the page as CSS."""
     return f"var(--c{index % NUM_COLOURS})"
 
 
@@ -31,7 +31,7 @@ def colour(index: int, share: float = 1.0) -> str:
 
 
 def dash(index: int) -> str:
-    """Return the dash of a line."""
+    """Return the dash style of line number `index`."""
     return DASHES[index // NUM_COLOURS % len(DASHES)]
 
 
@@ -52,7 +52,7 @@ def variant(
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a layout of nested keys: `xaxis_title_text` is `text` in `title` in `xaxis`."""
+    """Convert keys to a nested layout: `xaxis_title_text` is `text` in `title` in `xaxis`."""
     found: dict[str, Any] = {}
     for name, value in flat.items():
         *folders, last = name.split("_")
@@ -74,7 +74,7 @@ def line(
     share: float = 1.0,
     **more: Any,
 ) -> Trace:
-    """Return a curve in a colour. `group` is the recipe by which the page hides it, if any."""
+    """Return a trace of a curve. `group` is the recipe by which the page hides it, if any."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -98,7 +98,7 @@ def dots(
     group: str = "",
     share: float = 1.0,
 ) -> Trace:
-    """Return single points in a colour."""
+    """Return a trace of single points in a colour."""
     marker = {"color": colour(index, share), "size": 7, "line": {"color": "@paper", "width": 1}}
     trace = line(name, index, xs, ys, hover, group=group)
     return trace | {"mode": "markers", "marker": marker}
@@ -113,7 +113,8 @@ def band(
     group: str = "",
     crowded: bool = True,
 ) -> Trace:
-    """Return the area between two curves. `crowded` bands are shown only for few recipes."""
+    """Return a trace of the area between two curves. A `crowded` band is shown only for few
+    recipes."""
     return {
         "type": "scatter",
         "mode": "none",
@@ -138,7 +139,7 @@ def bars(
     group: str = "",
     **more: Any,
 ) -> Trace:
-    """Return bars of one colour, each with an outline in the colour of the paper."""
+    """Return a trace of bars in one colour, outlined in the page's background colour."""
     return {
         "type": "bar",
         "name": escape(name),

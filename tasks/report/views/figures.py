@@ -41,9 +41,9 @@ STEP_SERIES = {
     "KL": ("kl", "KL from the reference policy, nats", False),
     "truncated": ("truncated_rate", "share of truncated completions", True),
 }
-NUM_BINS = 24  # of steps
-MAX_PASSES = 5  # in a calibration figure
-DOT_SHARE = 0.55  # of the line's colour, for single validations
+NUM_BINS = 24  # bins of steps
+MAX_PASSES = 5  # maximum number of passes in a calibration figure
+DOT_SHARE = 0.55  # share of the line's colour, for single validations
 # the differences to draw, by what a recipe is compared with
 COMPARISONS = ("reference", "champion", "initial")
 
@@ -59,7 +59,7 @@ def legend(colours: Mapping[str, int]) -> str:
 
 
 def accuracy(results: Results) -> Chart:
-    """Return validation accuracy over each of AXES, the account of the budget first."""
+    """Return a chart of validation accuracy over each of AXES, the budget's account first."""
     budget = results.evidence.budget
     first = budget.account if budget else None
     axes = sorted(AXES, key=lambda axis: axis != first)
@@ -95,7 +95,7 @@ def accuracy_over(results: Results, axis: str) -> Variant:
 
 
 def over_steps(results: Results) -> Chart:
-    """Return the measurements of training over its steps, one line per run."""
+    """Return a chart of measurements over the steps of training, a line per run."""
     trained = results.evidence.trained
     binned = {run.name: steps_binned(run.steps) for run in trained}
     variants = {}
@@ -174,18 +174,18 @@ def grey(name: str, style: str, xs: Sequence[float], ys: Sequence[float]) -> Tra
 
 
 def spaced(passes: Sequence[Drift]) -> list[Drift]:
-    """Return at most MAX_PASSES of the passes, including the first and the last."""
+    """Choose at most MAX_PASSES evenly spaced passes, including the first and the last."""
     count = min(len(passes), MAX_PASSES)
     return [passes[index * (len(passes) - 1) // max(count - 1, 1)] for index in range(count)]
 
 
 def column(one: Drift, key: str) -> list[float]:
-    """Return one value for every bin of a pass."""
+    """Return the value `key` of every bin of a pass."""
     return [row[key] for row in one["bins"]]
 
 
 def compute_parts(results: Results) -> Chart:
-    """Return the FLOPs of each run by part, in each account."""
+    """Return a chart of the FLOPs of each run by part, in each account."""
     rows = results.rows
     variants = {}
     for account in COMPARED:
@@ -207,7 +207,7 @@ def compute_parts(results: Results) -> Chart:
 
 
 def differences(results: Results) -> Chart:
-    """Return the paired differences of pass@1 of every recipe with their intervals, in points."""
+    """Return a chart of the paired differences of pass@1 of every recipe, in points."""
     recipes = results.summary["recipes"]
     names = sorted(recipes, key=lambda name: -recipes[name]["differences"]["initial"]["mean"])
     variants = {}
@@ -226,7 +226,7 @@ def differences(results: Results) -> Chart:
 
 
 def difference(name: str, index: int, found: Mapping[str, Any]) -> Trace:
-    """Return a dot at a difference with its interval."""
+    """Return a trace of a difference and its interval."""
     mean, low, high = (100 * found[key] for key in ("mean", "low", "high"))
     hover = f"%{{x:+.1f}} points ({low:+.1f} to {high:+.1f})"
     trace = dots(name, index, [mean], [escape(name)], hover, group=name)
@@ -261,7 +261,7 @@ def by_level(results: Results) -> Chart:
 
 
 def level_order(level: str) -> tuple[int, float, str]:
-    """Return a sort key: numbers in numeric order, then words."""
+    """Return a sort key for levels: numbers by value, then words."""
     try:
         return 0, float(level), level
     except ValueError:

@@ -3,7 +3,7 @@ file, and makes no network requests.
 
 The output of policies is data: the page contains it as JSON in which no tag can begin, and the
 script displays it as text. As a second barrier, the page's content security policy allows only its
-own scripts, by their digests, and loads nothing from elsewhere."""
+own scripts, by their digests, and forbids all requests."""
 
 import base64
 import hashlib
@@ -76,7 +76,7 @@ def data(value: Mapping[str, Any]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON-like value with None in place of non-finite numbers."""
+    """Replace non-finite numbers in a JSON-like value by None."""
     if isinstance(value, Mapping):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -91,14 +91,14 @@ def digest_of(script: str) -> str:
 
 
 def champion_words(summary: Mapping[str, Any]) -> str:
-    """Return which policy to keep, and why."""
+    """Return a paragraph about the policy to keep, and the reason."""
     champion = summary["champion"]
     name = name_of(champion) if champion else "none"
     return f"<b>Champion: {escape(name)}.</b> {escape(summary['why'])}."
 
 
 def facts(evidence: Evidence) -> str:
-    """Return the facts on training, profiling and testing, one line each."""
+    """Return facts about policy, profile and test set as HTML, one line each."""
     policy = evidence.policy
     base = evidence.baseline
     profile = evidence.profile

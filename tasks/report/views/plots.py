@@ -31,7 +31,7 @@ THEMES = [
 
 
 def plots(results: Results) -> dict[str, str]:
-    """Return each figure by its file name."""
+    """Return all figures as SVG, keyed by file name."""
     light, dark = THEMES
     found = {name: figure_svg(results, name, light) for name in COMPARED}
     return found | {f"{DARK}-dark": figure_svg(results, DARK, dark)}

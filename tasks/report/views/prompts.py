@@ -98,7 +98,7 @@ def shade(index: int, group_size: int | None, largest: int) -> str:
 
 
 def histograms(results: Results) -> Chart:
-    """Return a histogram of the profile for each recipe."""
+    """Return a chart with a histogram of the profile for each recipe."""
     profile = results.evidence.profile
     variants = {
         run.recipe: profile_histogram(profile, run, index)
@@ -118,7 +118,7 @@ def matrix(paired: Paired, runs: Sequence[str]) -> list[list[float]]:
 
 
 def transitions(results: Results) -> Chart:
-    """Return the matrix of each recipe, as the mean over its seeds."""
+    """Return a chart of each recipe's `matrix`, as the mean over its seeds."""
     variants = {}
     for recipe, index in results.colours.items():
         names = [run.name for run in results.evidence.seeds(recipe)]

@@ -40,7 +40,7 @@ def record(stage: Stage, results: Results) -> None:
     try:
         write(stage, results)
     except Exception as error:
-        logger.warning("the report is not recorded in full (%s: %s)", type(error).__name__, error)
+        logger.warning("the report is only partly recorded (%s: %s)", type(error).__name__, error)
 
 
 def write(stage: Stage, results: Results) -> None:
@@ -70,7 +70,7 @@ def write(stage: Stage, results: Results) -> None:
 
 
 def trained_by(stage: Stage, chosen: Mapping[str, Any] | None) -> Path | None:
-    """Return the file that identifies the training of a cell."""
+    """Return the file that identifies the training of the chosen cell, or None."""
     if chosen is None:
         return None
     return stage.layout.train(chosen["recipe"], chosen["seed"]) / "curve.parquet"
@@ -88,7 +88,7 @@ def outputs(stage: Stage, run: Trained) -> list[Path]:
 
 
 def existing(files: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the `files` that exist. The report itself does not need them."""
+    """Return those `files` that exist. The report needs none of them."""
     return {name: path for name, path in files.items() if path.exists()}
 
 

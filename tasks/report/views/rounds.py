@@ -33,7 +33,7 @@ def section(rounds: Sequence[Round]) -> str:
 
 
 def rounds_table(rounds: Sequence[Round]) -> str:
-    """Return the start and the result of every round."""
+    """Return a table with the start and the result of every round."""
     body = [
         [
             str(one.number),
@@ -48,7 +48,7 @@ def rounds_table(rounds: Sequence[Round]) -> str:
 
 
 def bills_table(rounds: Sequence[Round]) -> str:
-    """Return the cost of each round's kept policy, and of all rounds so far, in one unit."""
+    """Return a table of the cost of each round's kept policy, and of all rounds so far."""
     spent = {account: cumulative(rounds, account) for account in COMPARED}
     size, name = unit(max(total for totals in spent.values() for total in totals))
     body = [
@@ -76,7 +76,7 @@ def bill_words(bill: Mapping[str, float], size: float) -> str:
 
 
 def kinds_table(rounds: Sequence[Round]) -> str:
-    """Return how many training prompts were never, sometimes and always solved in each profile."""
+    """Return a table of the prompts that each profile never, sometimes or always solved."""
     body = []
     for one in rounds:
         counts = kinds(one.profile)
@@ -87,7 +87,7 @@ def kinds_table(rounds: Sequence[Round]) -> str:
 
 
 def moves_table(rounds: Sequence[Round]) -> str:
-    """Return how the prompts of each kind changed kind from each round to the next."""
+    """Return a table of how many prompts changed kind from each round to the next."""
     body = []
     for before, after in pairwise(rounds):
         rates = before.profile.select("prompt_id", "pass_rate").join(
@@ -109,7 +109,7 @@ def kind_places(rates: pl.Series) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def charts(rounds: Sequence[Round], colours: Mapping[str, int]) -> dict[str, Chart]:
-    """Return the charts of the section by place; none if there are no rounds."""
+    """Return the charts of the section, keyed by place; none without rounds."""
     if not rounds:
         return {}
     variants = {account: accuracy_over(rounds, colours, account) for account in COMPARED}
@@ -165,7 +165,7 @@ def accuracy_over(
 
 
 def rates(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Return the number of training prompts in each class of pass rates, one bar per round."""
+    """Return a chart of the training prompts by class of pass rates, one bar per round."""
     traces = []
     for place, one in enumerate(rounds, start=1):
         classes = class_of(one.profile["pass_rate"].drop_nulls())

@@ -124,7 +124,7 @@ def difference_words(found: Difference | None) -> str:
 
 
 def resampled(summary: Mapping[str, Any]) -> str:
-    """Return the unit that the intervals of the differences resample."""
+    """Return what the intervals of the differences resample: prompts, or seeds and prompts."""
     words = {recipe["differences"]["initial"]["over"] for recipe in summary["recipes"].values()}
     return str(words.pop())
 
@@ -178,7 +178,7 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, raw: in
 
 
 def mark(results: Results, name: str) -> str:
-    """Return the name of a recipe or run, preceded by the recipe's colour."""
+    """Return the name of a recipe or run as HTML, preceded by a mark in the recipe's colour."""
     hue = css(results.colours[name.partition("/")[0]])
     return f'<i class="mark" style="background:{hue}"></i>{escape(name)}'
 
@@ -225,7 +225,7 @@ def points_table(results: Results) -> str:
 
 
 def captioned(results: Results, words: str, cells: Sequence[Sequence[str]]) -> str:
-    """Return a table. The first row contains the headers, the first column the recipes."""
+    """Return a table under a caption. The first row has the headers, the first column recipes."""
     headers, *body = cells
     marked = [[mark(results, recipe), *rest] for recipe, *rest in body]
     return f"<p>{escape(words)}</p>" + html_table(headers, marked, raw=1)
@@ -264,7 +264,7 @@ def share_range(value: dict[str, float]) -> str:
 
 
 def bills_table(results: Results) -> str:
-    """Return the FLOPs by part in every account, and separately those of validation."""
+    """Return a table of the FLOPs by part in every account, with validation apart."""
     body = []
     for row in results.rows:
         for account in (*COMPARED, *(name for name in ACCOUNTS if name not in COMPARED)):
@@ -283,8 +283,7 @@ def bills_table(results: Results) -> str:
 
 
 def decisions_table(results: Results) -> str:
-    """Return each recipe's decisions on the prompts, with count and reason (without the observed
-    counts)."""
+    """Return a table of each recipe's decisions on prompts: reason (without counts) and number."""
     body = []
     for run in results.evidence.first_runs:
         why = run.decisions.with_columns(pl.col("reason").str.replace(r"^solved \d+ of \d+; ", ""))
@@ -300,7 +299,7 @@ def decisions_table(results: Results) -> str:
 
 
 def plans_table(results: Results) -> str:
-    """Return the numbers of each plan."""
+    """Return a table of the size of each plan: prompts, visits, rollouts and group sizes."""
     body = []
     for run in results.evidence.first_runs:
         visits = run.visits
@@ -357,7 +356,7 @@ def forecast_table(results: Results) -> str:
 
 
 def off(value: float, expected: float) -> str:
-    """Return the error of the forecast."""
+    """Return the relative error of a forecast as text."""
     return f" ({value / expected - 1:+.0%})" if expected else ""
 
 

@@ -23,7 +23,7 @@ UNFINISHED_SECONDS = 3600.0  # the writer of a temporary file this old has died
 
 @dataclass(frozen=True)
 class Summary:
-    """A summary of the shards of a folder."""
+    """Numbers of prompts, rollouts, shards and bytes in a folder of shards."""
 
     num_prompts: int
     num_rollouts: int
@@ -41,7 +41,7 @@ def folders(files: Any, root: str, policies: Sequence[str] = ()) -> Iterator[Rol
     known = [path.rsplit("/", 1)[-1] for path in subfolders(files, root)]
     if unknown := [policy for policy in policies if policy not in known]:
         raise ArtifactError(
-            f"{root} holds nothing of policy {unknown[0]}; choose from: "
+            f"{root} has no rollouts of policy {unknown[0]}; choose from: "
             f"{', '.join(known) or 'none, it is empty'}"
         )
     for policy in policies or known:
@@ -67,7 +67,7 @@ def describe(store: RolloutStore) -> str:
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return f"{name} (no {DESCRIPTION})"
     if digest(sampling) != name:
-        return f"{name} (its {DESCRIPTION} is damaged: delete it, the next writer makes it again)"
+        return f"{name} (its {DESCRIPTION} is damaged: delete it, the next writer recreates it)"
     return ", ".join(f"{key} {value}" for key, value in dict(sampling).items())
 
 

@@ -1,6 +1,6 @@
 """Checkpoints: a killed run resumes where it stopped, with the same result as an uninterrupted run.
 
-They live in `checkpoints/<key>/` under the data root. The key is the digest of everything that the
+They are in `checkpoints/<key>/` under the data root. The key is the digest of everything that the
 result depends on: policy, prompts, plan, effective parameters, seed. A run with the same key
 resumes; a run with another key starts from the beginning. A checkpoint is a folder that is created
 atomically (temporary name, flush, rename) and contains the digests of its files. A damaged one is
@@ -81,7 +81,7 @@ class Checkpoints:
     executed work and the work lost to kills.
 
     `save` writes in the background and returns at once; `wait` blocks until the write is done. A
-    caller waits before it makes the next copy, so that two copies never exist.
+    caller waits before it makes the next copy, so two copies never exist at once.
     """
 
     def __init__(self, root: Path, components: Mapping[str, Any], keep: int) -> None:
@@ -208,16 +208,16 @@ class Checkpoints:
             except ArtifactError as error:
                 raise ArtifactError(
                     f"--resume {chosen}: the checkpoint is damaged: {error}. Name another, or "
-                    "leave --resume out to go on from the newest that is whole"
+                    "omit --resume to resume from the newest intact one"
                 ) from error
         for folder in reversed(self.steps()):
             try:
                 return self.read(folder)
             except ArtifactError as error:
-                logger.warning("passing over the damaged checkpoint %s: %s", folder, error)
+                logger.warning("skipping the damaged checkpoint %s: %s", folder, error)
         if self.steps():
             logger.warning(
-                "no checkpoint in %s is whole: starting over from the first step, which gives the "
+                "no checkpoint in %s is intact: starting over from the first step, which gives the "
                 "same outputs unless a setting depends on the clock",
                 self.folder,
             )
@@ -232,7 +232,7 @@ class Checkpoints:
         # the work executed after `chosen` was not lost by a kill
         self.note_work(read_index(chosen)["state"].get("work", {}))
         copy_checkpoint(chosen, self.folder)
-        logger.warning("going on from %s: it is the newest checkpoint now", chosen.name)
+        logger.warning("resuming from %s, which is now the newest checkpoint", chosen.name)
 
     def read(self, folder: Path) -> Loaded:
         """Read one checkpoint and verify its parts. For a branch, also verify the trunk's
@@ -243,8 +243,8 @@ class Checkpoints:
             trunk = verified_index(trunk_of(folder))["state"]
             if trunk["num_steps"] != state["branch_start"]:
                 raise ArtifactError(
-                    f"it is of a branch that left the trunk after {state['branch_start']} steps, "
-                    f"and the trunk's newest is of {trunk['num_steps']}"
+                    f"its branch left the trunk after {state['branch_start']} steps, but the "
+                    f"trunk's newest checkpoint is after {trunk['num_steps']}"
                 )
         self.parts = parts
         return loaded
@@ -257,15 +257,14 @@ class Checkpoints:
             theirs = read_sealed(chosen.parent / "key.json")
         except ArtifactError as error:
             raise ArtifactError(
-                f"--resume {chosen}: which run it is of is not known, since "
+                f"--resume {chosen}: cannot check which run it belongs to: "
                 f"{chosen.parent / 'key.json'} is missing or damaged. Name a checkpoint of another "
-                "folder, or leave --resume out"
+                "folder, or omit --resume"
             ) from error
         if different := [name for name in mine if mine[name] != theirs.get(name)]:
             raise ArtifactError(
-                f"--resume {chosen} does not fit this run: {', '.join(different)} differ. Leave "
-                "--resume out to start "
-                "over, or set the parameters back"
+                f"--resume {chosen} belongs to another run: {', '.join(different)} differ. Omit "
+                "--resume to start over, or restore the parameters"
             )
 
     def note_work(self, executed: Mapping[str, float]) -> None:
@@ -331,7 +330,7 @@ def log_what_changed(root: Path, components: Mapping[str, Any]) -> None:
             other = read_sealed(path)
             is_same = all(other[name] == components[name] for name in ("recipe", "seed"))
         except ArtifactError as error:
-            logger.warning("passing over the checkpoints in %s: %s", path.parent, error)
+            logger.warning("skipping the checkpoints in %s: %s", path.parent, error)
             continue
         if is_same:
             changed = [name for name in components if components[name] != other.get(name)]

@@ -40,7 +40,7 @@ def verify(path: Path, expected: str) -> None:
     if not path.exists():
         raise ArtifactError(f"{path.name} is missing")
     if digest_file(path) != expected:
-        raise ArtifactError(f"{path.name} is not what was written")
+        raise ArtifactError(f"{path.name} was changed after it was written")
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def trunk_of(folder: Path) -> Path:
     for other in reversed(checkpoints_in(folder.parent)):
         if not is_branch(other) and sequence(other) <= sequence(folder):
             return other
-    raise ArtifactError(f"the trunk's checkpoint is missing, to which {folder.name} goes back")
+    raise ArtifactError(f"the trunk's checkpoint before the branch of {folder.name} is missing")
 
 
 def sequence(folder: Path) -> int:

@@ -33,13 +33,13 @@ def keep(out: Path, folder: Path, key: str) -> None:
         shutil.copytree(out, folder / "results", copy_function=os.link)
         write_json(folder / "key.json", {"key": key, "results": digest_folder(folder / "results")})
     except OSError as error:  # `shutil.Error` too: without hard links there is nothing to lose
-        logger.debug("%s keeps no results: %s", folder, error)
+        logger.debug("no results are kept in %s: %s", folder, error)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def take_back(out: Path, folder: Path, key: str, locks: list[Path]) -> bool:
     """Restore results of this key into `out`, unless DVC has recorded them and so requests a new
-    run. Delete recorded, damaged or other results."""
+    run. Delete results that are recorded, damaged or of another key."""
     results = folder / "results"
     try:
         kept = read_json(folder / "key.json")
@@ -51,7 +51,7 @@ def take_back(out: Path, folder: Path, key: str, locks: list[Path]) -> bool:
         return False
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(results, out, copy_function=os.link)
-    logger.info("this run had finished, and DVC had not recorded it: its results are taken back")
+    logger.info("this run finished, but DVC did not record it: restoring its results")
     return True
 
 

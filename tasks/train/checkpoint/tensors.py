@@ -18,13 +18,13 @@ WHOLE = "tensors.safetensors"
 
 
 def shard_name(rank: int, size: int) -> str:
-    """Return the file name of one rank of `size`. Files sort by rank, and so by their rows."""
+    """Return the file name of one rank of `size`. Names sort by rank, the order of their rows."""
     return f"tensors-{rank:05d}-of-{size:05d}.safetensors"
 
 
 class SavedTensors(Mapping[str, torch.Tensor]):
-    """Tensors by name, read lazily from `files`. The rows of a tensor that is spread over several
-    files follow in the order of the files."""
+    """Tensors by name, read lazily from `files`. The rows of a tensor may be spread over several
+    files, in the order of `files`."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files: dict[str, list[Path]] = {}
@@ -80,7 +80,7 @@ def restore_optimizer(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: SavedTensors
 ) -> None:
     """Restore the tensors of `optimizer_tensors` in place; if sharded, only this rank's rows."""
-    optimizer.state.clear()  # state that the checkpoint lacks is from another run
+    optimizer.state.clear()  # including state that the checkpoint does not contain
     with torch.no_grad():
         for name, parameter in trained_parameters(model):
             local(parameter).copy_(rows_like(parameter, tensors, f"policy.{name}"))

@@ -32,7 +32,7 @@ class Environment(Protocol):
 
 
 def load_environment(spec: Mapping[str, Any]) -> Environment:
-    """Return the environment that `spec["name"]` names, with the other keys as its settings. Raises
+    """Return the environment that `spec["name"]` names, with the other keys as its settings. Raise
     ParamsError for an unknown name or setting."""
     where = "train.generate.environment"
     module = registry.load(environments, spec.get("name"), f"{where}.name")

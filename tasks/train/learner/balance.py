@@ -3,8 +3,8 @@ of tokens.
 
 A rank prefills the prompt of each of its groups once. Groups stay whole if no rank then has more
 than 1.05 times the mean. Otherwise they are split, although every further rank prefills the prompt
-again: a rank's capacity is the smallest one, to half a percent of the mean, that is enough for all
-rollouts. The largest group is placed first, on the rank with the fewest tokens, its longest rollout
+again: a rank's capacity is then the smallest that fits all rollouts, to within half a percent of
+the mean. The largest group is placed first, on the rank with the fewest tokens, its longest rollout
 first. Rollouts beyond the capacity go to the rank that has the fewest tokens then.
 
 Legend: B rollouts.
@@ -17,8 +17,8 @@ import numpy as np
 
 from tasks.train.rollouts import Bools, Ints, Rollouts
 
-SLACK = 1.05  # of a rank's tokens over the mean, up to which groups stay whole
-PRECISION = 0.005  # of the capacity, as a share of the mean
+SLACK = 1.05  # maximum of a rank's tokens over the mean at which groups stay whole
+PRECISION = 0.005  # of the search for the capacity, as a share of the mean
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def rank_of(rollouts: Rollouts, rows: Ints, shares_B: Bools, num_ranks: int) -> 
 
 
 def split(groups: list[Group], mean: float, num_ranks: int) -> dict[int, int]:
-    """Return the rank of each row, with the smallest capacity of a rank for groups in parts."""
+    """Return the rank of each row: groups are split at the smallest capacity that fits all."""
     low = max(mean, max(group.prompt + int(group.lengths[0]) for group in groups))
     high = low
     while (found := place(groups, high, num_ranks)) is None:
@@ -64,7 +64,7 @@ def split(groups: list[Group], mean: float, num_ranks: int) -> dict[int, int]:
 
 
 def pieces(rollouts: Rollouts, rows: Ints, shares_B: Bools) -> list[Group]:
-    """Return the rollouts `rows` by shared prompt; a rollout that shares none is by itself."""
+    """Return the rollouts `rows` by shared prompt; a rollout that shares none is a group of one."""
     prompts_B, tokens_B = rollouts.prompt_tokens_B(), rollouts.tokens_B()
     shared, alone = rows[shares_B[rows]], rows[~shares_B[rows]]
     found = [Group(0, np.array([row]), tokens_B[[row]]) for row in alone]

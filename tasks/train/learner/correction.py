@@ -53,8 +53,8 @@ def corrected_tokens(
 
 
 def far_tokens(log_ratios_N: Floats, limit: float) -> Bools:
-    """Return [N] the fewest tokens without which the mean squared log-ratio of a step's other
-    tokens is below `limit`, the largest first (M2PO, arXiv 2510.01161)."""
+    """Return [N] whether to mask a token: the fewest, largest first, that bring the mean squared
+    log-ratio of a step's other tokens below `limit` (M2PO, arXiv 2510.01161)."""
     squares_N = log_ratios_N**2
     order = np.argsort(-squares_N, kind="stable")
     num_left = np.arange(len(order), 0, -1)

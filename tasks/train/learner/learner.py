@@ -78,9 +78,8 @@ def memory_of(
 def sharding_of(
     settings: TrainSettings, memory: LearnerSettings, ranks: Ranks, device: torch.device
 ) -> Callable[[PreTrainedModel], None] | None:
-    """Return the function that shards a policy before it has weights; None for a policy that every
-    rank loads whole: without other ranks, unsharded, or with adapters, which are added to
-    weights."""
+    """Return the function that shards a policy before it has weights; None if every rank loads the
+    whole policy: with one rank, without sharding, or with adapters, which need loaded weights."""
     if ranks.size % memory.replicas:
         raise ParamsError(
             f"learner.replicas is {memory.replicas}, and {ranks.size} processes train: it must "
@@ -171,7 +170,7 @@ class Learner:
         fillers = self.fillers(rollouts, batches)
         objective, architecture = self.objective(loss), self.policy.architecture
         self.optimizer.zero_grad(set_to_none=True)
-        # in evaluation mode transformers keeps all activations; and changing it takes time
+        # in evaluation mode transformers keeps all activations; and switching modes takes time
         is_checkpointing = self.memory.activation_checkpointing
         if is_checkpointing:
             self.model.train()

@@ -1,6 +1,6 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685), by peft, which only this file imports: added to a
-policy, and written in peft's format. Also the frozen weights in 4 bits (QLoRA, arXiv
-2305.14314), by torchao, an extra.
+"""Low-rank adapters (LoRA, arXiv 2106.09685): add them to a policy, and write them in peft's
+format. Only this file imports peft. Also the frozen weights in 4 bits (QLoRA, arXiv 2305.14314),
+by torchao, an extra.
 
 Only the adapters' weights are trained. Their effect on the policy's weights is defined in
 `models/adapters.py`."""
@@ -19,7 +19,7 @@ from tasks.models.adapters import NAME, adapted_layers
 from tasks.train.settings import Lora
 
 ALL = "all-linear"
-PREFIX = "base_model.model."  # before every name in an adapter's files
+PREFIX = "base_model.model."  # of every name in an adapter's files
 BLOCK, SCALES = 64, 256  # weights per scale, and scales per second-level scale
 
 

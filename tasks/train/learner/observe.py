@@ -29,7 +29,7 @@ from tasks.train.learner.update import (
 )
 from tasks.train.rollouts import Bools, Features, Observed, Singles
 
-PROMPT_TOKENS = 10  # at the end of a prompt; their hidden states are averaged (as in POISE)
+PROMPT_TOKENS = 10  # tokens at the end of a prompt whose hidden states are averaged (as in POISE)
 
 
 def observe(

@@ -27,7 +27,7 @@ BUCKET = 25 * 2**20  # bytes of gradients in a message, as in torch's DDP
 @dataclass(frozen=True)
 class Ranks:
     """This process among all ranks. `group` is the torch process group of their communication, None
-    for the default group; `timeout` is the limit for an answer of any rank."""
+    for the default group; `timeout` limits the wait for any rank."""
 
     rank: int
     size: int
@@ -157,5 +157,5 @@ def what_was_lost(error: BaseException, ranks: Ranks) -> str:
     """Return a description of another rank's failure, for an error with `is_lost_rank(error)`."""
     if ranks.timeout and re.search("timed? ?out", str(error), re.IGNORECASE):
         seconds = f"{ranks.timeout.total_seconds():.0f} s (learner.collective_timeout_seconds)"
-        return f"another process of this training gave no answer for {seconds}"
+        return f"another process of this training did not respond for {seconds}"
     return "another process of this training died"

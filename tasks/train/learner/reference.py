@@ -50,7 +50,7 @@ def make_reference(
     if not folder.is_dir():
         raise ArtifactError(
             f"train.reference.source: {folder} is not a folder: name the folder of the teacher, "
-            "which a snapshot of a hub's model is, too"
+            "such as the snapshot of a hub's model"
         )
     check_vocabulary(policy, folder, "train.reference.source: the teacher")
     teacher = load(folder)
@@ -59,8 +59,8 @@ def make_reference(
 
 
 def check_vocabulary(policy: Policy, other: Path, what: str) -> None:
-    """Raise ArtifactError unless the policy in the folder `other` has the same tokens; `what` it is
-    begins the message."""
+    """Raise ArtifactError unless the policy in the folder `other` has the same tokens. The message
+    begins with `what`."""
     mine, theirs = (
         load_tokenizer(folder, trust_remote_code=policy.trust_remote_code).get_vocab()
         for folder in (policy.folder, other)
@@ -69,6 +69,6 @@ def check_vocabulary(policy: Policy, other: Path, what: str) -> None:
     if differ:
         raise ArtifactError(
             f"{what} in {other} has another vocabulary than the policy in {policy.folder} "
-            f"({len(differ)} tokens differ, such as {differ[0]!r}), and token ids are shared: use "
-            "one with the same tokenizer"
+            f"({len(differ)} tokens differ, such as {differ[0]!r}), but must share its token ids: "
+            "use one with the same tokenizer"
         )

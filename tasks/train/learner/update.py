@@ -259,7 +259,7 @@ def compute_logprobs(
         packing, predicts_N = batch.shared
         states = forward(model, packing.ids, packing.positions, packing.attend)
         hidden_ND = states.index_select(0, predicts_N)
-    else:  # padding is at the end, which a causal model cannot see: no mask is needed
+    else:  # padding is at the end, so no token attends to it: no mask is needed
         states = forward_rows(model, batch.whole.input_ids).last_hidden_state
         hidden_ND = batch.whole.predicting(states)
     return chunked_logprobs(model, hidden_ND, batch.targets_N, objective)
@@ -274,8 +274,8 @@ def stops_at_prompts(batch: MicroBatch, objective: Objective) -> bool:
 def chunked_logprobs(
     model: PreTrainedModel, hidden_ND: torch.Tensor, targets_N: torch.Tensor, objective: Objective
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return [N] log-probabilities and [N] entropies. At any time there are only the logits [n, V]
-    of one chunk."""
+    """Return [N] log-probabilities and [N] entropies. Only one chunk's logits [n, V] exist at a
+    time."""
     size, has_bonus = objective.tokens_per_chunk, objective.loss.bonus() > 0.0
     settings = objective.temperature, has_bonus
     if len(hidden_ND) <= size:
@@ -312,8 +312,8 @@ def entropies(logprobs_NV: torch.Tensor) -> torch.Tensor:
 
 
 class Entropies(torch.autograd.Function):
-    """`entropies`, whose backward pass needs no other stored array [N, V]. Its gradient is that by
-    the logits, which `log_softmax` leaves as it is because its sum over V is 0."""
+    """`entropies`, whose backward pass needs no other stored array [N, V]. Its gradient is
+    with respect to the logits; `log_softmax` does not change it because it sums to 0 over V."""
 
     @staticmethod
     def forward(ctx: Any, logprobs_NV: torch.Tensor) -> torch.Tensor:

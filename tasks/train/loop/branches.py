@@ -24,7 +24,7 @@ TRAINING = ("generate", "score", "update")
 
 
 def is_end(trainer: Trainer) -> bool:
-    """Return whether the branch has made a step and reached its share of the run."""
+    """Return whether a branch has made a step and reached its share of the run."""
     state = trainer.state
     if state.branch is None or state.num_steps == state.branch_start:
         return False
@@ -45,7 +45,7 @@ def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
         return
     if done >= shares[0]:
         logger.warning(
-            "step %d: the branch to %g of the run is left out: a step is longer than its decay, or "
+            "step %d: the branch to %g of the run is skipped: a step is longer than its decay, or "
             "the profile or the warm start took as much of the budget; raise train.decay_share or "
             "the budget, or lower train.batch.size",
             state.num_steps,
@@ -101,7 +101,7 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
 def difference(
     after: Ledger, before: Ledger, phases: Sequence[str], names: Sequence[str]
 ) -> dict[str, float]:
-    """Return by how much `after` exceeds `before` in these phases, by account."""
+    """Return `after` minus `before` in these phases, by account."""
     return {
         name: sum(getattr(after, name)[phase] - getattr(before, name)[phase] for phase in phases)
         for name in names

@@ -142,7 +142,7 @@ class RolloutBuffer:
 
     @property
     def num_early(self) -> int:
-        """The number of batches that are requested before their turn."""
+        """The number of batches that are requested before their own step."""
         return int(self.settings.over_provision > 1.0)
 
     @property
@@ -259,7 +259,7 @@ class RolloutBuffer:
         return self.spending.spent + sum(batch.spent for batch in self.unobserved)
 
     def add_groups(self, batch: Batch, request: GroupRequest) -> None:
-        """Add the groups of a request to a batch. Raises ValueError if the request extends a group
+        """Add the groups of a request to a batch. Raise ValueError if the request extends a group
         of another prompt."""
         token_ids = self.prompts.token_ids(request.prompt_rows)
         before = batch.fresh.prompt_rows_Q
@@ -301,7 +301,7 @@ class RolloutBuffer:
                     self.count_complete(batch, record)
 
     def count_complete(self, batch: Batch, record: pl.DataFrame | None) -> None:
-        """Count a batch as complete, after control's last request."""
+        """Count a batch as complete after control's last request for it."""
         if record is not None:
             recorded.check_all(record, len(batch.fresh.table), batch.step)
         assert self.began is not None
@@ -340,7 +340,7 @@ class RolloutBuffer:
             if self.collector.recorded is not None:
                 what = "this is the record of another run"
             raise TrainingError(
-                f"step {batch.step}: {len(complete)} groups are whole, and control asked for "
+                f"step {batch.step}: {len(complete)} groups are complete, but control requested "
                 f"{num}: {what}"
             )
         batch.fresh = groups.groups(complete)
@@ -360,7 +360,7 @@ class RolloutBuffer:
         return pl.concat([NONE.table.with_columns(batch=pl.lit(0)), *numbered])
 
     def numbers(self) -> dict[str, Any]:
-        """Return the other values that `restore` needs, as JSON."""
+        """Return the state except for the rollouts, as JSON for a checkpoint."""
         return {
             "progress": self.progress,
             "spending": None if self.spending is None else asdict(self.spending),
@@ -389,7 +389,7 @@ class RolloutBuffer:
 
 
 def numbers_of(batch: Batch) -> dict[str, Any]:
-    """Return a batch without its rollouts, as JSON."""
+    """Return a batch without its rollouts, as JSON for a checkpoint."""
     plain = [each.name for each in fields(batch) if each.name not in APART]
     return {
         **{name: getattr(batch, name) for name in plain},

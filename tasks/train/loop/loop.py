@@ -43,7 +43,7 @@ def train(
 ) -> dict[str, float]:
     """Train to the end of the run, from the checkpoint `chosen` or the newest one on. Return the
     work lost in kills. `record(values, step, charged FLOPs)` is called for every step and point of
-    the curve; `extent` is the length of the run and its unit, for the progress bar. Raises
+    the curve; `extent` is the length of the run and its unit, for the progress bar. Raise
     KeyboardInterrupt (Ctrl-C, SIGTERM) after batches in flight are trained on or checkpointed."""
     ranks, state, buffer = trainer.run.ranks, trainer.state, trainer.buffer
     resume(trainer, checkpoints, chosen)
@@ -153,23 +153,23 @@ def check_ages(trainer: Trainer, batch: Batch) -> int:
     wrong = versions[(versions > newest) | (versions < oldest)]
     if len(wrong):
         raise ArtifactError(
-            f"{trainer.where()}: tokens are of the policy after {wrong[0]} updates, and those of "
-            f"{oldest} to {newest} are allowed: with --from-rollouts it is the record of another "
-            "run"
+            f"{trainer.where()}: tokens are of the policy after {wrong[0]} updates, but only those "
+            f"of {oldest} to {newest} are allowed: --from-rollouts may be the record of another run"
         )
     return oldest
 
 
 @contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Delay Ctrl-C and SIGTERM until the step is done; a second signal ends the run at once."""
+    """Yield a check for Ctrl-C and SIGTERM, to stop after the step. A second signal stops at
+    once."""
     asked: list[int] = []
 
     def ask(number: int, frame: object) -> None:
         if asked:
             raise KeyboardInterrupt(signal.Signals(number).name)
         asked.append(number)
-        logger.warning("finishing the step, then a checkpoint (once more to stop at once)")
+        logger.warning("finishing the step, then writing a checkpoint (repeat to stop at once)")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

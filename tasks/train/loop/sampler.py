@@ -57,7 +57,7 @@ class Sampler:
                 self.lock.wait_for(lambda: not self.is_busy)
 
     def fill(self) -> None:
-        """Wait until a batch (with rounds, all of a round) is complete, or the run has ended."""
+        """Wait until a batch (or with rounds a whole round) is complete, or the run has ended."""
         buffer, state = self.buffer, self.trainer.state
         with state.timed("wait" if self.is_ahead else "generate"):
             if self.is_ahead and not (self.has_rounds and buffer.num_complete):
@@ -72,7 +72,7 @@ class Sampler:
         self.raise_error()
 
     def wait_until_filled(self) -> None:
-        """Sample ahead, and wait until a batch (with rounds, all of a round) is complete."""
+        """Sample ahead until a batch (or with rounds a whole round) is complete."""
         self.begin()
         with self.lock:
             self.lock.wait_for(
@@ -114,7 +114,7 @@ class Sampler:
                 self.lock.notify_all()
 
     def has_work(self) -> bool:
-        """Return whether the target is not reached; the thread ends when it is."""
+        """Return whether the target is not reached yet; at the target the thread ends."""
         with self.lock:
             self.is_busy = self.buffer.num_sampled < self.target
             self.lock.notify_all()

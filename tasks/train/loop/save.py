@@ -89,9 +89,9 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
     """Restore the trainer from `chosen` or the newest checkpoint, if there is one."""
     loaded = checkpoints.load(chosen)
     if loaded is not None and (what := kept_otherwise(trainer, loaded)):
-        why = f"is of an earlier version, which kept {what} in another form"
+        why = f"is from an earlier version, which stored {what} differently"
         if chosen is not None:
-            raise ArtifactError(f"--resume {chosen} {why}: leave --resume out to start over")
+            raise ArtifactError(f"--resume {chosen} {why}: omit --resume to start over")
         logger.warning("starting over: the newest checkpoint of %s %s", checkpoints.folder, why)
         checkpoints.parts, loaded = [], None
     found = None if loaded is None else loaded[1]["num_steps"]
@@ -114,7 +114,7 @@ def kept_otherwise(trainer: Trainer, loaded: Loaded) -> str | None:
         return "rollouts"
     names = [f"{METHOD}.{name}" for name in trainer.slots.states()]
     missing = [name for name in names if name not in tensors and name not in tables]
-    return f"what its methods remember ({', '.join(missing)})" if missing else None
+    return f"the state of methods ({', '.join(missing)})" if missing else None
 
 
 def restore(trainer: Trainer, loaded: Loaded) -> None:
@@ -149,8 +149,8 @@ def write_results(trainer: Trainer, checkpoints: Checkpoints, out: Path) -> None
     loaded, state = checkpoints.load(), trainer.state
     if loaded is None or loaded[1]["num_steps"] != state.num_steps:
         raise TrainingError(
-            f"{checkpoints.folder} holds no whole checkpoint of the finished run: run the same "
-            "command again, which makes the steps that are lost again"
+            f"{checkpoints.folder} has no intact checkpoint of the finished run: run the same "
+            "command again to repeat the lost steps"
         )
     out.mkdir(parents=True, exist_ok=True)
     temporary = out / ".policy"

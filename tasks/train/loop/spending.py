@@ -31,12 +31,12 @@ class Spending:
         return self.before / self.budget.amount
 
     def spend_before(self, cost: float) -> None:
-        """Count the cost of a warm start."""
+        """Count the cost of a warm start, before the first step."""
         self.spent += cost
         self.before += cost
 
     def observe(self, spent: float, wanted: int) -> None:
-        """Count a step with the target amount `wanted`, in the batch's unit."""
+        """Count a step: the total spent after it, and its target amount in the batch's unit."""
         self.spent += spent
         self.costs = [*self.costs, spent / max(wanted, 1)][-NUM_COSTS:]
 
@@ -46,11 +46,11 @@ class Spending:
         return self.spent + num_ahead * mean * self.size
 
     def progress(self, num_ahead: int) -> float:
-        """Return the share of the budget that will be spent after these batches."""
+        """Return the share of the whole budget that will be spent after these batches."""
         return min(self.predicted(num_ahead) / self.budget.amount, 1.0)
 
     def done(self, num_ahead: int) -> float:
-        """Return the share of the budget for steps that will be spent after these batches."""
+        """Return the share of the steps' budget that will be spent after these batches."""
         trained = self.predicted(num_ahead) - self.before
         return min(trained / (self.budget.amount - self.before), 1.0)
 

@@ -20,11 +20,11 @@ PLAIN = (
     "branches_done",
 )
 WORK = ("seconds", "flops", "tokens")
-ROUNDING = 1e-9  # of shares of a run: 0.15 / 0.05 is not exactly 3
+ROUNDING = 1e-9  # tolerance of shares of a run: 0.15 / 0.05 is not exactly 3
 
 
 class TrainingError(RuntimeError):
-    """Training cannot continue; the message names the step and the reason."""
+    """Raised if training cannot continue; the message names the step and the reason."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class State:
     part: str = ""
 
     def latest_step(self) -> str:
-        """Return the number of the last step, in words."""
+        """Return the last step as text, such as `step 3`."""
         return f"step {self.num_steps - 1}" if self.num_steps else "a step of the warm start"
 
     def trained(self, account: str) -> float:
@@ -64,7 +64,7 @@ class State:
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Add the seconds of the block to `part`, which is the current part during the block."""
+        """Add the duration of the block to `part`, the current part during the block."""
         started, around = time.perf_counter(), self.part
         self.part = part
         yield
@@ -72,7 +72,7 @@ class State:
         self.seconds[part] += time.perf_counter() - started
 
     def numbers(self) -> dict[str, Any]:
-        """Return the values that `fill` needs besides the tables of steps and curve, as JSON."""
+        """Return the values for `fill`, except the tables of steps and curve, as JSON."""
         plain = {name: getattr(self, name) for name in PLAIN}
         ledger, seconds, work = self.ledger.as_dict(), dict(self.seconds), dict(self.work)
         return {**plain, "ledger": ledger, "seconds": seconds, "work": work}

@@ -39,7 +39,7 @@ VALIDATION_DRAWS = 200  # of the bootstrap behind a point's interval
 
 @dataclass
 class Trainer:
-    """The components of a loop. Only `learner`, `state`, `buffer` and the slots' states change."""
+    """The components of the loop. Only `learner`, `state`, `buffer` and slots' states change."""
 
     run: RunContext
     slots: Slots
@@ -83,18 +83,18 @@ class Trainer:
             return None
         layers = {features.hidden_layer for features in wanted} - {None}
         if len(layers) > 1:
-            raise TrainingError(f"the slots ask for hidden states of several layers: {layers}")
+            raise TrainingError(f"the slots need hidden states of several layers: {layers}")
         norms = any(features.gradient_norms for features in wanted)
         if norms and self.learner.is_sharded:
             raise TrainingError(
-                "a slot asks for the gradient norm of every rollout, which a rank with a part of "
-                "the policy cannot compute by itself: set learner.shard to none"
+                "a slot needs the gradient norm of every rollout, which a rank cannot compute from "
+                "its part of the policy: set learner.shard to none"
             )
         return Features(layers.pop() if layers else None, norms)
 
     def observe_policy(self, rollouts: Rollouts) -> Rollouts:
-        """Add the policy's view to the rollouts, if a part of the step needs it, and the old
-        policy's log-probabilities, unless that is the present policy."""
+        """Add the policy's features to the rollouts, if a part of the step needs them, and the old
+        policy's log-probabilities, unless the old policy is the present one."""
         features = self.features()
         if features is not None:
             rollouts = replace(rollouts, observed=self.score(rollouts, features))
@@ -249,11 +249,11 @@ class Trainer:
 
     @property
     def swapping_engine(self) -> SwappingEngine:
-        """The engine. Raises ParamsError if it cannot load weights while it samples."""
+        """The engine. Raise ParamsError if it cannot load weights while it samples."""
         engine = self.collector.engine
         if not isinstance(engine, SwappingEngine):
             raise ParamsError(
-                f"train.in_flight_updates is true, and the engine {engine.name} cannot take "
+                f"train.in_flight_updates is true, but the engine {engine.name} cannot load "
                 "weights while it samples: set engine.name to server, or in_flight_updates to false"
             )
         return engine
@@ -277,14 +277,14 @@ class Trainer:
         limit = self.guards.max_nonfinite_steps
         before = self.state.steps[-limit + 1 :] if limit > 1 else []
         if len(before) == limit - 1 and all(row["nonfinite"] for row in before):
-            raise TrainingError(f"{message}; that is guards.max_nonfinite_steps {limit} in a row")
+            raise TrainingError(f"{message}; {limit} steps in a row (guards.max_nonfinite_steps)")
         skipped = (
             f"the step ends after {num_updates} updates" if num_updates else "the step is skipped"
         )
         logger.warning("%s; %s", message, skipped)
 
     def where(self) -> str:
-        """Return the step, for messages."""
+        """Return the step as text for messages."""
         return f"step {self.state.num_steps}"
 
     def check_sampler(self, log_ratios: list[torch.Tensor], where: str) -> None:
@@ -297,7 +297,7 @@ class Trainer:
                 f"{where}: the engine {engine.name} {engine.version} and the trainer differ by "
                 f"{gap:.2g} in mean |log-probability| at policy version {self.learner.version}, "
                 f"over guards.max_sampler_gap {self.max_sampler_gap:g}: it samples from other "
-                "weights, or its dtype is coarser than engine.dtype says"
+                "weights, or its dtype is coarser than engine.dtype"
             )
 
     def probe_engine(self) -> None:
@@ -340,7 +340,7 @@ class Trainer:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the curve has a point of this step, or a branch is trained (it has one point)."""
+        """Whether the curve has a point at this step, or a branch runs, which adds its last one."""
         trunk = [point["step"] for point in self.state.curve if point["branch"] is None]
         return self.state.branch is not None or trunk[-1:] == [self.state.num_steps]
 
@@ -359,7 +359,7 @@ class Trainer:
 
     @cached_property
     def asked(self) -> Rollouts:
-        """The rollouts of a validation before they are sampled."""
+        """The rollouts of a validation, still without tokens."""
         return validation_rollouts(self.validation, self.run.settings.validation.num_samples)
 
     def validate(self) -> dict[str, Any]:

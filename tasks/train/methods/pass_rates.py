@@ -23,24 +23,24 @@ import polars as pl
 from tasks.common.params import ParamsError, settings
 from tasks.train.rollouts import Floats, Ints
 
-LENGTH_PARTS = 8  # equal parts of a source's prompts, by length
+LENGTH_PARTS = 8  # number of equal parts of a source's prompts, by length
 LIKENESS = (
     1.0 / 65.0,
     1.0 / 1.25,
 )  # a stratum counts for 64 rollouts at most, for a quarter at least
-LIKENESS_WEIGHT = 4.0  # of the initial likeness, as variance of outcomes: of 16 even groups
-LIKENESS_WINDOW = 64.0  # of groups in the estimate, as variance of outcomes
+LIKENESS_WEIGHT = 4.0  # weight of the initial likeness, as variance of outcomes: 16 even groups
+LIKENESS_WINDOW = 64.0  # window of the estimate, as variance of outcomes
 
 
 @settings
 class PriorSettings:
     """`strength`: the weight of a stratum's rate in its prompts' estimates (until it is learned),
     and of the overall rate in a stratum's estimate, in rollouts. The windows are the numbers of
-    rollouts that a prompt and a stratum remember."""
+    latest rollouts in the estimates of a prompt and of a stratum."""
 
     strength: float = 8.0  # weight of a stratum's and of the overall rate, in rollouts
-    prompt_window: float = 8.0  # rollouts that a prompt remembers
-    stratum_window: float = 64.0  # rollouts that a stratum remembers
+    prompt_window: float = 8.0  # latest rollouts in a prompt's estimate
+    stratum_window: float = 64.0  # latest rollouts in a stratum's estimate
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -75,7 +75,7 @@ class PassRates:
         )
 
     def strength(self) -> float:
-        """Return the number of rollouts that a stratum counts for in its prompts."""
+        """Return the weight of a stratum's rate in its prompts' estimates, in rollouts."""
         first = 1.0 / (self.settings.strength + 1.0)
         likeness = (self.belief.between + LIKENESS_WEIGHT * first) / (
             self.belief.total + LIKENESS_WEIGHT
@@ -83,7 +83,7 @@ class PassRates:
         return float(1.0 / np.clip(likeness, *LIKENESS) - 1.0)
 
     def prior(self, rows: Ints) -> Floats:
-        """Return the rate of the stratum of each prompt in `rows`."""
+        """Return the estimated rate of each prompt's stratum, for the prompts `rows`."""
         belief, strength, strata = self.belief, self.settings.strength, self.strata_P[rows]
         # of all prompts; half a success in one trial is the prior
         mean = (belief.stratum_correct.sum() + 0.5) / (belief.stratum_trials.sum() + 1.0)
@@ -93,7 +93,7 @@ class PassRates:
         )
 
     def beta(self, rows: Ints) -> tuple[Floats, Floats]:
-        """Return the two parameters of the Beta of each prompt in `rows`."""
+        """Return the two parameters of the posterior Beta of each prompt in `rows`."""
         belief, strength, prior = self.belief, self.strength(), self.prior(rows)
         wrong = belief.trials[rows] - belief.correct[rows]
         return belief.correct[rows] + strength * prior, wrong + strength * (1.0 - prior)

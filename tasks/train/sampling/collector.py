@@ -32,7 +32,7 @@ from tasks.train.sampling.grading import Early, samples_of
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import Asked, Generate
 
-MIN_JUDGED = 1000  # answers of a run before its share of failures may stop it
+MIN_JUDGED = 1000  # answers of a run before its failure rate may stop it
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Cost:
     judged_flops: float = 0.0
 
     def as_account(self) -> dict[str, float]:
-        """Return the cost by the names of the ledger."""
+        """Return the cost under the ledger's names."""
         return {"executed": self.flops, "tokens": self.tokens, "rollouts": self.rollouts}
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -100,8 +100,8 @@ class Collector:
         """Return the rollouts of `table` after sampling and grading the unfinished ones, from the
         policy after `version` updates, and the cost. Each rank samples and grades whole groups, and
         all ranks receive all results. `prompts` that are not for `training` have no rows in the
-        methods' tables. Recorded rollouts in place of the unfinished ones (`found`) replace
-        sampling. For `until` see `Enough`."""
+        methods' tables. With `found`, the recorded rollouts of the unfinished ones, nothing is
+        sampled. For `until` see `Enough`."""
         ranks = self.run.ranks
         groups = ranks.shard(np.unique(table["group"].to_numpy()).tolist())
         is_mine_B = np.isin(table["group"].to_numpy(), groups)
@@ -138,12 +138,12 @@ class Collector:
             asked = replace(asked, on_ended=early.on_ended)
             samples = self.generate.generate(self.engine, request, asked)
             if UNFINISHED in samples.finish_reasons:
-                raise ArtifactError(f"the engine {self.engine.name} stopped a completion by itself")
+                raise ArtifactError(f"the engine {self.engine.name} aborted a completion")
             return samples
         if not isinstance(self.engine, StoppableEngine):
             raise ParamsError(
-                f"train.over_provision is above 1, and the engine {self.engine.name} cannot stop "
-                "completions and go on with them: set it to 1.0"
+                f"train.over_provision is above 1, but the engine {self.engine.name} cannot stop "
+                "completions and continue them: set it to 1.0"
             )
 
         def is_enough(row: int, token_ids: Sequence[int], reason: str) -> bool:
@@ -183,8 +183,8 @@ class Collector:
 
 
 def validation_rollouts(prompts: Prompts, num_samples: int) -> Rollouts:
-    """Return rollouts without a token of all prompts. Their seeds are the same in every validation,
-    so that only the policy causes differences."""
+    """Return rollouts of all prompts, still without tokens. Their seeds are the same in every
+    validation, so that only the policy causes differences."""
     rows_Q = np.arange(len(prompts))
     group_B = np.repeat(rows_Q, num_samples)
     places = itertools.product(range(len(prompts)), range(num_samples))
@@ -241,15 +241,15 @@ def check_versions(samples: Samples, version: int) -> None:
     oldest = min(itertools.chain(*(samples.versions or [])), default=version)
     if oldest < version:
         raise ArtifactError(
-            f"the engine sampled from the policy after {oldest} updates, which was to be that "
+            f"the engine sampled from the policy after {oldest} updates instead of the one "
             f"after {version}: a server has old weights"
         )
 
 
 class Enough:
     """The condition for sampling to end before all of this rank's groups are complete: the first
-    number of `until` groups are complete, and all groups that were in flight in the step of its
-    second number, or before. `rows_B` are the sampled rows of `table`."""
+    `until[0]` groups are complete, and all groups that were in flight in step `until[1]` or
+    earlier. `rows_B` are the sampled rows of `table`."""
 
     def __init__(
         self, table: pl.DataFrame, rows_B: Ints, until: tuple[int, int], ranks: Ranks

@@ -17,12 +17,12 @@ from tasks.grading.verdict import Verdict
 from tasks.models.prompts import decode
 from tasks.train.rollouts import OWN_TOKENS, UNFINISHED, Ints, with_values
 
-EARLY_SECONDS = 0.1  # between two submissions to the grader during sampling
+EARLY_SECONDS = 0.1  # minimum between two submissions to the grader during sampling
 
 
 class Early:
-    """Grades the completions of a request, also during sampling. `golds_B` has the verifier, the
-    gold answer and the prompt of each; `begun_B` the tokens that were sampled before."""
+    """Grades the completions of a request while others are sampled. `golds_B` has the verifier, the
+    gold answer and the prompt of each; `begun_B` has the tokens that were sampled earlier."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Early:
         self.since = time.monotonic()
 
     def on_ended(self, row: int, token_ids: Sequence[int], reason: str) -> None:
-        """Submit a completion to the grader, together with others that end within a moment."""
+        """Submit a completion to the grader, in a batch with others that end at about that time."""
         self.waiting.append((row, [*self.begun_B[row], *token_ids], reason))
         if time.monotonic() - self.since >= EARLY_SECONDS:
             rows, ids, reasons = map(list, zip(*self.waiting, strict=True))

@@ -5,7 +5,7 @@ import polars as pl
 from tasks.common.files import ArtifactError
 from tasks.train.rollouts import UNFINISHED
 
-OTHER = "it is the record of another run"
+OTHER = "the record is of another run"
 
 
 def of_step(record: pl.DataFrame | None, step: int) -> pl.DataFrame | None:
@@ -29,7 +29,7 @@ def of_step(record: pl.DataFrame | None, step: int) -> pl.DataFrame | None:
 def of_groups(
     record: pl.DataFrame, table: pl.DataFrame, ids: pl.Series, step: int, version: int | None
 ) -> pl.DataFrame:
-    """Return the recorded rollouts for the unfinished ones of `table`. Raises ArtifactError if the
+    """Return the recorded rollouts for the unfinished ones of `table`. Raise ArtifactError if the
     record has other groups. All tokens get the policy `version`: it follows from the steps, and on
     another machine a step may have made no update. With None the recorded versions stay."""
     wanted = table.select(
@@ -46,7 +46,7 @@ def of_groups(
     asked, theirs = pairs.select("asked", "len").rows(), pairs.select("prompt_id", "num").rows()
     if theirs != asked:
         raise ArtifactError(
-            f"step {step}: the record has (prompt, rollouts) {theirs}, and control asks for "
+            f"step {step}: the record has (prompt, rollouts) {theirs}, but control requests "
             f"{asked}: {OTHER}"
         )
     if version is not None:
@@ -60,7 +60,7 @@ def chosen(
     record: pl.DataFrame, table: pl.DataFrame, ids: pl.Series, step: int
 ) -> tuple[pl.DataFrame, int]:
     """Return the table with the groups of the recorded step first, in its order, all groups
-    renumbered; and their number. Raises ArtifactError if the step had other groups."""
+    renumbered; and their number. Raise ArtifactError if the step had other groups."""
     left = table.group_by("group", maintain_order=True).agg(pl.first("prompt_row"), pl.len())
     known = left.select("group", prompt_id=ids_of(left, ids), num="len").rows()
     taken = list[int]()
@@ -82,7 +82,7 @@ def check_all(record: pl.DataFrame, num_rollouts: int, step: int) -> None:
     """Raise ArtifactError if the record has more rollouts of a step than control requests."""
     if len(record) != num_rollouts:
         raise ArtifactError(
-            f"step {step}: the record has {len(record)} rollouts, and control asks for "
+            f"step {step}: the record has {len(record)} rollouts, but control requests "
             f"{num_rollouts}: {OTHER}"
         )
 

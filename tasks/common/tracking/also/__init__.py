@@ -35,6 +35,6 @@ class MirrorRun:
 
 
 def with_gflops(one: Point) -> dict[str, float]:
-    """Return the values of a point, with its compute among them as the axis of a chart."""
+    """Return the values of a point, with its GFLOPs added as a chart's axis."""
     gflops = one["gflops"]
     return {**one["values"], **({} if gflops is None else {"gflops": float(gflops)})}

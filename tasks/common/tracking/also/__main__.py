@@ -20,22 +20,22 @@ NICENESS = 10
 
 
 def main(names: list[str]) -> int:
-    """Return 0, or 1 if a client failed; its error is in the log."""
+    """Write all messages. Return 0, or 1 if a client failed; its error is in the log."""
     os.nice(NICENESS)
     messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
     threading.Thread(target=read, args=(messages,), daemon=True).start()
-    clients: dict[str, Any] = dict.fromkeys(names)  # None: no run is open
+    clients: dict[str, Any] = dict.fromkeys(names)  # None while no run is open
     while (message := messages.get()) is not None:
         for name in list(clients):
             try:
-                clients[name] = told(name, clients[name], message)
+                clients[name] = pass_message(name, clients[name], message)
             except Exception:
                 traceback.print_exc()
                 del clients[name]
     return int(len(clients) < len(names))
 
 
-def told(name: str, client: Any, message: dict[str, Any]) -> Any:
+def pass_message(name: str, client: Any, message: dict[str, Any]) -> Any:
     """Pass one message to a client. Return the client of the run that is then open, or None."""
     what, fields = message["do"], {key: value for key, value in message.items() if key != "do"}
     if what == "open":
@@ -49,7 +49,7 @@ def told(name: str, client: Any, message: dict[str, Any]) -> Any:
 
 
 def read(messages: "queue.Queue[dict[str, Any] | None]") -> None:
-    """Read every line immediately, so that the stage never waits for a client."""
+    """Queue every line of standard input at once: the stage must not wait for a client."""
     for line in sys.stdin:
         messages.put(json.loads(line))
     messages.put({"do": "close", "finished": False})  # still open after a kill of the stage

@@ -6,7 +6,7 @@ from tasks.common.tracking.also import MirrorRun, Point, with_gflops
 
 
 class Client:
-    """Results are under `final/`. After a kill, steps are repeated; the new ones are displayed."""
+    """Writes results under `final/`. After a kill, repeated steps replace the earlier ones."""
 
     def __init__(self, run: MirrorRun) -> None:
         self.folder = run.folder / "tensorboard" / run.group / f"{run.name}-{run.id}"

@@ -31,8 +31,8 @@ class Client:
         self.first_step = getattr(self.run, "_next_step", 0)
 
     def points(self, points: list[Point]) -> None:
-        """Log the points. Skip steps that the run has already: after a kill they are repeated, and
-        are identical."""
+        """Log the points. Skip steps that the run already has: after a kill, they are repeated
+        unchanged."""
         for one in points:
             if one["step"] >= self.first_step:
                 self.run.log(with_gflops(one), step=one["step"])

@@ -17,7 +17,7 @@ reads_profile = True
 
 @settings
 class Settings:
-    beta: float = 0.5  # of the value: small, the best sample; large, the mean
+    beta: float = 0.5  # temperature of the value: small for the best sample, large for the mean
 
     def __post_init__(self) -> None:
         above_zero(train__advantage__beta=self.beta)

@@ -12,7 +12,7 @@ from scipy import stats
 from tasks.train.rollouts import ROUNDING, Floats, Rollouts, centred_rewards, group_means
 from tasks.train.slots import Advantage
 
-MOST = 1e6  # weight of a group
+MOST = 1e6  # maximum weight of a group
 
 
 class Method(Advantage):

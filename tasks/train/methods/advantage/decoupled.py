@@ -18,7 +18,7 @@ from tasks.train.slots import Advantage
 
 @settings
 class Settings:
-    weights: dict[str, float]  # of the verifiers of a composite
+    weights: dict[str, float]  # weight of each verifier of a composite
     batch: bool = False  # divide the sum by its standard deviation over the step
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from tasks.train.slots import Advantage
 
 @settings
 class Settings:
-    strength: float = 0.2  # of the penalty of a long correct answer
+    strength: float = 0.2  # strength of the penalty for a long correct answer
 
     def __post_init__(self) -> None:
         share(train__advantage__strength=self.strength)

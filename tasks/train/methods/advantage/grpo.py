@@ -35,7 +35,7 @@ class Method(Advantage):
 
 
 def in_deviations(centred_B: Floats) -> Floats:
-    """Return [B] values divided by the standard deviation of all; zeros as they are."""
+    """Return [B] values divided by their standard deviation; zeros if all are 0."""
     return centred_B / centred_B.std() if centred_B.any() else centred_B
 
 

@@ -12,7 +12,7 @@ from tasks.train.slots import Advantage
 
 @settings
 class Settings:
-    """The constant added to the deviation."""
+    """The settings of `grpo_sample`."""
 
     epsilon: float = 1.0e-4  # added to the deviation
 

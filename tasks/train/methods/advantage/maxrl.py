@@ -2,7 +2,7 @@
 
 Rewards are at least 0. A success among n of G has the advantage (G - n) / n and a failure -1, so
 hard prompts weigh most: the expected gradient is the gradient of the log of the pass rate, up to
-the order that G rollouts resolve."""
+the order that G rollouts can estimate."""
 
 from tasks.train.rollouts import Floats, Rollouts, centred_rewards, group_means
 from tasks.train.slots import Advantage

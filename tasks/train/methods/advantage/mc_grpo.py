@@ -17,7 +17,7 @@ from tasks.train.slots import Advantage
 
 @settings
 class Settings:
-    """The least divisor of a group's advantages."""
+    """The settings of `mc_grpo`."""
 
     min_deviation: float = 1.0  # least divisor of a group's advantages
 

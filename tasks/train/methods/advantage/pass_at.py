@@ -18,7 +18,7 @@ from tasks.train.slots import Advantage
 
 @settings
 class Settings:
-    k: int = 4  # of pass@k
+    k: int = 4  # the k of pass@k
 
     def __post_init__(self) -> None:
         at_least(1, train__advantage__k=self.k)

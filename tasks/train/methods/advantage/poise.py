@@ -18,7 +18,7 @@ from tasks.train.slots import Advantage
 
 __all__ = ["EXAMPLE", "Method", "Settings"]
 
-LAST_TOKENS = 10  # of a completion, to average their hidden states
+LAST_TOKENS = 10  # tokens at the end of a completion whose hidden states are averaged
 
 
 class Method(Advantage):

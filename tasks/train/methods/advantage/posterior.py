@@ -38,7 +38,7 @@ reads_prompts = True
 @settings
 class Settings:
     update_cost: float = 3.0  # cost of updating / generating a rollout; 3 in FLOPs
-    prior: PriorSettings = PriorSettings()  # as in the control `information`
+    prior: PriorSettings = PriorSettings()  # same as in the control `information`
 
     def __post_init__(self) -> None:
         evenest_share(self.update_cost)

@@ -12,7 +12,7 @@ import numpy as np
 from tasks.common.params import ParamsError, at_least, settings, share
 from tasks.train.rollouts import Floats, Singles
 
-SEED = 0  # of the projection, which is the same in every run
+SEED = 0  # seed of the projection, which is the same in every run
 
 
 @settings
@@ -20,10 +20,10 @@ class Settings:
     """The layer of the hidden states (-1: the last), the dimensions of their projection, the ridge,
     and the share of the sums that a step keeps."""
 
-    layer: int = -1  # of the hidden states; -1: the last
-    dimensions: int = 32  # of their projection
-    ridge: float = 10.0  # of the regression
-    memory: float = 0.95  # of its sums, a step
+    layer: int = -1  # layer of the hidden states; -1: the last
+    dimensions: int = 32  # dimensions of the projection
+    ridge: float = 10.0  # penalty of the ridge regression
+    memory: float = 0.95  # factor of earlier sums per step
 
     def __post_init__(self) -> None:
         at_least(1, train__advantage__dimensions=self.dimensions)

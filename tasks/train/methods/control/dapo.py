@@ -21,7 +21,7 @@ from tasks.train.slots import Control, SoFar
 
 @settings
 class Settings:
-    max_refills: int = 3  # further samplings of a step, at most
+    max_refills: int = 3  # maximum number of further requests per step
 
     def __post_init__(self) -> None:
         at_least(0, train__control__max_refills=self.max_refills)
@@ -47,7 +47,7 @@ class Method(Control):
         self.settings, self.plan, self.state = settings, plan, State()
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return first a batch, then visits of the same phase for the missing mixed groups."""
+        """Return first a batch, then further visits of the phase while mixed groups are missing."""
         plan, last = self.plan, self.state.position - 1
         first = plan.start(last + 1, so_far.done)
         if first is None:
@@ -66,12 +66,12 @@ class Method(Control):
         return self.take(visits[: plan.num_visits(plan.group_sizes_V[visits], missing)])
 
     def take(self, visits: Ints) -> GroupRequest:
-        """Return the request for `visits`, and move the position behind them."""
+        """Return the request for `visits`, and continue after them next time."""
         self.state.position = int(visits[-1]) + 1
         return self.plan.request(visits, self.plan.group_sizes_V[visits])
 
     def mixed_size(self, rollouts: Rollouts) -> int:
-        """Return the size of the mixed groups, in the batch's unit. Errors do not count."""
+        """Return the size of the mixed groups in the batch's unit, without errors."""
         graded = rollouts.where(~rollouts.is_error_B())
         mixed_Q = mixed_groups(graded.rewards_B, graded.group_B, len(rollouts.prompt_rows_Q))
         in_rollouts = self.plan.batch.unit == "rollouts"

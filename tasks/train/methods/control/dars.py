@@ -28,9 +28,9 @@ Schedule = Literal["equal", "hard"]
 
 @settings
 class Settings:
-    schedule: Schedule = "hard"  # whom the second stage is for
+    schedule: Schedule = "hard"  # number of rollouts in the second stage
     standardised: bool = False  # whether advantages are divided by the deviation
-    largest: int = 64  # group, both stages together
+    largest: int = 64  # maximum group size, both stages together
 
     def __post_init__(self) -> None:
         at_least(2, train__control__largest=self.largest)
@@ -98,8 +98,8 @@ class Method(Control):
 
 
 def extra_rollouts(correct: int, size: int, schedule: Schedule, standardised: bool) -> int:
-    """Return how many rollouts a group of `size` lacks, without a limit. Exact if the quotient is
-    rational: rounding would add one to some whole numbers."""
+    """Return the number of rollouts to add to a group of `size`, without a limit. A rational
+    quotient is kept exact: rounding would add one to some whole numbers."""
     accuracy = Fraction(2 * correct or 1, 2 * size)
     if accuracy >= Fraction(1, 2):
         return 0

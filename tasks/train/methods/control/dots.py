@@ -20,8 +20,8 @@ from tasks.train.slots import Control, SoFar
 
 @settings
 class Settings:
-    temperature: float = 0.05  # of the choice among predicted pass rates
-    memory: float = 0.7  # of outcomes, a step
+    temperature: float = 0.05  # temperature of the choice by predicted pass rate
+    memory: float = 0.7  # factor of earlier outcomes per step
 
     def __post_init__(self) -> None:
         share(train__control__memory=self.memory)
@@ -36,7 +36,7 @@ EXAMPLE = Settings(temperature=0.05, memory=0.7)
 
 @dataclass
 class State:
-    """The discounted correct and other outcomes of every prompt; rollouts spent."""
+    """The discounted correct and other outcomes of every prompt; the number of rollouts spent."""
 
     correct: Floats
     others: Floats

@@ -24,8 +24,8 @@ NONE, SOME, ALL = 0, 1, 2
 
 @settings
 class Settings:
-    memory: float = 0.7  # of transitions, a step
-    candidates: int = 8  # prompts for each that is chosen
+    memory: float = 0.7  # factor of earlier transitions per step
+    candidates: int = 8  # candidate prompts per chosen prompt
 
     def __post_init__(self) -> None:
         share(train__control__memory=self.memory)
@@ -37,8 +37,8 @@ EXAMPLE = Settings(memory=0.7, candidates=8)
 
 @dataclass
 class State:
-    """Of every prompt the counts of transitions [P, to, from], the belief about its state at the
-    last step [P, 3], and whether it was ever sampled; rollouts spent."""
+    """For every prompt the counts of transitions [P, to, from], the belief about its state at the
+    last step [P, 3], and whether it was ever sampled; the number of rollouts spent."""
 
     counts: Floats
     beliefs: Floats
@@ -55,7 +55,7 @@ class Method(Control):
         )
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return the best drawn candidates; None once sampled, or if the budget is spent."""
+        """Return the best drawn candidates; None once they are sampled, or the budget is spent."""
         pool, state = self.pool, self.state
         room = pool.room(so_far, state.spent)
         if so_far.num_requests or not room:
@@ -109,7 +109,7 @@ def predict(counts: Floats, beliefs: Floats) -> Floats:
 
 
 def seen(counts: Floats, belief: Floats, shown: int, memory: float) -> tuple[Floats, Floats]:
-    """Return counts [3, 3] and belief [3] of a prompt after its group was in the state `shown`."""
+    """Return a prompt's counts [3, 3] and belief [3] after a group in the state `shown`."""
     joint = np.zeros((3, 3))
     joint[shown] = transitions(counts)[shown] * belief
     return forget(counts, memory) + joint / joint.sum(), np.eye(3)[shown]

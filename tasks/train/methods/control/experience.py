@@ -23,8 +23,8 @@ from tasks.train.slots import Control, SoFar
 
 @settings
 class Settings:
-    share: float = 0.5  # of a step's visits, at most
-    start: float = 0.35  # correct share of a step's rollouts, after which experience starts
+    share: float = 0.5  # maximum share of a step's visits
+    start: float = 0.35  # share of correct rollouts in a step above which experience starts
 
     def __post_init__(self) -> None:
         share(train__control__share=self.share, train__control__start=self.start)
@@ -73,7 +73,7 @@ class Method(Control):
         return GroupRequest(rows[asked], sizes[asked], *where, joined=joined[asked])
 
     def again(self, visits: Ints, rng: np.random.Generator) -> Ints:
-        """Return the places in the pool of prompts that replace the last of these visits."""
+        """Return the prompts (places in the pool) that replace the last of these visits."""
         most = int(self.settings.share * len(visits)) if self.state.has_started else 0
         if not most:
             return np.zeros(0, dtype=np.int64)
@@ -111,7 +111,7 @@ class Method(Control):
 
 
 def bucket_weights(correct: Ints, sizes: Ints) -> Floats:
-    """Return the probability of each prompt in the first draw, but for a factor: the density of its
+    """Return the probability of each prompt in the first draw, up to a factor: the density of its
     bucket, shared among the bucket's prompts."""
     density = np.exp(-((correct - sizes / 2.0) ** 2) / 2.0)
     return np.asarray(density / np.bincount(correct)[correct])

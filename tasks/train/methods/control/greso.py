@@ -18,17 +18,17 @@ from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
 from tasks.train.slots import Control, SoFar
 
-EASY_SHARE = 1 / 3  # of the target rate of dead groups
+EASY_SHARE = 1 / 3  # share of all-correct groups in the target rate of dead groups
 
 
 @settings
 class Settings:
     dead_rate: float = 0.25  # target share of all-correct and all-wrong groups
     step: float = 0.01  # change of a probability per step
-    floor: float = 0.01  # of the probability to visit
-    p_start: float = 0.5  # the probabilities of the first step
-    p_min: float = 0.05  # their least value
-    p_max: float = 0.95  # their largest value
+    floor: float = 0.01  # minimum probability of a visit
+    p_start: float = 0.5  # both probabilities before the first step
+    p_min: float = 0.05  # minimum of both probabilities
+    p_max: float = 0.95  # maximum of both probabilities
 
     def __post_init__(self) -> None:
         share(train__control__dead_rate=self.dead_rate, train__control__floor=self.floor)
@@ -77,11 +77,10 @@ class Method(Control):
 
     def draw(self, first: int, room: int, rng: np.random.Generator) -> tuple[Ints, int]:
         """Return the next visits of one phase from `first` on that are not skipped, as many as fit
-        `room`, and the visit after the last decision.
+        `room`, and the first visit that is still undecided.
 
         Decide for a window of visits, and double it until it has a batch and one more visit, or the
-        whole phase, since a phase may have ten million visits.
-        """
+        whole phase, since a phase may have ten million visits."""
         plan = self.plan
         width, kept_V = room, np.zeros(0, dtype=np.bool_)
         while True:
@@ -105,7 +104,7 @@ class Method(Control):
         return np.where((self.plan.passes_V[visits] > 0) & (streak != 0), 1.0 - kept, 0.0)
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Lengthen or reset the streaks of the step's prompts, and move the two p."""
+        """Lengthen or reset the streaks of the step's prompts, and adapt the two probabilities."""
         size_Q, correct_Q = rollouts.graded_Q()
         easy_Q = (correct_Q == size_Q) & (size_Q > 0)
         dead_Q = easy_Q | ((correct_Q == 0) & (size_Q > 0))
@@ -122,7 +121,7 @@ class Method(Control):
             self.move(int(easy_Q.sum()) / num_graded, int((dead_Q & ~easy_Q).sum()) / num_graded)
 
     def move(self, easy_rate: float, hard_rate: float) -> None:
-        """Lower each p if its share of dead groups reaches its target; otherwise raise it."""
+        """Lower each probability if its share of dead groups reaches its target, else raise it."""
         settings, state = self.settings, self.state
         easy_target = EASY_SHARE * settings.dead_rate
         hard_target = (1 - EASY_SHARE) * settings.dead_rate
@@ -130,7 +129,7 @@ class Method(Control):
         state.p_hard = self.moved(state.p_hard, hard_rate >= hard_target)
 
     def moved(self, p: float, is_high: bool) -> float:
-        """Return `p` a step lower or higher, within its limits."""
+        """Return the probability `p` moved one step down or up, within its limits."""
         step = -self.settings.step if is_high else self.settings.step
         return float(np.clip(p + step, self.settings.p_min, self.settings.p_max))
 
@@ -138,7 +137,7 @@ class Method(Control):
         return self.plan.share_before(self.state.position)
 
     def describe(self) -> dict[str, float]:
-        """Return the share of visits skipped so far, and the two p."""
+        """Return the share of visits skipped so far, and the two probabilities."""
         state = self.state
         skipped = state.skipped / max(state.taken + state.skipped, 1)
         return {"skipped_rate": skipped, "p_easy": state.p_easy, "p_hard": state.p_hard}

@@ -31,8 +31,8 @@ reads_prompts = True
 @settings
 class Settings:
     update_cost: float = 3.0  # cost of updating / generating a rollout; 3 in FLOPs
-    candidates: int = 2  # prompts for each that is chosen
-    prior: PriorSettings = PriorSettings()  # as in the advantage `posterior`
+    candidates: int = 2  # candidate prompts per chosen prompt
+    prior: PriorSettings = PriorSettings()  # same as in the advantage `posterior`
 
     def __post_init__(self) -> None:
         at_least(1, train__control__candidates=self.candidates)
@@ -48,7 +48,7 @@ EXAMPLE = Settings(update_cost=3.0, candidates=2, prior=EXAMPLE_PRIOR)
 
 @dataclass
 class State(Belief):
-    """The belief about pass rates; rollouts spent."""
+    """The belief about pass rates; the number of rollouts spent."""
 
     spent: int = 0
 
@@ -60,7 +60,7 @@ class Method(Control):
         self.state = self.rates.belief = State(**vars(self.rates.belief))
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return the best drawn candidates; None once sampled, or if the budget is spent."""
+        """Return the best drawn candidates; None once they are sampled, or the budget is spent."""
         pool, state = self.pool, self.state
         room = pool.room(so_far, state.spent)
         if so_far.num_requests or not room:

@@ -20,9 +20,9 @@ from tasks.train.slots import Control, SoFar
 
 @settings
 class Settings:
-    smallest: int = 2  # group
-    largest: int = 32  # group
-    discount: float = 0.5  # of earlier outcomes, a pass
+    smallest: int = 2  # smallest group
+    largest: int = 32  # largest group
+    discount: float = 0.5  # factor of earlier outcomes per pass
 
     def __post_init__(self) -> None:
         at_least(1, train__control__smallest=self.smallest)

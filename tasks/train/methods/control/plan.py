@@ -12,7 +12,7 @@ from tasks.train.slots import Control, SoFar
 
 @dataclass
 class State:
-    """The next visit."""
+    """The index of the next visit."""
 
     position: int = 0
 
@@ -22,7 +22,7 @@ class Method(Control):
         self.plan, self.state = plan, State()
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return the next step's visits, all at once; None once sampled, or at the plan's end."""
+        """Return all visits of the next step; None if they are sampled, or at the plan's end."""
         first = self.plan.start(self.state.position, so_far.done)
         if so_far.num_requests or first is None:
             return None
@@ -35,7 +35,7 @@ class Method(Control):
 
 
 def next_visits(plan: Plan, first: int, so_far: SoFar) -> Ints:
-    """Return the visits from `first` on that fill a batch together with the replayed groups."""
+    """Return the visits from `first` on that, with the replayed groups, fill a batch."""
     room = so_far.room(plan.batch)
     visits = plan.window(first, room)
     return visits[: plan.num_visits(plan.group_sizes_V[visits], room)]

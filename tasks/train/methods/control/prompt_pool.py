@@ -26,7 +26,7 @@ class PromptPool:
         return cls(plan, rows, plan.group_sizes_V[first], plan.num_rollouts())
 
     def room(self, so_far: SoFar, spent: int) -> int:
-        """Return how much the step may take, in the batch's unit; 0 at the end of the run."""
+        """Return the amount that the step may sample, in the batch's unit; 0 at the run's end."""
         is_over = so_far.done is None and spent >= self.num_rollouts
         return 0 if is_over else so_far.room(self.plan.batch)
 
@@ -35,7 +35,7 @@ class PromptPool:
         return order[: self.plan.fit(self.group_sizes[order], room)]
 
     def request(self, places: Ints, so_far: SoFar, spent: int) -> GroupRequest:
-        """Return a request with a group per place, the last ones cut to the plan's total."""
+        """Return a request with a group for each place, cut to the plan's total at the end."""
         sizes = self.cut(self.group_sizes[places], so_far, spent)
         return GroupRequest(self.prompt_rows[places[sizes > 0]], sizes[sizes > 0], 0, 0)
 

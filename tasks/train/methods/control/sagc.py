@@ -26,12 +26,12 @@ MEDIAN_WINDOW = 1024  # rollouts in the running median of lengths
 
 @settings
 class Settings:
-    group_sizes: list[int] = field(default_factory=lambda: [4, 8, 16])  # allowed in a step
-    threshold: float = 2.0  # times the median length, from which a rollout is a straggler
-    budget: float = 0.2  # of groups that may have a straggler
-    step: float = 0.2  # change of the price of risk
-    memory: float = 0.99  # of counts, a step
-    max_multiplier: float = 20.0  # the largest price of risk
+    group_sizes: list[int] = field(default_factory=lambda: [4, 8, 16])  # allowed group sizes
+    threshold: float = 2.0  # factor of the median length above which a rollout is a straggler
+    budget: float = 0.2  # share of groups that may have a straggler
+    step: float = 0.2  # change of the price of risk per step
+    memory: float = 0.99  # factor of earlier counts per step
+    max_multiplier: float = 20.0  # maximum price of risk
 
     def __post_init__(self) -> None:
         sizes = self.group_sizes

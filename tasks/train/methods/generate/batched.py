@@ -6,7 +6,7 @@ from tasks.train.slots import Asked, Generate
 
 class Method(Generate):
     def __init__(self, num_prompts: int) -> None:
-        """Store nothing: the method has no state per prompt."""
+        """Ignore the number of prompts: the method has no state per prompt."""
 
     def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
         return engine.generate(request, asked.on_ended)

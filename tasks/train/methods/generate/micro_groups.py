@@ -27,15 +27,15 @@ from tasks.train.slots import Asked, Generate
 
 Order = Literal["fifo", "sjf", "lpt"]
 
-HISTORY = 2048  # rollouts in the fit of the predictions
-FEWEST = 64  # with fewer, all rollouts have the same prediction
+HISTORY = 2048  # number of rollouts that the predictions are fitted to
+FEWEST = 64  # minimum number of rollouts to predict lengths
 TRUST = 4.0  # own rollouts at which a prompt's mean has the same weight as the mean of all
 
 
 @settings
 class Settings:
-    cache_megabytes: float = 2.0  # of keys and values at once
-    order: Order = "lpt"  # in which rollouts start
+    cache_megabytes: float = 2.0  # limit on keys and values in memory
+    order: Order = "lpt"  # order in which rollouts start
 
 
 EXAMPLE = Settings(cache_megabytes=1.0, order="lpt")
@@ -57,12 +57,12 @@ class Method(Generate):
         self.state = State(np.zeros(num_prompts), np.zeros(num_prompts), np.zeros((0, 3)))
 
     def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
-        """Return the samples of `request`, within the budget. Raises ParamsError if the engine
+        """Return the samples of `request`, within the budget. Raise ParamsError if the engine
         cannot be scheduled, or if the budget is too small for one rollout."""
         if not isinstance(engine, ScheduledEngine):
             raise ParamsError(
-                f"train.generate.method micro_groups is for engine.name hf; {engine.name} batches "
-                "continuously by itself: set the method to batched, and its memory by "
+                f"train.generate.method micro_groups is for engine.name hf; {engine.name} has "
+                "its own scheduler: set the method to batched, and limit memory by "
                 "engine.memory_fraction"
             )
         longest = max(map(len, request.prompts), default=0)
@@ -71,8 +71,8 @@ class Method(Generate):
         num_slots = int(self.settings.cache_megabytes * 2**20 // (of_row + of_prompt))
         if num_slots < 1:
             raise ParamsError(
-                f"train.generate.cache_megabytes is {self.settings.cache_megabytes:g}, and one "
-                f"rollout may take {(of_row + of_prompt) / 2**20:.3g}: raise it, or lower "
+                f"train.generate.cache_megabytes is {self.settings.cache_megabytes:g}, but one "
+                f"rollout may need {(of_row + of_prompt) / 2**20:.3g}: raise it, or lower "
                 "sampling.max_tokens"
             )
         lengths_B = self.predict(request, asked.prompt_rows)[request.owner_B()]
@@ -105,14 +105,14 @@ class Method(Generate):
 
 
 def expected_mean(tokens_Q: Floats, rollouts_Q: Floats, mean: float) -> Floats:
-    """Return [Q] the mean length of a prompt's own rollouts, shrunk towards the mean of all if it
-    has few."""
+    """Return [Q] the mean length of a prompt's own rollouts, shrunk towards the mean of all: the
+    fewer rollouts, the more."""
     return np.asarray((tokens_Q + TRUST * mean) / (rollouts_Q + TRUST))
 
 
 def queue(lengths_B: Floats, order: Order) -> Ints:
-    """Return the rollouts in their order of arrival, the shortest first, or the longest first;
-    equal ones in order of arrival, so that rollouts of one prompt stay together."""
+    """Return the rollouts in order of arrival, shortest first or longest first. Rollouts of equal
+    length stay in order of arrival, so those of one prompt stay together."""
     if order == "fifo":
         return np.arange(len(lengths_B))
     return np.argsort(lengths_B if order == "sjf" else -lengths_B, kind="stable")

@@ -7,7 +7,7 @@ conditioned on them. A turn ends with the policy's stop token. The conversation 
 environment has no reply or an empty one, after `max_turns`, if a turn is cut at `max_turn_tokens`,
 or if the next turn might not fit `sampling.max_tokens`, the limit of the whole conversation.
 
-Profile and evaluation use single turns. Left out: environments that run elsewhere, and sampling of
+Profile and evaluation use single turns. Left out: environments on other machines, and sampling of
 turns while others still wait for their environment.
 
 Legend: B rollouts.
@@ -25,8 +25,8 @@ from tasks.train.slots import Asked, Generate
 @settings
 class Settings:
     environment: dict[str, Any]  # `name`, a file of tasks/train/environments, and its settings
-    max_turns: int  # of the policy, in a conversation
-    max_turn_tokens: int  # of one turn
+    max_turns: int  # maximum number of the policy's turns in a conversation
+    max_turn_tokens: int  # maximum number of tokens in a turn
 
     def __post_init__(self) -> None:
         at_least(1, train__generate__max_turns=self.max_turns)
@@ -64,7 +64,7 @@ class Conversation:
         self.finish_reason = finish_reason
 
     def answer(self, token_ids: list[int]) -> None:
-        """Append the environment's reply."""
+        """Append the environment's reply as tokens."""
         self.token_ids += token_ids
         self.logprobs += [0.0] * len(token_ids)
         self.is_action += [False] * len(token_ids)
@@ -76,14 +76,14 @@ class Method(Generate):
         self.environment = load_environment(settings.environment)
 
     def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
-        """Return the conversations for `request`. Raises ParamsError if not even one turn fits
+        """Return the conversations for `request`. Raise ParamsError if not even one turn fits
         `sampling.max_tokens`."""
         limit = request.sampling.max_tokens
         if self.settings.max_turn_tokens > limit:
             raise ParamsError(
-                f"train.generate.max_turn_tokens is {self.settings.max_turn_tokens}, and the whole "
-                f"conversation may have sampling.max_tokens {limit}: lower the first, or raise the "
-                "second"
+                f"train.generate.max_turn_tokens is {self.settings.max_turn_tokens}, but the whole "
+                f"conversation is limited to sampling.max_tokens {limit}: lower the first or raise "
+                "the second"
             )
         sampling = replace(request.sampling, max_tokens=self.settings.max_turn_tokens)
         every = self.begin(request, asked)
@@ -161,5 +161,5 @@ class Method(Generate):
 
 
 def last_turn(is_action: list[bool]) -> int:
-    """Return the start of the policy's last turn, at the end of the conversation."""
+    """Return the index at which the last turn starts, which is the policy's."""
     return next((n + 1 for n in reversed(range(len(is_action))) if not is_action[n]), 0)

@@ -11,7 +11,7 @@ from tasks.train.tokens import Gains, Normalize, Tokens
 
 @settings
 class Settings:
-    cap: float = 5.0  # of the ratio
+    cap: float = 5.0  # maximum ratio
     normalize: Normalize = "token"  # how the step's tokens are averaged
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class Settings:
     """The clips below and above a ratio of 1, the level of the ratio, and the average."""
 
-    clip_low: float = 0.2  # below a ratio of 1
-    clip_high: float = 0.28  # above it
-    ratio: Level = "token"  # token | sequence
+    clip_low: float = 0.2  # clip below a ratio of 1
+    clip_high: float = 0.28  # clip above a ratio of 1
+    ratio: Level = "token"  # level of the ratio
     normalize: Normalize = "token"  # how the step's tokens are averaged
     dual: float | None = None  # ratio above which a negative advantage has no gradient, above 1
     max_ratio: float | None = None  # cap on the ratio itself, for advantages of both signs

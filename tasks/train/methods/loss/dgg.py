@@ -25,7 +25,7 @@ class Settings(clip.Settings):
     """The settings of `clip`, and the gate."""
 
     limit: float = 0.5  # deviations above the mean
-    window: int = 32  # accepted updates that are remembered
+    window: int = 32  # number of accepted updates in the comparison
 
     def __post_init__(self) -> None:
         clip.Settings.__post_init__(self)
@@ -67,7 +67,7 @@ class Method(clip.Method):
 
 
 def score(value: float, others: Floats) -> float:
-    """Return by how many standard deviations a value is above the mean of the others; 0 if fewer
-    than two are known, or if all are equal."""
+    """Return by how many standard deviations a value is above the mean of the others; 0 if there
+    are fewer than two, or if all are equal."""
     deviation = float(np.std(others)) if len(others) > 1 else 0.0
     return (value - float(others.mean())) / deviation if deviation else 0.0

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @settings
 class Settings:
-    divergence: Literal["tv", "kl"] = "tv"  # total variation or KL, of one token
-    limit: float = 0.2  # of the divergence; 0.05 with kl
-    penalty: float = 0.0  # on the squared log-ratio
+    divergence: Literal["tv", "kl"] = "tv"  # total variation or KL divergence of a token
+    limit: float = 0.2  # maximum divergence; 0.05 with kl
+    penalty: float = 0.0  # factor of the squared log-ratio
     normalize: Normalize = "token"  # how the step's tokens are averaged
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 

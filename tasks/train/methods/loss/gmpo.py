@@ -12,7 +12,7 @@ from tasks.train.tokens import Gains, Tokens
 
 @settings
 class Settings:
-    clip: float = 0.4  # of a token's log-ratio
+    clip: float = 0.4  # bound on a token's |log-ratio|
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 
     def __post_init__(self) -> None:

@@ -2,8 +2,8 @@
 (KL-Cov, arXiv 2505.22617).
 
 A token's covariance is (A - mean A) (log p - mean log p), over the tokens of the update, under the
-policy before the batch's first update. The loss of the `share` of tokens with the largest ones has
-`penalty` times |log-ratio| added: the estimate of the KL divergence in the authors' code. Rollouts
+policy before the batch's first update. For the `share` of tokens with the largest covariances,
+`penalty` times |log-ratio| is added to the loss, as in the authors' code. Rollouts
 of advantage 0 are left out. In the first update of a batch the penalty has no gradient, so several
 are required."""
 
@@ -18,8 +18,8 @@ from tasks.train.tokens import Gains, Normalize, Tokens
 
 @settings
 class Settings:
-    share: float = 2.0e-4  # of the tokens; at least one has the penalty
-    penalty: float = 1.0  # on |log-ratio|
+    share: float = 2.0e-4  # share of tokens with the penalty, at least one token
+    penalty: float = 1.0  # factor of |log-ratio|
     normalize: Normalize = "token"  # how the step's tokens are averaged
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @settings
 class Settings:
-    beta: float = 1.0e-3  # of the log-ratio, in units of reward
+    beta: float = 1.0e-3  # factor of the log-ratio, in units of reward
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from tasks.train.tokens import Gains, Normalize, Tokens
 @settings
 class Settings:
     tau_positive: float = 1.0  # steepness of the gate where the advantage is positive
-    tau_negative: float = 1.05  # and elsewhere
+    tau_negative: float = 1.05  # steepness of the gate elsewhere
     normalize: Normalize = "sequence"  # how the step's tokens are averaged
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 

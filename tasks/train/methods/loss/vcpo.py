@@ -20,7 +20,7 @@ from tasks.train.tokens import Gains, Normalize, Tokens
 @settings
 class Settings:
     base: float = 1.0  # factor of the learning rate at the full effective sample size
-    power: float = 0.5  # of the effective share of the sample
+    power: float = 0.5  # exponent of the effective sample size
     normalize: Normalize = "token"  # how the step's tokens are averaged
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 

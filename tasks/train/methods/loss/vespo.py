@@ -16,9 +16,9 @@ LARGEST = 80.0  # largest log-ratio whose exponential float32 can represent
 @settings
 class Settings:
     power_positive: float = 2.0  # k where the advantage is at least 0
-    decay_positive: float = 3.0  # lambda there
-    power_negative: float = 3.0  # k where it is below
-    decay_negative: float = 2.0  # lambda there
+    decay_positive: float = 3.0  # lambda where the advantage is at least 0
+    power_negative: float = 3.0  # k where the advantage is negative
+    decay_negative: float = 2.0  # lambda where the advantage is negative
     normalize: Normalize = "sequence"  # how the step's tokens are averaged
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 

@@ -23,9 +23,9 @@ Grams = set[tuple[int, ...]]
 class Settings(Recent):
     """The settings of `recent`, and the n-grams."""
 
-    share: float = 0.5  # of a batch
-    capacity: int = 64  # groups
-    n: int = 4  # tokens of an n-gram
+    share: float = 0.5  # share of a batch
+    capacity: int = 64  # maximum number of stored groups
+    n: int = 4  # length of an n-gram in tokens
 
     def __post_init__(self) -> None:
         Recent.__post_init__(self)

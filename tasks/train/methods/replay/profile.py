@@ -24,8 +24,8 @@ reads_profile = True
 
 @settings
 class Settings:
-    share: float = 0.5  # of a batch
-    capacity: int = 1024  # groups, at most
+    share: float = 0.5  # share of a batch
+    capacity: int = 1024  # maximum number of stored groups
 
     def __post_init__(self) -> None:
         share(train__replay__share=self.share)

@@ -17,7 +17,7 @@ from tasks.train.slots import Replay
 
 @settings
 class Settings:
-    share: float = 0.5  # of a batch
+    share: float = 0.5  # share of a batch
     capacity: int = 512  # groups, or rollouts of them
 
     def __post_init__(self) -> None:

@@ -20,8 +20,8 @@ from tasks.train.slots import Replay, Score
 
 @settings
 class Settings:
-    per_prompt: int = 8  # successes of a prompt
-    capacity: int = 4096  # prompts
+    per_prompt: int = 8  # stored successes per prompt
+    capacity: int = 4096  # maximum number of prompts
 
     def __post_init__(self) -> None:
         at_least(

@@ -16,7 +16,7 @@ from tasks.train.slots import Select
 
 @settings
 class Settings:
-    limit: float = 50.0  # of the distance from the present policy
+    limit: float = 50.0  # maximum KL from the current policy, in nats
 
     def __post_init__(self) -> None:
         if self.limit <= 0.0:

@@ -10,9 +10,9 @@ from tasks.train.rollouts import Bools, Ints
 
 @settings
 class Settings:
-    """How many rollouts of a group are kept; a smaller group is kept whole."""
+    """The number of rollouts kept per group; a smaller group is kept whole."""
 
-    keep: int  # rollouts of a group; a smaller group is kept whole
+    keep: int  # rollouts kept per group; a smaller group is kept whole
 
     def __post_init__(self) -> None:
         at_least(1, train__select__keep=self.keep)

@@ -15,8 +15,8 @@ class Method(Select):
         self.keep = settings.keep
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """Return [B] whether a rollout is one of the `keep` of its group with the largest rewards,
-        of equal ones the first."""
+        """Return [B] whether a rollout is among the `keep` of its group with the largest rewards.
+        Of equal rewards, the first ones are kept."""
 
         def best(rows: Ints) -> Ints:
             return np.argsort(-rollouts.rewards_B[rows], kind="stable")[: self.keep]

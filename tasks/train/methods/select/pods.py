@@ -7,7 +7,7 @@ largest, unless fewer of them have a strictly larger variance, the fewest first.
 the order decides. The estimator changes: on the kept set the mean no longer estimates the pass rate
 (see train.advantage_over).
 
-With `drop_dead` a group of equal rewards hands no rollouts to the update. `train.batch.counts:
+With `drop_dead` a group of equal rewards has no rollouts in the update. `train.batch.counts:
 kept` still counts it as `keep` rollouts, so steps have the same prompts with and without it."""
 
 import numpy as np

@@ -3,8 +3,8 @@
 
 A token's covariance is (A - mean A) (log p - mean log p), with means over the step's own tokens. Of
 those between `low` and `high`, random ones get advantage 0: as many as the share `drop` of the
-step's own tokens, at least one. The paper draws them at every update of a batch, here the step
-does. The log-probabilities cost a pass over the step's rollouts, which is charged as scoring."""
+step's own tokens, at least one. The paper draws them at every update of a batch; here they are
+drawn once per step. The log-probabilities cost a pass over the rollouts, charged as scoring."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from tasks.train.slots import Shape
 class Settings:
     drop: float = 2.0e-4  # share of the step's tokens
     low: float = 1.0  # covariance above which a token may be dropped
-    high: float = 5.0  # and below which
+    high: float = 5.0  # covariance below which a token may be dropped
 
     def __post_init__(self) -> None:
         above_zero(train__shape__drop=self.drop)

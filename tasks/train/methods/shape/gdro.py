@@ -22,13 +22,13 @@ reads_prompts = True
 
 @settings
 class Settings:
-    width: float = 0.1  # of a bin of pass rates
-    hysteresis: float = 0.02  # beyond a bin, before a prompt leaves it
-    rate: float = 0.1  # of the latest step in a score
-    memory: float = 0.5  # of earlier groups in a pass rate
-    eta: float = 1.0  # sharpness of the weights; 0: all weigh 1
-    clip: float = 5.0  # of a score, above and below
-    most: float = 2.0  # of a weight
+    width: float = 0.1  # width of a bin of pass rates
+    hysteresis: float = 0.02  # distance outside its bin at which a prompt changes bins
+    rate: float = 0.1  # weight of the latest step in a score
+    memory: float = 0.5  # weight of earlier groups in a pass rate
+    eta: float = 1.0  # sharpness of the weights; 0: all weights are 1
+    clip: float = 5.0  # limit of |score|
+    most: float = 2.0  # maximum weight
 
     def __post_init__(self) -> None:
         at_least(0, train__shape__eta=self.eta, train__shape__hysteresis=self.hysteresis)
@@ -106,6 +106,6 @@ class Method(Shape):
 
 
 def bin_weights(scores: Floats, eta: float, most: float) -> Floats:
-    """Return the weights of bins with these scores."""
+    """Return the weights of bins with these scores: exp(eta * score), normalised and capped."""
     weights = np.exp(eta * scores)
     return np.asarray(np.minimum(weights / weights.mean(), most))

@@ -12,7 +12,7 @@ from tasks.train.slots import Shape
 
 @settings
 class Settings:
-    weight: float = 0.1  # of the length against the reward
+    weight: float = 0.1  # weight of the length relative to the reward
 
     def __post_init__(self) -> None:
         above_zero(train__shape__weight=self.weight)

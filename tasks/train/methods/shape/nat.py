@@ -17,7 +17,7 @@ from tasks.train.slots import Shape
 
 @settings
 class Settings:
-    whole: float = 0.5  # probability that a completion stays whole
+    whole: float = 0.5  # probability that a completion is not cut
 
     def __post_init__(self) -> None:
         share(train__shape__whole=self.whole)
@@ -36,7 +36,7 @@ class Method(Shape):
     ) -> Floats:
         length_B, owner_N = rollouts.completion_tokens_B(), rollouts.owner_N()
         part = 1.0 - self.settings.whole
-        # the numbers from `whole` to 1 are spread over the lengths
+        # map the numbers from `whole` to 1 to the lengths
         share_B = (1.0 - rng.random(len(length_B))) / max(part, 1e-300)
         cut_B = np.ceil(np.minimum(share_B, 1.0) * length_B)
         place_N = np.arange(len(owner_N)) - (np.cumsum(length_B) - length_B)[owner_N]

@@ -17,7 +17,7 @@ from tasks.train.slots import Shape
 
 @settings
 class Settings:
-    weight: float = 0.1  # of the mean negative log-probability
+    weight: float = 0.1  # weight of the mean negative log-probability
 
     def __post_init__(self) -> None:
         at_least(0, train__shape__weight=self.weight)

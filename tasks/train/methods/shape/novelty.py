@@ -14,8 +14,8 @@ from tasks.train.slots import Shape
 
 @settings
 class Settings:
-    weight: float = 2.5  # of the novelty
-    limit: float = 0.5  # of the gain, as a share of the advantage
+    weight: float = 2.5  # factor of the novelty
+    limit: float = 0.5  # maximum gain, as a share of the advantage
 
     def __post_init__(self) -> None:
         at_least(0, train__shape__weight=self.weight, train__shape__limit=self.limit)

@@ -12,7 +12,7 @@ from tasks.train.slots import Shape
 
 @settings
 class Settings:
-    share: float = 0.25  # of the token limit, over which the penalty grows
+    share: float = 0.25  # last share of the token limit, over which the penalty grows
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share <= 1.0:

@@ -16,7 +16,7 @@ from tasks.train.slots import Shape
 
 @settings
 class Settings:
-    drop: float = 0.5  # share of a group (cppo), or of its small advantages, that leaves
+    drop: float = 0.5  # share of a group (cppo), or of its small advantages, to drop
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.drop < 1.0:

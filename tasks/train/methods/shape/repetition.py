@@ -13,8 +13,8 @@ from tasks.train.slots import Shape
 
 @settings
 class Settings:
-    n: int = 3  # tokens of an n-gram
-    weight: float = 1.0  # of the share of repeated n-grams
+    n: int = 3  # length of an n-gram in tokens
+    weight: float = 1.0  # factor of the share of repeated n-grams
 
     def __post_init__(self) -> None:
         at_least(1, train__shape__n=self.n)
@@ -37,7 +37,7 @@ class Method(Shape):
 
 
 def turns(token_ids: list[int], own: list[bool]) -> list[list[int]]:
-    """Return the runs of the policy's own tokens."""
+    """Split a rollout's tokens into its runs of the policy's own tokens."""
     runs = itertools.groupby(zip(token_ids, own, strict=True), key=lambda pair: pair[1])
     return [[token for token, _ in run] for is_own, run in runs if is_own]
 
