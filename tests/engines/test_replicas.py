@@ -30,7 +30,6 @@ from tasks.engines.engine import Engine, OnEnded, Request, Samples, Unavailable
 from tasks.engines.loading import load_engine
 from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.engine import ServerEngine
-from tasks.engines.server.logs import MAX_BYTES, MAX_STARTS, new_folder, shorten, tail
 from tasks.engines.server.replicas import (
     Replicas,
     choose_devices,
@@ -380,39 +379,3 @@ def test_a_gpu_for_each_part_of_a_replica(monkeypatch: pytest.MonkeyPatch) -> No
     assert choose_devices(settings, 1) == ["5,7", "8,9"]
     with pytest.raises(ArtifactError, match="num_replicas is 3 with 2 GPUs each, but this machine"):
         choose_devices(dataclasses.replace(settings, num_replicas=3))
-
-
-def test_the_logs_of_the_newest_starts_are_kept(tmp_path: Path) -> None:
-    for number in range(1, MAX_STARTS + 3):
-        (new_folder(tmp_path) / "0.log").write_text(str(number))
-    kept = {int(path.parent.name): path.read_text() for path in tmp_path.glob("*/0.log")}
-    assert kept == {number: str(number) for number in range(3, MAX_STARTS + 3)}
-
-
-def test_a_long_log_keeps_its_newer_half_while_a_server_writes(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with log.open("ab", buffering=0) as server:
-        server.write(b"old\n" * (MAX_BYTES // 4))
-        shorten(log)
-        assert log.stat().st_size == MAX_BYTES
-        server.write(b"new\n")
-        shorten(log)
-        server.write(b"newer\n")
-    assert log.stat().st_size == MAX_BYTES // 2 + len("newer\n")
-    assert tail(log).endswith("old\nnew\nnewer\n")
-
-
-@pytest.mark.vllm
-def test_the_log_and_the_metrics_of_servers_are_kept(policy: Policy, servers: Servers) -> None:
-    engine = servers.of(policy)
-    before = engine.metrics()
-    samples = engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
-    after = engine.metrics()
-    num_tokens = sum(map(len, samples.token_ids))
-    counted = "engine/generation_tokens"
-    assert after[counted] - before.get(counted, 0.0) >= num_tokens  # a probe has tokens, too
-    assert after["engine/generation_tokens_per_second"] > 0.0
-    assert after["engine/num_preemptions"] == 0.0
-    newest = max(servers.logs.iterdir(), key=lambda path: int(path.name))
-    for name in ("0.log", "1.log"):
-        assert "Application startup complete" in (newest / name).read_text()
