@@ -137,7 +137,7 @@ def test_a_broadcast_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> 
     sender.take({"a": torch.ones(1)}, "1")
     connection: Any = Told("a", 1)
     assert asyncio.run(sender.send([connection])) == [
-        "new weights did not reach the servers by NCCL: no answer in 0 s"
+        "new weights did not reach the servers by NCCL: no response in 0 s"
     ]
 
 
