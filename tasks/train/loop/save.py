@@ -163,8 +163,7 @@ def write_results(trainer: Trainer, checkpoints: Checkpoints, out: Path) -> None
     write_sealed(out / "policy.json", {"digest": policy_digest(out / "policy")})
     STEPS.write(out / "steps.parquet", STEPS.frame(state.steps))
     CURVE.write(out / "curve.parquet", CURVE.frame(state.curve))
-    parts = [pl.read_parquet(checkpoints.folder / name) for name in checkpoints.parts]
-    TRAIN_ROLLOUTS.write(out / "rollouts.parquet", pl.concat([TRAIN_ROLLOUTS.frame([]), *parts]))
+    TRAIN_ROLLOUTS.write_parts(out / "rollouts.parquet", checkpoints.rollouts())
     flops = state.ledger.as_dict()
     if (spending := trainer.buffer.spending) is not None:
         flops["budget"] = {**asdict(spending.budget), "spent": trainer.buffer.spent}
