@@ -358,9 +358,9 @@ class Segments:
 
 
 def pack(
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int] | Ints],
     owners: Ints,
-    continuations: Sequence[Sequence[int]],
+    continuations: Sequence[Sequence[int] | Ints],
     device: torch.device,
 ) -> tuple[Packing, Segments, Segments]:
     """Pack every prompt once, then each continuation i, which sees prompt `owners[i]` and itself.
@@ -396,7 +396,7 @@ def pack(
     return packing, prompt_segments, segments
 
 
-def lay_out(sequences: Sequence[Sequence[int]], first: int) -> tuple[list[Ints], Segments]:
+def lay_out(sequences: Sequence[Sequence[int] | Ints], first: int) -> tuple[list[Ints], Segments]:
     """Assign consecutive places from index `first` on to sequences, the longest first. Return
     blocks of sequences of similar length, and the segment of each sequence."""
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)

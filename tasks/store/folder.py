@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import polars as pl
+from pyarrow.parquet import ParquetFile
 
 from tasks.common.artifacts import STORE, Layout
 from tasks.common.files import (
@@ -106,7 +107,8 @@ class RolloutStore:
         FileNotFoundError if the shard was compacted meanwhile."""
         try:
             with self.files.open(self.path(span), "rb", cache_type="none") as file:
-                return pl.read_parquet(file, columns=list(columns), use_pyarrow=True)
+                table = ParquetFile(file).read(columns=list(columns))
+                return pl.DataFrame(table).select(columns)
         except FileNotFoundError:
             raise
         except shards.UNREADABLE as error:

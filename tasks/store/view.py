@@ -39,21 +39,13 @@ class StoreView:
         )
         self.unread = self.numbered(wanted).select(NUMBERED_KEYS)  # not yet yielded by `parts`
 
-    def owned(self) -> pl.DataFrame:
-        """Return every stored sample of the requested prompts (prompt, sample_index), and the shard
-        that owns it."""
-        return self.store.retry(self.scan_new_shards)
-
-    def scan_new_shards(self) -> pl.DataFrame:
-        """Scan the shards that were written since the last call, and return as `owned` does."""
-        # read the keys of the new shards
-        spans = self.store.spans()
-        known = set(self.spans)
-        new = [span for span in spans if span not in known]
-        with ThreadPoolExecutor(MAX_SCANS) as pool:
-            for first in range(0, len(new), SHARDS_PER_JOIN):
-                some = new[first : first + SHARDS_PER_JOIN]
-                self.add_keys(some, list(pool.map(self.store.scan, some)))
+    def owned(self, among: pl.DataFrame | None = None) -> pl.DataFrame:
+        """Return every stored sample of the requested prompts (prompt, sample_index), or those
+        `among` these keys, and the shard that owns it."""
+        spans = self.store.retry(self.scan_new_shards)
+        found = self.found
+        if among is not None:
+            found = found.join(among, on=NUMBERED_KEYS, how="semi", maintain_order="left")
         # rank the shards by their current order; removed or covered shards have no rank
         order = {span: rank for rank, span in enumerate(spans)}
         ranks = pl.DataFrame(
@@ -61,8 +53,19 @@ class StoreView:
             schema={"shard": pl.UInt32, "rank": pl.UInt32},
         ).drop_nulls()
         # the first shard with a key owns it
-        rows = self.found.join(ranks, on="shard", how="inner").sort("rank", maintain_order=True)
+        rows = found.join(ranks, on="shard", how="inner").sort("rank", maintain_order=True)
         return rows.unique(NUMBERED_KEYS, keep="first", maintain_order=True)
+
+    def scan_new_shards(self) -> list[Span]:
+        """Scan the shards that were written since the last call, and return all shards."""
+        spans = self.store.spans()
+        known = set(self.spans)
+        new = [span for span in spans if span not in known]
+        with ThreadPoolExecutor(MAX_SCANS) as pool:
+            for first in range(0, len(new), SHARDS_PER_JOIN):
+                some = new[first : first + SHARDS_PER_JOIN]
+                self.add_keys(some, list(pool.map(self.store.scan, some)))
+        return spans
 
     def add_keys(self, spans: Sequence[Span], keys: Sequence[pl.DataFrame]) -> None:
         """Record the samples of the requested prompts in these shards."""
@@ -82,10 +85,9 @@ class StoreView:
 
     def missing(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Return the `keys` that are not in the store."""
-        rows = self.numbered(keys).join(
-            self.owned(), on=NUMBERED_KEYS, how="anti", maintain_order="left"
-        )
-        return rows.select(KEYS)
+        rows = self.numbered(keys)
+        stored = self.owned(among=rows)
+        return rows.join(stored, on=NUMBERED_KEYS, how="anti", maintain_order="left").select(KEYS)
 
     def prompts(self) -> pl.DataFrame:
         """Return the requested prompts (prompt_digest) with any sample in the store."""
@@ -97,7 +99,7 @@ class StoreView:
 
         Rows of damaged shards can be sampled again. Then call `parts` again."""
         for _ in range(MAX_TRIES):
-            owned = self.owned().join(self.unread, on=NUMBERED_KEYS, how="semi")
+            owned = self.owned(among=self.unread)
             if owned.is_empty():
                 return
             read = [owned.clear()]
@@ -128,5 +130,6 @@ class StoreView:
                 return None
         if found is None:
             return None
-        numbered = self.numbered(found.unique(KEYS, keep="first", maintain_order=True))
-        return numbered.join(keys, on=NUMBERED_KEYS, how="semi").select(columns)
+        digests = self.numbers["prompt_digest"][keys["prompt"]]
+        rows = found.unique(KEYS, keep="first", maintain_order=True)
+        return rows.join(keys.with_columns(digests), on=KEYS, how="semi").select(columns)

@@ -87,6 +87,28 @@ def test_a_reader_that_listed_before_a_compaction_looks_again(store: RolloutStor
     assert sorted(view.read(["text"])["text"]) == [f"shard {n}" for n in range(4)]
 
 
+def test_a_question_about_a_few_keys_has_the_answer_of_a_question_about_all(
+    store: RolloutStore,
+) -> None:
+    """Each batch of a stage asks about its own keys, while others append, damage and compact."""
+    rng, keys = random.Random(0), [(p, i) for p in "abc" for i in range(4)]
+    wanted = rows(keys, "").select(shards.KEYS)
+    long_lived = StoreView(store, wanted)
+    for number in range(8):
+        store.append(rows(rng.sample(keys, 3), f"shard {number}"))
+        if number == 4:
+            damage(store, store.spans()[1])
+            assert store.load(store.spans()[1], shards.KEYS) is None
+        if number in (2, 6):
+            compaction.compact(again(store))
+        some = wanted[sorted(rng.sample(range(len(keys)), 5))]
+        stored = {*owners(again(store), keys)}
+        missing = [key for key in some.rows() if key not in stored]
+        assert long_lived.missing(some).rows() == missing
+        assert StoreView(again(store), wanted).missing(some).rows() == missing
+    assert 0 < len(long_lived.missing(wanted)) < len(keys)
+
+
 def test_rows_are_read_once_though_shards_are_compacted_or_damaged_meanwhile(
     store: RolloutStore,
 ) -> None:

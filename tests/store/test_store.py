@@ -71,6 +71,7 @@ def test_a_panic_of_the_reader_leads_to_the_seal(
         raise pl.exceptions.PanicException("index out of bounds")
 
     with monkeypatch.context() as patched:
+        patched.setattr(folder, "ParquetFile", panics)
         patched.setattr(pl, "read_parquet", panics)
         with pytest.raises(ArtifactError, match=r"is undamaged, but .*index out of bounds"):
             local.scan(Span(0, 0))

@@ -3,9 +3,11 @@
 import os
 from concurrent.futures import Future
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -236,6 +238,39 @@ def test_results_are_never_written_from_fewer_parts_than_the_run_has(
     with pytest.raises(TrainingError, match="run the same command again"):
         write_results(trainer, checkpoints, out)
     assert not (out / "rollouts.parquet").exists()
+
+
+def test_the_record_of_a_run_has_the_same_bytes_wherever_its_checkpoints_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.train.checkpoint.checkpoints.ROWS", 16)
+    rng, example = np.random.default_rng(0), TRAIN_ROLLOUTS.example
+    rows = [
+        {
+            **example,
+            "step": step,
+            "token_ids": rng.integers(0, 99, rng.integers(0, 9)).tolist(),
+            "sampler_logprobs": None if step % 7 == 0 else rng.random(3).tolist(),
+            "is_action": None if step < 40 else [True, False],
+            "versions": None if step % 5 else [step],
+            "text": "x" * int(rng.integers(0, 50)),
+        }
+        for step in range(70)
+    ]
+    whole, contents = TRAIN_ROLLOUTS.frame(rows), set()
+    for number in range(12):
+        cuts = sorted(rng.choice(np.arange(1, 70), rng.integers(0, 20), replace=False).tolist())
+        checkpoints = Checkpoints(tmp_path / str(number), COMPONENTS, keep=1)
+        for first, end in pairwise([0, *cuts, 70]):
+            checkpoints.parts.append(checkpoints.write_part(whole[first:end]))
+        path = tmp_path / "rollouts.parquet"
+        TRAIN_ROLLOUTS.write_parts(path, checkpoints.rollouts())
+        assert TRAIN_ROLLOUTS.read(path).equals(whole)
+        contents.add(path.read_bytes())
+    assert len(contents) == 1
+    checkpoints.parts = []
+    TRAIN_ROLLOUTS.write_parts(path, checkpoints.rollouts())
+    assert TRAIN_ROLLOUTS.read(path).equals(whole.clear())
 
 
 def test_a_resumed_run_reads_every_tensor_once(

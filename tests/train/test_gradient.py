@@ -152,14 +152,16 @@ def test_no_mask_is_as_large_as_a_long_rollout_squared(step: tuple[Any, Rollouts
             assert bias is None or bias.numel() <= 512 * (512 + 4096)
 
 
-def test_a_micro_batch_leaves_no_mask_behind(step: tuple[Any, Rollouts]) -> None:
+def test_a_micro_batch_leaves_neither_masks_nor_inputs_behind(step: tuple[Any, Rollouts]) -> None:
     model, rollouts = step
     batches = micro_batches(rollouts, np.arange(12), 40, torch.device("cpu"), by_group=True)
     shared = dataclasses.replace(OBJECTIVE, share_prompts=True)
     rollouts, totals = estimated(rollouts, ADVANTAGES), StepTotals(99, 12, 10)
+    packings = [batch.shared[0] for batch in batches]
     accumulate_gradients(model, batches, rollouts, shared, totals, architecture_of(model))
     assert len(batches) > 1
-    assert [batch.shared[0].biases for batch in batches] == [{}] * len(batches)
+    assert [packing.biases for packing in packings] == [{}] * len(batches)
+    assert not any("shared" in vars(batch) for batch in batches)
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])

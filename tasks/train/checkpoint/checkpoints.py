@@ -19,7 +19,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +27,10 @@ from typing import Any
 
 import polars as pl
 import torch
+from pyarrow.parquet import ParquetFile
 from safetensors.torch import save_file
 
+from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import (
     ArtifactError,
     WriteError,
@@ -60,6 +62,7 @@ logger = logging.getLogger(__name__)
 
 SHARDS = ".shards"  # the folder of the ranks' files, until they move into the checkpoint
 WORK = "work.json"  # the file of executed work
+ROWS = 2048  # of rollouts in memory at once, when all are read
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,22 @@ class Checkpoints:
         name = f"rollouts-{first:09d}-{last:09d}-{digest_file(written)}.parquet"
         os.replace(written, self.folder / name)
         return name
+
+    def rollouts(self) -> Iterator[pl.DataFrame]:
+        """Yield the rollouts of the last checkpoint in tables of ROWS rows. They do not depend on
+        the parts, which a kill changes, so the file of the results is the same."""
+        rest = TRAIN_ROLLOUTS.frame([])
+        for name in self.parts:
+            # by a small buffer: Arrow would otherwise read the whole part, which is a row group
+            path = self.folder / name
+            with ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:
+                for batch in file.iter_batches(ROWS, use_threads=False):
+                    rest = pl.concat([rest, pl.DataFrame(batch)])
+                    if len(rest) >= ROWS:
+                        yield rest[:ROWS].rechunk()
+                        rest = rest[ROWS:]
+        if len(rest):
+            yield rest.rechunk()
 
     def drop_unused_parts(self) -> None:
         """Delete the parts of rollouts that no checkpoint here needs any more."""

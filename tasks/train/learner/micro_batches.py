@@ -45,21 +45,21 @@ class MicroBatch:
         self.rows, self.device, self.is_long = rows, device, is_long
         groups, completions = rollouts.group_B[rows], rollouts.table["token_ids"][rows]
         _, first, self.owner_B = np.unique(groups, return_index=True, return_inverse=True)
-        self.prompts = rollouts.table["prompt"][rows[first]].to_list()
-        self.completions, self.lengths_B = completions.to_list(), lengths_of(completions)
+        prompts, targets_N = rollouts.table["prompt"][rows[first]], flat(completions)
+        self.prompts = split(flat(prompts), lengths_of(prompts))
+        self.lengths_B = lengths_of(completions)
+        self.completions = split(targets_N, self.lengths_B)
         self.places_N = rollouts.places(rows)
         self.group_B = self._tensor(groups.copy())  # a view of the table, read-only
         self.row_N = self._tensor(np.repeat(np.arange(len(rows)), self.lengths_B))
-        self.targets_N = self._tensor(flat(completions))
+        self.targets_N = self._tensor(targets_N)
         logprobs_N = rollouts.logprobs_N[self.places_N]
         self.sampler_logprobs_N = self._tensor(logprobs_N.astype(np.float32))
 
     @cached_property
     def whole(self) -> Whole:
         """The rollouts, one per row."""
-        rows = [
-            self.prompts[owner] + c for owner, c in zip(self.owner_B, self.completions, strict=True)
-        ]
+        rows = self.with_prompts(self.completions)
         ids = pad(rows)[:, :-1]
         prompt_ends = np.array([len(prompt) - 1 for prompt in self.prompts])[self.owner_B]
         predicts = spans(np.arange(len(rows)) * ids.shape[1] + prompt_ends, self.lengths_B)
@@ -72,8 +72,7 @@ class MicroBatch:
         bias of queries by keys."""
         fed = [completion[:-1] for completion in self.completions]
         if self.is_long:
-            whole = [self.prompts[owner] + c for owner, c in zip(self.owner_B, fed, strict=True)]
-            packing, rows, _ = pack(whole, self.owner_B[:0], [], self.device)
+            packing, rows, _ = pack(self.with_prompts(fed), self.owner_B[:0], [], self.device)
             ends = rows.starts + rows.lengths
             return packing, self._tensor(spans(ends - self.lengths_B, self.lengths_B))
         packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.device)
@@ -89,18 +88,26 @@ class MicroBatch:
         and the positions [N] in these before the completion's tokens."""
         starts = [prompt[:-1] for prompt in self.prompts]
         fed = [
-            [self.prompts[owner][-1], *completion[:-1]]
+            np.concatenate([self.prompts[owner][-1:], completion[:-1]])
             for owner, completion in zip(self.owner_B, self.completions, strict=True)
         ]
         packing, _, rest = pack(starts, self.owner_B, fed, self.device)
         firsts = rest.starts - packing.num_prompt_tokens
         return *packing.split(), self._tensor(spans(firsts, self.lengths_B))
 
+    def with_prompts(self, completions: Sequence[Ints]) -> list[Ints]:
+        """Return each of these completions after its prompt."""
+        pairs = zip(self.owner_B, completions, strict=True)
+        return [np.concatenate([self.prompts[owner], completion]) for owner, completion in pairs]
+
     def free(self) -> None:
-        """Free the biases of attention, [R, T, S] each: those of all micro-batches may not fit."""
+        """Free the inputs of the forward, and at once the biases of attention, [R, T, S] each:
+        those of all micro-batches may not fit."""
         made = vars(self)
         for packing in [*made.get("shared", ())[:1], *made.get("continued", ())[:2]]:
             packing.biases.clear()
+        for name in ("whole", "shared", "continued"):
+            made.pop(name, None)
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return to_device(array, self.device)
@@ -169,7 +176,12 @@ def minibatches(rollouts: Rollouts, updates: Updates, rng: np.random.Generator) 
     return parts
 
 
-def pad(rows: Sequence[Sequence[int]]) -> Ints:
+def split(values_N: Ints, lengths_B: Ints) -> list[Ints]:
+    """Return consecutive parts of an array, of these lengths."""
+    return np.split(values_N, np.cumsum(lengths_B)[:-1])
+
+
+def pad(rows: Sequence[Ints]) -> Ints:
     """Return rows of token ids as [rows, longest], zeros at the end."""
     ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
     for i, row in enumerate(rows):

@@ -70,8 +70,7 @@ def observe(
             flops += update_flops(model, batch, objective, architecture)
         else:
             flops += sum(batch_flops(architecture, batch, objective.share_prompts))
-        if objective.share_prompts:
-            batch.free()
+        batch.free()
         logprobs.append(logprobs_N.detach().float())
         entropies.append(entropies_N.detach().float())
     nothing = torch.zeros(0, device=model.device)
