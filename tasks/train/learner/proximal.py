@@ -1,12 +1,11 @@
 """The proximal policy of stale tokens: the denominator of the clipped ratio (arXiv 2605.12070).
 
-A token that is sampled some updates before it is trained on has three policies: the sampler's, the
-trainer's at that version, and the present one. Their engines' mismatch is present over trainer's
-version times trainer's version over sampler. Only the second factor belongs to the importance
-weight (`correction`), and only the first into the clip. `snapshot` computes the log-probabilities
-of every token with a copy of the weights of its version. `ewma` needs one copy instead: a weighted
-mean of the weights after every step, which restarts from the present weights if the clip and the
-weights' bounds leave too few tokens active."""
+The ratio of the policy to the sampler of a stale token has two factors. The policy over the policy
+of the version that sampled the token shows its staleness, and belongs in the clip. That version in
+the trainer over the same version in the engine shows their mismatch, and belongs in the importance
+weight (`correction`). `snapshot` computes the log-probabilities of that version with a copy of its
+weights. `ewma` needs one copy instead: a weighted mean of the weights after every step. It restarts
+from the present weights if clip and bounds leave too few tokens active."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
