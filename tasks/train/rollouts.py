@@ -150,6 +150,11 @@ class Features:
     gradient_norms: bool = False
 
     @property
+    def reads_whole_rows(self) -> bool:
+        """Whether every rollout reads its own prompt in the pass, instead of sharing it."""
+        return self.hidden_layer is not None or self.gradient_norms
+
+    @property
     def num_passes(self) -> float:
         """The cost of the pass, in forwards: a backward counts for two."""
         return 1.0 + 2.0 * self.gradient_norms

@@ -1,6 +1,7 @@
 """Runs that end where their budget is spent: equal spends, the position in the plan, kills."""
 
 import contextlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from tasks.common.accounting.ledger import Architecture, decode_flops, prefill_f
 from tasks.common.accounting.spending import CellBudget, Rows, generation_cost, pass_cost
 from tasks.common.layout import Layout
 from tasks.common.sealed import read_sealed
+from tasks.train import loading
 from tasks.train.loop.buffer import cut
+from tasks.train.loop.charge import costs_of
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import GroupRequest
 from tasks.train.settings import BatchSettings
 from tests.train.steps import plan_of
-from tests.train.worlds import Killed, dying_after, make_world, outputs, run
+from tests.train.worlds import Killed, dying_after, make_trainer, make_world, outputs, run, sampled
 
 SIZES = [4] * 12  # four steps of three groups: less than what the budgets below ask for
 ARCHITECTURE = Architecture(
@@ -101,6 +104,21 @@ def test_a_run_spends_its_budget(account: str, guesser: Path, tmp_path: Path) ->
         found = read_sealed(layout.train("r", 0) / "flops.json")["budget"]
         assert found["spent"] == pytest.approx(steps * step, abs=0.2 * step)
         assert trainer.buffer.progress == pytest.approx(1.0, abs=0.2 / steps)
+
+
+@pytest.mark.parametrize("name", ["value_probe", "poise", "min_variance"])
+def test_the_rule_counts_the_pass_that_a_method_executes(
+    name: str, guesser: Path, tmp_path: Path
+) -> None:
+    """But for padding and last tokens: hidden states and norms need every prompt again."""
+    layout = make_world(tmp_path, guesser, [6] * 12)
+    trainer = make_trainer(layout, advantage=loading.completed("advantage", {"method": name}))
+    with closing(trainer.collector.grader):
+        batch = sampled(trainer)
+        assert batch is not None
+        rollouts = trainer.estimate(trainer.observe_policy(batch.fresh), trainer.rng())
+    counted = costs_of(trainer, batch, rollouts, "executed")["observe"]
+    assert trainer.state.ledger.executed["score"] == pytest.approx(counted, rel=0.2)
 
 
 def test_the_profile_is_paid_for_first(guesser: Path, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A run ends when its budget is spent, so the count must not depend on the engine, the packing or the
 machine. In the account `executed` a prompt is read once per group, when its rollouts are generated
-and again in every pass over them (scoring, reference, update); a completion is decoded token by
+and again in every pass over them (scoring, reference, update), but once per rollout for features
+that need whole rows; a completion is decoded token by
 token from a KV cache, and read once in every pass; a backward pass counts as two forwards, and
 prompts without a gradient have none. Padding, recomputed activations and probes count as zero.
 `charged` and `charged_mixed` follow the ledger: 2 P for every token of every rollout and pass.
@@ -11,7 +12,7 @@ prompts without a gradient have none. Padding, recomputed activations and probes
 
 Legend: B rollouts, Q groups."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,10 @@ class Rows:
     def num_tokens(self) -> float:
         """Return the tokens of all rollouts, each with its prompt."""
         return float(self.prompt_tokens_B.sum() + self.completion_tokens_B.sum())
+
+    def apart(self) -> "Rows":
+        """Return the same rollouts, each of which reads its own prompt."""
+        return replace(self, group_B=np.arange(len(self.group_B)))
 
     @property
     def prompt_tokens_Q(self) -> Ints:

@@ -23,11 +23,15 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
     if learner.reference is not None:
         of_reference = pass_cost(account, learner.reference_architecture, updated)
     features = trainer.features()
-    num_passes = 0.0 if features is None else features.num_passes
-    num_passes += trainer.run.settings.correction.proximal is not None
+    rows, observed = rollouts.rows(), 0.0
+    if features is not None:
+        computed = rows.apart() if features.reads_whole_rows else rows
+        observed = features.num_passes * pass_cost(account, architecture, computed)
+    has_proximal = trainer.run.settings.correction.proximal is not None
+    proximal = has_proximal * pass_cost(account, architecture, rows)
     return {
         "generate": generation_cost(account, architecture, batch.fresh.rows()),
-        "observe": num_passes * pass_cost(account, architecture, rollouts.rows()),
+        "observe": observed + proximal,
         "reference": of_reference,
         "update": learner.update_cost(account, updated, trainer.run.settings.updates.epochs),
     }
