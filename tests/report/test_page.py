@@ -19,7 +19,7 @@ from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
 from tasks.common.sealed import read_sealed, write_sealed
 from tasks.report.curves import Fitted, Monotone
 from tasks.report.views.page import HERE, data
-from tasks.report.views.plots import draw_arrow
+from tasks.report.views.plots import draw_arrow, drawn
 from tests.report.conftest import make_layout, write_params, write_plans, write_training
 from tests.stages import run_stage
 
@@ -150,6 +150,20 @@ def test_an_arrow_shows_the_saving_that_the_first_sentence_states() -> None:
     arrow, label = axes.texts
     assert (arrow.xy, arrow.xyann) == (pytest.approx((5.0, 0.4)), pytest.approx((8.0, 0.4)))
     assert label.get_text() == "1.6 times less"
+
+
+def test_a_figure_has_no_more_recipes_than_colours() -> None:
+    """The reference, and the best of the others, in the order of the experiment."""
+    recipes = {f"r{n}": {"validation": {"mean": 0.1 * (n % 6)}} for n in range(12)}
+    results: Any = SimpleNamespace(
+        colours={name: n for n, name in enumerate(recipes)},
+        summary={"reference": "r0", "recipes": recipes},
+    )
+    assert drawn(results) == ["r0", "r2", "r3", "r4", "r5", "r9", "r10", "r11"]
+    few: Any = SimpleNamespace(
+        colours={"r7": 0, "r0": 1}, summary={"reference": "r0", "recipes": recipes}
+    )
+    assert drawn(few) == ["r7", "r0"]
 
 
 def test_plots_have_the_pages_colours_and_the_groups_of_the_reference(layout: Layout) -> None:

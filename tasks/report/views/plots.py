@@ -59,12 +59,25 @@ def figure_svg(results: Results, account: str, theme: Mapping[str, str]) -> str:
     return written.getvalue()[written.getvalue().index("<svg") :]
 
 
+def drawn(results: Results) -> list[str]:
+    """Return the recipes of the figure, at most one for each colour: the reference, the one that
+    the first sentence compares with it, and the best of the others by validation."""
+    summary = results.summary
+    first = [summary["reference"], compared(summary)]
+    best = sorted(
+        results.colours, key=lambda recipe: -summary["recipes"][recipe]["validation"]["mean"]
+    )
+    chosen = list(dict.fromkeys(recipe for recipe in [*first, *best] if recipe))[:NUM_COLOURS]
+    return [recipe for recipe in results.colours if recipe in chosen]
+
+
 def draw_accuracy(axes: Axes, results: Results, account: str, theme: Mapping[str, str]) -> None:
     """Draw a fitted line per recipe with its band, and a dot per validation of each seed."""
     column, curves = AXES[account], results.curves
     size, name = axis_unit(account, float(curves[column].max() or 0.0))  # type: ignore[arg-type]
-    for recipe, index in results.colours.items():
-        fitted, colour = results.fits[recipe][account], theme[f"c{index % NUM_COLOURS}"]
+    shown, num = drawn(results), len(results.colours)
+    for index, recipe in enumerate(shown):
+        fitted, colour = results.fits[recipe][account], theme[f"c{index}"]
         xs = fitted.curve.flops / size
         axes.plot(xs, fitted.curve.accuracy, color=colour, label=recipe)
         axes.fill_between(xs, *fitted.band(), color=colour, alpha=0.15, linewidth=0.0)
@@ -73,6 +86,8 @@ def draw_accuracy(axes: Axes, results: Results, account: str, theme: Mapping[str
     axes.set_xlim(left=0.0)
     axes.set_xlabel(axis_words(account, name))
     axes.set_ylabel("validation accuracy")
+    if num > len(shown):
+        axes.set_title(f"the best {len(shown)} of {num} recipes by validation", fontsize=9.0)
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.grid()
     axes.spines[["top", "right"]].set_visible(False)
@@ -101,7 +116,7 @@ def draw_groups(axes: Axes, results: Results, theme: Mapping[str, str]) -> None:
     gradient."""
     recipe = results.summary["reference"]
     groups = pl.concat(results.groups[run.name] for run in results.evidence.seeds(recipe))
-    own = f"c{results.colours[recipe] % NUM_COLOURS}"
+    own = f"c{drawn(results).index(recipe)}"
     parts = {"all wrong": "left-out", "mixed": own, "all right": "initial"}
     found = (groups["success"] == 0, groups["mixed"], groups["success"] == 1)
     bottom = 0.0
