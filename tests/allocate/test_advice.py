@@ -79,7 +79,7 @@ def test_after_runs_the_reports_sentence_says_what_would_decide(values, layout: 
 def test_slots_that_the_model_leaves_out_are_named(values, layout: Layout) -> None:
     values["experiment"]["recipes"] = ["grpo", "winnow", "grpo_mixed"]
     text = "\n".join(advise(values, layout))
-    assert "leaves out: winnow (control, advantage)" in text
+    assert "does not model: winnow (control, advantage)" in text
     assert "`grpo_mixed`" in text
     assert left_out(values["train"]) == []
 

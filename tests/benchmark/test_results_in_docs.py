@@ -31,7 +31,7 @@ def shown(name: str) -> list[dict[str, Any]]:
     [
         ("protocol", "README.md", "## Results", "\n## "),
         ("protocol", "docs/results/protocol.md", "# Which recipe pays", "\n## "),
-        ("protocol", "docs/guide/winnow.md", "## What it reaches", "\n## "),
+        ("protocol", "docs/guide/winnow.md", "## Results", "\n## "),
         ("all", "docs/results/all.md", "# Every method", "\n## "),
         ("all", "docs/guide/results.md", "## Every method, tuned alike", "\n## "),
         ("paper-passes", "docs/results/paper-passes.md", "# sGPO", "\n## "),

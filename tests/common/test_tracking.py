@@ -291,7 +291,7 @@ def test_what_mlflow_refuses_is_said_and_the_rest_goes_on(
         tracker.flush()
         tracker.artifact(layout.root / "missing.txt")
     assert runs_of(layout)["train grpo/0"].data.metrics == {"loss": 0.5}
-    assert "MLflow does not take this params" in caplog.text
+    assert "MLflow does not accept this params" in caplog.text
     assert "missing.txt does not exist" in caplog.text
     assert not (layout.tracking / "pending").exists()
 

@@ -94,7 +94,7 @@ def test_what_fits_is_not_refused() -> None:
             FLOAT32,
             37,
             False,
-            r"takes 38.0 GiB \(optimizer 12.0, gradients 6.0, engine 20.0\), "
+            r"needs 38.0 GiB \(optimizer 12.0, gradients 6.0, engine 20.0\), "
             r"and 37.0 .* 19.0 .* engine.sleep",
         ),
         (
@@ -109,10 +109,10 @@ def test_what_fits_is_not_refused() -> None:
             BFLOAT16,
             48,
             False,
-            r"takes 49.0 GiB \(optimizer 12.0, reference policy 6.0, gradients 6.0, "
-            r"low-precision weights 3.0, logits 2.0, engine 20.0\).* take 19.0 GiB at most",
+            r"needs 49.0 GiB \(optimizer 12.0, reference policy 6.0, gradients 6.0, "
+            r"low-precision weights 3.0, logits 2.0, engine 20.0\).* use 19.0 GiB at most",
         ),
-        (BFLOAT16, 37, True, r"take 19.0 GiB at most"),
+        (BFLOAT16, 37, True, r"use 19.0 GiB at most"),
         (BFLOAT16, 28, True, r"too much even without the engine.*tokens_per_logprob_chunk"),
     ],
 )
