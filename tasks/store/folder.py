@@ -246,8 +246,11 @@ class RolloutStore:
             return create_file(Path(path), lambda file: file.write(content))
         try:
             self.files.pipe_file(path, content, mode="create")
-        except OSError:
-            if not self.files.exists(path):  # servers report an existing file in many ways
+        except OSError as error:
+            # servers report an existing file in many ways; a compaction may have removed it since
+            response = getattr(error.__cause__, "response", {})
+            is_taken = response.get("Error", {}).get("Code") == "PreconditionFailed"
+            if not (is_taken or self.files.exists(path)):
                 raise
             return False
         return True

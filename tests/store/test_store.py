@@ -177,6 +177,17 @@ def test_writers_at_once_get_different_places_and_lose_nothing(store: RolloutSto
 
 
 @pytest.mark.parametrize("store", [pytest.param("bucket", marks=pytest.mark.s3)], indirect=True)
+def test_a_taken_name_that_is_free_again_is_no_error(
+    store: RolloutStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if another process compacted the shard between the refusal and the look at its name."""
+    assert store.create("taken", b"1")
+    monkeypatch.setattr(store.files, "exists", lambda path: False)
+    assert not store.create("taken", b"2")
+    assert store.files.cat_file(f"{store.folder}/taken") == b"1"
+
+
+@pytest.mark.parametrize("store", [pytest.param("bucket", marks=pytest.mark.s3)], indirect=True)
 def test_a_shard_whose_answer_was_lost_is_not_written_again(
     store: RolloutStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

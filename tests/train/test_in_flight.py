@@ -341,7 +341,7 @@ def test_a_record_with_tokens_of_other_policies_is_that_of_another_run(
     layout = make_world(tmp_path / "first", guesser, SIZES)
     run(layout, CHANGES, prepare=swapping([]))
     rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
-    message = r"tokens are of the policy after \d+ updates, .* the record is of another run"
+    message = r"tokens are of the policy after \d+ updates, .* the record of another run"
     for number, other in enumerate((100, -2)):
 
         def prepare(trainer: Trainer, other: int = other) -> None:

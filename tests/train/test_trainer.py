@@ -218,7 +218,7 @@ def test_resume_takes_a_checkpoint_that_fits_and_refuses_another(
     write_params(layout, train={"weight_decay": 0.1})
     process = train(layout, "--resume", str(oldest))
     assert process.returncode == 1
-    assert "does not fit this run: train differ" in process.output
+    assert "belongs to another run: train differ" in process.output
     write_params(layout)
     process = train(layout, "--resume", str(oldest))
     assert f"resumed after {int(oldest.name.split('-')[1])} steps" in process.output

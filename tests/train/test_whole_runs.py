@@ -181,7 +181,7 @@ def test_what_a_baseline_was_made_of_is_not_replayed(
     layout = make_world(tmp_path, guesser, [4] * 6)
     advantage = {"poise": "poise", "value_probe": "value_probe", "posterior": "winnow"}[name]
     changes = {"advantage": PROJECT["recipes"][advantage]["train"]["advantage"]}
-    with pytest.raises(ParamsError, match=rf"{name} measures .* set train\.replay none"):
+    with pytest.raises(ParamsError, match=rf"{name} compares a reward .* set train\.replay none"):
         make_trainer(layout, **changes, replay=replay)
 
 
