@@ -10,11 +10,11 @@ HUB = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)")
 
 @settings
 class Family:
-    """One entry of `policy.tiny.families`: a kind of worked examples to train on."""
+    """One entry of `policy.tiny.families`: worked examples to learn from."""
 
-    name: str  # name of a file in tasks/policy/families
-    weight: float  # weight relative to the other families
-    settings: dict[str, Any]  # settings of that file
+    name: str  # a file of tasks/policy/families
+    weight: float  # relative to the others'
+    settings: dict[str, Any]  # of that file
 
 
 @settings
@@ -33,22 +33,22 @@ class Model:
 class Training:
     """The section `policy.tiny.training`."""
 
-    device: Literal["auto", "cpu", "cuda"] = "cpu"  # GPU: in bfloat16; CPU: exactly reproducible
-    tokens: float = 6.0e6  # tokens of prompts and completions; some minutes on one core
+    device: Literal["auto", "cpu", "cuda"] = "cpu"  # in bfloat16 on a GPU; a CPU repeats exactly
+    tokens: float = 6.0e6  # of prompts and completions; some minutes on one core
     batch_size: int = 16  # examples
-    batches_per_bucket: int = 128  # batches among which examples are sorted by length
-    learning_rate: float = 3.0e-3  # maximum learning rate
+    batches_per_bucket: int = 128  # among which examples are sorted by length
+    learning_rate: float = 3.0e-3  # at its highest
     warmup_rate: float = 0.05  # share of the tokens
     weight_decay: float = 0.01  # of AdamW
-    max_grad_norm: float = 1.0  # norm above which a gradient is scaled down
+    max_grad_norm: float = 1.0  # above which a gradient is scaled down
 
 
 @settings
 class Tiny:
-    """The section `policy.tiny`: a policy that is trained here from scratch."""
+    """The section `policy.tiny`: the policy that is made here, from scratch."""
 
     seed: int = 0  # of its weights and examples
-    families: list[Family] = []  # required if the source is `tiny`
+    families: list[Family] = []  # needed where the source is `tiny`
     model: Model = Model()  # its architecture, a Qwen3
     training: Training = Training()  # how it is made
 
@@ -59,7 +59,7 @@ class Policy:
 
     source: str = "tiny"  # tiny (made here) | a folder | hf://org/name@revision | s3://...
     trust_remote_code: bool = False  # run Python files of the policy
-    tiny: Tiny = Tiny()  # used if the source is `tiny`
+    tiny: Tiny = Tiny()  # used where the source is `tiny`
 
     def __post_init__(self) -> None:
         scheme, separator, _ = self.source.partition("://")
@@ -71,6 +71,6 @@ class Policy:
         if scheme == "hf" and separator and not HUB.fullmatch(self.source):
             # without a revision, the same parameters could name another model tomorrow
             raise ParamsError(
-                f"policy.source is {self.source!r}; add a revision (a commit hash): "
+                f"policy.source is {self.source!r}; name a revision (a commit hash): "
                 "hf://org/name@revision"
             )

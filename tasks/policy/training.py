@@ -108,7 +108,7 @@ def train(
                 bar.update(num_tokens)
             num_chunks += 1
             if unfinished:
-                unfinished.save_if_due(model, optimizer, num_chunks, done)
+                unfinished.save_now_and_then(model, optimizer, num_chunks, done)
             if done >= reported + settings.tokens / 20 or done >= settings.tokens:
                 reported = done
                 share = min(1.0, done / settings.tokens)

@@ -28,7 +28,7 @@ class Unfinished:
         self.path, self.key, self.every_seconds = path, digest(dict(settings)), every_seconds
         self.saved = time.monotonic()
 
-    def save_if_due(
+    def save_now_and_then(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -62,13 +62,13 @@ class Unfinished:
             logger.warning("%s is damaged, starting over: %s", self.path, error)
             return 0, 0
         if header.get("key") != self.key:
-            logger.info("starting over: %s has other settings", self.path)
+            logger.info("starting over: %s is of other settings", self.path)
             return 0, 0
         if header.get("sha256") != checksum(tensors):
             logger.warning("%s is damaged, starting over", self.path)
             return 0, 0
         restore(model, optimizer, tensors)
-        logger.info("resuming after %s tokens", header["num_tokens"])
+        logger.info("going on after %s tokens", header["num_tokens"])
         return int(header["num_chunks"]), int(header["num_tokens"])
 
 

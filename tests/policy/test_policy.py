@@ -80,7 +80,7 @@ def test_the_links_of_the_hugging_face_cache_are_its_own(tmp_path, llama):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("hf://org/name", "add a revision"),
+        ("hf://org/name", "name a revision"),
         ("hf://name@main", "hf://org/name@revision"),
         ("ftp://host/x", "choose from: tiny, a folder, hf://"),
         ("Qwen/Qwen3-0.6B", "not a folder; or did you mean hf://Qwen/Qwen3-0.6B@REVISION"),

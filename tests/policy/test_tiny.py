@@ -218,14 +218,14 @@ def test_a_killed_making_goes_on_to_the_same_weights(tmp_path, caplog):
         trained(Unfinished(file, {"seed": 0}, 0.0), chunks=3)
     saved = file.read_bytes()
     again = trained(Unfinished(file, {"seed": 0}, 0.0))
-    assert caplog.text.count("resuming after") == 1
+    assert caplog.text.count("going on after") == 1
     for one, other in zip(whole.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     for content, seed, said in (
         (saved[:-1] + bytes([saved[-1] ^ 1]), 0, "is damaged"),
         (saved[:100], 0, "is damaged"),
-        (saved, 1, "has other settings"),
+        (saved, 1, "is of other settings"),
     ):
         caplog.clear()
         file.write_bytes(content)
