@@ -13,6 +13,7 @@ import torch
 from tasks.common.params import ParamsError
 from tasks.train.learner.proximal import MEAN, ProximalPolicy
 from tasks.train.loading import settings_of
+from tasks.train.loop.buffer import Batch
 from tasks.train.loop.loop import learn
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Features, Rollouts
@@ -72,18 +73,23 @@ def test_old_log_probabilities_are_those_of_the_version_that_sampled(
     assert max(moved) > 0.01
 
 
+def first_batch(method: str | None, policy: Path, root: Path) -> tuple[Trainer, Batch]:
+    """A trainer at its first step, and its batch, which is fresh."""
+    trainer = make_trainer(make_world(root / str(method), policy, SIZES), **changes_of(method))
+    trainer.sync_engine()
+    with closing(trainer.collector.grader):
+        batch = sampled(trainer)
+    assert batch is not None
+    return trainer, batch
+
+
 def test_fresh_rollouts_have_the_gradient_without_a_proximal_policy(
     guesser: Path, tmp_path: Path
 ) -> None:
     gradients = []
     for method in (None, "snapshot", "ewma"):
-        layout = make_world(tmp_path / str(method), guesser, SIZES)
-        trainer = make_trainer(layout, **changes_of(method))
-        trainer.sync_engine()
-        with closing(trainer.collector.grader):
-            batch = sampled(trainer)
-            assert batch is not None
-            rollouts = trainer.estimate(trainer.observe_policy(batch.fresh), trainer.rng())
+        trainer, batch = first_batch(method, guesser, tmp_path)
+        rollouts = trainer.estimate(trainer.observe_policy(batch.fresh), trainer.rng())
         trainer.learner.compute_gradient(rollouts, trainer.slots.loss)
         gradients.append([part.grad.clone() for part in trainer.learner.model.parameters()])
         trainer.learner.optimizer.zero_grad()
@@ -193,13 +199,8 @@ def test_two_ranks_with_a_part_each_copy_their_parts(
 def test_its_pass_is_charged_and_executed(guesser: Path, tmp_path: Path) -> None:
     found = []
     for method in (None, "snapshot"):
-        layout = make_world(tmp_path / str(method), guesser, SIZES)
-        trainer = make_trainer(layout, **changes_of(method))
-        trainer.sync_engine()
-        with closing(trainer.collector.grader):
-            batch = sampled(trainer)
-            assert batch is not None
-            learn(trainer, batch)
+        trainer, batch = first_batch(method, guesser, tmp_path)
+        learn(trainer, batch)
         found.append(trainer.state.ledger.as_dict())
     tokens = float(batch.fresh.tokens_B().sum())
     parameters = trainer.run.policy.architecture.num_matmul_parameters
