@@ -158,7 +158,7 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
         ({"ingest__splits__validation": None}, "ingest.splits.validation is null"),
         ({"sampling__max_tokens": "64"}, "sampling.max_tokens is '64', which is not int"),
         ({"tracking__uri": "ftp://x"}, "tracking.uri must be null, sqlite:///FILE"),
-        ({"policy__source": "hf://org/name"}, "add a revision"),
+        ({"policy__source": "hf://org/name"}, "name a revision"),
         ({"policy__source": "ftp://x"}, "choose from: tiny"),
     ],
     ids=str,
