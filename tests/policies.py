@@ -8,6 +8,7 @@ from tokenizers.decoders import ByteLevel, Fuse
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -17,7 +18,9 @@ from tasks.common.artifacts import Layout
 from tasks.common.sealed import write_sealed
 from tasks.engines.settings import EngineSettings
 from tasks.models.folder import policy_digest
-from tasks.models.policy import describe
+from tasks.models.policy import describe, load_model
+from tasks.train.learner.lora import add_adapters
+from tasks.train.settings import Lora
 
 ENGINE = EngineSettings(
     name="hf",
@@ -125,6 +128,18 @@ def place_policy(folder: Path, layout: Layout, model: torch.nn.Module) -> None:
     does."""
     card = {"source": str(folder), "location": str(folder), "trust_remote_code": False}
     write_sealed(layout.policy_card, {**card, "digest": policy_digest(folder), **describe(model)})
+
+
+def adapted(folder: Path, modules: list[str]) -> PreTrainedModel:
+    """A policy whose adapters add something."""
+    model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+    add_adapters(model, Lora(rank=2, alpha=4.0, modules=modules, base_bits=32), 0)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_()
+    return model
 
 
 def make_guesser(folder: Path) -> Path:

@@ -60,7 +60,7 @@ class EngineSettings:
     cluster: Cluster | Literal["local"] = "local"  # or a mapping: a Ray cluster
     urls: list[str] = []  # server: OpenAI-compatible endpoints; the key is in OPENAI_API_KEY
     num_replicas: int = 1  # server without urls: vLLM servers on this machine, one per GPU
-    weight_transfer: Literal["file", "nccl"] = "file"  # how servers get new weights
+    weight_transfer: Literal["file", "delta", "nccl"] = "file"  # how servers get new weights
     vllm: dict[str, Any] = {}  # more options of vLLM's engines, by the names of its arguments
     max_retries: int = 8  # server: retries of a request, or failures of a server in a row
     timeout_seconds: float = 600.0  # server: limit on one request

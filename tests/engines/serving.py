@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
-from safetensors.torch import load_file
 
 from tasks.engines.engine import Request
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.settings import Sampling
+from tasks.engines.weights import changes
 
 
 @dataclasses.dataclass
@@ -160,8 +160,8 @@ class Server:
             return self.refuse(request, 500, "finish_weight_update called without a matching start")
         if request.path in ("/start_weight_update", "/finish_weight_update"):
             self.does.updating = request.path == "/start_weight_update"
-        if path := body.get("update_info", {}).get("path"):
-            weights = load_file(path)
+        if info := body.get("update_info"):
+            weights = dict(changes.read(info["path"], info["changes"]))
             if not self.does.takes:
                 return self.refuse(request, 500, "There is no module named 'experts'")
             if self.does.loads:

@@ -22,12 +22,13 @@ from tasks.engines.engine import Engine, Request, Samples, Unavailable
 from tasks.engines.loading import load_engine
 from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Connection
+from tasks.engines.server.engine import ServerEngine
 from tasks.engines.settings import Sampling
-from tasks.engines.weights.files import write
+from tasks.engines.weights.files import FileTransfer
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
 from tests.engines.conftest import Servers, logprob_gaps, scaled
-from tests.policies import ENGINE, character_tokenizer, place_policy
+from tests.policies import ENGINE, adapted, character_tokenizer, place_policy
 from tests.stages import FORKS
 
 SHAPE: dict[str, Any] = {
@@ -126,19 +127,51 @@ def test_servers_sample_with_new_weights(policy: Policy, servers: Servers, tmp_p
     check_updates(engine, model)
     asyncio.run(leave_in_the_middle(engine, model, tmp_path))
     check_updates(engine, model)
+    check_changes(engine, model)
+    check_adapters(engine, policy)
     engine.set_weights(NamedWeights(scaled(policy, 1.0)))  # as it was
+
+
+def check_changes(engine: ServerEngine, model: PreTrainedModel) -> None:
+    """Updates of few elements, of which the second is read on top of the first."""
+    assert isinstance(engine.transfer, FileTransfer)
+    engine.transfer.only_changes = True
+    for num_changes in (1, 2):
+        before = check_samples(engine, model)
+        with torch.no_grad():
+            model.get_parameter("model.norm.weight").mul_(1.2)
+        engine.set_weights(NamedWeights(model))
+        (piece,) = engine.transfer.pieces.values()
+        assert len(piece.changes) == num_changes
+        assert check_samples(engine, model).logprobs != before.logprobs
+    engine.transfer.only_changes = False
+
+
+def check_adapters(engine: ServerEngine, policy: Policy) -> None:
+    """Adapters that the servers add to the files with which they started."""
+    assert isinstance(engine.transfer, FileTransfer)
+    engine.transfer.pieces = {}  # as in a new process
+    for module in ("q_proj", "down_proj"):
+        model = adapted(policy.folder, [module])
+        engine.set_weights(NamedWeights(model))
+        files = [Path(piece.path).name for piece in engine.transfer.pieces.values()]
+        assert files == ["model.safetensors", "head.safetensors"]
+        check_samples(engine, model)
 
 
 async def leave_in_the_middle(engine: Any, model: PreTrainedModel, root: Path) -> None:
     """An update whose sender dies after the first of many pieces, and the way out of it."""
-    first, *others = write(NamedWeights(model), root / "pieces", "half", piece_bytes=20_000)
+    transferred = FileTransfer(root, root, torch.float32)
+    transferred.piece_bytes = 20_000
+    transferred.take(NamedWeights(model), "half")
+    first, *others = transferred.pieces.values()
     assert len(others) > 1
     async with Connection(engine.endpoints[0], 60.0) as connection:
         await connection.request("POST", f"{connection.endpoint.root}/pause?mode=wait")
         await transfer.leave_update(connection)  # its sender died before it began
         await transfer.begin(connection, in_flight=False)
         url = f"{connection.endpoint.root}/update_weights"
-        await connection.request("POST", url, {"update_info": {"path": str(first)}})
+        await connection.request("POST", url, {"update_info": {"path": first.path}})
         with pytest.raises(Unavailable, match="already active"):
             await transfer.begin(connection, in_flight=False)
         await transfer.leave_update(connection)

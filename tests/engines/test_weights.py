@@ -2,18 +2,15 @@
 its place."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import NoServerError
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import Replicas
-from tasks.engines.weights import files
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
 from tests.engines.conftest import FLEET, REQUEST, Fleet, does, expected, names, scaled
@@ -155,7 +152,7 @@ def test_a_swap_that_fails_for_all_goes_on_with_those_that_take_their_places(
     engine = engine_of(servers, policy)
     assert engine.loading is not None
     engine.set_weights(NamedWeights(scaled(policy, 1.0)), 0)
-    engine.loading.transfer = Once(engine.loading.transfer)
+    engine.transfer = engine.loading.transfer = Once(engine.transfer)
     before = list(engine.endpoints)
     engine.swap_weights(NamedWeights(scaled(policy, 1.5)), 1)
     assert dropped(servers) == ["0-0", "1-0"]
@@ -209,24 +206,3 @@ def test_a_policy_that_has_diverged_is_left_to_the_trainer_to_notice(
     assert not engine.identity.agrees(other, one)
     shorter = dataclasses.replace(one, token_ids=[*one.token_ids[:2], 90, 90])
     assert engine.identity.agrees(shorter, one)
-
-
-def test_weights_are_written_in_pieces_and_asked_for_once(tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    class Counted(dict[str, torch.Tensor]):
-        def items(self) -> Any:
-            for name in self:
-                asked.append(name)
-                yield name, self[name]
-
-    shared = torch.randn(8, 8)
-    weights = Counted(a=shared, b=torch.randn(100), c=torch.randn(3, 3).t(), tied=shared)
-    old = files.write(weights, tmp_path / "w", "1", piece_bytes=300)
-    assert asked == list(weights)
-    assert len(old) > 2
-    found = {name: tensor for path in old for name, tensor in load_file(path).items()}
-    assert all(torch.equal(found[name], weights[name]) for name in weights)
-    new = files.write(weights, tmp_path / "w", "2", piece_bytes=2**20)
-    assert sorted((tmp_path / "w").iterdir()) == new
-    assert len(new) == 1

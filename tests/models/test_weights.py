@@ -20,9 +20,8 @@ from transformers import (
 from tasks.models.policy import load_model
 from tasks.models.sharding import shard
 from tasks.models.weights import NamedWeights, as_saved, is_sharded
-from tasks.train.learner.lora import add_adapters
-from tasks.train.settings import Lora
 from tests.models.test_packing import EXPERTS, GROUPED
+from tests.policies import adapted
 from tests.stages import FORKS
 
 CPU = torch.device("cpu")
@@ -83,23 +82,11 @@ def sharded(folder: Path, out: Path) -> None:
     """The only one of one process: the weights of a sharded policy with adapters, as sent."""
     method = f"file://{out.parent}/meeting"
     distributed.init_process_group("gloo", init_method=method, rank=0, world_size=1)
-    model: Any = adapted(folder)
+    model: Any = adapted(folder, ["q_proj", "v_proj"])
     shard(model, CPU, torch.float32, ())
     assert is_sharded(model)
     save_file({name: part.contiguous() for name, part in as_saved(NamedWeights(model))}, out)
     distributed.destroy_process_group()
-
-
-def adapted(folder: Path) -> Any:
-    """A policy whose adapters add something."""
-    model = load_model(folder, dtype=torch.float32, device=CPU)
-    add_adapters(model, Lora(rank=2, alpha=4.0, modules=["q_proj", "v_proj"], base_bits=32), 0)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".lora_B." in name:
-                parameter.normal_()
-    return model
 
 
 def test_sharded_and_adapted_weights_are_sent_whole_and_merged(tmp_path: Path) -> None:
@@ -109,7 +96,7 @@ def test_sharded_and_adapted_weights_are_sent_whole_and_merged(tmp_path: Path) -
     process.start()
     process.join()
     assert process.exitcode == 0
-    merged = dict(NamedWeights(adapted(folder)))
+    merged = dict(NamedWeights(adapted(folder, ["q_proj", "v_proj"])))
     changed = {name for name in files if "q_proj" in name or "v_proj" in name}
     assert all(not torch.equal(files[name], merged[name]) for name in changed)
     check_equal(load_file(out), files | {name: merged[name] for name in changed})

@@ -43,7 +43,7 @@ from tasks.engines.server.meter import Meter
 from tasks.engines.server.replicas import local
 from tasks.engines.server.stopping import NOT_BEGUN, InFlight
 from tasks.engines.server.trainers import broadcast, num_trainers, others_waiting, rank
-from tasks.engines.server.updates import Loading, Versions, check_transfer
+from tasks.engines.server.updates import Loading, Versions, check_transfer, transfer_of
 from tasks.engines.settings import EngineSettings, parse_url
 from tasks.engines.weights.vllm_model import check_updates
 from tasks.models.policy import (
@@ -62,8 +62,9 @@ UNSHARED = 2**31
 class ServerEngine(StoppableEngine):
     """One or more servers of one policy. `replicas` are the servers started here, or None for
     servers under URLs. If several processes train, the first process starts the servers and sends
-    them new weights, and all processes sample from the `started` servers. With a `prefix` for the
-    names of weights, the servers may have another process's weights until the first update."""
+    them new weights, and all processes sample from the `started` servers and write new weights
+    under the servers' `folder`. With a `prefix` for the names of weights, the servers may have
+    another process's weights until the first update."""
 
     name = "server"
     shares_weights = False
@@ -76,6 +77,7 @@ class ServerEngine(StoppableEngine):
         replicas: Servers | None = None,
         started: Sequence[Endpoint] = (),
         prefix: str = "",
+        folder: Path | None = None,
     ) -> None:
         # a server admits max_rows at once, over all clients
         max_rows = max(settings.max_rows // num_trainers(), 1)
@@ -90,9 +92,13 @@ class ServerEngine(StoppableEngine):
         self.version = "unknown"
         self.versions = Versions(prefix)
         self.changing = threading.Lock()  # weights, or servers
-        self.loading = (
-            Loading(settings, replicas, self.identity, self.identify) if replicas else None
-        )
+        folder = replicas.folder if replicas else folder
+        self.transfer = transfer_of(settings, policy, folder) if folder else None
+        self.loading = None
+        if replicas and self.transfer:
+            self.loading = Loading(
+                settings.timeout_seconds, replicas, self.identity, self.transfer, self.identify
+            )
         self.prefix_block = UNSHARED
         self.meter = Meter()
         self.max_length = policy.max_length
@@ -293,15 +299,12 @@ class ServerEngine(StoppableEngine):
         """Name the new weights, in all processes before a server has them, and load them into the
         servers: with completions `in_flight` into the sampling servers, else into all servers that
         are up."""
-        if self.settings.urls:
+        if self.transfer is None:
             raise ArtifactError(NOT_OURS)
         self.versions.count(version, in_flight=in_flight)
         broadcast(None)
-        if self.loading is None:  # another process sends them; sharded weights need all processes
-            for _ in weights.values():
-                pass
-        else:
-            self.loading.transfer.take(weights, self.versions.current)
+        self.transfer.take(weights, self.versions.current)
+        if self.loading is not None:
             serving: Sequence[Endpoint] = self.endpoints
             with others_waiting():
                 if not in_flight:
@@ -388,7 +391,7 @@ def load(
             wait_until_serving(replicas)
             started = replicas.wait_for_one()
     prefix = f"{uuid.uuid4().hex[:8]}-" if isinstance(replicas, Borrowed) else ""
-    shared = started, prefix
+    shared = started, prefix, replicas.folder if replicas else None
     if model is not None:
         shared = broadcast(shared, is_patient=True)
     return ServerEngine(settings, policy, replicas, *shared)

@@ -257,15 +257,16 @@ def server_options(
     """Return the options of a server on `num_gpus`: those that the engine contract requires, and
     those of `engine.vllm`. The model's name is the policy's digest. Raise ParamsError for options
     that vLLM does not accept."""
+    backend = "nccl" if settings.weight_transfer == "nccl" else "file"
     in_layers = num_gpus // settings.vllm.get("data_parallel_size", 1)
     options = own_options(settings, policy, on_gpu=on_gpu) | {
         "served_model_name": policy.digest,
         "max_num_seqs": settings.max_rows + 1,  # the rows in flight, and a probe
         "distributed_executor_backend": "mp" if in_layers > 1 else "uni",
         "tensor_parallel_size": max(num_gpus // settings.num_parts, 1),
-        "weight_transfer_config": {"backend": settings.weight_transfer},
+        "weight_transfer_config": {"backend": backend},
     }
-    if extension := transfer.EXTENSIONS.get(settings.weight_transfer):
+    if extension := transfer.EXTENSIONS.get(backend):
         options["worker_extension_cls"] = extension
     return checked(options, settings.vllm)
 

@@ -54,6 +54,15 @@ def others_waiting() -> Iterator[None]:
     beats.result()
 
 
+def gather(value: T) -> list[T]:
+    """Return every training process's value, by rank. All processes wait for it."""
+    if num_trainers() == 1:
+        return [value]
+    found: list[Any] = [None] * num_trainers()
+    distributed.all_gather_object(found, value)
+    return found
+
+
 def broadcast(value: T, *, is_patient: bool = False) -> T:
     """Return the first training process's value. All processes wait for it. Set `is_patient` if
     that process may have to start a server before, in the block `others_waiting`."""

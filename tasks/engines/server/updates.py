@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tasks.common.files import ArtifactError
@@ -18,7 +19,7 @@ from tasks.engines.server.identity import Identity
 from tasks.engines.settings import EngineSettings
 from tasks.engines.weights.files import FileTransfer
 from tasks.engines.weights.nccl import NcclTransfer
-from tasks.models.policy import torch_device, torch_dtype
+from tasks.models.policy import Policy, torch_device, torch_dtype
 
 if TYPE_CHECKING:
     from tasks.engines.server.lending import Servers
@@ -79,19 +80,19 @@ class Versions:
 
 
 class Loading:
-    """The loading of weights into servers, and their check there. `identify` checks a server's
-    version, and returns its answer to the probe."""
+    """The loading of weights into servers, and their check there. A request may take `seconds`.
+    `identify` checks a server's version, and returns its answer to the probe."""
 
     def __init__(
         self,
-        settings: EngineSettings,
+        seconds: float,
         replicas: "Servers",
         identity: Identity,
+        transfer: Transfer,
         identify: Callable[[Connection], Awaitable[Completion]],
     ) -> None:
-        self.seconds = settings.timeout_seconds
-        self.replicas, self.identity, self.identify = replicas, identity, identify
-        self.transfer = transfer_of(settings, replicas)
+        self.seconds, self.replicas, self.transfer = seconds, replicas, transfer
+        self.identity, self.identify = identity, identify
         self.probe: Completion | None = None  # the answer of a server with the current weights
         self.reason = ""  # of the last failure
 
@@ -171,11 +172,12 @@ async def attempt(asked: Awaitable[T]) -> T | str:
         return str(error)
 
 
-def transfer_of(settings: EngineSettings, replicas: "Servers") -> Transfer:
-    """Return the transfer that `engine.weight_transfer` names."""
-    dtype = torch_dtype(settings.dtype)
-    if settings.weight_transfer == "file":
-        return FileTransfer(replicas.folder / "weights", dtype)
+def transfer_of(settings: EngineSettings, policy: Policy, folder: Path) -> Transfer:
+    """Return the transfer that `engine.weight_transfer` names. `folder` is that of the servers."""
+    dtype, method = torch_dtype(settings.dtype), settings.weight_transfer
+    if method != "nccl":
+        only_changes = method == "delta"
+        return FileTransfer(folder / "weights", policy.folder, dtype, only_changes=only_changes)
     cluster = settings.cluster
     num_gpus = settings.num_parts if cluster == "local" else cluster.gpus_per_engine
     return NcclTransfer(num_gpus, dtype, settings.timeout_seconds)
@@ -187,5 +189,5 @@ def check_transfer(settings: EngineSettings, num_processes: int) -> None:
     if settings.weight_transfer == "nccl" and not num_trainer_gpus(settings, num_processes, device):
         raise ParamsError(
             "engine.weight_transfer is nccl, which needs a GPU for every training process and "
-            "further GPUs for the servers: set it to file"
+            "further GPUs for the servers: set it to file or delta"
         )

@@ -3,11 +3,10 @@ vLLM server imports this module, through its option `--worker-extension-cls`.
 
 vLLM has backends for NCCL and CUDA IPC. This one needs neither a GPU nor pickle."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -19,6 +18,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
+from tasks.engines.weights import changes
 from tasks.engines.weights.vllm_model import HEAD, has_head, pack_experts
 
 
@@ -29,9 +29,11 @@ class FileInit(WeightTransferInitInfo):
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """The path of a safetensors file with some of the weights, readable by the server."""
+    """The path of a safetensors file with some of the weights, readable by the server, and the
+    paths of the changes to them."""
 
     path: str
+    changes: list[str] = field(default_factory=list)
 
 
 class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
@@ -53,12 +55,13 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         takes_head = has_head(self.model)
-        with safe_open(update_info.path, framework="pt", device=str(self.device)) as file:
-            self.model.load_weights(  # type: ignore[operator]
-                (name, file.get_tensor(name))
-                for name in file.keys()  # noqa: SIM118
-                if takes_head or name != f"{HEAD}.weight"
+        self.model.load_weights(  # type: ignore[operator]
+            (name, weight)
+            for name, weight in changes.read(
+                update_info.path, update_info.changes, str(self.device)
             )
+            if takes_head or name != f"{HEAD}.weight"
+        )
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]

@@ -2,19 +2,25 @@
 that all machines of a cluster share.
 
 They are written in pieces, so that memory never contains a second copy of the whole policy. The
-files stay until the next update: a server that starts in between loads them from there."""
+files stay as long as an update needs them: a server that starts later loads them from there."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from safetensors.torch import save_file
 
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Unavailable
-from tasks.models.weights import as_saved
+from tasks.engines.server.trainers import gather, num_trainers, rank
+from tasks.engines.weights import changes
+from tasks.models import adapters
+from tasks.models.folder import shapes_in, weight_files
+from tasks.models.weights import NamedWeights, as_saved, is_saved_as_it_is, whole
 
 if TYPE_CHECKING:  # avoids a cycle: the server engine imports this module
     from tasks.engines.server.endpoints import Connection
@@ -22,18 +28,106 @@ if TYPE_CHECKING:  # avoids a cycle: the server engine imports this module
 PIECE_BYTES = 2**30
 
 
+class Piece(NamedTuple):
+    """Some of the weights: a file, and the files of the changes to it, in order."""
+
+    path: str
+    changes: tuple[str, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file without its changes."""
+        return Path(self.path).stat().st_size
+
+    @property
+    def num_changed_bytes(self) -> int:
+        return sum(Path(path).stat().st_size for path in self.changes)
+
+
 class FileTransfer:
-    """The transfer of weights through files in `folder`, in the servers' `dtype`."""
+    """The transfer of weights through files in `folder`, in the servers' `dtype`. The training
+    processes write them side by side, each every n-th piece. Of a policy with adapters only these
+    are written: the servers add them to the files in `base`, with which they started. If
+    `only_changes`, only those elements of other policies are written that differ from the last
+    version."""
 
     repeats = True
 
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
-        self.folder, self.dtype = folder, dtype
-        self.paths: list[Path] = []
+    def __init__(
+        self, folder: Path, base: Path, dtype: torch.dtype, *, only_changes: bool = False
+    ) -> None:
+        self.folder, self.base, self.dtype = folder, base, dtype
+        self.only_changes = only_changes
+        self.piece_bytes = PIECE_BYTES
+        self.pieces: dict[int, Piece] = {}
 
     def take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
-        """Write these weights into the folder."""
-        self.paths = write(weights, self.folder, version, dtype=self.dtype)
+        """Write these weights into the folder. All training processes must call this."""
+        self.folder.mkdir(exist_ok=True)
+        if isinstance(weights, NamedWeights) and can_add(weights, self.base):
+            own = self.write_adapters(weights, version)
+        else:
+            own = self.write(weights, version)
+        self.pieces = dict(sorted(item for each in gather(own) for item in each.items()))
+        if rank() == 0:
+            used = {path for piece in self.pieces.values() for path in (piece.path, *piece.changes)}
+            for path in self.folder.iterdir():
+                if str(path) not in used:
+                    path.unlink()
+
+    def write(self, weights: Mapping[str, torch.Tensor], version: str) -> dict[int, Piece]:
+        """Write this process's pieces of the weights. Every weight is read once, in order, because
+        all ranks gather sharded weights together."""
+        own: dict[int, Piece] = {}
+        parts = numbered(weights, self.piece_bytes, self.dtype)
+        for number, part in groupby(parts, key=itemgetter(0)):
+            # safetensors rejects tensors that share memory, such as tied weights
+            tensors = {
+                name: tensor.to("cpu", copy=True)
+                for _, name, tensor in part
+                if number % num_trainers() == rank()
+            }
+            if tensors:
+                path = self.folder / f"{version}-{number}.safetensors"
+                own[number] = self.write_piece(tensors, path, self.pieces.get(number))
+        return own
+
+    def write_piece(
+        self, tensors: dict[str, torch.Tensor], path: Path, last: Piece | None
+    ) -> Piece:
+        """Write the changes since the `last` version of a piece, or all of it if servers would
+        otherwise read changes of more than half its size."""
+        if last is not None and self.only_changes:
+            changed: dict[str, torch.Tensor] = {}
+            for name, old in changes.read(*last):
+                changed |= changes.difference(name, old, tensors[name])
+            if not changed:
+                return last
+            num_bytes = sum(tensor.nbytes for tensor in changed.values())
+            if num_bytes + last.num_changed_bytes <= last.num_bytes / 2:
+                checksums = {name: changes.checksum(tensor) for name, tensor in tensors.items()}
+                save_file(changed, path, metadata=checksums)
+                return Piece(last.path, (*last.changes, str(path)))
+        save_file(tensors, path)
+        return Piece(str(path))
+
+    def write_adapters(self, weights: NamedWeights, version: str) -> dict[int, Piece]:
+        """Write the adapters, and once a tied head, which is not in the policy's files. In all
+        processes but the first, only gather what is sharded."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, (low, high, factor) in weights.adapters.items():
+            tensors |= changes.adapter(name, whole(low.detach()), whole(high.detach()), factor)
+        names = [] if self.pieces else sorted(weights.keys() - names_in(self.base))
+        head = {name: weights[name].to("cpu", self.dtype, copy=True) for name in names}
+        if rank() > 0:
+            return {}
+        path = self.folder / f"{version}.safetensors"
+        save_file(tensors, path)
+        pieces = [Piece(str(file), (str(path),)) for file in weight_files(self.base)]
+        if head:
+            save_file(head, self.folder / "head.safetensors")
+            pieces.append(Piece(str(self.folder / "head.safetensors")))
+        return self.pieces | dict(enumerate(pieces))
 
     async def prepare(self, connections: "Sequence[Connection]") -> list[str | None]:
         """Return no failures: files need no preparation."""
@@ -46,56 +140,43 @@ class FileTransfer:
 
     async def send_one(self, connection: "Connection") -> str | None:
         try:
-            for path in self.paths:
-                piece = {"update_info": {"path": str(path)}}
+            for piece in self.pieces.values():
                 await connection.request(
-                    "POST", f"{connection.endpoint.root}/update_weights", piece
+                    "POST",
+                    f"{connection.endpoint.root}/update_weights",
+                    {"update_info": {"path": piece.path, "changes": piece.changes}},
                 )
         except (Unavailable, ArtifactError) as error:
             return str(error)
         return None
 
 
-def write(
-    weights: Mapping[str, torch.Tensor],
-    folder: Path,
-    version: str,
-    piece_bytes: int = PIECE_BYTES,
-    dtype: torch.dtype = torch.float32,
-) -> list[Path]:
-    """Write all weights into files of about `piece_bytes`, then remove the files of other versions.
-    Return the paths. Every weight is read once, in order, because all ranks gather sharded weights
-    together."""
-    folder.mkdir(exist_ok=True)
-    before = set(folder.iterdir())
-    paths: list[Path] = []
-    # safetensors rejects tensors that share memory, such as tied weights
-    for piece in pieces(weights, piece_bytes, dtype, lambda each: each.to("cpu", copy=True)):
-        path = folder / f"{version}-{len(paths)}.safetensors"
-        save_file(piece, path)
-        paths.append(path)
-    for path in before.difference(paths):
-        path.unlink()
-    return paths
+def can_add(weights: NamedWeights, folder: Path) -> bool:
+    """Return whether the weights are those in a policy's folder plus adapters: not if the policy
+    is stored in 4 bits here, under other names, or if its only head has an adapter."""
+    if not weights.adapters or not is_saved_as_it_is(weights.model):
+        return False
+    names = names_in(folder)
+    is_same = weights.parts.keys() - names <= {"lm_head.weight"}
+    is_quantized = any(map(adapters.is_quantized, weights.parts.values()))
+    return is_same and weights.adapters.keys() <= names and not is_quantized
 
 
-def pieces(
-    weights: Mapping[str, torch.Tensor],
-    piece_bytes: int,
-    dtype: torch.dtype,
-    place: Callable[[torch.Tensor], torch.Tensor] = lambda each: each,
-) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the weights under the names of a policy's files, in `dtype`, moved by `place`. Each
-    piece contains as many weights as fit `piece_bytes`, and at least one."""
-    piece: dict[str, torch.Tensor] = {}
-    size = 0
+def names_in(folder: Path) -> set[str]:
+    """Return the names of the weights in a policy's files."""
+    return {name for path in weight_files(folder) for name in shapes_in(path)}
+
+
+def numbered(
+    weights: Mapping[str, torch.Tensor], piece_bytes: int, dtype: torch.dtype
+) -> Iterator[tuple[int, str, torch.Tensor]]:
+    """Yield the weights under the names of a policy's files, in `dtype`, each with the number of
+    its piece. Each piece contains as many weights as fit `piece_bytes`, and at least one."""
+    number, size = 0, 0
     for name, tensor in as_saved(weights):
         # tensors of integers keep their dtype
         tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
-        if piece and size + tensor.nbytes > piece_bytes:
-            yield piece
-            piece, size = {}, 0
-        piece[name] = place(tensor).contiguous()
+        if size and size + tensor.nbytes > piece_bytes:
+            number, size = number + 1, 0
+        yield number, name, tensor.contiguous()
         size += tensor.nbytes
-    if piece:
-        yield piece

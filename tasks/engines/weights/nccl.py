@@ -12,13 +12,17 @@ import base64
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Unavailable
-from tasks.engines.weights.files import pieces
+from tasks.engines.server.trainers import rank
+from tasks.engines.weights.files import numbered
+from tasks.models.weights import as_saved
 
 if TYPE_CHECKING:  # avoids a cycle: the server engine imports this module
     from tasks.engines.server.endpoints import Connection, Endpoint
@@ -47,7 +51,11 @@ class NcclTransfer:
         self.weights: Mapping[str, torch.Tensor] = {}
 
     def take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
+        """Note the weights to send. The other training processes only gather sharded weights."""
         self.weights = weights
+        if rank() > 0:
+            for _ in as_saved(weights):
+                pass
 
     async def prepare(self, connections: "Sequence[Connection]") -> list[str | None]:
         """Create a group of these servers, unless they form one already. Servers cannot leave
@@ -67,15 +75,14 @@ class NcclTransfer:
     async def send(self, connections: "Sequence[Connection]") -> list[str | None]:
         """Send the weights to all servers. If one server fails, all count as failed: the others
         would wait forever, and must be ended."""
-        parts = pieces(self.weights, PIECE_BYTES, self.dtype)
+        parts = numbered(self.weights, PIECE_BYTES, self.dtype)
 
         async def send_all() -> None:
             if members_of(connections) != self.members:  # a server has failed since `prepare`
                 self.leave()
                 await self.meet(connections)
-            for piece in parts:
-                await self.broadcast(connections, piece)
-                del piece  # its memory is needed for the next one
+            for _, part in groupby(parts, key=itemgetter(0)):
+                await self.broadcast(connections, {name: tensor for _, name, tensor in part})
 
         answers = await self.together_or_not(connections, send_all())
         for _ in parts:  # other ranks gather sharded weights together with this one

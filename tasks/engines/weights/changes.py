@@ -1,0 +1,87 @@
+"""Changes to weights in safetensors files, which the trainer writes and servers apply: low-rank
+adapters, or the elements whose bits differ from the weights before (SparseRL-Sync, arXiv
+2605.07330). The policy's other weights need not be written again."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from tasks.common.files import ArtifactError
+from tasks.models.adapters import add_delta
+
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
+
+
+def read(
+    path: str | Path, changes: Sequence[str | Path] = (), device: str = "cpu"
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights in a file by name, with the changes in other files applied in order. Raise
+    ArtifactError if the result is not what the last of these files was written for."""
+    with ExitStack() as stack:
+        file, *others = (
+            stack.enter_context(safe_open(each, framework="pt", device=device))
+            for each in (path, *changes)
+        )
+        names = [set(each.keys()) for each in others]
+        checksums = (others[-1].metadata() or {}) if others else {}
+        for name in file.keys():  # noqa: SIM118
+            weight = file.get_tensor(name)
+            for other, found in zip(others, names, strict=True):
+                if f"{name}.index" in found:
+                    weight = replace_elements(name, weight, other)
+                if f"{name}.low" in found:
+                    weight = add_adapter(name, weight, other)
+            if name in checksums and checksums[name] != checksum(weight):
+                raise ArtifactError(
+                    f"{path}: with the changes up to {changes[-1]}, the weight {name} has another "
+                    "checksum than at the trainer"
+                )
+            yield name, weight
+
+
+def replace_elements(name: str, weight: torch.Tensor, file: Any) -> torch.Tensor:
+    index, value = file.get_tensor(f"{name}.index"), file.get_tensor(f"{name}.value")
+    weight = weight.clone()
+    bits(weight)[index.long()] = bits(value)
+    return weight
+
+
+def add_adapter(name: str, weight: torch.Tensor, file: Any) -> torch.Tensor:
+    low, high, factor = (file.get_tensor(f"{name}.{part}") for part in ("low", "high", "factor"))
+    return add_delta(weight.to(low.dtype), low, high, factor.item())
+
+
+def adapter(
+    name: str, low: torch.Tensor, high: torch.Tensor, factor: float
+) -> dict[str, torch.Tensor]:
+    """Return an adapter of a weight, [rank, in] and [out, rank], as the tensors of a file."""
+    parts = {"low": low.contiguous(), "high": high.contiguous()}
+    named = {**parts, "factor": torch.tensor(factor, dtype=torch.float64)}
+    return {f"{name}.{part}": tensor.cpu() for part, tensor in named.items()}
+
+
+def difference(name: str, old: torch.Tensor, new: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the elements of a weight whose bits differ, as the tensors of a file: their places in
+    the flat weight, and their new values. NaN and the sign of zero are kept."""
+    index = (bits(old) != bits(new)).nonzero().view(-1)
+    if not len(index):
+        return {}
+    value = new.view(-1)[index]
+    if new.numel() < 2**31:
+        index = index.int()
+    return {f"{name}.index": index, f"{name}.value": value}
+
+
+def bits(weight: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous weight as a flat view of integers."""
+    return weight.view(-1).view(INTEGERS[weight.element_size()])
+
+
+def checksum(weight: torch.Tensor) -> str:
+    """Return a number that differs, in all likelihood, if a change is missing: the sum of the
+    bits."""
+    return str(bits(weight.contiguous()).sum(dtype=torch.int64).item())
