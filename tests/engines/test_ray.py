@@ -188,25 +188,32 @@ def test_the_head_dies_and_the_same_command_goes_on(guesser: Path, tmp_path: Pat
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_a_trainer_and_a_server_die_and_the_policy_is_the_same(
+def test_a_trainer_a_machine_and_a_server_die_and_the_policy_is_the_same(
     guesser: Path, tmp_path: Path
 ) -> None:
-    """The server outlives the trainer."""
-    sizes = SIZES * 3
-    one = world(tmp_path / "one", guesser, sizes, name="server")
+    """The server outlives the trainers."""
+    sizes = SIZES * 4
+    one = world(tmp_path / "one", guesser, sizes, name="server", num_processes=2)
     alone = Training(one, dict(os.environ))
     alone.finish()
-    with RayCluster([2]) as cluster:
+    with RayCluster([1, 1, 1, 1]) as cluster:  # one is a spare
         root = tmp_path / "cluster"
-        layout = world(root, guesser, sizes, name="auto", cluster=on(cluster, root, 1, 1))
+        layout = world(root, guesser, sizes, name="auto", cluster=on(cluster, root, 2, 1))
         training = Training(layout, cluster.environment)
         training.wait_for(lambda: steps(layout) >= 2)
         before = server_of(layout)
+
+        def goes_on(num_restarts: int) -> None:
+            words = f"({num_restarts} of at most 3 times)"
+            training.wait_for(lambda: words in training.words())
+            begun = steps(layout)
+            training.wait_for(lambda: steps(layout) > begun)
+            assert server_of(layout) == before
+
         trainers(layout)[0].kill()
-        training.wait_for(lambda: "(1 of at most 3 times)" in training.words())
-        begun = steps(layout)
-        training.wait_for(lambda: steps(layout) > begun)
-        assert server_of(layout) == before
+        goes_on(1)
+        cluster.kill(next(n for n in (1, 2, 3) if runs_a_rank(cluster, n, layout)))
+        goes_on(2)
         before.kill()
         log = training.finish()
         assert "restarting it (1 of at most 3 times)" in log
