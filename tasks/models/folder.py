@@ -143,6 +143,11 @@ def weight_files(folder: Path) -> list[Path]:
     return [usual] if usual.exists() else sorted(folder.glob("*.safetensors"))
 
 
+def names_in(folder: Path) -> set[str]:
+    """Return the names of the weights in a policy's files."""
+    return {name for path in weight_files(folder) for name in shapes_in(path)}
+
+
 def shapes_in(path: Path) -> dict[str, list[int]]:
     """Return the shape of every tensor in a safetensors file, from its header. Raise ArtifactError
     if the file has no header, or does not match it byte for byte."""

@@ -133,10 +133,13 @@ def load_model(
     device: torch.device,
     trust_remote_code: bool = False,
     shard: Callable[[PreTrainedModel], object] | None = None,
+    renamed: dict[str, str] | None = None,
 ) -> PreTrainedModel:
     """Load the model in `folder` in evaluation mode: without dropout, regardless of its config.
-    `shard` shards the model before it has weights; every rank then reads only its own rows. Raise
-    ArtifactError if a tensor is missing from the files, or has another shape."""
+    `shard` shards the model before it has weights; every rank then reads only its own rows. If it
+    also adds adapters, `renamed` are patterns of names in the files and the names in the model, and
+    the adapters' values remain to be set. Raise ArtifactError if a tensor is missing from the
+    files, or has another shape."""
     check_folder(folder)
     trusted, kinds = trust_remote_code, (ImportError, ValueError)  # errors of quantised policies
     with loading(folder, MODEL, kinds), sharded_by(shard) as options:
@@ -149,10 +152,13 @@ def load_model(
             trust_remote_code=trusted,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # check_tensors names them
+            key_mapping=renamed,
             **options,
         )
     model, found = loaded
     check_tensors(folder, found)
+    if renamed:  # only here: the policy is saved under the names in its files
+        model._weight_conversions = model._weight_conversions[len(renamed) :]
     return model.to(device).eval()  # type: ignore[no-any-return]
 
 
@@ -187,7 +193,7 @@ def check_quantization(folder: Path) -> None:
 def check_tensors(folder: Path, found: dict[str, Any]) -> None:
     """Raise ArtifactError if a tensor of the configuration is missing from a policy's files, or has
     another shape there. `found` is transformers' `output_loading_info`."""
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(name for name in found["missing_keys"] if ".lora_" not in name):
         raise ArtifactError(
             f"{folder}: its files have no {missing[0]}"
             + (f" and {len(missing) - 1} more of its tensors" if len(missing) > 1 else "")

@@ -30,7 +30,7 @@ from tasks.models.prompts import encode_prompts
 from tasks.train.checkpoint import results
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.learner.learner import Learner, memory_of, sharding_of
-from tasks.train.learner.lora import add_adapters, quantize_base
+from tasks.train.learner.lora import add_adapters, load_adapted, quantize_base
 from tasks.train.learner.ranks import (
     LOST_RANK,
     Ranks,
@@ -284,19 +284,24 @@ def make_learner(context: RunContext, sections: Sections, engine: EngineSettings
     ArtifactError if it does not fit on the device together with the engine."""
     policy, settings, memory = context.policy, context.settings, sections.learner
     device = torch_device(engine.device)
-    is_quantized = settings.lora is not None and settings.lora.base_bits == 4
+    lora, model = settings.lora, None
+    is_quantized = lora is not None and lora.base_bits == 4
     by_rows = sharding_of(settings, memory, context.ranks, device)
-    # a whole policy may not fit the device
-    is_large = is_quantized or (memory.shard != "none" and by_rows is None)
-    model = load_model(
-        policy.folder,
-        dtype=torch.float32,
-        device=torch.device("cpu") if is_large else device,
-        trust_remote_code=policy.trust_remote_code,
-        shard=by_rows,
-    )
-    if settings.lora is not None:
-        add_adapters(model, settings.lora, context.seed)
+    if by_rows is not None and lora is not None:
+        model = load_adapted(policy, lora, context.seed, by_rows, device)
+        by_rows = None
+    if model is None:
+        # a whole policy may not fit the device
+        is_large = is_quantized or (memory.shard != "none" and by_rows is None)
+        model = load_model(
+            policy.folder,
+            dtype=torch.float32,
+            device=torch.device("cpu") if is_large else device,
+            trust_remote_code=policy.trust_remote_code,
+            shard=by_rows,
+        )
+        if lora is not None:
+            add_adapters(model, lora, context.seed)
     if is_quantized:
         quantize_base(model, device)
     needed = memory_of(model, settings, memory, context.ranks.size)

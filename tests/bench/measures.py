@@ -40,7 +40,7 @@ class Measure:
 def measures(root: Path) -> Iterator[Measure]:
     """Yield every measure of the tree at `root`."""
     product = [*files(root / "tasks"), *files(root / "flows")]
-    yield Measure("product lines", num_lines(product), 52_120, 39_000)
+    yield Measure("product lines", num_lines(product), 52_185, 39_000)
     for folder, limit, aim in (
         ("flows", 4_275, 2_600),
         ("tasks/common", 6_430, 4_200),
@@ -51,15 +51,15 @@ def measures(root: Path) -> Iterator[Measure]:
     ):
         yield Measure(f"lines in {folder}", num_lines(files(root / folder)), limit, aim)
     training = [path for path in files(root / "tasks/train") if "methods" not in path.parts]
-    yield Measure("lines in tasks/train without methods", num_lines(training), 7_360, 5_000)
+    yield Measure("lines in tasks/train without methods", num_lines(training), 7_415, 5_000)
     yield Measure(
         "lines in tasks/train/loop", num_lines(files(root / "tasks/train/loop")), 1_920, 1_830
     )
 
     reached = reach_of_a_cell(root)
-    yield Measure("lines that a train cell can reach", num_lines(reached), 16_025, 9_500)
+    yield Measure("lines that a train cell can reach", num_lines(reached), 16_090, 9_500)
     yield Measure("files that a train cell can reach", len(reached), 123, 75)
-    yield Measure("test lines", num_lines(files(root / "tests")), 47_215, 28_000)
+    yield Measure("test lines", num_lines(files(root / "tests")), 47_250, 28_000)
 
     folders = Counter(path.parent for path in product if path.name != "__init__.py")
     crowded = max(

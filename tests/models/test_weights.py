@@ -1,6 +1,7 @@
 """Weights on their way to an engine: the names and shapes of a policy's files, whatever they are in
 memory."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from tasks.models.policy import load_model
-from tasks.models.sharding import shard
-from tasks.models.weights import NamedWeights, as_saved, is_sharded
+from tasks.common.accounting.ledger import Architecture
+from tasks.models.policy import Policy, load_model
+from tasks.models.sharding import local, shard
+from tasks.models.weights import NamedWeights, as_saved, is_sharded, whole
+from tasks.train.learner.lora import add_adapters, load_adapted
+from tasks.train.settings import Lora
 from tests.models.test_packing import EXPERTS, GROUPED
 from tests.policies import adapted
 from tests.stages import FORKS
@@ -100,3 +104,53 @@ def test_sharded_and_adapted_weights_are_sent_whole_and_merged(tmp_path: Path) -
     changed = {name for name in files if "q_proj" in name or "v_proj" in name}
     assert all(not torch.equal(files[name], merged[name]) for name in changed)
     check_equal(load_file(out), files | {name: merged[name] for name in changed})
+
+
+LORA = Lora(rank=3, alpha=4.0, modules=["q_proj", "v_proj"], base_bits=32)
+SIZES = Architecture(1, 1, 1, 1)
+
+
+def load_by_rows(rank: int, folder: Path, root: Path) -> None:
+    """One of two ranks loads its rows of a policy and of its adapters."""
+    method = f"file://{root}/meeting"
+    distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
+    by_rows = partial(shard, device=CPU, dtype=torch.float32, forwards=())
+    policy = Policy(folder, "", SIZES, 64, trust_remote_code=False)
+    model = load_adapted(policy, LORA, 5, by_rows, CPU)
+    assert model is not None
+    half = sum(local(parameter).numel() for parameter in model.parameters())
+    assert half < 0.6 * sum(parameter.numel() for parameter in model.parameters())
+    found = {name: whole(tensor) for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        model.get_parameter(next(name for name in found if ".lora_B." in name)).add_(1.0)
+    sent = dict(as_saved(NamedWeights(model)))
+    if rank == 0:
+        save_file({name: part.contiguous().clone() for name, part in found.items()}, root / "own")
+        save_file({name: part.contiguous().clone() for name, part in sent.items()}, root / "sent")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt_oss"])
+def test_each_rank_loads_its_rows_of_a_policy_with_adapters(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    files = saved(name, folder)
+    alone = load_model(folder, dtype=torch.float32, device=CPU)
+    add_adapters(alone, LORA, 5)
+    ranks = [FORKS.Process(target=load_by_rows, args=(i, folder, tmp_path)) for i in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    assert [process.exitcode for process in ranks] == [0, 0]
+    check_equal(load_file(tmp_path / "own"), dict(alone.state_dict()))
+    sent = load_file(tmp_path / "sent")
+    assert sent.keys() == files.keys() | {"lm_head.weight"}
+    assert sum(not torch.equal(files[each], sent[each]) for each in files) == 1
+
+
+def test_a_policy_under_other_names_than_in_its_files_is_loaded_whole(tmp_path: Path) -> None:
+    files = saved("llama", tmp_path)
+    renamed = {name.replace("model.", "other."): part for name, part in files.items()}
+    save_file(renamed, tmp_path / "model.safetensors")
+    policy = Policy(tmp_path, "", SIZES, 64, trust_remote_code=False)
+    assert load_adapted(policy, LORA, 5, lambda model: None, CPU) is None

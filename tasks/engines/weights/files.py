@@ -19,7 +19,7 @@ from tasks.engines.engine import Unavailable
 from tasks.engines.server.trainers import gather, num_trainers, rank
 from tasks.engines.weights import changes
 from tasks.models import adapters
-from tasks.models.folder import shapes_in, weight_files
+from tasks.models.folder import names_in, weight_files
 from tasks.models.weights import NamedWeights, as_saved, is_saved_as_it_is, whole
 
 if TYPE_CHECKING:  # avoids a cycle: the server engine imports this module
@@ -160,11 +160,6 @@ def can_add(weights: NamedWeights, folder: Path) -> bool:
     is_same = weights.parts.keys() - names <= {"lm_head.weight"}
     is_quantized = any(map(adapters.is_quantized, weights.parts.values()))
     return is_same and weights.adapters.keys() <= names and not is_quantized
-
-
-def names_in(folder: Path) -> set[str]:
-    """Return the names of the weights in a policy's files."""
-    return {name for path in weight_files(folder) for name in shapes_in(path)}
 
 
 def numbered(

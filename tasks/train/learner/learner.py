@@ -79,13 +79,14 @@ def sharding_of(
     settings: TrainSettings, memory: LearnerSettings, ranks: Ranks, device: torch.device
 ) -> Callable[[PreTrainedModel], None] | None:
     """Return the function that shards a policy before it has weights; None if every rank loads the
-    whole policy: with one rank, without sharding, or with adapters, which need loaded weights."""
+    whole policy: with one rank, without sharding, or with weights to be stored in 4 bits."""
     if ranks.size % memory.replicas:
         raise ParamsError(
             f"learner.replicas is {memory.replicas}, and {ranks.size} processes train: it must "
             "divide their number"
         )
-    if memory.shard == "none" or ranks.size == 1 or settings.lora is not None:
+    is_quantized = settings.lora is not None and settings.lora.base_bits == 4
+    if memory.shard == "none" or ranks.size == 1 or is_quantized:
         return None
     dtype = getattr(torch, settings.dtype)
     return partial(shard, device=device, dtype=dtype, forwards=FORWARDS, replicas=memory.replicas)

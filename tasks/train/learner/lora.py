@@ -7,15 +7,20 @@ Only the adapters' weights are trained. Their effect on the policy's weights is 
 
 import json
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tasks.common.files import ArtifactError
-from tasks.models.adapters import NAME, adapted_layers
+from tasks.models.adapters import NAME, adapted_layers, adapter_of
+from tasks.models.folder import names_in
+from tasks.models.policy import Policy, load_model
+from tasks.models.sharding import local, local_rows
 from tasks.train.settings import Lora
 
 ALL = "all-linear"
@@ -37,7 +42,8 @@ def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
-            get_peft_model(model, config)  # type: ignore[arg-type]
+            on_meta = model.device.type == "meta"
+            get_peft_model(model, config, low_cpu_mem_usage=on_meta)  # type: ignore[arg-type]
         except ValueError as error:
             linear = {
                 name.rsplit(".")[-1]
@@ -48,6 +54,55 @@ def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
                 f"train.lora.modules is {settings.modules}, and the policy's linear layers are "
                 f"{', '.join(sorted(linear))} ({error})"
             ) from error
+
+
+def load_adapted(
+    policy: Policy,
+    settings: Lora,
+    seed: int,
+    shard: Callable[[PreTrainedModel], object],
+    device: torch.device,
+) -> PreTrainedModel | None:
+    """Return a policy with the same adapters as `add_adapters` adds, sharded by `shard` before it
+    has weights (see `load_model`); None if its layers have other names in its files."""
+    trusted = policy.trust_remote_code
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(policy.folder, trust_remote_code=trusted)
+        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+    add_adapters(empty, settings, seed)
+    names = [*adapted_layers(empty)]
+    if not {f"{name}.weight" for name in names} <= names_in(policy.folder):
+        return None
+
+    def distribute(model: PreTrainedModel) -> None:
+        add_adapters(model, settings, seed)
+        shard(model)
+
+    model = load_model(
+        policy.folder,
+        dtype=torch.float32,
+        device=device,
+        trust_remote_code=trusted,
+        shard=distribute,
+        renamed={rf"^({'|'.join(map(re.escape, names))})(?=\.(?:weight|bias)$)": r"\1.base_layer"},
+    )
+    initialize(model, seed)
+    return model
+
+
+@torch.no_grad()
+def initialize(model: PreTrainedModel, seed: int) -> None:
+    """Set adapters without values to the values that peft draws after `seed`: for each layer those
+    of its two matrices, then those of the first again. Each rank keeps its own rows."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for layer in adapted_layers(model).values():
+            low, high, _ = adapter_of(layer)
+            drawn = torch.nn.Linear(low.shape[1], low.shape[0], bias=False)
+            torch.nn.Linear(high.shape[1], high.shape[0], bias=False)
+            torch.nn.init.kaiming_uniform_(drawn.weight, a=math.sqrt(5))
+            local(low).copy_(drawn.weight[local_rows(low)])
+            local(high).zero_()
 
 
 def quantize_base(model: PreTrainedModel, device: torch.device) -> None:
