@@ -135,8 +135,10 @@ def check_weights(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files from which a policy is loaded: the files in its index, else
-    model.safetensors, else all."""
+    """Return the safetensors files from which a policy is loaded: the file that config.json names,
+    else the files in the index, else model.safetensors, else all."""
+    if explicit := as_mapping(folder / "config.json").get("transformers_weights"):
+        return [folder / explicit]
     index, usual = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists():
         return sorted({folder / name for name in as_mapping(index)["weight_map"].values()})

@@ -156,6 +156,8 @@ def load_model(
             **options,
         )
     model, found = loaded
+    if renamed:
+        found["missing_keys"] = [name for name in found["missing_keys"] if ".lora_" not in name]
     check_tensors(folder, found)
     if renamed:  # only here: the policy is saved under the names in its files
         model._weight_conversions = model._weight_conversions[len(renamed) :]
@@ -193,7 +195,7 @@ def check_quantization(folder: Path) -> None:
 def check_tensors(folder: Path, found: dict[str, Any]) -> None:
     """Raise ArtifactError if a tensor of the configuration is missing from a policy's files, or has
     another shape there. `found` is transformers' `output_loading_info`."""
-    if missing := sorted(name for name in found["missing_keys"] if ".lora_" not in name):
+    if missing := sorted(found["missing_keys"]):
         raise ArtifactError(
             f"{folder}: its files have no {missing[0]}"
             + (f" and {len(missing) - 1} more of its tensors" if len(missing) > 1 else "")

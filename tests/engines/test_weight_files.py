@@ -98,7 +98,8 @@ def test_few_changes_take_few_bytes(density: float, ratio: float) -> None:
     old = torch.zeros(1000, 1000, dtype=torch.bfloat16)
     new = old.clone()
     new.view(-1)[: round(density * new.numel())] = 1.0
-    changed = changes.difference("w", old, new)
+    changed = changes.difference(iter([("w", old)]), {"w": new}, math.inf)
+    assert changed is not None
     sent = sum(tensor.nbytes for tensor in changed.values())
     assert old.nbytes / sent == pytest.approx(ratio, abs=0.05)
 
@@ -115,6 +116,9 @@ def test_a_change_that_is_missing_or_damaged_is_noticed(tmp_path: Path) -> None:
     Path(second).unlink()
     with pytest.raises(FileNotFoundError, match="1|2"):
         dict(changes.read(path, [first, second, third]))
+    weights["a"][4] = 1.0
+    files.take(weights, "4")
+    assert files.pieces[0] == (str(tmp_path / "w" / "4-0.safetensors"), ())
 
 
 def test_a_server_that_is_started_later_gets_every_change(fleet: Fleet, policy: Policy) -> None:

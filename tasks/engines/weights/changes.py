@@ -2,7 +2,7 @@
 adapters, or the elements whose bits differ from the weights before (SparseRL-Sync, arXiv
 2605.07330). The policy's other weights need not be written again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,11 @@ def read(
         checksums = (others[-1].metadata() or {}) if others else {}
         for name in file.keys():  # noqa: SIM118
             weight = file.get_tensor(name)
+            if any(f"{name}.index" in found for found in names):
+                weight = weight.clone()  # not the file's memory
             for other, found in zip(others, names, strict=True):
                 if f"{name}.index" in found:
-                    weight = replace_elements(name, weight, other)
+                    replace_elements(name, weight, other)
                 if f"{name}.low" in found:
                     weight = add_adapter(name, weight, other)
             if name in checksums and checksums[name] != checksum(weight):
@@ -43,11 +45,9 @@ def read(
             yield name, weight
 
 
-def replace_elements(name: str, weight: torch.Tensor, file: Any) -> torch.Tensor:
+def replace_elements(name: str, weight: torch.Tensor, file: Any) -> None:
     index, value = file.get_tensor(f"{name}.index"), file.get_tensor(f"{name}.value")
-    weight = weight.clone()
     bits(weight)[index.long()] = bits(value)
-    return weight
 
 
 def add_adapter(name: str, weight: torch.Tensor, file: Any) -> torch.Tensor:
@@ -64,16 +64,25 @@ def adapter(
     return {f"{name}.{part}": tensor.cpu() for part, tensor in named.items()}
 
 
-def difference(name: str, old: torch.Tensor, new: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the elements of a weight whose bits differ, as the tensors of a file: their places in
-    the flat weight, and their new values. NaN and the sign of zero are kept."""
-    index = (bits(old) != bits(new)).nonzero().view(-1)
-    if not len(index):
-        return {}
-    value = new.view(-1)[index]
-    if new.numel() < 2**31:
-        index = index.int()
-    return {f"{name}.index": index, f"{name}.value": value}
+def difference(
+    old: Iterator[tuple[str, torch.Tensor]], new: Mapping[str, torch.Tensor], max_bytes: float
+) -> dict[str, torch.Tensor] | None:
+    """Return the elements of weights whose bits differ, as the tensors of a file: their places in
+    the flat weight, and their new values. NaN and the sign of zero are kept. Return None if they
+    take more than `max_bytes`."""
+    found: dict[str, torch.Tensor] = {}
+    for name, weight in old:
+        is_other = bits(weight) != bits(new[name])
+        index_dtype = torch.int32 if weight.numel() < 2**31 else torch.int64
+        num = int(is_other.sum())
+        max_bytes -= num * (index_dtype.itemsize + weight.element_size())
+        if max_bytes < 0:
+            return None
+        if num:
+            index = is_other.nonzero().view(-1)
+            found[f"{name}.value"] = new[name].view(-1)[index]
+            found[f"{name}.index"] = index.to(index_dtype)
+    return found
 
 
 def bits(weight: torch.Tensor) -> torch.Tensor:

@@ -54,9 +54,9 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        takes_head = has_head(self.model)
+        takes_head, dtype = has_head(self.model), self.model_config.dtype
         self.model.load_weights(  # type: ignore[operator]
-            (name, weight)
+            (name, weight.to(dtype) if weight.is_floating_point() else weight)
             for name, weight in changes.read(
                 update_info.path, update_info.changes, str(self.device)
             )

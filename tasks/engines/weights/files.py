@@ -5,13 +5,16 @@ They are written in pieces, so that memory never contains a second copy of the w
 files stay as long as an update needs them: a server that starts later loads them from there."""
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from tasks.common.files import ArtifactError
@@ -25,7 +28,10 @@ from tasks.models.weights import NamedWeights, as_saved, is_saved_as_it_is, whol
 if TYPE_CHECKING:  # avoids a cycle: the server engine imports this module
     from tasks.engines.server.endpoints import Connection
 
+logger = logging.getLogger(__name__)
+
 PIECE_BYTES = 2**30
+MAX_CHANGES = 32  # of a piece; servers read all of them at every update
 
 
 class Piece(NamedTuple):
@@ -77,34 +83,41 @@ class FileTransfer:
 
     def write(self, weights: Mapping[str, torch.Tensor], version: str) -> dict[int, Piece]:
         """Write this process's pieces of the weights. Every weight is read once, in order, because
-        all ranks gather sharded weights together."""
-        own: dict[int, Piece] = {}
+        all ranks gather sharded weights together; a thread writes a piece meanwhile."""
+        own: dict[int, Future[Piece]] = {}
         parts = numbered(weights, self.piece_bytes, self.dtype)
-        for number, part in groupby(parts, key=itemgetter(0)):
-            # safetensors rejects tensors that share memory, such as tied weights
-            tensors = {
-                name: tensor.to("cpu", copy=True)
-                for _, name, tensor in part
-                if number % num_trainers() == rank()
-            }
-            if tensors:
-                path = self.folder / f"{version}-{number}.safetensors"
-                own[number] = self.write_piece(tensors, path, self.pieces.get(number))
-        return own
+        with ThreadPoolExecutor(1) as writer:
+            for number, part in groupby(parts, key=itemgetter(0)):
+                # safetensors rejects tensors that share memory, such as tied weights
+                tensors = {
+                    name: tensor.to("cpu", copy=True)
+                    for _, name, tensor in part
+                    if number % num_trainers() == rank()
+                }
+                if tensors:
+                    wait(own.values())  # at most two pieces are in memory
+                    path, last = (
+                        self.folder / f"{version}-{number}.safetensors",
+                        self.pieces.get(number),
+                    )
+                    own[number] = writer.submit(self.write_piece, tensors, path, last)
+        return {number: piece.result() for number, piece in own.items()}
 
     def write_piece(
         self, tensors: dict[str, torch.Tensor], path: Path, last: Piece | None
     ) -> Piece:
         """Write the changes since the `last` version of a piece, or all of it if servers would
         otherwise read changes of more than half its size."""
-        if last is not None and self.only_changes:
-            changed: dict[str, torch.Tensor] = {}
-            for name, old in changes.read(*last):
-                changed |= changes.difference(name, old, tensors[name])
-            if not changed:
+        if last is not None and self.only_changes and len(last.changes) < MAX_CHANGES:
+            try:
+                room = last.num_bytes / 2 - last.num_changed_bytes
+                changed = changes.difference(changes.read(*last), tensors, room)
+            except (OSError, SafetensorError, ArtifactError) as error:
+                logger.warning("%s; writing these weights whole", error)
+                changed = None
+            if changed == {}:
                 return last
-            num_bytes = sum(tensor.nbytes for tensor in changed.values())
-            if num_bytes + last.num_changed_bytes <= last.num_bytes / 2:
+            if changed is not None:
                 checksums = {name: changes.checksum(tensor) for name, tensor in tensors.items()}
                 save_file(changed, path, metadata=checksums)
                 return Piece(last.path, (*last.changes, str(path)))
@@ -152,14 +165,15 @@ class FileTransfer:
 
 
 def can_add(weights: NamedWeights, folder: Path) -> bool:
-    """Return whether the weights are those in a policy's folder plus adapters: not if the policy
-    is stored in 4 bits here, under other names, or if its only head has an adapter."""
+    """Return whether the weights are those in a policy's folder plus adapters: not if they are
+    quantized, or have other names here than there, or if a tied head has an adapter."""
     if not weights.adapters or not is_saved_as_it_is(weights.model):
         return False
-    names = names_in(folder)
+    names, adapted = names_in(folder), [weights.parts[name] for name in weights.adapters]
     is_same = weights.parts.keys() - names <= {"lm_head.weight"}
-    is_quantized = any(map(adapters.is_quantized, weights.parts.values()))
-    return is_same and weights.adapters.keys() <= names and not is_quantized
+    is_quantized = any(map(adapters.is_quantized, adapted))
+    is_plain = all(each.dtype == torch.float32 for each in adapted) and not is_quantized
+    return is_same and weights.adapters.keys() <= names and is_plain
 
 
 def numbered(

@@ -79,14 +79,13 @@ def sharding_of(
     settings: TrainSettings, memory: LearnerSettings, ranks: Ranks, device: torch.device
 ) -> Callable[[PreTrainedModel], None] | None:
     """Return the function that shards a policy before it has weights; None if every rank loads the
-    whole policy: with one rank, without sharding, or with weights to be stored in 4 bits."""
+    whole policy: with one rank, or without sharding."""
     if ranks.size % memory.replicas:
         raise ParamsError(
             f"learner.replicas is {memory.replicas}, and {ranks.size} processes train: it must "
             "divide their number"
         )
-    is_quantized = settings.lora is not None and settings.lora.base_bits == 4
-    if memory.shard == "none" or ranks.size == 1 or is_quantized:
+    if memory.shard == "none" or ranks.size == 1:
         return None
     dtype = getattr(torch, settings.dtype)
     return partial(shard, device=device, dtype=dtype, forwards=FORWARDS, replicas=memory.replicas)
@@ -113,8 +112,9 @@ class Learner:
         with self.autocast() if is_sharded(model) else nullcontext():
             check_forward(model, packed=memory.share_prompts)
         self.version = 0  # number of updates
+        by_rows = sharding_of(settings, memory, ranks, device) if is_sharded(model) else None
         self.reference, self.reference_architecture = make_reference(
-            model, policy, settings, memory, sharding_of(settings, memory, ranks, device)
+            model, policy, settings, memory, by_rows
         )
         if memory.activation_checkpointing:
             enable_activation_checkpointing(model)
