@@ -17,7 +17,7 @@ from tasks.common.files import ArtifactError
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.lending import Borrowed, Lender, wait_until_serving
 from tasks.engines.server.replicas import MAX_RESTARTS, Replicas
-from tasks.engines.server.trainers import broadcast, others_waiting
+from tasks.engines.trainers import broadcast, others_waiting
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
 from tests.engines.conftest import FLEET, REQUEST, Fleet, does, expected, names, scaled

@@ -19,9 +19,17 @@ from transformers import (
 )
 
 from tasks.common.accounting.ledger import Architecture
+from tasks.engines.weights import changes
+from tasks.engines.weights.files import FileTransfer
 from tasks.models.policy import Policy, load_model
 from tasks.models.sharding import local, shard
-from tasks.models.weights import NamedWeights, as_saved, is_sharded, whole
+from tasks.models.weights import (
+    NamedWeights,
+    as_saved,
+    is_saved_as_it_is,
+    is_sharded,
+    whole,
+)
 from tasks.train.learner.lora import add_adapters, load_adapted
 from tasks.train.settings import Lora
 from tests.models.test_packing import EXPERTS, GROUPED
@@ -124,6 +132,11 @@ def load_by_rows(rank: int, folder: Path, root: Path) -> None:
     with torch.no_grad():
         model.get_parameter(next(name for name in found if ".lora_B." in name)).add_(1.0)
     sent = dict(as_saved(NamedWeights(model)))
+    files = FileTransfer(root / "w", folder, torch.float32)
+    files.take(NamedWeights(model), "1")
+    received = {k: v for piece in files.pieces.values() for k, v in changes.read(*piece)}
+    check_equal({name: sent[name] for name in received}, received)
+    assert (root / "w" / "1.safetensors").exists() == is_saved_as_it_is(model)  # the adapters alone
     if rank == 0:
         save_file({name: part.contiguous().clone() for name, part in found.items()}, root / "own")
         save_file({name: part.contiguous().clone() for name, part in sent.items()}, root / "sent")

@@ -42,9 +42,9 @@ from tasks.engines.server.lending import SERVERS, Borrowed, Servers, wait_until_
 from tasks.engines.server.meter import Meter
 from tasks.engines.server.replicas import local
 from tasks.engines.server.stopping import NOT_BEGUN, InFlight
-from tasks.engines.server.trainers import broadcast, num_trainers, others_waiting, rank
 from tasks.engines.server.updates import Loading, Versions, check_transfer, transfer_of
 from tasks.engines.settings import EngineSettings, parse_url
+from tasks.engines.trainers import broadcast, num_trainers, others_waiting, rank
 from tasks.engines.weights.vllm_model import check_updates
 from tasks.models.policy import (
     Policy,

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Unavailable
-from tasks.engines.server.trainers import gather, num_trainers, rank
+from tasks.engines.trainers import gather, num_trainers, rank
 from tasks.engines.weights import changes
 from tasks.models import adapters
 from tasks.models.folder import names_in, weight_files

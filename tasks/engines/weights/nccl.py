@@ -20,7 +20,7 @@ import torch
 
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Unavailable
-from tasks.engines.server.trainers import rank
+from tasks.engines.trainers import rank
 from tasks.engines.weights.files import numbered
 from tasks.models.weights import as_saved
 

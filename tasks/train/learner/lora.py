@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from tasks.common.files import ArtifactError
 from tasks.models.adapters import NAME, adapted_layers, adapter_of
@@ -78,6 +79,8 @@ def load_adapted(
         add_adapters(model, settings, seed)
         shard(model)
 
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # it would warn that the adapters are not in files
     model = load_model(
         policy.folder,
         dtype=torch.float32,
@@ -86,6 +89,7 @@ def load_adapted(
         shard=distribute,
         renamed={rf"^({'|'.join(map(re.escape, names))})(?=\.(?:weight|bias)$)": r"\1.base_layer"},
     )
+    transformers_logging.set_verbosity(verbosity)
     initialize(model, seed)
     return model
 
