@@ -96,10 +96,8 @@ class FileTransfer:
                 }
                 if tensors:
                     wait(own.values())  # at most two pieces are in memory
-                    path, last = (
-                        self.folder / f"{version}-{number}.safetensors",
-                        self.pieces.get(number),
-                    )
+                    path = self.folder / f"{version}-{number}.safetensors"
+                    last = self.pieces.get(number)
                     own[number] = writer.submit(self.write_piece, tensors, path, last)
         return {number: piece.result() for number, piece in own.items()}
 
