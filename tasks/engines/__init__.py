@@ -11,5 +11,6 @@ SHARED = (
     "memory",
     "options",
     "settings",
+    "trainers",
     "weights",
 )
