@@ -65,6 +65,12 @@ class Rows:
         """Return the same rollouts, each of which reads its own prompt."""
         return replace(self, group_B=np.arange(len(self.group_B)))
 
+    def padded(self) -> "Rows":
+        """Return the same rollouts, whose prompts are as much longer as a pass over rows of equal
+        length pads them."""
+        lengths_B = self.prompt_tokens_B + self.completion_tokens_B
+        return replace(self, prompt_tokens_B=lengths_B.max(initial=0) - self.completion_tokens_B)
+
     @property
     def prompt_tokens_Q(self) -> Ints:
         """Return [Q] the tokens of each group's prompt."""

@@ -26,6 +26,8 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
     rows, observed = rollouts.rows(), 0.0
     if features is not None:
         computed = rows.apart() if features.reads_whole_rows else rows
+        if account == "executed" and features.hidden_layer is not None:
+            computed = computed.padded()
         observed = features.num_passes * pass_cost(account, architecture, computed)
     has_proximal = trainer.run.settings.correction.proximal is not None
     proximal = has_proximal * pass_cost(account, architecture, rows)
