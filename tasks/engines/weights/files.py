@@ -111,7 +111,7 @@ class FileTransfer:
                 room = last.num_bytes / 2 - last.num_changed_bytes
                 changed = changes.difference(changes.read(*last), tensors, room)
             except (OSError, SafetensorError, ArtifactError) as error:
-                logger.warning("%s; writing these weights whole", error)
+                logger.warning("%s, with its changes: %s; it is replaced", last.path, error)
                 changed = None
             if changed == {}:
                 return last
