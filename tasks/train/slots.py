@@ -130,8 +130,12 @@ class Select(Protocol):
     number of rollouts per group has it in its setting `keep`. `features` requests features of the
     policy."""
 
+    settings: Any
     state: Any = None
     features: Features | None = None
+
+    def __init__(self, settings: Any = None) -> None:
+        self.settings = settings
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """Return [B] whether each rollout is kept."""
@@ -177,6 +181,7 @@ class Advantage(Protocol):
     that is `unshaped` for rewards that `train.shape` changes. With `needs_group`, a group of fewer
     than `min_group` rollouts has no gradient."""
 
+    settings: Any
     state: Any = None
     features: Features | None = None
     skips_zeros: bool = False
@@ -184,6 +189,9 @@ class Advantage(Protocol):
     fresh_only: bool = False
     unshaped: bool = False
     min_group: int = 2
+
+    def __init__(self, settings: Any = None) -> None:
+        self.settings = settings
 
     def __call__(self, rollouts: Rollouts) -> Floats:
         """Return [B] advantages of rollouts, or [N] of their completion tokens."""

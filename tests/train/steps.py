@@ -6,10 +6,19 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from tasks.common.artifacts import PROMPTS
+from tasks.common.artifacts import PROMPTS, SAMPLES
 from tasks.engines.engine import Samples
 from tasks.train.plan import Plan
-from tasks.train.rollouts import GroupRequest, Ints, Observed, Rollouts, make_rollouts, merge
+from tasks.train.profile import Profile
+from tasks.train.rollouts import (
+    GroupRequest,
+    Ints,
+    Observed,
+    Prompts,
+    Rollouts,
+    make_rollouts,
+    merge,
+)
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Asked, Control, SoFar
 from tests.policies import character_tokenizer
@@ -114,6 +123,15 @@ def answer_to(
     return rollouts_of(rewards, groups, lengths, request.prompt_rows.tolist(), errors)
 
 
+def requested(
+    control: Control, rng: np.random.Generator | int = 0, so_far: SoFar = START
+) -> GroupRequest:
+    """The next request of a control, which has one."""
+    request = control.next(so_far, np.random.default_rng(rng))
+    assert request is not None
+    return request
+
+
 def after(*parts: Rollouts) -> SoFar:
     """A step after these answers of its own groups."""
     return SoFar(merge(parts), len(parts), 0) if parts else START
@@ -159,3 +177,26 @@ def play(
         parts.append(answer_to(request, rewards))
         rollouts = merge_requests(parts, numbers)
     return (requests, rollouts) if rollouts else None
+
+
+def profile_of(outcomes: dict[str, list[str]]) -> Profile:
+    """A profile of four prompts with samples of these outcomes, the first without
+    log-probabilities."""
+    rows = [
+        {
+            "prompt_id": prompt_id,
+            "sample_index": k,
+            "outcome": outcome,
+            "reward": float(outcome == "correct"),
+            "finish_reason": "length" if outcome == "truncated" else "stop",
+            "token_ids": [10 * k + place for place in range(k + 1)],
+            "logprobs": [-0.5] * (k + 1) if k else None,
+        }
+        for prompt_id, all_of_it in outcomes.items()
+        for k, outcome in enumerate(all_of_it)
+    ]
+    prompts = PROMPTS.frame(
+        [{**PROMPTS.example, "prompt_id": f"p{row}", "prompt": "x" * (row + 1)} for row in range(4)]
+    )
+    encode = lambda table: [[7] * len(text) for text in table["prompt"]]  # noqa: E731
+    return Profile(SAMPLES.frame(rows), Prompts(prompts, encode))

@@ -1,6 +1,5 @@
 """A*-PO: published values, its gradient and its optimum by enumeration, and runs of its recipe."""
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +9,18 @@ import torch
 
 from tasks.common import recipes
 from tasks.common.accounting.ledger import charged_flops
-from tasks.common.params import ParamsError
 from tasks.common.recipes import has_reference
-from tasks.train.loading import settings_of
 from tasks.train.loop.loop import learn
 from tasks.train.methods.advantage import a_star
 from tasks.train.methods.loss import regression
 from tasks.train.rollouts import StepTotals
 from tasks.train.tokens import Tokens
 from tests.parameters import every_value
-from tests.train.steps import rollouts_of
-from tests.train.test_profile import profile_of
+from tests.train.steps import profile_of, rollouts_of
 from tests.train.worlds import (
     PARAMS,
-    Killed,
-    dying_after,
     make_trainer,
     make_world,
-    outputs,
-    run,
     sampled,
 )
 
@@ -125,7 +117,6 @@ def test_the_reference_of_the_loss_is_charged_like_that_of_a_kl_term(
     layout = make_world(tmp_path, guesser, [1] * 24)
     trainer = make_trainer(layout, **RECIPE)
     batch = sampled(trainer)
-    assert batch is not None
     row = learn(trainer, batch)
     ledger, tokens = trainer.state.ledger, float(batch.fresh.tokens_B().sum())
     architecture = trainer.run.policy.architecture
@@ -134,38 +125,6 @@ def test_the_reference_of_the_loss_is_charged_like_that_of_a_kl_term(
         assert account["update"] == charged_flops(architecture, updated=tokens)
     assert ledger.executed["score"] > 0
     assert row["kl"] == pytest.approx(0.0, abs=1e-6)  # recorded, and at the reference 0
-
-
-@pytest.mark.parametrize("minibatches", [1, 2])
-def test_a_killed_run_ends_as_one_that_was_not(
-    minibatches: int, guesser: Path, tmp_path: Path
-) -> None:
-    updates = {"epochs": 1, "minibatches": minibatches}
-    changes = {**RECIPE, "updates": updates, "learning_rate": 1e-2}
-    layouts = [make_world(tmp_path / side, guesser, [1, 2] * 15) for side in ("whole", "killed")]
-    whole = run(layouts[0], changes)
-    assert all(row["num_updates"] == minibatches for row in whole.state.steps)
-    assert whole.state.steps[-1]["kl"] > 0
-    with dying_after(2) as dying, contextlib.suppress(Killed):
-        run(layouts[1], changes, prepare=dying)
-    run(layouts[1], changes)
-    first, second = map(outputs, layouts)
-    assert first == second
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"advantage": {"method": "one_sided"}}, "train.loss regression trains on all"),
-        ({"warm_start": {"data": "profile"}}, "train.loss regression compares the policy with"),
-        ({"shape": [{"method": "length"}]}, "train.advantage a_star needs the verifier's rewards"),
-        ({"loss": {"method": "regression", "beta": 0}}, "train.loss.beta is 0"),
-        ({"advantage": {"method": "a_star", "beta": 0}}, "train.advantage.beta is 0"),
-    ],
-)
-def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ParamsError, match=message):
-        settings_of({**RECIPE, **changes})
 
 
 def test_a_loss_with_a_reference_is_forecast_with_it() -> None:

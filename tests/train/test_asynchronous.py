@@ -1,7 +1,6 @@
 """Sampling ahead of training: how old a policy may be, what a kill loses, and that the clock has no
 say in it."""
 
-import json
 import random
 import signal
 import time
@@ -15,22 +14,16 @@ import polars as pl
 import pytest
 import torch
 
-from tasks.common import params
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
-from tasks.common.params import ParamsError
 from tasks.common.sealed import read_sealed, write_sealed
 from tasks.engines.engine import Request, Samples
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
-from tasks.train.loop.reporter import ages
-from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
-from tasks.train.settings import CheckpointSettings, TrainSettings
-from tests.train.test_multi_turn import GENERATE
-from tests.train.test_whole_runs import changes_of
+from tasks.train.settings import CheckpointSettings
 from tests.train.worlds import (
     Killed,
-    dying_after,
+    from_record,
     make_trainer,
     make_world,
     outputs,
@@ -97,70 +90,6 @@ def test_the_first_update_is_that_of_the_synchronous_loop(guesser: Path, tmp_pat
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "limit", "surplus"),
-    [
-        ("dapo", 1, 1.0),
-        ("sagc", 1, 1.0),
-        ("dots_replay", 3, 1.0),
-        ("profile_replay", 3, 1.0),
-        ("knapsack", 1, 1.5),
-    ],
-)
-def test_a_killed_run_ends_as_one_that_was_not(
-    name: str, limit: int, surplus: float, guesser: Path, tmp_path: Path
-) -> None:
-    ages = {"max_staleness": limit, "over_provision": surplus}
-    changes = {**changes_of(name), **ages, "learning_rate": 1e-3}
-    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]
-    whole = run(layouts[0], changes)
-    kills = 0
-    for last in (1, 2, 5, 7, 10):
-        with dying_after(last) as prepare:
-            try:
-                run(layouts[1], changes, prepare=prepare)
-            except Killed:
-                kills += 1
-    again = run(layouts[1], changes)
-    assert kills >= 2
-    assert again.state.num_steps == whole.state.num_steps
-    first, second = (outputs(layout) for layout in layouts)
-    assert first["rollouts"] == second["rollouts"]
-    assert first == second
-
-
-def test_what_was_sampled_ahead_is_kept_whole(guesser: Path, tmp_path: Path) -> None:
-    """Tokens of an environment, texts and verdicts too."""
-    layout = make_world(tmp_path, guesser, SIZES)
-    trainer = make_trainer(layout, max_staleness=3, generate=GENERATE)
-    again = make_trainer(layout, max_staleness=3, generate=GENERATE)
-    with closing(trainer.collector.grader), closing(again.collector.grader):
-        trainer.buffer.reserve(2)
-        assert trainer.buffer.fill(version=0)
-        assert trainer.buffer.fill(version=0)
-        numbers = json.loads(json.dumps(trainer.buffer.numbers()))
-        again.buffer.restore(numbers, trainer.buffer.table())
-    assert again.buffer.batches == trainer.buffer.batches
-    assert again.buffer.table().equals(trainer.buffer.table())
-    first, second = again.buffer.take(3)
-    assert (first.step, second.step) == (0, 1)
-    assert again.buffer.progress == second.progress > first.progress > 0.0
-    fresh = first.fresh
-    assert 0 < fresh.trained_N().sum() < len(fresh.trained_N())
-    assert all(fresh.table["text"])
-    assert ages(4, first)["staleness"] == 4
-
-
-def test_an_engine_that_keeps_old_weights_is_noticed(guesser: Path, tmp_path: Path) -> None:
-    def prepare(trainer: Trainer) -> None:
-        trainer.collector.engine.set_weights = lambda weights: None  # type: ignore[method-assign]
-
-    layout = make_world(tmp_path, guesser, SIZES)
-    changes = {"max_staleness": 1, "learning_rate": 1e-2, "advantage": {"method": "rloo"}}
-    with pytest.raises(TrainingError, match="the engine hf .* samples from other weights"):
-        run(layout, changes, prepare=prepare)
-
-
 def test_what_sampling_raises_ends_the_run(guesser: Path, tmp_path: Path) -> None:
     def prepare(trainer: Trainer) -> None:
         generate = trainer.collector.engine.generate
@@ -182,11 +111,7 @@ def test_a_run_is_computed_again_from_its_rollouts(guesser: Path, tmp_path: Path
     layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("first", "again")]
     run(layouts[0], changes)
     rows = pl.read_parquet(layouts[0].train("r", 0) / "rollouts.parquet")
-
-    def prepare(trainer: Trainer) -> None:
-        trainer.collector.recorded = rows
-
-    run(layouts[1], changes, prepare=prepare)
+    run(layouts[1], changes, prepare=from_record(rows))
     assert outputs(layouts[0])["weights"] == outputs(layouts[1])["weights"]
 
 
@@ -218,8 +143,8 @@ def test_the_trunk_goes_on_as_if_there_were_no_branches(guesser: Path, tmp_path:
         layout = make_world(tmp_path / name, guesser, SIZES)
         chosen = {"max_staleness": 3, "decay_share": 0.4, "branches": branches}
         if name == "killed":
-            with dying_after(4) as prepare, pytest.raises(Killed):
-                run(layout, chosen, prepare=prepare)
+            with pytest.raises(Killed):
+                run(layout, chosen, dies_after=4)
         trainer = run(layout, chosen)
         curves.append(trainer.state.curve)
         found.append(outputs(layout))
@@ -252,8 +177,8 @@ def test_what_a_checkpoint_holds_is_not_lost_by_a_kill(
     limit: int, guesser: Path, tmp_path: Path
 ) -> None:
     layout, changes = make_world(tmp_path, guesser, SIZES), {"max_staleness": limit}
-    with dying_after(6) as prepare, pytest.raises(Killed):
-        run(layout, changes, prepare=prepare)
+    with pytest.raises(Killed):
+        run(layout, changes, dies_after=6)
     trainer = make_trainer(layout, **changes)
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=2)
     with closing(trainer.collector.grader):
@@ -290,9 +215,3 @@ def test_a_checkpoint_without_the_rollouts_in_flight_starts_over_with_the_reason
     assert "starting over: the newest checkpoint of" in caplog.text
     assert "from an earlier version, which stored rollouts differently" in caplog.text
     assert outputs(layouts[0]) == outputs(layouts[1])
-
-
-def test_a_negative_age_is_refused(guesser: Path, tmp_path: Path) -> None:
-    values = params.load(make_world(tmp_path, guesser, SIZES).root / "params.yaml")
-    with pytest.raises(ParamsError, match="max_staleness"):
-        params.parse({**values["train"], "max_staleness": -1}, TrainSettings, "train")

@@ -11,13 +11,12 @@ import pytest
 
 from tasks.common.artifacts import CURVE, Layout
 from tasks.common.files import ArtifactError
-from tasks.common.params import ParamsError
 from tasks.common.sealed import read_sealed
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.trainer import Trainer
 from tests.train import worlds
 from tests.train.test_trainer import train as run_train
-from tests.train.worlds import make_trainer, make_world, outputs, run_in_process, write_params
+from tests.train.worlds import make_world, outputs, run_in_process, write_params
 
 BATCH = {"unit": "rollouts", "size": 8, "counts": "generated"}
 CONSTANT = {"batch": BATCH, "decay_share": 0.4, "learning_rate": 3e-3}
@@ -104,22 +103,6 @@ def test_a_branch_shorter_than_a_step_is_left_out(
     state = run_in_process(layout, coarse).state
     assert "the branch to 0.8 of the run is skipped" in caplog.text
     assert all(point["branch"] is None for point in state.curve)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"branches": [0.5, 0.25]}, r"train.branches is \[0.5, 0.25\]; .* ascending"),
-        ({"branches": [0.5, 1.0]}, "below 1"),
-        ({"branches": [0.5], "decay_share": 1.0}, "needs train.decay_share below 1"),
-    ],
-)
-def test_shares_that_make_no_sense_are_refused(
-    changes: dict[str, Any], message: str, guesser: Path, tmp_path: Path
-) -> None:
-    layout = make_world(tmp_path, guesser, VISITS[:8])
-    with pytest.raises(ParamsError, match=message):
-        make_trainer(layout, **{**CONSTANT, **changes})
 
 
 def states_of(layout: Layout) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Runs that end where their budget is spent: equal spends, the position in the plan, kills."""
 
-import contextlib
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import GroupRequest
 from tasks.train.settings import BatchSettings
 from tests.train.steps import plan_of
-from tests.train.worlds import Killed, dying_after, make_trainer, make_world, outputs, run, sampled
+from tests.train.worlds import make_trainer, make_world, run, sampled
 
 SIZES = [4] * 12  # four steps of three groups: less than what the budgets below ask for
 ARCHITECTURE = Architecture(
@@ -123,7 +122,6 @@ def test_the_rule_counts_the_pass_that_a_method_executes(
     trainer = make_trainer(layout, batch=all_prompts, advantage=advantage)
     with closing(trainer.collector.grader):
         batch = sampled(trainer)
-        assert batch is not None
         rollouts = trainer.estimate(trainer.observe_policy(batch.fresh), trainer.rng())
     counted = costs_of(trainer, batch, rollouts, "executed")["observe"]
     assert trainer.state.ledger.executed["score"] == pytest.approx(counted, rel=0.12)
@@ -141,29 +139,3 @@ def test_the_profile_is_paid_for_first(guesser: Path, tmp_path: Path) -> None:
     # it falls over the last four fifths of what the profile left, whose first fifth is this step
     assert rates[1][0] == pytest.approx(1e-3)
     assert rates[1][1] < 1e-3
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"max_staleness": 2, "over_provision": 1.5},
-        {"control": {"method": "dapo"}, "select": {"method": "mixed"}},
-        {"replay": {"method": "recent", "share": 0.5}},
-    ],
-    ids=lambda changes: "-".join(changes),
-)
-def test_a_killed_run_with_a_budget_ends_as_one_that_was_not(
-    changes: dict[str, Any], guesser: Path, tmp_path: Path
-) -> None:
-    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]
-    account, amount = "rollouts", 100
-    whole = spend(layouts[0], account, amount, **changes)
-    assert len(whole.state.steps) > len(SIZES) / 3
-    assert whole.buffer.spent == pytest.approx(amount, abs=4)
-    CellBudget(account, amount, 0.0).write(layouts[1].plan("r", 0) / "budget.json")
-    for last in (1, 5):
-        with dying_after(last) as dying, contextlib.suppress(Killed):
-            run(layouts[1], changes, prepare=dying)
-    run(layouts[1], changes)
-    first, second = map(outputs, layouts)
-    assert first == second

@@ -1,22 +1,18 @@
 """How old a policy may be, groups beside a step's own, weights that are replaced in flight, and
 branches: every pair of their values goes on after kills as if there had been none."""
 
-import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.common import params
-from tasks.common.params import ParamsError
 from tasks.engines.engine import IsEnough, Request, Samples
 from tasks.engines.hf.engine import HfEngine
 from tasks.train.loop.trainer import Trainer
-from tasks.train.settings import TrainSettings
 from tests.train import test_sharding as sharding
 from tests.train.test_in_flight import POLL_SECONDS, Swapping
-from tests.train.worlds import Killed, dying_after, make_world, outputs, run
+from tests.train.worlds import make_world, outputs, run, run_with_kills
 
 SIZES = [4, 2, 6] * 12
 EVERY_PAIR = [
@@ -30,12 +26,6 @@ EVERY_PAIR = [
     (3, 1.5, False, [0.5]),
 ]
 """Every two of the values that go together are together in one of these."""
-REFUSED = {
-    (0, 1.0, True),  # an engine that never samples during an update
-    (0, 1.5, False),  # groups that go on in the next step are older
-    (0, 1.5, True),
-    (1, 1.5, True),  # a step of age is for groups that go on, and none is left
-}
 
 
 def changes_of(oldest: int, surplus: float, *, in_flight: bool) -> dict[str, Any]:
@@ -97,19 +87,7 @@ def test_a_killed_run_ends_as_one_that_was_not(
     assert whole.state.num_steps == 12
     assert [p["branch"] for p in whole.state.curve if p["branch"]] == branches
     assert whole.state.ledger.rollouts["generate"] == sum(SIZES)
-    kills = 0
-    for last in (1, 4, 5, 9):
-        with dying_after(last) as dying, contextlib.suppress(Killed):
-
-            def both(trainer: Trainer, dying: Any = dying) -> None:
-                dying(trainer)
-                prepare(trainer)
-
-            kills += 1
-            run(layouts[1], changes, prepare=both)
-            kills -= 1
-    run(layouts[1], changes, prepare=prepare)
-    assert kills >= 3
+    run_with_kills(layouts[1], changes, (1, 4, 5, 9), prepare)
     first, second = (compared(outputs(layout), in_flight=in_flight) for layout in layouts)
     assert first == second
 
@@ -127,13 +105,3 @@ def test_two_ranks_with_a_part_each_go_on_as_if_they_had_not_stopped(
         found.append(sharding.sampled(layout))
     assert len(found[0]) > 50
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize(("oldest", "surplus", "in_flight"), sorted(REFUSED))
-def test_what_cannot_work_is_refused(
-    oldest: int, surplus: float, in_flight: bool, guesser: Path, tmp_path: Path
-) -> None:
-    values = params.load(make_world(tmp_path, guesser, SIZES).root / "params.yaml")
-    changes = changes_of(oldest, surplus, in_flight=in_flight)
-    with pytest.raises(ParamsError, match="max_staleness"):
-        params.parse({**values["train"], **changes}, TrainSettings, "train")

@@ -1,6 +1,5 @@
 """On-policy distillation: its gradient by enumeration, a teacher of its own, and what it costs."""
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from tasks.allocate.budget import reference_forwards
 from tasks.common.accounting.ledger import charged_flops
 from tasks.common.accounting.spending import CellBudget
 from tasks.common.files import ArtifactError
-from tasks.common.params import ParamsError
 from tasks.common.recipes import input_digests
 from tasks.models.folder import num_parameters, reference_parameters
 from tasks.models.policy import load_model, load_tokenizer, save_policy
@@ -25,7 +23,7 @@ from tasks.train.methods.loss import distil
 from tasks.train.rollouts import StepTotals
 from tasks.train.tokens import Tokens
 from tests.train.test_warm_start import WARM
-from tests.train.worlds import Killed, dying_after, make_trainer, make_world, outputs, run, sampled
+from tests.train.worlds import check_kills, make_trainer, make_world, run, sampled
 
 TEACHER = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64).log()
 
@@ -115,7 +113,6 @@ def test_a_teacher_that_is_the_policy_teaches_nothing(guesser: Path, tmp_path: P
     layout = make_world(tmp_path, guesser, [4] * 3)
     trainer = make_trainer(layout, **distilling(guesser))
     batch = sampled(trainer)
-    assert batch is not None
     row = learn(trainer, batch)
     assert row["kl"] == pytest.approx(0.0, abs=1e-9)
     assert row["grad_norm"] < 1e-6
@@ -133,7 +130,6 @@ def test_a_teacher_is_charged_by_its_own_size(guesser: Path, tmp_path: Path) -> 
     sizes, own = trainer.learner.reference_architecture, trainer.run.policy.architecture
     assert (sizes.num_layers, own.num_layers) == (4, 2)
     batch = sampled(trainer)
-    assert batch is not None
     rollouts = trainer.estimate(batch.fresh, trainer.rng())
     learn(trainer, batch)
     tokens, ledger = float(batch.fresh.tokens_B().sum()), trainer.state.ledger
@@ -165,13 +161,7 @@ def test_a_killed_run_ends_as_one_that_was_not(
 ) -> None:
     updates = {"epochs": 1, "minibatches": minibatches}
     changes = {**distilling(teacher), "updates": updates, "learning_rate": 1e-2}
-    layouts = [make_world(tmp_path / side, guesser, [4, 2, 3] * 4) for side in ("whole", "killed")]
-    run(layouts[0], changes)
-    with dying_after(2) as dying, contextlib.suppress(Killed):
-        run(layouts[1], changes, prepare=dying)
-    run(layouts[1], changes)
-    first, second = map(outputs, layouts)
-    assert first == second
+    check_kills(tmp_path, guesser, [4, 2, 3] * 4, changes, (2,))
 
 
 def test_a_warm_start_has_no_teacher(guesser: Path, teacher: Path, tmp_path: Path) -> None:
@@ -212,33 +202,3 @@ def test_a_cell_depends_on_the_content_of_its_teacher(teacher: Path) -> None:
     assert input_digests(train) != before
     assert input_digests({"reference": {"source": "missing"}}) == {}
     assert input_digests({"reference": {"source": None}}) == {}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (distilling(None), "train.loss distil needs a teacher: set train.reference.source"),
-        (
-            {"reference": {"source": "teacher"}},
-            "train.reference.source is teacher, but nothing uses",
-        ),
-        (
-            {"reference": {"source": "teacher"}, "loss": {"method": "regression"}},
-            "train.loss regression compares the policy with the initial one, but train.reference",
-        ),
-        (
-            {**distilling("teacher"), "advantage": {"method": "one_sided"}},
-            "train.loss distil trains on all",
-        ),
-        (distilling("teacher", reward_weight=-1.0), "train.loss.reward_weight is -1.0"),
-        (distilling("teacher", max_fall=0.0), "train.loss.max_fall is 0.0"),
-    ],
-)
-def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ParamsError, match=message):
-        settings_of(changes)
-
-
-def test_a_kl_term_may_have_a_teacher() -> None:
-    found = settings_of({"reference": {"source": "teacher"}, "kl_coefficient": 0.1})
-    assert found.reference.source == "teacher"

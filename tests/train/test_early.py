@@ -44,7 +44,6 @@ def sample_with(trainer: Trainer, say: Callable[[Trainer, Samples, OnEnded], Non
     trainer.collector.engine.generate = saying  # type: ignore[method-assign]
     with closing(trainer.collector.grader):
         batch = sampled(trainer)
-    assert batch is not None
     return batch.fresh
 
 
@@ -76,7 +75,6 @@ def test_verdicts_do_not_depend_on_when_they_were_asked_for(
         trainer.collector.recorded = record_rollouts(0, trainer.prompts.ids, recorded)
         with closing(trainer.collector.grader):
             batch = sampled(trainer)
-        assert batch is not None
         return batch.fresh
 
     layout = make_world(tmp_path, guesser, SIZES)

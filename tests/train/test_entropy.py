@@ -1,6 +1,5 @@
 """The bonus for the policy's entropy: its gradient, its coefficient, and its cost."""
 
-import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -10,23 +9,14 @@ import pytest
 import torch
 
 from tasks.common.accounting.ledger import charged_flops
-from tasks.common.params import ParamsError
-from tasks.common.registry import names
 from tasks.train.learner.update import entropies
-from tasks.train.loading import completed, settings_of
 from tasks.train.loop.loop import learn
-from tasks.train.loop.trainer import Trainer
-from tasks.train.methods import loss
 from tasks.train.methods.loss import clip
 from tasks.train.settings import Entropy
 from tests.train.worlds import (
     PARAMS,
-    Killed,
-    dying_after,
     make_trainer,
     make_world,
-    outputs,
-    run,
     sampled,
 )
 
@@ -62,7 +52,6 @@ def test_the_bonus_is_for_the_mean_entropy_of_what_is_kept(
     layout = make_world(tmp_path, guesser, [4] * 6)
     trainer = make_trainer(layout, batch=BATCH, max_grad_norm=1e9, loss=changes)
     batch, learner = sampled(trainer), trainer.learner
-    assert batch is not None
     learner.memory = dataclasses.replace(learner.memory, tokens_per_logprob_chunk=chunk)
     keep_B = np.arange(12) % 4 < 3
     nothing_N = np.zeros(len(batch.fresh.owner_N()))
@@ -96,77 +85,14 @@ def test_the_coefficient_follows_the_entropy() -> None:
     assert constant.bonus() == 0.01
 
 
-def test_a_bonus_that_never_acts_changes_nothing(guesser: Path, tmp_path: Path) -> None:
-    """With an advantage that is never 0: then all rollouts are computed without it, too."""
-    layouts = [make_world(tmp_path / side, guesser, [4] * 9) for side in ("without", "with")]
-    changes = {"advantage": {"method": "raw", "wrong": -1}, "learning_rate": 1e-2}
-    run(layouts[0], {**changes, "loss": clip_with()})
-    run(layouts[1], {**changes, "loss": clip_with(coefficient=1.0, target=1e-9)})
-    first, second = map(outputs, layouts)
-    assert first == second
-
-
 def test_all_that_is_kept_is_computed_and_charged(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [3] * 24)
     changes = {"batch": {**BATCH, "size": 24}, "loss": clip_with(coefficient=0.01)}
     trainer = make_trainer(layout, **changes)
     batch = sampled(trainer)
-    assert batch is not None
     estimated = trainer.estimate(batch.fresh, trainer.rng())
     assert 0 < estimated.has_advantage_B().sum() < len(estimated.group_B)
     learn(trainer, batch)
     tokens = float(batch.fresh.tokens_B().sum())
     charged = charged_flops(trainer.run.policy.architecture, updated=tokens)
     assert trainer.state.ledger.charged_mixed["update"] == charged
-
-
-@pytest.mark.parametrize("minibatches", [1, 2])
-def test_a_killed_run_goes_on_with_its_coefficient(
-    minibatches: int, guesser: Path, tmp_path: Path
-) -> None:
-    changes = {
-        "loss": clip_with(coefficient=0.1, target=10.0, step=0.05),
-        "updates": {"epochs": 1, "minibatches": minibatches},
-        "learning_rate": 1e-2,
-    }
-    layouts = [make_world(tmp_path / side, guesser, [4, 2, 3] * 5) for side in ("whole", "killed")]
-    whole = run(layouts[0], changes)
-    num_updates = sum(row["num_updates"] for row in whole.state.steps)
-    assert num_updates > len(whole.state.steps) * (minibatches - 0.5)
-    state = whole.slots.loss.state
-    assert state.coefficient == pytest.approx(min(0.1 + 0.05 * num_updates, 1.0))
-    for last in (1, 3):
-        with dying_after(last) as dying, contextlib.suppress(Killed):
-            run(layouts[1], changes, prepare=dying)
-    found: list[Trainer] = [run(layouts[1], changes)]
-    first, second = map(outputs, layouts)
-    assert first == second
-    assert found[0].slots.loss.state == state
-
-
-@pytest.mark.parametrize("name", names(loss))
-def test_every_loss_takes_a_bonus(name: str) -> None:
-    found = completed("loss", {"method": name, "entropy": {"coefficient": 0.5}})
-    assert found["entropy"] == {"coefficient": 0.5, "target": None, "step": 0.005, "most": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("entropy", "message"),
-    [
-        ({"coefficient": -1.0}, r"train.loss.entropy.coefficient is -1.0; it must be at least 0"),
-        ({"target": 0.0}, r"train.loss.entropy.target is 0.0; it must be above 0"),
-        ({"step": 0.0}, r"train.loss.entropy.step is 0.0; it must be above 0"),
-        ({"coefficient": 2.0}, r"train.loss.entropy.coefficient is 2, above most \(1\)"),
-        ({"coeficient": 1.0}, r"train.loss.entropy.coeficient is unknown"),
-    ],
-)
-def test_mistakes_are_named(entropy: dict[str, float], message: str) -> None:
-    with pytest.raises(ParamsError, match=message):
-        settings_of({"loss": {"method": "clip", "entropy": entropy}})
-
-
-@pytest.mark.parametrize("entropy", [{"coefficient": 0.1}, {"target": 0.1}])
-def test_rollouts_that_an_advantage_leaves_out_have_no_bonus(entropy: dict[str, float]) -> None:
-    changes = {"loss": {"method": "clip", "entropy": entropy}}
-    with pytest.raises(ParamsError, match=r"train.loss.entropy needs the entropy of all"):
-        settings_of({"advantage": {"method": "one_sided"}, **changes})

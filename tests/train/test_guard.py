@@ -128,7 +128,6 @@ def test_with_several_updates_a_batch_every_fresh_rollout_is_looked_at(
     trainer = make_trainer(layout, updates=updates, advantage={"method": "rloo"})
     with closing(trainer.collector.grader):
         batch = sampled(trainer)
-    assert batch is not None
     for stale in (0, 5, 11):
         logprobs = batch.fresh.table["logprobs"].to_list()
         logprobs[stale] = [value - 0.1 for value in logprobs[stale]]

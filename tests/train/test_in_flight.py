@@ -1,7 +1,6 @@
 """New weights in the middle of completions: whose tokens they are is kept everywhere, and none is
 older than the limit. With vLLM's servers see tests/engines/test_replicas.py."""
 
-import contextlib
 import dataclasses
 import itertools
 import signal
@@ -16,7 +15,6 @@ import polars as pl
 import pytest
 import torch
 
-from tasks.common import params
 from tasks.common.accounting.ledger import decode_flops, prefill_flops
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError
@@ -24,12 +22,11 @@ from tasks.common.params import ParamsError
 from tasks.engines.engine import Engine, Request, Samples
 from tasks.train.loop.reporter import ages
 from tasks.train.loop.trainer import Trainer
-from tasks.train.settings import TrainSettings
 from tests.patience import PATIENCE
 from tests.train import test_sharding as sharding
 from tests.train.test_asynchronous import SIZES, delayed
 from tests.train.test_whole_runs import changes_of
-from tests.train.worlds import Killed, dying_after, make_trainer, make_world, outputs, run, sampled
+from tests.train.worlds import make_trainer, make_world, outputs, run, run_with_kills, sampled
 
 CHANGES = {
     "max_staleness": 1,
@@ -222,15 +219,8 @@ def test_what_is_asked_for_follows_neither_from_the_clock_nor_from_a_kill(
     found = {}
     for side, delays in (("sampling", (0.05, 0.0)), ("learning", (0.0, 0.05)), ("killed", (0, 0))):
         layout = make_world(tmp_path / side, guesser, SIZES)
-        for last in (1, 2, 5, 7) if side == "killed" else ():
-            with dying_after(last) as dying, contextlib.suppress(Killed):
-
-                def prepare(trainer: Trainer, dying: Any = dying) -> None:
-                    dying(trainer)
-                    unhindered(0.0, 0.0)(trainer)
-
-                run(layout, changes, prepare=prepare)
-        trainer = run(layout, changes, prepare=unhindered(*delays))
+        kills = (1, 2, 5, 7) if side == "killed" else ()
+        trainer = run_with_kills(layout, changes, kills, unhindered(*delays))
         rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
         columns = ["step", "group", "sample_index", "prompt_id", "token_ids", "reward", "replayed"]
         states = {k: v for k, v in trainer.slots.states().items() if k.startswith("control.")}
@@ -309,7 +299,6 @@ def test_what_is_read_again_after_a_swap_is_in_the_executed_flops(
     engine.between = lambda: engine.swap_weights(trainer.learner.weights(), 2)
     with closing(trainer.collector.grader):
         batch = sampled(trainer)
-    assert batch is not None
     fresh, architecture = batch.fresh, trainer.run.policy.architecture
     prompts_B, lengths_B = fresh.prompt_tokens_B(), fresh.completion_tokens_B()
     assert (lengths_B > 1).sum() > 8
@@ -355,22 +344,6 @@ def test_a_record_with_tokens_of_other_policies_is_that_of_another_run(
         again = make_world(tmp_path / str(number), guesser, SIZES)
         with pytest.raises(ArtifactError, match=message):
             run(again, CHANGES, prepare=prepare)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_staleness": 0}, "with train.max_staleness 0 it never samples during an update"),
-        ({"over_provision": 1.5}, "max_staleness 1 beside over_provision it never .* to 2 or more"),
-        ({"generate": {"method": "multi_turn"}}, "train.generate.method is multi_turn"),
-    ],
-)
-def test_settings_that_exclude_each_other(
-    changes: dict[str, Any], message: str, guesser: Path, tmp_path: Path
-) -> None:
-    values = params.load(make_world(tmp_path, guesser, SIZES).root / "params.yaml")
-    with pytest.raises(ParamsError, match=message):
-        params.parse({**values["train"], **CHANGES, **changes}, TrainSettings, "train")
 
 
 def test_an_engine_that_cannot_is_named(guesser: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The estimators of other trainers: published and hand-computed values, the direction of the
 expected gradient by enumeration, and the corrections for a sampler that differs."""
 
-import contextlib
 import itertools
 from pathlib import Path
 from types import ModuleType
@@ -12,16 +11,15 @@ import pytest
 import torch
 
 from tasks.common import params, recipes
-from tasks.common.params import ParamsError
 from tasks.train.learner.correction import corrected_tokens, far_tokens
 from tasks.train.loading import settings_of
 from tasks.train.methods.advantage import bnpo, grpo, maxrl, opo, pass_at, raw, reinforce_pp
-from tasks.train.methods.loss import cispo, clip, dppo, gmpo, sapo, vespo
-from tasks.train.rollouts import Floats, StepTotals, nested
+from tasks.train.methods.loss import cispo, clip, dppo, gmpo, kl_cov, sapo, vespo
+from tasks.train.rollouts import Floats, Rollouts, StepTotals, nested
 from tasks.train.settings import Correction, Rejection
 from tasks.train.tokens import Tokens
 from tests.train.steps import rollouts_of
-from tests.train.worlds import Killed, dying_after, make_trainer, make_world, outputs, run, sampled
+from tests.train.worlds import make_trainer, make_world, sampled
 
 REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]  # two groups of four
 GROUPS = [0, 0, 0, 0, 1, 1, 1, 1]
@@ -109,8 +107,6 @@ def test_pass_at_k_is_shared_among_the_rollouts_that_make_it() -> None:
     assert short.tolist() == [1.0, 1.0]  # pass@2 of a group of two that is solved
     assert advantages_of(pass_at, group_of(1, 4), [0] * 4, k=4).tolist() == [0.0] * 4
     assert pass_at.Method(pass_at.Settings(k=4)).min_group == 5
-    with pytest.raises(ParamsError, match=r"train.advantage.k"):
-        pass_at.Settings(k=0)
 
 
 def test_raw_rewards() -> None:
@@ -208,10 +204,6 @@ def test_a_dual_clip_bounds_the_objective() -> None:
     loss, stats = clip.Method(clip.Settings(dual=3.0))(tokens, StepTotals(1, 1, 1))
     assert -loss.item() == pytest.approx(-3.0)
     assert stats["clipped"].item() == 1
-    with pytest.raises(ParamsError, match=r"train.loss.dual is 1"):
-        clip.Settings(dual=1.0)
-    with pytest.raises(ParamsError, match=r"train.loss.max_ratio is 0.5"):
-        clip.Settings(max_ratio=0.5)
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.1])
@@ -308,8 +300,6 @@ def test_weights_have_a_floor_and_a_geometric_level() -> None:
     gaps = [0.02, -0.01, 0.03, 0.0]
     assert weights_of(gaps, [0] * 4, level="geometric") == [1.0101] * 4
     assert weights_of(gaps, [0] * 4, level="sequence") == [1.0408] * 4
-    with pytest.raises(ParamsError, match=r"train.correction.floor is 3"):
-        Correction(floor=3.0)
 
 
 def test_rejection_is_independent_of_the_weight() -> None:
@@ -323,8 +313,6 @@ def test_rejection_is_independent_of_the_weight() -> None:
     assert weights_of(gaps, [0, 0, 1, 1], reject=any_token) == [0.0, 0.0, 1.0202, 0.9802]
     one_token = Rejection(high=1.5)
     assert weights_of(gaps, [0, 0, 1, 1], reject=one_token, ratio_to="sampler") == [0, 1, 1, 1]
-    with pytest.raises(ParamsError, match="high must be above low"):
-        Rejection(low=2.0, high=1.0)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +333,6 @@ def test_m2po_takes_the_advantage_of_far_tokens_alone(guesser: Path, tmp_path: P
     changes = {"advantage": {"method": "raw", "wrong": -1}, "correction": correction}
     trainer = make_trainer(make_world(tmp_path, guesser, [4] * 3), **changes)
     batch = sampled(trainer)
-    assert batch is not None
     logs_N = batch.fresh.logprobs_N.copy()
     num = len(logs_N)
     logs_N[[1, num - 1]] += np.sqrt(0.05 * num), -np.sqrt(0.03 * num)  # means .08, .03 without one
@@ -355,33 +342,6 @@ def test_m2po_takes_the_advantage_of_far_tokens_alone(guesser: Path, tmp_path: P
     near = trainer.estimate(trainer.observe_policy(batch.fresh), trainer.rng())
     assert (near.advantages_N != 0).all()
     assert trainer.state.ledger.charged["score"] > 0.0  # the pass over the step
-    with pytest.raises(ParamsError, match=r"train.correction.m2po is 0; it must be above 0"):
-        Correction(m2po=0)
-    with pytest.raises(ParamsError, match=r"train.loss regression also trains on those"):
-        settings_of({"correction": correction, "loss": {"method": "regression"}})
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"loss": {"method": "kl_cov", "share": 0.2}, "updates": {"epochs": 2, "minibatches": 2}},
-        {"correction": {"m2po": 1e-4}, "max_staleness": 1},
-    ],
-    ids=["kl_cov", "m2po"],
-)
-def test_a_killed_run_ends_as_one_that_was_not(
-    changes: dict[str, Any], guesser: Path, tmp_path: Path
-) -> None:
-    layouts = [make_world(tmp_path / side, guesser, [4, 2, 6] * 4) for side in ("whole", "killed")]
-    changes = {**changes, "learning_rate": 1e-2}
-    whole = run(layouts[0], changes)
-    with dying_after(2) as dying, contextlib.suppress(Killed):
-        run(layouts[1], changes, prepare=dying)
-    run(layouts[1], changes)
-    first, second = map(outputs, layouts)
-    assert first == second
-    if "loss" in changes:
-        assert max(row["clip_rate"] or 0.0 for row in whole.state.steps) > 0
 
 
 def test_negative_rollouts_alone_are_rejected_by_opsm() -> None:
@@ -390,3 +350,42 @@ def test_negative_rollouts_alone_are_rejected_by_opsm() -> None:
     opsm = Rejection(level="geometric", low=np.exp(-0.5), only_negative=True)
     found = weights_of(gaps, rows, [1.0, 1.0, -1.0, -1.0], reject=opsm)
     assert found == [0.5488, 0.5488, 0.0, 0.0]
+
+
+# --- kl cov
+
+
+def kl_cov_step(share: float = 0.2) -> tuple[Rollouts, kl_cov.Method]:
+    """Ten tokens of five rollouts; the last two are dropped, and without an advantage."""
+    gains = np.array([2.0, -1.0, 1.0, 3.0, 0.0])
+    logs = np.array([-1.0, -4.0, -2.0, -1.0, -3.0, -1.0, 0.0, 0.0, 0.0, 0.0])
+    keep_B = np.array([True, True, True, False, True])
+    rollouts = rollouts_of([0.0] * 5, [0, 0, 0, 1, 1], [2] * 5)
+    rollouts = rollouts.estimated(keep_B, np.repeat(gains, 2), logs)
+    return rollouts, kl_cov.Method(kl_cov.Settings(share=share, penalty=0.5))
+
+
+def test_kl_cov_marks_the_largest_covariances() -> None:
+    """Of tokens with A 2, 2, -1, -1, 1, 1 and log p -1, -4, -2, -1, -3, -1, around 2/3 and -2:
+    4/3, -8/3, 0, -5/3, -1/3, 1/3."""
+    for share, expected in ((1e-9, [0]), (0.2, [0]), (0.34, [0, 5]), (0.5, [0, 2, 5])):
+        rollouts, method = kl_cov_step(share)
+        assert np.flatnonzero(method.marks(rollouts)).tolist() == expected
+        shuffled = method.marks(rollouts.take(np.array([2, 0, 1, 4, 3])))
+        assert shuffled.sum() == len(expected)
+    rollouts, method = kl_cov_step()
+    nothing = rollouts.estimated(np.zeros(5, dtype=np.bool_), np.zeros(10), np.zeros(10))
+    assert not method.marks(nothing).any()
+
+
+def test_kl_cov_pulls_marked_tokens_back() -> None:
+    """At ratios 2, 1/2 and 1, with penalty 0.5: the gradient of |log r| is its sign."""
+    logs = torch.tensor([2.0, 0.5, 1.0, 2.0]).log().requires_grad_()
+    ones, rows = torch.ones(4), torch.arange(4)
+    marked = torch.tensor([True, True, True, False])
+    tokens = Tokens(logs, torch.zeros(4), ones, ones, rows, 4, None, marked)
+    loss, stats = kl_cov.Method(kl_cov.Settings(penalty=0.5))(tokens, StepTotals(1, 1, 1))
+    loss.backward()
+    assert logs.grad is not None
+    assert (-logs.grad).tolist() == pytest.approx([2.0 - 0.5, 0.5 + 0.5, 1.0, 2.0])
+    assert stats["clipped"].item() == 3

@@ -55,8 +55,6 @@ def test_what_cannot_be_is_refused(
         params.sections(values, Sections).check(settings_of(**EIGHT))
     with pytest.raises(ParamsError, match=r"train\.lora\.base_bits is 4, which needs torchao"):
         params.sections(values, Sections).check(settings_of(lora={**LORA, "base_bits": 4}))
-    with pytest.raises(ParamsError, match=r"train\.optimizer_bits is 16; allowed: 32, 8"):
-        settings_of(optimizer_bits=16)
 
 
 def test_the_forecast_by_hand() -> None:

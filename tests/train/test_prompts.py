@@ -17,7 +17,7 @@ from tasks.train import run as training
 from tasks.train.plan import read_plan
 from tasks.train.rollouts import Prompts
 from tests.policies import ENGINE
-from tests.train.steps import BATCH, passes_of
+from tests.train.steps import BATCH, passes_of, profile_of
 from tests.train.worlds import make_trainer, make_world, sampled
 
 
@@ -72,7 +72,7 @@ def test_a_prompt_that_does_not_fit_is_refused_when_it_is_sampled(
     PROMPTS.write(path, PROMPTS.read(path).with_columns(prompt=long))
     trainer = make_trainer(layout, batch={"unit": "prompts", "size": 2, "counts": "generated"})
     with closing(trainer.collector.grader):
-        assert sampled(trainer) is not None  # p0 and p1
+        sampled(trainer)  # p0 and p1
         with pytest.raises(ArtifactError, match="prompt p2 has 600 tokens"):
             sampled(trainer)
 
@@ -92,3 +92,45 @@ def test_a_plan_is_read_by_the_rows_of_its_prompts() -> None:
     assert read_plan(table, ids, BATCH).prompt_rows_V.tolist() == [2, 0, 2, 1]
     with pytest.raises(ArtifactError, match="visits prompt b, which is not among"):
         read_plan(table, ids.filter(ids == "a"), BATCH)
+
+
+# --- the profile's samples
+
+
+OUTCOMES = {
+    "p2": ["wrong", "correct", "error"],
+    "p0": ["correct", "correct", "error"],
+    "p1": ["wrong", "truncated", "correct"],
+}
+
+
+def test_counts_are_by_training_row_and_leave_errors_out() -> None:
+    correct, graded = profile_of(OUTCOMES).correct()
+    assert correct.tolist() == [2, 1, 1, 0]
+    assert graded.tolist() == [2, 3, 2, 0]
+
+
+def test_mixed_prompts_come_in_the_plans_order() -> None:
+    assert profile_of(OUTCOMES).mixed_prompts().tolist() == [2, 1]
+    assert profile_of({}).mixed_prompts().tolist() == []
+
+
+def test_rollouts_are_groups_of_the_initial_policy() -> None:
+    rollouts = profile_of(OUTCOMES).rollouts(np.array([1, 2]))
+    assert rollouts.group_B.tolist() == [0, 0, 0, 1, 1]
+    columns = {name: rollouts.table[name].to_list() for name in rollouts.table.columns}
+    assert columns["prompt"] == [[7, 7]] * 3 + [[7, 7, 7]] * 2
+    assert columns["token_ids"] == [[0], [10, 11], [20, 21, 22], [0], [10, 11]]
+    assert columns["reason"] == ["stop", "length", "stop", "stop", "stop"]
+    assert columns["outcome"] == ["wrong", "truncated", "correct", "wrong", "correct"]
+    assert rollouts.rewards_B.tolist() == [0.0, 0.0, 1.0, 0.0, 1.0]
+    assert rollouts.replayed_B.all()
+    assert (rollouts.versions_B == 0).all()
+    missing = [bool(np.isnan(row).all()) for row in columns["logprobs"]]
+    assert missing == [True, False, False, True, False]
+
+
+def test_a_profile_of_other_prompts_is_refused() -> None:
+    stranger = profile_of({"p9": ["correct"]})
+    with pytest.raises(ArtifactError, match="samples of prompt p9, .* run allocate again"):
+        stranger.correct()

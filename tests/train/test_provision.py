@@ -13,7 +13,6 @@ import polars as pl
 import pytest
 import torch
 
-from tasks.common import params
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS, Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
@@ -27,10 +26,9 @@ from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import UNFINISHED, Features
 from tasks.train.sampling.collector import request_for
 from tasks.train.sampling.grading import samples_of
-from tasks.train.settings import CheckpointSettings, TrainSettings
+from tasks.train.settings import CheckpointSettings
 from tests.train import test_sharding as sharding
-from tests.train.test_whole_runs import changes_of
-from tests.train.worlds import make_trainer, make_world, outputs, run, sampled
+from tests.train.worlds import from_record, make_trainer, make_world, outputs, run, sampled
 
 SIZES = [4, 2, 6] * 12  # twelve steps of three groups, six in each phase
 CHANGES: dict[str, Any] = {
@@ -81,11 +79,7 @@ def test_every_group_is_learned_from_once_and_none_is_too_old(
 
     # what is whole first follows from the engine; what is learned from it, from the record
     again = make_world(tmp_path / "again", guesser, SIZES)
-
-    def prepare(trainer: Trainer) -> None:
-        trainer.collector.recorded = rows
-
-    repeated = run(again, changes, prepare=prepare)
+    repeated = run(again, changes, prepare=from_record(rows))
     assert outputs(layout)["weights"] == outputs(again)["weights"]
     assert outputs(layout)["rollouts"] == outputs(again)["rollouts"]
     assert repeated.state.ledger.tokens["generate"] == tokens
@@ -119,11 +113,7 @@ def test_a_run_with_a_prompt_twice_in_flight_is_computed_again(
     layouts = [make_world(tmp_path / name, guesser, [4] * 72) for name in ("first", "again")]
     run(layouts[0], changes, prepare=first_prompt_last)
     rows = TRAIN_ROLLOUTS.read(layouts[0].train("r", 0) / "rollouts.parquet")
-
-    def prepare(trainer: Trainer) -> None:
-        trainer.collector.recorded = rows
-
-    run(layouts[1], changes, prepare=prepare)
+    run(layouts[1], changes, prepare=from_record(rows))
     first, again = map(outputs, layouts)
     assert first["rollouts"] == again["rollouts"]
     assert first["weights"] == again["weights"]
@@ -145,12 +135,10 @@ def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
     gaps, flops, again = dict[int, list[float]](), 0.0, 0.0
     carried = 0
     with closing(trainer.collector.grader):
-        for version in range(13):
+        for version in range(12):
             scale(trainer, weights, version)
             trainer.learner.version = trainer.state.num_steps = version
             batch = sampled(trainer)
-            if batch is None:
-                break
             carried += sum(map(is_begun, trainer.buffer.batches))
             fresh = batch.fresh
             versions_N = fresh.versions_N()
@@ -161,7 +149,7 @@ def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
                 gaps.setdefault(version - old, []).extend(gap_N[versions_N == old])
             flops += batch.cost.flops
             again += cost_of(trainer, batch)
-    assert version == 12
+        assert not trainer.buffer.fill(version=12)
     assert carried > 20
     assert set(gaps) == {0, 1}
     assert len(gaps[1]) > 20
@@ -202,7 +190,6 @@ def test_a_late_group_is_waited_for(guesser: Path, tmp_path: Path) -> None:
         for step in range(4):
             trainer.state.num_steps = trainer.learner.version = step
             batch = sampled(trainer)
-            assert batch is not None
             taken.append(batch.fresh.prompt_rows_Q.tolist())
     assert taken == [[1, 2, 3], [4, 5, 1], [0, 2, 3], [0, 4, 5]]
 
@@ -285,48 +272,3 @@ def test_two_ranks_sample_the_groups_of_one(guesser: Path, tmp_path: Path) -> No
     gaps = two["sampler_logprobs"].explode() - sharded["sampler_logprobs"].explode()
     assert gaps.abs().max() < 1e-5
     assert found["two"][2]["versions"].is_not_null().any()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"over_provision": 0.5, "max_staleness": 1}, "over_provision is 0.5"),
-        ({"over_provision": 2.1, "max_staleness": 1}, "over_provision is 2.1"),
-        ({"over_provision": 1.5}, "set train.max_staleness to 1 or more"),
-        (
-            {
-                "over_provision": 1.5,
-                "max_staleness": 1,
-                "generate": {"method": "micro_groups", "cache_megabytes": 1.0, "order": "lpt"},
-            },
-            "micro_groups, which cannot stop",
-        ),
-    ],
-)
-def test_what_cannot_be_provisioned_is_refused(
-    changes: dict[str, Any], message: str, guesser: Path, tmp_path: Path
-) -> None:
-    values = params.load(make_world(tmp_path, guesser, SIZES).root / "params.yaml")
-    with pytest.raises(ParamsError, match=message):
-        params.parse({**values["train"], **changes}, TrainSettings, "train")
-
-
-@pytest.mark.parametrize("name", ["dapo", "dars"])
-def test_a_control_that_asks_again_is_refused(name: str, guesser: Path, tmp_path: Path) -> None:
-    changes = {**changes_of(name), "over_provision": 1.5, "max_staleness": 1}
-    with pytest.raises(ParamsError, match="may request more after a step's"):
-        make_trainer(make_world(tmp_path, guesser, SIZES), **changes)
-
-
-def test_a_checkpoint_keeps_what_is_in_flight(guesser: Path, tmp_path: Path) -> None:
-    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
-    with closing(trainer.collector.grader):
-        assert sampled(trainer) is not None
-    waiting = trainer.buffer.batches
-    assert sum(map(is_begun, waiting)) > 0
-    numbers = json.loads(json.dumps(trainer.buffer.numbers()))
-    table = trainer.buffer.table()
-    trainer.buffer.restore(numbers, table)
-    assert trainer.buffer.batches == waiting
-    assert trainer.buffer.table().equals(table)
-    assert trainer.buffer.batches is not waiting

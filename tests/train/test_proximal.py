@@ -1,7 +1,6 @@
 """The old policy of stale tokens: that of their version, or a mean of versions."""
 
 import contextlib
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,22 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.common.params import ParamsError
 from tasks.train.learner.proximal import MEAN, ProximalPolicy
-from tasks.train.loading import settings_of
 from tasks.train.loop.buffer import Batch
 from tasks.train.loop.loop import learn
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Features, Rollouts
 from tasks.train.settings import Proximal
-from tests.train import test_sharding as sharding
 from tests.train.worlds import (
-    Killed,
-    dying_after,
     make_trainer,
     make_world,
-    outputs,
-    run,
     run_in_process,
     sampled,
 )
@@ -79,7 +71,6 @@ def first_batch(method: str | None, policy: Path, root: Path) -> tuple[Trainer, 
     trainer.sync_engine()
     with closing(trainer.collector.grader):
         batch = sampled(trainer)
-    assert batch is not None
     return trainer, batch
 
 
@@ -158,44 +149,6 @@ def test_a_mean_without_memory_is_the_present_policy(guesser: Path, tmp_path: Pa
         np.testing.assert_allclose(rollouts.old_logprobs_N, present_N, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("method", "more"),
-    [
-        ("snapshot", {"max_staleness": 3}),
-        ("snapshot", {"branches": [0.5], "decay_share": 0.4}),
-        ("ewma", {"branches": [0.5], "decay_share": 0.4}),
-    ],
-)
-def test_a_killed_run_goes_on_with_its_copies(
-    method: str, more: dict[str, Any], guesser: Path, tmp_path: Path
-) -> None:
-    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]
-    run(layouts[0], changes_of(method, **more))
-    for last in (2, 4):
-        with dying_after(last) as dying, contextlib.suppress(Killed):
-            run(layouts[1], changes_of(method, **more), prepare=dying)
-    run(layouts[1], changes_of(method, **more))
-    first, second = map(outputs, layouts)
-    assert first == second
-
-
-@pytest.mark.parametrize("method", ["snapshot", "ewma"])
-def test_two_ranks_with_a_part_each_copy_their_parts(
-    method: str, guesser: Path, tmp_path: Path
-) -> None:
-    """And go on from a checkpoint; as one process does."""
-    case = {"train": changes_of(method, learning_rate=1e-3)}
-    found = []
-    for name, size in (("one", 0), ("two", 2)):
-        layout = sharding.world(tmp_path / name, guesser, case, "fsdp2" if size else "none")
-        for num_steps in (3, 5):
-            out = sharding.run(layout, size, num_steps, tmp_path / f"{name}-{num_steps}")
-        found.append((out, json.loads((out / "steps.json").read_text())))
-    (one, mine), (two, theirs) = found
-    assert [row["clip_rate"] for row in mine] == [row["clip_rate"] for row in theirs]
-    assert sharding.same_tensors(one / "model", two / "model", 1e-4)
-
-
 def test_its_pass_is_charged_and_executed(guesser: Path, tmp_path: Path) -> None:
     found = []
     for method in (None, "snapshot"):
@@ -209,16 +162,3 @@ def test_its_pass_is_charged_and_executed(guesser: Path, tmp_path: Path) -> None
     assert proximal["charged"]["score"] == pytest.approx(2.0 * parameters * tokens)
     assert proximal["executed"]["score"] > 0.0
     assert proximal["charged"]["update"] == plain["charged"]["update"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (changes_of("snapshot", max_staleness=0), "set max_staleness to 1 or more"),
-        (changes_of("ewma", proximal={"decay": 1.5}), "train.correction.proximal.decay is 1.5"),
-        (changes_of("snapshot", correction={"ratio_to": "sampler"}), "set ratio_to to old"),
-    ],
-)
-def test_mistakes_are_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ParamsError, match=message):
-        settings_of(changes)

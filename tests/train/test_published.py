@@ -1,5 +1,6 @@
 """Numbers that the papers behind controls and replay print, or that follow from their rules."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.allocate import forecast
 from tasks.train.methods.control import dars, dots, dps
-from tasks.train.methods.replay import recent
+from tasks.train.methods.replay import coverage, recent
 from tasks.train.methods.replay.kept import state_of
+from tasks.train.rollouts import Rollouts
 from tasks.train.settings import BatchSettings
 from tests.train.steps import (
     START,
@@ -18,6 +21,7 @@ from tests.train.steps import (
     merge_requests,
     passes_of,
     plan_of,
+    requested,
     rollouts_of,
 )
 
@@ -46,11 +50,9 @@ def test_dars_gives_hard_prompts_the_published_extra(
 def test_dars_extends_the_groups_of_its_first_stage() -> None:
     plan = plan_of([(0, 8)] * 3, BatchSettings("rollouts", 24, "generated"))
     method = dars.Method(dars.Settings("hard", standardised=False, largest=64), plan)
-    first = method.next(START, RNG(0))
-    assert first is not None
+    first = requested(method)
     answered = answer_to(first, [1] * 8 + [1] + [0] * 7 + [1, 1] + [0] * 6)
-    second = method.next(after(answered), RNG(0))
-    assert second is not None
+    second = requested(method, 0, after(answered))
     assert second.extends is not None
     assert (second.extends.tolist(), second.counts.tolist()) == ([1, 2], [24, 8])
     merged = merge_requests([answered, answer_to(second)], [first.groups(0), second.groups(3)])
@@ -169,3 +171,73 @@ def test_a_prompt_that_a_step_visits_twice_is_kept_once() -> None:
     method.add(rollouts_of([1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 2, 2], prompt_rows=[7, 7]))
     assert method.state.rollouts.prompt_rows_Q.tolist() == [7]
     assert method.state.rollouts.completion_tokens_B().tolist() == [2, 2]
+
+
+# --- coverage
+
+
+def covered(alike: np.ndarray, chosen: list[int]) -> float:
+    """The sum of everyone's likeness to the nearest chosen one."""
+    return float(alike[chosen].max(axis=0).sum())
+
+
+def groups_of(tokens: list[list[int]], prompt_rows: list[int]) -> Rollouts:
+    """A mixed group for each completion, which is right; the wrong ones are all alike."""
+    both = [ids for right in tokens for ids in (right, [9, 9, 9, 9])]
+    made = rollouts_of(
+        [1.0, 0.0] * len(tokens),
+        np.repeat(np.arange(len(tokens)), 2).tolist(),
+        [len(ids) for ids in both],
+        prompt_rows,
+    )
+    return made.with_columns(token_ids=both)
+
+
+def test_likeness_by_hand() -> None:
+    """Bigrams 12 23, and 23 34: one of three is common. A short run is a gram of its own."""
+    rollouts = groups_of([[1, 2, 3], [2, 3, 4], [7]], [0, 1, 2])
+    grams = coverage.grams_of(rollouts, 2)
+    assert grams == [{(1, 2), (2, 3)}, {(2, 3), (3, 4)}, {(7,)}]
+    np.testing.assert_allclose(
+        coverage.likeness([*grams, set(), set()]),
+        [
+            [1, 1 / 3, 0, 0, 0],
+            [1 / 3, 1, 0, 0, 0],
+            [0, 0, 1, 0, 0],
+            [0, 0, 0, 1, 1],
+            [0, 0, 0, 1, 1],
+        ],
+    )
+    own = [[True, False, True], [True] * 4] * 2 + [[True], [True] * 4]
+    apart = coverage.grams_of(rollouts.with_columns(is_action=own), 2)
+    assert apart[0] == {(1,), (3,)}  # no gram goes across an environment's tokens
+
+
+@given(st.integers(1, 9), st.integers(0, 2**31), st.data())
+def test_the_greedy_choice_is_near_the_best(num: int, seed: int, data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, num))
+    alike = np.random.default_rng(seed).random((num, num)) ** 3
+    alike = np.maximum(alike, alike.T)
+    np.fill_diagonal(alike, 1.0)
+    found = coverage.greedy(alike, size).tolist()
+    assert len({*found}) == size
+    subsets = itertools.combinations(range(num), size)
+    best = max(covered(alike, [*subset]) for subset in subsets)
+    assert covered(alike, found) >= (1 - 1 / np.e) * best - 1e-12
+
+
+def test_what_resembles_most_stays() -> None:
+    """Three alike and one apart: of the alike ones the first, then the one apart."""
+    method = coverage.Method(coverage.Settings(capacity=2, n=2))
+    same = [1, 2, 3]
+    method.add(groups_of([same, same], [0, 1]))
+    assert method.state.rollouts.prompt_rows_Q.tolist() == [0, 1]  # there is room
+    method.add(groups_of([[5, 6, 7], same], [2, 3]))
+    assert method.state.rollouts.prompt_rows_Q.tolist() == [0, 2]
+    method.add(groups_of([[5, 6, 8]], [2]))  # the latest group of a prompt
+    assert method.state.rollouts.prompt_rows_Q.tolist() == [0, 2]
+    assert method.state.rollouts.table["token_ids"].to_list()[2] == [5, 6, 8]
+
+
+def test_its_share_of_a_batch_is_forecast() -> None:
+    assert forecast.completed("replay", {"method": "coverage"})["share"] == 0.5

@@ -35,7 +35,6 @@ def test_only_the_first_rank_keeps_rows_of_rollouts(
     trainer = make_trainer(make_world(tmp_path, guesser, [4, 4, 4]))
     with closing(trainer.collector.grader):
         batch = sampled(trainer)
-        assert batch is not None
         trainer.run = replace(trainer.run, ranks=Ranks(rank, 2))
         rollouts = trainer.estimate(batch.fresh, trainer.rng())
         trainer.record(batch, rollouts, UpdateStats(), 0.0)

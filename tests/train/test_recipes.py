@@ -14,7 +14,7 @@ from tasks.train.profile import Profile
 from tasks.train.rollouts import Prompts
 from tests.allocate.test_allocate import profile_of
 from tests.parameters import every_value
-from tests.train.steps import START, observed_of, prompts_of, rollouts_of
+from tests.train.steps import observed_of, prompts_of, requested, rollouts_of
 
 VALUES = every_value()
 
@@ -32,8 +32,7 @@ def test_a_recipe_can_be_planned_and_loaded(name: str) -> None:
     slots = load_slots(
         settings, read_plan(plan, ids, settings.batch), prompts_of(len(ids)), profile
     )
-    request = slots.control.next(START, np.random.default_rng(0))
-    assert request is not None
+    request = requested(slots.control)
     assert request.counts.sum() >= 1
     rollouts = observed_of(rollouts_of([1.0, 0.0, 1.0], [0, 0, 0]))
     assert slots.select(rollouts, np.random.default_rng(0)).any()

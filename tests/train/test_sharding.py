@@ -99,6 +99,27 @@ CASES: dict[str, dict[str, Any]] = {
             },
         }
     },
+    # epochs that all ranks end at once
+    "gated": {
+        "train": {
+            "updates": {"epochs": 3, "minibatches": 2},
+            "loss": {"method": "dgg", "limit": 0.2, "window": 4},
+        }
+    },
+    "joined": {
+        "train": {
+            "control": {"method": "experience", "share": 0.5, "start": 0.0},
+            "replay": {"method": "successes", "per_prompt": 2, "capacity": 4},
+            "advantage": {"method": "dr_grpo"},
+            "loss": {"method": "shaped"},
+        }
+    },
+    # copies of each rank's rows
+    "snapshot": {
+        "train": {"max_staleness": 1, "correction": {"proximal": {"method": "snapshot"}}},
+    },
+    "ewma": {"train": {"max_staleness": 1, "correction": {"proximal": {"method": "ewma"}}}},
+    "reset": {"train": {"kl_coefficient": 0.1, "reference": {"reset_every": 2}}},
     # random numbers that all ranks draw alike, and rollouts without an end
     "pruned": {
         "train": {
@@ -107,6 +128,26 @@ CASES: dict[str, dict[str, Any]] = {
             "loss": {"method": "clip", "normalize": "prompt"},
         }
     },
+}
+
+
+PARTS = {
+    "plain": [8],
+    "snapshot": [3, 5],
+    "ewma": [3, 5],
+    "reset": [3, 5],
+    "gated": [6],
+    "joined": [6],
+}
+"""The numbers of steps at which two ranks stop, and go on from their checkpoint; 4 for others."""
+EQUAL = (
+    *("reward_mean", "num_rollouts", "num_replayed", "num_mixed_groups", "num_updates"),
+    *("tokens", "flops_charged", "clip_rate"),
+)
+HAS_EFFECT: dict[str, Callable[[list[dict[str, Any]]], bool]] = {
+    "uneven": lambda steps: any(row["num_mixed_groups"] == 1 for row in steps),
+    "gated": lambda steps: len({row["num_updates"] for row in steps}) > 1,
+    "joined": lambda steps: sum(row["num_replayed"] for row in steps) > 1,
 }
 
 
@@ -209,21 +250,23 @@ def test_two_ranks_with_a_part_each_take_the_steps_of_one_process(
 ) -> None:
     policy = untied if case in ("epochs", "adapters") else guesser
     layouts = [world(tmp_path / shard, policy, CASES[case], shard) for shard in ("none", "fsdp2")]
-    num_steps = 8 if case == "plain" else 4
+    *stops, num_steps = PARTS.get(case, [4])
     one = run(layouts[0], 0, num_steps, tmp_path / "one")
+    for stop in stops:
+        run(layouts[1], 2, stop, tmp_path / f"two-{stop}")
     two = run(layouts[1], 2, num_steps, tmp_path / "two")
-    steps = [json.loads((out / "steps.json").read_text()) for out in (one, two)]
+    steps = [steps_of(out) for out in (one, two)]
     assert len(steps[0]) == len(steps[1]) == num_steps
     # layers are gathered in bfloat16, whose norms autocast leaves in float32
     tolerance = 5e-3 if case == "bfloat16" else 1e-4
     for mine, theirs in zip(*steps, strict=True):
-        for name in ("reward_mean", "num_rollouts", "tokens", "num_mixed_groups", "flops_charged"):
+        for name in EQUAL:
             assert mine[name] == theirs[name], name
         for name in ("loss", "grad_norm", "entropy", "kl"):
             assert mine[name] == pytest.approx(theirs[name], abs=tolerance), name
     ends = [json.loads((out / "branches.json").read_text()) for out in (one, two)]
     assert ends[0] == ends[1] == CASES[case].get("train", {}).get("branches", [])
-    assert case != "uneven" or any(row["num_mixed_groups"] == 1 for row in steps[0])
+    assert HAS_EFFECT.get(case, bool)(steps[0])
     assert sampled(layouts[0]) == sampled(layouts[1])
     assert same_tensors(one / "model", two / "model", tolerance)
     changed = load_file(two / "before.safetensors"), load_file(two / "after.safetensors")

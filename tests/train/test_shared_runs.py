@@ -1,6 +1,5 @@
 """A replay of groups that finished runs recorded."""
 
-import contextlib
 import json
 import shutil
 from contextlib import closing
@@ -15,7 +14,7 @@ from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.recipes import input_digests
 from tasks.train.loop.loop import learn
-from tests.train.worlds import Killed, dying_after, make_trainer, make_world, outputs, run, sampled
+from tests.train.worlds import check_kills, make_trainer, make_world, outputs, run, sampled
 
 SIZES = [4, 2, 6] * 6
 
@@ -51,7 +50,6 @@ def test_groups_are_those_of_the_record(guesser: Path, finished: Path, tmp_path:
     with closing(trainer.collector.grader):
         for _ in range(4):
             batch = sampled(trainer)
-            assert batch is not None
             learn(trainer, batch)
             trainer.sync_engine()
             seen.append((batch.replayed, len(batch.fresh.group_B)))
@@ -84,15 +82,9 @@ def test_without_a_share_or_a_folder_nothing_changes(
 
 
 def test_a_killed_run_draws_the_same_groups(guesser: Path, finished: Path, tmp_path: Path) -> None:
-    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]
-    run(layouts[0], changes_of(finished))
-    for last in (2, 4):
-        with dying_after(last) as dying, contextlib.suppress(Killed):
-            run(layouts[1], changes_of(finished), prepare=dying)
-    run(layouts[1], changes_of(finished))
-    first, second = map(outputs, layouts)
-    assert first == second
-    assert json.loads(first["flops"])["not_charged"] == [str(finished)]
+    check_kills(tmp_path, guesser, SIZES, changes_of(finished))
+    bill = tmp_path / "whole" / "runs" / "r" / "0" / "train" / "flops.json"
+    assert json.loads(bill.read_text())["not_charged"] == [str(finished)]
 
 
 def test_a_run_that_cannot_be_a_source_is_refused(

@@ -43,6 +43,7 @@ from tests.train.steps import (
     plan_of,
     play,
     prompts_of,
+    requested,
     rollouts_of,
 )
 
@@ -255,8 +256,7 @@ def test_a_control_goes_on_beyond_the_plan_until_the_budget_is_spent(name: str) 
     largest = int(plan.group_sizes_V.max())
     for step in range(num_steps):
         so_far = SoFar(None, 0, 0, done=step / num_steps, most=2)
-        request = method.next(so_far, rng)
-        assert request is not None
+        request = requested(method, rng, so_far)
         assert len(request.counts) == 1
         assert request.counts.sum() <= max(largest, 2)
         method.observe(answer_to(request))

@@ -11,10 +11,9 @@ import pytest
 from tasks.common.accounting.spending import CellBudget
 from tasks.common.artifacts import PROMPTS, SAMPLES, Layout
 from tasks.common.files import ArtifactError
-from tasks.common.params import ParamsError, parse
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
-from tasks.train.settings import TrainSettings, WarmStart
+from tasks.train.settings import WarmStart
 from tasks.train.warm_start import batch_rows
 from tests.train.test_asynchronous import Killed, run
 from tests.train.worlds import make_trainer, make_world, outputs
@@ -117,8 +116,3 @@ def test_data_without_a_demonstration_is_refused(guesser: Path, tmp_path: Path) 
     SAMPLES.write(path, SAMPLES.read(path).with_columns(outcome=pl.lit("wrong")))
     with pytest.raises(ArtifactError, match="no sample of the profile is correct among the"):
         make_trainer(layout, warm_start={"data": "profile"})
-
-
-def test_a_pull_to_the_initial_policy_is_refused() -> None:
-    with pytest.raises(ParamsError, match="warm_start moves the policy away from the reference"):
-        parse({"warm_start": {"data": "profile"}, "kl_coefficient": 0.1}, TrainSettings, "train")

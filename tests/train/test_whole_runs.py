@@ -9,9 +9,6 @@ import pytest
 
 from tasks.common.accounting.ledger import charged_flops
 from tasks.common.artifacts import SAMPLES, STEPS
-from tasks.common.params import ParamsError
-from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.loop.save import resume, save
 from tests.parameters import every_value
 from tests.train.worlds import make_trainer, make_world, run_in_process, run_steps
 
@@ -142,53 +139,3 @@ def test_an_engines_own_log_probabilities_of_the_profile_are_not_taken_for_a_sta
     apart = pl.col("logprobs").list.eval(pl.element() + 0.05)
     state.table = state.table.with_columns(apart)
     assert run_steps(trainer, 1)[0]["num_replayed"] == 4
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dots_replay",
-        "vcpo",
-        "value_probe",
-        "dps",
-        "profile_replay",
-        "winnow",
-        "sagc",
-        "greso",
-        "knapsack",
-    ],
-)
-def test_a_run_with_a_memory_goes_on_bit_for_bit(name: str, guesser: Path, tmp_path: Path) -> None:
-    layout = make_world(tmp_path, guesser, [4] * 40)
-    changes = {**changes_of(name), "batch": BATCH}
-    whole = make_trainer(layout, **changes)
-    steps = [dict(row) for row in run_steps(whole, 6)]
-    half = make_trainer(layout, **changes)
-    run_steps(half, 3)
-    checkpoints = Checkpoints(layout.checkpoints, {"recipe": name}, keep=1)
-    save(half, checkpoints)
-    checkpoints.wait()
-    resumed = make_trainer(layout, **changes)
-    resume(resumed, checkpoints, None)
-    assert run_steps(resumed, 3)[3:] == steps[3:]
-
-
-@pytest.mark.parametrize("name", ["poise", "value_probe", "posterior"])
-@pytest.mark.parametrize("replay", [RECENT, {"method": "profile", "share": 0.5, "capacity": 4}])
-def test_what_a_baseline_was_made_of_is_not_replayed(
-    name: str, replay: dict[str, Any], guesser: Path, tmp_path: Path
-) -> None:
-    layout = make_world(tmp_path, guesser, [4] * 6)
-    advantage = {"poise": "poise", "value_probe": "value_probe", "posterior": "winnow"}[name]
-    changes = {"advantage": PROJECT["recipes"][advantage]["train"]["advantage"]}
-    with pytest.raises(ParamsError, match=rf"{name} compares a reward .* set train\.replay none"):
-        make_trainer(layout, **changes, replay=replay)
-
-
-def test_replay_and_batches_of_kept_rollouts_are_refused(guesser: Path, tmp_path: Path) -> None:
-    layout = make_world(tmp_path, guesser, [4] * 6)
-    pods = {"method": "pods", "keep": 2}
-    with pytest.raises(ParamsError, match=r"train\.replay stores whole groups"):
-        make_trainer(layout, batch={**BATCH, "counts": "kept"}, select=pods, replay=RECENT)
-    with pytest.raises(ParamsError, match="does not keep a fixed number of every group"):
-        make_trainer(layout, batch={**BATCH, "counts": "kept"})

@@ -6,17 +6,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tasks.common import params
-from tasks.common.params import ParamsError
-from tasks.common.recipes import recipe as recipe_of
-from tasks.train.loading import load_slots
 from tasks.train.methods.advantage import posterior, rloo
 from tasks.train.methods.control import information
 from tasks.train.methods.pass_rates import LIKENESS_WEIGHT, PassRates, PriorSettings, strata_of
 from tasks.train.rollouts import Rollouts
-from tasks.train.settings import BatchSettings, TrainSettings
-from tests.parameters import every_value
-from tests.train.steps import START, answer_to, passes_of, prompts_of, rollouts_of
+from tasks.train.settings import BatchSettings
+from tests.train.steps import START, answer_to, passes_of, prompts_of, requested, rollouts_of
 
 PRIOR = PriorSettings(strength=4.0, prompt_window=8.0, stratum_window=16.0)
 
@@ -113,11 +108,6 @@ def test_what_is_learned_of_a_step_does_not_depend_on_the_order_of_its_groups() 
         np.testing.assert_allclose(value, getattr(other.belief, name))
 
 
-def test_a_window_of_nothing_is_refused() -> None:
-    with pytest.raises(ParamsError, match=r"prior\.prompt_window is 0"):
-        PriorSettings(strength=4.0, prompt_window=0, stratum_window=16.0)
-
-
 def estimate_of(cost: float, trials: int = 0, correct: float = 0.0) -> posterior.Method:
     """The method, which has seen so many outcomes of the first prompt."""
     method = posterior.Method(posterior.Settings(cost, PRIOR), prompts_of(2))
@@ -182,20 +172,6 @@ def test_a_first_step_that_is_all_right_is_remembered_so() -> None:
     assert method(rewarded([1.0, 1.0], [True, True])).tolist() == [0.0, 0.0]
 
 
-def test_what_would_be_wrong_is_refused() -> None:
-    values = every_value()
-    train = recipe_of(values, "winnow")["train"]
-    recent = {"method": "recent", "share": 0.5, "capacity": 8}
-    for change, message in (
-        ({"replay": recent}, "include a replayed rollout itself: set train.replay none"),
-        ({"kl_coefficient": 0.1}, "needs the KL of all: set it to 0"),
-        ({"divisor": "kept"}, "set generated"),
-    ):
-        settings = params.parse({**train, **change}, TrainSettings, "train")
-        with pytest.raises(ParamsError, match=message):
-            load_slots(settings, passes_of(4, 2, 1), prompts_of(4))
-
-
 def test_an_even_prompt_is_measured_against_all_that_is_known() -> None:
     method = estimate_of(3.0, 8, 4)
     first, second = method.rates.beta(np.array([0]))
@@ -231,8 +207,7 @@ def choose(candidates: int, rates: list[float], steps: int) -> np.ndarray:
     known(method.rates, list(range(len(rates))), [400 * p for p in rates], [400] * len(rates))
     counts = np.zeros(len(rates), dtype=int)
     for step in range(steps):
-        request = method.next(START, np.random.default_rng(step))
-        assert request is not None
+        request = requested(method, step)
         counts[request.prompt_rows] += 1
     return counts
 
@@ -266,8 +241,7 @@ def test_what_the_baseline_loses_on_prompts_of_its_own_choice(spread: float, siz
     control = information.Method(information.Settings(3.0, 2, prior), plan, prompts)
     method = posterior.Method(posterior.Settings(0.0, prior), prompts)
     for step in range(60):
-        request = control.next(START, rng)
-        assert request is not None
+        request = requested(control, rng)
         rates_B = np.repeat(true_P[request.prompt_rows], request.counts)
         outcomes_B = (rng.random(len(rates_B)) < rates_B).astype(float)
         rollouts = answer_to(request, outcomes_B.tolist())
@@ -290,10 +264,3 @@ def test_the_budget_of_the_plan_is_spent_and_no_more() -> None:
         method.observe(answer_to(request))
     assert sum(spent) == 60
     assert method.progress() == 1.0
-
-
-def test_a_cost_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ParamsError, match=r"train\.control\.update_cost is inf"):
-        information.Settings(float("inf"), 2, PRIOR)
-    with pytest.raises(ParamsError, match=r"train\.advantage\.update_cost is -1"):
-        posterior.Settings(-1.0, PRIOR)

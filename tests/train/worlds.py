@@ -1,16 +1,18 @@
 """A small world to train in: prompts, a profile, a plan and a policy under one data root, and its
 parameters."""
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import torch
 import yaml
 
 from tasks.common import params, stage
+from tasks.common.accounting.spending import CellBudget
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
 from tasks.common.sealed import write_sealed
 from tasks.grading.background import BackgroundGrader
@@ -195,11 +197,12 @@ def make_trainer(
     return build(run, context, sections, grader)[0]
 
 
-def sampled(trainer: Trainer) -> Batch | None:
-    """The batch that a step takes; None at the end of the run."""
+def sampled(trainer: Trainer) -> Batch:
+    """The batch that a step takes."""
     trainer.buffer.reserve(trainer.buffer.num_sampled + 1)
     trainer.buffer.fill(trainer.learner.version)
-    return next(iter(trainer.buffer.take(1)), None)
+    (batch,) = trainer.buffer.take(1)
+    return batch
 
 
 def run_in_process(
@@ -220,15 +223,39 @@ class Killed(BaseException):
     """It stands for SIGKILL within a process."""
 
 
+def die_after(trainer: Trainer, step: int) -> None:
+    """Kill the run while it learns from that step, if it gets there."""
+    record = trainer.record
+
+    def dying(*arguments: Any) -> dict[str, Any]:
+        if trainer.state.num_steps == step:
+            raise Killed
+        return record(*arguments)
+
+    trainer.record = dying  # type: ignore[method-assign]
+
+
+def from_record(rows: pl.DataFrame) -> Callable[[Trainer], None]:
+    """Have a run take its rollouts from a record."""
+
+    def prepare(trainer: Trainer) -> None:
+        trainer.collector.recorded = rows
+
+    return prepare
+
+
 def run(
     layout: Layout,
     changes: dict[str, Any],
     every_seconds: float = 0.0,
     prepare: Callable[[Trainer], object] = lambda trainer: None,
     keep: int = 2,
+    dies_after: int | None = None,
 ) -> Trainer:
     """A run to its end, or from its last checkpoint on, with its results written."""
     trainer = make_trainer(layout, **changes)
+    if dies_after is not None:
+        die_after(trainer, dies_after)
     prepare(trainer)
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=keep)
     with closing(trainer.collector.grader):
@@ -240,21 +267,47 @@ def run(
     return trainer
 
 
-@contextmanager
-def dying_after(step: int) -> Iterator[Callable[[Trainer], None]]:
-    """A run that is killed while it learns from that step, if it comes there."""
+def run_with_kills(
+    layout: Layout,
+    changes: dict[str, Any],
+    kills: Sequence[int],
+    prepare: Callable[[Trainer], object] = lambda trainer: None,
+) -> Trainer:
+    """A run that is killed in each of these steps that it gets to, to its end."""
+    num_kills = 0
+    for step in kills:
+        try:
+            run(layout, changes, prepare=prepare, dies_after=step)
+        except Killed:
+            num_kills += 1
+    assert num_kills >= len(kills) / 2
+    return run(layout, changes, prepare=prepare)
 
-    def prepare(trainer: Trainer) -> None:
-        record = trainer.record
 
-        def dying(*arguments: Any) -> dict[str, Any]:
-            if trainer.state.num_steps == step:
-                raise Killed
-            return record(*arguments)
-
-        trainer.record = dying  # type: ignore[method-assign]
-
-    yield prepare
+def check_kills(
+    root: Path,
+    policy: Path,
+    sizes: list[int],
+    changes: dict[str, Any],
+    kills: Sequence[int] = (1, 2, 5),
+    budget: CellBudget | None = None,
+) -> Trainer:
+    """Assert that a run which is killed in these steps ends as one that is not, and that its
+    methods remember the same. Return the trainer of the other one."""
+    layouts = [make_world(root / side, policy, sizes) for side in ("whole", "killed")]
+    for layout in layouts:
+        if budget is not None:
+            budget.write(layout.plan("r", 0) / "budget.json")
+    whole, killed = run(layouts[0], changes), run_with_kills(layouts[1], changes, kills)
+    first, second = map(outputs, layouts)
+    assert first["rollouts"] == second["rollouts"]
+    assert first == second
+    found = killed.slots.states()
+    for name, value in whole.slots.states().items():
+        is_table = isinstance(value, pl.DataFrame)
+        same = value.equals(found[name]) if is_table else np.array_equal(value, found[name])
+        assert same, name
+    return whole
 
 
 def outputs(layout: Layout) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class Checkpoints:
 
     def write(self, snapshot: Snapshot) -> None:
         """Write the part of the rollouts, then the checkpoint that refers to it, then delete the
-        oldest ones. Raises WriteError, and keeps the earlier ones, if the disk is full."""
+        oldest ones. Raise WriteError, and keeps the earlier ones, if the disk is full."""
         unique = name_in(self.folder, snapshot.step, on_branch=snapshot.state["branch"] is not None)
         try:
             with writing(self.folder / unique):
@@ -211,14 +211,14 @@ class Checkpoints:
         return checkpoints_in(self.folder)
 
     def trunk(self) -> Loaded:
-        """Return the newest checkpoint of the trunk, where the branch started. Raises ArtifactError
+        """Return the newest checkpoint of the trunk, where the branch started. Raise ArtifactError
         if it is missing or damaged."""
         self.wait()
         return self.read(trunk_of(self.steps()[-1]))
 
     def load(self, chosen: Path | None = None) -> Loaded | None:
         """Return the checkpoint `chosen`, or the newest intact one, or None. Skip a damaged
-        checkpoint, or one with a damaged part of the rollouts, with a warning. Raises ArtifactError
+        checkpoint, or one with a damaged part of the rollouts, with a warning. Raise ArtifactError
         if `chosen` is damaged or belongs to another run."""
         if chosen is not None:
             self.check_fit(chosen)

@@ -15,7 +15,7 @@ Loaded = tuple[SavedTensors, dict[str, Any], dict[str, pl.DataFrame]]
 
 
 def read_checkpoint(folder: Path) -> tuple[Loaded, list[str]]:
-    """Return a checkpoint's tensors, state and tables, and the names of its rollout parts. Raises
+    """Return a checkpoint's tensors, state and tables, and the names of its rollout parts. Raise
     ArtifactError if a file was changed after it was written."""
     index = verified_index(folder)
     files = [folder / name for name in index["files"]]
@@ -44,7 +44,7 @@ def verify(path: Path, expected: str) -> None:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's `state.json`. Raises ArtifactError if it is missing or
+    """Return the content of a checkpoint's `state.json`. Raise ArtifactError if it is missing or
     damaged."""
     try:
         return Sealed(folder / "state.json", decode((folder / "state.json").read_bytes()))
@@ -74,7 +74,7 @@ def is_branch(folder: Path) -> bool:
 
 def trunk_of(folder: Path) -> Path:
     """Return the newest checkpoint of the trunk that is not newer than `folder`: itself, or the
-    start of its branch. Raises ArtifactError if there is none."""
+    start of its branch. Raise ArtifactError if there is none."""
     for other in reversed(checkpoints_in(folder.parent)):
         if not is_branch(other) and sequence(other) <= sequence(folder):
             return other

@@ -30,7 +30,7 @@ BLOCK, SCALES = 64, 256  # weights per scale, and scales per second-level scale
 
 
 def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
-    """Add adapters with zero output to `model`, and freeze everything else. Raises ArtifactError if
+    """Add adapters with zero output to `model`, and freeze everything else. Raise ArtifactError if
     no module has one of the names."""
     from peft import LoraConfig, get_peft_model
 

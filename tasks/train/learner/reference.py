@@ -29,7 +29,7 @@ def make_reference(
 ) -> tuple[PreTrainedModel | None, Architecture]:
     """Return the reference and its sizes, None and the policy's without a reference. The initial
     policy is a copy of `model`; with adapters it is the model itself, whose adapters are turned off
-    instead. With `shard` the reference is sharded (see `load_model`). Raises ArtifactError for a
+    instead. With `shard` the reference is sharded (see `load_model`). Raise ArtifactError for a
     teacher that cannot be loaded, or has other tokens."""
     train = dataclasses.asdict(settings)
     if not recipes.has_reference(train):

@@ -145,7 +145,7 @@ class Sampler:
 
     def wait_until_idle(self) -> None:
         """Wait until sampling stops: with rounds after the round in flight, without rounds after
-        the batch in flight, the same on every rank. Raises the sampling thread's error."""
+        the batch in flight, the same on every rank. Raise the sampling thread's error."""
         if not self.has_rounds:
             with self.lock:
                 self.target = min(self.target, self.buffer.num_sampled + self.is_busy)

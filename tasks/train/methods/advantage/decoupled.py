@@ -33,19 +33,17 @@ EXAMPLE = Settings({"math": 0.9, "tags": 0.1})
 
 
 class Method(Advantage):
+    settings: Settings
     unshaped = True
 
-    def __init__(self, settings: Settings) -> None:
-        self.weights, self.batch = settings.weights, settings.batch
-
     def __call__(self, rollouts: Rollouts) -> Floats:
-        total_B = np.zeros(len(rollouts.group_B))
-        for name, weight in self.weights.items():
+        total_B, weights = np.zeros(len(rollouts.group_B)), self.settings.weights
+        for name, weight in weights.items():
             pairs = zip(rollouts.scores, rollouts.rewards_B, strict=True)
             part_B = np.array([scores.get(name, reward) for scores, reward in pairs])
             total_B += weight * grpo.advantage(part_B, rollouts.group_B)
-        if not self.batch:
+        if not self.settings.batch:
             return total_B
         # contrary parts cancel but for rounding, which would become advantages of size 1
-        least = ROUNDING * sum(map(abs, self.weights.values()))
+        least = ROUNDING * sum(map(abs, weights.values()))
         return grpo.in_deviations(np.where(np.abs(total_B) > least, total_B, 0.0))

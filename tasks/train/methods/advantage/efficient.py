@@ -24,8 +24,7 @@ EXAMPLE = Settings(strength=0.2)
 
 
 class Method(Advantage):
-    def __init__(self, settings: Settings) -> None:
-        self.strength = settings.strength
+    settings: Settings
 
     def __call__(self, rollouts: Rollouts) -> Floats:
         rewards_B = rollouts.rewards_B.copy()
@@ -34,5 +33,5 @@ class Method(Advantage):
             rows = np.flatnonzero((rollouts.group_B == group) & is_correct_B)
             centred = lengths_B[rows] - lengths_B[rows].mean()
             z = centred / max(float(lengths_B[rows].std()), 1e-9)
-            rewards_B[rows] *= 1.0 - self.strength / (1.0 + np.exp(-z))
+            rewards_B[rows] *= 1.0 - self.settings.strength / (1.0 + np.exp(-z))
         return rloo.advantage(rewards_B, rollouts.group_B)

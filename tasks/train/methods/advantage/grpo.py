@@ -25,11 +25,10 @@ EXAMPLE = Settings(scale="group")
 
 
 class Method(Advantage):
-    def __init__(self, settings: Settings) -> None:
-        self.scale = settings.scale
+    settings: Settings
 
     def __call__(self, rollouts: Rollouts) -> Floats:
-        if self.scale == "group":
+        if self.settings.scale == "group":
             return advantage(rollouts.rewards_B, rollouts.group_B)
         return in_deviations(centred_rewards(rollouts.rewards_B, rollouts.group_B))
 

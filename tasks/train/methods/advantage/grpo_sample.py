@@ -21,8 +21,7 @@ EXAMPLE = Settings(epsilon=0.0001)
 
 
 class Method(Advantage):
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    settings: Settings
 
     def __call__(self, rollouts: Rollouts) -> Floats:
         return advantage(rollouts.rewards_B, rollouts.group_B, epsilon=self.settings.epsilon)

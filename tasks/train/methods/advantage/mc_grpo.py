@@ -26,10 +26,8 @@ EXAMPLE = Settings(min_deviation=1.0)
 
 
 class Method(Advantage):
+    settings: Settings
     skips_zeros = True
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
 
     def __call__(self, rollouts: Rollouts) -> Floats:
         return advantage(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.common.params import ParamsError, at_least, settings, share
+from tasks.common.params import above_zero, at_least, settings, share
 from tasks.train.rollouts import Floats, Singles
 
 SEED = 0  # seed of the projection, which is the same in every run
@@ -28,8 +28,7 @@ class Settings:
     def __post_init__(self) -> None:
         at_least(1, train__advantage__dimensions=self.dimensions)
         share(train__advantage__memory=self.memory)
-        if self.ridge <= 0.0:
-            raise ParamsError(f"train.advantage.ridge is {self.ridge}: it must be above 0")
+        above_zero(train__advantage__ridge=self.ridge)
 
 
 EXAMPLE = Settings(layer=-1, dimensions=4, ridge=1.0, memory=0.9)

@@ -20,10 +20,9 @@ EXAMPLE = Settings(wrong=-1)
 
 
 class Method(Advantage):
+    settings: Settings
     needs_group = False
 
-    def __init__(self, settings: Settings) -> None:
-        self.wrong = float(settings.wrong)
-
     def __call__(self, rollouts: Rollouts) -> Floats:
-        return self.wrong + (1.0 - self.wrong) * rollouts.rewards_B
+        wrong = float(self.settings.wrong)
+        return wrong + (1.0 - wrong) * rollouts.rewards_B

@@ -23,14 +23,12 @@ EXAMPLE = Settings(baseline=False)
 
 
 class Method(Advantage):
+    settings: Settings
     needs_group = False
-
-    def __init__(self, settings: Settings) -> None:
-        self.baseline = settings.baseline
 
     def __call__(self, rollouts: Rollouts) -> Floats:
         values_B = rollouts.rewards_B
-        if self.baseline:
+        if self.settings.baseline:
             values_B = centred_rewards(values_B, rollouts.group_B)
         values_N = values_B[rollouts.owner_N()[rollouts.trained_N()]]
         if len(values_N) < 2 or np.ptp(values_N) <= ROUNDING * np.abs(values_N).max():

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.common.params import at_least, settings
-from tasks.train.methods.control.plan import next_visits
+from tasks.train.methods.control import plan as follow
 from tasks.train.plan import Plan
-from tasks.train.rollouts import GroupRequest, Ints, Rollouts, mixed_groups
-from tasks.train.slots import Control, SoFar
+from tasks.train.rollouts import GroupRequest, Rollouts, mixed_groups
+from tasks.train.slots import SoFar
 
 
 @settings
@@ -40,7 +40,7 @@ class State:
     steps: int = 0
 
 
-class Method(Control):
+class Method(follow.Method):
     asks_again = True
 
     def __init__(self, settings: Settings, plan: Plan) -> None:
@@ -53,7 +53,7 @@ class Method(Control):
         if first is None:
             return None
         if so_far.rollouts is None:
-            return self.take(next_visits(plan, first, so_far))
+            return self.take(follow.next_visits(plan, first, so_far))
         wanted = min(plan.batch.size - so_far.replayed, so_far.room(plan.batch))
         missing = wanted - self.mixed_size(so_far.rollouts)
         if missing <= 0 or plan.phases_V[first] != plan.phases_V[last]:
@@ -65,11 +65,6 @@ class Method(Control):
         visits = plan.window(first, missing)
         return self.take(visits[: plan.num_visits(plan.group_sizes_V[visits], missing)])
 
-    def take(self, visits: Ints) -> GroupRequest:
-        """Return the request for `visits`, and continue after them next time."""
-        self.state.position = int(visits[-1]) + 1
-        return self.plan.request(visits, self.plan.group_sizes_V[visits])
-
     def mixed_size(self, rollouts: Rollouts) -> int:
         """Return the size of the mixed groups in the batch's unit, without errors."""
         graded = rollouts.where(~rollouts.is_error_B())
@@ -79,9 +74,6 @@ class Method(Control):
 
     def observe(self, rollouts: Rollouts) -> None:
         self.state.steps += 1
-
-    def progress(self) -> float:
-        return self.plan.share_before(self.state.position)
 
     def describe(self) -> dict[str, float]:
         """Return the refills per step, and the share of steps without a full batch."""

@@ -18,10 +18,10 @@ from typing import Literal
 import numpy as np
 
 from tasks.common.params import at_least, settings
-from tasks.train.methods.control.plan import next_visits
+from tasks.train.methods.control import plan as follow
 from tasks.train.plan import Plan
 from tasks.train.rollouts import GroupRequest, Rollouts
-from tasks.train.slots import Control, SoFar
+from tasks.train.slots import SoFar
 
 Schedule = Literal["equal", "hard"]
 
@@ -48,7 +48,7 @@ class State:
     second_stage: int = 0
 
 
-class Method(Control):
+class Method(follow.Method):
     asks_again = True
 
     def __init__(self, settings: Settings, plan: Plan) -> None:
@@ -56,17 +56,12 @@ class Method(Control):
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """Return the plan's next visits, then more rollouts of their hard groups."""
-        plan, state = self.plan, self.state
-        if so_far.rollouts is None:
-            first = plan.start(state.position, so_far.done)
-            if first is None:
-                return None
-            visits = next_visits(plan, first, so_far)
-            state.position = int(visits[-1]) + 1
-            request = plan.request(visits, plan.group_sizes_V[visits])
-            state.first_stage += int(request.counts.sum())
-            return request
-        return self.second_stage(so_far.rollouts) if so_far.num_requests == 1 else None
+        if so_far.rollouts is not None:
+            return self.second_stage(so_far.rollouts) if so_far.num_requests == 1 else None
+        request = super().next(so_far, rng)
+        if request is not None:
+            self.state.first_stage += int(request.counts.sum())
+        return request
 
     def second_stage(self, rollouts: Rollouts) -> GroupRequest | None:
         """Return a request for more rollouts of hard groups; None if there are none."""
@@ -88,9 +83,6 @@ class Method(Control):
             return 0
         more = extra_rollouts(correct, size, settings.schedule, settings.standardised)
         return min(more, max(settings.largest - size, 0))
-
-    def progress(self) -> float:
-        return self.plan.share_before(self.state.position)
 
     def describe(self) -> dict[str, float]:
         """Return the ratio of second-stage rollouts to first-stage rollouts."""

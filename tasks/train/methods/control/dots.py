@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.common.params import ParamsError, settings, share
-from tasks.train.methods.control.prompt_pool import PromptPool
+from tasks.common.params import above_zero, settings, share
+from tasks.train.methods.control.prompt_pool import PoolControl, PromptPool
 from tasks.train.plan import Plan
-from tasks.train.rollouts import Floats, GroupRequest, Rollouts
-from tasks.train.slots import Control, SoFar
+from tasks.train.rollouts import Floats, Ints, Rollouts
 
 
 @settings
@@ -25,10 +24,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         share(train__control__memory=self.memory)
-        if self.temperature <= 0.0:
-            raise ParamsError(
-                f"train.control.temperature is {self.temperature}: it must be above 0"
-            )
+        above_zero(train__control__temperature=self.temperature)
 
 
 EXAMPLE = Settings(temperature=0.05, memory=0.7)
@@ -43,25 +39,18 @@ class State:
     spent: int = 0
 
 
-class Method(Control):
+class Method(PoolControl):
     def __init__(self, settings: Settings, plan: Plan) -> None:
         self.settings, self.pool = settings, PromptPool.of(plan)
         self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
 
-    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return a batch drawn by predicted pass rate; None once it is sampled, or if the budget is
-        spent."""
-        pool, state = self.pool, self.state
-        room = pool.room(so_far, state.spent)
-        if so_far.num_requests or not room:
-            return None
+    def choose(self, room: int, rng: np.random.Generator) -> Ints:
+        """Return a batch drawn by predicted pass rate."""
+        pool = self.pool
         weight = -np.abs(self.pass_rates() - 0.5) / self.settings.temperature
         # the largest sums of log-weight and Gumbel noise are a draw without replacement
         keys = weight[pool.prompt_rows] + rng.gumbel(size=len(pool.prompt_rows))
-        chosen = pool.take(np.argsort(-keys, kind="stable"), room)
-        request = pool.request(chosen, so_far, state.spent)
-        state.spent += int(request.counts.sum())
-        return request
+        return pool.take(np.argsort(-keys, kind="stable"), room)
 
     def pass_rates(self) -> Floats:
         """Return [P] the mean of each prompt's posterior, from a uniform prior."""
@@ -81,9 +70,6 @@ class Method(Control):
         np.multiply.at(state.others, rows, memory)
         np.add.at(state.correct, rows, correct_Q)
         np.add.at(state.others, rows, size_Q - correct_Q)
-
-    def progress(self) -> float:
-        return min(self.state.spent / self.pool.num_rollouts, 1.0)
 
     def describe(self) -> dict[str, float]:
         """Return the share of prompts sampled so far."""

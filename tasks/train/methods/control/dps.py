@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.common.params import at_least, settings, share
-from tasks.train.methods.control.prompt_pool import PromptPool
+from tasks.train.methods.control.prompt_pool import PoolControl, PromptPool
 from tasks.train.plan import Plan
-from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
-from tasks.train.slots import Control, SoFar
+from tasks.train.rollouts import Floats, Ints, Rollouts
 
 NONE, SOME, ALL = 0, 1, 2
 
@@ -46,7 +45,7 @@ class State:
     spent: int = 0
 
 
-class Method(Control):
+class Method(PoolControl):
     def __init__(self, settings: Settings, plan: Plan) -> None:
         self.settings, self.pool = settings, PromptPool.of(plan)
         num = plan.num_prompts
@@ -54,20 +53,14 @@ class Method(Control):
             np.ones((num, 3, 3)), np.full((num, 3), 1 / 3), np.zeros(num, dtype=np.int64)
         )
 
-    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return the best drawn candidates; None once they are sampled, or the budget is spent."""
+    def choose(self, room: int, rng: np.random.Generator) -> Ints:
+        """Return the best drawn candidates."""
         pool, state = self.pool, self.state
-        room = pool.room(so_far, state.spent)
-        if so_far.num_requests or not room:
-            return None
         drawn = rng.permutation(len(pool.prompt_rows))
         drawn = pool.take(drawn, room * self.settings.candidates)
         rows = pool.prompt_rows[drawn]
         chance = predict(state.counts[rows], state.beliefs[rows])[:, SOME]
-        best = drawn[np.argsort(-chance, kind="stable")]
-        request = pool.request(pool.take(best, room), so_far, state.spent)
-        state.spent += int(request.counts.sum())
-        return request
+        return pool.take(drawn[np.argsort(-chance, kind="stable")], room)
 
     def observe(self, rollouts: Rollouts) -> None:
         """Update the chain of every prompt sampled so far: from the observed state if the step has
@@ -85,9 +78,6 @@ class Method(Control):
                 state.counts[row], state.beliefs[row], int(shown), memory
             )
             state.seen[row] = 1
-
-    def progress(self) -> float:
-        return min(self.state.spent / self.pool.num_rollouts, 1.0)
 
     def describe(self) -> dict[str, float]:
         """Return the share of prompts sampled, and the mean predicted chance of a mixed group."""

@@ -15,10 +15,10 @@ import numpy as np
 
 from tasks.common.params import settings, share
 from tasks.train.methods.control.plan import next_visits
-from tasks.train.methods.control.prompt_pool import PromptPool
+from tasks.train.methods.control.prompt_pool import PoolControl, PromptPool
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Bools, Floats, GroupRequest, Ints, Rollouts
-from tasks.train.slots import Control, SoFar
+from tasks.train.slots import SoFar
 
 
 @settings
@@ -45,7 +45,7 @@ class State:
     has_started: bool = False
 
 
-class Method(Control):
+class Method(PoolControl):
     needs_stored = True
 
     def __init__(self, settings: Settings, plan: Plan) -> None:
@@ -100,9 +100,6 @@ class Method(Control):
         rows = rollouts.prompt_rows_Q[known_Q]
         state.correct[rows] = correct_Q[known_Q]
         state.sizes[rows] = np.where(correct_Q == size_Q, -1, size_Q)[known_Q]
-
-    def progress(self) -> float:
-        return min(self.state.spent / self.pool.num_rollouts, 1.0)
 
     def describe(self) -> dict[str, float]:
         """Return the shares of prompts that may be sampled again, and that are retired."""

@@ -19,11 +19,10 @@ import numpy as np
 import polars as pl
 
 from tasks.common.params import ParamsError, at_least, settings
-from tasks.train.methods.control.prompt_pool import PromptPool
+from tasks.train.methods.control.prompt_pool import PoolControl, PromptPool
 from tasks.train.methods.pass_rates import EXAMPLE_PRIOR, Belief, PassRates, PriorSettings
 from tasks.train.plan import Plan
-from tasks.train.rollouts import Floats, GroupRequest, Rollouts
-from tasks.train.slots import Control, SoFar
+from tasks.train.rollouts import Floats, Ints, Rollouts
 
 reads_prompts = True
 
@@ -53,26 +52,20 @@ class State(Belief):
     spent: int = 0
 
 
-class Method(Control):
+class Method(PoolControl):
     def __init__(self, settings: Settings, plan: Plan, prompts: pl.DataFrame) -> None:
         self.settings, self.pool = settings, PromptPool.of(plan)
         self.rates = PassRates(settings.prior, prompts)
         self.state = self.rates.belief = State(**vars(self.rates.belief))
 
-    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return the best drawn candidates; None once they are sampled, or the budget is spent."""
-        pool, state = self.pool, self.state
-        room = pool.room(so_far, state.spent)
-        if so_far.num_requests or not room:
-            return None
+    def choose(self, room: int, rng: np.random.Generator) -> Ints:
+        """Return the best drawn candidates."""
+        pool = self.pool
         wanted = room * self.settings.candidates
         num = len(pool.prompt_rows)
         drawn = pool.take(rng.choice(num, min(wanted, num), replace=False), wanted)
         drawn_rates = rng.beta(*self.rates.beta(pool.prompt_rows[drawn]))
-        best = drawn[np.argsort(-self.worth(drawn_rates), kind="stable")]
-        request = pool.request(pool.take(best, room), so_far, state.spent)
-        state.spent += int(request.counts.sum())
-        return request
+        return pool.take(drawn[np.argsort(-self.worth(drawn_rates), kind="stable")], room)
 
     def worth(self, rates: Floats) -> Floats:
         """Return the information per cost of a rollout, for prompts with these pass rates."""
@@ -85,9 +78,6 @@ class Method(Control):
         graded = rollouts.where(~rollouts.is_error_B())
         is_correct_B = graded.is_correct_B().astype(np.float64)
         self.rates.add(graded.prompt_rows_Q, graded.group_B, is_correct_B)
-
-    def progress(self) -> float:
-        return min(self.state.spent / self.pool.num_rollouts, 1.0)
 
     def describe(self) -> dict[str, float]:
         """Return the share of prompts sampled, and the mean predicted pass rate of all."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tasks.common.params import at_least, settings, share
-from tasks.train.methods.control.plan import next_visits
+from tasks.train.methods.control import plan as follow
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
-from tasks.train.slots import Control, SoFar
+from tasks.train.slots import SoFar
 
 
 @settings
@@ -42,7 +42,7 @@ class State:
     position: int = 0
 
 
-class Method(Control):
+class Method(follow.Method):
     def __init__(self, settings: Settings, plan: Plan) -> None:
         self.settings, self.plan = settings, plan
         self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
@@ -50,12 +50,8 @@ class Method(Control):
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """Return the plan's next visits with their rollouts redistributed; None once they are
         sampled, or at the plan's end."""
-        first = self.plan.start(self.state.position, so_far.done)
-        if so_far.num_requests or first is None:
+        if (request := super().next(so_far, rng)) is None:
             return None
-        visits = next_visits(self.plan, first, so_far)
-        self.state.position = int(visits[-1]) + 1
-        request = self.plan.request(visits, self.plan.group_sizes_V[visits])
         return replace(request, counts=self.share_out(request.prompt_rows, request.counts))
 
     def share_out(self, prompt_rows: Ints, counts: Ints) -> Ints:
@@ -78,9 +74,6 @@ class Method(Control):
                 continue  # no rollout of the group was graded
             state.correct[row] = state.correct[row] * discount + correct
             state.trials[row] = state.trials[row] * discount + size
-
-    def progress(self) -> float:
-        return self.plan.share_before(self.state.position)
 
     def describe(self) -> dict[str, float]:
         """Return the share of prompts that were solved so far."""

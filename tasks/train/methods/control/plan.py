@@ -2,6 +2,7 @@
 straddles two phases."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,10 @@ class State:
 
 
 class Method(Control):
+    """Also the base of other controls that follow the plan, whose states have a `position`."""
+
+    state: Any
+
     def __init__(self, plan: Plan) -> None:
         self.plan, self.state = plan, State()
 
@@ -26,7 +31,10 @@ class Method(Control):
         first = self.plan.start(self.state.position, so_far.done)
         if so_far.num_requests or first is None:
             return None
-        visits = next_visits(self.plan, first, so_far)
+        return self.take(next_visits(self.plan, first, so_far))
+
+    def take(self, visits: Ints) -> GroupRequest:
+        """Return the request for `visits`, and continue after them next time."""
         self.state.position = int(visits[-1]) + 1
         return self.plan.request(visits, self.plan.group_sizes_V[visits])
 

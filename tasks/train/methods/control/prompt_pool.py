@@ -7,7 +7,7 @@ import numpy as np
 
 from tasks.train.plan import Plan
 from tasks.train.rollouts import GroupRequest, Ints
-from tasks.train.slots import SoFar
+from tasks.train.slots import Control, SoFar
 
 
 @dataclass(frozen=True)
@@ -45,3 +45,26 @@ class PromptPool:
         if so_far.done is not None:
             return sizes
         return np.clip(self.num_rollouts - spent - (np.cumsum(sizes) - sizes), 0, sizes)
+
+
+class PoolControl(Control):
+    """A control that samples from a pool. `state.spent` is the number of rollouts spent."""
+
+    pool: PromptPool
+
+    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
+        """Return the chosen prompts; None once they are sampled, or if the budget is spent."""
+        pool, state = self.pool, self.state
+        room = pool.room(so_far, state.spent)
+        if so_far.num_requests or not room:
+            return None
+        request = pool.request(self.choose(room, rng), so_far, state.spent)
+        state.spent += int(request.counts.sum())
+        return request
+
+    def choose(self, room: int, rng: np.random.Generator) -> Ints:
+        """Return the places in the pool of the prompts whose groups fill `room`."""
+        raise NotImplementedError
+
+    def progress(self) -> float:
+        return min(self.state.spent / self.pool.num_rollouts, 1.0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tasks.common.params import ParamsError, above_zero, settings
+from tasks.common.params import above_zero, at_least, settings
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Floats
 from tasks.train.slots import Bonus
@@ -30,8 +30,7 @@ class Settings(clip.Settings):
     def __post_init__(self) -> None:
         clip.Settings.__post_init__(self)
         above_zero(train__loss__limit=self.limit)
-        if self.window < 2:
-            raise ParamsError(f"train.loss.window is {self.window}; it must be at least 2")
+        at_least(2, train__loss__window=self.window)
 
 
 EXAMPLE = Settings(limit=0.5, window=4)

@@ -31,6 +31,18 @@ def stored(rollouts: Rollouts) -> pl.DataFrame:
     return rollouts.with_columns(replayed=True, text="", scores="{}").table
 
 
+def drawn(
+    rollouts: Rollouts, rng: np.random.Generator, room: int, batch: BatchSettings
+) -> Rollouts | None:
+    """Return groups drawn uniformly, up to `room`, at least one; None without room."""
+    if room == 0:
+        return None
+    order = rng.permutation(len(rollouts.prompt_rows_Q))
+    cost = cost_Q(rollouts, batch)[order]
+    num = max(int(np.searchsorted(np.cumsum(cost), room, side="right")), 1)
+    return rollouts.groups(np.sort(order[:num]))
+
+
 def cost_Q(rollouts: Rollouts, batch: BatchSettings) -> Ints:
     """Return the size of each group in the batch's unit."""
     size_Q = rollouts.sizes_Q()

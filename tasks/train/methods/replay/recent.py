@@ -9,7 +9,7 @@ fresh. Scores of composite rewards are not stored."""
 import numpy as np
 
 from tasks.common.params import at_least, settings, share
-from tasks.train.methods.replay.kept import cost_Q, state_of
+from tasks.train.methods.replay.kept import cost_Q, drawn, state_of
 from tasks.train.rollouts import Ints, Rollouts, make_rollouts, merge, mixed_groups
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Replay
@@ -59,10 +59,4 @@ class Method(Replay):
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
         """Return groups drawn uniformly, up to `room`, at least one."""
-        if room == 0:
-            return None
-        kept: Rollouts = self.state.rollouts
-        order = rng.permutation(len(kept.prompt_rows_Q))
-        cost = cost_Q(kept, batch)[order]
-        num = max(int(np.searchsorted(np.cumsum(cost), room, side="right")), 1)
-        return kept.groups(np.sort(order[:num]))
+        return drawn(self.state.rollouts, rng, room, batch)

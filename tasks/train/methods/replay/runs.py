@@ -17,7 +17,7 @@ import polars as pl
 from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.params import settings, share
-from tasks.train.methods.replay.kept import cost_Q
+from tasks.train.methods.replay.kept import drawn
 from tasks.train.rollouts import Prompts, Rollouts, make_rollouts, merge, mixed_groups, rows_of
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Replay
@@ -54,16 +54,11 @@ class Method(Replay):
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
         """Return groups drawn uniformly, up to `room`, at least one."""
-        if room == 0:
-            return None
-        order = rng.permutation(len(self.pool.prompt_rows_Q))
-        cost = cost_Q(self.pool, batch)[order]
-        num = max(int(np.searchsorted(np.cumsum(cost), room, side="right")), 1)
-        return self.pool.groups(np.sort(order[:num]))
+        return drawn(self.pool, rng, room, batch)
 
 
 def groups_of(folder: Path, prompts: Prompts) -> Rollouts:
-    """Return the mixed groups of a run's record whose prompts are training prompts here. Raises
+    """Return the mixed groups of a run's record whose prompts are training prompts here. Raise
     ArtifactError if there is none."""
     path, is_known = folder / "rollouts.parquet", pl.col("prompt_id").is_in(prompts.ids.implode())
     where = is_known & ~pl.col("replayed") & (pl.col("outcome") != "error")

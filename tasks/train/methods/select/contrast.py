@@ -10,8 +10,7 @@ __all__ = ["EXAMPLE", "Method", "Settings"]
 
 
 class Method(Select):
-    def __init__(self, settings: Settings) -> None:
-        self.keep = settings.keep
+    settings: Settings
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """Return [B] whether a rollout is kept: half of each kind, or all of the rarer kind and the
@@ -22,7 +21,7 @@ class Method(Select):
         def extremes(rows: Ints) -> Ints:
             order = np.argsort(rank_B[rows], kind="stable")
             correct, wrong = (order[is_correct_B[rows[order]] == kind] for kind in (True, False))
-            num = max(min(self.keep // 2, len(correct)), self.keep - len(wrong))
-            return np.concatenate([correct[:num], wrong[: self.keep - num]])
+            num = max(min(self.settings.keep // 2, len(correct)), self.settings.keep - len(wrong))
+            return np.concatenate([correct[:num], wrong[: self.settings.keep - num]])
 
-        return keep_in_groups(rollouts.group_B, self.keep, extremes)
+        return keep_in_groups(rollouts.group_B, self.settings.keep, extremes)

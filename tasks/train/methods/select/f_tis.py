@@ -9,7 +9,7 @@ prefix of the sampler's. Rollouts of the same policy are all kept. Use with `tra
 
 import numpy as np
 
-from tasks.common.params import ParamsError, settings
+from tasks.common.params import above_zero, settings
 from tasks.train.rollouts import Bools, Features, Floats, Rollouts, group_means
 from tasks.train.slots import Select
 
@@ -19,18 +19,15 @@ class Settings:
     limit: float = 50.0  # maximum KL from the current policy, in nats
 
     def __post_init__(self) -> None:
-        if self.limit <= 0.0:
-            raise ParamsError(f"train.select.limit is {self.limit}: it must be above 0")
+        above_zero(train__select__limit=self.limit)
 
 
 EXAMPLE = Settings(limit=50.0)
 
 
 class Method(Select):
+    settings: Settings
     features = Features()
-
-    def __init__(self, settings: Settings) -> None:
-        self.limit = settings.limit
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """Return [B] whether a rollout is kept."""
@@ -38,7 +35,7 @@ class Method(Select):
             return np.zeros(0, dtype=np.bool_)
         mean_Q, _ = group_means(rollouts.rewards_B, rollouts.group_B)
         is_better_B = rollouts.rewards_B > mean_Q[rollouts.group_B]
-        return np.asarray(is_better_B | (divergence(rollouts) < self.limit))
+        return np.asarray(is_better_B | (divergence(rollouts) < self.settings.limit))
 
 
 def divergence(rollouts: Rollouts) -> Floats:

@@ -11,14 +11,13 @@ __all__ = ["EXAMPLE", "Method", "Settings"]
 
 
 class Method(Select):
-    def __init__(self, settings: Settings) -> None:
-        self.keep = settings.keep
+    settings: Settings
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """Return [B] whether a rollout is among the `keep` of its group with the largest rewards.
         Of equal rewards, the first ones are kept."""
 
         def best(rows: Ints) -> Ints:
-            return np.argsort(-rollouts.rewards_B[rows], kind="stable")[: self.keep]
+            return np.argsort(-rollouts.rewards_B[rows], kind="stable")[: self.settings.keep]
 
-        return keep_in_groups(rollouts.group_B, self.keep, best)
+        return keep_in_groups(rollouts.group_B, self.settings.keep, best)

@@ -27,18 +27,17 @@ EXAMPLE = Settings(keep=2)
 
 
 class Method(Select):
-    def __init__(self, settings: Settings) -> None:
-        self.keep, self.drop_dead = settings.keep, settings.drop_dead
+    settings: Settings
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """Return [B] whether a rollout is in its group's `keep` with the largest variance."""
         rewards_B, group_B = rollouts.rewards_B, rollouts.group_B
 
         def most_varied(rows: Ints) -> Ints:
-            return max_variance(rewards_B[rows], self.keep)
+            return max_variance(rewards_B[rows], self.settings.keep)
 
-        kept_B = keep.keep_in_groups(group_B, self.keep, most_varied)
-        if not self.drop_dead:
+        kept_B = keep.keep_in_groups(group_B, self.settings.keep, most_varied)
+        if not self.settings.drop_dead:
             return kept_B
         return kept_B & mixed_groups(rewards_B, group_B, len(rollouts.prompt_rows_Q))[group_B]
 

@@ -10,13 +10,12 @@ __all__ = ["EXAMPLE", "Method", "Settings"]
 
 
 class Method(Select):
-    def __init__(self, settings: Settings) -> None:
-        self.keep = settings.keep
+    settings: Settings
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """Return [B] whether a rollout is one of `keep` of its group, drawn at random."""
 
         def any_of(rows: Ints) -> Ints:
-            return rng.permutation(len(rows))[: self.keep]
+            return rng.permutation(len(rows))[: self.settings.keep]
 
-        return keep_in_groups(rollouts.group_B, self.keep, any_of)
+        return keep_in_groups(rollouts.group_B, self.settings.keep, any_of)

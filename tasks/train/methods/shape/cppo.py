@@ -16,10 +16,8 @@ __all__ = ["EXAMPLE", "Method", "Settings"]
 
 
 class Method(Shape):
+    settings: Settings
     skips_zeros = True
-
-    def __init__(self, settings: Settings) -> None:
-        self.stays = 1.0 - settings.drop
 
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
@@ -28,5 +26,5 @@ class Method(Shape):
         order = np.lexsort((-rollouts.own_means_B(np.abs(advantages_N)), group_B))
         rank_B = np.empty(len(order), dtype=np.int64)
         rank_B[order] = np.arange(len(order)) - (np.cumsum(size_Q) - size_Q)[group_B[order]]
-        num_Q = np.maximum(np.floor(size_Q * self.stays + ROUNDING), 1)
+        num_Q = np.maximum(np.floor(size_Q * (1.0 - self.settings.drop) + ROUNDING), 1)
         return np.where((rank_B < num_Q[group_B])[rollouts.owner_N()], advantages_N, 0.0)

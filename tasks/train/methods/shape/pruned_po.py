@@ -27,10 +27,8 @@ EXAMPLE = Settings(drop=0.5)
 
 
 class Method(Shape):
+    settings: Settings
     skips_zeros = True
-
-    def __init__(self, settings: Settings) -> None:
-        self.stays = 1.0 - settings.drop
 
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
@@ -38,6 +36,7 @@ class Method(Shape):
         size_B = rollouts.own_means_B(np.abs(advantages_N))
         mean_Q, _ = group_means(size_B, rollouts.group_B)
         is_small_B = size_B < (1.0 - ROUNDING) * mean_Q[rollouts.group_B]
-        stays_B = rng.random(len(size_B)) < self.stays
-        weight_B = np.where(is_small_B, stays_B / self.stays, 1.0)
+        chance = 1.0 - self.settings.drop
+        stays_B = rng.random(len(size_B)) < chance
+        weight_B = np.where(is_small_B, stays_B / chance, 1.0)
         return np.asarray(advantages_N * weight_B[rollouts.owner_N()])
