@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 
 from tasks.common.artifacts import PROMPTS, SAMPLES
 from tasks.engines.engine import Samples
@@ -21,6 +23,7 @@ from tasks.train.rollouts import (
 )
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Asked, Control, SoFar
+from tasks.train.tokens import Tokens
 from tests.policies import character_tokenizer
 
 TOKENIZER = character_tokenizer()
@@ -200,3 +203,21 @@ def profile_of(outcomes: dict[str, list[str]]) -> Profile:
     )
     encode = lambda table: [[7] * len(text) for text in table["prompt"]]  # noqa: E731
     return Profile(SAMPLES.frame(rows), Prompts(prompts, encode))
+
+
+def tokens_of(
+    logprobs: torch.Tensor,
+    advantages: torch.Tensor | Sequence[float] | float = 1.0,
+    old: torch.Tensor | float = 0.0,
+    rows: Sequence[int] | None = None,
+    **others: Any,
+) -> Tokens:
+    """Tokens of weight 1 with these log-probabilities. A single value is that of every token, and
+    each token is a rollout of its own unless there are `rows`."""
+
+    def filled(values: Any) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=logprobs.dtype).expand_as(logprobs)
+
+    row_N = torch.arange(len(logprobs)) if rows is None else torch.as_tensor(rows)
+    own = filled(old), torch.ones_like(logprobs), filled(advantages)
+    return replace(Tokens(logprobs, *own, row_N, int(row_N.max()) + 1), **others)

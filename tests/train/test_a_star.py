@@ -14,11 +14,9 @@ from tasks.train.loop.loop import learn
 from tasks.train.methods.advantage import a_star
 from tasks.train.methods.loss import regression
 from tasks.train.rollouts import StepTotals
-from tasks.train.tokens import Tokens
 from tests.parameters import every_value
-from tests.train.steps import profile_of, rollouts_of
+from tests.train.steps import profile_of, rollouts_of, tokens_of
 from tests.train.worlds import (
-    PARAMS,
     make_trainer,
     make_world,
     sampled,
@@ -64,15 +62,12 @@ def loss_of(
     scores: torch.Tensor, reference: torch.Tensor, advantages: list[float], beta: float
 ) -> torch.Tensor:
     """The exact mean loss over the arms of a bandit, drawn from the policy of these scores."""
-    logprobs, ones = scores.log_softmax(-1), torch.ones(len(advantages), dtype=torch.float64)
-    gains, method = torch.tensor(advantages), regression.Method(regression.Settings(beta=beta))
+    logprobs, method = scores.log_softmax(-1), regression.Method(regression.Settings(beta=beta))
     total = torch.zeros((), dtype=torch.float64)
     for arm, chance in enumerate(logprobs.detach().exp()):
         one = slice(arm, arm + 1)
-        row = torch.zeros(1, dtype=torch.long)
-        tokens = Tokens(
-            logprobs[one], logprobs[one].detach(), ones[one], gains[one], row, 1, reference[one]
-        )
+        old, of_arm = logprobs[one].detach(), {"reference_logprobs_N": reference[one]}
+        tokens = tokens_of(logprobs[one], advantages[arm], old, **of_arm)
         total = total + chance * method(tokens, StepTotals(1, 1, 1))[0]
     return total
 
@@ -103,9 +98,9 @@ def test_the_optimum_of_the_penalised_reward_has_no_loss() -> None:
 def test_a_completion_is_regressed_as_a_whole() -> None:
     """Two completions, of one and of three tokens, with a weight of 0.5 on the second."""
     logs = torch.tensor([0.5, 0.1, 0.2, 0.3])
-    zeros, row_N = torch.zeros(4), torch.tensor([0, 1, 1, 1])
-    weights, gains = torch.tensor([1.0, 0.5, 0.5, 0.5]), torch.tensor([1.0, -2.0, -2.0, -2.0])
-    tokens = Tokens(logs, logs, weights, gains, row_N, 2, zeros)
+    gains, weights = [1.0, -2.0, -2.0, -2.0], torch.tensor([1.0, 0.5, 0.5, 0.5])
+    of_tokens = {"weights_N": weights, "reference_logprobs_N": torch.zeros(4)}
+    tokens = tokens_of(logs, gains, logs, [0, 1, 1, 1], **of_tokens)
     loss, _ = regression.Method(regression.Settings(beta=2.0))(tokens, StepTotals(4, 2, 3))
     # (2 * 0.5 - 1)^2, and half of (2 * 0.6 + 2)^2
     assert loss.item() == pytest.approx((0.0 + 0.5 * 3.2**2) / 2)
@@ -128,7 +123,7 @@ def test_the_reference_of_the_loss_is_charged_like_that_of_a_kl_term(
 
 
 def test_a_loss_with_a_reference_is_forecast_with_it() -> None:
-    train = {**PARAMS["train"], "loss": {"method": "clip"}}
+    train = {"loss": {"method": "clip"}, "kl_coefficient": 0.0}
     assert not has_reference(train)
     assert has_reference({**train, "kl_coefficient": 0.1})
     assert has_reference(recipes.recipe(every_value(), "a_star_po")["train"])

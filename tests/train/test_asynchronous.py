@@ -5,7 +5,6 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,7 @@ import torch
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
 from tasks.common.sealed import read_sealed, write_sealed
 from tasks.engines.engine import Request, Samples
-from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.loop.loop import train
 from tasks.train.loop.trainer import Trainer
-from tasks.train.settings import CheckpointSettings
 from tests.train.worlds import (
     Killed,
     from_record,
@@ -29,6 +25,7 @@ from tests.train.worlds import (
     outputs,
     run,
     run_in_process,
+    train_to_end,
 )
 
 SIZES = [4] * 36  # 12 steps of three groups
@@ -90,7 +87,7 @@ def test_the_first_update_is_that_of_the_synchronous_loop(guesser: Path, tmp_pat
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_what_sampling_raises_ends_the_run(guesser: Path, tmp_path: Path) -> None:
+def test_an_error_of_sampling_ends_the_run(guesser: Path, tmp_path: Path) -> None:
     def prepare(trainer: Trainer) -> None:
         generate = trainer.collector.engine.generate
         calls = iter(range(100))
@@ -115,18 +112,11 @@ def test_a_run_is_computed_again_from_its_rollouts(guesser: Path, tmp_path: Path
     assert outputs(layouts[0])["weights"] == outputs(layouts[1])["weights"]
 
 
-def test_both_sides_say_how_long_they_waited(guesser: Path, tmp_path: Path) -> None:
+def test_waiting_times_are_recorded(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
     trainer = make_trainer(layout, max_staleness=1)
-    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
     said: list[dict[str, Any]] = []
-    with closing(trainer.collector.grader):
-        train(
-            trainer,
-            checkpoints,
-            CheckpointSettings(1e9, 1),
-            lambda values, *_: said.append(dict(values)),
-        )
+    train_to_end(trainer, layout, lambda values, *_: said.append(dict(values)))
     rounds = [values for values in said if "trainer_idle_rate" in values]
     assert len(rounds) == trainer.state.num_steps
     shares = [each[f"{side}_idle_rate"] for each in rounds for side in ("trainer", "sampler")]
@@ -137,19 +127,14 @@ def test_both_sides_say_how_long_they_waited(guesser: Path, tmp_path: Path) -> N
 
 
 def test_the_trunk_goes_on_as_if_there_were_no_branches(guesser: Path, tmp_path: Path) -> None:
-    """Also where it is killed in a branch."""
     found, curves = [], []
-    for name, branches in (("plain", []), ("branched", [0.5]), ("killed", [0.5])):
+    for name, branches in (("plain", []), ("branched", [0.5])):
         layout = make_world(tmp_path / name, guesser, SIZES)
         chosen = {"max_staleness": 3, "decay_share": 0.4, "branches": branches}
-        if name == "killed":
-            with pytest.raises(Killed):
-                run(layout, chosen, dies_after=4)
         trainer = run(layout, chosen)
         curves.append(trainer.state.curve)
         found.append(outputs(layout))
-    plain, branched, killed = found
-    assert branched == killed
+    plain, branched = found
     assert branched["weights"] == plain["weights"]
     assert branched["rollouts"] == plain["rollouts"]
     assert [point for point in curves[1] if point["branch"] is None] == curves[0]
@@ -173,17 +158,13 @@ def test_a_branch_ends_where_its_share_of_the_run_does(
 
 
 @pytest.mark.parametrize("limit", [0, 3])
-def test_what_a_checkpoint_holds_is_not_lost_by_a_kill(
-    limit: int, guesser: Path, tmp_path: Path
-) -> None:
+def test_checkpointed_samples_are_not_lost(limit: int, guesser: Path, tmp_path: Path) -> None:
     layout, changes = make_world(tmp_path, guesser, SIZES), {"max_staleness": limit}
     with pytest.raises(Killed):
         run(layout, changes, dies_after=6)
     trainer = make_trainer(layout, **changes)
-    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=2)
-    with closing(trainer.collector.grader):
-        lost = train(trainer, checkpoints, CheckpointSettings(1e9, 2), lambda *_: None)
-    assert lost["tokens"] == 0  # a round is checkpointed once it is sampled
+    # a round is checkpointed once it is sampled
+    assert train_to_end(trainer, layout)["tokens"] == 0
     assert trainer.state.num_steps == 12
 
 

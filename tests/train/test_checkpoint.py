@@ -52,7 +52,7 @@ def branches(checkpoints: Checkpoints, folder: Path | None = None) -> tuple[int,
     return loaded[1]["mark"], [int(part["branch"][0]) for part in parts]
 
 
-def test_an_older_checkpoint_that_was_asked_for_is_the_newest_from_then_on(tmp_path: Path) -> None:
+def test_a_chosen_older_checkpoint_becomes_the_newest(tmp_path: Path) -> None:
     first = Checkpoints(tmp_path, COMPONENTS, keep=2)
     older, _ = save(first, 1, branch=1), save(first, 2, branch=1)
 
@@ -68,7 +68,7 @@ def test_an_older_checkpoint_that_was_asked_for_is_the_newest_from_then_on(tmp_p
     assert len(second.steps()) == 2
 
 
-def test_what_was_left_can_be_taken_up_again(tmp_path: Path) -> None:
+def test_an_abandoned_checkpoint_can_be_resumed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
     older, newer = save(checkpoints, 1, branch=1), save(checkpoints, 2, branch=1)
     checkpoints.load(older)
@@ -127,7 +127,7 @@ def test_a_run_resumed_from_an_older_checkpoint_goes_on_from_it(
     assert read_sealed(newest / "state.json")["state"]["num_steps"] == 2
 
 
-def test_a_checkpoint_without_what_a_method_remembers_is_left_with_the_reason(
+def test_a_checkpoint_without_the_state_of_a_method_is_skipped(
     guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     layout = make_world(tmp_path, guesser, [4, 4, 4])
@@ -146,7 +146,7 @@ def test_a_checkpoint_without_what_a_method_remembers_is_left_with_the_reason(
             resume(again, checkpoints, checkpoints.steps()[0])
 
 
-def test_a_checkpoint_with_other_columns_of_rollouts_is_left_with_the_reason(
+def test_a_checkpoint_with_other_columns_of_rollouts_is_skipped(
     guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     layout = make_world(tmp_path, guesser, [4, 4, 4])
@@ -184,7 +184,7 @@ def flip(path: Path, place: int = -1) -> None:
     path.write_bytes(content)
 
 
-def test_a_damaged_part_costs_its_steps_and_is_made_again(
+def test_the_steps_of_a_damaged_part_are_repeated(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = Checkpoints(tmp_path, COMPONENTS, keep=3)
@@ -293,7 +293,7 @@ def test_a_resumed_run_reads_every_tensor_once(
     assert len(names) == len(set(names)) > 0
 
 
-def test_a_part_goes_with_the_last_checkpoint_that_needs_it(tmp_path: Path) -> None:
+def test_a_part_is_deleted_with_its_last_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
     save(checkpoints, 1, branch=1)
     save(checkpoints, 2, branch=1)
@@ -307,7 +307,7 @@ def test_a_part_goes_with_the_last_checkpoint_that_needs_it(tmp_path: Path) -> N
     assert kept == set(checkpoints.parts)
 
 
-def test_a_damaged_checkpoint_that_was_asked_for_is_refused_with_the_way_out(
+def test_a_chosen_damaged_checkpoint_is_refused(
     tmp_path: Path,
 ) -> None:
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
@@ -320,9 +320,7 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_refused_with_the_way_out(
         checkpoints.load(chosen)
 
 
-def test_no_damage_to_the_notes_beside_the_checkpoints_is_taken_for_a_fact(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_notes_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
     save(checkpoints, 1, branch=1)
     path = checkpoints.folder / "work.json"
@@ -362,7 +360,7 @@ def save_branch(checkpoints: Checkpoints, step: int) -> Path:
     return checkpoints.steps()[-1]
 
 
-def test_a_branch_keeps_the_trunk_it_goes_back_to_wherever_it_is(tmp_path: Path) -> None:
+def test_a_branch_keeps_the_trunk_that_it_returns_to(tmp_path: Path) -> None:
     """Of two checkpoints of a branch the older is chosen, and then the one that it left."""
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
     save(checkpoints, 1, branch=1)

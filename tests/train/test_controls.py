@@ -115,7 +115,7 @@ def test_greso_streaks_and_probabilities_move_as_published() -> None:
     assert (method.state.p_easy, method.state.p_hard) == p
 
 
-def test_greso_skips_at_the_rate_it_says() -> None:
+def test_greso_skips_at_the_predicted_rate() -> None:
     method = greso_on(passes_of(1000, 2, 2, BatchSettings("rollouts", 10_000, "generated")))
     method.state.streaks[:] = 3
     method.state.position = 1000
@@ -226,7 +226,7 @@ def test_sagc_spends_a_feasible_budget(budget: float) -> None:
     assert set(sizes) == {4.0, 8.0, 16.0}
 
 
-def test_sagc_says_when_a_budget_is_infeasible() -> None:
+def test_sagc_with_an_infeasible_budget() -> None:
     sizes, _, method = simulate(1500, budget=0.05)
     assert (sizes[500:] == 4).mean() > 0.9
     assert 19.0 < method.state.multiplier <= 20.0  # it stands at its cap, and goes no further

@@ -10,11 +10,7 @@ import torch
 from tasks.train.loop.loop import learn
 from tasks.train.methods.loss import dgg
 from tasks.train.settings import Entropy
-from tests.train.worlds import (
-    make_trainer,
-    make_world,
-    sampled,
-)
+from tests.train.worlds import make_trainer, make_world, same_parameters, sampled
 
 SIZES = [4, 2, 6] * 8
 NO_WEIGHTS = np.zeros(1)
@@ -109,6 +105,5 @@ def test_a_dropped_gradient_leaves_the_optimizer_and_ends_the_step(
     ):
         assert torch.equal(mine["exp_avg"], theirs["exp_avg"])
         assert torch.equal(mine["exp_avg_sq"], theirs["exp_avg_sq"])
-    pairs = zip(learner.model.parameters(), other.learner.model.parameters(), strict=True)
-    assert all(torch.equal(*pair) for pair in pairs)
+    assert same_parameters(learner.model, other.learner.model)
     assert trainer.state.ledger.executed["update"] < other.state.ledger.executed["update"]

@@ -12,16 +12,13 @@ import pytest
 
 from tasks.common.artifacts import PROMPTS, Layout
 from tasks.engines.engine import OnEnded, Request, Samples
-from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.loop.loop import train
 from tasks.train.loop.record import record_rollouts
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Rollouts, make_rollouts
 from tasks.train.sampling import grading
 from tasks.train.sampling.grading import Early
-from tasks.train.settings import CheckpointSettings
 from tests.patience import PATIENCE
-from tests.train.worlds import make_trainer, make_world, sampled
+from tests.train.worlds import make_trainer, make_world, sampled, train_to_end
 
 SIZES = [4] * 36
 
@@ -61,7 +58,7 @@ def test_a_completion_is_judged_before_the_last_has_ended(guesser: Path, tmp_pat
 
 
 @pytest.mark.parametrize("num_said", [0, 5, 12])
-def test_verdicts_do_not_depend_on_when_they_were_asked_for(
+def test_verdicts_do_not_depend_on_the_time_of_grading(
     num_said: int, guesser: Path, tmp_path: Path
 ) -> None:
     def some(trainer: Trainer, samples: Samples, on_ended: OnEnded) -> None:
@@ -85,9 +82,7 @@ def test_verdicts_do_not_depend_on_when_they_were_asked_for(
     assert found.table.select(verdicts).equals(expected.table.select(verdicts))
 
 
-def test_a_copy_of_the_prompt_earns_nothing_whenever_it_is_judged(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_a_copy_of_the_prompt_is_wrong(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
     prompts = PROMPTS.read(layout.prompts("train"))
     asked = {"verifier": pl.lit("math"), "prompt": pl.lit("What is $3 + 4$?")}
@@ -123,8 +118,6 @@ def test_verifiers_are_loaded_once_a_run(max_staleness: int, guesser: Path, tmp_
         assert pool.loader.popen.poll() is None
         loaders.append(pool.loader.popen.pid)
 
-    with closing(trainer.collector.grader):
-        checkpoints = Checkpoints(layout.checkpoints, {}, keep=1)
-        train(trainer, checkpoints, CheckpointSettings(1e9, 1), record)
+    train_to_end(trainer, layout, record)
     assert len(loaders) > 12
     assert len(set(loaders)) == 1

@@ -1,10 +1,8 @@
 """The bonus for the policy's entropy: its gradient, its coefficient, and its cost."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,13 +12,10 @@ from tasks.train.loop.loop import learn
 from tasks.train.methods.loss import clip
 from tasks.train.settings import Entropy
 from tests.train.worlds import (
-    PARAMS,
     make_trainer,
     make_world,
     sampled,
 )
-
-BATCH = PARAMS["train"]["batch"]
 
 
 def clip_with(**entropy: Any) -> dict[str, Any]:
@@ -42,37 +37,6 @@ def test_the_gradient_of_the_entropy_of_two_arms() -> None:
     assert torch.autograd.gradcheck(lambda x: entropies(x.log_softmax(-1)), [scores])
 
 
-@pytest.mark.parametrize("normalize", ["token", "sequence", "constant"])
-@pytest.mark.parametrize("chunk", [3, 4096])
-def test_the_bonus_is_for_the_mean_entropy_of_what_is_kept(
-    chunk: int, normalize: str, guesser: Path, tmp_path: Path
-) -> None:
-    """Its gradient by plain autograd, of whole rollouts one at a time."""
-    changes = {**clip_with(coefficient=0.5), "normalize": normalize}
-    layout = make_world(tmp_path, guesser, [4] * 6)
-    trainer = make_trainer(layout, batch=BATCH, max_grad_norm=1e9, loss=changes)
-    batch, learner = sampled(trainer), trainer.learner
-    learner.memory = dataclasses.replace(learner.memory, tokens_per_logprob_chunk=chunk)
-    keep_B = np.arange(12) % 4 < 3
-    nothing_N = np.zeros(len(batch.fresh.owner_N()))
-    learner.compute_gradient(batch.fresh.estimated(keep_B, nothing_N), trainer.slots.loss)
-    found = [parameter.grad.clone() for parameter in learner.model.parameters()]
-    terms = []
-    for row in np.flatnonzero(keep_B):
-        prompt, ids = batch.fresh.table["prompt", "token_ids"].row(int(row))
-        logits = learner.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-        terms.append(torch.distributions.Categorical(logits=logits).entropy())
-    mean = {
-        "token": torch.cat(terms).mean(),
-        "sequence": torch.stack([term.mean() for term in terms]).mean(),
-        "constant": torch.cat(terms).sum() / (len(terms) * 8),
-    }[normalize]
-    expected = torch.autograd.grad(-0.5 * mean, [*learner.model.parameters()])
-    assert max(float(part.abs().max()) for part in expected) > 1e-3
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
-
-
 def test_the_coefficient_follows_the_entropy() -> None:
     method = clip.Method(clip.Settings(entropy=Entropy(0.01, target=0.2, step=0.005, most=0.02)))
     found = [method.bonus()]  # no entropy is known before the first update
@@ -87,7 +51,7 @@ def test_the_coefficient_follows_the_entropy() -> None:
 
 def test_all_that_is_kept_is_computed_and_charged(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [3] * 24)
-    changes = {"batch": {**BATCH, "size": 24}, "loss": clip_with(coefficient=0.01)}
+    changes = {"batch": {"size": 24}, "loss": clip_with(coefficient=0.01)}
     trainer = make_trainer(layout, **changes)
     batch = sampled(trainer)
     estimated = trainer.estimate(batch.fresh, trainer.rng())

@@ -24,15 +24,6 @@ def loss_of(module: Any, *arrays: Any, **settings: Any) -> Any:
     return module.Method(module.Settings(**settings))(*arrays)
 
 
-def test_equal_rewards_are_equal_whatever_their_size() -> None:
-    """0.1 has no exact mean in binary: a threshold on the spread would call such a group mixed or
-    not by luck."""
-    advantages = grpo.advantage(np.full(7, 0.1), np.zeros(7, dtype=np.int64))
-    assert (advantages == 0.0).all()
-    tiny = np.array([0.0, 1e-12])
-    np.testing.assert_allclose(grpo.advantage(tiny, np.zeros(2, dtype=np.int64)), [-1.0, 1.0])
-
-
 groups = st.lists(
     st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=9), min_size=1, max_size=8
 )
@@ -169,23 +160,6 @@ def test_sequence_ratio_is_gspos() -> None:
 
 
 TRUNCATED = Correction(ratio_to="old", level="token", cap=1.2, mode="truncate")
-
-
-def weights_of(correction: Correction) -> list[float]:
-    """The importance weights of LOGPROBS sampled with log-probabilities lower by GAPS."""
-    row_N = torch.tensor([0, 0, 0, 1])
-    tokens, _ = corrected_tokens(LOGPROBS, LOGPROBS, LOGPROBS - GAPS, GAPS, row_N, 2, correction)
-    weights: list[float] = tokens.weights_N.tolist()
-    return weights
-
-
-def test_importance_weights_by_hand() -> None:
-    ratios = np.exp([0.3, 0.0, -0.6, 0.1])
-    assert weights_of(TRUNCATED) == pytest.approx([1.2, 1.0, ratios[2], ratios[3]])
-    masked = dataclasses.replace(TRUNCATED, mode="mask")
-    assert weights_of(masked) == pytest.approx([0.0, 1.0, ratios[2], ratios[3]])
-    whole = dataclasses.replace(TRUNCATED, level="sequence")
-    assert weights_of(whole) == pytest.approx([np.exp(-0.3)] * 3 + [np.exp(0.1)])
 
 
 def test_weights_are_capped_and_carry_no_gradient() -> None:

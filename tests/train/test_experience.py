@@ -1,7 +1,6 @@
 """Stored successes that join fresh groups of partly solved prompts (ExGRPO)."""
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ import torch
 
 from tasks.common.accounting.ledger import charged_flops
 from tasks.common.accounting.spending import CellBudget
-from tasks.train.methods.control import experience, plan
+from tasks.train.methods.control import experience
 from tasks.train.methods.loss import shaped
 from tasks.train.methods.replay import successes
 from tasks.train.rollouts import Floats, Observed, Rollouts, StepTotals
 from tasks.train.settings import BatchSettings
-from tasks.train.tokens import Tokens
-from tests.train.steps import START, answer_to, passes_of, play, requested, rollouts_of
+from tests.train.steps import answer_to, passes_of, play, requested, rollouts_of, tokens_of
 from tests.train.worlds import make_trainer, make_world, run, sampled
 
 SIZES = [4, 2, 6] * 12
@@ -115,23 +113,6 @@ def test_the_rollouts_of_the_plan_are_the_limit() -> None:
     assert method.progress() == 1.0
 
 
-def test_without_a_share_the_plan_is_followed() -> None:
-    batch = BatchSettings("rollouts", 12, "generated")
-    methods = [
-        experience.Method(experience.Settings(0.0, 0.0), passes_of(7, 4, 2, batch)),
-        plan.Method(passes_of(7, 4, 2, batch)),
-    ]
-    followed = []
-    for method in methods:
-        rng, found = np.random.default_rng(0), []
-        while request := method.next(START, rng):
-            method.observe(answer_to(request, [1.0] * int(request.counts.sum())))
-            found.append((request.prompt_rows.tolist(), request.counts.tolist()))
-            found.append((request.pass_number, request.phase, method.progress()))
-        followed.append([*found, rng.random()])
-    assert followed[0] == followed[1]
-
-
 # --- the replay
 
 
@@ -199,11 +180,10 @@ RATIOS = [0.1, 0.5, 1.0, 2.0, 5.0]
 def gradients(settings: shaped.Settings, marked: list[bool], ratio_to_old: float = 1.0) -> Floats:
     """The coefficient of A grad log pi at each ratio of policy to sampler."""
     logs = torch.full((5,), ratio_to_old, dtype=torch.float64).log().requires_grad_()
-    ones, rows = torch.ones(5, dtype=torch.float64), torch.arange(5)
     sampler_N = logs.detach() - torch.tensor(RATIOS, dtype=torch.float64).log()
     marked_N = torch.tensor(marked) if settings.shaping is not None else None
-    tokens = Tokens(logs, 0 * ones, 2 * ones, -3 * ones, rows, 5, None, marked_N)
-    tokens = replace(tokens, sampler_logprobs_N=sampler_N)
+    seen: dict[str, Any] = {"sampler_logprobs_N": sampler_N, "marked_N": marked_N}
+    tokens = tokens_of(logs, -3.0, weights_N=torch.full_like(sampler_N, 2.0), **seen)
     loss, _ = shaped.Method(settings)(tokens, StepTotals(1, 1, 1))
     loss.backward()
     assert logs.grad is not None
@@ -225,9 +205,8 @@ def test_the_shape_is_that_of_the_ratio_and_finite() -> None:
     logs = torch.tensor([0.1, 1.0, 5.0]).log().tolist() + [300.0, -300.0]
     for log, value in zip(logs, [0.5, 0.9091, 0.9804, 1.0, 0.0], strict=True):
         policy_N = torch.tensor([log]).requires_grad_()
-        one_N, row_N = torch.ones(1), torch.zeros(1, dtype=torch.long)
-        tokens = Tokens(policy_N, policy_N.detach(), one_N, one_N, row_N, 1, None, row_N == 0)
-        tokens = replace(tokens, sampler_logprobs_N=torch.zeros(1))
+        seen = {"marked_N": torch.tensor([True]), "sampler_logprobs_N": torch.zeros(1)}
+        tokens = tokens_of(policy_N, old=policy_N.detach(), **seen)
         loss, _ = shaped.Method(shaped.Settings(normalize="token"))(tokens, StepTotals(1, 1, 1))
         loss.backward()
         assert -loss.item() == pytest.approx(value, abs=5e-5)
@@ -247,11 +226,9 @@ def test_the_expected_gradient_of_a_joined_group() -> None:
         logs = logits.log_softmax(0)[chosen]
         rewards = (chosen == 1).double()
         sampler = torch.stack([*logs.detach()[:2], torch.tensor(0.5).double().log()])
-        marked = torch.tensor([False, False, True])
-        gains = rewards - rewards.mean()
-        rows, ones = torch.arange(3), torch.ones(3, dtype=torch.float64)
-        tokens = Tokens(logs, logs.detach(), ones, gains, rows, 3, None, marked)
-        loss, _ = method(replace(tokens, sampler_logprobs_N=sampler), StepTotals(3, 3, 1))
+        seen = {"marked_N": torch.tensor([False, False, True]), "sampler_logprobs_N": sampler}
+        tokens = tokens_of(logs, rewards - rewards.mean(), logs.detach(), **seen)
+        loss, _ = method(tokens, StepTotals(3, 3, 1))
         (gradient,) = torch.autograd.grad(-loss, logits)
         total += arms[pair[0]] * arms[pair[1]] * gradient
     p, ratio = arms[1], arms[1] / 0.5

@@ -90,9 +90,7 @@ def test_a_stage_that_cannot_keep_its_work_does_not_begin(
     assert run_stage("profile", tmp_path / "params.yaml", tmp_path).returncode == 0
 
 
-def test_a_store_elsewhere_is_asked_before_anything_is_sampled(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_a_store_elsewhere_is_checked_before_sampling(guesser: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     root = make_root(tmp_path / "data", guesser, str(tmp_path / "file" / "store"), range(4)).root
     result = run_stage("profile", root / "params.yaml", root)

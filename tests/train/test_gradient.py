@@ -370,7 +370,7 @@ def test_a_run_spends_less_for_its_updates_and_a_neutral_setting_changes_nothing
 
 
 @pytest.mark.parametrize("changes", [{"shard": "fsdp2"}, {"share_prompts": False}])
-def test_what_cannot_be_combined_is_refused(changes: dict[str, Any]) -> None:
+def test_excluded_settings_are_refused(changes: dict[str, Any]) -> None:
     found = Sections(
         Sampling(1.0, 1.0, 0, 8, 0),
         EngineSettings(),

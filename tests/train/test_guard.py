@@ -64,7 +64,7 @@ def test_weights_one_update_old_stop_the_run_at_once(guesser: Path, tmp_path: Pa
         run(guesser, tmp_path, lost={2})
 
 
-def test_weights_that_an_engine_does_not_take_are_found_before_it_samples(
+def test_an_engine_that_rejects_weights_fails_before_it_samples(
     guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines = []
@@ -85,9 +85,7 @@ def test_weights_that_arrive_are_let_through(guesser: Path, tmp_path: Path) -> N
     assert max(row["log_ratio_mean"] or 0.0 for row in trainer.state.steps) < 1e-5
 
 
-def test_what_the_probe_computes_is_executed_and_charged_to_nobody(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_the_probe_is_executed_but_not_charged(guesser: Path, tmp_path: Path) -> None:
     trainer = run(guesser, tmp_path / "own", lost=set())
     engine, ledger = trainer.collector.engine, trainer.state.ledger
     assert isinstance(engine, OwnWeights)
@@ -105,9 +103,7 @@ def test_what_the_probe_computes_is_executed_and_charged_to_nobody(
     assert dataclasses.replace(ledger, executed={}) == dataclasses.replace(plain, executed={})
 
 
-def test_a_run_that_goes_on_has_executed_what_one_that_was_not_stopped_has(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_run_has_the_ledger_of_the_stopped_one(guesser: Path, tmp_path: Path) -> None:
     """The engine is probed once more, which is not the method's."""
     layout = make_world(tmp_path, guesser, SIZES)
     changes = {"max_staleness": 1, "max_steps": 2}  # the engine has a copy of the policy

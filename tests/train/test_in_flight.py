@@ -146,7 +146,7 @@ def swapping(found: list[Swapping]) -> Callable[[Trainer], None]:
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_no_token_is_older_than_the_limit_and_the_record_says_whose_it_is(
+def test_versions_of_tokens_are_recorded_and_within_the_limit(
     limit: int, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path / "first", guesser, SIZES)
@@ -211,7 +211,7 @@ def unhindered(sampling: float, learning: float) -> Callable[[Trainer], None]:
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "knapsack", "winnow", "dots_replay"])
-def test_what_is_asked_for_follows_neither_from_the_clock_nor_from_a_kill(
+def test_requests_depend_neither_on_the_clock_nor_on_kills(
     name: str, guesser: Path, tmp_path: Path
 ) -> None:
     """Weights that do not move: what is sampled does not depend on when they are new."""
@@ -270,7 +270,7 @@ def test_two_ranks_ask_for_the_same_whichever_side_of_each_is_fast(
     assert found[0] == found[1]
 
 
-def test_a_checkpoint_keeps_what_was_swapped_into(guesser: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_keeps_the_versions_of_tokens(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
     trainer = make_trainer(layout, **CHANGES)
     engine = trainer.collector.engine = Swapping(trainer.collector.engine)
@@ -290,9 +290,7 @@ def test_a_checkpoint_keeps_what_was_swapped_into(guesser: Path, tmp_path: Path)
     assert 0 < age["staleness_mean"] < 2
 
 
-def test_what_is_read_again_after_a_swap_is_in_the_executed_flops(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_the_prefill_after_a_swap_is_in_the_executed_flops(guesser: Path, tmp_path: Path) -> None:
     """Every completion of two tokens and more goes on with new weights after its first."""
     trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
     engine = trainer.collector.engine = Swapping(trainer.collector.engine)
@@ -311,9 +309,7 @@ def test_what_is_read_again_after_a_swap_is_in_the_executed_flops(
     assert batch.cost.flops == pytest.approx(expected)
 
 
-def test_a_server_with_older_weights_than_asked_for_ends_the_run(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_a_server_with_old_weights_ends_the_run(guesser: Path, tmp_path: Path) -> None:
     trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
     trainer.collector.engine = Swapping(trainer.collector.engine)
     trainer.learner.version = 3

@@ -12,11 +12,8 @@ from tasks.common.accounting.ledger import Ledger
 from tasks.common.artifacts import PROMPTS, Layout
 from tasks.grading.background import BackgroundGrader
 from tasks.grading.verdict import JudgeUsage
-from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.loop.loop import train
-from tasks.train.settings import CheckpointSettings
 from tests.grading.judge_server import configured, judge_server
-from tests.train.worlds import make_trainer, make_world
+from tests.train.worlds import make_trainer, make_world, train_to_end
 
 FLOPS = 2 * 7e9 * 100  # of one verdict
 
@@ -47,13 +44,12 @@ def judged_run(layout: Layout, **changes: Any) -> tuple[Ledger, float]:
                 return usage
 
             grader.grader.judge_cost = counted  # type: ignore[method-assign]
-            checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
-            train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
+            train_to_end(trainer, layout)
     return trainer.state.ledger, paid
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-def test_what_is_judged_ahead_of_a_branch_is_charged_once(
+def test_verdicts_ahead_of_a_branch_are_charged_once(
     limit: int, tmp_path: Path, guesser: Path
 ) -> None:
     layout = judged_world(tmp_path, guesser, [4] * 36)

@@ -15,6 +15,7 @@ from tests.train.worlds import check_kills
 SIZES = [4, 2, 6] * 8  # eight steps of three groups
 DECAY = {"branches": [0.5], "decay_share": 0.4}
 EXPERIENCE: dict[str, Any] = {
+    "learning_rate": 2e-3,
     "control": {"method": "experience", "share": 0.5, "start": 0.0},
     "replay": {"method": "successes", "per_prompt": 2, "capacity": 4},
     "advantage": {"method": "dr_grpo"},
@@ -88,7 +89,7 @@ HAS_EFFECT: dict[str, Callable[[Trainer], bool]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_killed_run_ends_as_one_that_was_not(name: str, guesser: Path, tmp_path: Path) -> None:
+def test_a_killed_run_ends_alike(name: str, guesser: Path, tmp_path: Path) -> None:
     whole = check_kills(tmp_path, guesser, SIZES, {"learning_rate": 1e-2, **CASES[name]})
     assert HAS_EFFECT.get(name.split(",")[0], lambda trainer: True)(whole)
 
@@ -102,7 +103,7 @@ def test_a_killed_run_ends_as_one_that_was_not(name: str, guesser: Path, tmp_pat
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_a_killed_run_with_a_budget_ends_as_one_that_was_not(
+def test_a_killed_run_with_a_budget_ends_alike(
     changes: dict[str, Any], guesser: Path, tmp_path: Path
 ) -> None:
     """The budget is larger than the plan of four steps."""

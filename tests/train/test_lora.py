@@ -23,7 +23,6 @@ from tasks.models.folder import policy_digest
 from tasks.models.fused import fits
 from tasks.models.policy import load_model, load_tokenizer
 from tasks.models.weights import NamedWeights
-from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.checkpoint.tensors import optimizer_tensors
 from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.micro_batches import micro_batches
@@ -32,13 +31,12 @@ from tasks.train.learner.update import (
     enable_activation_checkpointing,
     token_logprobs,
 )
-from tasks.train.loop.save import save, write_results
 from tasks.train.rollouts import Rollouts, StepTotals
 from tasks.train.settings import Lora
 from tests.engines.test_flops import architecture_of
 from tests.train.steps import estimated, graded
 from tests.train.test_gradient import OBJECTIVE
-from tests.train.worlds import make_trainer, make_world, run_in_process
+from tests.train.worlds import make_trainer, make_world, run, run_in_process
 
 SETTINGS: dict[str, Any] = {"rank": 4, "alpha": 8.0, "modules": ["all-linear"], "base_bits": 32}
 LORA = Lora(**SETTINGS)
@@ -102,7 +100,7 @@ def test_only_adapters_are_trained_and_kept_and_the_result_is_a_policy(
     guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
-    trainer = run_in_process(layout, {"lora": SETTINGS, "learning_rate": 0.01, "max_steps": 3})
+    trainer = run(layout, {"lora": SETTINGS, "learning_rate": 0.01, "max_steps": 3})
     learner, initial = trainer.learner, load_model(guesser, dtype=torch.float32, device=CPU)
 
     # the policy without its adapters is the one that it was
@@ -114,11 +112,7 @@ def test_only_adapters_are_trained_and_kept_and_the_result_is_a_policy(
     assert all(".lora_" in name for name in names)
 
     # the artifact: a merged policy, and the adapters as peft loads them
-    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
-    save(trainer, checkpoints)
-    checkpoints.wait()
-    write_results(trainer, checkpoints, tmp_path / "out")
-    policy = tmp_path / "out" / "policy"
+    policy = layout.train("r", 0) / "policy"
     merged = load_model(policy, dtype=torch.float32, device=CPU)
     by_peft: Any = PeftModel.from_pretrained(initial, policy / "adapter").merge_and_unload()
     for (name, mine), theirs in zip(merged.named_parameters(), by_peft.parameters(), strict=True):
@@ -174,7 +168,7 @@ def test_the_updates_flops_agree_with_torchs_counter(thrifty: bool, llama: Path)
     assert stats.flops == pytest.approx(counted_flops, rel=0.01)
 
 
-def test_modules_that_the_policy_does_not_have_are_refused_with_those_it_has(
+def test_unknown_modules_are_refused(
     qwen: Path,
 ) -> None:
     model = load_model(qwen, dtype=torch.float32, device=CPU)

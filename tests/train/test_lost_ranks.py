@@ -116,7 +116,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_command_goes_on(
         torch.testing.assert_close(first, second, atol=1e-4, rtol=0.0)
 
 
-def test_a_rank_that_hangs_ends_the_others_which_say_so(guesser: Path, tmp_path: Path) -> None:
+def test_a_rank_that_hangs_ends_the_others(guesser: Path, tmp_path: Path) -> None:
     layout = world(tmp_path, guesser)
     process, lost, everyone = lose(layout, 1, signal.SIGSTOP)
     rank_of(process, 0).wait(PATIENCE)
@@ -127,7 +127,7 @@ def test_a_rank_that_hangs_ends_the_others_which_say_so(guesser: Path, tmp_path:
 
 
 @pytest.mark.usefixtures("forked_stages")
-def test_a_rank_that_meets_nobody_says_so(
+def test_a_rank_without_the_others_fails(
     guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = world(tmp_path, guesser)

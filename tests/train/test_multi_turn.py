@@ -111,7 +111,7 @@ def test_a_conversation_keeps_to_its_limit_of_tokens_and_turns() -> None:
         play(Script(), ["7"], [1], limit=2)
 
 
-def test_executed_is_what_each_turn_read_and_wrote() -> None:
+def test_executed_flops_of_turns() -> None:
     """From the masks alone, so that rollouts of a record cost what they did."""
     masks = [[True, True, False, True, True], [True, True]]
     found = turn_flops(ARCHITECTURE, [2], [2], masks, 1)
@@ -139,11 +139,8 @@ def test_turns_are_read_off_the_mask(mask: str, turns: list[tuple[int, int]]) ->
     [
         ("13", "12", "+"),
         ("13", "I say 14.", "-"),
-        ("13", "the answer is 13", None),
         ("1/2", "0.5", None),
-        ("1/2", "0.4", "+"),
         ("7", r"\boxed{7} in 2 steps", None),
-        ("1,024", "1024", None),
         ("1.5e3", "1500", None),
         ("7", "seven", "?"),
         ("none", "5", None),
@@ -191,7 +188,7 @@ def chat_tokenizer(template: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def test_a_reply_in_a_chat_is_what_the_template_has_after_a_finished_turn() -> None:
+def test_a_reply_in_a_chat_follows_the_template() -> None:
     tokenizer = chat_tokenizer(CHATML)
     found = render_reply("too low", tokenizer, (EOS,), is_chat=True)
     (newline,) = tokenizer("\n").input_ids

@@ -17,8 +17,7 @@ from tasks.train.methods.advantage import bnpo, grpo, maxrl, opo, pass_at, raw, 
 from tasks.train.methods.loss import cispo, clip, dppo, gmpo, kl_cov, sapo, vespo
 from tasks.train.rollouts import Floats, Rollouts, StepTotals, nested
 from tasks.train.settings import Correction, Rejection
-from tasks.train.tokens import Tokens
-from tests.train.steps import rollouts_of
+from tests.train.steps import rollouts_of, tokens_of
 from tests.train.worlds import make_trainer, make_world, sampled
 
 REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]  # two groups of four
@@ -168,8 +167,7 @@ RATIOS = [0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0]
 def gradients_of(module: ModuleType, advantage: float, **settings: Any) -> Floats:
     """What A * grad log pi is multiplied by at each of RATIOS, one completion of one token each."""
     logs = torch.tensor(RATIOS, dtype=torch.float64).log().requires_grad_()
-    ones, rows = torch.ones_like(logs), torch.arange(len(RATIOS))
-    tokens = Tokens(logs, torch.zeros_like(ones), ones, advantage * ones, rows, len(RATIOS))
+    tokens = tokens_of(logs, advantage)
     loss, _ = module.Method(module.Settings(**settings))(tokens, StepTotals(1, 1, 1))
     loss.backward()
     assert logs.grad is not None
@@ -198,9 +196,7 @@ def test_the_gradient_at_a_ratio(
 
 
 def test_a_dual_clip_bounds_the_objective() -> None:
-    log_N = torch.tensor([5.0]).log()
-    one_N = torch.ones(1)
-    tokens = Tokens(log_N, 0 * one_N, one_N, -one_N, torch.zeros(1, dtype=torch.long), 1)
+    tokens = tokens_of(torch.tensor([5.0]).log(), -1.0)
     loss, stats = clip.Method(clip.Settings(dual=3.0))(tokens, StepTotals(1, 1, 1))
     assert -loss.item() == pytest.approx(-3.0)
     assert stats["clipped"].item() == 1
@@ -212,15 +208,14 @@ def test_luspo_weighs_a_completion_by_its_length(shift: float) -> None:
     loss, limit = settings_of(params.load(recipes.FOLDER / "luspo.yaml")["train"]).loss, 9
     row_N, gains_B = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([1.0, -1.0, 2.0])
     moves = torch.tensor([0.001, 0.002, -0.001, 0.0005, 0.0003, 0.001]).double() + shift
-    old_N = torch.full((6,), -1.0, dtype=torch.float64)
-    logs = (old_N + moves).requires_grad_()
-    tokens = Tokens(logs, old_N, torch.ones(6).double(), gains_B.double()[row_N], row_N, 3)
+    logs = (moves - 1.0).requires_grad_()
+    tokens = tokens_of(logs, gains_B[row_N], -1.0, row_N)
     method = clip.Method(clip.Settings(**{k: v for k, v in loss.items() if k not in SPEC}))
     (found,) = torch.autograd.grad(method(tokens, StepTotals(6, 3, limit))[0], logs)
     terms = []
     for row in range(3):
         of_row = row_N == row
-        ratio = (logs - old_N)[of_row].mean().exp()
+        ratio = (logs + 1.0)[of_row].mean().exp()
         bound = ratio.clamp(1 - 2e-3, 1 + 2.5e-3)
         terms.append(of_row.sum() * (ratio * gains_B[row]).minimum(bound * gains_B[row]))
     (expected,) = torch.autograd.grad(-torch.stack(terms).mean() / limit, logs)
@@ -236,18 +231,15 @@ def test_the_veto_takes_the_whole_rollout() -> None:
 
 
 def test_gmpo_takes_one_geometric_mean_of_a_completion() -> None:
-    logs, rows = torch.tensor([0.5, -0.1]), torch.tensor([0, 0])
-    ones, totals = torch.ones(2), StepTotals(2, 1, 2)
     for sign, expected in ((1.0, 1.1618), (-1.0, 1.2214)):
-        tokens = Tokens(logs, 0 * ones, ones, sign * ones, rows, 1)
-        loss, _ = gmpo.Method(gmpo.Settings())(tokens, totals)
+        tokens = tokens_of(torch.tensor([0.5, -0.1]), sign, rows=[0, 0])
+        loss, _ = gmpo.Method(gmpo.Settings())(tokens, StepTotals(2, 1, 2))
         assert -loss.item() == pytest.approx(sign * expected, abs=5e-5)
 
 
 def test_a_masked_token_has_no_gradient_under_gmpo() -> None:
     logs = torch.tensor([0.1, 0.2, -0.3]).requires_grad_()
-    ones, gains = torch.ones(3), torch.tensor([0.0, 0.0, 1.0])
-    tokens = Tokens(logs, 0 * ones, ones, gains, torch.zeros(3, dtype=torch.long), 1)
+    tokens = tokens_of(logs, [0.0, 0.0, 1.0], rows=[0, 0, 0])
     loss, _ = gmpo.Method(gmpo.Settings())(tokens, StepTotals(3, 1, 3))
     loss.backward()
     assert logs.grad is not None
@@ -269,8 +261,7 @@ def test_dppo_masks_by_probabilities(
     sampler: float, policy: float, advantage: float, is_masked: bool, settings: dict[str, Any]
 ) -> None:
     log_N = torch.tensor([policy]).log().requires_grad_()
-    one_N, row_N = torch.ones(1), torch.zeros(1, dtype=torch.long)
-    tokens = Tokens(log_N, torch.tensor([sampler]).log(), one_N, advantage * one_N, row_N, 1)
+    tokens = tokens_of(log_N, advantage, torch.tensor([sampler]).log())
     loss, stats = dppo.Method(dppo.Settings(**settings))(tokens, StepTotals(1, 1, 1))
     loss.backward()
     assert log_N.grad is not None
@@ -381,9 +372,7 @@ def test_kl_cov_marks_the_largest_covariances() -> None:
 def test_kl_cov_pulls_marked_tokens_back() -> None:
     """At ratios 2, 1/2 and 1, with penalty 0.5: the gradient of |log r| is its sign."""
     logs = torch.tensor([2.0, 0.5, 1.0, 2.0]).log().requires_grad_()
-    ones, rows = torch.ones(4), torch.arange(4)
-    marked = torch.tensor([True, True, True, False])
-    tokens = Tokens(logs, torch.zeros(4), ones, ones, rows, 4, None, marked)
+    tokens = tokens_of(logs, marked_N=torch.tensor([True, True, True, False]))
     loss, stats = kl_cov.Method(kl_cov.Settings(penalty=0.5))(tokens, StepTotals(1, 1, 1))
     loss.backward()
     assert logs.grad is not None

@@ -2,9 +2,6 @@
 tensors, and a killed run goes on bit for bit. What computes needs the extra `torchao`."""
 
 import importlib.util
-import os
-import signal
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 from tasks.common import params
-from tasks.common.artifacts import Layout
 from tasks.common.params import ParamsError
 from tasks.engines.memory import training_memory
 from tasks.models.policy import load_model
@@ -21,10 +17,8 @@ from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.checkpoint.tensors import WHOLE, optimizer_tensors
 from tasks.train.learner.learner import memory_of
 from tasks.train.learner.optimizer import make_optimizer, step
-from tasks.train.loop.loop import train
-from tasks.train.settings import CheckpointSettings, LearnerSettings, Sections, TrainSettings
-from tests.stages import FORKS
-from tests.train.worlds import PARAMS, make_trainer, make_world, run_in_process
+from tasks.train.settings import LearnerSettings, Sections, TrainSettings
+from tests.train.worlds import PARAMS, make_world, run_in_process, run_with_kills
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
 EIGHT: dict[str, Any] = {"optimizer_bits": 8}
@@ -43,7 +37,7 @@ def tensors_of(trainer: Any) -> dict[str, torch.Tensor]:
     return optimizer_tensors(trainer.learner.model, trainer.learner.optimizer)
 
 
-def test_what_cannot_be_is_refused(
+def test_impossible_settings_are_refused(
     guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = params.load(make_world(tmp_path, guesser, SIZES).root / "params.yaml")
@@ -109,34 +103,15 @@ def test_it_learns_as_with_whole_moments(
     assert any(name.startswith("exp_avg/codes.") for name in tensors_of(eight))
 
 
-def work(layout: Layout, changes: dict[str, Any], max_steps: int, killed_at: int | None) -> None:
-    """Train with a checkpoint after every step, and die after `killed_at` of them."""
-    torch.set_num_threads(1)
-    trainer = make_trainer(layout, **EIGHT, **changes, max_steps=max_steps)
-    checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=2)
-
-    def die(*_: Any) -> None:
-        if trainer.state.num_steps == killed_at:
-            checkpoints.wait()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with closing(trainer.collector.grader):
-        train(trainer, checkpoints, CheckpointSettings(0.0, 2), die)
-
-
 @needs_torchao
 @pytest.mark.parametrize("changes", [{}, {"lora": LORA, "max_staleness": 1}])
 def test_a_killed_run_goes_on_bit_for_bit_from_plain_tensors(
     changes: dict[str, Any], guesser: Path, tmp_path: Path
 ) -> None:
     finals = []
-    for kills, name in (([], "whole"), ([3], "killed")):
+    for kills, name in (((), "whole"), ((3,), "killed")):
         layout = make_world(tmp_path / name, guesser, SIZES * 4)
-        for killed_at in [*kills, None]:
-            process = FORKS.Process(target=work, args=(layout, changes, 5, killed_at))
-            process.start()
-            process.join()
-            assert process.exitcode == (-signal.SIGKILL if killed_at else 0)
+        run_with_kills(layout, {**EIGHT, **changes, "max_steps": 5}, kills)
         newest = Checkpoints(layout.checkpoints, COMPONENTS, keep=2).steps()[-1]
         assert {path.suffix for path in newest.iterdir()} == {".json", ".parquet", ".safetensors"}
         finals.append(load_file(newest / WHOLE))

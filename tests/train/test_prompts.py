@@ -21,7 +21,7 @@ from tests.train.steps import BATCH, passes_of, profile_of
 from tests.train.worlds import make_trainer, make_world, sampled
 
 
-def test_only_the_prompts_that_are_asked_for_are_encoded() -> None:
+def test_only_requested_prompts_are_encoded() -> None:
     rows = [{**PROMPTS.example, "prompt_id": f"p{n}", "prompt": "x" * n} for n in range(9)]
     asked: list[str] = []
 

@@ -18,17 +18,22 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines.engine import IsEnough, Request, Samples
 from tasks.engines.hf.engine import HfEngine
-from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.buffer import Batch
-from tasks.train.loop.loop import train
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import UNFINISHED, Features
 from tasks.train.sampling.collector import request_for
 from tasks.train.sampling.grading import samples_of
-from tasks.train.settings import CheckpointSettings
 from tests.train import test_sharding as sharding
-from tests.train.worlds import from_record, make_trainer, make_world, outputs, run, sampled
+from tests.train.worlds import (
+    from_record,
+    make_trainer,
+    make_world,
+    outputs,
+    run,
+    run_in_process,
+    sampled,
+)
 
 SIZES = [4, 2, 6] * 12  # twelve steps of three groups, six in each phase
 CHANGES: dict[str, Any] = {
@@ -208,7 +213,7 @@ def test_an_engine_that_cannot_be_stopped_is_refused(guesser: Path, tmp_path: Pa
         sampled(trainer)
 
 
-def test_a_step_takes_no_fewer_groups_than_were_asked_for(guesser: Path, tmp_path: Path) -> None:
+def test_a_step_with_too_few_complete_groups_is_refused(guesser: Path, tmp_path: Path) -> None:
     """An engine that loses what has ended."""
     trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
     engine = trainer.collector.engine
@@ -237,16 +242,10 @@ def test_the_record_of_another_run_is_refused(guesser: Path, tmp_path: Path) -> 
     later = rows.with_columns(version=pl.when(second).then(7).otherwise(pl.col("version")))
     later = later.with_columns(versions=pl.lit(None, dtype=pl.List(pl.Int32)))
     for name, record in (("other", other), ("short", short), ("later", later)):
-        trainer = make_trainer(make_world(tmp_path / name, guesser, SIZES), **CHANGES)
-        trainer.collector.recorded = record
-        checkpoints = Checkpoints(tmp_path / name / "checkpoints", {}, keep=1)
-        with (
-            closing(trainer.collector.grader),
-            pytest.raises(
-                (ArtifactError, TrainingError), match=r"step 1: .* record (of|is of) another run"
-            ),
-        ):
-            train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
+        again = make_world(tmp_path / name, guesser, SIZES)
+        message = r"step 1: .* record (of|is of) another run"
+        with pytest.raises((ArtifactError, TrainingError), match=message):
+            run_in_process(again, CHANGES, from_record(record))
 
 
 def test_two_ranks_sample_the_groups_of_one(guesser: Path, tmp_path: Path) -> None:

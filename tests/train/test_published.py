@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.allocate import forecast
 from tasks.train.methods.control import dars, dots, dps
 from tasks.train.methods.replay import coverage, recent
 from tasks.train.methods.replay.kept import state_of
@@ -145,7 +144,7 @@ groups = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=
 
 
 @given(groups, st.randoms())
-def test_a_buffer_gives_back_what_was_put_in(lengths: list[list[int]], random: Any) -> None:
+def test_a_state_keeps_its_rollouts(lengths: list[list[int]], random: Any) -> None:
     flat = [length for group in lengths for length in group]
     group_B = np.repeat(np.arange(len(lengths)), list(map(len, lengths))).tolist()
     rewards = [float(random.random() < 0.5) for _ in flat]
@@ -226,7 +225,7 @@ def test_the_greedy_choice_is_near_the_best(num: int, seed: int, data: st.DataOb
     assert covered(alike, found) >= (1 - 1 / np.e) * best - 1e-12
 
 
-def test_what_resembles_most_stays() -> None:
+def test_similar_groups_stay() -> None:
     """Three alike and one apart: of the alike ones the first, then the one apart."""
     method = coverage.Method(coverage.Settings(capacity=2, n=2))
     same = [1, 2, 3]
@@ -237,7 +236,3 @@ def test_what_resembles_most_stays() -> None:
     method.add(groups_of([[5, 6, 8]], [2]))  # the latest group of a prompt
     assert method.state.rollouts.prompt_rows_Q.tolist() == [0, 2]
     assert method.state.rollouts.table["token_ids"].to_list()[2] == [5, 6, 8]
-
-
-def test_its_share_of_a_batch_is_forecast() -> None:
-    assert forecast.completed("replay", {"method": "coverage"})["share"] == 0.5

@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -21,10 +20,9 @@ from tasks.train.methods.advantage import (
     rloo,
 )
 from tasks.train.methods.advantage import value_probe as values
-from tasks.train.methods.loss import clip, vcpo
+from tasks.train.methods.loss import vcpo
 from tasks.train.methods.select import contrast, f_tis
-from tasks.train.rollouts import Observed, Rollouts, StepTotals
-from tasks.train.tokens import Tokens
+from tasks.train.rollouts import Observed, Rollouts
 from tests.train.steps import observed_of, rollouts_of
 
 RNG = np.random.default_rng
@@ -146,7 +144,7 @@ def test_the_baseline_of_least_variance_is_one(weights: list[float]) -> None:
 # --- F-TIS: METHODS 7.6
 
 
-def test_f_tis_leaves_out_what_is_far_away_and_no_better() -> None:
+def test_f_tis_drops_distant_rollouts_without_a_gain() -> None:
     choose = f_tis.Method(f_tis.Settings(limit=1.0))
     rollouts = rollouts_of([1, 0, 1, 0], [0, 0, 1, 1], [3] * 4)
     sampler_N = np.zeros(12)
@@ -159,51 +157,6 @@ def test_f_tis_leaves_out_what_is_far_away_and_no_better() -> None:
     far_N = sampler_N.copy()
     far_N[:6] += 1.0  # both of the first group: 3 tokens of e - (e - 1) = 1 nat each
     assert kept(far_N) == [True, False, True, True]
-
-
-# --- BroRL: METHODS 5.7
-
-
-def test_a_softmax_policy_gains_the_mass_that_brorl_derives() -> None:
-    """The mass of correct tokens after one small step of our loss, against the paper's formula."""
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(12, generator=generator, dtype=torch.float64).requires_grad_()
-    is_correct = torch.arange(12) < 4
-    sampled = torch.tensor([0, 2, 5, 6, 9])
-    correct, wrong, rate, num = 1.0, -0.5, 1e-6, 5
-    rewards = torch.where(is_correct, correct, wrong).double()
-    logprobs = logits.log_softmax(-1)
-    p = logprobs.detach().exp()
-    tokens = Tokens(
-        logprobs[sampled],
-        logprobs.detach()[sampled],
-        p[sampled],  # a token counts with its chance: the sum over the sample, not an estimate
-        rewards[sampled],
-        torch.arange(num),
-        num,
-    )
-    settings = dataclasses.replace(clip.EXAMPLE, normalize="token")
-    loss, _ = clip.Method(settings)(tokens, StepTotals(num, num, 1))
-    loss.backward()
-    assert logits.grad is not None
-    moved = (logits.detach() - rate * logits.grad).softmax(-1)
-    gained = float(moved[is_correct].sum() - p[is_correct].sum())
-
-    is_sampled = torch.zeros(12, dtype=torch.bool)
-    is_sampled[sampled] = True
-    q_pos, q_neg = float(p[is_correct].sum()), float(p[~is_correct].sum())
-    mass = correct * p[is_correct & is_sampled].sum() + wrong * p[~is_correct & is_sampled].sum()
-
-    def squares(chosen: torch.Tensor) -> float:
-        return float((p[chosen] ** 2).sum())
-
-    expected = (rate / num) * (
-        (correct - mass) * q_neg * squares(is_correct & is_sampled)
-        + (mass - wrong) * q_pos * squares(~is_correct & is_sampled)
-        + mass
-        * (q_pos * squares(~is_correct & ~is_sampled) - q_neg * squares(is_correct & ~is_sampled))
-    )
-    assert gained == pytest.approx(float(expected), rel=1e-4)
 
 
 # --- per-part normalisation, lengths
@@ -297,14 +250,8 @@ def of_outcomes(num_correct: int, size: int) -> Rollouts:
     ("size", "rate", "cost", "shrink"),
     [
         (4, 0.25, np.inf, 0.86),
-        (4, 0.5, np.inf, 0.625),
-        (4, 0.875, np.inf, 0.71),
-        (8, 0.125, np.inf, 0.994),
         (8, 0.25, np.inf, 0.942),
         (8, 0.5, np.inf, 0.7266),
-        (8, 0.75, np.inf, 0.827),
-        (16, 0.5, np.inf, 0.804),
-        (64, 0.5, np.inf, 0.90),
         # groups of four correct are two-sided: the formula of the majority alone holds no more
         (8, 0.5, 3.0, 0.7656),
         (4, 0.25, 3.0, 0.8125),
@@ -345,7 +292,7 @@ def test_one_sided_advantages_by_hand() -> None:
     assert never(of_outcomes(1, 4)) == pytest.approx(rloo.Method()(of_outcomes(1, 4)))
 
 
-def test_what_an_environment_wrote_is_no_distance_between_policies() -> None:
+def test_the_divergence_leaves_out_the_tokens_of_an_environment() -> None:
     """Its tokens have a sampler's log-probability of 0 and the policy's own of anything."""
     rollouts = observed_of(rollouts_of([1.0, 0.0], [0, 0], [4, 4]))
     assert rollouts.observed is not None

@@ -4,14 +4,8 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tasks.train.loop.loop import learn
-from tests.train.worlds import (
-    make_trainer,
-    make_world,
-    sampled,
-)
+from tests.train.worlds import make_trainer, make_world, same_parameters, sampled
 
 SIZES = [4, 2, 6] * 6
 
@@ -24,16 +18,13 @@ def changes_of(reset_every: int | None, **more: Any) -> dict[str, Any]:
 def test_the_reference_is_the_policy_after_every_second_step(guesser: Path, tmp_path: Path) -> None:
     trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **changes_of(2))
     learner, divergences = trainer.learner, []
-    assert learner.reference is not None
-    before = copy.deepcopy(list(learner.reference.parameters()))
+    before = copy.deepcopy(learner.reference)
     for step in range(4):
         batch = sampled(trainer)
         divergences.append(learn(trainer, batch)["kl"])
         trainer.sync_engine()
-        pairs = zip(learner.model.parameters(), learner.reference.parameters(), strict=True)
-        assert all(torch.equal(*pair) for pair in pairs) == (step % 2 == 1)
-        held = zip(before, learner.reference.parameters(), strict=True)
-        assert all(torch.equal(*pair) for pair in held) == (step == 0)
+        assert same_parameters(learner.model, learner.reference) == (step % 2 == 1)
+        assert same_parameters(before, learner.reference) == (step == 0)
     first, second, third, fourth = divergences
     assert first == third == 0.0
     assert min(second, fourth) > 0.0

@@ -29,8 +29,7 @@ from tasks.train.methods.shape import (
     truncated,
 )
 from tasks.train.rollouts import Floats, Observed, Rollouts, StepTotals, nested
-from tasks.train.tokens import Tokens
-from tests.train.steps import observed_of, prompts_of, rollouts_of
+from tests.train.steps import observed_of, prompts_of, rollouts_of, tokens_of
 
 RNG = np.random.default_rng(0)
 
@@ -91,9 +90,7 @@ def test_a_group_that_fails_learns_from_a_virtual_success() -> None:
     assert found[0] == pytest.approx(-0.3536, abs=5e-5)
 
 
-def test_a_group_that_fails_is_one_without_a_correct_rollout_whatever_shapes_made_of_rewards() -> (
-    None
-):
+def test_failed_groups_are_found_by_outcome() -> None:
     correct = completions_of([1.0, 1.0], [1, 1]).with_columns(reward=[0.0, 0.0])
     assert shape_of(failures).advantages(correct, np.zeros(2), RNG).tolist() == [0.0, 0.0]
     wrong = completions_of([0.0, 0.0], [1, 1]).with_columns(reward=[0.0, -0.5])
@@ -280,12 +277,10 @@ def test_correct_rollouts_are_imitated() -> None:
     np.testing.assert_allclose(found, given + more)
     logs = torch.linspace(-2.0, -0.5, 8, dtype=torch.float64).requires_grad_()
     trained_N = torch.from_numpy(rollouts.trained_N())
-    row_N = torch.from_numpy(rollouts.owner_N())[trained_N]
-    ones = torch.ones(7, dtype=torch.float64)
-    both = []
+    row_N, both = torch.from_numpy(rollouts.owner_N())[trained_N], []
     for advantages in (found, given):
         gains = torch.from_numpy(advantages)[trained_N]
-        tokens = Tokens(logs[trained_N], logs.detach()[trained_N], ones, gains, row_N, 4)
+        tokens = tokens_of(logs[trained_N], gains, logs.detach()[trained_N], row_N)
         loss, _ = clip.Method(clip.Settings())(tokens, StepTotals(7, 4, 9))
         both.append(torch.autograd.grad(loss, logs)[0])
     term = -0.5 * logs[torch.from_numpy(more > 0)].mean()

@@ -139,7 +139,7 @@ PARTS = {
     "gated": [6],
     "joined": [6],
 }
-"""The numbers of steps at which two ranks stop, and go on from their checkpoint; 4 for others."""
+"""The numbers of steps at which a run stops, and goes on from its checkpoint; 4 for others."""
 EQUAL = (
     *("reward_mean", "num_rollouts", "num_replayed", "num_mixed_groups", "num_updates"),
     *("tokens", "flops_charged", "clip_rate"),
@@ -250,11 +250,9 @@ def test_two_ranks_with_a_part_each_take_the_steps_of_one_process(
 ) -> None:
     policy = untied if case in ("epochs", "adapters") else guesser
     layouts = [world(tmp_path / shard, policy, CASES[case], shard) for shard in ("none", "fsdp2")]
-    *stops, num_steps = PARTS.get(case, [4])
-    one = run(layouts[0], 0, num_steps, tmp_path / "one")
-    for stop in stops:
-        run(layouts[1], 2, stop, tmp_path / f"two-{stop}")
-    two = run(layouts[1], 2, num_steps, tmp_path / "two")
+    for num_steps in PARTS.get(case, [4]):
+        one = run(layouts[0], 0, num_steps, tmp_path / f"one-{num_steps}")
+        two = run(layouts[1], 2, num_steps, tmp_path / f"two-{num_steps}")
     steps = [steps_of(out) for out in (one, two)]
     assert len(steps[0]) == len(steps[1]) == num_steps
     # layers are gathered in bfloat16, whose norms autocast leaves in float32

@@ -15,16 +15,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tasks.common import recipes
 from tasks.common.accounting.ledger import charged_flops
+from tasks.train.learner.learner import Learner
 from tasks.train.loading import settings_of
 from tasks.train.loop.loop import learn
 from tasks.train.methods.advantage import mc_grpo, one_sided
-from tasks.train.methods.loss import clip
 from tasks.train.methods.shape import cppo, kondo, nat, pruned_po
-from tasks.train.rollouts import Features
-from tests.train.steps import estimated, rollouts_of
-from tests.train.worlds import make_trainer, make_world, run_steps, sampled
-
-BATCH = {"unit": "rollouts", "size": 12, "counts": "generated"}
+from tasks.train.rollouts import Features, Rollouts
+from tests.train.steps import rollouts_of
+from tests.train.worlds import make_trainer, make_world, run_steps, same_parameters, sampled
 
 
 @pytest.mark.parametrize(
@@ -45,7 +43,7 @@ def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layout, changes = make_world(tmp_path, guesser, [size] * 24), {**changes, "batch": BATCH}
+    layout = make_world(tmp_path, guesser, [size] * 24)
     skipping = make_trainer(layout, **changes)
     run_steps(skipping, 5)
     monkeypatch.setattr(module.Method, "skips_zeros", False)
@@ -58,10 +56,7 @@ def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
     tokens = rows.filter("kept").select(pl.col("prompt_tokens") + pl.col("token_ids").list.len())
     assert skipping.state.ledger.tokens["update"] == tokens.sum().item()
     assert keeping.state.ledger.rollouts["update"] == len(rows)
-    for mine, theirs in zip(
-        skipping.learner.model.parameters(), keeping.learner.model.parameters(), strict=True
-    ):
-        assert torch.equal(mine, theirs)
+    assert same_parameters(skipping.learner.model, keeping.learner.model)
 
 
 def test_tokens_behind_a_cut_are_not_computed_and_change_nothing(
@@ -69,10 +64,10 @@ def test_tokens_behind_a_cut_are_not_computed_and_change_nothing(
 ) -> None:
     """The gradient is that of whole completions whose last advantages are 0."""
     layout, shape = make_world(tmp_path, guesser, [4] * 24), [{"method": "nat", "whole": 0.25}]
-    cutting = make_trainer(layout, shape=shape, batch=BATCH)
+    cutting = make_trainer(layout, shape=shape)
     mine_S = run_steps(cutting, 4)
     monkeypatch.setattr(nat.Method, "cuts_rows", False)
-    whole = make_trainer(layout, shape=shape, batch=BATCH)
+    whole = make_trainer(layout, shape=shape)
     theirs_S = run_steps(whole, 4)
     for name in ("loss", "grad_norm"):  # Adam's step hardly depends on the size of a gradient
         found = [row[name] for row in mine_S if row["updated"]]
@@ -114,14 +109,11 @@ def test_dead_groups_that_pods_drops_are_not_charged_and_move_nothing(
     layout, trainers = make_world(tmp_path, guesser, [4] * 24), []
     for drop_dead in (False, True):
         select = {"method": "pods", "keep": 2, "drop_dead": drop_dead}
-        batch = {**BATCH, "counts": "kept"}
+        batch = {"size": 12, "counts": "kept"}
         trainers.append(make_trainer(layout, select=select, batch=batch))
         run_steps(trainers[-1], 4)
     whole, dropping = trainers
-    for mine, theirs in zip(
-        whole.learner.model.parameters(), dropping.learner.model.parameters(), strict=True
-    ):
-        assert torch.equal(mine, theirs)
+    assert same_parameters(whole.learner.model, dropping.learner.model)
     mixed = sum(row["num_mixed_groups"] for row in dropping.state.steps)
     ledgers = [trainer.state.ledger for trainer in trainers]
     assert [ledger.rollouts["update"] for ledger in ledgers] == [2 * 24, 2 * mixed]
@@ -135,7 +127,7 @@ def test_with_a_kl_term_all_that_is_kept_is_computed_and_charged(
     guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, [3] * 24)
-    pods = {"select": {"method": "pods", "keep": 2}, "batch": {**BATCH, "size": 24}}
+    pods = {"select": {"method": "pods", "keep": 2}, "batch": {"size": 24}}
     for coefficient in (0.0, 0.1):
         trainer = make_trainer(layout, **pods, kl_coefficient=coefficient)
         batch = sampled(trainer)
@@ -175,27 +167,29 @@ def test_every_group_with_graded_tokens_counts_the_same(
     assert totals.num_tokens == 4 + second + 11
 
 
-def test_the_average_over_prompts_is_that_over_tokens_if_groups_have_equal_lengths(
-    guesser: Path, tmp_path: Path
-) -> None:
-    """And otherwise another one, whose gradient does not depend on micro-batches."""
+def logprobs_of(model: torch.nn.Module, rollouts: Rollouts, row: int) -> torch.Tensor:
+    """[T, V] the log-probabilities of a completion's positions, by a forward of its own."""
+    prompt, ids = rollouts.table["prompt", "token_ids"].row(row)
+    logits: torch.Tensor = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1)
 
-    def gradient(normalize: str, groups: list[int], most: int) -> torch.Tensor:
-        trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6), batch=BATCH)
-        trainer.learner.memory = dataclasses.replace(
-            trainer.learner.memory, max_tokens_per_micro_batch=most
-        )
-        loss = clip.Method(dataclasses.replace(clip.EXAMPLE, normalize=normalize))
-        rollouts = rollouts_of([0.0] * 6, groups, [2, 4, 3, 3, 1, 5])
-        signs = np.array([1.0, -2.0, 1.5, -1.0, 2.0, -0.5])
-        trainer.learner.compute_gradient(estimated(rollouts, signs), loss)
-        return torch.cat([p.grad.flatten() for p in trainer.learner.model.parameters()])
 
-    even, uneven = [0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 2, 2]
-    torch.testing.assert_close(gradient("prompt", even, 64), gradient("token", even, 64))
-    found = gradient("prompt", uneven, 64)
-    assert (found - gradient("token", uneven, 64)).norm() > 1e-2 * found.norm()
-    torch.testing.assert_close(gradient("prompt", uneven, 1), found, rtol=1e-4, atol=1e-6)
+def check_gradient(learner: Learner, coefficient: float, terms: list[Any], normalize: str) -> None:
+    """Assert that the gradient in the parameters is that of the mean of these terms of tokens, a
+    tensor a rollout, as many rollouts in each of three groups; by plain autograd."""
+    size = len(terms) // 3
+    groups = [torch.cat(terms[first : first + size]) for first in range(0, 3 * size, size)]
+    mean = {
+        "token": torch.cat(terms).mean(),
+        "sequence": torch.stack([term.mean() for term in terms]).mean(),
+        "constant": torch.cat(terms).sum() / (len(terms) * 8),
+        "prompt": torch.stack([group.mean() for group in groups]).mean(),
+    }[normalize]
+    found = [parameter.grad.clone() for parameter in learner.model.parameters()]
+    expected = torch.autograd.grad(coefficient * mean, [*learner.model.parameters()])
+    assert max(float(part.abs().max()) for part in expected) > 1e-3
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("normalize", ["token", "sequence", "constant", "prompt"])
@@ -204,17 +198,10 @@ def test_the_average_over_prompts_is_that_over_tokens_if_groups_have_equal_lengt
 def test_the_kl_term_is_the_mean_over_what_is_kept(
     keep: int, epochs: int, divisor: str, normalize: str, guesser: Path, tmp_path: Path
 ) -> None:
-    """Its gradient by plain autograd, of whole rollouts one at a time. For several epochs the
-    reference has read the rollouts before."""
-    loss = {"method": "clip", "clip_low": 0.2, "clip_high": 0.2, "ratio": "token"}
-    trainer = make_trainer(
-        make_world(tmp_path, guesser, [4] * 6),
-        batch=BATCH,
-        kl_coefficient=0.5,
-        max_grad_norm=1e9,
-        divisor=divisor,
-        loss={**loss, "normalize": normalize},
-    )
+    """For several epochs the reference has read the rollouts before."""
+    loss = {"method": "clip", "normalize": normalize}
+    changes = {"kl_coefficient": 0.5, "max_grad_norm": 1e9, "divisor": divisor, "loss": loss}
+    trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6), **changes)
     batch, learner = sampled(trainer), trainer.learner
     assert learner.reference is not None
     torch.manual_seed(0)
@@ -222,46 +209,48 @@ def test_the_kl_term_is_the_mean_over_what_is_kept(
         for parameter in learner.reference.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     keep_B = np.arange(12) % 4 < keep
-    num_tokens = len(batch.fresh.owner_N())
-    rollouts = batch.fresh.estimated(keep_B, np.zeros(num_tokens))
+    rollouts = batch.fresh.estimated(keep_B, np.zeros(len(batch.fresh.owner_N())))
     if epochs > 1:
         observed, _ = learner.observe(rollouts, Features(), trainer.slots.loss)
         rollouts = dataclasses.replace(rollouts, observed=observed)
         rollouts, _ = learner.observe_reference(rollouts, trainer.slots.loss)
     learner.compute_gradient(rollouts, trainer.slots.loss)
-    found = [parameter.grad.clone() for parameter in learner.model.parameters()]
-
-    def logprobs(model: torch.nn.Module, row: int) -> torch.Tensor:
-        prompt, ids = batch.fresh.table["prompt", "token_ids"].row(int(row))
-        completion = torch.tensor(ids)
-        ids = torch.cat([torch.tensor(prompt), completion])[None]
-        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
-        return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
-
     terms = []
-    for row in np.flatnonzero(keep_B):
-        mine = logprobs(learner.model, row)
-        gap = logprobs(learner.reference, row).detach() - mine
+    for row in np.flatnonzero(keep_B).tolist():
+        ids = torch.tensor(rollouts.table["token_ids"].to_list()[row])[:, None]
+        mine, theirs = (
+            logprobs_of(model, rollouts, row).gather(-1, ids)[:, 0]
+            for model in (learner.model, learner.reference)
+        )
+        gap = theirs.detach() - mine
         # the gradient of the ratio to the sampler, which is the policy itself
         terms.append((mine - mine.detach()).exp() * (gap.exp() - gap - 1.0))
-    mean = {
-        "token": torch.cat(terms).mean(),
-        "sequence": torch.stack([term.mean() for term in terms]).mean(),
-        "constant": torch.cat(terms).sum() / (len(terms) * 8),
-        "prompt": torch.stack(
-            [torch.cat(terms[first : first + keep]).mean() for first in range(0, 3 * keep, keep)]
-        ).mean(),
-    }[normalize]
-    expected = torch.autograd.grad(0.5 * mean, [*learner.model.parameters()])
-    assert max(float(part.abs().max()) for part in expected) > 1e-3
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+    check_gradient(learner, 0.5, terms, normalize)
+
+
+@pytest.mark.parametrize("normalize", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("chunk", [3, 4096])
+def test_the_entropy_bonus_is_the_mean_over_what_is_kept(
+    chunk: int, normalize: str, guesser: Path, tmp_path: Path
+) -> None:
+    loss = {"method": "clip", "normalize": normalize, "entropy": {"coefficient": 0.5}}
+    layout = make_world(tmp_path, guesser, [4] * 6)
+    trainer = make_trainer(layout, max_grad_norm=1e9, loss=loss)
+    batch, learner = sampled(trainer), trainer.learner
+    learner.memory = dataclasses.replace(learner.memory, tokens_per_logprob_chunk=chunk)
+    keep_B = np.arange(12) % 4 < 3
+    rollouts = batch.fresh.estimated(keep_B, np.zeros(len(batch.fresh.owner_N())))
+    learner.compute_gradient(rollouts, trainer.slots.loss)
+    logprobs = [
+        logprobs_of(learner.model, rollouts, row) for row in np.flatnonzero(keep_B).tolist()
+    ]
+    check_gradient(learner, -0.5, [-(each.exp() * each).sum(-1) for each in logprobs], normalize)
 
 
 def test_several_updates_move_on_from_the_scored_policy(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 24)
     updates = {"epochs": 2, "minibatches": 3}
-    trainer = make_trainer(layout, updates=updates, batch=BATCH, learning_rate=1e-2)
+    trainer = make_trainer(layout, updates=updates, learning_rate=1e-2)
     row = run_steps(trainer, 1)[-1]
     assert 2 <= row["num_updates"] <= 6
     assert trainer.learner.version == row["num_updates"]
@@ -275,11 +264,11 @@ def test_several_updates_move_on_from_the_scored_policy(guesser: Path, tmp_path:
     assert row["clip_rate"] > 0
 
 
-def test_one_update_of_all_is_what_several_begin_with(guesser: Path, tmp_path: Path) -> None:
+def test_several_updates_begin_with_the_plain_one(guesser: Path, tmp_path: Path) -> None:
     """An epoch of one minibatch with scored old log-probabilities is the plain update."""
     layout = make_world(tmp_path, guesser, [4] * 6)
-    plain = make_trainer(layout, batch=BATCH)
-    twice = make_trainer(layout, batch=BATCH, updates={"epochs": 2, "minibatches": 1})
+    plain = make_trainer(layout)
+    twice = make_trainer(layout, updates={"epochs": 2, "minibatches": 1})
     first, second = run_steps(plain, 1)[-1], run_steps(twice, 1)[-1]
     assert second["num_updates"] == 2
     assert second["reward_mean"] == first["reward_mean"]
@@ -291,7 +280,7 @@ def test_against_the_sampler_several_updates_need_no_pass(guesser: Path, tmp_pat
     layout = make_world(tmp_path, guesser, [4] * 24)
     found = []
     for ratio_to in ("old", "sampler"):
-        changes: dict[str, Any] = {"updates": {"epochs": 2, "minibatches": 3}, "batch": BATCH}
+        changes: dict[str, Any] = {"updates": {"epochs": 2, "minibatches": 3}}
         changes |= {"correction": {"ratio_to": ratio_to}, "learning_rate": 1e-2}
         trainer = make_trainer(layout, **changes)
         rows = run_steps(trainer, 2)
@@ -318,7 +307,7 @@ def test_the_reference_reads_rollouts_once_whatever_the_epochs(
     for epochs in (1, 3):
         updates = {"epochs": epochs, "minibatches": 2}
         changes = {"kl_coefficient": 0.1, "updates": updates, "correction": correction}
-        trainer = make_trainer(layout, batch=BATCH, **changes)
+        trainer = make_trainer(layout, **changes)
         assert trainer.learner.reference is not None
         lengths: list[int] = []
         trainer.learner.reference.get_input_embeddings().register_forward_pre_hook(
@@ -338,7 +327,7 @@ def test_the_reference_reads_rollouts_once_whatever_the_epochs(
 
 def test_tokens_of_an_environment_carry_no_gradient(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 6)
-    trainer = make_trainer(layout, batch=BATCH)
+    trainer = make_trainer(layout)
     batch = sampled(trainer)
     rollouts = batch.fresh
     num_tokens = len(rollouts.owner_N())
@@ -365,7 +354,7 @@ def test_tokens_of_an_environment_carry_no_gradient(guesser: Path, tmp_path: Pat
 def test_gradient_norms_are_of_one_rollout_each(guesser: Path, tmp_path: Path) -> None:
     """The norm that autograd finds for the rollout by itself, whatever shares its group."""
     layout = make_world(tmp_path, guesser, [4] * 6)
-    trainer = make_trainer(layout, batch=BATCH)
+    trainer = make_trainer(layout)
     batch = sampled(trainer)
     wanted = Features(gradient_norms=True)
     seen, _ = trainer.learner.observe(batch.fresh, wanted, trainer.slots.loss)
@@ -385,7 +374,7 @@ def test_gradient_norms_take_one_forward_and_its_backward(
 ) -> None:
     """6PT, as they are charged; by torch's own counter. Of logits in chunks the head is computed
     again."""
-    trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6), batch=BATCH)
+    trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6))
     learner, loss = trainer.learner, trainer.slots.loss
     learner.memory = dataclasses.replace(learner.memory, tokens_per_logprob_chunk=chunk)
     batch = sampled(trainer)

@@ -19,7 +19,7 @@ from tasks.train.learner.update import accumulate_gradients
 from tasks.train.methods.loss import clip, vcpo
 from tasks.train.rollouts import Features, Rollouts
 from tests.train.steps import graded
-from tests.train.worlds import PARAMS, make_trainer, make_world
+from tests.train.worlds import make_trainer, make_world
 from tests.waits import Waits
 
 META = torch.device("meta")
@@ -65,7 +65,7 @@ def test_a_step_waits_once_however_many_micro_batches_it_has(
 ) -> None:
     changes = {"kl_coefficient": kl_coefficient}
     if loss == "sequence":
-        changes["correction"] = {**PARAMS["train"]["correction"], "level": "sequence"}
+        changes["correction"] = {"level": "sequence"}
     learner = make_learner(tmp_path, guesser, share_prompts, **changes)
     rollouts = ragged_rollouts()
     for max_tokens, fewest in ((10**6, 1), (20, 5)):
@@ -128,7 +128,7 @@ def test_looking_at_rollouts_waits_for_nothing_between_micro_batches(
         assert len(observed.logprobs_N) == len(rollouts.owner_N())
 
 
-def test_what_would_wait_is_counted() -> None:
+def test_waits_are_counted() -> None:
     values = torch.tensor([1.0, -2.0, 3.0])
     for work in (
         lambda: values.sum().item(),

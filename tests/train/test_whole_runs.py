@@ -7,14 +7,20 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tasks.allocate.planning import load_strategy, make_plan
 from tasks.common.accounting.ledger import charged_flops
-from tasks.common.artifacts import SAMPLES, STEPS
+from tasks.common.artifacts import PROMPTS, SAMPLES, STEPS
+from tasks.train.loading import load_slots, train_settings
+from tasks.train.plan import read_plan
+from tasks.train.profile import Profile
+from tasks.train.rollouts import Prompts
+from tests.allocate.test_allocate import profile_of
 from tests.parameters import every_value
+from tests.train.steps import observed_of, prompts_of, requested, rollouts_of
 from tests.train.worlds import make_trainer, make_world, run_in_process, run_steps
 
 PROJECT = every_value()
 SIZES = [4, 3, 4, 2, 2, 4]
-BATCH = {"unit": "rollouts", "size": 12, "counts": "generated"}
 
 
 def changes_of(name: str) -> dict[str, Any]:
@@ -50,7 +56,7 @@ def test_replayed_rollouts_are_marked_weighted_and_not_generated_again(
     guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, [4] * 40)
-    trainer = make_trainer(layout, replay=RECENT, batch=BATCH)
+    trainer = make_trainer(layout, replay=RECENT)
     steps = run_steps(trainer, 8)
     rows = pl.concat(trainer.state.rollouts)
     fresh, old = rows.filter(~pl.col("replayed")), rows.filter(pl.col("replayed"))
@@ -68,7 +74,7 @@ def test_replayed_rollouts_are_marked_weighted_and_not_generated_again(
 def test_the_profiles_rollouts_are_trained_on_first(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 40)
     replay = {"method": "profile", "share": 0.5, "capacity": 4}
-    trainer = make_trainer(layout, replay=replay, batch=BATCH)
+    trainer = make_trainer(layout, replay=replay)
     held = trainer.slots.replay.state.rollouts
     assert np.isnan(held.logprobs_N).all()
     trainer.score_replay()
@@ -94,12 +100,10 @@ def test_the_profiles_rollouts_are_trained_on_first(guesser: Path, tmp_path: Pat
     assert trainer.state.ledger.charged["score"] == charged["score"]
 
 
-def test_a_group_of_the_profile_larger_than_its_share_is_used_all_the_same(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_a_group_of_the_profile_may_be_larger_than_the_share(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 40)
     replay = {"method": "profile", "share": 0.1, "capacity": 4}
-    trainer = make_trainer(layout, replay=replay, batch=BATCH)
+    trainer = make_trainer(layout, replay=replay)
     assert [row["num_replayed"] for row in run_steps(trainer, 5)] == [4, 4, 4, 4, 0]
 
 
@@ -121,7 +125,7 @@ def test_no_group_of_the_profile_is_promised_to_two_batches(
     short = pl.col("prompt_id").is_in(["p1", "p3"]) & pl.col("sample_index").is_in([0, 3])
     SAMPLES.write(samples, table.filter(~short))  # of two rollouts, others of four
     replay = {"method": "profile", "share": 0.5, "capacity": 5}
-    changes = {"replay": replay, "batch": BATCH, "max_steps": 8, **ahead}
+    changes = {"replay": replay, "max_steps": 8, **ahead}
     steps = run_in_process(layout, changes).state.steps
     assert [row["num_replayed"] for row in steps] == [6, 6, 4, 0, 0, 0, 0, 0]
     assert [row["num_rollouts"] for row in steps] == [6, 6, 8, 12, 12, 12, 12, 12]
@@ -133,9 +137,31 @@ def test_an_engines_own_log_probabilities_of_the_profile_are_not_taken_for_a_sta
     """They may come from another engine, in another dtype; the weights correct for that."""
     layout = make_world(tmp_path, guesser, [4] * 40)
     replay = {"method": "profile", "share": 0.5, "capacity": 4}
-    trainer = make_trainer(layout, replay=replay, batch=BATCH)
+    trainer = make_trainer(layout, replay=replay)
     trainer.score_replay()
     state = trainer.slots.replay.state
     apart = pl.col("logprobs").list.eval(pl.element() + 0.05)
     state.table = state.table.with_columns(apart)
     assert run_steps(trainer, 1)[0]["num_replayed"] == 4
+
+
+# --- recipes
+
+
+@pytest.mark.parametrize("name", PROJECT["recipes"])
+def test_a_recipe_can_be_planned_and_loaded(name: str) -> None:
+    recipe = PROJECT["recipes"][name]
+    allocation = load_strategy(recipe["allocate"])[1](
+        profile_of([(k % 9, 8) for k in range(200)]), 2, np.random.default_rng(0)
+    )
+    plan = make_plan(allocation.phases, profile_of([(k % 9, 8) for k in range(200)]))
+    settings = train_settings(PROJECT, name)
+    ids = pl.Series([f"p{k:05d}" for k in range(200)])
+    profile = Profile(SAMPLES.frame([]), Prompts(PROMPTS.frame([]), lambda rows: []))
+    slots = load_slots(
+        settings, read_plan(plan, ids, settings.batch), prompts_of(len(ids)), profile
+    )
+    request = requested(slots.control)
+    assert request.counts.sum() >= 1
+    rollouts = observed_of(rollouts_of([1.0, 0.0, 1.0], [0, 0, 0]))
+    assert slots.select(rollouts, np.random.default_rng(0)).any()

@@ -38,7 +38,7 @@ def test_a_stratum_is_a_source_a_level_and_a_length() -> None:
         assert np.bincount(one)[one[0] :].tolist() == [10] * 8
 
 
-def test_a_prompt_that_was_never_sampled_is_known_by_its_stratum() -> None:
+def test_the_rate_of_a_new_prompt_is_that_of_its_stratum() -> None:
     prompts = prompts_of(40).with_columns(prompt=pl.lit("?"))  # levels 0 and 1 alternate
     rates = PassRates(PRIOR, prompts)
     assert means(rates, [0, 1]) == [0.5, 0.5]
@@ -66,7 +66,7 @@ def test_the_beta_of_a_prompt_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("spread", "size"), [(0.5, 2), (2.0, 2), (8.0, 4), (2.0, 1)])
-def test_how_much_a_stratum_tells_of_its_prompts_is_learned(spread: float, size: int) -> None:
+def test_the_weight_of_a_stratum_is_learned(spread: float, size: int) -> None:
     """Pass rates of one stratum from Beta(a, a): it tells as much as 2 a rollouts."""
     rng = np.random.default_rng(0)
     true = rng.beta(spread, spread, 400)
@@ -79,7 +79,7 @@ def test_how_much_a_stratum_tells_of_its_prompts_is_learned(spread: float, size:
     assert rates.strength() == pytest.approx(2 * spread, rel=0.3)
 
 
-def test_where_half_of_a_stratum_is_dead_a_prompt_is_known_by_its_own_rollouts() -> None:
+def test_own_rollouts_dominate_in_a_stratum_of_dead_prompts() -> None:
     rates = PassRates(PRIOR, prompts_of(200).with_columns(prompt=pl.lit("?"), level=pl.lit("")))
     known(rates, list(range(200)), [0, 4] * 100, [4] * 200)
     assert rates.strength() < 0.5
@@ -99,7 +99,7 @@ def test_only_a_window_is_remembered() -> None:
     assert rates.belief.stratum_trials[0] == PRIOR.stratum_window
 
 
-def test_what_is_learned_of_a_step_does_not_depend_on_the_order_of_its_groups() -> None:
+def test_the_belief_does_not_depend_on_the_order_of_groups() -> None:
     rows, correct, trials = [0, 2, 4, 0, 6], [1.0, 0, 8, 3, 2], [8, 8, 8, 4, 2]
     one, other = (PassRates(PRIOR, prompts_of(8)) for _ in range(2))
     known(one, rows, correct, trials)
@@ -119,7 +119,7 @@ def estimate_of(cost: float, trials: int = 0, correct: float = 0.0) -> posterior
 @pytest.mark.parametrize("seen", [0.0, 1.0, 4.0, 8.0])
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("rate", [0.125, 0.5, 0.75])
-def test_the_gradient_is_unbiased_whatever_was_known(rate: float, size: int, seen: float) -> None:
+def test_the_gradient_is_unbiased(rate: float, size: int, seen: float) -> None:
     """With two outcomes the score of the logit is r - p, and the gradient of p is p (1 - p): the
     exact mean over all groups."""
     method = estimate_of(3.0, 8, seen)
@@ -139,7 +139,7 @@ def rewarded(rewards: list[float], is_correct: list[bool]) -> Rollouts:
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.1, 0.9), (-1.0, 1.0)])
-def test_what_was_expected_needs_no_update(low: float, high: float) -> None:
+def test_the_expected_outcome_has_advantage_0(low: float, high: float) -> None:
     hard, easy = estimate_of(3.0), estimate_of(3.0)
     for method, right in ((hard, [False] * 7), (easy, [True] * 7)):
         method.observe(rewarded([high if r else low for r in right], right))
@@ -165,14 +165,14 @@ def test_where_rewards_of_an_outcome_differ_no_side_is_silent() -> None:
     assert found[2] > 0.5
 
 
-def test_a_first_step_that_is_all_right_is_remembered_so() -> None:
+def test_a_first_step_of_correct_rollouts_is_remembered() -> None:
     method = estimate_of(3.0)
     method.observe(rewarded([1.0] * 8, [True] * 8))
     assert means(method.rates, [0])[0] > 0.8
     assert method(rewarded([1.0, 1.0], [True, True])).tolist() == [0.0, 0.0]
 
 
-def test_an_even_prompt_is_measured_against_all_that_is_known() -> None:
+def test_the_baseline_of_an_even_prompt() -> None:
     method = estimate_of(3.0, 8, 4)
     first, second = method.rates.beta(np.array([0]))
     found = method(rollouts_of([1.0, 0.0], [0, 0]))
@@ -221,7 +221,7 @@ def test_the_prompts_of_most_information_for_their_cost_are_sampled() -> None:
     assert even.min() > 70
 
 
-def test_what_a_rollout_is_worth() -> None:
+def test_the_worth_of_a_rollout() -> None:
     plan, settings = passes_of(4, 4, 1), information.Settings(3.0, 2, PRIOR)
     method = information.Method(settings, plan, prompts_of(4))
     found = method.worth(np.array([0.0, 0.5, 0.25, 0.9]))
@@ -231,7 +231,7 @@ def test_what_a_rollout_is_worth() -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("spread", [0.5, 1.0])
-def test_what_the_baseline_loses_on_prompts_of_its_own_choice(spread: float, size: int) -> None:
+def test_the_loss_of_the_baseline_on_chosen_prompts(spread: float, size: int) -> None:
     """About a tenth of the information: prompts are chosen where the posterior says that there is
     some. True rates from Beta(a, a), settings of `winnow`, 60 steps of 128 rollouts."""
     rng, lost, all_of_it = np.random.default_rng(0), 0.0, 0.0

@@ -21,6 +21,7 @@ from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop.buffer import Batch
 from tasks.train.loop.loop import learn, train
+from tasks.train.loop.reporter import Record
 from tasks.train.loop.save import write_results
 from tasks.train.loop.trainer import Trainer
 from tasks.train.run import build
@@ -30,87 +31,36 @@ from tests.policies import place_policy
 
 PARAMS: dict[str, Any] = {
     "experiment": {"recipes": ["r"], "seeds": [0], "budget": None},
-    "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 8, "seed": 0},
+    "sampling": {"max_tokens": 8},
     "engine": {
         "name": "hf",
         "device": "cpu",
-        "dtype": "float32",
         "max_rows": 64,
         "memory_fraction": 0.3,
         "sleep": False,
-        "threads": 1,
-        "num_processes": 1,
-        "urls": [],
-        "cluster": "local",
-        "num_replicas": 1,
-        "weight_transfer": "file",
         "max_retries": 2,
         "timeout_seconds": 60.0,
     },
     "store": {"location": None, "batch_rollouts": 2048, "logprobs": False},
-    "verify": {
-        "processes": 1,
-        "seconds": 5.0,
-        "memory_gb": 4.0,
-        "max_failure_rate": 0.5,
-        "clock_factor": 20.0,
-        "verifiers": {},
-    },
-    "checkpoint": {"every_seconds": 0.0, "keep": 2},
+    "verify": {"processes": 1, "max_failure_rate": 0.5},
+    "checkpoint": {"every_seconds": 0.0},
     "tracking": {"uri": None, "experiment": "test", "max_weights_gb": 0.0, "also": []},
     "evaluate": {"num_samples": 2, "pass_at": [1, 2], "num_bootstrap": 50},
     "train": {
         "batch": {"unit": "rollouts", "size": 12, "counts": "generated"},
-        "updates": {"epochs": 1, "minibatches": 1},
-        "max_staleness": 0,
-        "in_flight_updates": False,
-        "over_provision": 1.0,
-        "max_steps": None,
         "learning_rate": 1.0e-3,
-        "warmup_steps": 0,
-        "final_learning_rate_fraction": 0.1,
-        "decay_share": 1.0,
-        "branches": [],
-        "betas": [0.9, 0.95],
-        "weight_decay": 0.0,
-        "optimizer_bits": 32,
-        "max_grad_norm": 1.0,
-        "dtype": "float32",
-        "lora": None,
-        "advantage_over": "kept",
-        "divisor": "generated",
-        "correction": {"ratio_to": "old", "level": "token", "cap": 2.0, "mode": "truncate"},
-        "kl_coefficient": 0.0,
         "validation": {"num_samples": 1, "every_share": 0.1},
-        "control": {"method": "plan"},
-        "generate": {"method": "batched"},
-        "select": {"method": "all"},
-        "replay": {"method": "none"},
-        "advantage": {"method": "grpo"},
-        "loss": {
-            "method": "clip",
-            "clip_low": 0.2,
-            "clip_high": 0.28,
-            "ratio": "token",
-            "normalize": "token",
-        },
     },
     "learner": {
         "max_tokens_per_micro_batch": 64,
         "tokens_per_logprob_chunk": 50,
-        "share_prompts": True,
-        "max_shared_tokens": 4096,
-        "activation_checkpointing": False,
-        "shard": "none",
         "collective_timeout_seconds": 600,
     },
-    "guards": {
-        "max_sampler_gap": {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.005},
-        "max_nonfinite_steps": 3,
-    },
+    "guards": {"max_nonfinite_steps": 3},
     "gates": {"min_solved_rate": 0.0, "max_truncated_rate": 1.0},
     "recipes": {"r": {"allocate": {"strategy": "uniform", "group_size": 4}, "train": {}}},
 }
+"""What differs from the defaults, and what tests change."""
 
 
 def make_world(root: Path, policy: Path, group_sizes: list[int], answer: str = "7") -> Layout:
@@ -213,10 +163,25 @@ def run_in_process(
     """The trainer at the end of its run."""
     trainer = make_trainer(layout, **changes)
     prepare(trainer)
+    train_to_end(trainer, layout)
+    return trainer
+
+
+def train_to_end(
+    trainer: Trainer, layout: Layout, record: Record = lambda *_: None
+) -> dict[str, float]:
+    """Train from the last checkpoint on, without others before the end; the work that was lost."""
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
     with closing(trainer.collector.grader):
-        train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
-    return trainer
+        return train(trainer, checkpoints, CheckpointSettings(1e9, 1), record)
+
+
+def same_parameters(one: torch.nn.Module | None, other: torch.nn.Module | None) -> bool:
+    """Whether two models have equal parameters."""
+    assert one is not None
+    assert other is not None
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(*pair) for pair in pairs)
 
 
 class Killed(BaseException):

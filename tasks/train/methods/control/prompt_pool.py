@@ -67,4 +67,4 @@ class PoolControl(Control):
         raise NotImplementedError
 
     def progress(self) -> float:
-        return min(self.state.spent / self.pool.num_rollouts, 1.0)
+        return float(min(self.state.spent / self.pool.num_rollouts, 1.0))
