@@ -43,13 +43,24 @@ def save(checkpoints: Checkpoints, step: int, branch: int) -> Path:
     return checkpoints.steps()[-1]
 
 
-def branches(checkpoints: Checkpoints, folder: Path | None = None) -> tuple[int, list[int]]:
-    """The branch of the checkpoint that is loaded, and of each part that it names."""
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path, COMPONENTS, keep=2)
+
+
+def state_of(checkpoints: Checkpoints, folder: Path | None = None) -> dict[str, Any]:
+    """The state in the checkpoint that is loaded."""
     loaded = checkpoints.load(folder)
     assert loaded is not None
+    return loaded[1]
+
+
+def branches(checkpoints: Checkpoints, folder: Path | None = None) -> tuple[int, list[int]]:
+    """The branch of the checkpoint that is loaded, and of each part that it names."""
+    state = state_of(checkpoints, folder)
     beside = checkpoints.folder if folder is None else folder.parent
     parts = [pl.read_parquet(beside / name) for name in checkpoints.parts]
-    return loaded[1]["mark"], [int(part["branch"][0]) for part in parts]
+    return state["mark"], [int(part["branch"][0]) for part in parts]
 
 
 def test_a_chosen_older_checkpoint_becomes_the_newest(tmp_path: Path) -> None:
@@ -68,8 +79,7 @@ def test_a_chosen_older_checkpoint_becomes_the_newest(tmp_path: Path) -> None:
     assert len(second.steps()) == 2
 
 
-def test_an_abandoned_checkpoint_can_be_resumed(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
+def test_an_abandoned_checkpoint_can_be_resumed(checkpoints: Checkpoints) -> None:
     older, newer = save(checkpoints, 1, branch=1), save(checkpoints, 2, branch=1)
     checkpoints.load(older)
     checkpoints.branch_from(older)
@@ -92,8 +102,7 @@ def test_a_checkpoint_of_another_folder_is_copied_with_its_parts(tmp_path: Path)
     assert branches(checkpoints) == (1, [1, 1])
 
 
-def test_the_newest_checkpoint_is_not_copied(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
+def test_the_newest_checkpoint_is_not_copied(checkpoints: Checkpoints) -> None:
     save(checkpoints, 1, branch=1)
     newest = save(checkpoints, 2, branch=1)
     checkpoints.note_work(work_of(5))
@@ -194,9 +203,7 @@ def test_the_steps_of_a_damaged_part_are_repeated(
     flip(damaged)
 
     second = Checkpoints(tmp_path, COMPONENTS, keep=3)
-    loaded = second.load()
-    assert loaded is not None
-    assert loaded[1]["num_steps"] == 1
+    assert state_of(second)["num_steps"] == 1
     assert caplog.text.count(f"{damaged.name} was changed after it was written") == 2
     save(second, 2, branch=1)  # the same rollouts again: the same name
     assert second.folder / second.parts[1] == damaged
@@ -293,8 +300,7 @@ def test_a_resumed_run_reads_every_tensor_once(
     assert len(names) == len(set(names)) > 0
 
 
-def test_a_part_is_deleted_with_its_last_checkpoint(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
+def test_a_part_is_deleted_with_its_last_checkpoint(checkpoints: Checkpoints) -> None:
     save(checkpoints, 1, branch=1)
     save(checkpoints, 2, branch=1)
     (left,) = [name for name in checkpoints.parts if "-000000001-" in name]
@@ -307,10 +313,7 @@ def test_a_part_is_deleted_with_its_last_checkpoint(tmp_path: Path) -> None:
     assert kept == set(checkpoints.parts)
 
 
-def test_a_chosen_damaged_checkpoint_is_refused(
-    tmp_path: Path,
-) -> None:
-    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
+def test_a_chosen_damaged_checkpoint_is_refused(checkpoints: Checkpoints) -> None:
     chosen = save(checkpoints, 1, branch=1)
     flip(chosen / "tensors.safetensors")
     with pytest.raises(ArtifactError, match="tensors.safetensors was changed .*omit --resume"):
@@ -320,8 +323,9 @@ def test_a_chosen_damaged_checkpoint_is_refused(
         checkpoints.load(chosen)
 
 
-def test_damaged_notes_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
+def test_damaged_notes_are_ignored(
+    checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     save(checkpoints, 1, branch=1)
     path = checkpoints.folder / "work.json"
     assert checkpoints.count_lost(work_of(0))["flops"] == 10.0
@@ -342,13 +346,10 @@ def test_a_branch_whose_trunk_is_damaged_is_not_taken_up(tmp_path: Path) -> None
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=3)
     older, trunk = save(checkpoints, 1, branch=1), save(checkpoints, 2, branch=1)
     save_branch(checkpoints, 3)
-    loaded = checkpoints.load()
-    assert loaded is not None
-    assert loaded[1]["branch"] == 0.5
+    assert state_of(checkpoints)["branch"] == 0.5
     flip(trunk / "tensors.safetensors")
-    loaded = checkpoints.load()
-    assert loaded is not None
-    assert (loaded[1]["branch"], loaded[1]["num_steps"]) == (None, 1)
+    state = state_of(checkpoints)
+    assert (state["branch"], state["num_steps"]) == (None, 1)
     assert older in checkpoints.steps()
 
 
@@ -360,9 +361,8 @@ def save_branch(checkpoints: Checkpoints, step: int) -> Path:
     return checkpoints.steps()[-1]
 
 
-def test_a_branch_keeps_the_trunk_that_it_returns_to(tmp_path: Path) -> None:
+def test_a_branch_keeps_the_trunk_that_it_returns_to(checkpoints: Checkpoints) -> None:
     """Of two checkpoints of a branch the older is chosen, and then the one that it left."""
-    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
     save(checkpoints, 1, branch=1)
     save(checkpoints, 2, branch=1)
     for step in (3, 4, 5):
@@ -372,9 +372,7 @@ def test_a_branch_keeps_the_trunk_that_it_returns_to(tmp_path: Path) -> None:
     for folder in (before, last):
         assert checkpoints.load(folder) is not None
         checkpoints.branch_from(folder)
-        loaded = checkpoints.load()
-        assert loaded is not None
-        assert loaded[1] == read_sealed(folder / "state.json")["state"]
+        assert state_of(checkpoints) == read_sealed(folder / "state.json")["state"]
         assert checkpoints.trunk()[1]["num_steps"] == 2
     save_branch(checkpoints, 6)
     assert steps_of(checkpoints) == [2, 5, 6]

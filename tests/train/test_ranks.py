@@ -1,19 +1,27 @@
-"""Several processes: what only the first keeps, and gradients that are summed in buckets."""
+"""Several processes: the files of the first one, the sum of gradients in buckets, and the
+distribution of rollouts."""
 
+import json
+import os
 import time
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as distributed
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.learner.balance import rank_of
 from tasks.train.learner.ranks import Ranks, buckets
 from tasks.train.learner.update import UpdateStats
 from tasks.train.loop.save import write_results
+from tasks.train.rollouts import Ints, Rollouts, make_rollouts
 from tests.stages import FORKS
 from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 
@@ -126,3 +134,104 @@ def test_a_rank_waits_for_the_first_however_long_that_waits_for_a_gpu(tmp_path: 
     for process in ranks:
         process.join()
     assert [process.exitcode for process in ranks] == [0, 0]
+
+
+# --- the same number of tokens for every rank
+
+
+def rollouts_of(prompts: list[int], lengths: list[list[int]]) -> Rollouts:
+    """Groups with prompts of so many tokens, and completions of these lengths."""
+    group_B = np.repeat(np.arange(len(prompts)), [len(group) for group in lengths])
+    completions = [[1] * length for group in lengths for length in group]
+    rows_Q = np.arange(len(prompts))
+    return make_rollouts(rows_Q, [[1] * n for n in prompts], group_B, token_ids=completions)
+
+
+def loads(rollouts: Rollouts, rank_B: Ints, num_ranks: int) -> list[int]:
+    """The tokens that each rank computes, the prompt of a group once."""
+    found = []
+    for rank in range(num_ranks):
+        rows = np.flatnonzero(rank_B == rank)
+        _, firsts = np.unique(rollouts.group_B[rows], return_index=True)
+        prompts = rollouts.prompt_tokens_B()[rows[firsts]].sum()
+        found.append(int(prompts + rollouts.completion_tokens_B()[rows].sum()))
+    return found
+
+
+def over(rollouts: Rollouts, num_ranks: int) -> list[int]:
+    """The tokens of each rank."""
+    rows = np.arange(len(rollouts.group_B))
+    shares_B = np.ones(len(rows), dtype=np.bool_)
+    return loads(rollouts, rank_of(rollouts, rows, shares_B, num_ranks), num_ranks)
+
+
+def test_whole_groups_and_parts_by_hand() -> None:
+    rows, every = np.arange(4), np.ones(4, dtype=np.bool_)
+    even = rollouts_of([10, 10], [[30, 30], [30, 30]])
+    assert rank_of(even, rows, every, 2).tolist() == [0, 0, 1, 1]
+    # 110 and 30 tokens: the longest goes to the second rank, where its prompt is computed again
+    uneven = rollouts_of([10, 10], [[40, 30, 30], [20]])
+    assert sorted(over(uneven, 2)) == [70, 80]
+    # a group without a shared prompt has parts of their own
+    alone = rank_of(uneven, rows, ~every, 2)
+    assert sorted(np.bincount(alone, [50, 40, 40, 30])) == [80, 80]
+
+
+def test_only_the_chosen_rows_are_distributed() -> None:
+    rollouts = rollouts_of([5, 5, 5], [[9, 9], [9, 9], [9, 9]])
+    chosen = np.array([0, 3, 4, 5])
+    found = rank_of(rollouts, chosen, np.ones(6, dtype=np.bool_), 3)
+    assert sorted(found.tolist()) == [0, 0, 1, 2]
+
+
+def test_a_group_that_no_split_makes_lighter_is_whole() -> None:
+    prompts = rollouts_of([500, 3, 3], [[2, 2, 2], [2], [2]])
+    rows = np.arange(5)
+    assert len(set(rank_of(prompts, rows, np.ones(5, dtype=np.bool_), 2)[:3])) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.lists(st.integers(1, 60), min_size=1, max_size=9)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 9),
+)
+def test_no_rank_has_more_than_twice_the_least_possible(
+    groups: list[tuple[int, list[int]]], num_ranks: int
+) -> None:
+    prompts, lengths = [prompt for prompt, _ in groups], [group for _, group in groups]
+    rollouts = rollouts_of(prompts, lengths)
+    tokens = over(rollouts, num_ranks)
+    total = sum(prompts) + sum(map(sum, lengths))
+    largest = max(prompt + max(group) for prompt, group in groups)
+    assert sum(tokens) >= total
+    assert max(tokens) <= 2.01 * max(total / num_ranks, largest)
+
+
+def recorded() -> Ints:
+    """Lengths of the solutions that models wrote to GSM8K, in characters over four."""
+    folder = Path(os.environ.get("WINNOW_REAL_DATA", "/nowhere"))
+    path = folder / "rollouts" / "gsm8k_openai_model_solutions.jsonl"
+    if not path.exists():
+        pytest.skip("WINNOW_REAL_DATA is not set")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    texts = [value["solution"] for row in rows for value in row.values() if isinstance(value, dict)]
+    return np.array([max(len(text) // 4, 1) for text in texts])
+
+
+@pytest.mark.parametrize("lengths", ["lognormal", "recorded"])
+@pytest.mark.parametrize("num_ranks", [8, 32, 64])
+def test_64_groups_of_16_are_within_5_percent_of_the_mean(lengths: str, num_ranks: int) -> None:
+    rng = np.random.default_rng(0)
+    if lengths == "recorded":
+        completions = recorded()[: 64 * 16].reshape(64, 16)
+    else:  # some prompts have longer completions than others
+        scale = rng.normal(4.5, 0.6, (64, 1)) + rng.normal(2.0, 0.5, (64, 16))
+        completions = np.maximum(np.exp(scale), 1).astype(np.int64)
+    tokens = over(rollouts_of([80] * 64, completions.tolist()), num_ranks)
+    by_turns = completions.reshape(-1, num_ranks, 16).sum((0, 2)) + 80 * 64 // num_ranks
+    assert max(tokens) <= 1.05 * np.mean(tokens)
+    assert max(tokens) < by_turns.max()
