@@ -27,7 +27,7 @@ SAGC: dict[str, Any] = {
 
 
 def greso_on(plan: Plan) -> greso.Method:
-    return greso.Method(greso.EXAMPLE, plan)
+    return greso.Method(greso.Settings(), plan)
 
 
 # --- dapo

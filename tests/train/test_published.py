@@ -158,7 +158,7 @@ def test_a_state_keeps_its_rollouts(lengths: list[list[int]], random: Any) -> No
 
 
 def test_groups_that_could_not_be_graded_do_not_move_a_prompt_to_one_half() -> None:
-    method = dots.Method(dots.EXAMPLE, passes_of(2, 8, 1))
+    method = dots.Method(dots.Settings(), passes_of(2, 8, 1))
     method.observe(rollouts_of([0.0] * 8, [0] * 8, prompt_rows=[0]))
     before = method.pass_rates().tolist()
     method.observe(rollouts_of([0.0] * 8, [0] * 8, prompt_rows=[0], errors=8))

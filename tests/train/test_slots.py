@@ -52,9 +52,12 @@ GROUPS = np.array([0, 0, 0, 1, 1, 2, 3, 3])
 
 
 def example(package: ModuleType, name: str) -> dict[str, Any]:
-    """A method as params.yaml names it, with the settings of its own example."""
+    """A method as params.yaml names it, with the settings for this test."""
     module = registry.load(package, name, "method")
-    return {"method": name, **(asdict(module.EXAMPLE) if hasattr(module, "EXAMPLE") else {})}
+    if not hasattr(module, "Settings"):
+        return {"method": name}
+    settings = module.EXAMPLE if hasattr(module, "EXAMPLE") else module.Settings()
+    return {"method": name, **asdict(settings)}
 
 
 def make(package: ModuleType, name: str, *arguments: Any, profile: Profile | None = None) -> Any:

@@ -27,7 +27,7 @@ SEQUENCE = dataclasses.replace(clip.EXAMPLE, ratio="sequence", normalize="sequen
 LOSSES = {
     "token": clip.Method(clip.EXAMPLE),
     "sequence": clip.Method(SEQUENCE),
-    "vcpo": vcpo.Method(vcpo.EXAMPLE),
+    "vcpo": vcpo.Method(vcpo.Settings()),
 }
 
 

@@ -256,7 +256,7 @@ def test_the_loss_of_the_baseline_on_chosen_prompts(spread: float, size: int) ->
 
 def test_the_budget_of_the_plan_is_spent_and_no_more() -> None:
     plan = passes_of(10, 3, 2)
-    method = information.Method(information.EXAMPLE, plan, prompts_of(10))
+    method = information.Method(information.Settings(), plan, prompts_of(10))
     spent = []
     while request := method.next(START, np.random.default_rng(len(spent))):
         assert len(set(request.prompt_rows.tolist())) == len(request.prompt_rows)

@@ -48,9 +48,6 @@ class PriorSettings:
                 raise ParamsError(f"prior.{name} is {value}; it is a number of rollouts, above 0")
 
 
-EXAMPLE_PRIOR = PriorSettings(strength=8.0, prompt_window=8.0, stratum_window=64.0)
-
-
 @dataclass
 class Belief:
     """Discounted successes and trials of every prompt and of every stratum; variance between the

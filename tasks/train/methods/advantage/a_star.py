@@ -23,9 +23,6 @@ class Settings:
         above_zero(train__advantage__beta=self.beta)
 
 
-EXAMPLE = Settings(beta=0.5)
-
-
 class Method(Advantage):
     needs_group = False
     unshaped = True

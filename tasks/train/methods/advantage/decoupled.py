@@ -37,10 +37,11 @@ class Method(Advantage):
     unshaped = True
 
     def __call__(self, rollouts: Rollouts) -> Floats:
-        total_B, weights = np.zeros(len(rollouts.group_B)), self.settings.weights
+        total_B, scores = np.zeros(len(rollouts.group_B)), rollouts.scores
+        weights = self.settings.weights
         for name, weight in weights.items():
-            pairs = zip(rollouts.scores, rollouts.rewards_B, strict=True)
-            part_B = np.array([scores.get(name, reward) for scores, reward in pairs])
+            pairs = zip(scores, rollouts.rewards_B, strict=True)
+            part_B = np.array([parts.get(name, reward) for parts, reward in pairs])
             total_B += weight * grpo.advantage(part_B, rollouts.group_B)
         if not self.settings.batch:
             return total_B

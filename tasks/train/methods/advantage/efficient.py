@@ -20,9 +20,6 @@ class Settings:
         share(train__advantage__strength=self.strength)
 
 
-EXAMPLE = Settings(strength=0.2)
-
-
 class Method(Advantage):
     settings: Settings
 

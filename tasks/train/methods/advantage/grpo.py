@@ -21,9 +21,6 @@ class Settings:
     scale: Literal["group", "batch"] = "group"  # the divisor is its standard deviation
 
 
-EXAMPLE = Settings(scale="group")
-
-
 class Method(Advantage):
     settings: Settings
 

@@ -17,9 +17,6 @@ class Settings:
     epsilon: float = 1.0e-4  # added to the deviation
 
 
-EXAMPLE = Settings(epsilon=0.0001)
-
-
 class Method(Advantage):
     settings: Settings
 

@@ -22,9 +22,6 @@ class Settings:
     min_deviation: float = 1.0  # least divisor of a group's advantages
 
 
-EXAMPLE = Settings(min_deviation=1.0)
-
-
 class Method(Advantage):
     settings: Settings
     skips_zeros = True

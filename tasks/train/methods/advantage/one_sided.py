@@ -44,9 +44,6 @@ class Settings:
         evenest_share(self.update_cost)
 
 
-EXAMPLE = Settings(update_cost=3.0)
-
-
 class Method(Advantage):
     skips_zeros = True
 

@@ -28,7 +28,7 @@ import polars as pl
 
 from tasks.common.params import settings
 from tasks.train.methods.advantage.one_sided import evenest_share
-from tasks.train.methods.pass_rates import EXAMPLE_PRIOR, Belief, PassRates, PriorSettings
+from tasks.train.methods.pass_rates import Belief, PassRates, PriorSettings
 from tasks.train.rollouts import ROUNDING, Floats, Rollouts
 from tasks.train.slots import Advantage
 
@@ -42,9 +42,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         evenest_share(self.update_cost)
-
-
-EXAMPLE = Settings(update_cost=3.0, prior=EXAMPLE_PRIOR)
 
 
 @dataclass

@@ -19,9 +19,6 @@ class Settings:
     baseline: bool = False  # subtract the group's mean before the step's
 
 
-EXAMPLE = Settings(baseline=False)
-
-
 class Method(Advantage):
     settings: Settings
     needs_group = False

@@ -36,9 +36,6 @@ class Settings:
         at_least(2, train__control__largest=self.largest)
 
 
-EXAMPLE = Settings("hard", standardised=False, largest=64)
-
-
 @dataclass
 class State:
     """The next visit; the numbers of rollouts in the first and the second stage so far."""

@@ -27,9 +27,6 @@ class Settings:
         above_zero(train__control__temperature=self.temperature)
 
 
-EXAMPLE = Settings(temperature=0.05, memory=0.7)
-
-
 @dataclass
 class State:
     """The discounted correct and other outcomes of every prompt; the number of rollouts spent."""

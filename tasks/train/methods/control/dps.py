@@ -31,9 +31,6 @@ class Settings:
         at_least(1, train__control__candidates=self.candidates)
 
 
-EXAMPLE = Settings(memory=0.7, candidates=8)
-
-
 @dataclass
 class State:
     """For every prompt the counts of transitions [P, to, from], the belief about its state at the

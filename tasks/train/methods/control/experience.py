@@ -30,9 +30,6 @@ class Settings:
         share(train__control__share=self.share, train__control__start=self.start)
 
 
-EXAMPLE = Settings(share=0.5, start=0.35)
-
-
 @dataclass
 class State:
     """The correct and all rollouts in the latest group of every prompt, -1 for all if it is

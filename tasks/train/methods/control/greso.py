@@ -36,9 +36,6 @@ class Settings:
         share(train__control__p_min=self.p_min, train__control__p_max=self.p_max)
 
 
-EXAMPLE = Settings(dead_rate=0.25, step=0.01, floor=0.01, p_start=0.5, p_min=0.05, p_max=0.95)
-
-
 @dataclass
 class State:
     """The next visit; each prompt's streak (positive: all correct, negative: all wrong); the two p;

@@ -20,7 +20,7 @@ import polars as pl
 
 from tasks.common.params import ParamsError, at_least, settings
 from tasks.train.methods.control.prompt_pool import PoolControl, PromptPool
-from tasks.train.methods.pass_rates import EXAMPLE_PRIOR, Belief, PassRates, PriorSettings
+from tasks.train.methods.pass_rates import Belief, PassRates, PriorSettings
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, Ints, Rollouts
 
@@ -40,9 +40,6 @@ class Settings:
                 f"train.control.update_cost is {self.update_cost}; it is the cost of updating a "
                 "rollout over that of generating it: 0 or more, 3 in FLOPs"
             )
-
-
-EXAMPLE = Settings(update_cost=3.0, candidates=2, prior=EXAMPLE_PRIOR)
 
 
 @dataclass

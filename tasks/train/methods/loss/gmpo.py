@@ -19,9 +19,6 @@ class Settings:
         above_zero(train__loss__clip=self.clip)
 
 
-EXAMPLE = Settings(clip=0.4)
-
-
 class Method(Loss):
     settings: Settings
     normalize = "sequence"

@@ -23,9 +23,6 @@ class Settings:
         )
 
 
-EXAMPLE = Settings(tau_positive=1.0, tau_negative=1.05, normalize="sequence")
-
-
 class Method(Loss):
     separable = True
     settings: Settings

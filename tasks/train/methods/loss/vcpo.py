@@ -29,9 +29,6 @@ class Settings:
             raise ParamsError(f"train.loss.base is {self.base}: it must be above 0 and at most 1")
 
 
-EXAMPLE = Settings(base=1.0, power=0.5, normalize="token")
-
-
 class Method(Loss):
     settings: Settings
 

@@ -32,9 +32,6 @@ class Settings:
         )
 
 
-EXAMPLE = Settings(normalize="sequence")
-
-
 class Method(Loss):
     settings: Settings
 

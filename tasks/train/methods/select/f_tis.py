@@ -22,9 +22,6 @@ class Settings:
         above_zero(train__select__limit=self.limit)
 
 
-EXAMPLE = Settings(limit=50.0)
-
-
 class Method(Select):
     settings: Settings
     features = Features()

@@ -8,11 +8,9 @@ size (`train.batch.size` sets it)."""
 
 import numpy as np
 
-from tasks.train.methods.shape.pruned_po import EXAMPLE, Settings
+from tasks.train.methods.shape.pruned_po import Settings
 from tasks.train.rollouts import ROUNDING, Floats, Rollouts
 from tasks.train.slots import Shape
-
-__all__ = ["EXAMPLE", "Method", "Settings"]
 
 
 class Method(Shape):

@@ -18,9 +18,6 @@ class Settings:
         above_zero(train__shape__weight=self.weight)
 
 
-EXAMPLE = Settings(weight=0.1)
-
-
 class Method(Shape):
     settings: Settings
     changes_rewards = True

@@ -23,9 +23,6 @@ class Settings:
         share(train__shape__whole=self.whole)
 
 
-EXAMPLE = Settings(whole=0.5)
-
-
 class Method(Shape):
     settings: Settings
     skips_zeros = True

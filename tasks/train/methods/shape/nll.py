@@ -23,9 +23,6 @@ class Settings:
         at_least(0, train__shape__weight=self.weight)
 
 
-EXAMPLE = Settings(weight=0.1)
-
-
 class Method(Shape):
     settings: Settings
 

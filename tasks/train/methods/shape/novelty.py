@@ -21,9 +21,6 @@ class Settings:
         at_least(0, train__shape__weight=self.weight, train__shape__limit=self.limit)
 
 
-EXAMPLE = Settings(weight=2.5, limit=0.5)
-
-
 class Method(Shape):
     settings: Settings
     features = Features()

@@ -21,9 +21,6 @@ class Settings:
             )
 
 
-EXAMPLE = Settings(share=0.25)
-
-
 class Method(Shape):
     settings: Settings
     changes_rewards = True

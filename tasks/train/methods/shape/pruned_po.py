@@ -23,9 +23,6 @@ class Settings:
             raise ParamsError(f"train.shape: drop is {self.drop:g}; it is at least 0 and below 1")
 
 
-EXAMPLE = Settings(drop=0.5)
-
-
 class Method(Shape):
     settings: Settings
     skips_zeros = True
