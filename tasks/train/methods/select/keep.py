@@ -1,11 +1,10 @@
 """Shared code of the selectors that keep a fixed number of rollouts per group."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from tasks.common.params import at_least, settings
-from tasks.train.rollouts import Bools, Ints
+from tasks.train.rollouts import Bools, Ints, Rollouts
+from tasks.train.slots import Select
 
 
 @settings
@@ -21,13 +20,21 @@ class Settings:
 EXAMPLE = Settings(keep=2)
 
 
-def keep_in_groups(group_B: Ints, keep: int, choose: Callable[[Ints], Ints]) -> Bools:
-    """Return [B] whether a rollout is kept. `choose(rows)` returns the `keep` places of a group's
-    rows; a group of at most `keep` is kept whole."""
-    kept_B = np.ones(len(group_B), dtype=np.bool_)
-    for group in np.unique(group_B):
-        rows = np.flatnonzero(group_B == group)
-        if len(rows) > keep:
-            kept_B[rows] = False
-            kept_B[rows[choose(rows)]] = True
-    return kept_B
+class KeepInGroups(Select):
+    """A selector that keeps `keep` rollouts of each group, and a smaller group whole."""
+
+    settings: Settings
+
+    def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
+        """Return [B] whether a rollout is kept."""
+        kept_B = np.ones(len(rollouts.group_B), dtype=np.bool_)
+        for group in np.unique(rollouts.group_B):
+            rows = np.flatnonzero(rollouts.group_B == group)
+            if len(rows) > self.settings.keep:
+                kept_B[rows] = False
+                kept_B[rows[self.choose(rollouts, rows, rng)]] = True
+        return kept_B
+
+    def choose(self, rollouts: Rollouts, rows: Ints, rng: np.random.Generator) -> Ints:
+        """Return the places of the kept rollouts among the `rows` of a group."""
+        raise NotImplementedError

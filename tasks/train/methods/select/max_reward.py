@@ -3,21 +3,13 @@
 
 import numpy as np
 
-from tasks.train.methods.select.keep import EXAMPLE, Settings, keep_in_groups
-from tasks.train.rollouts import Bools, Ints, Rollouts
-from tasks.train.slots import Select
+from tasks.train.methods.select.keep import EXAMPLE, KeepInGroups, Settings
+from tasks.train.rollouts import Ints, Rollouts
 
 __all__ = ["EXAMPLE", "Method", "Settings"]
 
 
-class Method(Select):
-    settings: Settings
-
-    def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """Return [B] whether a rollout is among the `keep` of its group with the largest rewards.
-        Of equal rewards, the first ones are kept."""
-
-        def best(rows: Ints) -> Ints:
-            return np.argsort(-rollouts.rewards_B[rows], kind="stable")[: self.settings.keep]
-
-        return keep_in_groups(rollouts.group_B, self.settings.keep, best)
+class Method(KeepInGroups):
+    def choose(self, rollouts: Rollouts, rows: Ints, rng: np.random.Generator) -> Ints:
+        """Return the places of the largest rewards, of equal ones the first."""
+        return np.argsort(-rollouts.rewards_B[rows], kind="stable")[: self.settings.keep]

@@ -15,7 +15,6 @@ import numpy as np
 from tasks.common.params import settings
 from tasks.train.methods.select import keep
 from tasks.train.rollouts import Bools, Floats, Ints, Rollouts, mixed_groups
-from tasks.train.slots import Select
 
 
 @settings
@@ -26,20 +25,20 @@ class Settings(keep.Settings):
 EXAMPLE = Settings(keep=2)
 
 
-class Method(Select):
+class Method(keep.KeepInGroups):
     settings: Settings
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """Return [B] whether a rollout is in its group's `keep` with the largest variance."""
-        rewards_B, group_B = rollouts.rewards_B, rollouts.group_B
-
-        def most_varied(rows: Ints) -> Ints:
-            return max_variance(rewards_B[rows], self.settings.keep)
-
-        kept_B = keep.keep_in_groups(group_B, self.settings.keep, most_varied)
+        kept_B, group_B = super().__call__(rollouts, rng), rollouts.group_B
         if not self.settings.drop_dead:
             return kept_B
-        return kept_B & mixed_groups(rewards_B, group_B, len(rollouts.prompt_rows_Q))[group_B]
+        mixed_Q = mixed_groups(rollouts.rewards_B, group_B, len(rollouts.prompt_rows_Q))
+        return kept_B & mixed_Q[group_B]
+
+    def choose(self, rollouts: Rollouts, rows: Ints, rng: np.random.Generator) -> Ints:
+        """Return the places of the rewards with the largest variance."""
+        return max_variance(rollouts.rewards_B[rows], self.settings.keep)
 
 
 def max_variance(rewards: Floats, keep: int) -> Ints:
