@@ -3,7 +3,6 @@
 Legend: B rollouts of the step, Q groups (visits), T positions. Groups are ragged: `group_B` is the
 group index of each rollout, and no array is reshaped to [-1, G]."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
@@ -239,11 +238,6 @@ class Rollouts:
         """The number of updates of the policy behind the oldest token of each rollout; -1 for a
         rollout without a token."""
         return self.table["versions"].list.min().fill_null(-1).to_numpy()
-
-    @property
-    def scores(self) -> list[dict[str, float]]:
-        """The parts of each composite reward, by name."""
-        return [json.loads(parts) for parts in self.table["scores"]]
 
     @cached_property
     def logprobs_N(self) -> Floats:

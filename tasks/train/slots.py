@@ -125,17 +125,22 @@ class Generate(Protocol):
         """Update the state with the step's fresh rollouts."""
 
 
-class Select(Protocol):
+class Configured(Protocol):
+    """A method that is built from its settings."""
+
+    settings: Any
+    state: Any = None
+
+    def __init__(self, settings: Any = None) -> None:
+        self.settings = settings
+
+
+class Select(Configured, Protocol):
     """The choice of the step's graded rollouts that enter the loss. A method that keeps a fixed
     number of rollouts per group has it in its setting `keep`. `features` requests features of the
     policy."""
 
-    settings: Any
-    state: Any = None
     features: Features | None = None
-
-    def __init__(self, settings: Any = None) -> None:
-        self.settings = settings
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """Return [B] whether each rollout is kept."""
@@ -171,7 +176,7 @@ class Replay(Protocol):
         first step, when the trainer can still compute them."""
 
 
-class Advantage(Protocol):
+class Advantage(Configured, Protocol):
     """The weight of each rollout, or of each token, in the gradient. `features` requests the
     policy's view of the rollouts. With `skips_zeros`, rollouts of advantage 0 leave the loss as if
     `select` had dropped them. The loss's denominator must then not depend on it (`train.divisor:
@@ -181,17 +186,12 @@ class Advantage(Protocol):
     that is `unshaped` for rewards that `train.shape` changes. With `needs_group`, a group of fewer
     than `min_group` rollouts has no gradient."""
 
-    settings: Any
-    state: Any = None
     features: Features | None = None
     skips_zeros: bool = False
     needs_group: bool = True
     fresh_only: bool = False
     unshaped: bool = False
     min_group: int = 2
-
-    def __init__(self, settings: Any = None) -> None:
-        self.settings = settings
 
     def __call__(self, rollouts: Rollouts) -> Floats:
         """Return [B] advantages of rollouts, or [N] of their completion tokens."""
@@ -201,22 +201,17 @@ class Advantage(Protocol):
         """Update the state with the step's rollouts, after their advantages are computed."""
 
 
-class Shape(Protocol):
+class Shape(Configured, Protocol):
     """A change of rewards before the advantage, or of advantages after it; `train.shape` lists them
     in order. `select`, `control` and the record use the verifier's reward, and outcomes do not
     change. `features` requests the policy's view of the rollouts, and `skips_zeros` is as for an
     advantage. With `cuts_rows`, the update leaves out the tokens after a rollout's last advantage.
     The loss must then be a sum over tokens, each independent of the others."""
 
-    settings: Any
-    state: Any = None
     features: Features | None = None
     changes_rewards: bool = False
     skips_zeros: bool = False
     cuts_rows: bool = False
-
-    def __init__(self, settings: Any = None) -> None:
-        self.settings = settings
 
     def rewards(self, rollouts: Rollouts, max_tokens: int) -> Floats:
         """Return [B] the rewards; `max_tokens` is the limit of a completion."""
@@ -241,7 +236,7 @@ class Bonus:
     entropy: float = np.inf
 
 
-class Loss(Protocol):
+class Loss(Configured, Protocol):
     """The minimised function. `normalize` is the average over its tokens; a KL term and the bonus
     for `entropy` have the same average. Every loss has the setting `entropy`. With `separable` a
     token's term does not depend on its rollout's other tokens, unless a setting `ratio` or
@@ -250,8 +245,6 @@ class Loss(Protocol):
     `needs_teacher` the reference is a teacher, otherwise the initial policy. With `needs_several` a
     batch must have several updates."""
 
-    settings: Any
-    state: Any = None
     separable: bool = False
     normalize: Normalize = "token"
     entropy: Entropy = Entropy()
@@ -260,7 +253,7 @@ class Loss(Protocol):
     needs_several: bool = False
 
     def __init__(self, settings: Any = None) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self.normalize = getattr(settings, "normalize", self.normalize)
         self.entropy = getattr(settings, "entropy", self.entropy)
         if self.entropy.target is not None:

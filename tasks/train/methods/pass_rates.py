@@ -24,10 +24,7 @@ from tasks.common.params import ParamsError, settings
 from tasks.train.rollouts import Floats, Ints
 
 LENGTH_PARTS = 8  # number of equal parts of a source's prompts, by length
-LIKENESS = (
-    1.0 / 65.0,
-    1.0 / 1.25,
-)  # a stratum counts for 64 rollouts at most, for a quarter at least
+LIKENESS = (1.0 / 65.0, 1.0 / 1.25)  # a stratum counts for 64 rollouts at most, 1/4 at least
 LIKENESS_WEIGHT = 4.0  # weight of the initial likeness, as variance of outcomes: 16 even groups
 LIKENESS_WINDOW = 64.0  # window of the estimate, as variance of outcomes
 

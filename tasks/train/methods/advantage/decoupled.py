@@ -8,6 +8,8 @@ does not depend on the number of parts (GDPO, arXiv 2601.05242; population devia
 lacks a part, or its verifier is not a composite, its reward is used instead. Replayed rollouts have
 no parts."""
 
+import json
+
 import numpy as np
 
 from tasks.common.params import ParamsError, settings
@@ -37,8 +39,8 @@ class Method(Advantage):
     unshaped = True
 
     def __call__(self, rollouts: Rollouts) -> Floats:
-        total_B, scores = np.zeros(len(rollouts.group_B)), rollouts.scores
-        weights = self.settings.weights
+        total_B, weights = np.zeros(len(rollouts.group_B)), self.settings.weights
+        scores = [json.loads(parts) for parts in rollouts.table["scores"]]
         for name, weight in weights.items():
             pairs = zip(scores, rollouts.rewards_B, strict=True)
             part_B = np.array([parts.get(name, reward) for parts, reward in pairs])

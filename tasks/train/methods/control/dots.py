@@ -58,11 +58,8 @@ class Method(PoolControl):
         size_Q, correct_Q = rollouts.graded_Q()
         state, memory = self.state, self.settings.memory
         is_known_Q = size_Q > 0  # a group without graded rollouts has no outcome
-        rows, size_Q, correct_Q = (
-            rollouts.prompt_rows_Q[is_known_Q],
-            size_Q[is_known_Q],
-            correct_Q[is_known_Q],
-        )
+        known = (values[is_known_Q] for values in (rollouts.prompt_rows_Q, size_Q, correct_Q))
+        rows, size_Q, correct_Q = known
         np.multiply.at(state.correct, rows, memory)
         np.multiply.at(state.others, rows, memory)
         np.add.at(state.correct, rows, correct_Q)
