@@ -8,19 +8,13 @@ import pytest
 
 from tasks.common.accounting.spending import CellBudget
 from tasks.train.loop.trainer import Trainer
+from tests.train.test_experience import CHANGES as EXPERIENCE
 from tests.train.test_multi_turn import GENERATE
 from tests.train.test_whole_runs import changes_of
 from tests.train.worlds import check_kills
 
 SIZES = [4, 2, 6] * 8  # eight steps of three groups
 DECAY = {"branches": [0.5], "decay_share": 0.4}
-EXPERIENCE: dict[str, Any] = {
-    "learning_rate": 2e-3,
-    "control": {"method": "experience", "share": 0.5, "start": 0.0},
-    "replay": {"method": "successes", "per_prompt": 2, "capacity": 4},
-    "advantage": {"method": "dr_grpo"},
-    "loss": {"method": "shaped"},
-}
 RESET = {"kl_coefficient": 0.1, "reference": {"reset_every": 2}}
 SNAPSHOT = {"max_staleness": 1, "correction": {"proximal": {"method": "snapshot"}}}
 CASES: dict[str, dict[str, Any]] = {

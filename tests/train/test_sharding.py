@@ -33,6 +33,8 @@ from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import probe
 from tasks.train.settings import CheckpointSettings, LearnerSettings, TrainSettings
 from tests.stages import FORKS
+from tests.train.test_experience import CHANGES as EXPERIENCE
+from tests.train.test_multi_turn import GENERATE
 from tests.train.worlds import PARAMS, make_trainer, make_world
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
@@ -82,23 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     # conversations, whose masks ranks exchange, and a branch, whose trunk all of them go back to
-    "turns": {
-        "train": {
-            "branches": [0.1],
-            "decay_share": 0.5,
-            "generate": {
-                "method": "multi_turn",
-                "environment": {
-                    "name": "higher_lower",
-                    "higher": "+1",
-                    "lower": "1",
-                    "no_number": "2",
-                },
-                "max_turns": 2,
-                "max_turn_tokens": 2,
-            },
-        }
-    },
+    "turns": {"train": {"branches": [0.1], "decay_share": 0.5, "generate": GENERATE}},
     # epochs that all ranks end at once
     "gated": {
         "train": {
@@ -106,14 +92,7 @@ CASES: dict[str, dict[str, Any]] = {
             "loss": {"method": "dgg", "limit": 0.2, "window": 4},
         }
     },
-    "joined": {
-        "train": {
-            "control": {"method": "experience", "share": 0.5, "start": 0.0},
-            "replay": {"method": "successes", "per_prompt": 2, "capacity": 4},
-            "advantage": {"method": "dr_grpo"},
-            "loss": {"method": "shaped"},
-        }
-    },
+    "joined": {"train": {**EXPERIENCE, "learning_rate": 1e-3}},
     # copies of each rank's rows
     "snapshot": {
         "train": {"max_staleness": 1, "correction": {"proximal": {"method": "snapshot"}}},
