@@ -271,3 +271,17 @@ def test_two_ranks_sample_the_groups_of_one(guesser: Path, tmp_path: Path) -> No
     gaps = two["sampler_logprobs"].explode() - sharded["sampler_logprobs"].explode()
     assert gaps.abs().max() < 1e-5
     assert found["two"][2]["versions"].is_not_null().any()
+
+
+def test_a_checkpoint_keeps_the_rollouts_in_flight(guesser: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
+    with closing(trainer.collector.grader):
+        sampled(trainer)
+    waiting = trainer.buffer.batches
+    assert sum(map(is_begun, waiting)) > 0
+    numbers = json.loads(json.dumps(trainer.buffer.numbers()))
+    table = trainer.buffer.table()
+    trainer.buffer.restore(numbers, table)
+    assert trainer.buffer.batches == waiting
+    assert trainer.buffer.table().equals(table)
+    assert trainer.buffer.batches is not waiting

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.allocate import forecast
 from tasks.train.methods.control import dars, dots, dps
 from tasks.train.methods.replay import coverage, recent
 from tasks.train.methods.replay.kept import state_of
@@ -236,3 +237,7 @@ def test_similar_groups_stay() -> None:
     method.add(groups_of([[5, 6, 8]], [2]))  # the latest group of a prompt
     assert method.state.rollouts.prompt_rows_Q.tolist() == [0, 2]
     assert method.state.rollouts.table["token_ids"].to_list()[2] == [5, 6, 8]
+
+
+def test_its_share_of_a_batch_is_forecast() -> None:
+    assert forecast.completed("replay", {"method": "coverage"})["share"] == 0.5

@@ -24,7 +24,7 @@ from tasks.train.methods.loss import clip
 from tasks.train.methods.shape import cppo, kondo, nat, pruned_po
 from tasks.train.rollouts import Features, Rollouts
 from tasks.train.settings import Entropy
-from tests.train.steps import rollouts_of
+from tests.train.steps import estimated, rollouts_of
 from tests.train.worlds import make_trainer, make_world, run_steps, same_parameters, sampled
 
 
@@ -168,6 +168,29 @@ def test_every_group_with_graded_tokens_counts_the_same(
     second = 4 if divisor == "kept" else 9
     assert totals.divisor_Q.tolist() == [3 * 4, 3 * second, 3 * 11, 0]
     assert totals.num_tokens == 4 + second + 11
+
+
+def test_the_average_over_prompts_is_that_over_tokens_if_groups_have_equal_lengths(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """And otherwise another one, whose gradient does not depend on micro-batches."""
+
+    def gradient(normalize: str, groups: list[int], most: int) -> torch.Tensor:
+        trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6))
+        trainer.learner.memory = dataclasses.replace(
+            trainer.learner.memory, max_tokens_per_micro_batch=most
+        )
+        loss = clip.Method(dataclasses.replace(clip.EXAMPLE, normalize=normalize))
+        rollouts = rollouts_of([0.0] * 6, groups, [2, 4, 3, 3, 1, 5])
+        signs = np.array([1.0, -2.0, 1.5, -1.0, 2.0, -0.5])
+        trainer.learner.compute_gradient(estimated(rollouts, signs), loss)
+        return torch.cat([p.grad.flatten() for p in trainer.learner.model.parameters()])
+
+    even, uneven = [0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 2, 2]
+    torch.testing.assert_close(gradient("prompt", even, 64), gradient("token", even, 64))
+    found = gradient("prompt", uneven, 64)
+    assert (found - gradient("token", uneven, 64)).norm() > 1e-2 * found.norm()
+    torch.testing.assert_close(gradient("prompt", uneven, 1), found, rtol=1e-4, atol=1e-6)
 
 
 def logprobs_of(model: torch.nn.Module, rollouts: Rollouts, row: int) -> torch.Tensor:
