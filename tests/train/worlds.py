@@ -49,6 +49,8 @@ PARAMS: dict[str, Any] = {
     "train": {
         "batch": {"unit": "rollouts", "size": 12, "counts": "generated"},
         "learning_rate": 1.0e-3,
+        "decay_share": 1.0,  # these two have other defaults with a budget
+        "branches": [],
         "validation": {"num_samples": 1, "every_share": 0.1},
     },
     "learner": {
