@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from tasks.common.artifacts import ROLLOUTS
+from tasks.common.disk_buffer import ROW, DiskBuffer
 from tasks.common.progress import progress
-from tasks.common.spill import ROW, Spill
 from tasks.grading.background import BackgroundGrader
 from tasks.grading.grader import Answer
 from tasks.grading.settings import Verify
@@ -48,7 +48,12 @@ class GradedRollouts:
     """The rollouts of one source. Call `judge` and `add`, `keep_verdicts(0)`, then read `parts`."""
 
     def __init__(
-        self, source: Source, grader: BackgroundGrader, rows: Spill, verdicts: Spill, greedy: bool
+        self,
+        source: Source,
+        grader: BackgroundGrader,
+        rows: DiskBuffer,
+        verdicts: DiskBuffer,
+        greedy: bool,
     ) -> None:
         self.num_parts = -(-source.num_rows // source.rows_per_part)
         self.greedy = greedy
@@ -104,7 +109,7 @@ def graded_rollouts(
     file `judged` contains the verdicts of language models."""
     with ExitStack() as stack:
         rows, verdicts = (
-            stack.enter_context(Spill(folder, source.rows_per_part)) for _ in range(2)
+            stack.enter_context(DiskBuffer(folder, source.rows_per_part)) for _ in range(2)
         )
         with (
             progress(source.num_rows, "grade", "answer") as bar,

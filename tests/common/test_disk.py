@@ -14,9 +14,9 @@ import pytest
 from pyarrow.parquet import ParquetWriter
 
 from tasks.common import files
+from tasks.common.disk_buffer import ROW, DiskBuffer
 from tasks.common.files import WriteError, replace_file, require_writable, write_json, writing
 from tasks.common.locations import reaching
-from tasks.common.spill import ROW, Spill
 from tests.full import largest_file, remount, small_disk
 
 BIG = pl.DataFrame({ROW: range(100_000), "noise": [os.urandom(32) for _ in range(100_000)]})
@@ -87,11 +87,11 @@ def test_the_error_of_a_device_that_is_full(tmp_path: Path) -> None:
 
 def test_rows_that_find_no_room_beside_the_output(tmp_path: Path) -> None:
     with (
-        Spill(tmp_path / "profile", 1000) as spill,
+        DiskBuffer(tmp_path / "profile", 1000) as buffer,
         largest_file(LIMIT),
         pytest.raises(WriteError, match=f"^{tmp_path}/profile: the file would be larger"),
     ):
-        spill.add(BIG)
+        buffer.add(BIG)
 
 
 def test_a_place_below_a_file_takes_nothing(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The messages to the trackers of `tracking.also`: for each recipe and seed its parameters, its
 curves over steps, and the results that the report has of it.
 
-One process writes all trackers (`also`), through a pipe. A stage never waits for it: if messages
+One process (`trackers`) writes all of them, through a pipe. A stage never waits for it: if messages
 pile up, or the process ends, the rest is dropped with a warning.
 
 The run of a training has the same id after a kill and resume: the id is in a file beside the
@@ -64,7 +64,7 @@ class Writer:
         grown = self.log.exists() and self.log.stat().st_size > MAX_LOG
         with self.log.open("wb" if grown else "ab") as log:
             self.child = subprocess.Popen(
-                [sys.executable, "-m", "tasks.common.tracking.also", *self.names],
+                [sys.executable, "-m", "tasks.common.tracking.trackers", *self.names],
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
                 stdin=subprocess.PIPE,
@@ -111,7 +111,7 @@ class Mirrors:
     def __init__(self, names: Sequence[str], layout: Layout, start: Event) -> None:
         self.layout, self.group, self.tags = layout, start["experiment"], start["tags"]
         self.folder = layout.tracking / "also"
-        self.writer: Writer | None = Writer(names, self.folder) if names else None
+        self.writer: Writer | None = Writer(names, self.folder)
         self.begun: list[Event] = []  # of a training that is not yet identified
         self.open_run: str | None = None
 

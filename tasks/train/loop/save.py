@@ -88,7 +88,7 @@ def write_shards(
 def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> None:
     """Restore the trainer from `chosen` or the newest checkpoint, if there is one."""
     loaded = checkpoints.load(chosen)
-    if loaded is not None and (what := kept_otherwise(trainer, loaded)):
+    if loaded is not None and (what := unreadable_part(trainer, loaded)):
         why = f"is from an earlier version, which stored {what} differently"
         if chosen is not None:
             raise ArtifactError(f"--resume {chosen} {why}: omit --resume to start over")
@@ -107,7 +107,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
         logger.info("resumed after %d steps from %s", trainer.state.num_steps, checkpoints.folder)
 
 
-def kept_otherwise(trainer: Trainer, loaded: Loaded) -> str | None:
+def unreadable_part(trainer: Trainer, loaded: Loaded) -> str | None:
     """Return the unreadable part of a checkpoint of an earlier version; None if all is readable."""
     tensors, numbers, tables = loaded
     if BUFFER not in numbers or not {*COLUMNS} <= {*tables[BUFFER].columns}:

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tasks.common.spill import Spill
+from tasks.common.disk_buffer import DiskBuffer
 
 TYPES = {"row": pl.UInt32, "text": pl.String, "parts": pl.List(pl.Struct({"score": pl.Float64}))}
 
@@ -17,35 +17,35 @@ def rows(*numbers: int, text: str = "text of") -> pl.DataFrame:
 
 
 def test_parts_are_in_order_whatever_the_order_of_rows(tmp_path: Path) -> None:
-    with Spill(tmp_path, rows_per_part=4) as spill:
-        spill.add(rows(9, 2, 5))
-        spill.add(rows(0, 8, 1, 4))
-        spill.add(rows(7, 3, 6))
-        found = [spill.part(number) for number in range(3)]
+    with DiskBuffer(tmp_path, rows_per_part=4) as buffer:
+        buffer.add(rows(9, 2, 5))
+        buffer.add(rows(0, 8, 1, 4))
+        buffer.add(rows(7, 3, 6))
+        found = [buffer.part(number) for number in range(3)]
     assert [part["row"].to_list() for part in found] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert pl.concat(found).equals(rows(*range(10)))
 
 
 def test_of_a_row_added_again_the_last_counts(tmp_path: Path) -> None:
-    with Spill(tmp_path, rows_per_part=10) as spill:
-        spill.add(rows(0, 1))
-        spill.add(rows(1, text="later"))
-        assert spill.part(0)["text"].to_list() == ["text of 0", "later 1"]
+    with DiskBuffer(tmp_path, rows_per_part=10) as buffer:
+        buffer.add(rows(0, 1))
+        buffer.add(rows(1, text="later"))
+        assert buffer.part(0)["text"].to_list() == ["text of 0", "later 1"]
 
 
 def test_a_slice_does_not_bring_the_text_it_was_cut_from(tmp_path: Path) -> None:
     whole = rows(*range(1000), text=os.urandom(2000).hex())
-    with Spill(tmp_path, rows_per_part=1) as spill:
-        spill.add(whole[:2])
-        assert os.fstat(spill.file.fileno()).st_size < 20_000
+    with DiskBuffer(tmp_path, rows_per_part=1) as buffer:
+        buffer.add(whole[:2])
+        assert os.fstat(buffer.file.fileno()).st_size < 20_000
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_left_behind_not_even_while_it_is_used(tmp_path: Path, fails: bool) -> None:
     """So a process that is killed leaves nothing either."""
     try:
-        with Spill(tmp_path / "out", rows_per_part=2) as spill:
-            spill.add(rows(0))
+        with DiskBuffer(tmp_path / "out", rows_per_part=2) as buffer:
+            buffer.add(rows(0))
             assert list((tmp_path / "out").iterdir()) == []
             if fails:
                 raise KeyError
