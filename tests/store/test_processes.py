@@ -101,7 +101,7 @@ def profile(layout: Layout) -> str:
 def test_growth_through_the_stage(guesser: Path, tmp_path: Path) -> None:
     layout = make_root(tmp_path, guesser, None, range(10))
     assert profile(layout).startswith("0 rollouts reused, 40 sampled (")
-    first, _ = tables(layout)
+    first, rollouts = tables(layout)
     assert profile(layout) == "40 rollouts reused, 0 sampled"
     assert tables(layout)[0].equals(first)
     write_prompts(layout, range(11))  # a tenth more
@@ -112,6 +112,8 @@ def test_growth_through_the_stage(guesser: Path, tmp_path: Path) -> None:
     said = profile(layout)
     assert said.startswith("44 rollouts reused, 44 sampled (")
     assert said.endswith("tokens): num_samples 4 -> 8")
+    is_old = (pl.col("sample_index") < 4) & pl.col("prompt_id").is_in(first["prompt_id"])
+    assert tables(layout)[1].filter(is_old).equals(rollouts)
     edited = pl.when(pl.col("prompt_id") == "p3")
     prompts = PROMPTS.read(layout.prompts("train"))
     prompts = prompts.with_columns(prompt=edited.then(pl.lit("30 + 3 =")).otherwise("prompt"))
