@@ -1,4 +1,4 @@
-"""Tables keep their columns, and files appear whole or not at all."""
+"""Tables: their columns, checksums, and errors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 
 from tasks.common import artifacts, sealed
 from tasks.common.artifacts import PLAN, PROMPTS, ROLLOUTS, TRAIN_ROLLOUTS, Table
-from tasks.common.files import ArtifactError, digest_folder, read_json, replace_file, write_json
+from tasks.common.files import ArtifactError, digest_folder
 
 TABLES = [value for value in vars(artifacts).values() if isinstance(value, Table)]
 
@@ -59,19 +59,6 @@ def test_every_flipped_bit_of_a_table_is_noticed_however_it_is_read(
         path.write_bytes(damaged)
         with pytest.raises(ArtifactError, match=r"t\.parquet is damaged"):
             ROLLOUTS.read(path) if place % 2 else ROLLOUTS.read_columns(path, ["reward"])
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    write_json(path, {"b": 1})
-
-    def fail(file: object) -> None:
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        replace_file(path, fail)
-    assert read_json(path) == {"b": 1}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_folder_digest_sees_names_and_contents(tmp_path: Path) -> None:
