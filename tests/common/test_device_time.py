@@ -24,13 +24,6 @@ def test_concurrency_decides_what_a_token_takes(model, microseconds) -> None:
     assert [round(value) for value in found] == microseconds
 
 
-def test_twice_the_bandwidth_halves_the_reads_alone() -> None:
-    slow = DeviceTime(LARGE, A100)
-    fast = DeviceTime(LARGE, A100.__class__("fast", 2 * A100.bandwidth, A100.flops, 80e9, 0.0))
-    products = 2 * LARGE.streamed * 8 / (0.8 * A100.flops)
-    assert slow.step(8, 8000) - products == pytest.approx(2 * (fast.step(8, 8000) - products))
-
-
 def test_a_wave_is_its_steps_one_by_one() -> None:
     """Against a token-by-token simulation, the tail and the refilled slots included."""
     time, rng = DeviceTime(SMALL, H100), np.random.default_rng(0)

@@ -1,6 +1,5 @@
-"""Databases, stores and checkpoints are their owner's, or the group's that shares the place."""
+"""Stores, checkpoints and verdicts are for their owner, or for the group of a shared folder."""
 
-import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from tasks.common.artifacts import Layout
-from tasks.common.tracking import database
 from tasks.grading.judge import VerdictStore
 from tasks.store.folder import open_store
 from tasks.store.settings import StoreSettings
@@ -37,25 +35,6 @@ def checkpoints(root: Path) -> Path:
     return layout.checkpoints
 
 
-class Client:
-    """Makes the tables, as MLflow's does, without its dozens of migrations."""
-
-    def __init__(self, uri: str) -> None:
-        with sqlite3.connect(uri.removeprefix("sqlite:///")) as database:
-            database.execute("CREATE TABLE experiments (name TEXT)")
-
-    def search_experiments(self, **_: object) -> None:
-        pass
-
-
-def tracking(root: Path) -> Path:
-    path = Layout(root / "data").tracking / "mlflow.db"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(database, "connect", Client)
-        database.make(path)
-    return path.parent
-
-
 def verdicts(root: Path) -> Path:
     path = Layout(root / "data").judged
     VerdictStore(path)
@@ -67,15 +46,15 @@ def modes(path: Path) -> dict[str, int]:
     return {part.name: stat.S_IMODE(part.stat().st_mode) for part in found}
 
 
-@pytest.mark.parametrize("made", [store, checkpoints, tracking, verdicts])
-def test_they_are_their_owner_s(made: Callable[[Path], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", [store, checkpoints, verdicts])
+def test_only_the_owner_has_access(made: Callable[[Path], Path], tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     found = modes(made(tmp_path))
     assert {name: oct(mode) for name, mode in found.items() if mode & OPEN} == {}
 
 
 @pytest.mark.parametrize("made", [store, checkpoints])
-def test_under_setgid_they_are_the_group_s(made: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_group_of_a_setgid_folder_has_access(made: Callable[[Path], Path], tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data").chmod(0o2770)
     found = modes(made(tmp_path))
@@ -83,9 +62,7 @@ def test_under_setgid_they_are_the_group_s(made: Callable[[Path], Path], tmp_pat
 
 
 @pytest.mark.parametrize(("around", "file"), [(0o2775, 0o664), (0o770, 0o660), (0o755, 0o644)])
-def test_a_named_store_keeps_the_modes_of_its_folder(
-    around: int, file: int, tmp_path: Path
-) -> None:
+def test_named_store_keeps_the_modes_of_its_folder(around: int, file: int, tmp_path: Path) -> None:
     location = tmp_path / "shared"
     location.mkdir()
     location.chmod(around)

@@ -132,13 +132,6 @@ def test_seeds_of_equal_means_leave_the_interval_of_the_prompts() -> None:
     assert crossed_interval(np.zeros((3, 40)), (-1.0, 1.0)) == equal_interval(0.0, 40, (-1.0, 1.0))
 
 
-def test_seeds_do_not_multiply_the_prompts() -> None:
-    """Three equal seeds say of the prompts what one says."""
-    values = np.random.default_rng(1).random(80)
-    one = bootstrap_interval(values, 4000, np.random.default_rng(0))
-    assert crossed_interval(np.tile(values, (3, 1)), (0.0, 1.0)) == pytest.approx(one, abs=0.006)
-
-
 def test_of_many_prompts_those_with_equal_counts_are_taken_together() -> None:
     """The same numbers as of fewer prompts with the same shares, and as of every prompt alone."""
     rng = np.random.default_rng(0)

@@ -8,7 +8,6 @@ import pytest
 
 from flows.pipeline import lock
 from tests.flows.project import Project
-from tests.flows.test_winnow import winnow
 
 GOOD = "schema: '2.0'\nstages:\n  code:\n    cmd: x\n"
 MERGED = "<<<<<<< HEAD\n    cmd: y\n=======\n    cmd: z\n>>>>>>> other\n"
@@ -61,7 +60,7 @@ def test_after_a_merge_with_conflicts_every_command_names_the_one_that_repairs(
     assert git(project, "checkout", "--quiet", "-b", "mine", "HEAD~1") == 0
     commit(project, "b" * 32)
     assert git(project, "merge", "other") == 1
-    for output in (project.flow(expect=1), winnow(project, "doctor", expect=1)):
+    for output in (project.flow(expect=1), project.winnow("doctor", expect=1)):
         assert "dvc.lock cannot be read (it has the conflict markers of a merge)" in output
         assert "`git checkout HEAD -- dvc.lock`" in output
         assert "Traceback" not in output

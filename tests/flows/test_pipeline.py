@@ -227,11 +227,6 @@ def test_no_value_of_the_parameters_reaches_a_shell(project: Project, axis: str)
     assert not (project.root / "reached").exists()
 
 
-@pytest.mark.parametrize("section", ["metrics", "plots"])
-def test_dvc_knows_the_report(project: Project, section: str) -> None:
-    assert "data/report" in (project.root / "dvc.yaml").read_text().split(f"\n{section}:\n")[1]
-
-
 def test_without_git_the_flow_says_what_to_do_and_then_runs(project: Project) -> None:
     shutil.rmtree(project.root / ".git")
     output = project.flow(expect=1)

@@ -65,14 +65,6 @@ def test_a_flow_that_is_cancelled_in_prefect_lets_the_stage_save_and_ends_as_can
     assert hanging.post("flow_runs/filter", asked)[0]["state"]["type"] == "CANCELLED"
 
 
-def test_a_killed_dvc_takes_its_stage_along(hanging: Project) -> None:
-    dvc = hanging.start("dvc", "repro", "allocate@grpo-0")
-    stage = hanging.hanging()
-    dvc.kill()
-    dvc.wait(60)
-    assert is_gone(stage)
-
-
 def test_a_dvc_killed_in_a_container_while_its_stage_imports_takes_it_along(
     project: Project,
 ) -> None:

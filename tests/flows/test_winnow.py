@@ -23,22 +23,6 @@ from tests.flows.test_processes import is_gone
 from tests.patience import PATIENCE
 
 
-def winnow(project: Project, *arguments: str, expect: int = 0) -> str:
-    """Everything that a word prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "flows", *arguments],
-        cwd=project.root,
-        env=project.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == expect, done.stdout
-    return done.stdout
-
-
 def contents(root: Path) -> dict[str, str]:
     """Every file of a project but for what DVC and Python keep for themselves."""
     return {
@@ -60,18 +44,18 @@ def test_a_flow_refuses_with_everything_that_is_wrong(project: Project) -> None:
     assert "train.dtype is 'float23'" in output
     assert "recipe sgpo: allocate.trival is unknown" in output
     assert lines(output, "starts") == []
-    assert winnow(project, "doctor", expect=1).startswith("3 things are wrong:")
+    assert project.winnow("doctor", expect=1).startswith("3 things are wrong:")
 
 
 def test_the_stages_are_a_tree_that_fits_a_terminal(project: Project) -> None:
-    drawn = winnow(project, "dag").splitlines()
+    drawn = project.winnow("dag").splitlines()
     assert max(map(len, drawn)) <= 80
     assert drawn[0] == "╙── code"
     assert "    │   └─╼ profile ╾ policy" in drawn
 
 
 def test_completion_knows_words_and_their_options(project: Project) -> None:
-    script = winnow(project, "--print-completion", "bash")
+    script = project.winnow("--print-completion", "bash")
     (words,) = re.findall(r"_winnow_pos_0_choices=\((.*)\)", script)
     assert set(SUBCOMMANDS) <= {*words.split()}
     (options,) = re.findall(r"_winnow_run_option_strings=\((.*)\)", script)
@@ -82,7 +66,7 @@ def test_a_recipe_that_is_unknown_is_said_beside_the_rest(project: Project) -> N
     """The stage `code` stops at it, before DVC has said what is stale."""
     project.edit("params.yaml", r"recipes: \[grpo,", "recipes: [grop,")
     project.edit("params.yaml", r"^  dtype: float32", "  dtype: float23")
-    output = winnow(project, "run", expect=1)
+    output = project.winnow("run", expect=1)
     assert "recipe 'grop' is unknown" in output
     assert "did you mean grpo?" in output
     assert "did you mean float32?" in output
@@ -90,7 +74,7 @@ def test_a_recipe_that_is_unknown_is_said_beside_the_rest(project: Project) -> N
 
 def test_what_is_wrong_stops_no_run_without_work(project: Project) -> None:
     (project.root / "data" / "tracking").touch()
-    assert "nothing to do" in winnow(project, "run")
+    assert "nothing to do" in project.winnow("run")
 
 
 def test_a_plan_says_what_would_run_and_changes_nothing(project: Project) -> None:
@@ -98,7 +82,7 @@ def test_a_plan_says_what_would_run_and_changes_nothing(project: Project) -> Non
     project.edit("tasks/train/methods/loss/clip.py", r"\Z", "MORE = 1\n")
     project.edit("tasks/store/folder.py", r"\Z", "# a comment\n")
     before = contents(project.root)
-    output = winnow(project, "plan", "sgpo")
+    output = project.winnow("plan", "sgpo")
     assert contents(project.root) == before
     reasons = {line.split()[0]: line.rsplit("  ", 1)[-1] for line in output.splitlines() if line}
     assert reasons["code"] == "tasks changed; allocate.passes 4 -> 5"
@@ -113,7 +97,7 @@ def test_a_plan_ends_with_what_the_budget_buys_and_doctor_too(project: Project) 
     shutil.copy(ROOT / "data/policy.json", project.root / "data/policy.json")
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     for word in ("plan", "doctor"):
-        output = winnow(project, word, "--price", "2")
+        output = project.winnow(word, "--price", "2")
         assert "executed buys, expected" in output
         assert "money" in output
         assert "test prompts with 4 samples resolve" in output.splitlines()[-1]
@@ -121,24 +105,24 @@ def test_a_plan_ends_with_what_the_budget_buys_and_doctor_too(project: Project) 
 
 def test_advice_without_a_profile_names_the_command_that_makes_it(project: Project) -> None:
     (project.root / "data/profile/profile.parquet").unlink(missing_ok=True)
-    output = winnow(project, "advise", expect=1)
+    output = project.winnow("advise", expect=1)
     assert "data has no profile yet: create it with `dvc repro profile`" in output
 
 
 def test_where_it_runs_makes_no_stage_run_again(project: Project) -> None:
     cluster = "{ray: 'head:6379', trainers: 2, engines: 1, gpus_per_engine: 1, shared: data}"
     project.edit("params.yaml", r"^  num_replicas: 1", f"  cluster: {cluster}\n  num_replicas: 1")
-    output = winnow(project, "plan")
+    output = project.winnow("plan")
     assert "1 would run" in output
     assert output.splitlines()[1].startswith("code ")
 
 
 def test_a_plan_names_what_is_forced(project: Project) -> None:
-    assert "requested by --force" in winnow(project, "plan", "--force", "ingest")
+    assert "requested by --force" in project.winnow("plan", "--force", "ingest")
 
 
 def test_reading_what_has_not_been_evaluated_names_the_file(project: Project) -> None:
-    output = winnow(project, "read", "pods", expect=1)
+    output = project.winnow("read", "pods", expect=1)
     assert "runs/pods/0/eval/rollouts.parquet does not exist" in output
     assert "Traceback" not in output
 
@@ -219,7 +203,7 @@ def test_a_port_in_use_is_named(arguments: tuple[str, ...], name: str, project: 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        output = winnow(project, *arguments, port, expect=1)
+        output = project.winnow(*arguments, port, expect=1)
     assert output.endswith(
         f"port {port} is in use: {name} may already be up (http://127.0.0.1:{port}); or use "
         f"another with {arguments[-1]}\n"
@@ -227,7 +211,7 @@ def test_a_port_in_use_is_named(arguments: tuple[str, ...], name: str, project: 
 
 
 def test_a_cron_expression_that_is_none_is_named(project: Project) -> None:
-    output = winnow(project, "serve", "--cron", "nonsense", expect=2)
+    output = project.winnow("serve", "--cron", "nonsense", expect=2)
     assert output.splitlines()[-1] == (
         "winnow serve: error: argument --cron: 'nonsense' is not a cron expression: it must have "
         "five fields, such as '0 3 * * *'"
@@ -246,7 +230,7 @@ def write_rows(path: Path) -> Path:
 def test_init_writes_what_it_was_told_and_keeps_the_rest(project: Project) -> None:
     data = write_rows(project.root / "train.jsonl")
     before = (project.root / "params.yaml").read_text()
-    output = winnow(project, "init", *MODEL, "--data", str(data))
+    output = project.winnow("init", *MODEL, "--data", str(data))
     after = (project.root / "params.yaml").read_text()
     values = params.load(project.root / "params.yaml")
     assert values["sampling"]["max_tokens"] == 48
@@ -274,10 +258,10 @@ def test_a_price_that_is_none_is_refused(price: str, capsys: pytest.CaptureFixtu
 def test_init_never_writes_over_changes_without_a_yes(project: Project) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     before = (project.root / "params.yaml").read_text()
-    output = winnow(project, "init", *MODEL, "--data", "embedded", expect=1)
+    output = project.winnow("init", *MODEL, "--data", "embedded", expect=1)
     assert "has changes that are not committed" in output
     assert (project.root / "params.yaml").read_text() == before
-    winnow(project, "init", *MODEL, "--data", "embedded", "--overwrite")
+    project.winnow("init", *MODEL, "--data", "embedded", "--overwrite")
     assert "  passes: 5" in (project.root / "params.yaml").read_text()
 
 
@@ -317,9 +301,9 @@ def test_a_project_of_ones_own_runs_elsewhere_on_this_installation(
     data, folder = write_rows(project.root.parent / "mine.jsonl"), project.root.parent / "own"
     asked = ("--model", str(llama), "--max-tokens", "48", "--gpu", "no", "--adapters", "no")
     asked += ("--budget", "none", "--data", str(data))
-    output = winnow(project, "init", str(folder), *asked)
+    output = project.winnow("init", str(folder), *asked)
     assert "nothing is wrong" in output
-    assert "already has a .dvc" in winnow(project, "init", str(folder), *asked, expect=1)
+    assert "already has a .dvc" in project.winnow("init", str(folder), *asked, expect=1)
     text = (folder / "params.yaml").read_text()
     values = params.load(folder / "params.yaml")
     assert len(text.splitlines()) < 40
