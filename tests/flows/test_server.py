@@ -162,7 +162,7 @@ def test_it_asks_for_a_password_where_others_reach_it(
 
 
 def test_an_address_that_is_no_name_is_refused() -> None:
-    with pytest.raises(ui.PageError, match="use one address"):
+    with pytest.raises(ArtifactError, match="use one address"):
         ui.auth_of(asked(prefect_host="0.0.0.0"))  # type: ignore[arg-type]
 
 

@@ -111,19 +111,18 @@ class Mirrors:
     def __init__(self, names: Sequence[str], layout: Layout, start: Event) -> None:
         self.layout, self.group, self.tags = layout, start["experiment"], start["tags"]
         self.folder = layout.tracking / "also"
-        self.writer: Writer | None = Writer(names, self.folder)
+        self.writer = Writer(names, self.folder)
         self.begun: list[Event] = []  # of a training that is not yet identified
         self.open_run: str | None = None
 
     def listen(self, event: Event) -> None:
         """Process one event. An error does not stop the stage."""
-        if self.writer is None:
+        if self.writer.is_lost:
             return
         try:
             self.take(event)
         except Exception as error:
-            logger.warning("sending no more to %s: %s", ", ".join(self.writer.names), error)
-            self.writer = None
+            self.writer.lose(f"{type(error).__name__}: {error}")
 
     def take(self, event: Event) -> None:
         """Send the messages for one event, according to the kinds of event and stage."""
@@ -184,15 +183,13 @@ class Mirrors:
         self.open_run = identity
 
     def send(self, what: str, **fields: Any) -> None:
-        if self.writer:
-            self.writer.send({"do": what, **fields})
+        self.writer.send({"do": what, **fields})
 
     def close(self, finished: bool) -> None:
         """End the open run with the status of the stage."""
         if self.open_run:
             self.send("close", finished=finished)
-        if self.writer:
-            self.writer.close()
+        self.writer.close()
 
     def known(self, recipe: str, seed: int) -> dict[str, Any]:
         """Return the stored values of the run of a recipe and seed; empty if there are none."""
