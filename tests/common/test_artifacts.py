@@ -41,9 +41,7 @@ def test_wrong_columns_name_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
-def test_every_flipped_bit_of_a_table_is_noticed_however_it_is_read(
-    tmp_path: Path, in_parts: bool
-) -> None:
+def test_every_flipped_bit_of_a_table_is_detected(tmp_path: Path, in_parts: bool) -> None:
     path = tmp_path / "t.parquet"
     frame = ROLLOUTS.frame([{**ROLLOUTS.example, "text": f"{sealed.KEY}  {'0' * 64}"}] * 3)
     if in_parts:
@@ -100,7 +98,7 @@ def test_columns_are_read_without_the_others(tmp_path: Path) -> None:
         ROLLOUTS.read_columns(tmp_path / "none.parquet", ["outcome"])
 
 
-def test_a_table_from_before_a_column_is_read_with_nulls_in_it(tmp_path: Path) -> None:
+def test_missing_later_column_is_read_as_nulls(tmp_path: Path) -> None:
     fields = {k: v for k, v in TRAIN_ROLLOUTS.fields.items() if k != "versions"}
     before = replace(TRAIN_ROLLOUTS, fields=fields)
     row = dict(before.example)

@@ -16,7 +16,7 @@ def rows(*numbers: int, text: str = "text of") -> pl.DataFrame:
     return pl.DataFrame(data, schema=TYPES, orient="row")
 
 
-def test_parts_are_in_order_whatever_the_order_of_rows(tmp_path: Path) -> None:
+def test_parts_are_in_order(tmp_path: Path) -> None:
     with DiskBuffer(tmp_path, rows_per_part=4) as buffer:
         buffer.add(rows(9, 2, 5))
         buffer.add(rows(0, 8, 1, 4))
@@ -26,14 +26,14 @@ def test_parts_are_in_order_whatever_the_order_of_rows(tmp_path: Path) -> None:
     assert pl.concat(found).equals(rows(*range(10)))
 
 
-def test_of_a_row_added_again_the_last_counts(tmp_path: Path) -> None:
+def test_last_of_duplicate_rows_is_read(tmp_path: Path) -> None:
     with DiskBuffer(tmp_path, rows_per_part=10) as buffer:
         buffer.add(rows(0, 1))
         buffer.add(rows(1, text="later"))
         assert buffer.part(0)["text"].to_list() == ["text of 0", "later 1"]
 
 
-def test_a_slice_does_not_bring_the_text_it_was_cut_from(tmp_path: Path) -> None:
+def test_slice_is_stored_without_its_frame(tmp_path: Path) -> None:
     whole = rows(*range(1000), text=os.urandom(2000).hex())
     with DiskBuffer(tmp_path, rows_per_part=1) as buffer:
         buffer.add(whole[:2])
@@ -41,7 +41,7 @@ def test_a_slice_does_not_bring_the_text_it_was_cut_from(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_nothing_is_left_behind_not_even_while_it_is_used(tmp_path: Path, fails: bool) -> None:
+def test_file_has_no_name(tmp_path: Path, fails: bool) -> None:
     """So a process that is killed leaves nothing either."""
     try:
         with DiskBuffer(tmp_path / "out", rows_per_part=2) as buffer:
