@@ -131,10 +131,3 @@ def test_a_program_reaches_what_it_can_import(tmp_path: Path) -> None:
         *("a/__main__.py", "a/late.py", "b/around.py", "b/page.html", "b/worker.py")
     }
     assert code.libraries(found, root) == {"tasks", "os", "torch", "typing"}
-
-
-def test_a_version_has_no_local_suffix() -> None:
-    version = code.installed_version("torch")
-    assert version
-    assert "+" not in version
-    assert code.installed_version("no-such-package") is None
