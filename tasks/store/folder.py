@@ -25,6 +25,7 @@ import polars as pl
 from pyarrow.parquet import ParquetFile
 
 from tasks.common.artifacts import STORE, Layout
+from tasks.common.checksums import DamagedError
 from tasks.common.files import (
     ArtifactError,
     create_file,
@@ -34,7 +35,6 @@ from tasks.common.files import (
     require_writable,
 )
 from tasks.common.locations import UNREACHED, open_location, reaching
-from tasks.common.sealed import DamagedError
 from tasks.store import shards
 from tasks.store.settings import StoreSettings
 from tasks.store.shards import KEYS, Span

@@ -7,7 +7,7 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.common import artifacts, sealed
+from tasks.common import artifacts, checksums
 from tasks.common.artifacts import PLAN, PROMPTS, ROLLOUTS, TRAIN_ROLLOUTS, Table
 from tasks.common.files import ArtifactError, digest_folder
 
@@ -43,7 +43,7 @@ def test_wrong_columns_name_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_every_flipped_bit_of_a_table_is_detected(tmp_path: Path, in_parts: bool) -> None:
     path = tmp_path / "t.parquet"
-    frame = ROLLOUTS.frame([{**ROLLOUTS.example, "text": f"{sealed.KEY}  {'0' * 64}"}] * 3)
+    frame = ROLLOUTS.frame([{**ROLLOUTS.example, "text": f"{checksums.KEY}  {'0' * 64}"}] * 3)
     if in_parts:
         ROLLOUTS.write_parts(path, [frame[:1], frame[1:]])
     else:
@@ -87,7 +87,7 @@ def test_columns_are_read_without_the_others(tmp_path: Path) -> None:
     content[start : start + place.total_compressed_size] = bytes(place.total_compressed_size)
     path.write_bytes(content)
     with path.open("r+b") as file:
-        sealed.add_checksum(file)
+        checksums.add_checksum(file)
     with pytest.raises(ArtifactError, match="cannot be read as Parquet"):
         ROLLOUTS.read(path)
     found = ROLLOUTS.read_columns(path, ["outcome", "sample_index"], where=~pl.col("greedy"))

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from tasks.common.checksums import read_checked
 from tasks.common.files import digest_file
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_sealed
 from tasks.common.tracking import mirrors
 from tasks.common.tracking.journal import Journal, Tracker, point
 from tasks.common.tracking.mirrors import Mirrors
@@ -273,7 +273,7 @@ def run_all(layout: Layout, tracker: str) -> str:
     train(layout, range(3), killed=True, also=[tracker])
     train(layout, range(2, 5), also=[tracker])
     report(layout, 0.625, also=[tracker])
-    return str(read_sealed(layout.tracking / "also" / "grpo" / "0.json")["id"])
+    return str(read_checked(layout.tracking / "also" / "grpo" / "0.json")["id"])
 
 
 LOSSES = [(step, pytest.approx(1 / (step + 1))) for step in range(5)]

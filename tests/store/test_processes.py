@@ -19,8 +19,8 @@ import tasks.evaluate.run
 import tasks.profile.run
 from tasks.common import params
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS, Layout
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
-from tasks.common.sealed import read_sealed
 from tasks.common.stage import Stage
 from tasks.common.tracking.journal import Tracker
 from tasks.models.policy import load_model
@@ -91,7 +91,7 @@ def run(layout: Layout, stage: str, main: Callable[[Stage], None]) -> dict[str, 
     """A stage in this process; what it says about rollouts reused and sampled, by kind."""
     values = params.load(layout.root / "params.yaml")
     main(Stage(stage, values, layout, None, None, argparse.Namespace(), Tracker()))
-    return {kind: note["said"] for kind, note in read_sealed(layout.sampling_note(stage)).items()}
+    return {kind: note["said"] for kind, note in read_checked(layout.sampling_note(stage)).items()}
 
 
 def profile(layout: Layout) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from tasks.common import sealed
+from tasks.common import checksums
 from tasks.common.artifacts import STORE
 from tasks.common.files import ArtifactError
 from tasks.store import compaction, folder, shards
@@ -28,16 +28,16 @@ def test_first_shard_of_a_duplicate_key_wins(store: RolloutStore) -> None:
 
 
 def test_shard_is_plain_parquet_and_any_flipped_bit_is_detected() -> None:
-    content = shards.encode(rows([("a", 0)], f"{sealed.KEY} imitated {'0' * 64}"))
-    assert shards.decode(content, ["text"], "x")["text"][0].startswith(sealed.KEY)
+    content = shards.encode(rows([("a", 0)], f"{checksums.KEY} imitated {'0' * 64}"))
+    assert shards.decode(content, ["text"], "x")["text"][0].startswith(checksums.KEY)
     for place in range(len(content)):
         damaged = bytearray(content)
         damaged[place] ^= 1
-        with pytest.raises(sealed.DamagedError):
-            sealed.verify_parquet(io.BytesIO(damaged))
+        with pytest.raises(checksums.DamagedError):
+            checksums.verify_parquet(io.BytesIO(damaged))
     for length in range(len(content)):
-        with pytest.raises(sealed.DamagedError):
-            sealed.verify_parquet(io.BytesIO(content[:length]))
+        with pytest.raises(checksums.DamagedError):
+            checksums.verify_parquet(io.BytesIO(content[:length]))
 
 
 def test_shard_with_a_damaged_footer_is_set_aside(

@@ -22,9 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tasks.common.checksums import read_note, write_checked
 from tasks.common.files import digest, make_private_folder
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_note, write_sealed
 from tasks.common.tracking.journal import Event
 from tasks.common.tracking.system import is_load
 
@@ -196,7 +196,7 @@ class Mirrors:
         return read_note(self.file(recipe, seed))
 
     def remember(self, recipe: str, seed: int, run: dict[str, Any]) -> dict[str, Any]:
-        write_sealed(self.file(recipe, seed), run)
+        write_checked(self.file(recipe, seed), run)
         return run
 
     def file(self, recipe: str, seed: int) -> Path:
