@@ -131,7 +131,7 @@ def test_growth_through_the_stage(guesser: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_with_roots_of_their_own_share_the_work(qwen: Path, tmp_path: Path) -> None:
+def test_two_processes_with_their_own_roots_share_the_work(qwen: Path, tmp_path: Path) -> None:
     """Both want the same prompts at the same time: nothing lost, nothing twice in a profile, equal
     profiles."""
     location = tmp_path / "shared"
@@ -158,7 +158,7 @@ def test_two_processes_on_one_root_sample_nothing_twice(qwen: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_nothing_is_lost_or_different(qwen: Path, tmp_path: Path) -> None:
+def test_killed_stages_lose_nothing(qwen: Path, tmp_path: Path) -> None:
     """SIGKILL again and again, also while shards are compacted by others; then the profile of an
     unkilled run."""
     alone, killed = (
@@ -200,7 +200,7 @@ def admin(name: str, layout: Layout, *policies: str, dry_run: bool = False, stat
 
 
 @pytest.mark.slow
-def test_the_command_line(qwen: Path, tmp_path: Path) -> None:
+def test_commands(qwen: Path, tmp_path: Path) -> None:
     layout = make_root(tmp_path, qwen, None, range(9))
     assert "empty" in admin("stat", layout)
     profile(layout)
@@ -235,7 +235,7 @@ def without_store(layout: Layout) -> Layout:
     return layout
 
 
-def test_evaluation_says_it_too(qwen: Path, tmp_path: Path) -> None:
+def test_evaluation_reports_both_kinds_of_samples(qwen: Path, tmp_path: Path) -> None:
     layout = make_root(
         tmp_path,
         qwen,
