@@ -10,17 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks.common import tracking
 from tasks.common.checksums import read_checked
-from tasks.common.files import digest_file
 from tasks.common.layout import Layout
-from tasks.common.tracking import mirrors
-from tasks.common.tracking.journal import Journal, Tracker, point
-from tasks.common.tracking.mirrors import Mirrors
+from tasks.common.tracking import Tracker, Tracking, mirrors
+from tasks.common.tracking.journal import point
 from tests.files import plant
 from tests.patience import PATIENCE
 
@@ -68,25 +68,17 @@ def lines(said: Path) -> list[tuple[str, Any]]:
     return [tuple(json.loads(line)) for line in said.read_text().splitlines()]
 
 
-@contextlib.contextmanager
+@pytest.fixture(autouse=True)
+def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "open_stage", lambda *_: lambda event: None)
+
+
 def stage(
     layout: Layout, name: str, recipe: str | None = None, seed: int | None = None, also: Any = None
-) -> Iterator[Tracker]:
-    """A stage's record, as `tracking.track` opens it, without MLflow."""
-    tags = {"stage": name} | ({"recipe": recipe, "seed": str(seed)} if recipe else {})
-    start = {"name": name, "record": "r", "experiment": "mine", "tags": tags}
-    journal = Journal("nowhere", start, layout.tracking, lambda: lambda event: None)
-    journal.listeners.append(Mirrors(also or ["wandb"], layout, start).listen)
-    tracker, status = Tracker(journal, layout.root), "FAILED"
-    try:
-        yield tracker
-        status = "FINISHED"
-        if name == "train":
-            curve = layout.train(str(recipe), int(seed or 0)) / "curve.parquet"
-            tracker.output(curve, digest_file(curve))
-    finally:
-        tracker.flush()
-        journal.tell("end", status=status, closes_parent=True)
+) -> AbstractContextManager[Tracker]:
+    """Open the record of a stage with these trackers, without MLflow."""
+    settings = Tracking(None, "mine", 0.0, also or ["wandb"])
+    return tracking.track(settings, layout, name, recipe, seed)
 
 
 def train(
@@ -201,7 +193,7 @@ def test_hanging_tracker_does_not_slow_a_stage(
     train(layout, range(2000))
     assert time.monotonic() - begun < PATIENCE / 2  # the tracker sleeps for twice as long
     assert "wandb: still writing; its process ends by itself" in caplog.text
-    children[0].kill()
+    children[-1].kill()
 
 
 def test_tracker_that_reads_nothing_is_dropped(
@@ -240,8 +232,10 @@ def test_failing_tracker_is_logged_and_the_others_continue(
 
 def test_messages_of_a_killed_stage_are_written(layout: Layout, said: Path) -> None:
     program = (
-        "import os, signal, sys, time; from pathlib import Path; "
+        "import os, signal, sys, time; from pathlib import Path\n"
+        "from tasks.common import tracking\n"
         "from tasks.common.layout import Layout; from tests.common.test_mirrors import stage\n"
+        "tracking.open_stage = lambda *_: lambda event: None\n"
         "with stage(Layout(Path(sys.argv[1])), 'train', 'grpo', 0) as tracker:\n"
         "    tracker.params({'a': 1})\n"
         "    tracker.metrics({'loss': 0.5}, 0)\n"

@@ -17,12 +17,11 @@ from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
 OPEN = stat.S_IRWXG | stat.S_IRWXO
 
 
-def store(root: Path, location: Path | None = None) -> Path:
-    settings = StoreSettings(str(location) if location else None, 8, False)
+def store(root: Path) -> Path:
     layout = Layout(root / "data")
-    opened = open_store(settings, layout, "policy", {"temperature": 1.0})
+    opened = open_store(StoreSettings(None, 8, False), layout, "policy", {"temperature": 1.0})
     opened.create("sampling.json", b"{}")
-    return location or layout.store
+    return layout.store
 
 
 def checkpoints(root: Path) -> Path:
@@ -59,11 +58,3 @@ def test_group_of_a_setgid_folder_has_access(made: Callable[[Path], Path], tmp_p
     (tmp_path / "data").chmod(0o2770)
     found = modes(made(tmp_path))
     assert set(found.values()) == {0o2770, 0o660}
-
-
-@pytest.mark.parametrize(("around", "file"), [(0o2775, 0o664), (0o770, 0o660), (0o755, 0o644)])
-def test_named_store_keeps_the_modes_of_its_folder(around: int, file: int, tmp_path: Path) -> None:
-    location = tmp_path / "shared"
-    location.mkdir()
-    location.chmod(around)
-    assert set(modes(store(tmp_path, location)).values()) == {around, file}
