@@ -85,7 +85,7 @@ def encode_parts(rows: pl.DataFrame, max_bytes: int = MAX_BYTES) -> list[bytes]:
 def decode(content: bytes, columns: Sequence[str], where: str) -> pl.DataFrame:
     """Return the named columns of a shard, after verifying its checksum and its schema.
 
-    Raises DamagedError for a damaged shard, and ArtifactError for one of another version."""
+    Raise DamagedError for a damaged shard, and ArtifactError for one of another version."""
     checksums.verify_parquet(io.BytesIO(content))
     remedy = "use that version, or set store.location to another folder"
     other = f"{where} is undamaged, but another version of Winnow wrote it"
