@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from tasks.common.artifacts import Layout
-from tasks.common.sealed import write_sealed
+from tasks.common.checksums import write_checked
 from tasks.engines.settings import EngineSettings
 from tasks.models.folder import policy_digest
 from tasks.models.policy import describe, load_model
@@ -127,7 +127,7 @@ def place_policy(folder: Path, layout: Layout, model: torch.nn.Module) -> None:
     """Write `policy.json` under a data root for the policy in `folder`, as the stage `policy`
     does."""
     card = {"source": str(folder), "location": str(folder), "trust_remote_code": False}
-    write_sealed(layout.policy_card, {**card, "digest": policy_digest(folder), **describe(model)})
+    write_checked(layout.policy_card, {**card, "digest": policy_digest(folder), **describe(model)})
 
 
 def adapted(folder: Path, modules: list[str]) -> PreTrainedModel:

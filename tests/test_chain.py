@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from tasks.common.artifacts import CURVE, DECISIONS, PROFILE, PROMPTS, STEPS, TRAIN_ROLLOUTS, Layout
+from tasks.common.checksums import read_checked
 from tasks.common.files import read_json
-from tasks.common.sealed import read_sealed
 from tests.parameters import every_value
 from tests.policies import make_policy
 from tests.stages import run_stage
@@ -74,7 +74,7 @@ def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) ->
     assert set(prompts["prompt"]) <= {json.loads(line)["question"] for line in lines}
     assert not any("," in answer for answer in prompts["answer"])
     run(tmp_path, "policy")
-    card = read_sealed(layout.policy_card)
+    card = read_checked(layout.policy_card)
     assert (card["architecture"], card["location"]) == ("LlamaForCausalLM", str(tmp_path / "llama"))
     run(tmp_path, "profile")
     profile = PROFILE.read(layout.profile / "profile.parquet")

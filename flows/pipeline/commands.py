@@ -178,7 +178,12 @@ class Dvc:
 
     def graph(self) -> dict[str, set[str]]:
         """Return the stages that each stage needs, in the order in which dvc lists them."""
-        return parse_graph(self.query("dag", "--dot"))
+        needs: dict[str, set[str]] = {}
+        for match in EDGE.finditer(self.query("dag", "--dot")):
+            needs.setdefault(match["node"], set())
+            if match["dependent"]:
+                needs.setdefault(match["dependent"], set()).add(match["node"])
+        return needs
 
     def status(self, *stages: str) -> dict[str, list[Any]]:
         """Return the changes per stage in dvc's words; stages that are up to date are absent."""
@@ -207,16 +212,6 @@ def launcher(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "flows.pipeline.launch", str(os.getpid()), *arguments]
 
 
-def parse_graph(dot: str) -> dict[str, set[str]]:
-    """Return the needed stages of each stage, from the nodes and edges of Graphviz text."""
-    needs: dict[str, set[str]] = {}
-    for match in EDGE.finditer(dot):
-        needs.setdefault(match["node"], set())
-        if match["dependent"]:
-            needs.setdefault(match["dependent"], set()).add(match["node"])
-    return needs
-
-
 def end_all(dvcs: Sequence[Dvc], interrupt: bool) -> None:
     """End all dvc processes at once, so that their stages save in parallel. A process exits when it
     reads the end of its requests."""
@@ -227,19 +222,10 @@ def end_all(dvcs: Sequence[Dvc], interrupt: bool) -> None:
     end_groups([dvc.child for dvc in dvcs], interrupt=interrupt)
 
 
-def end_group(child: "subprocess.Popen[Any]") -> None:
-    """Interrupt the group of one process and end it, as `end_groups` does."""
-    end_groups([child])
-
-
-def end_groups(
-    children: Sequence["subprocess.Popen[Any]"],
-    grace: float = GRACE_SECONDS,
-    interrupt: bool = True,
-) -> None:
-    """Interrupt the groups of `children`, wait for them up to `grace` seconds, and kill the
+def end_groups(children: Sequence["subprocess.Popen[Any]"], interrupt: bool = True) -> None:
+    """Interrupt the groups of `children`, wait for them up to GRACE_SECONDS, and kill the
     remaining processes. None is killed while another may still need it."""
-    deadline = time.monotonic() + grace
+    deadline = time.monotonic() + GRACE_SECONDS
     try:
         for child in children if interrupt else ():
             with suppress(ProcessLookupError):
@@ -248,7 +234,7 @@ def end_groups(
             child.wait(max(deadline - time.monotonic(), 0.0))
     except subprocess.TimeoutExpired:
         print(
-            f"still running {grace:.0f} s after the interrupt: killing it",
+            f"still running {GRACE_SECONDS:.0f} s after the interrupt: killing it",
             file=sys.stderr,
             flush=True,
         )

@@ -14,10 +14,6 @@ from tasks.common.files import WriteError, require_writable
 from tasks.common.params import ParamsError
 
 
-class DoctorError(ParamsError):
-    """Raised if the pipeline would fail; the message lists every reason."""
-
-
 def findings(root: Root) -> Any:
     """Return the faults of a data root as `tasks.doctor.check.Findings`, including folders that DVC
     and Prefect cannot write. The module is loaded by name, because flows import no stage."""
@@ -41,18 +37,18 @@ def written_beside() -> list[Path]:
 
 
 def require_health(root: Root) -> None:
-    """Raise DoctorError with all faults of a data root, if there are any."""
+    """Raise ParamsError with all faults of a data root, if there are any."""
     found = findings(root)
     for remark in found.remarks:
         print(f"note: {remark}", file=sys.stderr, flush=True)
     if found.errors:
-        raise DoctorError(f"refused: {listed(found.errors)}")
+        raise ParamsError(f"refused: {listed(found.errors)}")
 
 
 def examine(
     dvc: commands.Dvc, root: Root, recipes: list[str], seeds: list[int], force: list[str]
 ) -> Stages:
-    """Return the stages of a request. Raise DoctorError if there is a fault and a stage to run."""
+    """Return the stages of a request. Raise ParamsError if there is a fault and a stage to run."""
     try:
         stages = Stages.examine(dvc, root, recipes, seeds, force)
     except (commands.CommandError, ParamsError):

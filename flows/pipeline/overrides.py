@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tasks.common.checksums import read_checked, write_checked
 from tasks.common.config.editing import overridden
 from tasks.common.files import ArtifactError, digest, write_text
 from tasks.common.layout import Layout
 from tasks.common.params import CELL_NAME, ParamsError
-from tasks.common.sealed import read_sealed, write_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
     before = path.read_text()
     during, values = overridden(path, overrides)
     importlib.import_module("tasks.code.effective").complete(values)  # refuses unknown keys
-    write_sealed(note, {"before": before, "during": digest(during)})
+    write_checked(note, {"before": before, "during": digest(during)})
     write_text(path, during)
     try:
         yield
@@ -79,7 +79,7 @@ def put_back(path: Path, note: Path) -> None:
     if not note.exists():
         return
     try:
-        left = read_sealed(note)
+        left = read_checked(note)
     except ArtifactError as error:
         raise ParamsError(
             f"{note}, the copy of {path.name} from before a run with overrides, is damaged: "

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common import params
+from tasks.common.checksums import read_checked
 from tasks.common.config.changes import MISSING, differences, find
 from tasks.common.files import ArtifactError, read_json
-from tasks.common.sealed import read_sealed
 
 GONE = ("deleted", "not in cache")
 MAX_FILES = 5
@@ -146,7 +146,7 @@ def sampled(path: Path, since: float) -> str:
     it after the time `since`."""
     try:
         if path.stat().st_mtime >= since:
-            return "; ".join(kind["said"] for kind in read_sealed(path).values())
+            return "; ".join(kind["said"] for kind in read_checked(path).values())
     except (OSError, ArtifactError):
         pass  # only information for the user: ignore errors
     return ""

@@ -22,9 +22,9 @@ from flows.pipeline.output import Output
 from flows.pipeline.roots import Root
 from flows.pipeline.selection import upstream
 from flows.pipeline.stages import Stages
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.params import coordinates
-from tasks.common.sealed import read_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def tables(stage: str, root: Root) -> None:
     layout = root.layout
     try:
         if name == "allocate" and recipe and seed is not None:
-            forecast = read_sealed(layout.plan(recipe, int(seed)) / "forecast.json")
+            forecast = read_checked(layout.plan(recipe, int(seed)) / "forecast.json")
             attempt(lambda: forecast_table(root.titled(stage), forecast))
         if name == "report":
             text = (layout.report / "leaderboard.txt").read_text()

@@ -15,11 +15,11 @@ from flows.pipeline.roots import MAIN, Root
 from flows.pipeline.selection import SelectionError
 from flows.pipeline.stages import Stages
 from tasks.common import params, recipes
+from tasks.common.checksums import read_checked
 from tasks.common.config.editing import set_values
 from tasks.common.files import write_text
 from tasks.common.params import ParamsError
 from tasks.common.processes import locks
-from tasks.common.sealed import read_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ def policy_of(before: Stages, start: str) -> str:
 
 def champion_of(root: Root) -> str:
     """Return the recipe and seed of the champion in the root's report."""
-    summary = read_sealed(root.layout.report / "summary.json")
+    summary = read_checked(root.layout.report / "summary.json")
     if (champion := summary["champion"]) is None:
         raise SelectionError(
             f"round {root.number} has no champion: {summary['why']}. Choose the start of round "

@@ -168,16 +168,11 @@ def run(options: argparse.Namespace) -> int:
             print(error, file=sys.stderr)
             return 1
         print(f"Prefect   {summary.page_of(str(PREFECT_API_URL.value()))}", flush=True)
-        return serve_until_stopped(options)
-
-
-def serve_until_stopped(options: argparse.Namespace) -> int:
-    """Serve as `run` does, with a Prefect server that is already up."""
-    records.attempt(watch_heartbeats)
-    records.attempt(crashes.mark)
-    try:
-        asyncio.run(serve(options))
-    except HTTPError as error:
-        print(server.lost(error), file=sys.stderr)
-        return 1
-    return 0
+        records.attempt(watch_heartbeats)
+        records.attempt(crashes.mark)
+        try:
+            asyncio.run(serve(options))
+        except HTTPError as error:
+            print(server.lost(error), file=sys.stderr)
+            return 1
+        return 0

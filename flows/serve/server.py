@@ -185,7 +185,7 @@ def provide(port: int | None = None) -> None:
         process_group=0,
         umask=PRIVATE,
     )
-    atexit.register(commands.end_group, child)
+    atexit.register(commands.end_groups, [child])
     url = f"http://{HOST}:{port}/api"
     if not comes_up(child, f"{url}/health"):
         raise ServerError(

@@ -17,14 +17,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from flows.pipeline import commands
+from flows.pipeline import commands, summary
 from flows.serve import server
 from tasks.common import params
 from tasks.common.files import ArtifactError, make_private_folder
 from tasks.common.layout import Layout
 from tasks.common.processes import ending
 from tasks.common.processes.guard import guarded
-from tasks.common.redaction import without_secrets
 
 LAYOUT = Layout(commands.ROOT / "data")
 POLL_SECONDS = 0.1
@@ -34,10 +33,6 @@ HOW_TO_LOG_IN = (
     "Prefect requires the password in {file}; flows, schedules and workers also need it:\n"
     "    export PREFECT_API_AUTH_STRING=$(cat {file})"
 )
-
-
-class PageError(ArtifactError):
-    """Raised if a server does not start."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until interrupted. Return 0, or raise PageError if a server ended by itself."""
+    """Serve until interrupted. Return 0, or raise ArtifactError if a server ended by itself."""
     auth = auth_of(options)
     lasting, started = servers(options, auth)
     for one in started:
@@ -91,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
             while running:
                 for one, child, log in running:
                     if child.poll() is not None:
-                        raise PageError(f"{one.name} has ended by itself:\n{tail(log)}")
+                        raise ArtifactError(f"{one.name} has ended by itself:\n{tail(log)}")
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
             print("stopping ...", flush=True)
@@ -100,10 +95,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def auth_of(options: argparse.Namespace) -> str | None:
-    """Return the user and password that Prefect requires, if any. Raise PageError for an address
-    that names no machine."""
+    """Return the user and password that Prefect requires, if any. Raise ArtifactError for an
+    address that names no machine."""
     if not options.prefect_host.strip("0.:"):
-        raise PageError(
+        raise ArtifactError(
             f"--prefect-host {options.prefect_host}: use one address, by which others reach this "
             "machine; requests by another name are refused"
         )
@@ -138,7 +133,7 @@ def servers(
     url, own = server.named_url(), prefect(options.prefect_host, options.prefect_port, auth)
     if url and (not url.startswith(f"{own.page}/") or server.answers(url)):
         server.warn_if_open(url)
-        lasting.append(("Prefect", without_secrets(url).rstrip("/").removesuffix("/api")))
+        lasting.append(("Prefect", summary.page_of(url)))
     else:
         started.append(own)
     tracking = params.load(commands.ROOT / "params.yaml").get("tracking") or {}
@@ -169,7 +164,9 @@ def serving(one: Server) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]
         child = subprocess.Popen(
             guarded([sys.executable, "-m", *one.arguments], GRACE_SECONDS),
             cwd=commands.ROOT,
-            env={**environment(), **one.settings},
+            # MLflow runs no jobs here
+            env={**commands.environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+            | one.settings,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -184,16 +181,11 @@ def serving(one: Server) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]
             child.wait()
 
 
-def environment() -> dict[str, str]:
-    """Return the flow's environment, with its telemetry switches; MLflow runs no jobs here."""
-    return {**commands.environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-
-
 def wait_until_up(one: Server, child: "subprocess.Popen[bytes]", log: BinaryIO) -> None:
-    """Wait until the server responds. Raise PageError if it ends or does not respond in time."""
+    """Wait until the server responds. Raise ArtifactError if it ends or takes too long."""
     if not server.comes_up(child, f"{one.page}/{one.health}"):
         what = "did not answer" if child.poll() is None else "did not start"
-        raise PageError(f"{one.name} {what}; the end of its log:\n{tail(log)}")
+        raise ArtifactError(f"{one.name} {what}; the end of its log:\n{tail(log)}")
 
 
 def tail(log: BinaryIO) -> str:

@@ -17,8 +17,8 @@ from tasks.allocate.judgement import expected, judge, judgement_words, totals
 from tasks.allocate.planning import load_strategy
 from tasks.common import recipes
 from tasks.common.accounting.ledger import Architecture
+from tasks.common.checksums import read_checked
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_sealed
 from tasks.train.settings import SLOTS, TrainSettings
 
 Values = Mapping[str, Any]
@@ -61,7 +61,7 @@ def forecast_of(values: Values, layout: Layout, profile: pl.DataFrame, name: str
     and in the account `executed`."""
     chosen, limit = recipes.recipe(values, name), budget.budget_of(values)
     account, train = limit.account if limit else "executed", chosen["train"]
-    card = read_sealed(layout.policy_card)
+    card = read_checked(layout.policy_card)
     architecture = Architecture(**{key: card[key] for key in Architecture.__dataclass_fields__})
     compared = budget.compared_plan(values, profile, name)
     plan, profiled = budget.planned(compared, train), 0.0
@@ -141,7 +141,7 @@ def next_words(layout: Layout, names: list[str]) -> str:
     path = layout.report / "summary.json"
     if not path.exists():
         return "No runs are compared yet: `winnow run` trains and compares them."
-    summary = read_sealed(path)
+    summary = read_checked(path)
     if set(summary["recipes"]) != set(names):
         there = ", ".join(summary["recipes"])
         return f"The report compares {there}: `winnow run` brings it up to date."

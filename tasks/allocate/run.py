@@ -19,8 +19,8 @@ from tasks.common import params, recipes, stage
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.accounting.spending import CellBudget
 from tasks.common.artifacts import DECISIONS, PLAN, PROFILE, SAMPLES
+from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import digest_file
-from tasks.common.sealed import read_sealed, write_sealed
 from tasks.engines.settings import Sampling
 from tasks.train.settings import SLOTS, TrainSettings, with_method
 
@@ -45,7 +45,7 @@ def main(run: stage.Stage) -> None:
     # one chunk: gathering rows is ten times as fast
     profile = PROFILE.read(layout.profile / "profile.parquet").rechunk()
     check_gates(run.section("gates", Gates), profile, run.section("sampling", Sampling).max_tokens)
-    card = read_sealed(layout.policy_card)
+    card = read_checked(layout.policy_card)
     architecture = Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
     run.tracker.params({"allocate": {**asdict(settings), **spec}})
     run.tracker.dataset(
@@ -82,7 +82,7 @@ def main(run: stage.Stage) -> None:
         logger.info("%d samples of the profile for train.%s", len(samples), ", ".join(readers))
     SAMPLES.write(out / "samples.parquet", samples)
     write_budget(run, architecture, compared, train, reads_profile=reads_profile)
-    write_sealed(out / "forecast.json", expected)
+    write_checked(out / "forecast.json", expected)
     run.tracker.metrics({key: float(value) for key, value in expected["plan"].items()})
     for name in ("plan.parquet", "forecast.json"):
         run.tracker.artifact(out / name)
@@ -102,7 +102,7 @@ def write_budget(
     path = run.layout.plan(recipe, seed) / "budget.json"
     budget = run.section("experiment", params.Experiment).budget
     if budget is None:
-        write_sealed(path, {"budget": None})
+        write_checked(path, {"budget": None})
         return
     account, plan = budget.account, planned(compared, train)
     spent = profile_cost(run.layout, account, architecture) if reads_profile else 0.0

@@ -23,9 +23,9 @@ from tasks.common import recipes
 from tasks.common.accounting.device_time import DeviceTime, Seconds
 from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.common.artifacts import CURVE, PLAN, PROMPTS, ROLLOUTS, TRAIN_ROLLOUTS
+from tasks.common.checksums import read_checked
 from tasks.common.files import digest, read_json, write_json
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_sealed
 from tasks.common.stage import Stage
 from tasks.common.statistics import score_prompts
 
@@ -172,15 +172,15 @@ def thinned(plan: pl.DataFrame, budget: int, rng: np.random.Generator) -> pl.Dat
 def measure(cell: BenchmarkCell, layout: CellLayout) -> Line:
     """Return the result line of a finished cell: results and costs."""
     out = layout.train(cell.recipe, cell.seed)
-    flops = read_sealed(out / "flops.json")
-    forecast = read_sealed(layout.plan(cell.recipe, cell.seed) / "forecast.json")
+    flops = read_checked(out / "flops.json")
+    forecast = read_checked(layout.plan(cell.recipe, cell.seed) / "forecast.json")
     rollouts = TRAIN_ROLLOUTS.read(out / "rollouts.parquet")
-    profiled = read_sealed(layout.profile / "flops.json") if forecast["reads_profile"] else None
+    profiled = read_checked(layout.profile / "flops.json") if forecast["reads_profile"] else None
     train = recipes.recipe(cell.params, cell.recipe)["train"]
     passes, time_of = passes_of(train, PROMPTS.read(layout.prompts("train"))), DeviceTime()
     seconds = device_seconds(rollouts, passes, time_of)
     if not passes.is_seen and not passes.has_reference:  # so replay or a judge scored
-        parameters = read_sealed(layout.policy_card)["num_matmul_parameters"]
+        parameters = read_checked(layout.policy_card)["num_matmul_parameters"]
         num_tokens = flops["charged"]["score"] / (2.0 * parameters)
         seconds += Seconds(score=scoring_seconds(num_tokens, rollouts, time_of))
     line: Line = {
@@ -208,7 +208,7 @@ def measure(cell: BenchmarkCell, layout: CellLayout) -> Line:
         )
         scores = score_prompts(answers).sort("prompt_id")
         line |= {
-            "test": read_sealed(out / "metrics.json")["pass_at_1"],
+            "test": read_checked(out / "metrics.json")["pass_at_1"],
             "correct": digits(scores["correct"].to_list()),
             "trials": digits(scores["trials"].to_list()),
         }

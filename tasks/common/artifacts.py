@@ -2,7 +2,7 @@
 files.
 
 A table is checked when it is written and again when it is read, so a wrong column fails there,
-with the name of the file. Its file has a checksum (see `sealed`), so damage on the disk
+with the name of the file. Its file has a checksum (see `checksums`), so damage on the disk
 fails there as well."""
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 import polars as pl
 from pyarrow.parquet import ParquetWriter
 
+from tasks.common.checksums import METADATA, DamagedError, add_checksum, verify_file
 from tasks.common.files import ArtifactError, replace_file
 from tasks.common.layout import Layout as Layout
 from tasks.common.recovery import how_to_restore
-from tasks.common.sealed import METADATA, DamagedError, add_checksum, verify_file
 
 OUTCOMES = ("correct", "wrong", "unparsed", "truncated", "timeout", "error")
 PHASES = ("profile", "generate", "score", "update", "evaluate", "branch")

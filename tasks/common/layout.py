@@ -87,7 +87,7 @@ class Layout:
         """Return the path of the checkpoint of the tiny policy's own training."""
         return self.checkpoints / "policy.safetensors"
 
-    def finished(self, recipe: str, seed: int) -> Path:
+    def unrecorded(self, recipe: str, seed: int) -> Path:
         """Return the folder that keeps a training's results until DVC has recorded them."""
         return self.checkpoints / "finished" / recipe / str(seed)
 

@@ -10,6 +10,7 @@ import polars as pl
 import scipy
 
 POINT = 0.01  # a percentage point of accuracy
+CONFIDENCE = 0.95  # of every interval
 MANY = 100_000  # number of rows of counts above which their few distinct values are used
 Floats = npt.NDArray[np.float64]
 
@@ -32,15 +33,13 @@ def score_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def wilson_interval(
-    successes: npt.ArrayLike, trials: npt.ArrayLike, confidence: float = 0.95
-) -> tuple[Floats, Floats]:
+def wilson_interval(successes: npt.ArrayLike, trials: npt.ArrayLike) -> tuple[Floats, Floats]:
     """Return Wilson's score interval for a binomial share, elementwise; (nan, nan) without
     trials."""
     n = np.asarray(trials, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.asarray(successes, dtype=np.float64) / n
-        z = scipy.special.ndtri(0.5 + confidence / 2)
+        z = scipy.special.ndtri(0.5 + CONFIDENCE / 2)
         scale = 1.0 + z**2 / n
         middle = (share + z**2 / (2 * n)) / scale
         half = z / scale * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
@@ -69,7 +68,6 @@ def bootstrap_interval(
     values: npt.ArrayLike,
     num_bootstrap: int,
     rng: np.random.Generator,
-    confidence: float = 0.95,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float]:
     """Return the percentile interval of the mean of `values` within `bounds`, one value per prompt
@@ -78,17 +76,15 @@ def bootstrap_interval(
     values_P = np.asarray(values, dtype=np.float64)
     num_prompts = len(values_P)
     if len(np.unique(values_P.round(12))) == 1:  # equal up to rounding
-        return equal_interval(float(values_P[0]), num_prompts, bounds, confidence)
+        return equal_interval(float(values_P[0]), num_prompts, bounds)
     draws = rng.integers(0, num_prompts, (num_bootstrap, num_prompts))
     low, high = np.quantile(
-        values_P[draws].mean(axis=1), [0.5 - confidence / 2, 0.5 + confidence / 2]
+        values_P[draws].mean(axis=1), [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2]
     )
     return float(low), float(high)
 
 
-def crossed_interval(
-    values_SP: npt.ArrayLike, bounds: tuple[float, float], confidence: float = 0.95
-) -> tuple[float, float]:
+def crossed_interval(values_SP: npt.ArrayLike, bounds: tuple[float, float]) -> tuple[float, float]:
     """Return the interval of the mean of values by seed and prompt [S, P], S and P at least 2,
     within `bounds`: seeds and prompts are both random, and every seed answers the same prompts.
 
@@ -103,7 +99,7 @@ def crossed_interval(
     num_seeds, num_prompts = values.shape
     mean, seeds_S, prompts_P = values.mean(), values.mean(axis=1), values.mean(axis=0)
     if len(np.unique(values.round(12))) == 1:
-        return equal_interval(float(mean), num_prompts, bounds, confidence)
+        return equal_interval(float(mean), num_prompts, bounds)
     rest = values - seeds_S[:, None] - prompts_P[None, :] + mean
     freedom = np.array([num_seeds - 1, num_prompts - 1, (num_seeds - 1) * (num_prompts - 1)])
     terms = np.array(
@@ -119,18 +115,16 @@ def crossed_interval(
     elif is_noise:
         terms[1:] = 0.0
     variance = terms.sum()
-    width = scipy.stats.t.ppf(0.5 + confidence / 2, variance**2 / (terms**2 / freedom).sum())
+    width = scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, variance**2 / (terms**2 / freedom).sum())
     half = float(width * np.sqrt(variance))
     return max(float(mean) - half, bounds[0]), min(float(mean) + half, bounds[1])
 
 
-def equal_interval(
-    value: float, num: int, bounds: tuple[float, float], confidence: float = 0.95
-) -> tuple[float, float]:
+def equal_interval(value: float, num: int, bounds: tuple[float, float]) -> tuple[float, float]:
     """Return the interval of a mean after `num` equal values: a bootstrap would have the width
     zero. The share of other values may be up to Wilson's upper end for 0 of `num`, and they may be
     anywhere within `bounds`. At a bound of shares this is Wilson's interval itself."""
-    others = float(wilson_interval(0, num, confidence)[1])
+    others = float(wilson_interval(0, num)[1])
     return value - others * (value - bounds[0]), value + others * (bounds[1] - value)
 
 

@@ -20,10 +20,10 @@ from tasks.allocate.forecast import num_demonstrations
 from tasks.common import recipes
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.accounting.spending import generation_cost
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError, Problems
-from tasks.common.sealed import read_sealed
 from tasks.doctor import machine, places
 from tasks.doctor.ranges import NOTHING, Range, around, exactly, spanning
 from tasks.doctor.rates import STAGE_SECONDS, Rates, rates
@@ -107,7 +107,7 @@ def architecture_of(values: Values, layout: Layout) -> Architecture | None:
     """Return the policy's architecture from its card. Without a card all parameters multiply and
     attention costs nothing; return None if their number is unknown, too."""
     with suppress(ArtifactError, KeyError, TypeError):
-        card = read_sealed(layout.policy_card)
+        card = read_checked(layout.policy_card)
         if card["source"] == values["policy"]["source"]:
             return Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
     model = places.describe_model(values, layout)

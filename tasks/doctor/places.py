@@ -17,10 +17,10 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tasks.common import recipes
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError, read_json, require_writable
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError, listed, meant, section
-from tasks.common.sealed import read_sealed
 from tasks.ingest.candidates import MARKER, Row
 from tasks.ingest.files.formats import Rejection
 from tasks.ingest.reading import rows, sources
@@ -237,7 +237,7 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
     files. Return None if the policy is not on this machine yet."""
     source = values["policy"]["source"]
     with suppress(ArtifactError, KeyError, TypeError, OSError):
-        card = read_sealed(layout.policy_card)
+        card = read_checked(layout.policy_card)
         if card["source"] == source:
             return Model(card["num_parameters"], card["vocab_size"], card["max_length"])
     folder = model_folder(source)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.common.accounting.device_time import A100, H100, H200
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_sealed
 from tasks.doctor.ranges import Range, around
 
 SAMPLING_SHARE = 0.05  # of a GPU's peak in decoding; bound by memory, it varies widely
@@ -83,7 +83,7 @@ def measured(
 ) -> Iterator[float]:
     """Yield the rate from a folder's files, if they exist and are of a policy of similar size."""
     with suppress(ArtifactError, KeyError, TypeError, AttributeError):
-        flops, cost = read_sealed(folder / "flops.json"), read_sealed(note)
+        flops, cost = read_checked(folder / "flops.json"), read_checked(note)
         charged = sum(flops["charged"][phase] for phase in phases)
         sampled = phases[0]
         # 2 P for every sampled token

@@ -14,5 +14,5 @@ def main(run: Stage) -> None:
         return
     recipe, seed = run.coordinates()
     policy = read_trained(run.layout, recipe, seed)
-    shutil.rmtree(run.layout.finished(recipe, seed), ignore_errors=True)  # no longer needed
+    shutil.rmtree(run.layout.unrecorded(recipe, seed), ignore_errors=True)  # no longer needed
     run_evaluation(run, policy, run.layout.evaluation(recipe, seed))

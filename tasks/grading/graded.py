@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from tasks.common.artifacts import ROLLOUTS
+from tasks.common.disk_buffer import ROW, DiskBuffer
 from tasks.common.progress import progress
-from tasks.common.spill import ROW, Spill
 from tasks.grading.background import BackgroundGrader
 from tasks.grading.grader import Answer
 from tasks.grading.settings import Verify
@@ -48,14 +48,13 @@ class GradedRollouts:
     """The rollouts of one source. Call `judge` and `add`, `keep_verdicts(0)`, then read `parts`."""
 
     def __init__(
-        self, source: Source, grader: BackgroundGrader, rows: Spill, verdicts: Spill, greedy: bool
+        self, source: Source, grader: BackgroundGrader, buffers: list[DiskBuffer], greedy: bool
     ) -> None:
         self.num_parts = -(-source.num_rows // source.rows_per_part)
         self.greedy = greedy
         self.judge_flops = 0.0  # of language models, set once everything is graded
         self.grader = grader
-        self.rows = rows
-        self.verdicts = verdicts
+        self.rows, self.verdicts = buffers
         self.waiting: deque[tuple[pl.Series, Future[list[Verdict]]]] = deque()
         # per rollout: the digest of the text that was graded, 0 if none was
         self.judged = np.zeros(source.num_rows, np.uint64)
@@ -103,14 +102,12 @@ def graded_rollouts(
     """Yield the rollouts of `source`, all graded. Their texts are spilled to files in `folder`; the
     file `judged` contains the verdicts of language models."""
     with ExitStack() as stack:
-        rows, verdicts = (
-            stack.enter_context(Spill(folder, source.rows_per_part)) for _ in range(2)
-        )
+        buffers = [stack.enter_context(DiskBuffer(folder, source.rows_per_part)) for _ in range(2)]
         with (
             progress(source.num_rows, "grade", "answer") as bar,
             BackgroundGrader(settings, source.num_rows, bar.update, judged) as grader,
         ):
-            graded = GradedRollouts(source, grader, rows, verdicts, greedy)
+            graded = GradedRollouts(source, grader, buffers, greedy)
             for part in source.parts(graded.judge):
                 graded.add(part)
             graded.keep_verdicts(0)

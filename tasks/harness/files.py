@@ -10,8 +10,16 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.common.config.tagged_yaml import read
+import yaml
+
 from tasks.common.files import ArtifactError, digest, digest_file
+
+
+class Loader(yaml.SafeLoader):
+    """A YAML loader that replaces a value with a tag, such as `!function`, by null."""
+
+
+Loader.add_multi_constructor("", lambda loader, tag, node: None)  # type: ignore[no-untyped-call]
 
 
 def task_files(folder: Path, installed: Path | None = None) -> list[Path]:
@@ -32,6 +40,15 @@ def task_files(folder: Path, installed: Path | None = None) -> list[Path]:
         found[path] = None
         waiting += [path.parent / other for other in named(read(path), "include")]
     return list(found)
+
+
+def read(path: Path) -> Any:
+    """Return the values of a task file, without running code. Raise ArtifactError if it is not
+    YAML."""
+    try:
+        return yaml.load(path.read_bytes(), Loader)  # nosec B506  # a SafeLoader
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ArtifactError(f"{path} is not YAML: {error}") from error
 
 
 def named(value: Any, key: str, is_below: bool = False) -> Iterator[str]:

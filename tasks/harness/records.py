@@ -19,9 +19,9 @@ from typing import Any
 from tabulate import tabulate
 
 from tasks.common import params
+from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import ArtifactError, digest, digest_file
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_sealed, write_sealed
 
 Record = dict[str, Any]
 INITIAL = "initial"
@@ -71,7 +71,7 @@ def records(layout: Layout, cell: Subject) -> Iterator[tuple[Path, Record]]:
         return
     evidence = digest_file(cell.evidence(layout))
     for path in files:
-        record = read_sealed(path)
+        record = read_checked(path)
         if record["evidence"] == evidence:
             yield path, record
 
@@ -92,7 +92,7 @@ def publish(
                     f"eval/{task}/{name}": metric["value"] for task, name, metric in shown(record)
                 }
                 tracker.benchmark(cell.recipe, cell.seed, cell.evidence(layout), metrics)
-                write_sealed(path, {**read_sealed(path), "is_told": True})
+                write_checked(path, {**read_checked(path), "is_told": True})
 
 
 def cells(layout: Layout) -> list[Subject]:
@@ -135,5 +135,5 @@ def table(layout: Layout) -> str:
 def pass_at_1(layout: Layout, cell: Subject) -> str:
     """Return pass@1 of the pipeline's own evaluation, or an empty string if there is none."""
     with suppress(ArtifactError, KeyError):
-        return f"{read_sealed(cell.metrics(layout))['pass_at_1']:.1%}"
+        return f"{read_checked(cell.metrics(layout))['pass_at_1']:.1%}"
     return ""

@@ -19,11 +19,11 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tasks.common import params
+from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import ArtifactError, digest_file
 from tasks.common.layout import Layout
 from tasks.common.params import meant
 from tasks.common.processes import locks
-from tasks.common.sealed import read_sealed, write_sealed
 from tasks.engines.loading import engine_name
 from tasks.engines.settings import EngineSettings
 from tasks.harness import files
@@ -204,7 +204,7 @@ class Harness:
             "is_told": False,
             **measured(task, results),
         }
-        write_sealed(self.path(task), record)
+        write_checked(self.path(task), record)
         return record
 
     def evaluate(self, task: str) -> Mapping[str, Any]:
@@ -309,7 +309,7 @@ def measure(
             path = harness.path(task)
             if path.exists():
                 logger.info("%s on %s: already measured", cell.name, task)
-                yield cell, path, read_sealed(path)
+                yield cell, path, read_checked(path)
                 continue
             with locks.exclusive(lock, "the device"):
                 yield cell, path, harness.run(task)

@@ -13,10 +13,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from tasks.common import recipes
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError, digest_folder, read_json
 from tasks.common.layout import Layout
 from tasks.common.recovery import how_to_restore
-from tasks.common.sealed import read_sealed
 
 DATA_FILES = (
     "*.safetensors",
@@ -235,7 +235,7 @@ def trained_digest(layout: Layout, recipe: str, seed: int) -> str:
     """Return the digest of the policy that a recipe and a seed trained. Raise ArtifactError if its
     files have changed since training."""
     folder = layout.train(recipe, seed) / "policy"
-    digest = str(read_sealed(layout.trained_card(recipe, seed))["digest"])
+    digest = str(read_checked(layout.trained_card(recipe, seed))["digest"])
     if policy_digest(folder) != digest:
         raise ArtifactError(
             f"the trained policy in {folder} is not what training wrote ({digest}). "

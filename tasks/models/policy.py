@@ -27,8 +27,8 @@ from transformers.utils import logging as transformers_logging
 
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.artifacts import Layout
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
-from tasks.common.sealed import read_sealed
 from tasks.models.folder import (
     as_mapping,
     check_folder,
@@ -62,7 +62,7 @@ class Policy:
 def read_policy(layout: Layout) -> Policy:
     """Return the initial policy that the stage `policy` made or named. Raise ArtifactError if its
     files have changed since that stage."""
-    card = read_sealed(layout.policy_card)
+    card = read_checked(layout.policy_card)
     folder = layout.policy if card["location"] is None else Path(card["location"])
     if policy_digest(folder) != card["digest"]:
         raise ArtifactError(
@@ -77,7 +77,7 @@ def read_trained(layout: Layout, recipe: str, seed: int) -> Policy:
     """Return the policy that a recipe and a seed trained. Raises the errors of `trained_digest`."""
     digest = trained_digest(layout, recipe, seed)
     folder = layout.train(recipe, seed) / "policy"
-    return open_policy(folder, digest, read_sealed(layout.policy_card))
+    return open_policy(folder, digest, read_checked(layout.policy_card))
 
 
 def open_policy(folder: Path, digest: str, card: dict[str, Any]) -> Policy:

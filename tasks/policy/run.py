@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tasks.common.checksums import write_checked
 from tasks.common.layout import Layout
-from tasks.common.sealed import write_sealed
 from tasks.common.stage import Stage
 from tasks.engines.devices import first_gpus, held
 from tasks.models.policy import torch_device
@@ -48,6 +48,6 @@ def provide(
         trusted, downloads = settings.trust_remote_code, layout.root / "policy_download"
         location = resolve(settings.source, downloads, trusted)
         card = write_external(settings.source, location, trusted, layout.policy, copy=copy)
-    write_sealed(layout.policy_card, card)
+    write_checked(layout.policy_card, card)
     layout.unfinished_policy.unlink(missing_ok=True)
     return card

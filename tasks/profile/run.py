@@ -10,8 +10,8 @@ import polars as pl
 from tasks.common import stage
 from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.common.artifacts import PROFILE, PROMPTS
+from tasks.common.checksums import write_checked
 from tasks.common.files import digest_file
-from tasks.common.sealed import write_sealed
 from tasks.grading.graded import graded_rollouts, write_rollouts
 from tasks.grading.grader import Grader
 from tasks.grading.settings import Verify
@@ -60,14 +60,14 @@ def main(run: stage.Stage) -> None:
     log_summary(summary, len(profile))
 
     PROFILE.write(layout.profile / "profile.parquet", profile)
-    write_sealed(layout.profile / "summary.json", summary)
+    write_checked(layout.profile / "summary.json", summary)
     costs = stored.costs()
     ledger = sampling_cost(costs, policy, "profile", charged=True)
     ledger.add("profile", **dict.fromkeys(ACCOUNTS, graded.judge_flops))
-    write_sealed(layout.profile / "flops.json", ledger.as_dict())
+    write_checked(layout.profile / "flops.json", ledger.as_dict())
     of = digest_file(layout.profile / "profile.parquet")
     seconds = {"profile": round(float(costs["seconds"].sum()), 3)}
-    write_sealed(layout.measured("profile"), {"of": of, "seconds": seconds})
+    write_checked(layout.measured("profile"), {"of": of, "seconds": seconds})
     run.tracker.tags({"rollouts": stored.usage.summary})
     run.tracker.metrics(
         {

@@ -14,11 +14,11 @@ from httpx2 import HTTPError
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData
 
 from tasks.common import params, recipes
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
-from tasks.common.sealed import read_sealed
 from tasks.engines.settings import Sampling
 from tasks.models.folder import trained_digest
 from tasks.profile.settings import ProfileSettings
@@ -106,8 +106,8 @@ def settings(values: Mapping[str, Any], cell: TrainedPolicy, layout: Layout) -> 
 
 def card(layout: Layout, cell: TrainedPolicy, destination: str) -> str:
     """Return the model card: the policy's origin, its results and cost, and how to load it."""
-    metrics = read_sealed(layout.evaluation(cell.recipe, cell.seed) / "metrics.json")
-    policy = read_sealed(layout.policy_card)
+    metrics = read_checked(layout.evaluation(cell.recipe, cell.seed) / "metrics.json")
+    policy = read_checked(layout.policy_card)
     source = policy.get("location") or policy["source"]
     is_of_hub = policy["source"].startswith(HUB)
     data = ModelCardData(
@@ -150,10 +150,10 @@ test.
 def bill(layout: Layout, cell: TrainedPolicy) -> dict[str, float]:
     """Return the FLOPs of a cell by account, as on the report's leaderboard."""
     train = layout.train(cell.recipe, cell.seed)
-    ledger = read_sealed(train / "flops.json")
+    ledger = read_checked(train / "flops.json")
     totals = {name: sum(ledger[name][part] for part in PARTS) for name in ACCOUNTS}
-    if read_sealed(layout.plan(cell.recipe, cell.seed) / "forecast.json")["reads_profile"]:
-        profile = read_sealed(layout.profile / "flops.json")
+    if read_checked(layout.plan(cell.recipe, cell.seed) / "forecast.json")["reads_profile"]:
+        profile = read_checked(layout.profile / "flops.json")
         totals = {name: total + profile[name]["profile"] for name, total in totals.items()}
     return totals
 

@@ -21,8 +21,8 @@ from tasks.common.artifacts import (
     TRAIN_ROLLOUTS,
     Layout,
 )
+from tasks.common.checksums import read_checked
 from tasks.common.params import Budget, Experiment
-from tasks.common.sealed import read_sealed
 from tasks.common.statistics import score_prompts
 
 Json = Mapping[str, Any]
@@ -84,10 +84,10 @@ class Evidence:
 def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
     """Read all files. Raise ArtifactError with the name of a missing or damaged file."""
     return Evidence(
-        read_sealed(layout.policy_card),
+        read_checked(layout.policy_card),
         PROFILE.read(layout.profile / "profile.parquet"),
-        read_sealed(layout.profile / "flops.json"),
-        read_sealed(layout.baseline / "metrics.json"),
+        read_checked(layout.profile / "flops.json"),
+        read_checked(layout.baseline / "metrics.json"),
         read_scores(layout.baseline),
         [
             read_trained(layout, recipe, seed)
@@ -108,12 +108,12 @@ def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
         seed,
         PLAN.read(plan / "plan.parquet"),
         DECISIONS.read(plan / "decisions.parquet"),
-        read_sealed(plan / "forecast.json"),
+        read_checked(plan / "forecast.json"),
         STEPS.read(train / "steps.parquet"),
         TRAIN_ROLLOUTS.read_columns(train / "rollouts.parquet", TRAINED, where=~pl.col("replayed")),
         CURVE.read(train / "curve.parquet"),
-        read_sealed(train / "flops.json"),
-        read_sealed(evaluation / "metrics.json"),
+        read_checked(train / "flops.json"),
+        read_checked(evaluation / "metrics.json"),
         read_scores(evaluation),
         read_tokens(train / "rollouts.parquet"),
     )

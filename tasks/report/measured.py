@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from tasks.common.artifacts import Layout
+from tasks.common.checksums import read_note
 from tasks.common.files import digest_file
-from tasks.common.sealed import read_note
 from tasks.common.tracking.pipelines import git_tags, this_host
 from tasks.report.evidence import Evidence, Json, Trained
 

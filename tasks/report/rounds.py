@@ -14,9 +14,9 @@ from typing import Any
 import polars as pl
 
 from tasks.common.artifacts import PROFILE, Layout
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError, digest_file, read_json
 from tasks.common.recovery import how_to_restore
-from tasks.common.sealed import read_sealed
 from tasks.report.curves import COMPARED
 from tasks.report.paired import CLASSES, class_of
 from tasks.report.results import Results, Row, name_of
@@ -45,7 +45,7 @@ def read_rounds(before: Sequence[Path], results: Results) -> list[Round]:
         return []
     evidence, summary = results.evidence, results.summary
     layouts = [Layout(root) for root in before]
-    cards = [*(read_sealed(layout.policy_card) for layout in layouts), evidence.policy]
+    cards = [*(read_checked(layout.policy_card) for layout in layouts), evidence.policy]
     found = [
         read_round(number, layout, cards[number - 1], cell_of(cards[number]["source"]))
         for number, layout in enumerate(layouts, start=1)
@@ -65,7 +65,7 @@ def read_rounds(before: Sequence[Path], results: Results) -> list[Round]:
 
 def read_round(number: int, layout: Layout, card: Mapping[str, Any], cell: str) -> Round:
     """Read an earlier round. `cell` is the run of the kept policy."""
-    summary = read_sealed(layout.report / "summary.json")
+    summary = read_checked(layout.report / "summary.json")
     rows = read_rows(layout.report / "leaderboard.json", summary)
     is_champion = summary["champion"] and name_of(summary["champion"]) == cell
     return Round(

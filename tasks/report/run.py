@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from tasks.common.checksums import write_checked
 from tasks.common.files import digest_file, write_json, write_text
 from tasks.common.params import Experiment
 from tasks.common.processes.ending import PARENT
-from tasks.common.sealed import write_sealed
 from tasks.common.stage import Stage
 from tasks.report import rounds
 from tasks.report.answers import shown_runs, write_rollouts
@@ -38,7 +38,7 @@ def main(stage: Stage) -> None:
     write_json(out / "leaderboard.json", results.rows)
     digests = {"digests": {"leaderboard.json": digest_file(out / "leaderboard.json")}}
     compared = {"rounds": rounds.summary_of(earlier)} if earlier else {}
-    write_sealed(out / "summary.json", {**summary, **compared, **digests})
+    write_checked(out / "summary.json", {**summary, **compared, **digests})
     write_text(out / "leaderboard.txt", table)
     write_text(out / "curve.csv", results.curves.write_csv())
     shown = shown_runs(results.rows, summary["champion"])

@@ -60,7 +60,7 @@ def compact(store: RolloutStore, at_least: int = 2) -> int:
 
 
 def merge(store: RolloutStore, run: list[Span]) -> None:
-    """Merge a run into one shard. Raises FileNotFoundError if another compaction has removed some
+    """Merge a run into one shard. Raise FileNotFoundError if another compaction has removed some
     of its shards."""
     # all undamaged shards of the run
     parts = [part for span in run if (part := store.load(span, list(STORE.columns))) is not None]

@@ -125,7 +125,9 @@ class StoredRollouts:
             self.sample(lambda rows: on_sampled(self.of_prompts(rows.select(*KEYS, *VALUES))))
             for shard in self.view.parts(VALUES):
                 for rows in slices(self.of_prompts(shard)):
-                    self.keep_costs(rows)
+                    places = rows["row"].to_numpy()
+                    for name, values in self.columns.items():
+                        values[places] = rows[name].to_numpy()
                     yield rows
         logger.info("%s", self.usage.summary)
 
@@ -155,12 +157,6 @@ class StoredRollouts:
         """Return the store's rows with their prompts, once for every prompt of equal text."""
         known = rows.join(self.prompts, on="prompt_digest", how="inner", maintain_order="left")
         return known.with_columns(row=pl.col("first_row") + pl.col("sample_index").cast(pl.UInt32))
-
-    def keep_costs(self, rows: pl.DataFrame) -> None:
-        """Store the costs of these rollouts."""
-        places = rows["row"].to_numpy()
-        for name, values in self.columns.items():
-            values[places] = rows[name].to_numpy()
 
     def costs(self) -> pl.DataFrame:
         """Return the COSTS of all rollouts, in the order of their rows."""

@@ -25,6 +25,7 @@ import polars as pl
 from pyarrow.parquet import ParquetFile
 
 from tasks.common.artifacts import STORE, Layout
+from tasks.common.checksums import DamagedError
 from tasks.common.files import (
     ArtifactError,
     create_file,
@@ -34,7 +35,6 @@ from tasks.common.files import (
     require_writable,
 )
 from tasks.common.locations import UNREACHED, open_location, reaching
-from tasks.common.sealed import DamagedError
 from tasks.store import shards
 from tasks.store.settings import StoreSettings
 from tasks.store.shards import KEYS, Span
@@ -134,7 +134,7 @@ class RolloutStore:
             return None
 
     def read(self, span: Span, columns: Sequence[str]) -> pl.DataFrame:
-        """Return columns of a shard after verifying its checksum. Raises DamagedError if two reads
+        """Return columns of a shard after verifying its checksum. Raise DamagedError if two reads
         return the same wrong bytes in full length. Other failed or truncated reads are retried: a
         proxy may cut every read at the same place."""
         path = self.path(span)
@@ -261,7 +261,7 @@ class RolloutStore:
             self.files.rm_file(f"{self.folder}/{name}")
 
     def write_description(self) -> None:
-        """Write the small file that describes this folder. Raises ArtifactError if the server
+        """Write the small file that describes this folder. Raise ArtifactError if the server
         allows overwriting it, because shards could be overwritten as well."""
         if self.description is None:
             return

@@ -1,6 +1,6 @@
 """One shard of the rollout store: its name, which contains its sequence numbers, and its checksum.
 
-A shard is a plain Parquet file (zstd) of the table STORE, with a checksum (see `sealed`).
+A shard is a plain Parquet file (zstd) of the table STORE, with a checksum (see `checksums`).
 So any copy can be verified, and the name can contain the sequence numbers: an appended shard has
 one, a compacted shard has all from `first` to `last`."""
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from tasks.common import sealed
+from tasks.common import checksums
 from tasks.common.artifacts import STORE
 from tasks.common.files import ArtifactError
 
@@ -68,8 +68,8 @@ def encode(rows: pl.DataFrame) -> bytes:
     """Return STORE rows as the bytes of a shard with its checksum."""
     # no statistics: the footer would contain whole completions as the smallest and largest text
     buffer = io.BytesIO()
-    rows.write_parquet(buffer, compression="zstd", statistics=False, metadata=sealed.METADATA)
-    sealed.add_checksum(buffer)
+    rows.write_parquet(buffer, compression="zstd", statistics=False, metadata=checksums.METADATA)
+    checksums.add_checksum(buffer)
     return buffer.getvalue()
 
 
@@ -85,8 +85,8 @@ def encode_parts(rows: pl.DataFrame, max_bytes: int = MAX_BYTES) -> list[bytes]:
 def decode(content: bytes, columns: Sequence[str], where: str) -> pl.DataFrame:
     """Return the named columns of a shard, after verifying its checksum and its schema.
 
-    Raises DamagedError for a damaged shard, and ArtifactError for one of another version."""
-    sealed.verify_parquet(io.BytesIO(content))
+    Raise DamagedError for a damaged shard, and ArtifactError for one of another version."""
+    checksums.verify_parquet(io.BytesIO(content))
     remedy = "use that version, or set store.location to another folder"
     other = f"{where} is undamaged, but another version of Winnow wrote it"
     try:

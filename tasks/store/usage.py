@@ -15,8 +15,8 @@ from typing import Any
 import polars as pl
 
 from tasks.common.artifacts import Layout
+from tasks.common.checksums import read_note, write_checked
 from tasks.common.config.changes import differences
-from tasks.common.sealed import read_note, write_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def write_note(
 ) -> None:
     """Write a note of the request and its result. `kind` is `sampled` or `greedy`."""
     path: Path = layout.sampling_note(cell)
-    write_sealed(path, {**read_note(path), kind: {"asked": dict(asked), "said": summary}})
+    write_checked(path, {**read_note(path), kind: {"asked": dict(asked), "said": summary}})
 
 
 def explain(

@@ -37,7 +37,7 @@ from tasks.train.learner.ranks import (
     announced_ranks,
     is_lost_rank,
     join_ranks,
-    what_was_lost,
+    rank_failure,
 )
 from tasks.train.learner.reference import check_vocabulary
 from tasks.train.loading import load_slots, train_settings
@@ -77,7 +77,7 @@ def main(run: stage.Stage) -> None:
     key = results.key_of(components, layout.code("train", recipe))
     under_dvc = "DVC_STAGE" in os.environ and replayed is None
     lock_files = [Path("dvc.lock"), layout.root / "dvc.lock"]
-    kept = layout.finished(recipe, seed)
+    kept = layout.unrecorded(recipe, seed)
     timeout = timedelta(seconds=sections.learner.collective_timeout_seconds)
     trainers: list[Trainer] = []
     with ExitStack() as stack:
@@ -88,7 +88,7 @@ def main(run: stage.Stage) -> None:
             stack.enter_context(locks.exclusive(lock, f"the checkpoints of {recipe}/{seed}"))
             stack.enter_context(held(training_gpus(sections.engine, ranks.size)))
         ranks.wait_for_main()  # rank 0 waits until this run owns its checkpoints, and for GPUs
-        is_whole = under_dvc and ranks.is_main and results.take_back(out, kept, key, lock_files)
+        is_whole = under_dvc and ranks.is_main and results.restore(out, kept, key, lock_files)
         if any(ranks.all_gather(is_whole)):
             return
         context = RunContext(policy, settings, sections.sampling, ranks, seed)
@@ -147,7 +147,7 @@ def explaining_failures(ranks: Ranks, trainers: Sequence[Trainer]) -> Iterator[N
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise LostError(
             f"rank {ranks.rank} of {ranks.size} on {platform.node()}, {when}: "
-            f"{what_was_lost(error, ranks)}: {reason}. Run the same command again: it resumes from "
+            f"{rank_failure(error, ranks)}: {reason}. Run the same command again: it resumes from "
             "the last checkpoint"
         ) from error
 

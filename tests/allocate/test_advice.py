@@ -9,8 +9,8 @@ import pytest
 from tasks.allocate.advice import advise, forecast_of, left_out
 from tasks.allocate.budget import resolution
 from tasks.common.artifacts import PROFILE, ROLLOUTS
+from tasks.common.checksums import write_checked
 from tasks.common.layout import Layout
-from tasks.common.sealed import write_sealed
 from tests.allocate.test_allocate import profile_of
 from tests.parameters import every_value
 
@@ -23,7 +23,7 @@ BAND = {"allocate": {"strategy": "band", "trivial_above": 0.9, "group_size": 8},
 def layout(tmp_path: Path) -> Layout:
     """Of 40 prompts 20 are surely dead and 20 surely even: profiles of 200 samples."""
     layout = Layout(tmp_path)
-    write_sealed(layout.policy_card, CARD)
+    write_checked(layout.policy_card, CARD)
     PROFILE.write(layout.profile / "profile.parquet", profile_of([(0, 200), (100, 200)] * 20))
     samples = ROLLOUTS.frame([ROLLOUTS.example])[np.zeros(8_000, dtype=np.uint32)]
     ROLLOUTS.write(layout.profile / "rollouts.parquet", samples)
@@ -70,7 +70,7 @@ def test_groups_of_one_are_not_judged_by_their_contrast(values, layout: Layout) 
 
 def test_after_runs_the_reports_sentence_says_what_would_decide(values, layout: Layout) -> None:
     summary = {"recipes": {"grpo": {}, "alive": {}}, "headline": "About 9 more seeds would."}
-    write_sealed(layout.report / "summary.json", summary)
+    write_checked(layout.report / "summary.json", summary)
     assert list(advise(values, layout))[-1] == "After the runs: About 9 more seeds would."
     values["experiment"]["recipes"] = ["grpo", "winnow"]
     assert "The report compares alive, grpo" in list(advise(values, layout))[-1]

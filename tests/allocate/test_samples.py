@@ -9,7 +9,7 @@ import yaml
 
 from tasks.common.accounting.spending import CellBudget, read_budget
 from tasks.common.artifacts import PLAN, ROLLOUTS, SAMPLES, Layout
-from tasks.common.sealed import read_sealed
+from tasks.common.checksums import read_checked
 from tests.stages import run_stage
 from tests.train.worlds import PARAMS, make_world
 
@@ -56,10 +56,10 @@ def test_samples_of_the_plan_are_those_of_the_profile_with_their_tokens(profiled
     values = yaml.safe_load((profiled.root / "params.yaml").read_text())
     kept = samples["logprobs"].null_count() == 0
     assert kept == values["store"]["logprobs"]
-    assert read_sealed(profiled.plan("r", 0) / "forecast.json")["reads_profile"]
+    assert read_checked(profiled.plan("r", 0) / "forecast.json")["reads_profile"]
     trained = stage("train", profiled, "--recipe", "r", "--seed", "0")
     assert trained.returncode == 0, trained.output
-    scored = read_sealed(profiled.train("r", 0) / "flops.json")["charged"]["score"]
+    scored = read_checked(profiled.train("r", 0) / "flops.json")["charged"]["score"]
     assert (scored > 0) == (not kept)
 
 
@@ -67,7 +67,7 @@ def test_a_recipe_that_does_not_read_them_gets_none(profiled: Layout) -> None:
     shutil.rmtree(profiled.store)  # and does not ask the store
     assert allocate(profiled, "plain").returncode == 0
     assert SAMPLES.read(profiled.plan("plain", 0) / "samples.parquet").is_empty()
-    assert not read_sealed(profiled.plan("plain", 0) / "forecast.json")["reads_profile"]
+    assert not read_checked(profiled.plan("plain", 0) / "forecast.json")["reads_profile"]
 
 
 def test_a_store_that_lacks_samples_is_named(profiled: Layout) -> None:

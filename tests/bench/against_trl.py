@@ -94,7 +94,7 @@ def accuracy(root: Path, folder: Path) -> float:
 
     from tasks.common import params
     from tasks.common.artifacts import PROMPTS, Layout
-    from tasks.common.sealed import read_sealed
+    from tasks.common.checksums import read_checked
     from tasks.evaluate.evaluation import evaluate_policy
     from tasks.evaluate.settings import Evaluate
     from tasks.grading.settings import Verify
@@ -104,7 +104,7 @@ def accuracy(root: Path, folder: Path) -> float:
 
     torch.set_num_threads(1)
     layout, values = Layout(root), params.load(root / "params.yaml")
-    policy = open_policy(folder, policy_digest(folder), read_sealed(layout.policy_card))
+    policy = open_policy(folder, policy_digest(folder), read_checked(layout.policy_card))
     prompts = PROMPTS.read(layout.prompts("validation"))
     settings, sampler = Evaluate(4, [1], 200), params.sections(values, SamplerSettings)
     verify = params.section(values, "verify", Verify)

@@ -16,8 +16,8 @@ import polars as pl
 import torch
 
 from tasks.common import params, recipes
+from tasks.common.checksums import read_checked
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_sealed
 from tests.bench.identity import measure, parameters
 
 
@@ -43,7 +43,7 @@ def main() -> None:
             if "refused" in found[name]:
                 print(f"{name:20} refused: its profile alone costs as much")
                 continue
-            spent = read_sealed(layout.train(name, 0) / "flops.json")["budget"]
+            spent = read_checked(layout.train(name, 0) / "flops.json")["budget"]
             num_steps = len(pl.read_parquet(layout.train(name, 0) / "steps.parquet"))
             step = (spent["spent"] - spent["profile"]) / num_steps
             off = (spent["spent"] - budget.amount) / step

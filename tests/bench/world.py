@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
-from tasks.common.sealed import write_sealed
+from tasks.common.checksums import write_checked
 from tests.parameters import every_value
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -97,7 +97,7 @@ def write_plan(
     for seed in range(seeds):
         PLAN.write(layout.plan(recipe, seed) / "plan.parquet", PLAN.frame(rows))
         SAMPLES.write(layout.plan(recipe, seed) / "samples.parquet", SAMPLES.frame([]))
-        write_sealed(layout.plan(recipe, seed) / "budget.json", {"budget": None})
+        write_checked(layout.plan(recipe, seed) / "budget.json", {"budget": None})
     return chosen
 
 

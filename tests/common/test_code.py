@@ -56,14 +56,14 @@ OTHERS = ("python3.11", "python3.12", "python3.13")
         ('"""Old."""\ndef double(*, x):\n    return 2 * x\n', False),
     ],
 )
-def test_what_counts_as_a_comment(tmp_path: Path, source: str, same: bool) -> None:
+def test_digest_excludes_comments(tmp_path: Path, source: str, same: bool) -> None:
     (tmp_path / "a.py").write_text(SOURCE)
     (tmp_path / "b.py").write_text(source)
     digests = [code.digest_of(tmp_path / name) for name in ("a.py", "b.py")]
     assert (digests[0] == digests[1]) is same
 
 
-def test_none_as_a_value_is_not_an_empty_field() -> None:
+def test_none_is_not_an_empty_field() -> None:
     dumps = {code.dump(ast.parse(text)) for text in ("return_(None)", "return_()", "x = None")}
     assert len(dumps) == 3
 
@@ -106,7 +106,7 @@ def test_digests_are_equal_on_every_supported_python(tmp_path: Path) -> None:
             assert code.digest_of(code.ROOT / name) == digest, f"{name} with {python}"
 
 
-def test_a_program_reaches_what_it_can_import(tmp_path: Path) -> None:
+def test_reach_contains_all_importable_files(tmp_path: Path) -> None:
     root = plant(
         tmp_path,
         {
@@ -131,10 +131,3 @@ def test_a_program_reaches_what_it_can_import(tmp_path: Path) -> None:
         *("a/__main__.py", "a/late.py", "b/around.py", "b/page.html", "b/worker.py")
     }
     assert code.libraries(found, root) == {"tasks", "os", "torch", "typing"}
-
-
-def test_a_version_has_no_local_suffix() -> None:
-    version = code.installed_version("torch")
-    assert version
-    assert "+" not in version
-    assert code.installed_version("no-such-package") is None

@@ -29,7 +29,7 @@ def strings(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def test_another_root_has_all_stages_and_touches_nothing_of_the_first() -> None:
+def test_other_root_has_all_stages_and_no_path_of_the_first() -> None:
     found = stages("other")
     assert list(found) == list(MAIN)
     assert not [text for text in strings(found) if text.startswith("data/")]
@@ -42,7 +42,7 @@ def test_another_root_has_all_stages_and_touches_nothing_of_the_first() -> None:
     assert found["code"]["deps"] == MAIN["code"]["deps"]  # the code is where it is
 
 
-def test_dvc_keeps_what_git_ignores_there() -> None:
+def test_dvc_stores_all_outputs_of_another_root() -> None:
     assert found_options(MAIN["policy"]) == ["cache", "persist", "cache", "persist"]
     assert found_options(stages("other")["policy"]) == []
     made = yaml.safe_load(pipeline(TEXT, SECOND, Round(("data",), SGPO)))
@@ -55,7 +55,7 @@ def found_options(stage: dict[str, Any]) -> list[str]:
     return [name for option in options for name in option]
 
 
-def test_a_later_round_reads_the_first_ones_prompts_and_starts_from_a_policy() -> None:
+def test_later_round_reads_the_first_prompts_and_a_policy() -> None:
     found = stages(SECOND, Round(("data",), SGPO))
     assert set(MAIN) - set(found) == {"ingest"}
     assert found["profile"]["wdir"] == "../../.."
@@ -66,7 +66,7 @@ def test_a_later_round_reads_the_first_ones_prompts_and_starts_from_a_policy() -
     assert not [out for stage in found.values() for out in stage["outs"] if "/prompts/" in out]
 
 
-def test_the_report_of_a_later_round_reads_every_earlier_one() -> None:
+def test_report_of_a_later_round_reads_all_earlier_reports() -> None:
     third = stages("data/rounds/3", Round(("data", SECOND), f"{SECOND}/runs/sgpo/0/train/policy"))
     assert third["report"]["cmd"].endswith(f"--before data --before {SECOND}")
     for root in ("data", SECOND):
@@ -74,12 +74,12 @@ def test_the_report_of_a_later_round_reads_every_earlier_one() -> None:
     assert "data/prompts/test.parquet" in third["report"]["deps"]  # not those of the second
 
 
-def test_a_command_that_names_no_root_is_refused() -> None:
+def test_command_without_a_root_is_refused() -> None:
     with pytest.raises(ParamsError, match="'python x.py' must contain --params params.yaml --data"):
         pipeline("stages: {a: {cmd: python x.py, deps: [], params: [], outs: []}}", "other", None)
 
 
-def test_the_parameters_differ_in_the_policy_and_share_store_and_record() -> None:
+def test_parameters_differ_in_the_policy_and_share_store_and_record() -> None:
     path = ROOT / "params.yaml"
     text = parameters(path, "data", SGPO)
     before, after = load(path), parsed(text)
@@ -92,7 +92,7 @@ def test_the_parameters_differ_in_the_policy_and_share_store_and_record() -> Non
     assert "# right sometimes: mean pass rate" in text
 
 
-def test_a_store_and_a_server_that_are_named_stay(tmp_path: Path) -> None:
+def test_named_store_and_server_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(
         "policy: {source: tiny}\nstore: {location: s3://team/store}\ntracking: {uri: http://there}\n"

@@ -18,20 +18,13 @@ def test_a_step_on_an_a100(rows: int, context: int, milliseconds: float) -> None
     ("model", "microseconds"),
     [(LARGE, [6817, 951, 532, 322, 217, 165, 139]), (SMALL, [2296, 332, 192, 121, 86, 69, 60])],
 )
-def test_concurrency_decides_what_a_token_takes(model, microseconds) -> None:
+def test_seconds_per_token_fall_with_concurrency(model, microseconds) -> None:
     time = DeviceTime(model, H100)
     found = [time.step(rows, rows * 4096) / rows * 1e6 for rows in (1, 8, 16, 32, 64, 128, 256)]
     assert [round(value) for value in found] == microseconds
 
 
-def test_twice_the_bandwidth_halves_the_reads_alone() -> None:
-    slow = DeviceTime(LARGE, A100)
-    fast = DeviceTime(LARGE, A100.__class__("fast", 2 * A100.bandwidth, A100.flops, 80e9, 0.0))
-    products = 2 * LARGE.streamed * 8 / (0.8 * A100.flops)
-    assert slow.step(8, 8000) - products == pytest.approx(2 * (fast.step(8, 8000) - products))
-
-
-def test_a_wave_is_its_steps_one_by_one() -> None:
+def test_wave_equals_a_simulation_by_token() -> None:
     """Against a token-by-token simulation, the tail and the refilled slots included."""
     time, rng = DeviceTime(SMALL, H100), np.random.default_rng(0)
     prompts, lengths = rng.integers(1, 40, 30), rng.integers(1, 50, 30)
@@ -49,7 +42,7 @@ def test_a_wave_is_its_steps_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("model", "longest", "update"), [(LARGE, 2048, 118), (LARGE, 8192, 121), (SMALL, 2048, 24)]
 )
-def test_updates_take_what_the_published_shares_say(model, longest: int, update: float) -> None:
+def test_seconds_of_updates(model, longest: int, update: float) -> None:
     """Microseconds a token on an H100, at a mean length of 0.4 of the limit."""
     rng = np.random.default_rng(0)
     lengths = np.minimum(rng.lognormal(np.log(0.4 * longest) - 0.18, 0.6, 20000), longest) + 512

@@ -14,9 +14,9 @@ import pytest
 from pyarrow.parquet import ParquetWriter
 
 from tasks.common import files
+from tasks.common.disk_buffer import ROW, DiskBuffer
 from tasks.common.files import WriteError, replace_file, require_writable, write_json, writing
 from tasks.common.locations import reaching
-from tasks.common.spill import ROW, Spill
 from tests.full import largest_file, remount, small_disk
 
 BIG = pl.DataFrame({ROW: range(100_000), "noise": [os.urandom(32) for _ in range(100_000)]})
@@ -38,9 +38,7 @@ WRITERS: dict[str, Callable[[BinaryIO], object]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_write_cut_short_is_one_sentence_and_leaves_the_old_file(
-    name: str, tmp_path: Path
-) -> None:
+def test_failed_write_is_one_sentence_and_keeps_the_old_file(name: str, tmp_path: Path) -> None:
     path = tmp_path / "table"
     path.write_text("old")
     with largest_file(LIMIT), pytest.raises(WriteError) as raised:
@@ -51,20 +49,20 @@ def test_a_write_cut_short_is_one_sentence_and_leaves_the_old_file(
     assert os.listdir(tmp_path) == ["table"]
 
 
-def test_a_write_error_is_what_callers_catch() -> None:
+def test_write_error_is_an_os_error() -> None:
     """Some let a note go unwritten (OSError), others end with a message (ArtifactError)."""
     with largest_file(4), pytest.raises(OSError), writing(Path("x")):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_another_error_stays_what_it_is() -> None:
+def test_other_errors_are_unchanged() -> None:
     with pytest.raises(ZeroDivisionError), writing(Path("x")):
         raise ZeroDivisionError
     assert files.explain_write(FileNotFoundError(errno.ENOENT, "no", "x")) is None
     assert files.explain_write(ValueError("port 28")) is None
 
 
-def test_a_full_database_is_a_full_disk(tmp_path: Path) -> None:
+def test_full_database_is_a_full_disk(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA max_page_count = 2")
@@ -74,7 +72,7 @@ def test_a_full_database_is_a_full_disk(tmp_path: Path) -> None:
     assert str(raised.value).startswith(f"{path}: the disk is full: free some of it.")
 
 
-def test_the_error_of_a_device_that_is_full(tmp_path: Path) -> None:
+def test_error_of_a_full_device(tmp_path: Path) -> None:
     """Of a file that is written elsewhere than `path`, the error's own name counts."""
     with (
         pytest.raises(WriteError, match=f"{tmp_path}/x: the disk is full"),
@@ -85,16 +83,16 @@ def test_the_error_of_a_device_that_is_full(tmp_path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/proc/none")
 
 
-def test_rows_that_find_no_room_beside_the_output(tmp_path: Path) -> None:
+def test_buffer_without_disk_space(tmp_path: Path) -> None:
     with (
-        Spill(tmp_path / "profile", 1000) as spill,
+        DiskBuffer(tmp_path / "profile", 1000) as buffer,
         largest_file(LIMIT),
         pytest.raises(WriteError, match=f"^{tmp_path}/profile: the file would be larger"),
     ):
-        spill.add(BIG)
+        buffer.add(BIG)
 
 
-def test_a_place_below_a_file_takes_nothing(tmp_path: Path) -> None:
+def test_path_below_a_file_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     place = tmp_path / "file" / "store"
     with pytest.raises(WriteError, match=f"^{place}: a part of this path is a file"):
@@ -105,18 +103,18 @@ def test_a_place_below_a_file_takes_nothing(tmp_path: Path) -> None:
         (place / "x").open("w")
 
 
-def test_a_link_to_a_disk_that_is_not_mounted_takes_nothing(tmp_path: Path) -> None:
+def test_link_to_an_unmounted_disk_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(tmp_path / "unmounted")
     with pytest.raises(WriteError, match=f"^{tmp_path}/data: "):
         require_writable(tmp_path / "data")
 
 
-def test_a_folder_that_is_not_there_yet_is_asked_of_its_parents(tmp_path: Path) -> None:
+def test_missing_folder_is_checked_in_its_parents(tmp_path: Path) -> None:
     require_writable(tmp_path / "a" / "b")
     assert os.listdir(tmp_path) == []
 
 
-def test_a_place_with_less_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
+def test_less_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
     with largest_file(files.PROBE_BYTES - 1), pytest.raises(WriteError, match="larger than"):
         require_writable(tmp_path)
     with largest_file(files.PROBE_BYTES):
@@ -136,7 +134,7 @@ def nobody():
         os.seteuid(0)
 
 
-def test_a_folder_of_another_user(tmp_path: Path) -> None:
+def test_folder_of_another_user(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with nobody():
         with pytest.raises(WriteError, match=f"^{tmp_path}: permission denied: give this user"):
@@ -145,7 +143,7 @@ def test_a_folder_of_another_user(tmp_path: Path) -> None:
             write_json(tmp_path / "x", {})
 
 
-def test_a_full_and_a_read_only_file_system(tmp_path: Path) -> None:
+def test_full_and_read_only_file_systems(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2 << 20) as place:
         write_json(place / "old", {})
         with pytest.raises(WriteError, match=f"^{place}/new: the disk is full: free some of it"):

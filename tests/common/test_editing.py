@@ -32,7 +32,7 @@ def test_values_change_and_comments_stay() -> None:
     ]
 
 
-def test_a_list_of_mappings_becomes_a_block_before_what_follows() -> None:
+def test_list_of_mappings_becomes_a_block() -> None:
     text = set_values(TEXT, {"a.d": [{"e": 4, "f": {"g": "a b"}}, {"e": 5}]})
     assert text.endswith(
         "  d:            # of d\n"
@@ -43,11 +43,11 @@ def test_a_list_of_mappings_becomes_a_block_before_what_follows() -> None:
 
 
 @pytest.mark.parametrize("value", ["no", "1", "null", "on", "x: y", "# x", "a-b", "", "é"])
-def test_words_are_read_back_as_they_were(value: str) -> None:
+def test_words_are_read_back_unchanged(value: str) -> None:
     assert yaml.safe_load(set_values(TEXT, {"h": value}))["h"] == value
 
 
-def test_a_key_that_is_not_there_is_added_to_its_mapping() -> None:
+def test_missing_key_is_added_to_its_mapping() -> None:
     text = set_values(TEXT, {"a.z.y": 1, "n.m": "x", "o": 2})
     found = yaml.safe_load(text)
     assert (found["a"]["z"], found["n"], found["o"]) == ({"y": 1}, {"m": "x"}, 2)
@@ -60,7 +60,7 @@ def test_a_key_that_is_not_there_is_added_to_its_mapping() -> None:
         set_values(TEXT, {"h.b": 1})
 
 
-def test_the_parameters_can_be_edited_and_nothing_else_moves() -> None:
+def test_edit_of_the_parameters_changes_nothing_else() -> None:
     text = (ROOT / "params.yaml").read_text()
     sources = [{"preset": "gsm8k", "settings": {"path": "a/b.jsonl"}}]
     edited = set_values(text, {"policy.source": "tiny", "ingest.sources": sources})
@@ -71,7 +71,7 @@ def test_the_parameters_can_be_edited_and_nothing_else_moves() -> None:
     assert text[text.index("\npolicy:") :] == edited[edited.index("\npolicy:") :]
 
 
-def test_a_key_without_a_value_gets_one() -> None:
+def test_key_without_a_value_gets_one() -> None:
     text = "store:\n  location:   # null: under the data root\n  uri:\nlast:\n"
     after = set_values(text, {"store.location": "data/store", "store.uri": "x", "last": 1})
     assert yaml.safe_load(after) == {"store": {"location": "data/store", "uri": "x"}, "last": 1}

@@ -1,4 +1,4 @@
-"""Temporary files end with their writers, of every kind; modes follow the folder."""
+"""Temporary files of dead writers are removed; modes follow the folder."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks.common import files
-from tasks.common.files import create_file, make_private_folder, replace_file, temporary_folder
+from tasks.common.files import make_private_folder, replace_file
 from tests.test_imports import ROOT
 
 WRITER = """
@@ -32,14 +32,14 @@ if kind == "folder":
         print("writing", flush=True)
         sys.stdin.read()
 else:
-    getattr(files, kind)(path, wait)
+    files.replace_file(path, wait)
 """
-KINDS = ("replace_file", "create_file", "folder")
+KINDS = ("file", "folder")
 
 
 @contextmanager
 def writer(kind: str, path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Another process in the middle of writing."""
+    """Another process that is writing."""
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, kind, str(path)],
         stdin=subprocess.PIPE,
@@ -54,7 +54,7 @@ def writer(kind: str, path: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 @pytest.fixture(autouse=True)
 def new_process() -> None:
-    """What is done once in the life of a process is done again."""
+    """Repeat what a process does once."""
     files.remove_unfinished_once.cache_clear()
 
 
@@ -63,7 +63,7 @@ def write(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_killed_writer_left_goes_with_the_next_write(kind: str, tmp_path: Path) -> None:
+def test_next_write_removes_the_files_of_a_killed_writer(kind: str, tmp_path: Path) -> None:
     with writer(kind, tmp_path / "target") as process:
         assert list(tmp_path.iterdir())
         process.send_signal(signal.SIGKILL)
@@ -74,7 +74,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_write(kind: str, tmp_path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_living_writer_is_at_stays(kind: str, tmp_path: Path) -> None:
+def test_files_of_a_running_writer_stay(kind: str, tmp_path: Path) -> None:
     with writer(kind, tmp_path / "target") as process:
         written = set(tmp_path.iterdir())
         write(tmp_path / "other")
@@ -85,14 +85,7 @@ def test_what_a_living_writer_is_at_stays(kind: str, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == whole
 
 
-def test_a_folder_that_was_renamed_is_kept(tmp_path: Path) -> None:
-    with temporary_folder(tmp_path, "policy") as folder:
-        (folder / "file").write_text("whole")
-        folder.rename(tmp_path / "policy")
-    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
-
-
-def test_a_file_that_was_taken_for_a_dead_writer_s_is_made_again(
+def test_temporary_file_removed_before_its_lock_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process looks between the making of a file and its lock."""
@@ -112,7 +105,7 @@ def test_a_file_that_was_taken_for_a_dead_writer_s_is_made_again(
     assert (tmp_path / "target").read_bytes() == b"whole"
 
 
-def test_a_link_in_a_shared_folder_leads_nowhere(tmp_path: Path) -> None:
+def test_link_in_a_shared_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("kept")
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / ".x.unfinished").symlink_to(tmp_path / "elsewhere")
@@ -148,20 +141,19 @@ def umask() -> Iterator[Callable[[int], int]]:
     ],
     ids=oct,
 )
-@pytest.mark.parametrize("make", [replace_file, create_file])
 def test_files_and_folders_follow_the_folder(
-    around: int, folder: int, file: int, make: Callable[..., object], tmp_path: Path, umask: object
+    around: int, folder: int, file: int, tmp_path: Path, umask: object
 ) -> None:
     root = tmp_path / "root"
     root.mkdir()
     root.chmod(around)
     path = root / "a" / "b" / "file"
-    make(path, lambda stream: stream.write(b"whole"))
+    write(path)
     assert [mode(part) for part in (root / "a", root / "a" / "b", path)] == [folder, folder, file]
     assert path.stat().st_gid == root.stat().st_gid
 
 
-def test_a_umask_counts_where_no_group_shares_the_folder(
+def test_umask_applies_in_a_folder_without_a_group(
     tmp_path: Path, umask: Callable[[int], int]
 ) -> None:
     tmp_path.chmod(0o755)
@@ -184,7 +176,7 @@ def test_the_group_of_a_shared_folder_is_kept(around: int, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("around", "expected"), [(0o755, 0o700), (0o775, 0o700), (0o2775, 0o2775)], ids=oct
 )
-def test_a_private_folder_is_its_owner_s_unless_all_above_is_a_group_s(
+def test_private_folder_is_for_its_owner_or_a_setgid_group(
     around: int, expected: int, tmp_path: Path, umask: object
 ) -> None:
     tmp_path.chmod(around)
@@ -192,4 +184,4 @@ def test_a_private_folder_is_its_owner_s_unless_all_above_is_a_group_s(
     assert mode(tmp_path / "store") == expected
     (tmp_path / "store").chmod(0o711)
     make_private_folder(tmp_path / "store")
-    assert mode(tmp_path / "store") == 0o711  # somebody wanted that
+    assert mode(tmp_path / "store") == 0o711  # set by a user

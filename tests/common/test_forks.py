@@ -102,7 +102,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.mark.parametrize(("ending", "status"), [("0", 0), ("3", 3), ("die", 128 + signal.SIGKILL)])
-def test_a_stage_runs_with_the_command_s_arguments_and_leaves_its_status(
+def test_fork_has_the_arguments_and_returns_its_status(
     ending: str, status: int, world: World
 ) -> None:
     for _ in range(2):
@@ -112,7 +112,7 @@ def test_a_stage_runs_with_the_command_s_arguments_and_leaves_its_status(
         assert command.returncode == status
 
 
-def test_an_interrupt_of_the_group_reaches_the_stage_once_and_leaves_the_server(
+def test_interrupt_reaches_the_stage_and_not_the_server(
     world: World,
 ) -> None:
     command, stage = world.waiting()
@@ -123,7 +123,7 @@ def test_an_interrupt_of_the_group_reaches_the_stage_once_and_leaves_the_server(
     assert world.start("0").wait() == 0
 
 
-def test_an_interrupt_while_the_server_imports_ends_the_command(tmp_path: Path) -> None:
+def test_interrupt_during_the_imports_of_the_server_ends_the_command(tmp_path: Path) -> None:
     slow = "import os, time; open(os.environ['SAID'], 'w'); time.sleep(600)"
     (tmp_path / "slow_library.py").write_text(slow)
     world = World(tmp_path, "slow_library")
@@ -139,14 +139,14 @@ def test_an_interrupt_while_the_server_imports_ends_the_command(tmp_path: Path) 
     assert command.communicate() == ("", None)
 
 
-def test_a_request_to_end_is_passed_on(world: World) -> None:
+def test_sigterm_is_passed_on(world: World) -> None:
     command, _ = world.waiting()
     command.terminate()
     assert command.wait() == 130
     assert world.said.read_text() == "saved"
 
 
-def test_a_killed_command_takes_its_stage_along(world: World) -> None:
+def test_stage_ends_with_a_killed_command(world: World) -> None:
     command, stage = world.waiting()
     command.kill()
     stage.wait(30)
@@ -154,14 +154,14 @@ def test_a_killed_command_takes_its_stage_along(world: World) -> None:
     assert world.start("0").wait() == 0
 
 
-def test_a_killed_server_is_a_killed_stage(world: World) -> None:
+def test_stage_ends_with_a_killed_server(world: World) -> None:
     command, stage = world.waiting()
     world.server.kill()
     assert command.wait() == 128 + signal.SIGKILL
     stage.wait(30)
 
 
-def test_without_a_server_the_command_does_the_work_itself(world: World, tmp_path: Path) -> None:
+def test_command_runs_the_stage_itself_without_a_server(world: World, tmp_path: Path) -> None:
     world.server.kill()
     world.server.wait()
     assert world.start("0").wait() == 99

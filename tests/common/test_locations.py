@@ -51,7 +51,7 @@ def failure(action: Callable[..., Any], *arguments: Any) -> str:
     return message
 
 
-def test_a_folder_is_a_location(tmp_path: Path) -> None:
+def test_folder_is_a_location(tmp_path: Path) -> None:
     files, path = open_location(str(tmp_path / "a"))
     assert (files.protocol, path) == (("file", "local"), str(tmp_path / "a"))
     assert failure(read, str(tmp_path / "a")) == f"{tmp_path}/a: No such file or directory"
@@ -68,21 +68,21 @@ def test_a_folder_is_a_location(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_location_is_refused(location: str, message: str) -> None:
+def test_invalid_location_is_refused(location: str, message: str) -> None:
     said = failure(open_location, location)
     assert message in said
     assert "hidden" not in said
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:9000", "http://name:hidden@127.0.0.1:9000"])
-def test_an_endpoint_that_is_not_one_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_invalid_endpoint_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
     said = failure(open_location, "s3://bucket/x")
     assert "AWS_ENDPOINT_URL must be http://host:port or https://host" in said
     assert "hidden" not in said
 
 
-def test_a_fault_of_this_machine_is_not_blamed_on_the_bucket(tmp_path: Path) -> None:
+def test_fault_of_this_machine_names_its_file(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError) as raised, reaching("s3://bucket/x"):
         (tmp_path / "no-such-folder" / "y").write_text("")
     assert (
@@ -99,9 +99,7 @@ def test_a_fault_of_this_machine_is_not_blamed_on_the_bucket(tmp_path: Path) -> 
 
 
 @pytest.mark.s3
-def test_what_the_server_refuses_is_said_in_words(
-    bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusals_of_the_server_are_explained(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(f"{bucket}/x", b"1")
     assert read(f"{bucket}/x") == b"1"
     assert "there is no such bucket or file" in failure(read, f"{bucket}/y")
@@ -133,7 +131,7 @@ def test_what_the_server_refuses_is_said_in_words(
 
 
 @pytest.mark.s3
-def test_what_signs_requests_never_logs_them(
+def test_signed_requests_are_not_logged(
     bucket: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -151,7 +149,7 @@ def test_what_signs_requests_never_logs_them(
     assert ACCESS_KEY in caplog.text
 
 
-def test_nobody_at_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
@@ -165,9 +163,7 @@ def test_nobody_at_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.s3
-def test_a_server_that_accepts_and_is_silent(
-    bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_server(bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as impatient:
         impatient.setattr(locations, "READ_SECONDS", 1)
         impatient.setenv("AWS_MAX_ATTEMPTS", "2")
@@ -200,13 +196,13 @@ def cut_during(s3: S3Server, action: Callable[[], Any], *, away: bool = False) -
 
 
 @pytest.mark.s3
-def test_a_write_goes_on_when_the_server_comes_back(bucket: str, s3: S3Server) -> None:
+def test_write_continues_after_a_restart_of_the_server(bucket: str, s3: S3Server) -> None:
     cut_during(s3, lambda: write(f"{bucket}/x", BODY)).result()
     assert read(f"{bucket}/x") == BODY
 
 
 @pytest.mark.s3
-def test_a_write_that_was_cut_off_leaves_nothing_to_read(
+def test_interrupted_write_creates_no_object(
     bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
@@ -224,7 +220,7 @@ def test_a_write_that_was_cut_off_leaves_nothing_to_read(
 
 
 @pytest.mark.s3
-def test_an_upload_in_parts_that_never_ends_is_no_object(bucket: str, s3: S3Server) -> None:
+def test_unfinished_multipart_upload_is_no_object(bucket: str, s3: S3Server) -> None:
     files, path = open_location(f"{bucket}/large")
     name, _, key = path.partition("/")
     upload = files.call_s3("create_multipart_upload", Bucket=name, Key=key)["UploadId"]
@@ -278,7 +274,7 @@ def pour(source: socket.socket, target: socket.socket, limit: int | None) -> Non
 
 
 @pytest.mark.s3
-def test_half_an_answer_is_never_taken_for_the_whole(
+def test_truncated_answer_is_an_error(
     bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(f"{bucket}/x", BODY)
@@ -294,6 +290,6 @@ def test_half_an_answer_is_never_taken_for_the_whole(
 
 
 @pytest.mark.s3
-def test_a_read_goes_on_when_the_server_comes_back(bucket: str, s3: S3Server) -> None:
+def test_read_continues_after_a_restart_of_the_server(bucket: str, s3: S3Server) -> None:
     write(f"{bucket}/x", BODY)
     assert cut_during(s3, lambda: read(f"{bucket}/x")).result() == BODY

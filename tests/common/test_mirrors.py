@@ -1,5 +1,5 @@
-"""Trackers beside MLflow: which run gets what, that nothing of them stops a stage, and what the
-real ones have written."""
+"""Trackers beside MLflow: the content of each run, faults that must not stop a stage, and the files
+of the real trackers."""
 
 import contextlib
 import importlib.util
@@ -10,24 +10,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.common.files import digest_file
+from tasks.common import tracking
+from tasks.common.checksums import read_checked
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_sealed
-from tasks.common.tracking import mirrors
-from tasks.common.tracking.journal import Journal, Tracker, point
-from tasks.common.tracking.mirrors import Mirrors
+from tasks.common.tracking import Tracker, Tracking, mirrors
+from tasks.common.tracking.journal import point
 from tests.files import plant
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = {"train": {"learning_rate": 0.001}}
 
-# Stands for the package `wandb`: it writes down what it is asked for, and misbehaves when told to.
+# Replaces the package `wandb`: it writes its calls to a file, and hangs on request.
 WANDB = """
 import json, os, time
 class Settings:
@@ -43,11 +43,8 @@ def say(what, value):
     with open(os.environ["SAID"], "a") as file:
         file.write(json.dumps([what, value]) + "\\\\n")
 def init(**options):
-    behaviour = os.environ.get("BEHAVIOUR")
-    if behaviour == "hang":
+    if os.environ.get("BEHAVIOUR") == "hang":
         time.sleep(600)
-    if behaviour == "fail":
-        raise RuntimeError("no such project")
     say("init", {key: options[key] for key in ("project", "id", "name", "group", "resume")})
     return Run()
 """.replace("\\\\n", "\\n")
@@ -60,7 +57,7 @@ def layout(tmp_path: Path) -> Layout:
 
 @pytest.fixture
 def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the stand-in for wandb was asked for, a line each."""
+    """The file of the calls to the replacement of wandb, one per line."""
     plant(tmp_path, {"stand_in/wandb.py": WANDB})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stand_in"))
     monkeypatch.setenv("SAID", str(tmp_path / "said"))
@@ -71,25 +68,17 @@ def lines(said: Path) -> list[tuple[str, Any]]:
     return [tuple(json.loads(line)) for line in said.read_text().splitlines()]
 
 
-@contextlib.contextmanager
+@pytest.fixture(autouse=True)
+def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "open_stage", lambda *_: lambda event: None)
+
+
 def stage(
     layout: Layout, name: str, recipe: str | None = None, seed: int | None = None, also: Any = None
-) -> Iterator[Tracker]:
-    """A stage's record, as `tracking.track` opens it, without MLflow."""
-    tags = {"stage": name} | ({"recipe": recipe, "seed": str(seed)} if recipe else {})
-    start = {"name": name, "record": "r", "experiment": "mine", "tags": tags}
-    journal = Journal("nowhere", start, layout.tracking, lambda: lambda event: None)
-    journal.listeners.append(Mirrors(also or ["wandb"], layout, start).listen)
-    tracker, status = Tracker(journal, layout.root), "FAILED"
-    try:
-        yield tracker
-        status = "FINISHED"
-        if name == "train":
-            curve = layout.train(str(recipe), int(seed or 0)) / "curve.parquet"
-            tracker.output(curve, digest_file(curve))
-    finally:
-        tracker.flush()
-        journal.tell("end", status=status, closes_parent=True)
+) -> AbstractContextManager[Tracker]:
+    """Open the record of a stage with these trackers, without MLflow."""
+    settings = Tracking(None, "mine", 0.0, also or ["wandb"])
+    return tracking.track(settings, layout, name, recipe, seed)
 
 
 def train(
@@ -114,7 +103,7 @@ def train(
 
 
 def report(layout: Layout, accuracy: float, also: list[str] | None = None) -> None:
-    """What the report says of grpo with seed 0: two points, of two curves each."""
+    """The report's record of grpo with seed 0: two points of two curves each."""
     curve = layout.train("grpo", 0) / "curve.parquet"
     curves = [{"accuracy": [0.25, accuracy]}, {"reward": [0.5, 0.75]}]
     points = [
@@ -128,9 +117,7 @@ def report(layout: Layout, accuracy: float, also: list[str] | None = None) -> No
         tracker.cell("grpo", 0, PARAMS, [result, *points], datasets={}, outputs=[curve])
 
 
-def test_a_run_has_parameters_and_curves_and_goes_on_after_a_kill(
-    layout: Layout, said: Path
-) -> None:
+def test_run_has_parameters_and_curves_and_resumes_after_a_kill(layout: Layout, said: Path) -> None:
     train(layout, range(3), killed=True)
     train(layout, range(2, 5))
     told = lines(said)
@@ -157,10 +144,10 @@ def test_another_training_is_another_run(layout: Layout, said: Path) -> None:
     assert first != second
 
 
-def test_results_reach_the_run_of_their_training_once(layout: Layout, said: Path) -> None:
+def test_results_are_added_once_to_the_run_of_their_training(layout: Layout, said: Path) -> None:
     train(layout, range(2))
     report(layout, 0.625)
-    report(layout, 0.625)  # said again, it is sent once
+    report(layout, 0.625)  # a repeated record is sent once
     told = lines(said)
     ids = [value["id"] for what, value in told if what == "init"]
     assert ids == [ids[0]] * 2  # once a stage
@@ -168,9 +155,7 @@ def test_results_reach_the_run_of_their_training_once(layout: Layout, said: Path
     assert [value["step"] for what, value in told if what == "log"] == [0, 1]  # the training's
 
 
-def test_a_training_that_no_tracker_saw_gets_its_curves_from_the_report(
-    layout: Layout, said: Path
-) -> None:
+def test_report_sends_the_curves_of_a_restored_training(layout: Layout, said: Path) -> None:
     train(layout, range(1))
     curve = layout.train("grpo", 0) / "curve.parquet"
     curve.write_bytes(b"restored by DVC")
@@ -189,7 +174,7 @@ def test_a_training_that_no_tracker_saw_gets_its_curves_from_the_report(
     ]
 
 
-def test_a_tracker_that_hangs_slows_no_stage(
+def test_hanging_tracker_does_not_slow_a_stage(
     layout: Layout, said: Path, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
     monkeypatch.setenv("BEHAVIOUR", "hang")
@@ -208,10 +193,10 @@ def test_a_tracker_that_hangs_slows_no_stage(
     train(layout, range(2000))
     assert time.monotonic() - begun < PATIENCE / 2  # the tracker sleeps for twice as long
     assert "wandb: still writing; its process ends by itself" in caplog.text
-    children[0].kill()
+    children[-1].kill()
 
 
-def test_a_tracker_that_reads_nothing_is_left(
+def test_tracker_that_reads_nothing_is_dropped(
     layout: Layout, said: Path, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
     monkeypatch.setattr(mirrors, "MAX_WAITING", 20)
@@ -229,33 +214,28 @@ def test_a_tracker_that_reads_nothing_is_left(
     writer.child.kill()
 
 
-def test_a_tracker_that_fails_is_said_and_stops_nothing(
+def test_failing_tracker_is_logged_and_the_others_continue(
     layout: Layout, said: Path, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
-    monkeypatch.setenv("BEHAVIOUR", "fail")
-    train(layout, range(3))
-    assert "a part of this run is missing in wandb: their process ended with status" in caplog.text
-    log = layout.tracking / "also" / "trackers.log"
-    assert str(log) in caplog.text
-    assert "RuntimeError: no such project" in log.read_text()
-
-
-def test_a_tracker_that_fails_leaves_the_others_whole(
-    layout: Layout, said: Path, monkeypatch: pytest.MonkeyPatch, caplog
-) -> None:
-    """The stand-in for trackio cannot even be imported."""
+    """The replacement of trackio cannot be imported."""
     plant(said.parent, {"stand_in/trackio.py": "raise RuntimeError('broken')"})
     train(layout, range(3), also=["trackio", "wandb"])
-    assert "a part of this run is missing in trackio, wandb" in caplog.text
+    missing = "a part of this run is missing in trackio, wandb: their process ended with status"
+    assert missing in caplog.text
+    log = layout.tracking / "also" / "trackers.log"
+    assert str(log) in caplog.text
+    assert "RuntimeError: broken" in log.read_text()
     told = lines(said)
     assert [value["step"] for what, value in told if what == "log"] == [0, 1, 2]
     assert told[-1] == ("finish", 0)
 
 
-def test_what_a_killed_stage_has_sent_is_written(layout: Layout, said: Path) -> None:
+def test_messages_of_a_killed_stage_are_written(layout: Layout, said: Path) -> None:
     program = (
-        "import os, signal, sys, time; from pathlib import Path; "
+        "import os, signal, sys, time; from pathlib import Path\n"
+        "from tasks.common import tracking\n"
         "from tasks.common.layout import Layout; from tests.common.test_mirrors import stage\n"
+        "tracking.open_stage = lambda *_: lambda event: None\n"
         "with stage(Layout(Path(sys.argv[1])), 'train', 'grpo', 0) as tracker:\n"
         "    tracker.params({'a': 1})\n"
         "    tracker.metrics({'loss': 0.5}, 0)\n"
@@ -276,12 +256,6 @@ def test_what_a_killed_stage_has_sent_is_written(layout: Layout, said: Path) -> 
     assert lines(said)[-2:] == [("log", {"step": 0, "loss": 0.5}), ("finish", 1)]
 
 
-def test_no_tracker_is_no_process_and_no_file(layout: Layout) -> None:
-    start = {"experiment": "mine", "tags": {"stage": "train", "recipe": "grpo", "seed": "0"}}
-    Mirrors([], layout, start).listen({"kind": "metrics", "points": []})
-    assert not layout.tracking.exists()
-
-
 def needs(package: str) -> pytest.MarkDecorator:
     spec = importlib.util.find_spec(package)
     is_there = spec is not None and spec.origin is not None
@@ -293,7 +267,7 @@ def run_all(layout: Layout, tracker: str) -> str:
     train(layout, range(3), killed=True, also=[tracker])
     train(layout, range(2, 5), also=[tracker])
     report(layout, 0.625, also=[tracker])
-    return str(read_sealed(layout.tracking / "also" / "grpo" / "0.json")["id"])
+    return str(read_checked(layout.tracking / "also" / "grpo" / "0.json")["id"])
 
 
 LOSSES = [(step, pytest.approx(1 / (step + 1))) for step in range(5)]

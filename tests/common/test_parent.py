@@ -48,9 +48,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("when", "expected"), [("running", "alive "), ("imports", "")])
-def test_a_stage_ends_with_dvc_also_when_dvc_ends_first(
-    when: str, expected: str, tmp_path: Path
-) -> None:
+def test_stage_ends_with_dvc(when: str, expected: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     marker.touch()
     environment = {**os.environ, "DVC_STAGE": "train"}
@@ -71,7 +69,7 @@ def test_a_stage_ends_with_dvc_also_when_dvc_ends_first(
     assert marker.read_text() == expected
 
 
-def test_a_stage_whose_parent_lives_is_left_alone(tmp_path: Path) -> None:
+def test_stage_of_a_running_parent_continues(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     environment = {**os.environ, "DVC_STAGE": "train"}
     command = [sys.executable, "-c", PARENT, CHILD, str(marker), "running", "0.5"]
@@ -99,7 +97,7 @@ def parent_of(pid: int) -> int:
 
 
 @pytest.mark.parametrize("known", ["by the flow's word", "by dvc's lock"])
-def test_a_stage_ends_with_dvc_also_in_a_container(known: str, tmp_path: Path) -> None:
+def test_stage_ends_with_dvc_in_a_container(known: str, tmp_path: Path) -> None:
     """dvc is killed while the stage imports, and process 1 is of dvc's own session."""
     marker, lock = tmp_path / "marker", tmp_path / ".dvc" / "tmp" / "rwlock"
     marker.touch()
@@ -127,7 +125,7 @@ def test_a_stage_ends_with_dvc_also_in_a_container(known: str, tmp_path: Path) -
     container.wait()
 
 
-def test_under_a_shell_of_dvc_s_a_stage_is_left_alone(tmp_path: Path) -> None:
+def test_stage_below_a_shell_of_dvc_continues(tmp_path: Path) -> None:
     """A command that is a pipe or a list has a shell between dvc and the stage."""
     marker = tmp_path / "marker"
     shell = ["sh", "-c", '"$@"; true', "sh", sys.executable, "-c", CHILD, str(marker)]
@@ -145,7 +143,7 @@ def test_under_a_shell_of_dvc_s_a_stage_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "stage", sorted(path.parent.name for path in ROOT.glob("tasks/*/__main__.py"))
 )
-def test_a_stage_looks_for_dvc_before_it_imports(stage: str) -> None:
+def test_stage_checks_for_dvc_before_its_imports(stage: str) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     environment = {**os.environ, "DVC_STAGE": stage, "WINNOW_PARENT": str(ended.pid)}
@@ -175,7 +173,7 @@ def leave(guard: "subprocess.Popen[str]") -> None:
     ("grace", "end", "last"),
     [(PATIENCE, leave, "saved\n"), (0.0, leave, ""), (PATIENCE, subprocess.Popen.kill, "")],
 )
-def test_a_guarded_command_ends_with_its_children_after_the_grace_time_or_with_its_guard(
+def test_guarded_command_ends_with_its_children(
     grace: float, end: Callable[["subprocess.Popen[str]"], None], last: str
 ) -> None:
     guard = subprocess.Popen(

@@ -1,6 +1,5 @@
-"""Databases, stores and checkpoints are their owner's, or the group's that shares the place."""
+"""Stores, checkpoints and verdicts are for their owner, or for the group of a shared folder."""
 
-import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from tasks.common.artifacts import Layout
-from tasks.common.tracking import database
 from tasks.grading.judge import VerdictStore
 from tasks.store.folder import open_store
 from tasks.store.settings import StoreSettings
@@ -19,12 +17,11 @@ from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
 OPEN = stat.S_IRWXG | stat.S_IRWXO
 
 
-def store(root: Path, location: Path | None = None) -> Path:
-    settings = StoreSettings(str(location) if location else None, 8, False)
+def store(root: Path) -> Path:
     layout = Layout(root / "data")
-    opened = open_store(settings, layout, "policy", {"temperature": 1.0})
+    opened = open_store(StoreSettings(None, 8, False), layout, "policy", {"temperature": 1.0})
     opened.create("sampling.json", b"{}")
-    return location or layout.store
+    return layout.store
 
 
 def checkpoints(root: Path) -> Path:
@@ -35,25 +32,6 @@ def checkpoints(root: Path) -> Path:
     kept.save(Snapshot(1, {"w": torch.zeros(1)}, {}, state, {"steps": table}, table))
     kept.wait()
     return layout.checkpoints
-
-
-class Client:
-    """Makes the tables, as MLflow's does, without its dozens of migrations."""
-
-    def __init__(self, uri: str) -> None:
-        with sqlite3.connect(uri.removeprefix("sqlite:///")) as database:
-            database.execute("CREATE TABLE experiments (name TEXT)")
-
-    def search_experiments(self, **_: object) -> None:
-        pass
-
-
-def tracking(root: Path) -> Path:
-    path = Layout(root / "data").tracking / "mlflow.db"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(database, "connect", Client)
-        database.make(path)
-    return path.parent
 
 
 def verdicts(root: Path) -> Path:
@@ -67,26 +45,16 @@ def modes(path: Path) -> dict[str, int]:
     return {part.name: stat.S_IMODE(part.stat().st_mode) for part in found}
 
 
-@pytest.mark.parametrize("made", [store, checkpoints, tracking, verdicts])
-def test_they_are_their_owner_s(made: Callable[[Path], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", [store, checkpoints, verdicts])
+def test_only_the_owner_has_access(made: Callable[[Path], Path], tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     found = modes(made(tmp_path))
     assert {name: oct(mode) for name, mode in found.items() if mode & OPEN} == {}
 
 
 @pytest.mark.parametrize("made", [store, checkpoints])
-def test_under_setgid_they_are_the_group_s(made: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_group_of_a_setgid_folder_has_access(made: Callable[[Path], Path], tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data").chmod(0o2770)
     found = modes(made(tmp_path))
     assert set(found.values()) == {0o2770, 0o660}
-
-
-@pytest.mark.parametrize(("around", "file"), [(0o2775, 0o664), (0o770, 0o660), (0o755, 0o644)])
-def test_a_named_store_keeps_the_modes_of_its_folder(
-    around: int, file: int, tmp_path: Path
-) -> None:
-    location = tmp_path / "shared"
-    location.mkdir()
-    location.chmod(around)
-    assert set(modes(store(tmp_path, location)).values()) == {around, file}

@@ -17,7 +17,7 @@ from tasks.common.processes.locks import exclusive
 from tests.patience import PATIENCE
 
 
-def test_a_second_holder_waits_and_is_told_for_whom(
+def test_second_process_waits_and_logs_the_holder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lock, held = tmp_path / "lock", []
@@ -48,7 +48,7 @@ def test_a_second_holder_waits_and_is_told_for_whom(
     holder.wait()
 
 
-def test_a_lock_that_cannot_be_made_is_named(
+def test_lock_on_a_read_only_file_system_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, *more: Any) -> int:
@@ -76,7 +76,7 @@ sys.exit(status)
 
 
 @pytest.mark.parametrize(("given", "status"), [((), 130), (("0",), 0)])
-def test_an_interrupt_that_was_caught_leaves_the_status_alone(
+def test_caught_interrupt_does_not_change_the_status(
     given: tuple[str, ...], status: int, tmp_path: Path
 ) -> None:
     (tmp_path / "interrupted.py").write_text(INTERRUPTED)

@@ -17,13 +17,13 @@ BASE = {"loss": {"method": "clip", "clip_low": 0.2}, "batch": {"unit": "prompts"
 VALUES = {"train": BASE, "recipes": OWN}
 
 
-def test_a_recipe_replaces_slots_and_merges_the_rest() -> None:
+def test_recipe_replaces_slots_and_merges_the_rest() -> None:
     train = recipes.recipe(VALUES, "slots")["train"]
     assert train == {"loss": {"method": "tis"}, "batch": {"unit": "prompts", "size": 8}}
     assert recipes.recipe(VALUES, "plain")["train"] == BASE
 
 
-def test_from_merges_key_by_key_and_another_method_or_strategy_replaces() -> None:
+def test_from_merges_keys_and_replaces_methods_and_strategies() -> None:
     more, other = recipes.resolved(VALUES, "more"), recipes.resolved(VALUES, "other")
     assert more["allocate"] == {"strategy": "uniform", "group_size": 2}
     assert more["train"] == {"loss": {"method": "tis", "cap": 1}, "batch": {"size": 8}}
@@ -31,7 +31,7 @@ def test_from_merges_key_by_key_and_another_method_or_strategy_replaces() -> Non
     assert other["train"]["loss"] == {"method": "a"}
 
 
-def test_a_recipe_of_the_parameters_takes_precedence_and_may_be_made_from_a_file() -> None:
+def test_recipe_of_the_parameters_takes_precedence() -> None:
     own = {"recipes": {"mine": {"from": "sgpo", "allocate": {"unsolved_rate": 0.25}}}}
     built_in = recipes.resolved({}, "sgpo")["allocate"]
     assert recipes.resolved(own, "mine")["allocate"] == {**built_in, "unsolved_rate": 0.25}
@@ -41,7 +41,7 @@ def test_a_recipe_of_the_parameters_takes_precedence_and_may_be_made_from_a_file
 
 
 @pytest.mark.parametrize("base", [{}, {"from": "pods"}])
-def test_a_part_of_a_built_in_recipe_changes_it(base: dict[str, str]) -> None:
+def test_partial_recipe_changes_the_built_in_one(base: dict[str, str]) -> None:
     built_in, part = recipes.resolved({}, "pods"), {"allocate": {"group_size": 32}}
     changed = recipes.resolved({"recipes": {"pods": {**base, **part}}}, "pods")
     group_size = {"allocate": {**built_in["allocate"], "group_size": 32}}
@@ -64,13 +64,13 @@ def test_a_part_of_a_built_in_recipe_changes_it(base: dict[str, str]) -> None:
         (None, "recipes.r must be a mapping with allocate and train; it is None"),
     ],
 )
-def test_what_is_no_recipe_is_refused(recipe: Any, message: str) -> None:
+def test_invalid_recipe_is_refused(recipe: Any, message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         recipes.recipe({"recipes": {"r": recipe}}, "r")
 
 
 @pytest.mark.parametrize("name", recipes.names({}))
-def test_a_file_begins_with_what_it_is_and_its_paper(name: str) -> None:
+def test_file_begins_with_description_and_paper(name: str) -> None:
     path = recipes.FOLDER / f"{name}.yaml"
     what, paper, first, *_ = path.read_text().splitlines()
     assert what.startswith("# ")
@@ -80,7 +80,7 @@ def test_a_file_begins_with_what_it_is_and_its_paper(name: str) -> None:
     params.check_recipe(name, path.name)
 
 
-def test_cells_with_a_budget_are_compared_at_three_points() -> None:
+def test_budget_adds_branches_by_default() -> None:
     """Each is a default: what the file or a recipe sets counts, and so does no budget."""
     budget = {"account": "executed", "amount": 4e11}
     values = {"experiment": {"budget": budget}, "train": {"learning_rate": 1e-4}}

@@ -26,16 +26,16 @@ from tests.doctor.test_check import changed, found
         ("hf://org/name@revision", "hf://org/name@revision"),
     ],
 )
-def test_addresses_are_cut_down_to_scheme_host_and_path(text: str, shown: str) -> None:
+def test_addresses_are_reduced_to_scheme_host_and_path(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
 
 
-def test_credentials_stand_before_the_host() -> None:
+def test_credentials_are_before_the_host() -> None:
     assert has_credentials("https://token@host/x")
     assert not has_credentials("sqlite:////a/b@c/mlflow.db")
 
 
-def test_what_is_recorded_holds_no_secret_of_an_address(tmp_path: Path) -> None:
+def test_record_contains_no_secret_of_an_address(tmp_path: Path) -> None:
     said: list[dict] = []
     journal = Journal("uri", {"name": "x", "record": "1"}, tmp_path, lambda: said.append)
     tracker = Tracker(journal)
@@ -56,19 +56,19 @@ def test_what_is_recorded_holds_no_secret_of_an_address(tmp_path: Path) -> None:
         ("name:hidden@host", "tracking.uri must be null"),
     ],
 )
-def test_a_tracking_server_is_not_named_with_its_password(uri: str, message: str) -> None:
+def test_credentials_in_tracking_uri_are_refused(uri: str, message: str) -> None:
     with pytest.raises(ParamsError, match=message) as raised:
         Tracking(uri, "winnow", 0.0, [])
     assert "hidden" not in str(raised.value)
 
 
-def test_the_doctor_refuses_them_without_showing_them(tmp_path: Path) -> None:
+def test_doctor_refuses_credentials_without_showing_them(tmp_path: Path) -> None:
     values = changed(tracking__uri="https://name:hidden@host")
     assert "tracking.uri contains credentials" in str(found(tmp_path, values))
     assert "hidden" not in str(found(tmp_path, values))
 
 
-def test_prefects_address_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_of_prefect_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "http://name:hidden@host:4200/api"
     monkeypatch.setenv("PREFECT_API_URL", url)
     assert summary.prefect_place() == "http://host:4200"

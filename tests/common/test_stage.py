@@ -32,7 +32,7 @@ def cell(given: Cell, alone: str | None = None) -> Cell:
         ("", ("grpo", 3), ("grpo", 3)),
     ],
 )
-def test_dvc_names_the_cell_of_a_command_that_does_not(
+def test_missing_cell_is_read_from_the_name_in_dvc(
     monkeypatch: pytest.MonkeyPatch, stage: str, given: Cell, found: Cell
 ) -> None:
     monkeypatch.setenv("DVC_STAGE", stage)
@@ -40,9 +40,7 @@ def test_dvc_names_the_cell_of_a_command_that_does_not(
 
 
 @pytest.mark.parametrize("stage", ["baseline", "data/rounds/2/dvc.yaml:baseline", ""])
-def test_a_stage_that_is_another_without_a_cell(
-    monkeypatch: pytest.MonkeyPatch, stage: str
-) -> None:
+def test_stage_without_a_cell(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     monkeypatch.setenv("DVC_STAGE", stage)
     assert cell((None, None), "baseline") == (None, None)
 
@@ -58,7 +56,7 @@ def test_a_stage_that_is_another_without_a_cell(
         ("evaluate", (None, None), "baseline"),
     ],
 )
-def test_half_a_cell_is_refused(
+def test_incomplete_cell_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     stage: str,
@@ -74,7 +72,7 @@ def test_half_a_cell_is_refused(
 
 
 @pytest.mark.parametrize("library", ["yaml", "torch"])
-def test_an_interrupt_during_an_import_leaves_no_traceback(library: str, tmp_path: Path) -> None:
+def test_interrupt_during_an_import_leaves_no_traceback(library: str, tmp_path: Path) -> None:
     """Every stage imports yaml before it handles interrupts, and this one torch afterwards."""
     slow = "import time; print('importing', flush=True); time.sleep(600)"
     (tmp_path / f"{library}.py").write_text(slow)

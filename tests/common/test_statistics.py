@@ -57,7 +57,7 @@ def test_mixed_probability_by_quadrature() -> None:
     assert mixed_probability(2, 8, 1, (1.0, 1.0)) == pytest.approx(0.0)
 
 
-def test_forecast_of_mixed_groups_is_calibrated_where_the_plug_in_is_not() -> None:
+def test_forecast_of_mixed_groups_is_calibrated() -> None:
     """Prompts chosen for looking half-solved: the posterior says how many groups will really be
     mixed."""
     rng = np.random.default_rng(0)
@@ -81,7 +81,7 @@ def test_bootstrap_interval_covers() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_none_or_all_of_n_has_wilsons_interval(value: float) -> None:
+def test_equal_outcomes_have_wilsons_interval(value: float) -> None:
     """0 of 40: 0 to 3.84 / 43.84, not 0 to 0, which says that the policy can solve nothing."""
     low, high = bootstrap_interval(np.full(40, value), 200, np.random.default_rng(0))
     known_low, known_high = wilson_interval(40 * value, 40)
@@ -89,7 +89,7 @@ def test_none_or_all_of_n_has_wilsons_interval(value: float) -> None:
     assert high - low == pytest.approx(0.0876, abs=1e-4)
 
 
-def test_equal_values_may_hide_others() -> None:
+def test_interval_of_equal_values() -> None:
     """Up to 8.76 % of the prompts may differ, by half a point each way, or by one point or two."""
     assert bootstrap_interval([0.5] * 40, 9, np.random.default_rng(0)) == pytest.approx(
         (0.4562, 0.5438), abs=1e-4
@@ -99,7 +99,7 @@ def test_equal_values_may_hide_others() -> None:
 
 
 @pytest.mark.parametrize("seed_spread", [0.0, 0.02])
-def test_an_interval_over_seeds_and_prompts_covers(seed_spread: float) -> None:
+def test_crossed_interval_covers(seed_spread: float) -> None:
     """Where seeds differ, a bootstrap of three of them covers the truth three times in four."""
     rng = np.random.default_rng(0)
     covered = 0
@@ -110,7 +110,7 @@ def test_an_interval_over_seeds_and_prompts_covers(seed_spread: float) -> None:
     assert 0.9 <= covered / 400 <= 0.99
 
 
-def test_more_seeds_of_noise_alone_narrow_the_interval() -> None:
+def test_more_seeds_narrow_the_interval() -> None:
     rng, widths = np.random.default_rng(0), []
     for num_seeds in (3, 5, 10):
         noise = [rng.normal(0, 0.25, (num_seeds, 256)) for _ in range(40)]
@@ -119,7 +119,7 @@ def test_more_seeds_of_noise_alone_narrow_the_interval() -> None:
     assert widths[0] > 1.2 * widths[1] > 1.2 * 1.2 * widths[2]
 
 
-def test_seeds_of_equal_means_leave_the_interval_of_the_prompts() -> None:
+def test_crossed_interval_of_seeds_with_equal_means() -> None:
     # prompts' means 1, 1/2, 1/2, 0: a variance of 1/6 over 4 prompts, t with 3 degrees of freedom
     half = 3.182446 * (1 / 24) ** 0.5
     expected = pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
@@ -132,14 +132,7 @@ def test_seeds_of_equal_means_leave_the_interval_of_the_prompts() -> None:
     assert crossed_interval(np.zeros((3, 40)), (-1.0, 1.0)) == equal_interval(0.0, 40, (-1.0, 1.0))
 
 
-def test_seeds_do_not_multiply_the_prompts() -> None:
-    """Three equal seeds say of the prompts what one says."""
-    values = np.random.default_rng(1).random(80)
-    one = bootstrap_interval(values, 4000, np.random.default_rng(0))
-    assert crossed_interval(np.tile(values, (3, 1)), (0.0, 1.0)) == pytest.approx(one, abs=0.006)
-
-
-def test_of_many_prompts_those_with_equal_counts_are_taken_together() -> None:
+def test_many_prompts_give_the_numbers_of_few() -> None:
     """The same numbers as of fewer prompts with the same shares, and as of every prompt alone."""
     rng = np.random.default_rng(0)
     trials = rng.integers(4, 9, 10_000)

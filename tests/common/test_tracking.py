@@ -11,14 +11,13 @@ import pytest
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
 from tasks.common.files import digest_file
-from tasks.common.tracking import Tracker, Tracking, system, track
-from tasks.common.tracking.journal import flatten, shorten
+from tasks.common.tracking import Tracking, system, track
 from tests.common.record import LOCAL, children_of, runs_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_bare_stages_share_a_parent_and_are_named_by_their_coordinates(layout: Layout) -> None:
+def test_stages_without_a_flow_share_a_parent_run(layout: Layout) -> None:
     with track(LOCAL, layout, "profile", None, None):
         pass
     with track(LOCAL, layout, "train", "sgpo", 0):
@@ -41,7 +40,7 @@ def test_bare_stages_share_a_parent_and_are_named_by_their_coordinates(layout: L
     assert len(tags["mlflow.source.git.commit"]) == 40
 
 
-def test_runs_of_a_later_round_share_the_record_and_say_which_they_are_of(layout: Layout) -> None:
+def test_runs_of_a_later_round_share_the_record(layout: Layout) -> None:
     shared = Tracking(tracking.address(LOCAL, layout), "winnow", 0.0, [])
     second = Layout(layout.root / "rounds" / "2")
     for where in (layout, second):
@@ -59,63 +58,39 @@ def test_runs_of_a_later_round_share_the_record_and_say_which_they_are_of(layout
     }
 
 
-def test_the_database_and_its_artifacts_stand_under_the_data_root(bare: Layout) -> None:
+def test_database_and_artifacts_are_under_the_data_root(bare: Layout) -> None:
     kept = bare.root / "note.txt"
     kept.parent.mkdir(parents=True)
     kept.write_text("seen")
     with track(LOCAL, bare, "report", None, None) as tracker:
         tracker.artifact(kept)
-    assert (bare.tracking / "mlflow.db").exists()
+    modes = [path.stat().st_mode & 0o777 for path in (bare.tracking, bare.tracking / "mlflow.db")]
+    assert modes == [0o700, 0o600]
     assert [path.read_text() for path in (bare.tracking / "artifacts").rglob("note.txt")] == [
         "seen"
     ]
 
 
-def test_metrics_are_sent_together(layout: Layout) -> None:
-    """More points than one call may hold, none lost, each at its own step."""
-    with track(LOCAL, layout, "train", "grpo", 0) as tracker:
-        for step in range(700):
-            tracker.metrics({"loss": step / 700, "reward": 1.0}, step=step, flops=step * 1e9)
-    uri = tracking.address(LOCAL, layout)
-    run = runs_of(layout)["train grpo/0"]
-    for name in ("loss", "by_gflops/loss"):
-        history = tracking.connect(uri).get_metric_history(run.info.run_id, name)
-        assert [(point.step, point.value) for point in history] == [
-            (step, step / 700) for step in range(700)
-        ]
-
-
 def test_long_curves_are_thinned_and_keep_both_ends(layout: Layout) -> None:
+    """More points than one call to MLflow may contain."""
     with track(LOCAL, layout, "train", "grpo", 0) as tracker:
         for step in range(5000):
             rare = {"accuracy": step / 5000} if step % 1000 == 999 else {}
-            tracker.metrics({"loss": step / 5000, **rare}, step=step, flops=step * 1e9)
-    uri = tracking.address(LOCAL, layout)
+            values = {"loss": step / 5000, "missing": None, **rare}
+            tracker.metrics(values, step=step, flops=step * 1e18)
     run = runs_of(layout)["train grpo/0"]
-    client = tracking.connect(uri)
+    client = tracking.connect(tracking.address(LOCAL, layout))
+    assert "missing" not in run.data.metrics
     expected = [*range(1000), *range(1000, 2000, 2), *range(2000, 4000, 4), *range(4000, 5000, 8)]
-    for name in ("loss", "by_gflops/loss"):
+    for name, unit in (("loss", 1), ("by_gflops/loss", 10**9)):
         history = client.get_metric_history(run.info.run_id, name)
-        assert [point.step for point in history] == [*expected, 4999]
-        assert all(point.value == point.step / 5000 for point in history)
+        assert [point.step for point in history] == [step * unit for step in (*expected, 4999)]
+        assert all(point.value == point.step / unit / 5000 for point in history)
     rare_points = client.get_metric_history(run.info.run_id, "accuracy")
     assert [point.step for point in rare_points] == [999, 1999, 2999, 3999, 4999]
 
 
-def test_metrics_are_curves_over_steps_and_over_gflops(layout: Layout) -> None:
-    with track(LOCAL, layout, "train", "grpo", 1) as tracker:
-        tracker.metrics({"accuracy": 0.25, "nothing": None}, step=0, flops=0.0)
-        tracker.metrics({"accuracy": 0.5}, step=7, flops=2.4e19)
-    run = runs_of(layout)["train grpo/1"]
-    client = tracking.connect(tracking.address(LOCAL, layout))
-    by_step = client.get_metric_history(run.info.run_id, "accuracy")
-    by_gflops = client.get_metric_history(run.info.run_id, "by_gflops/accuracy")
-    assert [(m.step, m.value) for m in by_step] == [(0, 0.25), (7, 0.5)]
-    assert [(m.step, m.value) for m in by_gflops] == [(0, 0.25), (24_000_000_000, 0.5)]
-    assert "nothing" not in run.data.metrics
-
-
-def test_parameters_are_flattened_and_long_values_cut_with_a_note(layout: Layout) -> None:
+def test_parameters_are_flattened_and_long_values_truncated(layout: Layout) -> None:
     many = {f"key{index}": index for index in range(250)}
     with track(LOCAL, layout, "train", "grpo", 0) as tracker:
         tracker.params(
@@ -124,6 +99,7 @@ def test_parameters_are_flattened_and_long_values_cut_with_a_note(layout: Layout
                 "buckets": [2, 4],
                 "text": "x" * 7000,
                 "empty": {},
+                "switch": {"on": True, "limit": None},
                 **many,
             }
         )
@@ -131,17 +107,13 @@ def test_parameters_are_flattened_and_long_values_cut_with_a_note(layout: Layout
     assert params["loss.clip.low"] == "0.2"
     assert params["buckets"] == "[2, 4]"
     assert params["empty"] == "{}"
+    assert (params["switch.on"], params["switch.limit"]) == ("true", "null")
     assert params["text"].endswith("... (cut, 7000 characters)")
     assert len(params["text"]) == 6000
     assert params["key249"] == "249"
 
 
-def test_flatten_and_shorten() -> None:
-    assert dict(flatten({"a": {"b": None}, "c": True})) == {"a.b": "null", "c": "true"}
-    assert shorten("abc", 3) == "abc"
-
-
-def test_benchmarks_stand_in_the_run_of_the_cell_that_was_trained(layout: Layout) -> None:
+def test_benchmarks_are_recorded_in_the_run_of_the_trained_cell(layout: Layout) -> None:
     """Beside the other results of that policy, and of no other policy."""
     curve = layout.train("grpo", 0) / "curve.parquet"
     for content in (b"first", b"second"):
@@ -172,7 +144,7 @@ def test_benchmarks_stand_in_the_run_of_the_cell_that_was_trained(layout: Layout
     assert sum(bool(run.data.metrics) for run in kinds["cell"]) == 1
 
 
-def test_an_input_is_linked_to_the_run_that_made_it(layout: Layout) -> None:
+def test_input_is_linked_to_the_run_that_wrote_it(layout: Layout) -> None:
     profile = layout.profile / "profile.parquet"
     with track(LOCAL, layout, "profile", None, None):
         profile.parent.mkdir(parents=True)
@@ -206,7 +178,7 @@ def trained(layout: Layout, recipe: str, accuracy: float, weights: bool = False)
     return folder / "curve.parquet"
 
 
-def test_the_champion_is_an_alias_and_weights_are_uploaded_only_on_demand(layout: Layout) -> None:
+def test_champion_is_an_alias_and_weights_are_uploaded_only_on_demand(layout: Layout) -> None:
     curve = trained(layout, "grpo", 0.5)
     assert not list((layout.tracking).rglob("model.safetensors"))
     better = trained(layout, "sgpo", 0.6, weights=True)
@@ -230,7 +202,7 @@ def test_the_champion_is_an_alias_and_weights_are_uploaded_only_on_demand(layout
     assert client.get_registered_model("winnow").aliases == {}
 
 
-def test_a_policy_that_cannot_be_uploaded_costs_its_record_nothing_else(
+def test_failed_upload_of_a_policy_keeps_the_rest_of_the_record(
     layout: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = layout.train("grpo", 0) / "policy"
@@ -245,8 +217,8 @@ def test_a_policy_that_cannot_be_uploaded_costs_its_record_nothing_else(
 
 
 @pytest.mark.slow
-def test_mlflow_loads_the_champion_and_the_candidate_and_they_generate(layout: Layout) -> None:
-    """By the aliases, from the uploaded files alone."""
+def test_mlflow_loads_champion_and_candidate_by_their_aliases(layout: Layout) -> None:
+    """From the uploaded files alone."""
     folder = layout.train("sgpo", 0)
     folder.mkdir(parents=True)
     shutil.copytree(ROOT / "data" / "policy", folder / "policy")
@@ -269,9 +241,7 @@ def test_mlflow_loads_the_champion_and_the_candidate_and_they_generate(layout: L
     assert done.stdout.count("generated_text") == 2
 
 
-def test_how_busy_the_machine_is_is_recorded_with_the_stage(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_system_metrics_are_recorded(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "SECONDS", 0.01)
     with track(LOCAL, layout, "profile", None, None) as tracker:
         while len(tracker.points) < 2:
@@ -281,7 +251,7 @@ def test_how_busy_the_machine_is_is_recorded_with_the_stage(
     assert metrics["system/system_memory_usage_megabytes"] > 0
 
 
-def test_what_mlflow_refuses_is_said_and_the_rest_goes_on(
+def test_rejected_event_is_logged_and_the_rest_recorded(
     layout: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
     with track(LOCAL, layout, "train", "grpo", 0) as tracker:
@@ -294,13 +264,3 @@ def test_what_mlflow_refuses_is_said_and_the_rest_goes_on(
     assert "MLflow does not accept this params" in caplog.text
     assert "missing.txt does not exist" in caplog.text
     assert not (layout.tracking / "pending").exists()
-
-
-def test_a_tracker_without_a_journal_records_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    tracker = Tracker()
-    tracker.metrics({"loss": 1.0}, step=1, flops=1.0)
-    tracker.flush()
-    assert list(tmp_path.iterdir()) == []

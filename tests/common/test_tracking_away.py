@@ -1,4 +1,4 @@
-"""The record where a server is away, drips or dies in mid-stage: what waits is replayed."""
+"""The record if the server is absent, slow or ends during a stage: pending events are replayed."""
 
 import json
 import logging
@@ -9,15 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from flows.serve.server import comes_up
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
 from tasks.common.files import digest_file
@@ -25,10 +24,9 @@ from tasks.common.processes.ports import free_port
 from tasks.common.tracking import Tracking, runs, track
 from tasks.common.tracking.journal import line_of, read_events
 from tests.common.record import LOCAL, away, pending_files, runs_of
-from tests.patience import PATIENCE
 
 
-def test_a_server_that_is_not_there_delays_a_stage_by_seconds(
+def test_events_for_an_absent_server_wait_in_a_file_and_are_replayed_with_their_times(
     layout: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0, [])
@@ -41,17 +39,33 @@ def test_a_server_that_is_not_there_delays_a_stage_by_seconds(
         tracker.metrics({"loss": 0.4}, step=4)
         tracker.flush()
         again = time.monotonic() - before
-    assert again < (before - started) / 2  # it is not asked again
+    assert again < (before - started) / 2  # the second event is not sent to the server
     assert time.monotonic() - started < 60
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len([record for record in warnings if "tracking at" in record.message]) == 1
-    assert f"push {pending_files(layout)[0]} {settings.uri}" in caplog.text
-    kinds = [json.loads(line)["kind"] for line in pending_files(layout)[0].read_text().splitlines()]
-    assert kinds == ["start", "params", "metrics", "metrics", "end"]
+    (pending,) = pending_files(layout)
+    assert f"push {pending} {settings.uri}" in caplog.text
+    events = [json.loads(line) for line in pending.read_text().splitlines()]
+    assert [event["kind"] for event in events] == ["start", "params", "metrics", "metrics", "end"]
+    uri = tracking.address(LOCAL, layout)
+    command = [sys.executable, "-m", "flows", "push", str(pending.resolve()), uri]
+    subprocess.run(command, check=True, capture_output=True)
+    runs = runs_of(layout)
+    run = runs["train grpo/0"]
+    history = tracking.connect(uri).get_metric_history(run.info.run_id, "loss")
+    times = [event["points"][0]["time"] for event in events[2:4]]
+    assert [(m.value, m.step, m.timestamp) for m in history] == [
+        (0.5, 3, times[0]),
+        (0.4, 4, times[1]),
+    ]
+    assert (run.info.start_time, run.info.end_time) == (events[0]["time"], events[4]["time"])
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert pending_files(layout) == []
+    assert len(pending_files(layout, "replayed")) == 1
 
 
 class Dripping(BaseHTTPRequestHandler):
-    """A server whose every answer is a byte now and then."""
+    """A server that sends a byte now and then."""
 
     given_up = threading.Event()
 
@@ -76,14 +90,14 @@ def dripping() -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_server_that_drips_its_answers_is_left_after_a_limit(
+def test_slow_server_is_abandoned_after_a_limit(
     layout: Layout, dripping: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """MLflow waits for the next byte, and never in vain."""
+    """MLflow limits only the wait for the next byte."""
     monkeypatch.setattr(runs, "CALL_SECONDS", 1.0)
     with track(Tracking(dripping, "winnow", 0.0, []), layout, "train", "grpo", 0) as tracker:
         tracker.metrics({"loss": 0.5}, step=3)
-    assert not Dripping.given_up.is_set()  # the stage has ended, the first answer has not
+    assert not Dripping.given_up.is_set()  # the stage has ended before the first answer
     assert "did not respond completely within 1 s" in caplog.text
     (pending,) = pending_files(layout)
     assert [event["kind"] for event in read_events(pending)] == ["start", "metrics", "end"]
@@ -94,28 +108,7 @@ def test_a_server_that_drips_its_answers_is_left_after_a_limit(
     assert pending.exists()
 
 
-def test_a_pending_file_is_replayed_with_its_times(layout: Layout) -> None:
-    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0, [])
-    with track(settings, layout, "train", "grpo", 0) as tracker:
-        tracker.metrics({"loss": 0.5}, step=3)
-    (pending,) = pending_files(layout)
-    events = [json.loads(line) for line in pending.read_text().splitlines()]
-    uri = tracking.address(LOCAL, layout)
-    command = [sys.executable, "-m", "flows", "push", str(pending.resolve()), uri]
-    subprocess.run(command, check=True, capture_output=True)
-    runs = runs_of(layout)
-    run = runs["train grpo/0"]
-    history = tracking.connect(uri).get_metric_history(run.info.run_id, "loss")
-    assert [(m.value, m.step, m.timestamp) for m in history] == [
-        (0.5, 3, events[1]["points"][0]["time"])
-    ]
-    assert (run.info.start_time, run.info.end_time) == (events[0]["time"], events[2]["time"])
-    assert {run.info.status for run in runs.values()} == {"FINISHED"}
-    assert pending_files(layout) == []
-    assert len(pending_files(layout, "replayed")) == 1
-
-
-def test_a_file_that_is_still_written_is_not_replayed_and_a_broken_off_one_is_killed(
+def test_file_of_a_running_stage_is_not_replayed(
     layout: Layout,
 ) -> None:
     settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0, [])
@@ -130,7 +123,7 @@ def test_a_file_that_is_still_written_is_not_replayed_and_a_broken_off_one_is_ki
     assert runs_of(layout)["profile"].info.status == "KILLED"
 
 
-def test_what_waits_is_replayed_by_the_next_stage(
+def test_pending_file_is_replayed_by_the_next_stage(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -148,7 +141,7 @@ def test_what_waits_is_replayed_by_the_next_stage(
     assert [file.name for file in pending_files(layout)] == ["a-damaged.jsonl", "an-empty.jsonl"]
 
 
-def test_every_flipped_bit_of_what_waits_is_noticed(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_a_pending_file_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "train-1.jsonl"
     events = [{"kind": "metrics", "values": {"loss": n / 3}, "digest": "5d41"} for n in range(3)]
     path.write_text("".join(map(line_of, events)))
@@ -159,7 +152,7 @@ def test_every_flipped_bit_of_what_waits_is_noticed(tmp_path: Path) -> None:
         damaged[place // 8] ^= 1 << place % 8
         path.write_bytes(damaged)
         try:
-            # of a damaged last line feed, as of a line that a kill cut short, the line is left out
+            # a last line without its line feed is ignored
             assert read_events(path) in (events, events[:2])
         except ValueError as error:
             said.add(re.sub(r" \(.*\)", "", str(error)).removeprefix(f"{tmp_path}/"))
@@ -169,68 +162,44 @@ def test_every_flipped_bit_of_what_waits_is_noticed(tmp_path: Path) -> None:
     }
 
 
-@dataclass
 class Server:
-    """A real `mlflow server` on this machine, which can be stopped and started again on the same
-    database."""
+    """A real `mlflow server` on this machine, which can be restarted on the same database."""
 
-    folder: Path
-    port: int
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def uri(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder, port = folder, free_port()
+        self.uri = f"http://127.0.0.1:{port}"
+        self.address = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+        self.start()
 
     def start(self) -> None:
-        where = [
-            "--backend-store-uri",
-            f"sqlite:///{self.folder}/server.db",
-            "--artifacts-destination",
-            "artifacts",
-        ]
-        address = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
-        environment = {
-            **os.environ,
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        }
+        store = ["--backend-store-uri", f"sqlite:///{self.folder}/server.db"]
+        artifacts = ["--artifacts-destination", "artifacts"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", *where, *address],
+            [sys.executable, "-m", "mlflow", "server", *store, *artifacts, *self.address],
             cwd=self.folder,
-            env=environment,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self.wait()
-
-    def wait(self) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=2):
-                return
-            time.sleep(0.2)
-        raise TimeoutError("mlflow server did not start")
+        assert comes_up(self.process, f"{self.uri}/health")
 
     def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    folder = tmp_path / "server"
-    folder.mkdir()
-    server = Server(folder, free_port())
-    server.start()
+    server = Server(tmp_path / "server")
     yield server
     server.stop()
 
 
 @pytest.mark.slow
-def test_a_server_killed_in_mid_stage_and_the_replay_into_the_same_run(
+def test_events_after_the_end_of_a_server_are_replayed_into_the_same_run(
     layout: Layout, server: Server
 ) -> None:
     settings = Tracking(server.uri, "winnow", 0.0, [])

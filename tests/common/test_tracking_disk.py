@@ -1,4 +1,4 @@
-"""The record where its database, or the disk, takes nothing."""
+"""The record if its database or the disk accepts no writes."""
 
 import os
 import sqlite3
@@ -17,20 +17,8 @@ from tests.common.record import LOCAL, away, pending_files, runs_of
 from tests.full import largest_file
 
 
-def test_a_database_that_cannot_be_opened_stops_nothing(
-    bare: Layout, caplog: pytest.LogCaptureFixture
-) -> None:
-    (bare.tracking / "mlflow.db").mkdir(parents=True)
-    with track(LOCAL, bare, "profile", None, None) as tracker:
-        tracker.metrics({"pass_rate": 0.5})
-    assert "tracking at" in caplog.text
-    assert len(pending_files(bare)) == 1
-
-
 @pytest.mark.slow
-def test_a_damaged_database_is_set_aside_and_the_record_goes_on(
-    layout: Layout, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_database_is_replaced(layout: Layout, caplog: pytest.LogCaptureFixture) -> None:
     path = layout.tracking / "mlflow.db"
     path.write_bytes(path.read_bytes()[:5000])
     spoiled = path.read_bytes()
@@ -45,14 +33,14 @@ def test_a_damaged_database_is_set_aside_and_the_record_goes_on(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock is waited for for less than sqlite's five seconds, or MLflow's twenty."""
+    """Wait for a lock for less than sqlite's five seconds, or MLflow's twenty."""
     text = sqlalchemy.sql.text
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, timeout=0.3))
     monkeypatch.setattr(sqlalchemy.sql, "text", lambda words: text(words.replace("20000", "300")))
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_database_that_another_process_has_locked_is_left_in_place(layout: Layout) -> None:
+def test_locked_database_is_not_replaced(layout: Layout) -> None:
     path = layout.tracking / "mlflow.db"
     inode = path.stat().st_ino
     with closing(sqlite3.connect(path, isolation_level=None)) as lock:
@@ -63,8 +51,7 @@ def test_a_database_that_another_process_has_locked_is_left_in_place(layout: Lay
     assert [file.name for file in layout.tracking.glob("*mlflow.db*")] == ["mlflow.db"]
 
 
-def test_a_database_is_made_whole_or_not_at_all(bare: Layout) -> None:
-    """Killed at any file operation on the way, there is none."""
+def test_database_is_created_atomically(bare: Layout) -> None:
     path = bare.tracking / "mlflow.db"
     bare.tracking.mkdir(parents=True)
     path.with_name(".mlflow.db.1-2").write_bytes(b"half")
@@ -83,9 +70,7 @@ def test_a_database_is_made_whole_or_not_at_all(bare: Layout) -> None:
     assert not database.replace(path)
 
 
-def test_no_place_to_write_at_all_is_said_once(
-    bare: Layout, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritable_record_is_logged_once(bare: Layout, caplog: pytest.LogCaptureFixture) -> None:
     bare.root.mkdir()
     bare.tracking.write_text("a file where the folder should be")
     with track(LOCAL, bare, "profile", None, None) as tracker:
@@ -93,10 +78,10 @@ def test_no_place_to_write_at_all_is_said_once(
     assert caplog.text.count("nothing is recorded") == 1
 
 
-def test_half_a_line_is_taken_back_and_what_is_lost_is_said_once(
+def test_partial_line_is_removed_and_the_loss_is_logged_once(
     layout: Layout, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that fills up while the record is written to a file: what is there can be replayed."""
+    """If the disk becomes full, the events written before can be replayed."""
     monkeypatch.setattr(tracking, "open_run", away)
     with track(LOCAL, layout, "profile", None, None) as tracker:
         (pending,) = pending_files(layout)
@@ -112,7 +97,7 @@ def test_half_a_line_is_taken_back_and_what_is_lost_is_said_once(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_locked_database_is_waited_for_and_then_left(layout: Layout) -> None:
+def test_locked_database_leads_to_a_pending_file(layout: Layout) -> None:
     with track(LOCAL, layout, "profile", None, None) as tracker:
         lock = sqlite3.connect(layout.tracking / "mlflow.db", isolation_level=None)
         lock.execute("BEGIN EXCLUSIVE")

@@ -18,29 +18,21 @@ from tasks.common.tracking.runs import TrackedRun
 from tests.common.record import LOCAL, runs_of
 
 
-def test_a_failed_stage_is_failed_and_its_error_goes_on(layout: Layout) -> None:
-    def fail() -> None:
-        with track(LOCAL, layout, "train", "grpo", 0):
-            raise ValueError("no prompts")
-
-    with pytest.raises(ValueError, match="no prompts"):
-        fail()
+def test_failed_stage_is_failed_and_its_error_propagates(layout: Layout) -> None:
+    with pytest.raises(ValueError, match="no prompts"), track(LOCAL, layout, "train", "grpo", 0):
+        raise ValueError("no prompts")
     runs = runs_of(layout)
     assert {run.info.status for run in runs.values()} == {"FAILED"}
     assert runs["train grpo/0"].data.tags["error"] == "ValueError: no prompts"
 
 
-def test_an_interrupted_stage_is_killed(layout: Layout) -> None:
-    def interrupt() -> None:
-        with track(LOCAL, layout, "profile", None, None):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
+def test_interrupted_stage_is_killed(layout: Layout) -> None:
+    with pytest.raises(KeyboardInterrupt), track(LOCAL, layout, "profile", None, None):
+        raise KeyboardInterrupt
     assert runs_of(layout)["profile"].info.status == "KILLED"
 
 
-def test_a_flow_opens_and_closes_its_pipeline(
+def test_flow_opens_and_closes_its_pipeline(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = layout.baseline / "metrics.json"
@@ -67,7 +59,7 @@ def test_a_flow_opens_and_closes_its_pipeline(
     assert parent.data.tags["run.cached.baseline/metrics.json"] == made_by
 
 
-def test_a_pipeline_in_which_nothing_ran_leaves_no_trace(bare: Layout) -> None:
+def test_pipeline_without_stages_creates_no_database(bare: Layout) -> None:
     pipeline = tracking.start_pipeline()
     tracking.end_pipeline(LOCAL, bare, pipeline)
     assert not (bare.tracking / "mlflow.db").exists()
@@ -114,7 +106,7 @@ def begin_and_kill(layout: Layout) -> None:
     subprocess.run([sys.executable, "-c", script, str(layout.root)], check=False)
 
 
-def test_a_run_whose_process_is_gone_is_marked_killed(layout: Layout) -> None:
+def test_run_of_a_dead_process_is_marked_killed(layout: Layout) -> None:
     begin_and_kill(layout)
     assert runs_of(layout)["train grpo/0"].info.status == "RUNNING"
     with track(LOCAL, layout, "profile", None, None):
@@ -122,10 +114,10 @@ def test_a_run_whose_process_is_gone_is_marked_killed(layout: Layout) -> None:
     assert runs_of(layout)["train grpo/0"].info.status == "KILLED"
 
 
-def test_a_cell_whose_stage_was_killed_is_closed_with_its_pipeline(
+def test_cell_of_a_killed_stage_is_closed_with_its_pipeline(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The flow lives on, and its process is the one by which the cell is known."""
+    """The process of the cell's run is the flow, which continues."""
     pipeline = tracking.start_pipeline()
     monkeypatch.setenv(tracking.PIPELINE_VARIABLE, pipeline)
     begin_and_kill(layout)
@@ -135,9 +127,7 @@ def test_a_cell_whose_stage_was_killed_is_closed_with_its_pipeline(
     assert runs_of(layout)["grpo/0"].info.status == "FAILED"
 
 
-def test_a_cell_of_a_report_that_was_killed_is_closed(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cell_of_a_killed_report_is_closed(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass
 
@@ -160,7 +150,7 @@ def test_a_cell_of_a_report_that_was_killed_is_closed(
     assert runs_of(layout)["grpo/0"].info.status == "KILLED"
 
 
-def test_a_zombie_is_not_alive() -> None:
+def test_zombie_is_not_alive() -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     tags = process_tags(psutil.Process(child.pid))
     while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:

@@ -12,8 +12,8 @@ import pytest
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.accounting.spending import generation_cost, pass_cost, rows_in
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS
+from tasks.common.checksums import write_checked
 from tasks.common.layout import Layout
-from tasks.common.sealed import write_sealed
 from tasks.doctor import machine
 from tasks.doctor.check import examine
 from tasks.doctor.forecast import Cost, fits, forecast, refusals
@@ -46,7 +46,7 @@ def values() -> dict[str, Any]:
 def layout(tmp_path: Path) -> Layout:
     """A data root with a described policy."""
     layout = Layout(tmp_path)
-    write_sealed(layout.policy_card, {"source": "tiny", **asdict(POLICY)})
+    write_checked(layout.policy_card, {"source": "tiny", **asdict(POLICY)})
     return layout
 
 
@@ -58,8 +58,8 @@ def give_profile(layout: Layout, seconds: float = 2.0) -> None:
     )
     PROFILE.write(layout.profile / "profile.parquet", table.select(list(PROFILE.columns)))
     charged, tokens = {"profile": 2 * P * 200}, {"profile": 200.0}
-    write_sealed(layout.profile / "flops.json", {"charged": charged, "tokens": tokens})
-    write_sealed(layout.measured("profile"), {"seconds": {"profile": seconds}})
+    write_checked(layout.profile / "flops.json", {"charged": charged, "tokens": tokens})
+    write_checked(layout.measured("profile"), {"seconds": {"profile": seconds}})
 
 
 def cost(values: dict[str, Any], layout: Layout, *stage: Any) -> Cost:
@@ -225,7 +225,7 @@ def test_the_cost_of_a_profile_that_is_there_is_exact(values, layout) -> None:
 
 def test_the_doctor_refuses_what_allocate_would(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
-    write_sealed(layout.policy_card, {"source": "tiny", **asdict(POLICY)})
+    write_checked(layout.policy_card, {"source": "tiny", **asdict(POLICY)})
     text = (PROJECT / "params.yaml").read_text()
     changed = re.sub("amount: [0-9.e]+", "amount: 1.0e+3", text)
     (tmp_path / "params.yaml").write_text(changed)
@@ -253,8 +253,8 @@ def test_rates_are_measured_where_runs_of_the_same_size_say_them(layout) -> None
         folder = layout.train("grpo", seed)
         charged = {"generate": 2 * size * 100, "score": 0.0, "update": 6 * size * 100}
         files = {"charged": charged, "tokens": {"generate": 100.0}}
-        write_sealed(folder / "flops.json", files)
-        write_sealed(layout.measured(f"grpo-{seed}"), {"seconds": {"train": seconds}})
+        write_checked(folder / "flops.json", files)
+        write_checked(layout.measured(f"grpo-{seed}"), {"seconds": {"train": seconds}})
     found = rates(layout, P, None)
     assert found.sampling.middle == 2 * P * 200 / 2.0
     assert found.training.low == pytest.approx(800 * P / 4.0 / MEASURED_FACTOR)

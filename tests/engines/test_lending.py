@@ -36,7 +36,7 @@ def lend(fleet: Fleet) -> Lend:
 
 def trainer(policy: Policy, lender: Lender, prefix: str) -> ServerEngine:
     """The engine of a trainer that has just been started."""
-    lender.take_back()
+    lender.reclaim()
     borrowed = Borrowed(lender.folder)
     wait_until_serving(borrowed)
     return ServerEngine(FLEET, policy, borrowed, borrowed.wait_for_one(), prefix)
@@ -109,7 +109,7 @@ def test_when_all_servers_have_ended_too_often_the_command_ends(lend: Lend, poli
         lender.replicas.revive()
     lender.tend()
     with pytest.raises(ArtifactError, match=f"ended {MAX_RESTARTS + 1} times"):
-        lender.take_back()
+        lender.reclaim()
 
 
 LIMIT = timedelta(seconds=5)

@@ -43,7 +43,7 @@ def prefect_url(environment: dict[str, str]) -> Iterator[str]:
         assert server.comes_up(child, f"http://127.0.0.1:{port}/api/health")
         yield f"http://127.0.0.1:{port}/api"
     finally:
-        commands.end_group(child)
+        commands.end_groups([child])
 
 
 @pytest.fixture(scope="session")

@@ -18,9 +18,9 @@ from typing import Any
 
 import yaml
 
+from tasks.common.checksums import write_checked
 from tasks.common.params import coordinates
 from tasks.common.processes.ending import die_with_parent, interrupt_on_terminate
-from tasks.common.sealed import write_sealed
 
 ROOT = sys.argv[sys.argv.index("--data") + 1]
 
@@ -126,13 +126,13 @@ def main() -> None:
         note = Path(ROOT) / "draws" / "profile.json"
         write(str(note), "")
         said = "40 rollouts reused, 8 sampled: 1 prompt new to the store"
-        write_sealed(note, {"sampled": {"said": said}})
+        write_checked(note, {"sampled": {"said": said}})
     entry = promised(stage)
     for out in entry["outs"]:
         write(out, digest(entry))
     if stage == "report":
         summary = {"champion": {"recipe": "sgpo", "seed": 0}, "why": f"as it is {digest(entry)}"}
-        write_sealed(Path(ROOT) / "report" / "summary.json", summary)
+        write_checked(Path(ROOT) / "report" / "summary.json", summary)
 
 
 main()

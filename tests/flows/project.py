@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STAGES = ("ingest", "policy", "profile", "allocate", "train", "evaluate", "report")
@@ -33,9 +33,9 @@ COPIED = (
 def build(root: Path) -> Path:
     """The real dvc.yaml, parameters, flows and tasks, with stages that take milliseconds.
 
-    What runs is `fake_stage.py`. The stage's own `__main__` stands beside it as `real.py` and is
-    imported where nothing ever runs, so that the stage `code`, which is the real one, finds the
-    same files as in the project."""
+    Each stage runs `fake_stage.py`. Its own `__main__` is beside it as `real.py`, imported in a
+    function that is never called, so that the real stage `code` finds the same files as in the
+    project."""
     for name in COPIED:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, root / name)
@@ -61,7 +61,7 @@ def build(root: Path) -> Path:
 
 
 def shell(root: Path, environment: dict[str, str], *command: str) -> str:
-    """The output of a command that must succeed."""
+    """Return the output of a command that must succeed."""
     done = subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
@@ -76,12 +76,13 @@ class Project:
     root: Path
     environment: dict[str, str]
 
-    def flow(self, *arguments: str, expect: int = 0) -> str:
-        """Everything that a flow prints."""
+    def winnow(self, *arguments: str, expect: int = 0) -> str:
+        """Run `winnow` and return its output."""
         done = subprocess.run(
-            [sys.executable, "-m", "flows", "run", *arguments],
+            [sys.executable, "-m", "flows", *arguments],
             cwd=self.root,
             env=self.environment,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -89,6 +90,10 @@ class Project:
         )
         assert done.returncode == expect, done.stdout
         return done.stdout
+
+    def flow(self, *arguments: str, expect: int = 0) -> str:
+        """Run `winnow run` and return its output."""
+        return self.winnow("run", *arguments, expect=expect)
 
     def start(self, *module: str) -> "subprocess.Popen[str]":
         """Start a module, in a session of its own as a terminal would."""
@@ -122,23 +127,22 @@ class Project:
         (self.root / "behaviour.json").write_text(json.dumps(named))
 
     def hanging(self) -> int:
-        """The process id of the stage that hangs, as soon as it does."""
+        """Wait until a stage hangs, and return its process id."""
         (pid,) = self.all_hanging(1)
         return pid
 
     def all_hanging(self, number: int) -> list[int]:
-        """The process ids of so many stages, as soon as all of them hang."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
+        """Wait until `number` stages hang, and return their process ids."""
+
+        def pids() -> list[int]:
             written = [file.read_text() for file in self.root.glob("*.hanging.pid")]
-            if len(written) == number and all(written):
-                return [int(pid) for pid in written]
-            time.sleep(0.05)
-        raise AssertionError(f"{number} stages do not hang")
+            return list(map(int, written)) if len(written) == number and all(written) else []
+
+        return wait_for(pids)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """What the Prefect server answers. Where its database is locked, it wants to be asked
-        again, as its own client does."""
+        """Return the answer of the Prefect server. If its database is locked, repeat the request,
+        as its own client does."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         url = self.environment["PREFECT_API_URL"]
         with opener.open(f"{url}/csrf-token?client=tests", timeout=30) as answer:
@@ -167,5 +171,5 @@ class Project:
 
 
 def lines(output: str, word: str) -> list[str]:
-    """The stages whose line says `word`."""
+    """Return the stages whose line contains `word`."""
     return re.findall(rf"^\[\d+/\d+\] (\S+): {word}", output, flags=re.MULTILINE)

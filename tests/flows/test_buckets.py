@@ -11,7 +11,7 @@ from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 
 
 @pytest.mark.s3
-def test_a_clone_pulls_what_was_pushed_and_has_nothing_to_run(
+def test_clone_pulls_pushed_outputs(
     tmp_path: Path, finished: Path, environment: dict[str, str], s3: S3Server, bucket: str
 ) -> None:
     mine = Project(tmp_path / "mine", {**environment, **s3.environment()})

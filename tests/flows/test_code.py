@@ -9,7 +9,7 @@ TRAINING = ["train@grpo-0", "train@sgpo-0", "train@winnow-0"]
 CLIP = "tasks/train/methods/loss/clip.py"
 
 
-def test_a_comment_and_an_unused_method_run_code_alone(project: Project) -> None:
+def test_comment_and_unused_method_run_only_code(project: Project) -> None:
     project.edit(CLIP, r"\Z", "# a comment\n")
     (project.root / "tasks/train/methods/select/new.py").write_text("def select(): pass\n")
     output = project.flow()
@@ -20,7 +20,7 @@ def test_a_comment_and_an_unused_method_run_code_alone(project: Project) -> None
 
 
 @pytest.mark.slow
-def test_an_edit_and_a_new_version_run_what_they_concern_and_are_named(project: Project) -> None:
+def test_edit_and_new_version_run_their_stages(project: Project) -> None:
     project.edit(CLIP, r"\Z", "MORE = 1\n")
     project.dvc("repro", "--single-item", "code")
     assert sorted(project.status()) == TRAINING

@@ -39,7 +39,7 @@ def running(project: Project) -> str:
     return str(project.post("flow_runs/", asked)["id"])
 
 
-def test_a_killed_run_is_marked_by_the_next_and_no_other_is(project: Project) -> None:
+def test_next_run_marks_only_killed_runs(project: Project) -> None:
     project.behave(report="hang")
     flow = project.start("flows", "run", "--force", "report")
     project.hanging()
@@ -76,9 +76,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_the_pages_show_what_was_killed_under_a_server_of_its_own(
-    project: Project, browser: Browser
-) -> None:
+def test_pages_show_runs_killed_under_another_server(project: Project, browser: Browser) -> None:
     """Marked as crashed, and in a browser by both names of this machine."""
     del project.environment["PREFECT_API_URL"]
     project.behave(report="hang")

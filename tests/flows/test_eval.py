@@ -27,11 +27,11 @@ def options(*arguments: str) -> argparse.Namespace:
         (("--baseline",), [Subject()]),
     ],
 )
-def test_policies_are_named(arguments: tuple[str, ...], cells: list[Subject]) -> None:
+def test_policies_of_the_options(arguments: tuple[str, ...], cells: list[Subject]) -> None:
     assert word.cells_of(options(*arguments, "--tasks", "gsm8k"), VALUES, Subject) == cells
 
 
-def test_a_policy_must_be_named() -> None:
+def test_missing_policy_is_refused() -> None:
     with pytest.raises(params.ParamsError, match="set RECIPE, or --baseline"):
         word.cells_of(options("--tasks", "gsm8k"), VALUES, Subject)
 
@@ -58,7 +58,7 @@ def test_wrong_options_are_refused(
     assert said in capsys.readouterr().err
 
 
-def test_a_folder_is_meant_from_where_it_was_typed(tmp_path: Path, monkeypatch) -> None:
+def test_folder_is_relative_to_the_current_one(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     asked = options("grpo", "--tasks", "sums", "--include-path", "mine")
     assert asked.include == tmp_path / "mine"

@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "params.yaml"
 
 
-def test_only_the_recipes_change(path: Path) -> None:
+def test_set_recipes_changes_only_the_recipes(path: Path) -> None:
     before = path.read_text().splitlines()
     set_recipes(path, ["pods", "grpo", "sagc"])
     after = path.read_text().splitlines()
@@ -29,7 +29,7 @@ def test_only_the_recipes_change(path: Path) -> None:
     assert changed[0][0].split("#")[1] == changed[0][1].split("#")[1]  # the comment behind it stays
 
 
-def test_all_are_all_but_for_a_teacher_that_is_not_here(
+def test_all_excludes_recipes_of_missing_folders(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(path.parent)
@@ -45,14 +45,14 @@ def test_all_are_all_but_for_a_teacher_that_is_not_here(
     assert path.read_text() == once
 
 
-def test_what_cannot_be_set_is_said(path: Path) -> None:
+def test_unknown_recipe_is_refused(path: Path) -> None:
     before = path.read_text()
     with pytest.raises(ParamsError, match="recipe 'pod' is unknown"):
         set_recipes(path, ["grpo", "pod"])
     assert path.read_text() == before
 
 
-def test_a_list_with_a_recipe_a_line_is_replaced_too(path: Path) -> None:
+def test_block_list_is_replaced(path: Path) -> None:
     inline = "  recipes: [grpo, sgpo, winnow]"
     path.write_text(path.read_text().replace(inline, "  recipes:\n    - grpo\n    - sgpo"))
     before = params.load(path)
@@ -61,12 +61,12 @@ def test_a_list_with_a_recipe_a_line_is_replaced_too(path: Path) -> None:
     assert params.load(path) == before | {"experiment": experiment}
 
 
-def test_a_recipe_of_the_parameters_is_not_described_as_the_file_of_its_name() -> None:
+def test_recipe_of_the_parameters_has_no_description() -> None:
     assert what({}, "sgpo").endswith("arXiv 2606.08854")
     assert what({"recipes": {"sgpo": {"from": "grpo"}}}, "sgpo") == "of params.yaml"
 
 
-def test_no_settings_are_printed_of_what_is_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_an_unknown_recipe_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ParamsError, match="recipe 'sgop' is unknown; .* did you mean sgpo"):
         run(argparse.Namespace(name="sgop", data="data"))
     assert capsys.readouterr().out == ""

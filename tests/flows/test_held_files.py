@@ -16,7 +16,7 @@ NOTES = (
 
 
 @pytest.mark.slow
-def test_the_message_names_the_file_to_remove(project: Project) -> None:
+def test_message_names_the_file_to_remove(project: Project) -> None:
     """The process of a note may be alive, and no dvc: pids are used again."""
     notes = project.root / ".dvc" / "tmp" / "rwlock"
     holder: Any = {"pid": os.getpid(), "cmd": "/bin/dvc repro profile"}

@@ -8,7 +8,6 @@ import pytest
 
 from flows.pipeline import lock
 from tests.flows.project import Project
-from tests.flows.test_winnow import winnow
 
 GOOD = "schema: '2.0'\nstages:\n  code:\n    cmd: x\n"
 MERGED = "<<<<<<< HEAD\n    cmd: y\n=======\n    cmd: z\n>>>>>>> other\n"
@@ -25,9 +24,7 @@ MERGED = "<<<<<<< HEAD\n    cmd: y\n=======\n    cmd: z\n>>>>>>> other\n"
         ((GOOD + MERGED).encode(), "conflict markers of a merge"),
     ],
 )
-def test_what_is_wrong_is_named_with_the_command_that_repairs_it(
-    tmp_path: Path, content: bytes, why: str
-) -> None:
+def test_unreadable_lock_is_named_with_its_repair(tmp_path: Path, content: bytes, why: str) -> None:
     path = tmp_path / "data/rounds/2/dvc.lock"
     path.parent.mkdir(parents=True)
     path.write_text(GOOD)
@@ -53,7 +50,7 @@ def commit(project: Project, digest: str) -> None:
     assert git(project, "commit", "--quiet", "--all", "--message", digest) == 0
 
 
-def test_after_a_merge_with_conflicts_every_command_names_the_one_that_repairs(
+def test_commands_name_the_repair_after_a_merge_with_conflicts(
     project: Project,
 ) -> None:
     assert git(project, "checkout", "--quiet", "-b", "other") == 0
@@ -61,13 +58,13 @@ def test_after_a_merge_with_conflicts_every_command_names_the_one_that_repairs(
     assert git(project, "checkout", "--quiet", "-b", "mine", "HEAD~1") == 0
     commit(project, "b" * 32)
     assert git(project, "merge", "other") == 1
-    for output in (project.flow(expect=1), winnow(project, "doctor", expect=1)):
+    for output in (project.flow(expect=1), project.winnow("doctor", expect=1)):
         assert "dvc.lock cannot be read (it has the conflict markers of a merge)" in output
         assert "`git checkout HEAD -- dvc.lock`" in output
         assert "Traceback" not in output
 
 
-def test_a_lock_that_dvc_alone_refuses_is_named_with_the_command_that_repairs_it(
+def test_lock_refused_by_dvc_is_named_with_its_repair(
     project: Project,
 ) -> None:
     """Cut in the middle of an entry it is YAML, and has stages."""

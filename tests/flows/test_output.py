@@ -12,7 +12,7 @@ from flows.pipeline.output import MAX_LINE, NUM_TAIL, Lines, open_stream, read_s
 from tests.patience import PATIENCE
 
 
-def test_bars_are_no_lines_and_escapes_are_left_out() -> None:
+def test_lines_exclude_bars_and_escapes() -> None:
     lines = Lines()
     lines.add("\x1b[32mstarted\x1b[0m")
     lines.add("sample (hf):   9%|\u2589         | 1.49k/16.4k [00:10<01:40, 149rollout/s]")
@@ -27,7 +27,7 @@ def test_bars_are_no_lines_and_escapes_are_left_out() -> None:
     assert list(lines.tail) == ["started", "12:00:01 profile: 40 % of the rollouts"]
 
 
-def test_a_huge_line_is_cut_and_costs_no_more_than_its_length() -> None:
+def test_long_line_is_truncated() -> None:
     lines = Lines()
     lines.add("a: [0:00" * 1_000_000)
     lines.add("\x1b]" * 1_000_000)
@@ -37,7 +37,7 @@ def test_a_huge_line_is_cut_and_costs_no_more_than_its_length() -> None:
     assert not lines.bars
 
 
-def test_too_many_lines_are_counted_and_the_last_ones_kept() -> None:
+def test_last_lines_are_kept_and_omitted_ones_counted() -> None:
     lines = Lines()
     for number in range(200):
         lines.add(f"line {number}")
@@ -68,14 +68,14 @@ assert output.lines.bars["bar"][0] == 50.0
 """
 
 
-def test_both_streams_pass_on_byte_for_byte() -> None:
+def test_streams_are_passed_on_unchanged() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == "out \u00e9\n".encode()
     assert done.stderr == b"bar:  50%|x| 1/2 [00:01<00:01, 1it/s]\rerr\n"
 
 
-def test_output_that_nobody_reads_stops_no_child() -> None:
+def test_closed_output_does_not_stop_the_child() -> None:
     program = PROGRAM.replace("child.wait()", "assert child.wait() == 0")
     reader, writer = os.pipe()
     os.close(reader)
@@ -86,7 +86,7 @@ def test_output_that_nobody_reads_stops_no_child() -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_on_a_terminal_the_child_has_one_of_the_same_width() -> None:
+def test_child_has_a_terminal_of_the_same_width() -> None:
     ours, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 123, 0, 0))
     end, childs = open_stream(terminal)
@@ -120,7 +120,7 @@ assert output.lines.bars["train"][0] == 100.0
 """
 
 
-def test_beside_others_every_line_is_labelled_and_a_bar_is_a_line_now_and_then() -> None:
+def test_labelled_lines_and_bars() -> None:
     done = subprocess.run([sys.executable, "-c", LABELLED], capture_output=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b"train@grpo-0 | first\ntrain@grpo-0 | half\n"

@@ -52,7 +52,7 @@ def flow_run(project: Project) -> dict[str, Any]:
     return dict(run)
 
 
-def test_a_flow_after_dvc_finds_nothing_to_do(project: Project) -> None:
+def test_flow_after_dvc_has_nothing_to_do(project: Project) -> None:
     output = project.flow()
     assert "nothing to do: all 15 stages are up to date" in output
     assert lines(output, "") == []
@@ -81,7 +81,7 @@ def check_shown(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_changed_parameter_runs_what_reads_it_and_changing_it_back_restores(
+def test_changed_parameter_runs_its_readers_and_the_old_value_restores_them(
     project: Project,
 ) -> None:
     project.edit("params.yaml", r"^  num_samples: 4\n  pass_at", "  num_samples: 9\n  pass_at")
@@ -104,7 +104,7 @@ def test_a_changed_parameter_runs_what_reads_it_and_changing_it_back_restores(
     assert "didn't change" in project.dvc("repro")
 
 
-def test_a_stage_that_runs_and_makes_the_same_stops_there(project: Project) -> None:
+def test_equal_outputs_do_not_run_later_stages(project: Project) -> None:
     project.edit("tasks/profile/real.py", r"\Z", "MORE = 1\n")
     output = project.flow("--force", "ingest")
     reason = next(message for task, message in messages(project) if task == "profile")
@@ -117,7 +117,7 @@ def test_a_stage_that_runs_and_makes_the_same_stops_there(project: Project) -> N
     assert lines(output, "up to date")[-1] == "report"
 
 
-def test_a_failed_stage_keeps_its_dependents_from_running(
+def test_failed_stage_blocks_its_dependents(
     project: Project, notified: list[dict[str, str]]
 ) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
@@ -168,7 +168,7 @@ def notified(project: Project) -> Iterator[list[dict[str, str]]]:
 
 
 @pytest.mark.slow
-def test_a_named_server_that_is_away_keeps_nothing_from_running(project: Project) -> None:
+def test_flow_runs_without_the_named_server(project: Project) -> None:
     project.environment["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     output = project.flow("grpo")
@@ -177,7 +177,7 @@ def test_a_named_server_that_is_away_keeps_nothing_from_running(project: Project
 
 
 @pytest.mark.slow
-def test_values_for_one_run_are_recorded_and_gone_again(project: Project) -> None:
+def test_overrides_are_recorded_and_undone(project: Project) -> None:
     before = (project.root / "params.yaml").read_text()
     output = project.flow("grpo", "--set", "allocate.passes=5")
     assert lines(output, "ran") == ["code", "allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
@@ -193,7 +193,7 @@ def test_values_for_one_run_are_recorded_and_gone_again(project: Project) -> Non
     assert project.status() == {}
 
 
-def test_a_fresh_clone_runs_and_stays_clean(project: Project) -> None:
+def test_fresh_clone_runs_and_stays_clean(project: Project) -> None:
     clone = Project(project.root.parent / "clone", project.environment)
     subprocess.run(["git", "clone", "--quiet", str(project.root), str(clone.root)], check=True)
     output = clone.dvc("repro")
@@ -203,14 +203,14 @@ def test_a_fresh_clone_runs_and_stays_clean(project: Project) -> None:
     assert clone.status() == {}
 
 
-def test_the_matrix_follows_the_parameters(project: Project) -> None:
+def test_matrix_follows_the_parameters(project: Project) -> None:
     project.dvc("exp", "run", "--quiet", "--set-param", "experiment.recipes=[grpo]")
     assert "sgpo" not in project.dvc("stage", "list", "--name-only")
     assert project.status() == {}
 
 
 @pytest.mark.parametrize("axis", ["recipes", "seeds"])
-def test_no_value_of_the_parameters_reaches_a_shell(project: Project, axis: str) -> None:
+def test_parameters_do_not_reach_a_shell(project: Project, axis: str) -> None:
     project.edit("params.yaml", rf"^  {axis}: \[[^]]*\]", f'  {axis}: ["$(touch reached)"]')
     names = project.dvc("stage", "list", "--name-only").splitlines()
     cells = [name for name in names if "$" in name]
@@ -227,12 +227,7 @@ def test_no_value_of_the_parameters_reaches_a_shell(project: Project, axis: str)
     assert not (project.root / "reached").exists()
 
 
-@pytest.mark.parametrize("section", ["metrics", "plots"])
-def test_dvc_knows_the_report(project: Project, section: str) -> None:
-    assert "data/report" in (project.root / "dvc.yaml").read_text().split(f"\n{section}:\n")[1]
-
-
-def test_without_git_the_flow_says_what_to_do_and_then_runs(project: Project) -> None:
+def test_flow_without_git_names_the_remedy(project: Project) -> None:
     shutil.rmtree(project.root / ".git")
     output = project.flow(expect=1)
     assert "dvc config --local core.no_scm true" in output

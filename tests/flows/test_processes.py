@@ -33,7 +33,7 @@ def hanging(project: Project) -> Project:
 
 
 @pytest.mark.parametrize("arguments", [("dvc", "0", "1"), ("forks", "address")])
-def test_an_interrupt_before_a_helper_of_the_flow_has_begun_leaves_no_traceback(
+def test_interrupt_at_the_start_of_a_child_leaves_no_traceback(
     arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
     with ending.interrupts_blocked():
@@ -49,7 +49,7 @@ def test_an_interrupt_before_a_helper_of_the_flow_has_begun_leaves_no_traceback(
     assert helper.returncode == 130
 
 
-def test_a_flow_that_is_cancelled_in_prefect_lets_the_stage_save_and_ends_as_cancelled(
+def test_stage_of_a_cancelled_flow_saves(
     hanging: Project,
 ) -> None:
     flow = hanging.start("flows", "run")
@@ -65,15 +65,7 @@ def test_a_flow_that_is_cancelled_in_prefect_lets_the_stage_save_and_ends_as_can
     assert hanging.post("flow_runs/filter", asked)[0]["state"]["type"] == "CANCELLED"
 
 
-def test_a_killed_dvc_takes_its_stage_along(hanging: Project) -> None:
-    dvc = hanging.start("dvc", "repro", "allocate@grpo-0")
-    stage = hanging.hanging()
-    dvc.kill()
-    dvc.wait(60)
-    assert is_gone(stage)
-
-
-def test_a_dvc_killed_in_a_container_while_its_stage_imports_takes_it_along(
+def test_stage_ends_if_dvc_is_killed_in_a_container_during_imports(
     project: Project,
 ) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
@@ -94,7 +86,7 @@ def two_hanging(hanging: Project) -> Project:
     return hanging
 
 
-def test_an_interrupted_flow_lets_all_stages_save(two_hanging: Project) -> None:
+def test_stages_of_an_interrupted_flow_save(two_hanging: Project) -> None:
     flow = two_hanging.start("flows", "run", "--concurrency", "2")
     stages = two_hanging.all_hanging(2)
     os.killpg(flow.pid, signal.SIGINT)  # what Ctrl-C does: the whole foreground group
@@ -108,7 +100,7 @@ def test_an_interrupted_flow_lets_all_stages_save(two_hanging: Project) -> None:
     assert two_hanging.record()["status"] == "KILLED"
 
 
-def test_a_killed_flow_takes_all_stages_along_and_loses_nothing(two_hanging: Project) -> None:
+def test_stages_end_with_a_killed_flow(two_hanging: Project) -> None:
     flow = two_hanging.start("flows", "run", "--concurrency", "2")
     stages = two_hanging.all_hanging(2)
     dvcs = [parent_of(stage) for stage in stages]

@@ -1,9 +1,7 @@
-"""Rounds and data roots: what is refused, and a second round on the scratch project."""
+"""Rounds and data roots: refused requests, and a second round on the scratch project."""
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ def request(**asked: Any) -> FlowRequest:
 
 
 def titled(output: str, word: str) -> list[str]:
-    """The stages of the second round whose line says `word`."""
+    """Return the stages of the second round whose line contains `word`."""
     return re.findall(rf"^\[\d+/\d+\] round 2: (\S+): {word}", output, flags=re.MULTILINE)
 
 
@@ -45,18 +43,18 @@ def titled(output: str, word: str) -> list[str]:
         ({"data": "data/other"}, "a data root is a folder at the top of the project"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(asked: dict[str, Any], words: str) -> None:
+def test_contradictory_request_is_refused(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(ParamsError, match=re.escape(words)):
         request(**asked).check()
 
 
-def test_a_start_that_is_not_in_the_experiment_is_refused_with_what_is() -> None:
+def test_start_outside_the_experiment_is_refused() -> None:
     rounds.check_starts(ROOT / "params.yaml", ["champion", "sgpo/0"])
     with pytest.raises(SelectionError, match=r"--from pods/0 .* it has grpo/0, .*, or champion"):
         rounds.check_starts(ROOT / "params.yaml", ["pods/0"])
 
 
-def test_the_command_line_asks_for_the_same_as_a_form() -> None:
+def test_command_line_is_a_request() -> None:
     words = ["run", "grpo", "--seed", "0", "1", "--rounds", "3", "--from", "sgpo/0"]
     words += ["--data", "other", "--set", "a.b=1"]
     asked = flags.request_of(parser_of("run").parse_args(words))
@@ -64,14 +62,14 @@ def test_the_command_line_asks_for_the_same_as_a_form() -> None:
     assert [root.folder for root in asked.chain] == ["other", "other/rounds/2", "other/rounds/3"]
 
 
-def test_what_is_forced_is_forced_in_every_round_that_has_it() -> None:
+def test_forced_stages_are_forced_in_every_round_that_has_them() -> None:
     needs: dict[str, set[str]] = {"profile": set(), "report": {"profile"}}
     assert forced_of(Root("data", 2), needs, ["ingest", "profile"]) == {"profile"}
     with pytest.raises(SelectionError, match="stage ingest is not in the experiment"):
         forced_of(Root(), needs, ["ingest", "profile"])
 
 
-def test_stages_go_by_their_own_names_in_every_root() -> None:
+def test_stages_have_their_own_names_in_every_root() -> None:
     second = root_of(f"./{SECOND}/")
     assert second == Root("data", 2)
     assert second.titled("profile") == "round 2: profile"
@@ -80,24 +78,8 @@ def test_stages_go_by_their_own_names_in_every_root() -> None:
     assert Root().own(addresses) == {"profile": "profile"}
 
 
-def test_the_form_describes_what_can_change_an_experiment() -> None:
-    """In a process of its own: importing Prefect changes the logging of this one."""
-    program = (
-        "import json; from prefect.utilities.callables import parameter_schema; "
-        "from flows.pipeline.flow import pipeline; "
-        "print(json.dumps(parameter_schema(pipeline.fn).model_dump()['properties']))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    properties = json.loads(done.stdout)
-    wanted = {"recipes", "seeds", "overrides", "data", "rounds", "starts"}
-    assert all(properties[name]["description"] for name in wanted)
-    assert properties["rounds"]["minimum"] == 1
-
-
 @pytest.mark.slow
-def test_a_second_round_starts_from_the_champion_and_runs_once(project: Project) -> None:
+def test_second_round_starts_from_the_champion_and_runs_once(project: Project) -> None:
     path = project.root / "params.yaml"
     before = path.read_text()
     killed = applied(path, Layout(project.root / "data"), ["allocate.passes=5"])
@@ -126,7 +108,7 @@ def test_a_second_round_starts_from_the_champion_and_runs_once(project: Project)
 
 
 @pytest.mark.slow
-def test_what_changes_for_one_run_changes_both_rounds_and_is_gone_again(project: Project) -> None:
+def test_overrides_apply_to_both_rounds_and_are_undone(project: Project) -> None:
     project.edit("params.yaml", "recipes: \\[grpo, sgpo, winnow", "recipes: [grpo, sgpo")
     project.behave(**{f"{SECOND}/dvc.yaml:baseline": "fail"})
     asked = ("--rounds", "2", "--set", "evaluate.num_samples=9", "--from", "grpo/0")
@@ -139,7 +121,7 @@ def test_what_changes_for_one_run_changes_both_rounds_and_is_gone_again(project:
     assert values["evaluate"]["num_samples"] == 4
 
 
-def test_a_new_data_root_gets_its_own_parameters(project: Project) -> None:
+def test_new_data_root_gets_its_own_parameters(project: Project) -> None:
     project.behave(**{"other/dvc.yaml:profile": "fail"})
     output = project.flow("grpo", "--data", "other", expect=1)
     assert "other: ingest: ran" in output
@@ -152,9 +134,8 @@ def test_a_new_data_root_gets_its_own_parameters(project: Project) -> None:
     assert "flows/ contains other files" in project.flow("--data", "flows", expect=1)
 
 
-def test_a_plan_of_a_round_that_never_ran_says_so(project: Project) -> None:
-    command = [sys.executable, "-m", "flows", "plan", "--rounds", "2"]
-    printed = shell(project.root, project.environment, *command)
+def test_plan_of_a_round_that_never_ran(project: Project) -> None:
+    printed = project.winnow("plan", "--rounds", "2")
     assert "data, from tiny:\nnothing to do: all 15 stages are up to date" in printed
     assert f"{SECOND}: never run" in printed
 
@@ -168,6 +149,6 @@ def digest_of(entry: dict[str, Any], kind: str, path: str) -> str:
 
 
 def visible(project: Project) -> set[str]:
-    """What git would add."""
+    """Return the files that git would add."""
     command = ["git", "ls-files", "--others", "--exclude-standard"]
     return set(shell(project.root, project.environment, *command).split())

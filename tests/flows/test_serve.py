@@ -1,4 +1,4 @@
-"""The schedule: what it shares with prefect.yaml, and how it ends."""
+"""The schedule: its deployment, and its end."""
 
 import signal
 import subprocess
@@ -16,7 +16,7 @@ DEPLOYMENT = "refresh"
 
 
 def deployment(project: Project, served: "subprocess.Popen[str]") -> dict[str, Any]:
-    """The deployment, as soon as it is registered."""
+    """Wait until the deployment is registered, and return it."""
     asked = {"deployments": {"name": {"any_": [DEPLOYMENT]}}}
 
     def look() -> Any:
@@ -28,7 +28,7 @@ def deployment(project: Project, served: "subprocess.Popen[str]") -> dict[str, A
 
 @pytest.fixture
 def served(project: Project) -> Iterator["subprocess.Popen[str]"]:
-    """A schedule on which nothing falls due."""
+    """A schedule without due runs."""
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     process = project.start("flows", "serve", "--cron", "0 0 29 2 *")
     yield process
@@ -37,13 +37,13 @@ def served(project: Project) -> Iterator["subprocess.Popen[str]"]:
 
 
 def run_now(project: Project, served: "subprocess.Popen[str]", **parameters: Any) -> str:
-    """Ask for a run; its identity."""
+    """Request a run, and return its identity."""
     path = f"deployments/{deployment(project, served)['id']}/create_flow_run"
     return str(project.post(path, {"parameters": parameters})["id"])
 
 
 def asked_to_start(project: Project, run: str) -> str:
-    """The name of a run's state after what every worker asks the server before it starts one."""
+    """Request the start of a run, as a worker does, and return the name of the run's new state."""
     asked = {"state": {"type": "PENDING"}}
     return str(project.post(f"flow_runs/{run}/set_state", asked)["state"]["name"])
 
@@ -56,7 +56,7 @@ def state_of(project: Project, run: str) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_runs_do_not_overlap_and_a_terminated_schedule_cancels_its_run_and_lets_the_stage_save(
+def test_runs_do_not_overlap_and_a_terminated_schedule_cancels_its_run(
     project: Project, served: "subprocess.Popen[str]"
 ) -> None:
     project.behave(allocate__grpo_0="hang")
@@ -72,7 +72,7 @@ def test_runs_do_not_overlap_and_a_terminated_schedule_cancels_its_run_and_lets_
 
 
 @pytest.mark.slow
-def test_a_run_that_asks_for_a_policy_of_its_own_is_refused_by_name(
+def test_run_with_forbidden_overrides_is_refused(
     project: Project, served: "subprocess.Popen[str]"
 ) -> None:
     overrides = ["allocate.passes=6", "policy.trust_remote_code=true", "policy.source=/tmp/policy"]
@@ -84,7 +84,7 @@ def test_a_run_that_asks_for_a_policy_of_its_own_is_refused_by_name(
 
 
 @pytest.mark.slow
-def test_it_is_what_prefect_yaml_says_and_watches_heartbeats(
+def test_deployment_equals_prefect_yaml_and_watches_heartbeats(
     project: Project, served: "subprocess.Popen[str]"
 ) -> None:
     registered = deployment(project, served)
@@ -96,8 +96,10 @@ def test_it_is_what_prefect_yaml_says_and_watches_heartbeats(
         "grace_period_seconds": None
     }
     assert limit == 1
-    described = registered["parameter_openapi_schema"]["properties"]["overrides"]
-    assert "train.learning_rate=1e-4" in described["description"]
+    described = registered["parameter_openapi_schema"]["properties"]
+    wanted = {"recipes", "seeds", "overrides", "data", "rounds", "starts"}
+    assert all(described[name]["description"] for name in wanted)
+    assert described["rounds"]["minimum"] == 1
     found = [one for one in project.post("automations/filter", {}) if "winnow" in one["name"]]
     (automation,) = found
     assert automation["enabled"]

@@ -43,7 +43,7 @@ def answer(url: str, body: object = None, **headers: str) -> tuple[int, dict[str
         return error.code, dict(error.headers)
 
 
-def test_it_answers_to_its_own_names_alone(prefect_url: str) -> None:
+def test_server_answers_to_its_own_names_only(prefect_url: str) -> None:
     port = prefect_url.rpartition(":")[2].partition("/")[0]
     for name in (f"localhost:{port}", "127.0.0.1"):
         assert answer(f"{prefect_url}/admin/version", Host=name)[0] == 200
@@ -51,7 +51,7 @@ def test_it_answers_to_its_own_names_alone(prefect_url: str) -> None:
         assert answer(f"{prefect_url}/admin/version", Host=name)[0] == 400
 
 
-def test_no_page_of_another_origin_reads_or_changes_anything(prefect_url: str) -> None:
+def test_requests_of_other_origins_are_refused(prefect_url: str) -> None:
     port = prefect_url.rpartition(":")[2].partition("/")[0]
     own = prefect_url.removesuffix("/api")
     assert answer(f"{prefect_url}/admin/version", Origin=own)[0] == 200
@@ -63,7 +63,7 @@ def test_no_page_of_another_origin_reads_or_changes_anything(prefect_url: str) -
     assert answer(f"{prefect_url}/flows/filter", {})[0] == 403  # a form sends no token
 
 
-def test_no_page_of_another_origin_opens_a_websocket(prefect_url: str) -> None:
+def test_websockets_of_other_origins_are_refused(prefect_url: str) -> None:
     url = prefect_url.replace("http", "ws") + "/events/in"
     with connect(url, open_timeout=PATIENCE, proxy=None):
         pass
@@ -71,7 +71,7 @@ def test_no_page_of_another_origin_opens_a_websocket(prefect_url: str) -> None:
         connect(url, origin=FOREIGN, open_timeout=PATIENCE, proxy=None)
 
 
-def test_the_settings_stand_whatever_the_environment_says() -> None:
+def test_settings_override_the_environment() -> None:
     from prefect.settings import Settings
 
     set_here = {
@@ -109,7 +109,7 @@ def stub() -> Iterator[ThreadingHTTPServer]:
 
 
 @pytest.mark.parametrize(("status", "is_open"), [(200, True), (401, False), (404, False)])
-def test_a_server_without_fences_is_warned_about(
+def test_open_server_leads_to_a_warning(
     stub: ThreadingHTTPServer, status: int, is_open: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     stub.status = status  # type: ignore[attr-defined]
@@ -117,14 +117,12 @@ def test_a_server_without_fences_is_warned_about(
     assert ("accepts requests from anyone" in caplog.text) == is_open
 
 
-def test_a_server_of_ours_is_not_warned_about(
-    prefect_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_own_server_leads_to_no_warning(prefect_url: str, caplog: pytest.LogCaptureFixture) -> None:
     server.warn_if_open(prefect_url)
     assert caplog.text == ""
 
 
-def test_the_password_is_made_once_for_its_user_alone(
+def test_password_is_created_once_for_its_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
@@ -146,7 +144,7 @@ def asked(**options: object) -> SimpleNamespace:
     ("options", "has_password"),
     [({}, False), ({"login": True}, True), ({"prefect_host": "192.0.2.7"}, True)],
 )
-def test_it_asks_for_a_password_where_others_reach_it(
+def test_reachable_server_requires_a_password(
     options: dict[str, object],
     has_password: bool,
     tmp_path: Path,
@@ -161,12 +159,12 @@ def test_it_asks_for_a_password_where_others_reach_it(
     assert server.auth_file().exists() == has_password
 
 
-def test_an_address_that_is_no_name_is_refused() -> None:
-    with pytest.raises(ui.PageError, match="use one address"):
+def test_address_of_no_machine_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="use one address"):
         ui.auth_of(asked(prefect_host="0.0.0.0"))  # type: ignore[arg-type]
 
 
-def test_the_pages_are_started_where_the_schedule_looks_for_them(
+def test_pages_start_at_the_named_address(
     stub: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PREFECT_API_URL names the server that `winnow ui` is about to start."""
@@ -189,7 +187,7 @@ def server_of(flow_pid: int) -> int | None:
 
 
 @pytest.mark.parametrize("when", ["at its start", "in the middle"])
-def test_a_killed_server_ends_a_run_in_one_sentence(project: Project, when: str) -> None:
+def test_killed_server_ends_a_run_with_one_sentence(project: Project, when: str) -> None:
     del project.environment["PREFECT_API_URL"]
     project.environment["PREFECT_CLIENT_MAX_RETRIES"] = "1"  # not a minute for each request
     project.behave(report="meet", test="meet")
@@ -212,7 +210,7 @@ def test_a_killed_server_ends_a_run_in_one_sentence(project: Project, when: str)
 
 
 @pytest.mark.slow
-def test_the_pages_with_a_password(project: Project) -> None:
+def test_pages_with_a_password(project: Project) -> None:
     del project.environment["PREFECT_API_URL"]
     port = free_port()
     ports = ("--prefect-port", str(port), "--mlflow-port", str(free_port()))

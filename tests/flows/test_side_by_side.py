@@ -12,7 +12,7 @@ from tests.flows.test_pipeline import task_runs
 NEEDS = {"data": set(), "a": {"data"}, "b": {"data"}, "ab": {"a", "b"}, "end": {"ab"}}
 
 
-def test_stages_of_other_runs_are_not_waited_for() -> None:
+def test_stages_of_other_runs_are_ignored() -> None:
     assert sorter({stage: NEEDS[stage] for stage in ("ab", "end")}).get_ready() == ("ab",)
 
 
@@ -23,7 +23,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"device": "auto", "num_processes": 1, "num_replicas": 1}
 
 
-def test_each_stage_has_a_gpu_of_its_own_while_there_are_enough(engine: dict[str, Any]) -> None:
+def test_each_stage_has_its_own_gpu(engine: dict[str, Any]) -> None:
     placing = Placing.of({"engine": engine}, 4)
     assert placing.take("allocate@grpo-0") == []
     taken = [placing.take(f"train@grpo-{seed}") for seed in range(3)]
@@ -45,7 +45,7 @@ def test_each_stage_has_a_gpu_of_its_own_while_there_are_enough(engine: dict[str
         ({"device": "cpu"}, 4, []),
     ],
 )
-def test_a_stage_that_is_alone_or_needs_several_sees_all_gpus(
+def test_gpus_of_a_stage_without_its_own(
     changes: dict[str, Any], concurrency: int, taken: list[str], engine: dict[str, Any]
 ) -> None:
     placing = Placing.of({"engine": {**engine, **changes}}, concurrency)
@@ -53,12 +53,12 @@ def test_a_stage_that_is_alone_or_needs_several_sees_all_gpus(
     assert placing.environment(taken) == {}
 
 
-def test_an_empty_section_is_the_default(engine: dict[str, Any]) -> None:
+def test_empty_section_is_the_default(engine: dict[str, Any]) -> None:
     stage = "train@grpo-0"
     assert Placing.of({"engine": None}, 1).take(stage) == Placing.of({}, 1).take(stage)
 
 
-def test_cells_run_side_by_side_and_one_that_fails_stops_no_other(project: Project) -> None:
+def test_failed_cell_does_not_stop_the_others(project: Project) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     project.behave(train__grpo_0="meet", train__winnow_0="meet", allocate__sgpo_0="fail")
     project.environment["CUDA_VISIBLE_DEVICES"] = "4,7"

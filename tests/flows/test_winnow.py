@@ -23,22 +23,6 @@ from tests.flows.test_processes import is_gone
 from tests.patience import PATIENCE
 
 
-def winnow(project: Project, *arguments: str, expect: int = 0) -> str:
-    """Everything that a word prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "flows", *arguments],
-        cwd=project.root,
-        env=project.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == expect, done.stdout
-    return done.stdout
-
-
 def contents(root: Path) -> dict[str, str]:
     """Every file of a project but for what DVC and Python keep for themselves."""
     return {
@@ -49,7 +33,7 @@ def contents(root: Path) -> dict[str, str]:
     }
 
 
-def test_a_flow_refuses_with_everything_that_is_wrong(project: Project) -> None:
+def test_flow_lists_all_faults(project: Project) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     project.edit("recipes/sgpo.yaml", "trivial_above: 0.75", "trival: 1")
     project.edit("params.yaml", r"^  dtype: float32", "  dtype: float23")
@@ -60,45 +44,45 @@ def test_a_flow_refuses_with_everything_that_is_wrong(project: Project) -> None:
     assert "train.dtype is 'float23'" in output
     assert "recipe sgpo: allocate.trival is unknown" in output
     assert lines(output, "starts") == []
-    assert winnow(project, "doctor", expect=1).startswith("3 things are wrong:")
+    assert project.winnow("doctor", expect=1).startswith("3 things are wrong:")
 
 
-def test_the_stages_are_a_tree_that_fits_a_terminal(project: Project) -> None:
-    drawn = winnow(project, "dag").splitlines()
+def test_dag_is_a_tree_within_80_columns(project: Project) -> None:
+    drawn = project.winnow("dag").splitlines()
     assert max(map(len, drawn)) <= 80
     assert drawn[0] == "╙── code"
     assert "    │   └─╼ profile ╾ policy" in drawn
 
 
-def test_completion_knows_words_and_their_options(project: Project) -> None:
-    script = winnow(project, "--print-completion", "bash")
+def test_completion_contains_subcommands_and_options(project: Project) -> None:
+    script = project.winnow("--print-completion", "bash")
     (words,) = re.findall(r"_winnow_pos_0_choices=\((.*)\)", script)
     assert set(SUBCOMMANDS) <= {*words.split()}
     (options,) = re.findall(r"_winnow_run_option_strings=\((.*)\)", script)
     assert "--concurrency" in options.split()
 
 
-def test_a_recipe_that_is_unknown_is_said_beside_the_rest(project: Project) -> None:
+def test_unknown_recipe_is_listed_with_the_other_faults(project: Project) -> None:
     """The stage `code` stops at it, before DVC has said what is stale."""
     project.edit("params.yaml", r"recipes: \[grpo,", "recipes: [grop,")
     project.edit("params.yaml", r"^  dtype: float32", "  dtype: float23")
-    output = winnow(project, "run", expect=1)
+    output = project.winnow("run", expect=1)
     assert "recipe 'grop' is unknown" in output
     assert "did you mean grpo?" in output
     assert "did you mean float32?" in output
 
 
-def test_what_is_wrong_stops_no_run_without_work(project: Project) -> None:
+def test_faults_do_not_stop_a_run_without_work(project: Project) -> None:
     (project.root / "data" / "tracking").touch()
-    assert "nothing to do" in winnow(project, "run")
+    assert "nothing to do" in project.winnow("run")
 
 
-def test_a_plan_says_what_would_run_and_changes_nothing(project: Project) -> None:
+def test_plan_lists_stale_stages_and_changes_nothing(project: Project) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     project.edit("tasks/train/methods/loss/clip.py", r"\Z", "MORE = 1\n")
     project.edit("tasks/store/folder.py", r"\Z", "# a comment\n")
     before = contents(project.root)
-    output = winnow(project, "plan", "sgpo")
+    output = project.winnow("plan", "sgpo")
     assert contents(project.root) == before
     reasons = {line.split()[0]: line.rsplit("  ", 1)[-1] for line in output.splitlines() if line}
     assert reasons["code"] == "tasks changed; allocate.passes 4 -> 5"
@@ -109,41 +93,41 @@ def test_a_plan_says_what_would_run_and_changes_nothing(project: Project) -> Non
     assert "3 would run, 1 may" in output
 
 
-def test_a_plan_ends_with_what_the_budget_buys_and_doctor_too(project: Project) -> None:
+def test_plan_and_doctor_end_with_the_budget(project: Project) -> None:
     shutil.copy(ROOT / "data/policy.json", project.root / "data/policy.json")
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     for word in ("plan", "doctor"):
-        output = winnow(project, word, "--price", "2")
+        output = project.winnow(word, "--price", "2")
         assert "executed buys, expected" in output
         assert "money" in output
         assert "test prompts with 4 samples resolve" in output.splitlines()[-1]
 
 
-def test_advice_without_a_profile_names_the_command_that_makes_it(project: Project) -> None:
+def test_advice_without_a_profile_names_the_command(project: Project) -> None:
     (project.root / "data/profile/profile.parquet").unlink(missing_ok=True)
-    output = winnow(project, "advise", expect=1)
+    output = project.winnow("advise", expect=1)
     assert "data has no profile yet: create it with `dvc repro profile`" in output
 
 
-def test_where_it_runs_makes_no_stage_run_again(project: Project) -> None:
+def test_change_of_the_cluster_repeats_no_stage(project: Project) -> None:
     cluster = "{ray: 'head:6379', trainers: 2, engines: 1, gpus_per_engine: 1, shared: data}"
     project.edit("params.yaml", r"^  num_replicas: 1", f"  cluster: {cluster}\n  num_replicas: 1")
-    output = winnow(project, "plan")
+    output = project.winnow("plan")
     assert "1 would run" in output
     assert output.splitlines()[1].startswith("code ")
 
 
-def test_a_plan_names_what_is_forced(project: Project) -> None:
-    assert "requested by --force" in winnow(project, "plan", "--force", "ingest")
+def test_plan_contains_forced_stages(project: Project) -> None:
+    assert "requested by --force" in project.winnow("plan", "--force", "ingest")
 
 
-def test_reading_what_has_not_been_evaluated_names_the_file(project: Project) -> None:
-    output = winnow(project, "read", "pods", expect=1)
+def test_read_without_an_evaluation_names_the_file(project: Project) -> None:
+    output = project.winnow("read", "pods", expect=1)
     assert "runs/pods/0/eval/rollouts.parquet does not exist" in output
     assert "Traceback" not in output
 
 
-def test_every_word_has_its_help() -> None:
+def test_every_subcommand_has_help() -> None:
     """In a process of its own: importing Prefect changes the logging of this one."""
     program = (
         "from flows.__main__ import SUBCOMMANDS, parser_of\n"
@@ -157,7 +141,7 @@ def test_every_word_has_its_help() -> None:
     assert [word for word in SUBCOMMANDS if f"usage: winnow {word} " not in printed] == []
 
 
-def test_the_console_script_is_the_same_command() -> None:
+def test_console_script_calls_main() -> None:
     assert 'winnow = "flows.__main__:main"' in (ROOT / "pyproject.toml").read_text()
 
 
@@ -196,7 +180,7 @@ def descendants(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_the_pages_answer_and_end_with_a_killed_command(pages) -> None:
+def test_page_servers_end_with_a_killed_command(pages) -> None:
     child, urls, processes = pages
     assert all(map(answers, urls))
     assert len(processes) >= 4  # two servers, each under what ends it
@@ -213,21 +197,21 @@ def test_the_pages_answer_and_end_with_a_killed_command(pages) -> None:
         (("serve", "--prefect-port"), "Prefect"),
     ],
 )
-def test_a_port_in_use_is_named(arguments: tuple[str, ...], name: str, project: Project) -> None:
+def test_port_in_use_is_named(arguments: tuple[str, ...], name: str, project: Project) -> None:
     del project.environment["PREFECT_API_URL"]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        output = winnow(project, *arguments, port, expect=1)
+        output = project.winnow(*arguments, port, expect=1)
     assert output.endswith(
         f"port {port} is in use: {name} may already be up (http://127.0.0.1:{port}); or use "
         f"another with {arguments[-1]}\n"
     )
 
 
-def test_a_cron_expression_that_is_none_is_named(project: Project) -> None:
-    output = winnow(project, "serve", "--cron", "nonsense", expect=2)
+def test_invalid_cron_expression_is_named(project: Project) -> None:
+    output = project.winnow("serve", "--cron", "nonsense", expect=2)
     assert output.splitlines()[-1] == (
         "winnow serve: error: argument --cron: 'nonsense' is not a cron expression: it must have "
         "five fields, such as '0 3 * * *'"
@@ -243,10 +227,10 @@ def write_rows(path: Path) -> Path:
     return path
 
 
-def test_init_writes_what_it_was_told_and_keeps_the_rest(project: Project) -> None:
+def test_init_writes_its_options_and_keeps_the_rest(project: Project) -> None:
     data = write_rows(project.root / "train.jsonl")
     before = (project.root / "params.yaml").read_text()
-    output = winnow(project, "init", *MODEL, "--data", str(data))
+    output = project.winnow("init", *MODEL, "--data", str(data))
     after = (project.root / "params.yaml").read_text()
     values = params.load(project.root / "params.yaml")
     assert values["sampling"]["max_tokens"] == 48
@@ -259,29 +243,29 @@ def test_init_writes_what_it_was_told_and_keeps_the_rest(project: Project) -> No
 
 
 @pytest.mark.parametrize("budget", ["nan", "-5", "0", "inf", "many"])
-def test_init_refuses_a_budget_that_is_none(budget: str) -> None:
+def test_init_refuses_an_invalid_budget(budget: str) -> None:
     with pytest.raises(ParamsError, match=budget):
         init.as_budget(budget)
 
 
 @pytest.mark.parametrize("price", ["nan", "-1", "inf", "much"])
-def test_a_price_that_is_none_is_refused(price: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_price_is_refused(price: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser_of("plan").parse_args(["plan", f"--price={price}"])
     assert f"invalid money value: '{price}'" in capsys.readouterr().err
 
 
-def test_init_never_writes_over_changes_without_a_yes(project: Project) -> None:
+def test_init_asks_before_overwriting_changes(project: Project) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     before = (project.root / "params.yaml").read_text()
-    output = winnow(project, "init", *MODEL, "--data", "embedded", expect=1)
+    output = project.winnow("init", *MODEL, "--data", "embedded", expect=1)
     assert "has changes that are not committed" in output
     assert (project.root / "params.yaml").read_text() == before
-    winnow(project, "init", *MODEL, "--data", "embedded", "--overwrite")
+    project.winnow("init", *MODEL, "--data", "embedded", "--overwrite")
     assert "  passes: 5" in (project.root / "params.yaml").read_text()
 
 
-def test_init_asks_for_what_it_was_not_told(project: Project) -> None:
+def test_init_asks_for_missing_options(project: Project) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "flows", "init", "--data", "embedded"],
         cwd=project.root,
@@ -300,7 +284,7 @@ def test_init_asks_for_what_it_was_not_told(project: Project) -> None:
     ("num_parameters", "adapters", "rate", "size"),
     [(5e8, False, 1e-5, 64), (7e9, False, 1e-6, 256), (7e9, True, 1e-4, 256)],
 )
-def test_training_suits_the_size_of_a_pretrained_policy(
+def test_training_settings_depend_on_the_size_of_the_policy(
     num_parameters: float, adapters: bool, rate: float, size: int
 ) -> None:
     values = init.training(num_parameters, adapters)
@@ -309,17 +293,15 @@ def test_training_suits_the_size_of_a_pretrained_policy(
 
 
 @pytest.mark.slow
-def test_a_project_of_ones_own_runs_elsewhere_on_this_installation(
-    project: Project, llama: Path
-) -> None:
+def test_own_project_runs_on_this_installation(project: Project, llama: Path) -> None:
     """A short params.yaml, its own git and DVC. After another change of the installation's code a
     second run runs what that concerns, and nothing else."""
     data, folder = write_rows(project.root.parent / "mine.jsonl"), project.root.parent / "own"
     asked = ("--model", str(llama), "--max-tokens", "48", "--gpu", "no", "--adapters", "no")
     asked += ("--budget", "none", "--data", str(data))
-    output = winnow(project, "init", str(folder), *asked)
+    output = project.winnow("init", str(folder), *asked)
     assert "nothing is wrong" in output
-    assert "already has a .dvc" in winnow(project, "init", str(folder), *asked, expect=1)
+    assert "already has a .dvc" in project.winnow("init", str(folder), *asked, expect=1)
     text = (folder / "params.yaml").read_text()
     values = params.load(folder / "params.yaml")
     assert len(text.splitlines()) < 40

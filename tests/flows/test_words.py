@@ -85,26 +85,19 @@ NEEDS: dict[str, set[str]] = {
         ("changed command", ["command changed"]),
     ],
 )
-def test_reasons_name_what_differs(change: object, phrases: list[str], tmp_path: Path) -> None:
+def test_reasons_name_the_differences(change: object, phrases: list[str], tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("profile: {num_samples: 9}")
     write_json(tmp_path / "data/code/profile.json", NOW)
     write_json(tmp_path / ".dvc/cache/files/md5/01/23abcd", BEFORE)
     assert reasons.explain("profile", [change], LOCK, tmp_path) == phrases
 
 
-def test_code_that_dvc_no_longer_has_is_said_to_be_unknown(tmp_path: Path) -> None:
+def test_earlier_code_missing_in_the_cache(tmp_path: Path) -> None:
     write_json(tmp_path / "data/code/profile.json", NOW)
     change = {"changed deps": {"data/code/profile.json": "modified"}}
     assert reasons.explain("profile", [change], LOCK, tmp_path) == [
         "code changed (data/code/profile.json; the previous one is not in DVC's cache)"
     ]
-
-
-def test_the_cache_is_where_dvcs_configuration_says(tmp_path: Path) -> None:
-    (tmp_path / ".dvc").mkdir()
-    (tmp_path / ".dvc/config").write_text("[cache]\n    dir = ../elsewhere\n")
-    write_json(tmp_path / "elsewhere/files/md5/01/23abcd", BEFORE)
-    assert reasons.cached_json("0123abcd", tmp_path) == BEFORE
 
 
 def test_many_files_are_counted(tmp_path: Path) -> None:
@@ -119,11 +112,11 @@ def test_many_files_are_counted(tmp_path: Path) -> None:
     assert phrases == [*(f"code {n}.py changed" for n in range(5)), "and 4 more files"]
 
 
-def test_a_stage_without_a_lock_entry_has_never_run(tmp_path: Path) -> None:
+def test_stage_without_a_lock_entry_has_never_run(tmp_path: Path) -> None:
     assert reasons.explain("train@sgpo-0", ["changed command"], LOCK, tmp_path) == ["never run"]
 
 
-def test_long_values_are_cut() -> None:
+def test_long_values_are_truncated() -> None:
     assert changes.show(list(range(100))) == "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13..."
 
 
@@ -136,13 +129,13 @@ def test_everything_is_selected_by_default_in_order() -> None:
     )
 
 
-def test_a_recipe_and_a_seed_select_a_cell_and_what_it_needs() -> None:
+def test_recipe_and_seed_select_a_cell_and_its_upstream_stages() -> None:
     ordered, left_out = selection.select(NEEDS, ["evaluate@a-0"], ["b-c"], [1])
     assert ordered == ["ingest", "allocate@b-c", "evaluate@b-c-1"]
     assert "report" in left_out
 
 
-def test_an_unknown_recipe_is_refused() -> None:
+def test_unknown_recipe_is_refused() -> None:
     with pytest.raises(
         selection.SelectionError, match=r"recipe dapo is not in the experiment: it has a, b-c"
     ):
@@ -168,12 +161,7 @@ def test_coordinates_split_at_the_last_dash() -> None:
     assert params.coordinates("profile") == ("profile", None, None)
 
 
-def test_the_graph_is_read_from_dot() -> None:
-    dot = 'strict digraph {\n"a";\n"b@x-0";\n"a" -> "b@x-0";\n}\n'
-    assert commands.parse_graph(dot) == {"a": set(), "b@x-0": {"a"}}
-
-
-def test_every_command_takes_the_shells_place() -> None:
+def test_every_command_replaces_its_shell() -> None:
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     modules = {**{name: name for name in stages}, "baseline": "evaluate"}
     for name, stage in stages.items():
@@ -191,7 +179,7 @@ def test_every_command_takes_the_shells_place() -> None:
         ({}, "not toml", None),
     ],
 )
-def test_a_named_server_is_found_without_prefect(
+def test_named_server_is_found_without_prefect(
     environment: dict[str, str],
     profiles: str | None,
     url: str | None,
@@ -221,8 +209,8 @@ def test_warnings_reach_the_terminal_once_also_with_prefect(first: str) -> None:
     assert done.stderr.splitlines() == ["said by tasks.common.processes.locks", "said by dvc.repo"]
 
 
-def test_looking_takes_no_slow_library() -> None:
-    """A run with nothing to do is over in the time that one of them takes to import."""
+def test_run_without_work_imports_no_slow_library() -> None:
+    """A run without work takes less time than the import of one of them."""
     program = "import flows.cli.run, sys; print(*{n.partition('.')[0] for n in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
@@ -231,7 +219,7 @@ def test_looking_takes_no_slow_library() -> None:
     assert not slow & set(done.stdout.split())
 
 
-def test_the_pipeline_has_the_edges_of_its_picture() -> None:
+def test_edges_of_the_pipeline() -> None:
     with commands.Dvc() as dvc:
         needs = dvc.graph()
     assert needs["code"] == set()
@@ -244,7 +232,7 @@ def test_the_pipeline_has_the_edges_of_its_picture() -> None:
     ]
 
 
-def test_what_dvc_could_not_keep_is_not_put_down_to_the_command() -> None:
+def test_full_cache_is_not_a_failure_of_the_command() -> None:
     full = "ERROR: failed to reproduce 'train@sgpo-0': [Errno 28] No space left on device"
     said = stages.failure("train@sgpo-0", 255, True, ["this is train, live", full])
     assert said.startswith("its command succeeded, but dvc could not store its outputs")
@@ -252,7 +240,7 @@ def test_what_dvc_could_not_keep_is_not_put_down_to_the_command() -> None:
     assert stages.failure("train", 1, True, [own]).startswith("its command failed")
 
 
-def test_dvcs_cache_is_looked_at_where_its_configuration_puts_it(
+def test_folders_written_outside_the_data_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands, "ROOT", tmp_path)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from tasks.common.checksums import write_checked
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
-from tasks.common.sealed import write_sealed
 from tasks.harness import records, run
 from tasks.harness.records import Subject
 from tasks.models.folder import policy_digest
@@ -61,15 +61,15 @@ def layout(tmp_path: Path) -> Layout:
     shutil.copytree(layout.policy, trained / "policy")
     describe(layout)
     (trained / "curve.parquet").write_bytes(b"first")
-    write_sealed(layout.baseline / "metrics.json", {"pass_at_1": 0.45})
-    write_sealed(layout.evaluation("grpo", 0) / "metrics.json", {"pass_at_1": 0.651})
+    write_checked(layout.baseline / "metrics.json", {"pass_at_1": 0.45})
+    write_checked(layout.evaluation("grpo", 0) / "metrics.json", {"pass_at_1": 0.651})
     return layout
 
 
 def describe(layout: Layout) -> None:
     """The digest that training writes beside the policy."""
     trained = layout.train("grpo", 0) / "policy"
-    write_sealed(layout.trained_card("grpo", 0), {"digest": policy_digest(trained)})
+    write_checked(layout.trained_card("grpo", 0), {"digest": policy_digest(trained)})
 
 
 def asked(*tasks: str, **changes: Any) -> run.Asked:
@@ -83,7 +83,7 @@ def record(layout: Layout, cell: Subject, task: str, **changes: Any) -> Path:
     path = records.path_of(layout, cell, task, changes)
     evidence = records.digest_file(cell.evidence(layout))
     where = {"recipe": cell.recipe, "seed": cell.seed, "task": task, "evidence": evidence}
-    write_sealed(path, {**measured, **where, "num_samples": 1319, **changes})
+    write_checked(path, {**measured, **where, "num_samples": 1319, **changes})
     return path
 
 

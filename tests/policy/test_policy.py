@@ -8,9 +8,9 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from tasks.common.artifacts import Layout
+from tasks.common.checksums import write_checked
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError, parse
-from tasks.common.sealed import write_sealed
 from tasks.common.stage import StageError
 from tasks.models.folder import DATA_FILES, check_folder, policy_digest
 from tasks.models.policy import describe, read_policy
@@ -32,7 +32,7 @@ def test_an_external_policy_keeps_its_weights_where_they_are(tmp_path, llama):
     copied = {path.name for path in (tmp_path / "policy").iterdir()}
     assert {"config.json", "tokenizer.json", "generation_config.json"} <= copied
     assert "model.safetensors" not in copied
-    write_sealed(tmp_path / "policy.json", card)
+    write_checked(tmp_path / "policy.json", card)
     assert read_policy(Layout(tmp_path)).folder == llama
 
 

@@ -13,9 +13,9 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tasks.common.artifacts import Layout
+from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import read_json
 from tasks.common.params import ParamsError, parse
-from tasks.common.sealed import read_sealed, write_sealed
 from tasks.models.folder import policy_digest
 from tasks.models.policy import load_tokenizer, read_policy, stop_token_ids
 from tasks.policy.card import write_own
@@ -243,7 +243,7 @@ def test_chunks_can_be_drawn_from_any_on():
 
 def test_the_tiny_policy_is_an_ordinary_model(tmp_path):
     card = write_own(*make(tiny()), tmp_path / "policy")
-    write_sealed(tmp_path / "policy.json", card)
+    write_checked(tmp_path / "policy.json", card)
     policy = read_policy(Layout(tmp_path))
     assert (card["source"], card["location"], card["digest"]) == (
         "tiny",
@@ -279,7 +279,9 @@ def test_another_parameter_makes_another_policy(tmp_path):
     other = provided(layout, seed=1)
     assert other["digest"] != card["digest"]
     assert (
-        policy_digest(layout.policy) == other["digest"] == read_sealed(layout.policy_card)["digest"]
+        policy_digest(layout.policy)
+        == other["digest"]
+        == read_checked(layout.policy_card)["digest"]
     )
 
 

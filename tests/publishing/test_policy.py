@@ -10,9 +10,9 @@ import yaml
 from huggingface_hub import HfApi, constants
 
 from tasks.common.artifacts import Layout
+from tasks.common.checksums import write_checked
 from tasks.common.files import ArtifactError
 from tasks.common.locations import open_location
-from tasks.common.sealed import write_sealed
 from tasks.models.folder import policy_digest
 from tasks.publishing import policy
 from tasks.publishing.policy import TrainedPolicy, push
@@ -47,17 +47,17 @@ def layout(tmp_path: Path) -> Layout:
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(path.name.encode())
-    write_sealed(layout.trained_card("sgpo", 1), {"digest": policy_digest(train / "policy")})
+    write_checked(layout.trained_card("sgpo", 1), {"digest": policy_digest(train / "policy")})
     accounts = ("charged", "charged_mixed", "executed")
     spent = {"generate": 1e12, "score": 0.0, "update": 5e11, "evaluate": 7e11, "branch": 3e11}
-    write_sealed(train / "flops.json", dict.fromkeys(accounts, spent))
-    write_sealed(layout.profile / "flops.json", {name: {"profile": 2e11} for name in accounts})
-    write_sealed(plan / "forecast.json", {"reads_profile": True})
+    write_checked(train / "flops.json", dict.fromkeys(accounts, spent))
+    write_checked(layout.profile / "flops.json", {name: {"profile": 2e11} for name in accounts})
+    write_checked(plan / "forecast.json", {"reads_profile": True})
     metrics = {"num_prompts": 256, "num_samples": 8, "pass_at_1": 0.653, "greedy": 0.742}
     bounds = {"pass_at_1_low": 0.606, "pass_at_1_high": 0.698}
-    write_sealed(layout.evaluation("sgpo", 1) / "metrics.json", {**metrics, **bounds})
+    write_checked(layout.evaluation("sgpo", 1) / "metrics.json", {**metrics, **bounds})
     origin = {"source": "hf://org/base@abc", "location": "hf://org/base@abc", "digest": "c509"}
-    write_sealed(layout.policy_card, origin)
+    write_checked(layout.policy_card, origin)
     return layout
 
 

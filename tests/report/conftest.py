@@ -20,8 +20,8 @@ from tasks.common.artifacts import (
     TRAIN_ROLLOUTS,
     Layout,
 )
+from tasks.common.checksums import write_checked
 from tasks.common.files import digest_file
-from tasks.common.sealed import write_sealed
 
 NUM_PROMPTS = 40
 NUM_TEST = 256  # prompts, 8 samples each
@@ -88,7 +88,7 @@ def write_shared(layout: Layout) -> None:
         "digest": "91c0a1b2c3d4e5f6",
         "source": "tiny",
     }
-    write_sealed(layout.policy_card, card)
+    write_checked(layout.policy_card, card)
     counts = [index % 9 for index in range(NUM_PROMPTS)]
     rows = [
         {
@@ -110,15 +110,15 @@ def write_shared(layout: Layout) -> None:
         "tokens": 5000,
         "rollouts": 320,
     }
-    write_sealed(layout.profile / "flops.json", ledger(profile=amounts))
+    write_checked(layout.profile / "flops.json", ledger(profile=amounts))
     of = digest_file(layout.profile / "profile.parquet")
-    write_sealed(layout.measured("profile"), {"of": of, "seconds": {"profile": 6.0}})
+    write_checked(layout.measured("profile"), {"of": of, "seconds": {"profile": 6.0}})
     prompts = [
         {**PROMPTS.example, "prompt_id": f"t{index}", "prompt": f"Question {index}: 3 + 4 ="}
         for index in range(NUM_TEST)
     ]
     PROMPTS.write(layout.prompts("test"), PROMPTS.frame(prompts))
-    write_sealed(layout.baseline / "metrics.json", metrics(0.40))
+    write_checked(layout.baseline / "metrics.json", metrics(0.40))
     write_answers(layout.baseline, solved(0.40, 99))
 
 
@@ -178,7 +178,7 @@ def write_plan(layout: Layout, recipe: str, seed: int, reads_profile: bool) -> N
         "plan": expected,
         "uniform": expected,
     }
-    write_sealed(layout.plan(recipe, seed) / "forecast.json", forecast)
+    write_checked(layout.plan(recipe, seed) / "forecast.json", forecast)
 
 
 def write_training(
@@ -208,7 +208,7 @@ def write_training(
         name: {key: value * scale for key, value in amounts.items()}
         for name, amounts in phases.items()
     }
-    write_sealed(folder / "flops.json", ledger(**scaled, evaluate={"executed": 50e9}))
+    write_checked(folder / "flops.json", ledger(**scaled, evaluate={"executed": 50e9}))
     lost = {"seconds": 2.0, "flops": 30e9, "tokens": 70.0}
     spent = {
         "train": 60.0 * scale,
@@ -216,7 +216,7 @@ def write_training(
         "update": 20.0 * scale,
         "validate": 3.0,
     }
-    write_sealed(layout.evaluation(recipe, seed) / "metrics.json", metrics(test))
+    write_checked(layout.evaluation(recipe, seed) / "metrics.json", metrics(test))
     write_answers(layout.evaluation(recipe, seed), solved(test, 10 * ord(recipe[0]) + seed))
     rng = np.random.default_rng(seed)
     shares = np.linspace(0.4, validation, 8) + np.append(0, np.append(rng.normal(0, 0.01, 6), 0))
@@ -237,7 +237,7 @@ def write_training(
     CURVE.write(folder / "curve.parquet", CURVE.frame(points))
     of = digest_file(folder / "curve.parquet")
     note = {"of": of, "seconds": spent, "lost": lost}
-    write_sealed(layout.measured(f"{recipe}-{seed}"), note)
+    write_checked(layout.measured(f"{recipe}-{seed}"), note)
     mixed = rng.binomial(4, 0.7 if recipe == "sgpo" else 0.4, 35)
     steps = [
         {**STEPS.example, "step": step, "pass": step // 20, "num_mixed_groups": int(n)}

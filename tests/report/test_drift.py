@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 
 from tasks.common.artifacts import OUTCOMES, PROFILE, STEPS, TRAIN_ROLLOUTS, Layout
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.params import Experiment
-from tasks.common.sealed import read_sealed
 from tasks.common.statistics import wilson_interval
 from tasks.report.drift import (
     bins,
@@ -282,7 +282,7 @@ def report(layout: Layout, folder: Path) -> tuple[str, dict[str, Any], str]:
     params = write_params(folder, ["grpo", "sgpo"], [0])
     done = run_stage("report", params, layout.root)
     assert done.returncode == 0, done.output
-    drift = read_sealed(layout.report / "summary.json")["drift"]
+    drift = read_checked(layout.report / "summary.json")["drift"]
     return done.output, drift, (layout.report / "index.html").read_text()
 
 

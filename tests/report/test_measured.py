@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from tasks.common.artifacts import TRAIN_ROLLOUTS, Layout
+from tasks.common.checksums import read_checked, write_checked
 from tasks.common.params import Experiment
-from tasks.common.sealed import read_sealed, write_sealed
 from tasks.report.evidence import read_evidence, read_tokens
 from tasks.report.measured import (
     all_measured,
@@ -35,8 +35,8 @@ def test_seconds_are_measured_on_this_machine(layout: Layout) -> None:
 def test_a_cell_that_was_restored_has_no_seconds(layout: Layout) -> None:
     """The note of another training with the same name is not this one's."""
     evidence = read_evidence(layout, Experiment(["sgpo"], [0, 1]))
-    note = read_sealed(layout.measured("sgpo-0"))
-    write_sealed(layout.measured("sgpo-0"), {**note, "of": "0123456789abcdef"})
+    note = read_checked(layout.measured("sgpo-0"))
+    write_checked(layout.measured("sgpo-0"), {**note, "of": "0123456789abcdef"})
     layout.measured("sgpo-1").unlink()
     measured = all_measured(layout, evidence)
     assert [total_seconds(measured, run) for run in evidence.trained] == [None, None]

@@ -16,7 +16,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
-from tasks.common.sealed import read_sealed, write_sealed
+from tasks.common.checksums import read_checked, write_checked
 from tasks.report.curves import Fitted, Monotone
 from tasks.report.views.page import HERE, data
 from tasks.report.views.plots import draw_arrow, drawn
@@ -46,9 +46,9 @@ def hostile_layout(root: Path) -> Layout:
         rollouts = ROLLOUTS.read(folder / "rollouts.parquet")
         changed = rollouts.with_columns(text=hostile, answer=hostile)
         ROLLOUTS.write(folder / "rollouts.parquet", changed)
-        metrics = read_sealed(folder / "metrics.json")
+        metrics = read_checked(folder / "metrics.json")
         metrics["levels"][HOSTILE] = metrics["levels"]["2"]
-        write_sealed(folder / "metrics.json", metrics)
+        write_checked(folder / "metrics.json", metrics)
     return layout
 
 

@@ -5,9 +5,9 @@ import polars as pl
 import pytest
 
 from tasks.common.artifacts import ROLLOUTS, Layout
+from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import ArtifactError
 from tasks.common.params import Experiment
-from tasks.common.sealed import read_sealed, write_sealed
 from tasks.common.statistics import bootstrap_interval
 from tasks.report.evidence import read_evidence
 from tasks.report.paired import Paired, difference, is_apart, pair
@@ -37,7 +37,7 @@ def give(layout: Layout, recipe: str | None, correct: list[int]) -> tuple[float,
     low, high = bootstrap_interval(rates, 1000, rng())
     folder = layout.evaluation(recipe, 0) if recipe else layout.baseline
     interval = {"pass_at_1_low": low, "pass_at_1_high": high}
-    write_sealed(folder / "metrics.json", {**metrics(float(rates.mean())), **interval})
+    write_checked(folder / "metrics.json", {**metrics(float(rates.mean())), **interval})
     write_answers(folder, correct)
     return low, high
 
@@ -138,5 +138,5 @@ def test_other_test_prompts_are_refused(layout: Layout) -> None:
 def test_the_fixture_measures_what_it_says(layout: Layout) -> None:
     paired = pair(read_evidence(layout, ONE_SEED), 10)
     for name, path in (("initial", layout.baseline), ("sgpo/0", layout.evaluation("sgpo", 0))):
-        measured = read_sealed(path / "metrics.json")["pass_at_1"]
+        measured = read_checked(path / "metrics.json")["pass_at_1"]
         assert paired.rates[name].mean() == pytest.approx(measured, abs=3e-4)

@@ -9,7 +9,7 @@ import yaml
 
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
-from tasks.common.sealed import read_sealed, write_sealed
+from tasks.common.checksums import read_checked, write_checked
 from tests.parameters import every_value
 from tests.stages import give_record, run_stage
 
@@ -82,7 +82,7 @@ def test_a_result_is_recorded_once_and_another_anew(
     assert len(found(layout, "pipeline")) == 2
     assert len(found(layout, "cell")) == 4
     path = layout.evaluation("sgpo", 0) / "metrics.json"
-    write_sealed(path, {**read_sealed(path), "greedy": 0.99})
+    write_checked(path, {**read_checked(path), "greedy": 0.99})
     pipeline()
     names = sorted(run.info.run_name for run in found(layout, "cell"))
     assert names == ["grpo/0", "grpo/1", "sgpo/0", "sgpo/0", "sgpo/1"]

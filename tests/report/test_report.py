@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.common.artifacts import CURVE, Layout
+from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import ArtifactError
 from tasks.common.params import Budget, Experiment
-from tasks.common.sealed import read_sealed, write_sealed
 from tasks.report.curves import flops_words, unit
 from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.results import Results, Row, results_of
@@ -104,9 +104,9 @@ def test_leaving_dead_groups_out_makes_no_recipe_win(layout: Layout) -> None:
     write_plans(layout, "grpo_mixed", reads_profile=False)
     write_training(layout, "grpo_mixed", 0, scale=1.0, validation=0.52, test=0.50)
     path = layout.train("grpo_mixed", 0) / "flops.json"
-    flops = read_sealed(path)
+    flops = read_checked(path)
     flops["charged"] = flops["charged_mixed"]
-    write_sealed(path, flops)
+    write_checked(path, flops)
     evidence = read_evidence(layout, Experiment(["grpo", "grpo_mixed"], [0]))
     assert [row["recipe"] for row in rows_of(evidence)] == ["grpo", "grpo_mixed"]
     summary = summary_of(evidence)
@@ -285,10 +285,10 @@ def test_a_missing_file_is_named_with_recipe_and_seed(layout: Layout, name: str)
 
 def test_what_could_not_be_measured_is_a_dash(layout: Layout) -> None:
     path = layout.evaluation("sgpo", 1) / "metrics.json"
-    measured = read_sealed(path)
+    measured = read_checked(path)
     measured["pass_at"]["8"] = None
     del measured["levels"]["10"]
-    write_sealed(path, measured)
+    write_checked(path, measured)
     evidence = read_evidence(layout, BOTH)
     assert "<td>–</td>" in page_of(evidence)
 

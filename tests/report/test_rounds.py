@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from tasks.common.artifacts import PROFILE, Layout
+from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import ArtifactError
-from tasks.common.sealed import read_sealed, write_sealed
 from tasks.report import rounds
 from tests.report.conftest import make_layout, write_params
 from tests.report.test_report import data_of
@@ -31,7 +31,7 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Layout:
     done = run_report(first)
     assert done.returncode == 0, done.output
     layout = make_layout(first.root / "rounds" / "2")
-    write_sealed(layout.policy_card, {**read_sealed(layout.policy_card), "source": SOURCE})
+    write_checked(layout.policy_card, {**read_checked(layout.policy_card), "source": SOURCE})
     path = layout.profile / "profile.parquet"
     easier = (pl.col("pass_rate") + 1 / 8).clip(0, 1)
     PROFILE.write(path, PROFILE.read(path).with_columns(easier))
@@ -41,7 +41,7 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Layout:
 
 
 def test_the_summary_adds_the_bills_of_what_was_kept(second: Layout) -> None:
-    first, last = read_sealed(second.report / "summary.json")["rounds"]
+    first, last = read_checked(second.report / "summary.json")["rounds"]
     assert (first["round"], first["source"], last["source"]) == (1, "tiny", SOURCE)
     assert (first["kept"]["recipe"], first["kept"]["seed"]) == ("sgpo", 1)
     assert first["kept"]["pass_at_1"] == pytest.approx(0.55)
@@ -55,7 +55,7 @@ def test_the_summary_adds_the_bills_of_what_was_kept(second: Layout) -> None:
 
 
 def test_prompts_are_counted_by_kind(second: Layout) -> None:
-    first, last = (one["prompts"] for one in read_sealed(second.report / "summary.json")["rounds"])
+    first, last = (one["prompts"] for one in read_checked(second.report / "summary.json")["rounds"])
     # of 40 prompts, solved 0, 1, ... 8 times in turn
     names = ("never solved", "learnable", "always solved", "not known")
     assert [first[name] for name in names] == [5, 31, 4, 0]
@@ -81,15 +81,15 @@ def test_a_single_round_has_nothing_of_it(second: Layout) -> None:
     first = Layout(second.root.parent.parent)
     html = (first.report / "index.html").read_text()
     assert "<h2>Rounds</h2>" not in html
-    assert "rounds" not in read_sealed(first.report / "summary.json")
+    assert "rounds" not in read_checked(first.report / "summary.json")
     assert "rounds" not in data_of(html)["charts"]
 
 
 def test_a_start_that_the_earlier_round_no_longer_has_is_named(second: Layout) -> None:
-    card = read_sealed(second.policy_card)
-    write_sealed(second.policy_card, {**card, "source": "data/runs/pods/0/train/policy"})
+    card = read_checked(second.policy_card)
+    write_checked(second.policy_card, {**card, "source": "data/runs/pods/0/train/policy"})
     done = run_report(second, "--before", str(second.root.parent.parent))
-    write_sealed(second.policy_card, card)
+    write_checked(second.policy_card, card)
     assert done.returncode == 1
     assert "pods/0, from which the next round started, is not on the leaderboard of" in done.output
 

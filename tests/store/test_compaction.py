@@ -1,6 +1,7 @@
 """Compaction of the store under readers, writers and kills."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -10,14 +11,14 @@ from hypothesis import strategies as st
 from tasks.common.artifacts import STORE
 from tasks.store import compaction, shards
 from tasks.store.admin import maintenance
-from tasks.store.folder import RolloutStore
+from tasks.store.folder import RolloutStore, is_local
 from tasks.store.shards import Span
 from tasks.store.view import StoreView
 from tests.store.conftest import again, damage, owners, rows
 
 
 @given(st.randoms(use_true_random=False), st.integers(3, 12))
-def test_owners_stay_through_compactions_that_overlap_or_were_killed(
+def test_overlapping_or_killed_compactions_keep_every_owner(
     rng: random.Random, num_shards: int
 ) -> None:
     """Compacted spans of any overlap, and any part of what they cover removed: each key keeps its
@@ -54,7 +55,7 @@ def first_rows(found: dict[Span, pl.DataFrame]) -> dict[Any, str]:
     return owner
 
 
-def test_two_compactions_of_different_ranges_may_meet(store: RolloutStore) -> None:
+def test_overlapping_compactions_are_merged(store: RolloutStore) -> None:
     """Two machines, each of which saw another part of the folder: their shards overlap, and are
     merged again."""
     for n in range(6):
@@ -77,7 +78,7 @@ def test_two_compactions_of_different_ranges_may_meet(store: RolloutStore) -> No
     assert owners(store, keys) == expected
 
 
-def test_a_reader_that_listed_before_a_compaction_looks_again(store: RolloutStore) -> None:
+def test_reader_lists_again_after_a_compaction(store: RolloutStore) -> None:
     keys = [("a", i) for i in range(4)]
     for n in range(4):
         store.append(rows([("a", n)], f"shard {n}"))
@@ -87,7 +88,7 @@ def test_a_reader_that_listed_before_a_compaction_looks_again(store: RolloutStor
     assert sorted(view.read(["text"])["text"]) == [f"shard {n}" for n in range(4)]
 
 
-def test_a_question_about_a_few_keys_has_the_answer_of_a_question_about_all(
+def test_missing_keys_of_a_part_equal_those_of_the_whole(
     store: RolloutStore,
 ) -> None:
     """Each batch of a stage asks about its own keys, while others append, damage and compact."""
@@ -109,7 +110,7 @@ def test_a_question_about_a_few_keys_has_the_answer_of_a_question_about_all(
     assert 0 < len(long_lived.missing(wanted)) < len(keys)
 
 
-def test_rows_are_read_once_though_shards_are_compacted_or_damaged_meanwhile(
+def test_rows_are_read_once_during_compaction_and_damage(
     store: RolloutStore,
 ) -> None:
     for n in range(4):
@@ -128,7 +129,7 @@ def test_rows_are_read_once_though_shards_are_compacted_or_damaged_meanwhile(
     assert view.unread.is_empty()
 
 
-def test_a_writer_that_slept_through_a_compaction_is_not_lost(store: RolloutStore) -> None:
+def test_rows_of_a_slow_writer_survive_a_compaction(store: RolloutStore) -> None:
     """It finds place 1 free, because others filled it and compacted it away while it slept."""
     store.append(rows([("a", 0)], "first"))
 
@@ -151,7 +152,7 @@ def test_a_writer_that_slept_through_a_compaction_is_not_lost(store: RolloutStor
     assert owners(store, [("a", 3), ("late", 0)]) == {("a", 3): "other 3", ("late", 0): "sleeper"}
 
 
-def test_a_shard_that_was_compacted_at_once_is_not_written_again(store: RolloutStore) -> None:
+def test_shard_compacted_at_once_is_not_repeated(store: RolloutStore) -> None:
     """The compaction comes between the writer's file and its look at the names."""
     store.append(rows([("a", 0)], "first"))
 
@@ -167,7 +168,7 @@ def test_a_shard_that_was_compacted_at_once_is_not_written_again(store: RolloutS
     assert owners(store, [("a", 0), ("b", 0)]) == {("a", 0): "first", ("b", 0): "mine"}
 
 
-def test_a_compacted_shard_that_rots_gives_way_to_what_it_covered(store: RolloutStore) -> None:
+def test_damaged_compacted_shard_removes_nothing(store: RolloutStore) -> None:
     for n in range(3):
         store.append(rows([("a", n)], f"shard {n}"))
     parts = [store.load(span, list(STORE.columns)) for span in store.spans()]
@@ -178,7 +179,7 @@ def test_a_compacted_shard_that_rots_gives_way_to_what_it_covered(store: Rollout
     assert owners(store, [("a", n) for n in range(3)]) == {("a", n): f"shard {n}" for n in range(3)}
 
 
-def test_compaction_makes_few_large_files_and_leaves_large_ones_alone() -> None:
+def test_plan_merges_small_shards_only() -> None:
     sizes = {Span(0, 9): 60, **{Span(n, n): 10 for n in range(10, 20)}}
     assert compaction.plan(sizes, max_bytes=64) == [
         [Span(n, n) for n in range(10, 16)],
@@ -187,11 +188,13 @@ def test_compaction_makes_few_large_files_and_leaves_large_ones_alone() -> None:
     assert compaction.plan({Span(0, 0): 100, Span(1, 1): 100}, max_bytes=64) == []
 
 
-def test_gc_says_what_it_removes_and_keeps_every_row(store: RolloutStore) -> None:
+def test_gc_lists_its_actions_and_keeps_every_row(store: RolloutStore) -> None:
     keys = [("a", n) for n in range(5)]
     for n in range(5):
         store.append(rows([("a", n)], f"shard {n}"))
     damage(store, Span(4, 4))
+    if is_local(store.files):
+        Path(store.folder, ".killed.unfinished").touch()
     before = owners(store, keys)
     planned, done = (
         list(maintenance.collect_garbage(store, dry_run=True)),

@@ -19,8 +19,8 @@ import tasks.evaluate.run
 import tasks.profile.run
 from tasks.common import params
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS, Layout
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
-from tasks.common.sealed import read_sealed
 from tasks.common.stage import Stage
 from tasks.common.tracking.journal import Tracker
 from tasks.models.policy import load_model
@@ -91,7 +91,7 @@ def run(layout: Layout, stage: str, main: Callable[[Stage], None]) -> dict[str, 
     """A stage in this process; what it says about rollouts reused and sampled, by kind."""
     values = params.load(layout.root / "params.yaml")
     main(Stage(stage, values, layout, None, None, argparse.Namespace(), Tracker()))
-    return {kind: note["said"] for kind, note in read_sealed(layout.sampling_note(stage)).items()}
+    return {kind: note["said"] for kind, note in read_checked(layout.sampling_note(stage)).items()}
 
 
 def profile(layout: Layout) -> str:
@@ -101,7 +101,7 @@ def profile(layout: Layout) -> str:
 def test_growth_through_the_stage(guesser: Path, tmp_path: Path) -> None:
     layout = make_root(tmp_path, guesser, None, range(10))
     assert profile(layout).startswith("0 rollouts reused, 40 sampled (")
-    first, _ = tables(layout)
+    first, rollouts = tables(layout)
     assert profile(layout) == "40 rollouts reused, 0 sampled"
     assert tables(layout)[0].equals(first)
     write_prompts(layout, range(11))  # a tenth more
@@ -112,6 +112,8 @@ def test_growth_through_the_stage(guesser: Path, tmp_path: Path) -> None:
     said = profile(layout)
     assert said.startswith("44 rollouts reused, 44 sampled (")
     assert said.endswith("tokens): num_samples 4 -> 8")
+    is_old = (pl.col("sample_index") < 4) & (pl.col("prompt_id") != "p10")
+    assert tables(layout)[1].filter(is_old).equals(rollouts)
     edited = pl.when(pl.col("prompt_id") == "p3")
     prompts = PROMPTS.read(layout.prompts("train"))
     prompts = prompts.with_columns(prompt=edited.then(pl.lit("30 + 3 =")).otherwise("prompt"))
@@ -129,7 +131,7 @@ def test_growth_through_the_stage(guesser: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_with_roots_of_their_own_share_the_work(qwen: Path, tmp_path: Path) -> None:
+def test_two_processes_with_their_own_roots_share_the_work(qwen: Path, tmp_path: Path) -> None:
     """Both want the same prompts at the same time: nothing lost, nothing twice in a profile, equal
     profiles."""
     location = tmp_path / "shared"
@@ -156,7 +158,7 @@ def test_two_processes_on_one_root_sample_nothing_twice(qwen: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_nothing_is_lost_or_different(qwen: Path, tmp_path: Path) -> None:
+def test_killed_stages_lose_nothing(qwen: Path, tmp_path: Path) -> None:
     """SIGKILL again and again, also while shards are compacted by others; then the profile of an
     unkilled run."""
     alone, killed = (
@@ -198,7 +200,7 @@ def admin(name: str, layout: Layout, *policies: str, dry_run: bool = False, stat
 
 
 @pytest.mark.slow
-def test_the_command_line(qwen: Path, tmp_path: Path) -> None:
+def test_commands(qwen: Path, tmp_path: Path) -> None:
     layout = make_root(tmp_path, qwen, None, range(9))
     assert "empty" in admin("stat", layout)
     profile(layout)
@@ -233,7 +235,7 @@ def without_store(layout: Layout) -> Layout:
     return layout
 
 
-def test_evaluation_says_it_too(qwen: Path, tmp_path: Path) -> None:
+def test_evaluation_reports_both_kinds_of_samples(qwen: Path, tmp_path: Path) -> None:
     layout = make_root(
         tmp_path,
         qwen,

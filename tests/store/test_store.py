@@ -1,16 +1,15 @@
-"""The store alone: the order of shards, what a seal notices, writers at once, and totals."""
+"""The store alone: the order of shards, damage, concurrent writers, and totals."""
 
 import io
 import random
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
-from tasks.common import sealed
+from tasks.common import checksums
 from tasks.common.artifacts import STORE
 from tasks.common.files import ArtifactError
 from tasks.store import compaction, folder, shards
@@ -20,7 +19,7 @@ from tasks.store.shards import Span
 from tests.store.conftest import again, damage, owners, rows
 
 
-def test_of_a_duplicate_key_the_first_shard_wins(store: RolloutStore) -> None:
+def test_first_shard_of_a_duplicate_key_wins(store: RolloutStore) -> None:
     store.append(rows([("a", 0), ("a", 1)], "first"))
     store.append(rows([("a", 1), ("b", 0)], "second"))
     keys = [("a", 0), ("a", 1), ("b", 0), ("c", 0)]
@@ -28,24 +27,23 @@ def test_of_a_duplicate_key_the_first_shard_wins(store: RolloutStore) -> None:
     assert store.names()[:2] == ["0000000000-0000000000.parquet", "0000000001-0000000001.parquet"]
 
 
-def test_a_shard_is_plain_parquet_and_any_flipped_bit_is_noticed() -> None:
-    content = shards.encode(rows([("a", 0)], f"{sealed.KEY} imitated {'0' * 64}"))
-    assert shards.decode(content, ["text"], "x")["text"][0].startswith(sealed.KEY)
+def test_shard_is_plain_parquet_and_any_flipped_bit_is_detected() -> None:
+    content = shards.encode(rows([("a", 0)], f"{checksums.KEY} imitated {'0' * 64}"))
+    assert shards.decode(content, ["text"], "x")["text"][0].startswith(checksums.KEY)
     for place in range(len(content)):
         damaged = bytearray(content)
         damaged[place] ^= 1
-        with pytest.raises(sealed.DamagedError):
-            sealed.verify_parquet(io.BytesIO(damaged))
+        with pytest.raises(checksums.DamagedError):
+            checksums.verify_parquet(io.BytesIO(damaged))
     for length in range(len(content)):
-        with pytest.raises(sealed.DamagedError):
-            sealed.verify_parquet(io.BytesIO(content[:length]))
+        with pytest.raises(checksums.DamagedError):
+            checksums.verify_parquet(io.BytesIO(content[:length]))
 
 
-def test_whatever_a_damaged_footer_makes_of_a_scan_the_shard_is_set_aside(
+def test_shard_with_a_damaged_footer_is_set_aside(
     local: RolloutStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers fail in many ways, some with what is no Exception; a scan that succeeds is checked
-    when values are read."""
+    """Readers fail in many ways, some without an Exception. After a scan, `load` verifies."""
     monkeypatch.setattr(folder, "READ_WAITS", (0.0, None))
     content = shards.encode(rows([("a", 0), ("a", 1)], "x"))
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
@@ -62,7 +60,7 @@ def test_whatever_a_damaged_footer_makes_of_a_scan_the_shard_is_set_aside(
         assert [name for name in local.names() if "parquet" in name] == [path.name + ".damaged"]
 
 
-def test_a_panic_of_the_reader_leads_to_the_seal(
+def test_panic_of_the_reader_leads_to_the_checksum(
     local: RolloutStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local.append(rows([("a", 0)], "x"))
@@ -80,35 +78,19 @@ def test_a_panic_of_the_reader_leads_to_the_seal(
     assert local.num_damaged() == 1
 
 
-def short_once(read: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    """A read of which the first ends early."""
-    reads: list[str] = []
-
-    def shorter(path: str) -> bytes:
-        reads.append(path)
-        return read(path)[: -9 if len(reads) == 1 else None]
-
-    return shorter
-
-
-def test_a_read_that_ends_early_is_tried_again_and_sets_nothing_aside(
-    local: RolloutStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("first", [b"", ConnectionResetError()])
+def test_failed_read_is_repeated(
+    first: bytes | Exception, local: RolloutStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local.append(rows([("a", 0)], "x"))
-    read = local.files.cat_file
-    monkeypatch.setattr(local.files, "cat_file", short_once(read), raising=False)
-    found = local.load(Span(0, 0), ["text"])
-    assert found is not None
-    assert found["text"].to_list() == ["x"]
-    answers = iter([ConnectionResetError(), read(local.path(Span(0, 0)))])
+    answers = [first, local.files.cat_file(local.path(Span(0, 0)))]
 
-    def fails_once(_: str) -> bytes:
-        answer = next(answers)
-        if isinstance(answer, Exception):
+    def read(_: str) -> bytes:
+        if isinstance(answer := answers.pop(0), Exception):
             raise answer
-        return bytes(answer)
+        return answer
 
-    monkeypatch.setattr(local.files, "cat_file", fails_once, raising=False)
+    monkeypatch.setattr(local.files, "cat_file", read, raising=False)
     found = local.load(Span(0, 0), ["text"])
     assert found is not None
     assert found["text"].to_list() == ["x"]
@@ -118,7 +100,7 @@ def test_a_read_that_ends_early_is_tried_again_and_sets_nothing_aside(
     assert local.num_damaged() == 0
 
 
-def test_reads_that_all_end_early_at_one_place_set_nothing_aside(
+def test_reads_truncated_at_one_place_set_nothing_aside(
     store: RolloutStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy that cuts every answer, for one reader of a team."""
@@ -134,7 +116,7 @@ def test_reads_that_all_end_early_at_one_place_set_nothing_aside(
     assert owners(store, [("a", 0)]) == {("a", 0): "x"}
 
 
-def test_another_versions_shard_is_not_taken_for_damage(store: RolloutStore) -> None:
+def test_shard_of_another_version_is_not_damaged(store: RolloutStore) -> None:
     other = shards.encode(rows([("a", 0)], "x").drop("engine"))
     store.append(rows([("b", 0)], "y"))
     store.publish(other)
@@ -152,7 +134,7 @@ def test_large_batches_are_split() -> None:
     )
 
 
-def test_writers_at_once_get_different_places_and_lose_nothing(store: RolloutStore) -> None:
+def test_concurrent_writers_lose_nothing(store: RolloutStore) -> None:
     def write(name: int) -> None:
         mine = again(store)
         for i in range(10):
@@ -177,10 +159,10 @@ def test_writers_at_once_get_different_places_and_lose_nothing(store: RolloutSto
 
 
 @pytest.mark.parametrize("store", [pytest.param("bucket", marks=pytest.mark.s3)], indirect=True)
-def test_a_taken_name_that_is_free_again_is_no_error(
+def test_name_that_was_taken_and_is_free_again_is_no_error(
     store: RolloutStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if another process compacted the shard between the refusal and the look at its name."""
+    """Another process compacts the shard between the refusal and the check of its name."""
     assert store.create("taken", b"1")
     monkeypatch.setattr(store.files, "exists", lambda path: False)
     assert not store.create("taken", b"2")
@@ -188,7 +170,7 @@ def test_a_taken_name_that_is_free_again_is_no_error(
 
 
 @pytest.mark.parametrize("store", [pytest.param("bucket", marks=pytest.mark.s3)], indirect=True)
-def test_a_shard_whose_answer_was_lost_is_not_written_again(
+def test_shard_is_not_repeated_after_a_lost_answer(
     store: RolloutStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.append(rows([("a", 0)], "first"))
@@ -203,16 +185,7 @@ def test_a_shard_whose_answer_was_lost_is_not_written_again(
     assert store.spans() == [Span(0, 0), Span(1, 1)]
 
 
-def test_what_a_killed_writer_left_is_removed(local: RolloutStore) -> None:
-    local.append(rows([("a", 0)], "first"))
-    left = Path(local.folder) / ".0000000001-0000000001.parquet.abc.unfinished"
-    left.write_bytes(b"half")
-    local.tidy()
-    assert not left.exists()
-    assert local.spans() == [Span(0, 0)]
-
-
-def test_a_damaged_place_is_never_filled_again(store: RolloutStore) -> None:
+def test_number_of_a_damaged_shard_is_not_reused(store: RolloutStore) -> None:
     store.append(rows([("a", 0)], "x"))
     damage(store, Span(0, 0))
     assert owners(store, [("a", 0)]) == {}
@@ -220,7 +193,7 @@ def test_a_damaged_place_is_never_filled_again(store: RolloutStore) -> None:
     assert store.spans() == [Span(1, 1)]
 
 
-def test_a_server_that_ignores_conditions_is_refused(local: RolloutStore) -> None:
+def test_server_that_ignores_conditions_is_refused(local: RolloutStore) -> None:
     class Careless(RolloutStore):
         def create(self, name: str, content: bytes) -> bool:
             Path(self.folder, name).parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
-from tasks.common.sealed import read_sealed, write_sealed
+from tasks.common.checksums import read_checked, write_checked
 from tasks.engines.engine import Request, Samples
 from tasks.train.loop.trainer import Trainer
 from tests.train.worlds import (
@@ -188,9 +188,9 @@ def test_a_checkpoint_without_the_rollouts_in_flight_starts_over_with_the_reason
     with pytest.raises(KeyboardInterrupt):
         run(layouts[1], changes, every_seconds=1e9, prepare=stopping)
     (path,) = layouts[1].checkpoints.glob("*/step-*/state.json")
-    index = dict(read_sealed(path))
+    index = dict(read_checked(path))
     assert index["state"].pop("buffer")["progress"] > 0.0
-    write_sealed(path, index)
+    write_checked(path, index)
     caplog.set_level("INFO")
     run(layouts[1], changes)
     assert "starting over: the newest checkpoint of" in caplog.text

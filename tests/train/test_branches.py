@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from tasks.common.artifacts import CURVE, Layout
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
-from tasks.common.sealed import read_sealed
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.trainer import Trainer
 from tests.train import worlds
@@ -109,7 +109,7 @@ def states_of(layout: Layout) -> list[dict[str, Any]]:
     """The states of the checkpoints, in the order in which they were written."""
     (folder,) = [path for path in layout.checkpoints.iterdir() if not path.name.startswith(".")]
     steps = sorted(folder.glob("step-*"), key=lambda path: int(path.name.split("-")[2]))
-    return [{**read_sealed(path / "state.json")["state"], "folder": path} for path in steps]
+    return [{**read_checked(path / "state.json")["state"], "folder": path} for path in steps]
 
 
 def test_the_trunk_takes_nothing_of_the_optimizer_from_a_branch(

@@ -11,8 +11,8 @@ import yaml
 from tasks.common import params
 from tasks.common.accounting.ledger import Architecture, decode_flops, prefill_flops
 from tasks.common.accounting.spending import CellBudget, Rows, generation_cost, pass_cost
+from tasks.common.checksums import read_checked
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_sealed
 from tasks.train import loading
 from tasks.train.loop.buffer import cut
 from tasks.train.loop.charge import costs_of
@@ -102,7 +102,7 @@ def test_a_run_spends_its_budget(account: str, guesser: Path, tmp_path: Path) ->
     for number, steps in enumerate((2.5, 9.2)):
         layout = make_world(tmp_path / str(number), guesser, SIZES)
         trainer = spend(layout, account, steps * step)
-        found = read_sealed(layout.train("r", 0) / "flops.json")["budget"]
+        found = read_checked(layout.train("r", 0) / "flops.json")["budget"]
         assert found["spent"] == pytest.approx(steps * step, abs=0.2 * step)
         assert trainer.buffer.progress == pytest.approx(1.0, abs=0.2 / steps)
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tasks.common.artifacts import TRAIN_ROLLOUTS
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError, digest
-from tasks.common.sealed import read_sealed
 from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
 from tasks.train.checkpoint.tensors import SavedTensors
 from tasks.train.loop.loop import train
@@ -133,7 +133,7 @@ def test_a_run_resumed_from_an_older_checkpoint_goes_on_from_it(
     assert f"resuming from {oldest.name}, which is now the newest" in caplog.text
     newest = again.steps()[-1]
     assert newest.name > oldest.name
-    assert read_sealed(newest / "state.json")["state"]["num_steps"] == 2
+    assert read_checked(newest / "state.json")["state"]["num_steps"] == 2
 
 
 def test_a_checkpoint_without_the_state_of_a_method_is_skipped(
@@ -338,7 +338,7 @@ def test_damaged_notes_are_ignored(
     Checkpoints(tmp_path, {"recipe": "r", "seed": 1}, keep=2)  # another run says why it starts over
     assert "skipping the checkpoints in" in caplog.text
     again = Checkpoints(tmp_path, COMPONENTS, keep=2)
-    assert read_sealed(key) == COMPONENTS
+    assert read_checked(key) == COMPONENTS
     assert again.load() is not None
 
 
@@ -372,7 +372,7 @@ def test_a_branch_keeps_the_trunk_that_it_returns_to(checkpoints: Checkpoints) -
     for folder in (before, last):
         assert checkpoints.load(folder) is not None
         checkpoints.branch_from(folder)
-        assert state_of(checkpoints) == read_sealed(folder / "state.json")["state"]
+        assert state_of(checkpoints) == read_checked(folder / "state.json")["state"]
         assert checkpoints.trunk()[1]["num_steps"] == 2
     save_branch(checkpoints, 6)
     assert steps_of(checkpoints) == [2, 5, 6]

@@ -103,11 +103,11 @@ def test_finished_results_are_taken_back_until_dvc_has_recorded_them(tmp_path: P
     plant(out, {"curve.parquet": "curve", "policy/config.json": "{}"})
     results.keep(out, folder, "key")
     shutil.rmtree(out)  # as DVC does before it runs a stage
-    assert results.take_back(out, folder, "key", [lock])
+    assert results.restore(out, folder, "key", [lock])
     assert (out / "curve.parquet").read_text() == "curve"
     assert (out / "policy" / "config.json").read_text() == "{}"
     lock.write_text(f"outs: [{hashlib.md5(b'curve').hexdigest()}]")
-    assert not results.take_back(out, folder, "key", [lock])  # it is to run again
+    assert not results.restore(out, folder, "key", [lock])  # it is to run again
     assert not folder.exists()
 
 
@@ -119,7 +119,7 @@ def test_results_of_another_run_and_damaged_ones_are_not_taken(spoilt: str, tmp_
     shutil.rmtree(out)
     if spoilt == "results":
         (folder / "results" / "curve.parquet").write_text("curse")
-    assert not results.take_back(out, folder, "key", [])
+    assert not results.restore(out, folder, "key", [])
     assert not out.exists()
     assert not folder.exists()
 
@@ -146,4 +146,4 @@ def test_a_run_that_dvc_could_not_record_is_not_trained_again(
     monkeypatch.delenv("DVC_STAGE")
     result = run_stage("evaluate", tmp_path / "params.yaml", tmp_path, *coordinates)
     assert result.returncode == 0, result.output
-    assert not layout.finished("r", 0).exists()
+    assert not layout.unrecorded("r", 0).exists()

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from tasks.common.artifacts import PLAN, TRAIN_ROLLOUTS, Layout
-from tasks.common.sealed import read_sealed
+from tasks.common.checksums import read_checked
 from tasks.models.folder import policy_digest
 from tasks.models.policy import load_tokenizer, read_policy
 from tests.once import once
@@ -62,7 +62,7 @@ def test_a_run_follows_its_plan_and_its_books_balance(finished: Layout) -> None:
         steps["log_ratio_max"].max() < 1e-3
     )  # the sampler held the trainer's weights at every step
     tokens = sum(row["prompt_tokens"] + len(row["token_ids"]) for row in out["rollouts"])
-    ledger, policy = read_sealed(finished.train("r", 0) / "flops.json"), read_policy(finished)
+    ledger, policy = read_checked(finished.train("r", 0) / "flops.json"), read_policy(finished)
     size = policy.architecture.num_matmul_parameters
     assert ledger["charged"]["total"] == pytest.approx(8 * size * tokens)
     assert ledger["charged_paper"]["total"] == pytest.approx(8 * size * tokens)
@@ -110,7 +110,7 @@ def test_a_run_killed_at_random_points_ends_alike(
     assert process.returncode == 0, process.output
     assert "resumed after" in process.output
     assert outputs(layout) == outputs(finished)
-    lost = read_sealed(layout.measured("r-0"))["lost"]
+    lost = read_checked(layout.measured("r-0"))["lost"]
     assert set(lost) == {"flops", "seconds", "tokens"}
 
 

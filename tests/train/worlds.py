@@ -14,7 +14,7 @@ import yaml
 from tasks.common import params, stage
 from tasks.common.accounting.spending import CellBudget
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
-from tasks.common.sealed import write_sealed
+from tasks.common.checksums import write_checked
 from tasks.grading.background import BackgroundGrader
 from tasks.models.policy import load_model, load_tokenizer, read_policy
 from tasks.train.checkpoint.checkpoints import Checkpoints
@@ -98,7 +98,7 @@ def make_world(root: Path, policy: Path, group_sizes: list[int], answer: str = "
     for seed in (0, 1):
         PLAN.write(layout.plan("r", seed) / "plan.parquet", PLAN.frame(plan))
         SAMPLES.write(layout.plan("r", seed) / "samples.parquet", samples_of(policy, answer))
-        write_sealed(layout.plan("r", seed) / "budget.json", {"budget": None})
+        write_checked(layout.plan("r", seed) / "budget.json", {"budget": None})
     write_params(layout)
     return layout
 

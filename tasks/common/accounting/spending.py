@@ -20,7 +20,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tasks.common.accounting.ledger import Architecture, charged_flops, forward_flops
-from tasks.common.sealed import read_sealed, write_sealed
+from tasks.common.checksums import read_checked, write_checked
 
 Ints = npt.NDArray[np.int64]
 LENGTHS = ("prompt_id", "prompt_tokens", "completion_tokens")  # columns that `rows_in` reads
@@ -38,12 +38,12 @@ class CellBudget:
 
     def write(self, path: Path) -> None:
         """Write the budget of a cell, which `allocate` passes to `train`."""
-        write_sealed(path, {"budget": asdict(self)})
+        write_checked(path, {"budget": asdict(self)})
 
 
 def read_budget(path: Path) -> CellBudget | None:
     """Return the budget that `allocate` wrote, or None if the cell trains along its whole plan."""
-    found = read_sealed(path)["budget"]
+    found = read_checked(path)["budget"]
     return None if found is None else CellBudget(**found)
 
 

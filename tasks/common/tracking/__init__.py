@@ -92,10 +92,8 @@ def track(
 ) -> Iterator[Tracker]:
     """Open the record of one stage; close it FINISHED, FAILED, or KILLED after an interrupt.
     Exceptions propagate."""
-    uri, start = (
-        address(settings, layout),
-        start_event(layout, settings.experiment, stage, recipe, seed),
-    )
+    uri = address(settings, layout)
+    start = start_event(layout, settings.experiment, stage, recipe, seed)
     journal = Journal(uri, start, layout.tracking, partial(open_stage, layout, uri, start))
     if settings.also:
         journal.listeners.append(Mirrors(settings.also, layout, start).listen)
@@ -123,23 +121,19 @@ def track(
 
 
 def open_stage(layout: Layout, uri: str, start: Event) -> Write:
-    """Create the run of a stage, and return the function that writes events into it."""
-    return partial(write_event, opened(layout, uri, start))
-
-
-def opened(layout: Layout, uri: str, start: Event) -> TrackedRun:
-    """Return the stage's run. The database under the data root is created if it is missing, and
-    replaced if it is faulty."""
+    """Create the run of a stage, and return the function that writes events into it. The database
+    under the data root is created if it is missing, and replaced if it is damaged."""
     own = layout.tracking.absolute() / "mlflow.db"
-    if uri != f"sqlite:///{own}":
-        return open_run(connect(uri), uri, start)
-    database.make(own)
+    is_own = uri == f"sqlite:///{own}"
+    if is_own:
+        database.make(own)
     try:
-        return open_run(connect(uri), uri, start)
+        run = open_run(connect(uri), uri, start)
     except Exception:
-        if not database.replace(own):
+        if not (is_own and database.replace(own)):
             raise
-        return open_run(connect(uri), uri, start)
+        run = open_run(connect(uri), uri, start)
+    return partial(write_event, run)
 
 
 def write_end(run: TrackedRun, event: Event) -> None:

@@ -108,7 +108,7 @@ class Tracker:
 
     def output(self, path: Path, digest: str) -> None:
         """Record a file that the stage wrote: later runs find this run by the file's digest."""
-        self._say("output", key=self._key(path), digest=digest)
+        self._say("output", key=key_of(self.root, path), digest=digest)
 
     def artifact(self, path: Path) -> None:
         """Record a file or folder to store with the run."""
@@ -116,7 +116,7 @@ class Tracker:
 
     def model(self, name: str, path: Path, digest: str) -> None:
         """Record a policy of the stage: path and digest, and its weights up to `max_weights_gb`."""
-        where = {"path": str(path.absolute()), "key": self._key(path)}
+        where = {"path": str(path.absolute()), "key": key_of(self.root, path)}
         weights = 0 < size_of(path) <= self.max_weights_gb * 1e9
         self._say("model", name=name, digest=digest, weights=weights, **where)
 
@@ -175,14 +175,13 @@ class Tracker:
         )
 
     def _named(self, path: Path | None) -> dict[str, str] | None:
-        return None if path is None else {"key": self._key(path), "digest": digest_file(path)}
+        if path is None:
+            return None
+        return {"key": key_of(self.root, path), "digest": digest_file(path)}
 
     def _dataset(self, name: str, path: Path, digest: str, context: str) -> Event:
-        where = {"path": str(path.absolute()), "key": self._key(path)}
+        where = {"path": str(path.absolute()), "key": key_of(self.root, path)}
         return {"name": name, "digest": digest, "context": context, **where}
-
-    def _key(self, path: Path) -> str:
-        return key_of(self.root, path)
 
     def _say(self, kind: str, **fields: Any) -> None:
         self.flush()

@@ -1,7 +1,7 @@
 """The messages to the trackers of `tracking.also`: for each recipe and seed its parameters, its
 curves over steps, and the results that the report has of it.
 
-One process writes all trackers (`also`), through a pipe. A stage never waits for it: if messages
+One process (`trackers`) writes all of them, through a pipe. A stage never waits for it: if messages
 pile up, or the process ends, the rest is dropped with a warning.
 
 The run of a training has the same id after a kill and resume: the id is in a file beside the
@@ -22,9 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tasks.common.checksums import read_note, write_checked
 from tasks.common.files import digest, make_private_folder
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_note, write_sealed
 from tasks.common.tracking.journal import Event
 from tasks.common.tracking.system import is_load
 
@@ -64,7 +64,7 @@ class Writer:
         grown = self.log.exists() and self.log.stat().st_size > MAX_LOG
         with self.log.open("wb" if grown else "ab") as log:
             self.child = subprocess.Popen(
-                [sys.executable, "-m", "tasks.common.tracking.also", *self.names],
+                [sys.executable, "-m", "tasks.common.tracking.trackers", *self.names],
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
                 stdin=subprocess.PIPE,
@@ -111,19 +111,18 @@ class Mirrors:
     def __init__(self, names: Sequence[str], layout: Layout, start: Event) -> None:
         self.layout, self.group, self.tags = layout, start["experiment"], start["tags"]
         self.folder = layout.tracking / "also"
-        self.writer: Writer | None = Writer(names, self.folder) if names else None
+        self.writer = Writer(names, self.folder)
         self.begun: list[Event] = []  # of a training that is not yet identified
         self.open_run: str | None = None
 
     def listen(self, event: Event) -> None:
         """Process one event. An error does not stop the stage."""
-        if self.writer is None:
+        if self.writer.is_lost:
             return
         try:
             self.take(event)
         except Exception as error:
-            logger.warning("sending no more to %s: %s", ", ".join(self.writer.names), error)
-            self.writer = None
+            self.writer.lose(f"{type(error).__name__}: {error}")
 
     def take(self, event: Event) -> None:
         """Send the messages for one event, according to the kinds of event and stage."""
@@ -184,22 +183,20 @@ class Mirrors:
         self.open_run = identity
 
     def send(self, what: str, **fields: Any) -> None:
-        if self.writer:
-            self.writer.send({"do": what, **fields})
+        self.writer.send({"do": what, **fields})
 
     def close(self, finished: bool) -> None:
         """End the open run with the status of the stage."""
         if self.open_run:
             self.send("close", finished=finished)
-        if self.writer:
-            self.writer.close()
+        self.writer.close()
 
     def known(self, recipe: str, seed: int) -> dict[str, Any]:
         """Return the stored values of the run of a recipe and seed; empty if there are none."""
         return read_note(self.file(recipe, seed))
 
     def remember(self, recipe: str, seed: int, run: dict[str, Any]) -> dict[str, Any]:
-        write_sealed(self.file(recipe, seed), run)
+        write_checked(self.file(recipe, seed), run)
         return run
 
     def file(self, recipe: str, seed: int) -> Path:

@@ -137,7 +137,7 @@ def run_once(
     try:
         try:
             if lender:
-                lender.take_back()
+                lender.reclaim()
             start(hosts, shared, command, environment, tend)
         except HostLostError as error:
             return Ended([None], [None], [str(error)])

@@ -62,7 +62,7 @@ class Lender:
             write_json(self.folder / OFFERED, state)
             self.written = state
 
-    def take_back(self) -> None:
+    def reclaim(self) -> None:
         """Prepare the servers for another process: the last one may have left them in the middle of
         an update. End the servers that fail. Raise ArtifactError if no server remains, and all
         have ended too often."""

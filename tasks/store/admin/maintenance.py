@@ -4,7 +4,6 @@ Nothing here changes a profile. It removes only shards that a compacted shard co
 shards, files of killed writers, and policies that the user names."""
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,10 +14,8 @@ import polars as pl
 from tasks.common.artifacts import STORE
 from tasks.common.files import ArtifactError, digest
 from tasks.store import compaction, shards
-from tasks.store.folder import DESCRIPTION, RolloutStore, is_local
+from tasks.store.folder import DESCRIPTION, RolloutStore
 from tasks.store.shards import KEYS, Span
-
-UNFINISHED_SECONDS = 3600.0  # the writer of a temporary file this old has died
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Summary:
 
 
 def folders(files: Any, root: str, policies: Sequence[str] = ()) -> Iterator[RolloutStore]:
-    """Yield every folder of shards under `root`, or only the folders of `policies`. Raises
+    """Yield every folder of shards under `root`, or only the folders of `policies`. Raise
     ArtifactError with the name of a policy without folders."""
     known = [path.rsplit("/", 1)[-1] for path in subfolders(files, root)]
     if unknown := [policy for policy in policies if policy not in known]:
@@ -134,25 +131,16 @@ def covered(store: RolloutStore) -> Iterator[tuple[Span, Span]]:
         yield from ((span, by) for span in compaction.covered(names, by))
 
 
-def unused_files(store: RolloutStore) -> Iterator[tuple[str, str]]:
-    """Yield the names of unused files, with the reason: damaged shards, and temporary files of
-    killed writers."""
+def collect_garbage(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
+    """Compact the store and remove unused files. Yield a line before each action, except the
+    removal of temporary files of killed writers."""
+    if not dry_run:
+        store.tidy()
     for name in store.names():
         if name.endswith(".damaged"):
-            yield name, "damaged"
-        elif name.startswith(".") and is_local(store.files):
-            age = time.time() - store.files.modified(f"{store.folder}/{name}").timestamp()
-            if age > UNFINISHED_SECONDS:
-                yield name, f"unfinished for {age / 3600:.0f} h"
-
-
-def collect_garbage(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
-    """Compact the store and remove unused files. Yield a line before each action."""
-    # damaged shards and temporary files
-    for name, why in unused_files(store):
-        yield f"remove {store.folder}/{name} ({why})"
-        if not dry_run:
-            store.remove(name)
+            yield f"remove {store.folder}/{name} (damaged)"
+            if not dry_run:
+                store.remove(name)
     # shards that a killed compaction left
     compacted = set()
     for span, by in list(covered(store)):

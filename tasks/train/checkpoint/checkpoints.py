@@ -31,6 +31,7 @@ from pyarrow.parquet import ParquetFile
 from safetensors.torch import save_file
 
 from tasks.common.artifacts import TRAIN_ROLLOUTS
+from tasks.common.checksums import read_checked, read_note, write_checked
 from tasks.common.files import (
     ArtifactError,
     WriteError,
@@ -43,7 +44,6 @@ from tasks.common.files import (
     sync_folder,
     writing,
 )
-from tasks.common.sealed import read_note, read_sealed, write_sealed
 from tasks.train.checkpoint.folder import (
     BRANCH,
     Loaded,
@@ -99,7 +99,7 @@ class Checkpoints:
         if not self.folder.exists():
             log_what_changed(root, components)
         if read_note(self.folder / "key.json") != components:
-            write_sealed(self.folder / "key.json", components)
+            write_checked(self.folder / "key.json", components)
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a checkpoint in the background, after the previous write has ended."""
@@ -188,7 +188,7 @@ class Checkpoints:
             os.rename(self.folder / SHARDS / name, temporary / name)
         files |= snapshot.shards
         index = {"files": files, "parts": self.parts, "state": snapshot.state}
-        write_sealed(temporary / "state.json", index)
+        write_checked(temporary / "state.json", index)
         os.rename(temporary, final)
 
     def clear_shards(self) -> None:
@@ -271,9 +271,9 @@ class Checkpoints:
     def check_fit(self, chosen: Path) -> None:
         """Raise ArtifactError, naming the differences, unless `chosen` is a checkpoint of a run
         like this one."""
-        mine = read_sealed(self.folder / "key.json")
+        mine = read_checked(self.folder / "key.json")
         try:
-            theirs = read_sealed(chosen.parent / "key.json")
+            theirs = read_checked(chosen.parent / "key.json")
         except ArtifactError as error:
             raise ArtifactError(
                 f"--resume {chosen}: cannot check which run it belongs to: "
@@ -289,7 +289,7 @@ class Checkpoints:
     def note_work(self, executed: Mapping[str, float]) -> None:
         """Record the work executed so far, so that work lost to a kill can be counted."""
         lost = read_note(self.folder / WORK).get("lost", {})
-        write_sealed(self.folder / WORK, {"executed": executed, "lost": lost})
+        write_checked(self.folder / WORK, {"executed": executed, "lost": lost})
 
     def count_lost(self, executed: Mapping[str, float]) -> dict[str, float]:
         """Return the work of this key that no checkpoint contains: recorded work beyond the work
@@ -301,7 +301,7 @@ class Checkpoints:
             for name, value in executed.items()
         }
         # at once, so that a kill cannot count it twice
-        write_sealed(self.folder / WORK, {"executed": executed, "lost": lost})
+        write_checked(self.folder / WORK, {"executed": executed, "lost": lost})
         return lost
 
     def delete(self) -> None:
@@ -346,7 +346,7 @@ def log_what_changed(root: Path, components: Mapping[str, Any]) -> None:
     """Log why training starts over although a checkpoint of the same recipe and seed exists."""
     for path in sorted(root.glob("*/key.json")):
         try:
-            other = read_sealed(path)
+            other = read_checked(path)
             is_same = all(other[name] == components[name] for name in ("recipe", "seed"))
         except ArtifactError as error:
             logger.warning("skipping the checkpoints in %s: %s", path.parent, error)

@@ -5,8 +5,8 @@ from typing import Any
 
 import polars as pl
 
+from tasks.common.checksums import CheckedValues, DamagedError, decode
 from tasks.common.files import ArtifactError, digest_file
-from tasks.common.sealed import DamagedError, Sealed, decode
 from tasks.train.checkpoint.tensors import SavedTensors
 
 BRANCH = "-branch"  # the end of the name of a branch's checkpoint
@@ -47,7 +47,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     """Return the content of a checkpoint's `state.json`. Raise ArtifactError if it is missing or
     damaged."""
     try:
-        return Sealed(folder / "state.json", decode((folder / "state.json").read_bytes()))
+        return CheckedValues(folder / "state.json", decode((folder / "state.json").read_bytes()))
     except DamagedError as error:
         raise ArtifactError(f"state.json {error}") from error
     except OSError as error:

@@ -4,7 +4,7 @@ When DVC cannot store the outputs of a stage, because the disk of its cache is f
 run, and deletes the outputs before the next one. The checkpoints are gone by then, so hours of
 training would be repeated. So a run under DVC leaves hard links to its results, which need no disk
 space, and the next run of the same key restores them. The evaluation of the run, which DVC starts
-after it has recorded the training, deletes them (see `Layout.finished`)."""
+after it has recorded the training, deletes them (see `Layout.unrecorded`)."""
 
 import hashlib
 import logging
@@ -37,7 +37,7 @@ def keep(out: Path, folder: Path, key: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def take_back(out: Path, folder: Path, key: str, locks: list[Path]) -> bool:
+def restore(out: Path, folder: Path, key: str, locks: list[Path]) -> bool:
     """Restore results of this key into `out`, unless DVC has recorded them and so requests a new
     run. Delete results that are recorded, damaged or of another key."""
     results = folder / "results"

@@ -153,7 +153,7 @@ def is_lost_rank(error: BaseException) -> bool:
     )
 
 
-def what_was_lost(error: BaseException, ranks: Ranks) -> str:
+def rank_failure(error: BaseException, ranks: Ranks) -> str:
     """Return a description of another rank's failure, for an error with `is_lost_rank(error)`."""
     if ranks.timeout and re.search("timed? ?out", str(error), re.IGNORECASE):
         seconds = f"{ranks.timeout.total_seconds():.0f} s (learner.collective_timeout_seconds)"

@@ -23,10 +23,10 @@ class State:
 
 def state_of(rollouts: Rollouts) -> State:
     """Return a state with the non-empty groups of `rollouts`."""
-    return State(stored(rollouts.groups(np.unique(rollouts.group_B))))
+    return State(to_table(rollouts.groups(np.unique(rollouts.group_B))))
 
 
-def stored(rollouts: Rollouts) -> pl.DataFrame:
+def to_table(rollouts: Rollouts) -> pl.DataFrame:
     """Return the table of rollouts as a replay stores it."""
     return rollouts.with_columns(replayed=True, text="", scores="{}").table
 

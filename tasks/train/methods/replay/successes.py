@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from tasks.common.params import at_least, settings
-from tasks.train.methods.replay.kept import stored
+from tasks.train.methods.replay.kept import to_table
 from tasks.train.rollouts import Ints, Rollouts, make_rollouts
 from tasks.train.slots import Replay, Score
 
@@ -34,7 +34,7 @@ EXAMPLE = Settings(per_prompt=2, capacity=8)
 
 @dataclass
 class State:
-    """The stored rollouts in order of arrival, as `kept.stored` makes them."""
+    """The stored rollouts in order of arrival, as `kept.to_table` makes them."""
 
     table: pl.DataFrame
 
@@ -45,7 +45,7 @@ class Method(Replay):
     def __init__(self, settings: Settings) -> None:
         nothing = np.zeros(0, dtype=np.int64)
         self.settings = settings
-        self.state = State(stored(make_rollouts(nothing, [], nothing)))
+        self.state = State(to_table(make_rollouts(nothing, [], nothing)))
 
     def add(self, rollouts: Rollouts) -> None:
         """Store the successes of partly solved groups."""
@@ -55,7 +55,7 @@ class Method(Replay):
         solved = pl.Series(rollouts.prompt_rows_Q[is_solved_Q])
         left = self.state.table.filter(~pl.col("prompt_row").is_in(solved.implode()))
         age = pl.int_range(pl.len()).reverse().over("prompt_row")
-        joined = pl.concat([left, stored(fresh)]).filter(age < self.settings.per_prompt)
+        joined = pl.concat([left, to_table(fresh)]).filter(age < self.settings.per_prompt)
         latest = joined["prompt_row"].reverse().unique(maintain_order=True)
         kept = latest.head(self.settings.capacity).implode()
         self.state = State(joined.filter(pl.col("prompt_row").is_in(kept)).rechunk())

@@ -15,8 +15,8 @@ from tasks.benchmark.cells import CellLayout, fit_plan
 from tasks.benchmark.protocol import BenchmarkCell
 from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.common.artifacts import CURVE, Layout
+from tasks.common.checksums import read_checked
 from tasks.common.files import read_json, write_json
-from tasks.common.sealed import read_sealed
 from tests.bench.world import parameters
 from tests.gpu.check.parts.training import run, run_stage
 from tests.gpu.check.shapes import Sizes
@@ -108,7 +108,7 @@ def make(layout: Layout) -> dict[str, Any]:
     values = yaml.safe_load((layout.root / "params.yaml").read_text())
     return {
         "made": "policy",
-        "parameters": read_sealed(layout.policy_card)["num_parameters"],
+        "parameters": read_checked(layout.policy_card)["num_parameters"],
         "tokens": values["policy"]["tiny"]["training"]["tokens"],
         "kills": kills,
         "seconds": seconds,
@@ -124,7 +124,7 @@ def states(layout: Layout) -> set[int]:
 def profile(layout: Layout) -> dict[str, Any]:
     """What the policy can before it is trained with rewards."""
     seconds, _ = run_stage(layout, ["tasks.profile"])
-    found = read_sealed(layout.profile / "summary.json")
+    found = read_checked(layout.profile / "summary.json")
     return {
         "made": "profile",
         "pass rate": found["pass_rate_mean"],
@@ -141,9 +141,9 @@ def train(layout: Layout, name: str, values: dict[str, Any], sizes: Sizes) -> di
     cell = BenchmarkCell("hard", recipe, budget, 0, "validation", {}, values, {})
     fit_plan(cell, CellLayout(layout.root, layout))  # the same one every time
     seconds, kills = run(layout, recipe, kills)
-    flops = read_sealed(out / "flops.json")
+    flops = read_checked(out / "flops.json")
     accuracy = CURVE.read(out / "curve.parquet")["accuracy"]
-    digests = [read_sealed(layout.trained_card(r, 0))["digest"] for r in ("grpo", recipe)]
+    digests = [read_checked(layout.trained_card(r, 0))["digest"] for r in ("grpo", recipe)]
     return {
         "run": name,
         "kills": kills,

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from tasks.common.artifacts import CURVE, Layout
-from tasks.common.sealed import read_sealed
+from tasks.common.checksums import read_checked
 from tests.bench.world import PROJECT, RECIPES, make_world
 from tests.gpu.check.shapes import Sizes
 
@@ -36,8 +36,8 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
             (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
             seconds, kills = run(layout, recipe, kills)
             out = layout.train(recipe, 0)
-            digests[name] = read_sealed(out / "policy.json")["digest"]
-            flops = read_sealed(out / "flops.json")
+            digests[name] = read_checked(out / "policy.json")["digest"]
+            flops = read_checked(out / "flops.json")
             yield {
                 "run": name,
                 "kills": kills,

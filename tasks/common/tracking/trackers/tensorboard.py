@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tasks.common.tracking.also import MirrorRun, Point, with_gflops
+from tasks.common.tracking.trackers import MirrorRun, Point, with_gflops
 
 
 class Client:

@@ -4,7 +4,7 @@ environment, names another place."""
 import os
 from typing import Any
 
-from tasks.common.tracking.also import PROJECT, MirrorRun, Point, with_gflops
+from tasks.common.tracking.trackers import PROJECT, MirrorRun, Point, with_gflops
 
 
 class Client:

@@ -15,7 +15,7 @@ from tasks.common.files import writing
 ROW = "row"  # the column with a row's number
 
 
-class Spill:
+class DiskBuffer:
     """Add rows, then read the parts. Part n starts with row n * `rows_per_part`. Use as a context
     manager."""
 
@@ -27,7 +27,7 @@ class Spill:
             self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, closed in `__exit__`
         self.pieces: dict[int, list[tuple[int, int]]] = {}  # per part: offset and bytes
 
-    def __enter__(self) -> "Spill":
+    def __enter__(self) -> "DiskBuffer":
         return self
 
     def __exit__(self, *_: object) -> None:

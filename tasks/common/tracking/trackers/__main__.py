@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tasks.common.tracking.also import MirrorRun
+from tasks.common.tracking.trackers import MirrorRun
 
 LAST_SECONDS = 120.0  # the longest wait for a server that does not answer
 NICENESS = 10
@@ -41,7 +41,7 @@ def pass_message(name: str, client: Any, message: dict[str, Any]) -> Any:
     if what == "open":
         if client:
             client.close(True)
-        module = importlib.import_module(f"tasks.common.tracking.also.{name}")
+        module = importlib.import_module(f"tasks.common.tracking.trackers.{name}")
         return module.Client(MirrorRun(**{**fields, "folder": Path(fields["folder"])}))
     if client:
         getattr(client, what)(**fields)

@@ -1,7 +1,7 @@
 """Trackers besides MLflow: `tracking.also` names files of this folder. Each writes through its
 tracker's own client.
 
-    python -m tasks.common.tracking.also wandb tensorboard
+    python -m tasks.common.tracking.trackers wandb tensorboard
 
 A stage starts that command and sends it messages, one line of JSON each (see `mirrors`). So no part
 of a client runs in the stage's process: not its import, its threads or its waits. A file has

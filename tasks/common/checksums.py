@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 KEY = "winnow-sha256"
 BLANK = b"0" * 64  # a placeholder during the computation
 METADATA = {KEY: BLANK.decode()}
-"""Metadata required in the footer of a file before it is sealed."""
+"""Metadata required in the footer of a file before its checksum is added."""
 
 END = 8  # bytes: the footer's length and Parquet's magic number
 
@@ -48,13 +48,13 @@ class DamagedError(ArtifactError):
 # ------------------------------------------------------------------------------------------ JSON
 
 
-class Sealed(dict[str, Any]):
-    """The values of a sealed file. A missing key, at any depth, raises ArtifactError with the name
-    of the file: it is another file, or of an earlier version."""
+class CheckedValues(dict[str, Any]):
+    """The values of a file with a checksum. A missing key, at any depth, raises ArtifactError with
+    the name of the file: it is another file, or of an earlier version."""
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         super().__init__(
-            {k: Sealed(path, v) if isinstance(v, dict) else v for k, v in values.items()}
+            {k: CheckedValues(path, v) if isinstance(v, dict) else v for k, v in values.items()}
         )
         self.path = path
 
@@ -65,17 +65,16 @@ class Sealed(dict[str, Any]):
         )
 
 
-def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+def write_checked(path: Path, value: Mapping[str, Any]) -> None:
     """Write `value` and its checksum atomically as indented JSON."""
-    text = encode(value)
-    write_text(path, text)
+    write_text(path, encode(value))
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """Read a file of `write_sealed`. Raise ArtifactError, with the file and how to restore it, if
+def read_checked(path: Path) -> dict[str, Any]:
+    """Read a file of `write_checked`. Raise ArtifactError, with the file and how to restore it, if
     it is missing, damaged or edited; and later, for a key that it lacks."""
     try:
-        return Sealed(path, decode(path.read_bytes()))
+        return CheckedValues(path, decode(path.read_bytes()))
     except FileNotFoundError as error:
         raise ArtifactError(f"{path} does not exist: run the stage that makes it first") from error
     except DamagedError as error:
@@ -83,10 +82,10 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """Read a sealed file on which nothing depends. Return an empty dictionary if it is missing or,
-    with a warning, if it is damaged."""
+    """Read a file of `write_checked` on which nothing depends. Return an empty dictionary if it is
+    missing or, with a warning, if it is damaged."""
     try:
-        return Sealed(path, decode(path.read_bytes()))
+        return CheckedValues(path, decode(path.read_bytes()))
     except FileNotFoundError:
         return {}
     except DamagedError as error:
@@ -95,14 +94,14 @@ def read_note(path: Path) -> dict[str, Any]:
 
 
 def encode(value: Mapping[str, Any]) -> str:
-    """Return the values and their checksum as the text of a sealed file."""
+    """Return the values and their checksum as the text of a file."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
     plain = json.loads(text)  # keys as they will be read: JSON keys are strings
     return json.dumps({**plain, KEY: checksum(plain)}, indent=2, ensure_ascii=False) + "\n"
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """Parse a sealed file and return its values. Raise DamagedError with the fault, if any."""
+    """Return the values in a file with a checksum. Raise DamagedError with the fault, if any."""
     try:
         value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:

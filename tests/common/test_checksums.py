@@ -1,4 +1,4 @@
-"""Sealed JSON: every flipped bit is noticed or changes nothing, and the message says what to do."""
+"""JSON files with a checksum: every flipped bit is detected or changes nothing."""
 
 import hashlib
 import json
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import ArtifactError
 from tasks.common.recovery import how_to_restore
-from tasks.common.sealed import read_sealed, write_sealed
 
 VALUE = {
     "num_samples": 8,
@@ -20,17 +20,17 @@ VALUE = {
 READ = {**VALUE, "pass_at": {"1": 0.4375, "16": 0.5, "2": None}}
 
 
-def test_every_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_detected_or_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "profile" / "flops.json"
-    write_sealed(path, VALUE)
-    assert read_sealed(path) == READ
+    write_checked(path, VALUE)
+    assert read_checked(path) == READ
     content, said = path.read_bytes(), []
     for place in range(8 * len(content)):
         damaged = bytearray(content)
         damaged[place // 8] ^= 1 << place % 8
         path.write_bytes(damaged)
         try:
-            assert read_sealed(path) == READ
+            assert read_checked(path) == READ
         except ArtifactError as error:
             said.append(str(error))
     assert len(said) > 0.9 * 8 * len(content)  # the others are between white space
@@ -38,16 +38,16 @@ def test_every_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path) -> None
     assert all("Delete it and run the stage profile again" in words for words in said)
 
 
-def test_the_file_is_plain_json_and_equal_values_make_equal_files(tmp_path: Path) -> None:
+def test_file_is_plain_json_and_equal_values_make_equal_files(tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
-    write_sealed(one, VALUE)
-    write_sealed(other, dict(reversed(VALUE.items())))
+    write_checked(one, VALUE)
+    write_checked(other, dict(reversed(VALUE.items())))
     assert one.read_bytes() == other.read_bytes()
     value = json.loads(one.read_text())
     assert list(value)[-1] == "winnow-sha256"
     one.write_text(json.dumps(value))  # formatted in another way
-    assert read_sealed(one) == READ
-    write_sealed(other, read_sealed(one))
+    assert read_checked(one) == READ
+    write_checked(other, read_checked(one))
     assert other.read_text().count("winnow-sha256") == 1
 
 
@@ -60,11 +60,11 @@ def test_the_file_is_plain_json_and_equal_values_make_equal_files(tmp_path: Path
         ("[" * 100_000, "is not JSON"),
     ],
 )
-def test_a_file_of_others_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_file_without_a_checksum_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "flops.json"
     path.write_text(text)
     with pytest.raises(ArtifactError, match=message):
-        read_sealed(path)
+        read_checked(path)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_file_of_others_is_refused(tmp_path: Path, text: str, message: str) ->
         ("data/locks/overrides.json", "run the same command again"),
     ],
 )
-def test_the_remedy_names_the_command_and_the_stage(
+def test_remedy_names_the_command_and_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -98,7 +98,7 @@ def test_the_remedy_names_the_command_and_the_stage(
         raise ArtifactError(how_to_restore(Path(path)))
 
 
-def test_the_remedy_names_a_damaged_copy_in_dvcs_cache(
+def test_remedy_names_a_damaged_copy_in_dvcs_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DVC would put it in the place of the file again."""
@@ -126,10 +126,10 @@ def test_the_remedy_names_a_damaged_copy_in_dvcs_cache(
         assert "restores it from DVC's cache" in how_to_restore(path)
 
 
-def test_another_sealed_file_in_its_place_is_named(tmp_path: Path) -> None:
+def test_missing_key_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "profile" / "flops.json"
-    write_sealed(path, {"seconds": {"train": 60.0}})
-    values = read_sealed(path)
+    write_checked(path, {"seconds": {"train": 60.0}})
+    values = read_checked(path)
     assert values == {"seconds": {"train": 60.0}}
     for missing, at in (("lost", values), ("profile", values["seconds"])):
         expected = f"{path} has no {missing}: it is another file"

@@ -2,7 +2,7 @@
 
 import os
 
-from tasks.common.tracking.also import PROJECT, MirrorRun, Point, with_gflops
+from tasks.common.tracking.trackers import PROJECT, MirrorRun, Point, with_gflops
 
 ENVIRONMENT = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 
