@@ -46,6 +46,7 @@ from tasks.train.settings import (
     TrainSettings,
 )
 from tests.engines.test_flops import architecture_of
+from tests.train import test_sharding as sharding
 from tests.train.steps import estimated, graded
 from tests.train.test_budget import ARCHITECTURE
 from tests.train.worlds import make_world, run_in_process
@@ -382,3 +383,11 @@ def test_excluded_settings_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ParamsError, match=r"train\.prompt_gradient is false"):
         found.check(TrainSettings(prompt_gradient=False))
     found.check(TrainSettings())
+
+
+def test_two_ranks_take_the_steps_of_one_process(guesser: Path, tmp_path: Path) -> None:
+    case, models = {"train": {"prompt_gradient": False}}, []
+    for size in (0, 2):
+        layout = sharding.world(tmp_path / f"world-{size}", guesser, case, "none")
+        models.append(sharding.run(layout, size, 4, tmp_path / f"out-{size}") / "model")
+    assert sharding.same_tensors(*models, 1e-4)

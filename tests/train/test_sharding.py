@@ -250,17 +250,6 @@ def test_two_ranks_with_a_part_each_take_the_steps_of_one_process(
     assert any(not torch.equal(before, changed[1][name]) for name, before in changed[0].items())
 
 
-def test_two_ranks_without_prompt_gradients_take_the_steps_of_one_process(
-    guesser: Path, tmp_path: Path
-) -> None:
-    """Each rank has the whole policy: prompts without a gradient need it."""
-    case, models = {"train": {"prompt_gradient": False}}, []
-    for size in (0, 2):
-        layout = world(tmp_path / f"world-{size}", guesser, case, "none")
-        models.append(run(layout, size, 4, tmp_path / f"out-{size}") / "model")
-    assert same_tensors(*models, 1e-4)
-
-
 def test_two_replicas_of_two_parts_take_the_steps_of_one_process(
     guesser: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,125 @@
+"""Gradients of masked tokens, gradient norms of rollouts, and the entropy bonus."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tasks.common.accounting.ledger import charged_flops
+from tasks.train.learner.update import entropies
+from tasks.train.loop.loop import learn
+from tasks.train.methods.loss import clip
+from tasks.train.rollouts import Features
+from tasks.train.settings import Entropy
+from tests.train.worlds import make_trainer, make_world, sampled
+
+
+def test_tokens_of_an_environment_carry_no_gradient(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 6)
+    trainer = make_trainer(layout)
+    batch = sampled(trainer)
+    rollouts = batch.fresh
+    num_tokens = len(rollouts.owner_N())
+    own_N = np.arange(num_tokens) % 2 == 0
+    ends_B = np.cumsum(rollouts.completion_tokens_B())
+    masked = rollouts.with_columns(is_action=np.split(own_N, ends_B)[:-1])
+    keep_B = np.ones(len(rollouts.group_B), dtype=np.bool_)
+    advantages_N = np.random.default_rng(0).standard_normal(num_tokens)
+
+    def gradient(rows: Any, advantages: Any) -> torch.Tensor:
+        trainer.learner.compute_gradient(rows.estimated(keep_B, advantages), trainer.slots.loss)
+        grads = [p.grad.flatten() for p in trainer.learner.model.parameters() if p.grad is not None]
+        return torch.cat(grads).clone()
+
+    advantages_N = np.where(own_N, advantages_N, 0.0)
+    found = gradient(masked, advantages_N)
+    # the same tokens with advantage 0 in the whole: another divisor, the same direction
+    whole = gradient(rollouts, advantages_N)
+    cosine = torch.nn.functional.cosine_similarity(found, whole, dim=0)
+    assert cosine.item() == pytest.approx(1.0, abs=2e-4)
+    assert trainer.learner.totals(masked).num_tokens == own_N.sum()
+
+
+def test_gradient_norms_are_of_one_rollout_each(guesser: Path, tmp_path: Path) -> None:
+    """The norm that autograd finds for the rollout by itself, whatever shares its group."""
+    layout = make_world(tmp_path, guesser, [4] * 6)
+    trainer = make_trainer(layout)
+    batch = sampled(trainer)
+    wanted = Features(gradient_norms=True)
+    seen, _ = trainer.learner.observe(batch.fresh, wanted, trainer.slots.loss)
+    assert seen.gradient_norms_B is not None
+    for row in (0, 5, 11):
+        alone = batch.fresh.take(np.array([row]))
+        one, _ = trainer.learner.observe(alone, wanted, trainer.slots.loss)
+        assert one.gradient_norms_B == pytest.approx(seen.gradient_norms_B[row : row + 1], rel=1e-4)
+    plain, _ = trainer.learner.observe(batch.fresh, Features(), trainer.slots.loss)
+    np.testing.assert_allclose(seen.logprobs_N, plain.logprobs_N, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 50])
+@pytest.mark.parametrize("layer", [None, -1])
+def test_gradient_norms_take_one_forward_and_its_backward(
+    layer: int | None, chunk: int, guesser: Path, tmp_path: Path
+) -> None:
+    """6PT, as they are charged; by torch's own counter. Of logits in chunks the head is computed
+    again."""
+    trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6))
+    learner, loss = trainer.learner, trainer.slots.loss
+    learner.memory = dataclasses.replace(learner.memory, tokens_per_logprob_chunk=chunk)
+    batch = sampled(trainer)
+    wanted = Features(hidden_layer=layer, gradient_norms=True)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as computed:
+        _, flops = learner.observe(batch.fresh, wanted, loss)
+    assert flops == pytest.approx(computed.get_total_flops(), rel=1e-3)
+    alone = [batch.fresh.take(np.array([row])) for row in range(12)]
+    forward = sum(learner.observe(each, Features(layer), loss)[1] for each in alone)
+    assert 3.0 * forward <= flops < 3.03 * forward
+
+
+def clip_with(**entropy: Any) -> dict[str, Any]:
+    """The loss of the world with a bonus."""
+    return {"method": "clip", "normalize": "token", "entropy": entropy}
+
+
+def test_the_gradient_of_the_entropy_of_two_arms() -> None:
+    """By the logits: -p (log p + H), with p = 0.8 and 0.2."""
+    logits = torch.tensor([[0.8, 0.2]], dtype=torch.float64).log().requires_grad_()
+    entropy = entropies(logits.log_softmax(-1))
+    entropy.sum().backward()
+    assert entropy.item() == pytest.approx(0.500402, abs=1e-6)
+    assert logits.grad is not None
+    # 0.8 * 0.2 * log(0.2 / 0.8) for the first arm, and the opposite for the other
+    assert logits.grad[0].tolist() == pytest.approx([-0.221807, 0.221807], abs=1e-6)
+    scores = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    scores.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: entropies(x.log_softmax(-1)), [scores])
+
+
+def test_the_coefficient_follows_the_entropy() -> None:
+    method = clip.Method(clip.Settings(entropy=Entropy(0.01, target=0.2, step=0.005, most=0.02)))
+    found = [method.bonus()]  # no entropy is known before the first update
+    for entropy in (0.1, 0.1, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3, 0.1):
+        method.observe_entropy(entropy)
+        found.append(method.bonus())
+    assert found == pytest.approx([0, 0.015, 0.02, 0.02, 0, 0, 0, 0, 0, 0.005])
+    constant = clip.Method(clip.Settings(entropy=Entropy(0.01)))
+    constant.observe_entropy(9.0)
+    assert constant.bonus() == 0.01
+
+
+def test_all_that_is_kept_is_computed_and_charged(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, [3] * 24)
+    changes = {"batch": {"size": 24}, "loss": clip_with(coefficient=0.01)}
+    trainer = make_trainer(layout, **changes)
+    batch = sampled(trainer)
+    estimated = trainer.estimate(batch.fresh, trainer.rng())
+    assert 0 < estimated.has_advantage_B().sum() < len(estimated.group_B)
+    learn(trainer, batch)
+    tokens = float(batch.fresh.tokens_B().sum())
+    charged = charged_flops(trainer.run.policy.architecture, updated=tokens)
+    assert trainer.state.ledger.charged_mixed["update"] == charged
