@@ -114,7 +114,7 @@ def graded_rollouts(
             for part in source.parts(graded.judge):
                 graded.add(part)
             graded.keep_verdicts(0)
-        graded.judge_flops = grader.grader.judge_cost().flops
+        graded.judge_flops = grader.grader.judge_flops()
         yield graded
 
 

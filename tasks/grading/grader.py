@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.common.files import ArtifactError
 from tasks.common.processes.pool import Died, Pool, TimedOut
 from tasks.grading.settings import Verify
-from tasks.grading.verdict import JudgeUsage, Verdict
+from tasks.grading.verdict import Verdict
 
 if TYPE_CHECKING:
     from tasks.grading.judge import Judge
@@ -135,12 +135,13 @@ class Grader:
             self.judges[name] = Judge(name, self.settings.verifiers.get(name, {}), store)
         return self.judges[name]
 
-    def judge_cost(self) -> JudgeUsage:
-        """Return the cost of all judges since the last call."""
-        total = JudgeUsage()
+    def judge_flops(self) -> float:
+        """Return the FLOPs of all judges since the last call. Reused verdicts count, so that
+        earlier judging is not reported as free."""
+        total = 0.0
         for judge in self.judges.values():
-            total += judge.usage
-            judge.usage = JudgeUsage()
+            total += judge.flops
+            judge.flops = 0.0
         return total
 
     def started(self, names: set[str]) -> Pool:

@@ -17,7 +17,6 @@ from tasks.common.params import ParamsError
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
 from tasks.grading.settings import Verify
-from tasks.grading.verdict import JudgeUsage
 from tests.grading.judge_server import SETTINGS, Server, configured, judge_server
 from tests.patience import PATIENCE, wait_for
 
@@ -40,15 +39,14 @@ def test_the_majority_decides_and_every_verdict_is_kept(server: Server, tmp_path
     asked = answers("yes", "two", "one", "no", "yes")
     with Grader(verify(server), tmp_path / "judged.sqlite") as grader:
         first = grader.grade(asked)
-        cost = grader.judge_cost()
-        assert grader.judge_cost() == JudgeUsage()
+        assert grader.judge_flops() == 2 * 7e9 * 400
+        assert grader.judge_flops() == 0
     assert [v.outcome for v in first] == ["correct", "correct", "wrong", "wrong", "correct"]
     assert [v.score for v in first] == [1.0, 2 / 3, 1 / 3, 0.0, 1.0]
     assert len(server.requests) == 4  # equal answers are asked once
-    assert (cost.requests, cost.tokens, cost.flops) == (4, 400, 2 * 7e9 * 400)
     with Grader(verify(server, seconds=5.0), tmp_path / "judged.sqlite") as grader:
         assert grader.grade(asked) == first
-        assert grader.judge_cost() == JudgeUsage(0, 400, 4, 2 * 7e9 * 400)
+        assert grader.judge_flops() == 2 * 7e9 * 400  # reused verdicts are not free
     assert len(server.requests) == 4
     with Grader(verify(server, model="other"), tmp_path / "judged.sqlite") as grader:
         grader.grade(asked[:1])

@@ -183,20 +183,12 @@ def gold_of_humaneval(test: str, entry_point: str) -> str:
     if not body or not all(isinstance(one, ast.Assert) for one in body):
         setup = ast.unparse(ast.Module([*before, check], []))
         return normal({"asserts": [f"check({entry_point})"], "setup": setup})
-    rename = Rename(check.args.args[0].arg, entry_point)
-    statements = [ast.unparse(rename.visit(one)) for one in body]
+    candidate = check.args.args[0].arg
+    for node in ast.walk(check):
+        if isinstance(node, ast.Name) and node.id == candidate:
+            node.id = entry_point
+    statements = [ast.unparse(one) for one in body]
     return normal({"asserts": statements, "setup": ast.unparse(ast.Module(before, []))})
-
-
-class Rename(ast.NodeTransformer):
-    """A transformer that replaces one name with another."""
-
-    def __init__(self, old: str, new: str) -> None:
-        self.old = old
-        self.new = new
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.Name(self.new, node.ctx) if node.id == self.old else node
 
 
 def is_metadata(statement: ast.stmt) -> bool:

@@ -23,8 +23,7 @@ def candidate(record: Record, settings: File) -> Candidate:
     if names is MISSING or arguments is MISSING:
         return Candidate(prompt, MISSING, "ifeval", None)
     if not isinstance(names, list) or not isinstance(arguments, list):
-        detail = "instruction_id_list and kwargs are not two lists"
-        raise Unusable(detail)
+        raise Unusable("instruction_id_list and kwargs are not two lists")
     given = [
         {key: value for key, value in one.items() if value is not None}
         for one in map(as_mapping, arguments)
