@@ -192,18 +192,6 @@ def test_golds_of_published_forms() -> None:
         "inputs": [[[1, 2], "a"]],
         "outputs": [[3]],
     }
-    assert json.loads(gold_of_mbpp(["assert f(1) == 2"], None)) == {
-        "asserts": ["assert f(1) == 2"],
-        "setup": "",
-    }
-    test = (
-        "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    assert candidate(1) == 2, 'no'\n"
-        "    assert candidate([3]) == candidate([3])\n"
-    )
-    assert json.loads(gold_of_humaneval(test, "f")) == {
-        "asserts": ["assert f(1) == 2, 'no'", "assert f([3]) == f([3])"],
-        "setup": "",
-    }
     loop = "def check(candidate):\n    for i in range(3):\n        assert candidate(i) == i\n"
     assert json.loads(gold_of_humaneval(loop, "f"))["asserts"] == ["check(f)"]
     idle = (
@@ -214,9 +202,6 @@ def test_golds_of_published_forms() -> None:
     assert [one.questions for one in tests.statements] == [("f(1)",)]
     with pytest.raises(ValueError, match="contain no statement"):
         gold_of_humaneval("def check(candidate):\n    assert True\n", "f")
-    for bad in ('{"inputs": []}', "[]", '{"inputs": ["1"], "outputs": ["1", "2"]}'):
-        with pytest.raises(ValueError):
-            gold_of_apps(bad)
     with pytest.raises(ValueError, match="no function `check"):
         gold_of_humaneval("assert f(1) == 2", "f")
 

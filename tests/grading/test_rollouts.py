@@ -15,7 +15,6 @@ import polars as pl
 import psutil
 import pytest
 
-import tasks.grading.verifiers as verifiers
 from tasks.common.artifacts import ROLLOUTS
 from tasks.grading.graded import graded_rollouts, write_rollouts
 from tasks.grading.grader import FailureRateError
@@ -163,47 +162,29 @@ def test_an_error_while_it_is_written_leaves_the_old_table_alone(tmp_path: Path)
     assert (path.read_text(), list(tmp_path.iterdir())) == ("old", [path])
 
 
-@pytest.fixture
-def spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A verifier `spy`: it leaves a file for each completion that it judged, and hangs or raises
-    when told to."""
-    folder = tmp_path / "verifiers"
-    folder.mkdir()
-    (folder / "spy.py").write_text(
-        "import pathlib\nfrom tasks.grading.verdict import Verdict\n"
-        "def verify(completion, answer):\n"
-        f"    (pathlib.Path({str(folder)!r}) / completion).touch()\n"
-        "    while completion == 'hang': pass\n"
-        "    if completion.startswith('raise'): raise ValueError('boom')\n"
-        "    return Verdict('correct', completion)\n"
-    )
-    (folder / "sitecustomize.py").write_text(
-        f"import tasks.grading.verifiers as v\nv.__path__.append({str(folder)!r})\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path.cwd()}")
-    monkeypatch.setattr(verifiers, "__path__", [*verifiers.__path__, str(folder)])
-    return folder
-
-
-def test_a_batch_is_judged_while_the_next_one_is_sampled(spy: Path, tmp_path: Path) -> None:
+def test_a_batch_is_judged_while_the_next_one_is_sampled(
+    hostile_verifier: Path, tmp_path: Path
+) -> None:
     class Sampling(Given):
         def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
             for batch in self.read:
                 on_sampled(batch)
-                wait_for((spy / batch["text"][0]).exists)  # as if it were sampling
+                wait_for((hostile_verifier / batch["text"][0]).exists)  # as if it were sampling
             yield from self.read
 
-    batches = [rows(n, n + 1, text="text {}", verifier="spy") for n in (0, 3, 6)]
+    batches = [rows(n, n + 1, text="text {}", verifier="hostile") for n in (0, 3, 6)]
     batches = [batch.with_columns(row=batch["row"] - n) for n, batch in enumerate(batches)]
     assert graded(Sampling(batches), tmp_path)["outcome"].to_list() == ["correct"] * 6
 
 
-def test_failures_end_the_sampling_once_they_are_too_many_of_all(spy: Path, tmp_path: Path) -> None:
+def test_failures_end_the_sampling_once_they_are_too_many_of_all(
+    hostile_verifier: Path, tmp_path: Path
+) -> None:
     """Of 20 answers five may fail. The limit is not that of the batch, and not known at the end
     only."""
     settings = Verify(1, 5.0, 4.0, 0.25, {})
     batches = [
-        rows(0, 1, 3, 4, text=f"{word} {{}}", verifier="spy").with_columns(
+        rows(0, 1, 3, 4, text=f"{word} {{}}", verifier="hostile").with_columns(
             row=pl.int_range(first, first + 4, dtype=pl.UInt32)
         )
         for word, first in (("raise", 0), ("fine", 4), ("raise", 8), ("fine", 12), ("fine", 16))
@@ -217,7 +198,7 @@ def test_failures_end_the_sampling_once_they_are_too_many_of_all(spy: Path, tmp_
                     sampled.append(number)
                     on_sampled(batch)
                     if number in (0, 1, 2):  # judged before others are sampled
-                        wait_for((spy / batch["text"][3]).exists)
+                        wait_for((hostile_verifier / batch["text"][3]).exists)
                 time.sleep(0.01)
 
     with pytest.raises(FailureRateError, match=r"boom.*8 of 12 in all, over verify.max_failure"):
@@ -235,7 +216,7 @@ from tasks.grading.grader import Verify
 from tests.grading.test_rollouts import Given, graded, rows
 class Sampling(Given):
     def parts(self, on_sampled):
-        on_sampled(rows(0, 1, text="hang", verifier="spy"))
+        on_sampled(rows(0, 1, text="hang", verifier="hostile"))
         print("sampling", flush=True)
         while True:
             pass
@@ -243,12 +224,14 @@ graded(Sampling([rows(0, 1)]), Path(sys.argv[1]), Verify(1, 1000.0, 4.0, 0.5, {}
 """
 
 
-def test_an_interrupt_ends_the_sampling_and_the_grading(spy: Path, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_sampling_and_the_grading(
+    hostile_verifier: Path, tmp_path: Path
+) -> None:
     """Even where a verifier hangs, whose time would be up in a quarter of an hour."""
     line = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        wait_for((spy / "hang").exists)
+        wait_for((hostile_verifier / "hang").exists)
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) == 2  # the loader, and the worker that hangs
         process.send_signal(signal.SIGINT)
@@ -269,13 +252,13 @@ def graders() -> list[int]:
     return found
 
 
-def test_it_can_be_tried_again_in_the_same_process(spy: Path, tmp_path: Path) -> None:
+def test_it_can_be_tried_again_in_the_same_process(hostile_verifier: Path, tmp_path: Path) -> None:
     """A cancelled grader leaves no process behind that hangs."""
 
     class Failing(Given):
         def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-            on_sampled(rows(0, 1, text="hang", verifier="spy"))
-            wait_for((spy / "hang").exists)
+            on_sampled(rows(0, 1, text="hang", verifier="hostile"))
+            wait_for((hostile_verifier / "hang").exists)
             raise RuntimeError("sampling failed")
             yield
 

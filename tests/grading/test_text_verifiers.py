@@ -161,13 +161,3 @@ def test_a_range_that_makes_no_sense_is_refused() -> None:
     assert "both null" in refused(WORDS, minimum=None, maximum=None)
     assert "from 6 to 5" in refused(WORDS, minimum=6)
     assert "slack of -1" in refused(WORDS, slack=-1)
-
-
-def test_a_length_shapes_the_reward_of_a_composite() -> None:
-    configured = {
-        "brief": {**WORDS, "minimum": None, "maximum": 2},
-        "both": {"method": "composite", "weights": {"numeric": 0.75, "brief": 0.25}},
-    }
-    both = load("both", configured)
-    assert both.verify("it is 7", "7").reward == pytest.approx(0.75 + 0.25 * 0.75)
-    assert both.verify("7", "7").reward == 1.0

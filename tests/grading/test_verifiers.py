@@ -13,7 +13,7 @@ import reasoning_gym as library
 import tasks.grading.verifiers as verifiers
 from tasks.common.artifacts import OUTCOMES
 from tasks.common.params import ParamsError
-from tasks.grading.answers.marked import contents, last_boxed, last_boxes
+from tasks.grading.answers.marked import contents
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
 from tasks.grading.settings import Verify
@@ -320,16 +320,3 @@ def test_a_version_follows_the_settings_and_the_verifiers_behind() -> None:
     changed = {**behind, "t": {**CONFIGURED["think"], "tags": ["thought"]}}
     versions = [load("x", configured).version for configured in (weights, other, behind, changed)]
     assert len(set(versions)) == 4
-
-
-def test_the_last_box_counts_whatever_is_in_it() -> None:
-    assert last_boxed(r"\boxed{1} then \boxed{\sqrt{\frac{3}{4}}}.") == r"\sqrt{\frac{3}{4}}"
-    assert (last_boxed(r"\boxed 7"), last_boxed(r"\fbox{7}"), last_boxed(r"\boxed{}")) == (
-        "7",
-        "7",
-        "",
-    )
-    assert (last_boxed(r"\boxed{7"), last_boxed("7")) == (None, None)
-    assert (
-        last_boxes(r"\boxed{1}, no: \boxed{2} and \boxed{3}.") == r", no: \boxed{2} and \boxed{3}."
-    )

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -17,6 +15,8 @@ from tasks.common.artifacts import CONTAMINATION, PROMPTS, REJECTED, Layout
 from tests.ingest.helpers import CHAIN_SUM, entry, lines, preset
 from tests.parameters import every_value
 from tests.stages import run_stage
+
+pytestmark = pytest.mark.usefixtures("forked_stages")
 
 CONTAMINATED = {"overlap": 0.7, "ngram": 3, "same_numbers": True}
 
@@ -45,30 +45,6 @@ def tables(tmp_path: Path) -> dict[str, pl.DataFrame]:
     return {name: table.read(layout.prompts(name)) for name, table in kinds.items()}
 
 
-@pytest.mark.slow
-def test_bombs_cost_themselves_alone_and_the_other_sources_are_kept(tmp_path: Path) -> None:
-    """300 MB in a zstd of 10 kB behind one row, and 2 GB in a Parquet of 3 kB, also behind one."""
-    with pa.CompressedOutputStream(str(tmp_path / "bomb.jsonl.zst"), "zstd") as file:
-        file.write(json.dumps({"question": "2 + 2?", "gold": "4"}).encode() + b"\n")
-        for _ in range(300):
-            file.write(b"0" * (1 << 20))
-    kind = pa.dictionary(pa.int32(), pa.string())
-    names = pa.schema({"question": kind, "gold": pa.string()})
-    with pq.ParquetWriter(tmp_path / "bomb.parquet", names, compression="zstd") as writer:
-        for number, text in ((1, "3 + 3?"), (20_000, "x" * 100_000)):
-            column = pa.DictionaryArray.from_arrays(pa.array([0] * number, pa.int32()), [text])
-            table = pa.table({"question": column, "gold": pa.array(["6"] * number)})
-            writer.write_table(table, row_group_size=1_000_000)
-    assert max(path.stat().st_size for path in tmp_path.glob("bomb.*")) < 16_000
-    plain = lines(tmp_path / "a.jsonl", {"question": "1 + 1?", "gold": "2"})
-    sources = [entry(tmp_path / name) for name in ("bomb.jsonl.zst", "bomb.parquet")]
-    ingest(tmp_path, [*sources, entry(plain)], {"train": 3, "validation": 0, "test": 0})
-    made = tables(tmp_path)
-    assert set(made["train"]["prompt"]) == {"1 + 1?", "2 + 2?", "3 + 3?"}
-    assert list(made["rejected"]["reason"]) == ["too_large", "too_large"]
-
-
-@pytest.mark.usefixtures("forked_stages")
 def test_the_command_writes_the_tables_the_same_every_time(tmp_path: Path) -> None:
     generator = {"seed": 0, "num_prompts": 60, "tasks": [CHAIN_SUM]}
     broken = lines(

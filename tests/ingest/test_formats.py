@@ -9,7 +9,6 @@ import lzma
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -271,9 +270,3 @@ def test_a_header_with_one_name_twice_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("question,gold,gold\n1,2,3\n")
     with pytest.raises(ArtifactError, match="names a column twice"):
         found(entry(tmp_path / "a.csv"))
-
-
-def test_records_have_numbers_from_one(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.jsonl", {"a": 1}, b"", b"\xff", {"a": 2})
-    read: list[Any] = list(records(path, "a.jsonl"))
-    assert [(type(one), one.line) for one in read] == [(Record, 1), (Rejection, 3), (Record, 4)]

@@ -13,7 +13,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.grading.loading import load
 from tasks.ingest.fields import MISSING, field
-from tests.ingest.helpers import entry, found, lines, preset, sources
+from tests.ingest.helpers import entry, found, lines, sources
 
 ROW = {
     "reward_model": {"ground_truth": [{"x": "5"}, {"x": "6"}]},
@@ -186,28 +186,24 @@ def test_json_of_columns_or_of_rows_under_a_key(
 
 
 def test_lines_that_are_called_json_are_lines(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.json", *WHOLE, b"{")
+    path = lines(tmp_path / "a.json", *WHOLE, b"", b"{")
     kept, (bad,) = found(entry(path))
-    assert ([row.answer for row in kept], bad.line) == (["2", "4"], 3)
+    assert ([row.answer for row in kept], bad.line) == (["2", "4"], 4)
 
 
-def test_columns_of_different_lengths_are_said(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({"question": ["1 + 1?"], "gold": ["2", "4"]}))
-    with pytest.raises(ArtifactError, match=r"different rows \(question 1, gold 2\)"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"question": ["1 + 1?"], "gold": ["2", "4"]}, r"different rows \(question 1, gold 2\)"),
+        ({"train": WHOLE, "test": WHOLE[:1]}, r"several arrays of objects \(train, test\)"),
+    ],
+)
+def test_json_without_one_set_of_rows_is_refused(
+    tmp_path: Path, content: Any, message: str
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(ArtifactError, match=message):
         found(entry(tmp_path / "a.json"))
-
-
-def test_several_arrays_of_objects_are_named(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({"train": WHOLE, "test": WHOLE[:1]}))
-    with pytest.raises(ArtifactError, match=r"several arrays of objects \(train, test\)"):
-        found(entry(tmp_path / "a.json"))
-
-
-def test_a_row_that_is_a_list_of_objects(tmp_path: Path) -> None:
-    row = [{"from": "human", "value": "1 + 1?"}, {"ground_truth": {"value": "2"}}]
-    path = lines(tmp_path / "a.jsonl", row)
-    (kept,), _ = found(entry(path, prompt="row[0].value", answer="row[1].ground_truth.value"))
-    assert (kept.prompt, kept.answer) == ("1 + 1?", "2")
 
 
 @pytest.mark.parametrize("name", ["a.arrow", "download"])
@@ -339,19 +335,3 @@ def test_a_generator_has_no_columns() -> None:
     source = {"preset": "reasoning_gym", "settings": settings, "where": {"kind": "sum"}}
     with pytest.raises(ParamsError, match="where is for files, and the preset reasoning_gym"):
         sources([source])
-
-
-def test_verl_with_a_list_of_golds_and_mixed_tasks(tmp_path: Path) -> None:
-    rows = [
-        {
-            "data_source": name,
-            "prompt": [{"role": "user", "content": f"{name}?"}],
-            "reward_model": {"ground_truth": gold},
-        }
-        for name, gold in (("openai/gsm8k", "72"), ("codecontests", "{}"))
-    ]
-    pl.DataFrame(rows).write_parquet(tmp_path / "a.parquet")
-    source = preset("verl", tmp_path / "a.parquet", level=None)
-    kept, rejected = found({**source, "verifier": BY_COLUMN})
-    assert [(row.source, row.verifier) for row in kept] == [("verl/openai/gsm8k", "numeric")]
-    assert [(row.source, row.reason) for row in rejected] == [("verl/codecontests", "no_verifier")]

@@ -67,6 +67,7 @@ def test_math_in_both_forms_never_guesses_an_empty_gold(tmp_path: Path) -> None:
         (r"\boxed{1}, so \boxed{2", None),
         (r"it is $\boxed 7$.", "7"),
         (r"\boxed{1", None),
+        (r"\boxed{}", ""),
         (r"\boxed", None),
         ("none", None),
     ],
@@ -108,7 +109,7 @@ def test_verl_keeps_the_messages(tmp_path: Path) -> None:
         "math",
         "4",
     )
-    assert (bad.line, bad.reason) == (2, "empty_answer")
+    assert (bad.source, bad.line, bad.reason) == ("verl/deepscaler", 2, "empty_answer")
 
 
 def test_openai_chat_takes_the_gold_from_a_field_or_from_the_last_message(tmp_path: Path) -> None:
@@ -229,12 +230,6 @@ def test_weights_are_for_all_or_none(tmp_path: Path) -> None:
     one = entry(tmp_path / "a.jsonl")
     with pytest.raises(ParamsError, match="give every source a weight, or none"):
         sources([one, {**one, "weight": 1.0}])
-
-
-def test_an_entry_chooses_another_verifier(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.jsonl", {"question": "1 + 1?", "answer": "#### 2"})
-    (row,), _ = found({**preset("gsm8k", path), "verifier": "exact"})
-    assert row.verifier == "exact"
 
 
 @pytest.mark.parametrize(
