@@ -85,13 +85,11 @@ class Grader:
         self.check_failures(answers, verdicts, min_judged, total)
         return verdicts
 
-    def check_golds(
-        self, golds: Sequence[tuple[str, str]], on_checked: Callable[[int], object] | None = None
-    ) -> list[Verdict]:
+    def check_golds(self, golds: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Return a verdict on each (verifier, gold answer): `correct` if the gold is usable;
         `error` if the verifier cannot read it; `timeout`; or the verdict on a completion with
         exactly this gold as its answer."""
-        return self.judge([(name, None, gold, "") for name, gold in golds], on_checked)
+        return self.judge([(name, None, gold, "") for name, gold in golds])
 
     def versions(self, names: Iterable[str]) -> dict[str, str]:
         """Return the version of each verifier. It changes with everything that can change a
@@ -103,7 +101,7 @@ class Grader:
     def judge(
         self,
         requests: Sequence[tuple[str, str | None, str, str]],
-        on_done: Callable[[int], object] | None,
+        on_done: Callable[[int], object] | None = None,
     ) -> list[Verdict]:
         """Return the verdict on each (verifier, completion or None for the gold, gold, prompt)."""
         if not requests:

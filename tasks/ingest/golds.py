@@ -70,6 +70,5 @@ def equal(pairs: Sequence[tuple[str, str, str]], grader: Grader) -> list[bool]:
     """Return, for each (verifier, gold, gold), whether the two golds are the same answer (1,200 and
     1200)."""
     return [
-        verdict.outcome == "correct"
-        for verdict in grader.judge([(*pair, "") for pair in pairs], None)
+        verdict.outcome == "correct" for verdict in grader.judge([(*pair, "") for pair in pairs])
     ]

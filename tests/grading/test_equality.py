@@ -69,7 +69,7 @@ GIVEN = (r"\boxed{{{}}}", "<answer>{}</answer>", "The answer is {}.", "答案是
 
 
 @hypothesis.given(LETTERS, LETTERS, st.sampled_from(GIVEN), st.sampled_from(("", ", ")))
-def test_letters_are_the_gold_or_they_are_wrong(
+def test_letters_are_correct_only_if_they_equal_the_gold(
     gold: list[str], letters: list[str], template: str, comma: str
 ) -> None:
     completion = template.format(comma.join(letters))

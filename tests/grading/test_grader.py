@@ -31,7 +31,7 @@ def verify(seconds: float = 5.0, max_failure_rate: float = 0.0, processes: int =
 
 
 @pytest.mark.usefixtures("hostile_verifier")
-def test_a_worker_that_hangs_or_dies_costs_only_its_own_answer() -> None:
+def test_worker_that_hangs_or_dies_fails_only_its_own_answer() -> None:
     texts = ["a", "hang", "b", "die", "print", "raise", "d"] + ["e"] * 50
     with Grader(verify(2.0, 0.5)) as grader:
         verdicts = grader.grade([Answer("hostile", text, "", False) for text in texts])
@@ -47,7 +47,7 @@ def test_a_worker_that_hangs_or_dies_costs_only_its_own_answer() -> None:
     ("text", "clock_factor", "limit"),
     [("sleep", 4.0, "1 s on the clock"), ("hang", 1000.0, "0.25 s of CPU time")],
 )
-def test_an_answer_is_timed_out_by_its_cpu_time_or_after_a_generous_time_on_the_clock(
+def test_answer_is_timed_out_by_cpu_time_or_clock_time(
     text: str, clock_factor: float, limit: str
 ) -> None:
     with Grader(Verify(2, 0.25, 4.0, 1.0, {}, clock_factor=clock_factor)) as grader:
@@ -125,24 +125,17 @@ def test_the_worker_starts_without_torch() -> None:
 
 
 def test_golds_are_judged_by_their_verifiers() -> None:
-    golds = [
-        ("numeric", "9 (apples)"),
-        ("numeric", "none"),
-        ("both", "7"),
-        ("both", "none"),
-        ("tags", ""),
-        ("exact", ""),
-    ]
+    outcomes = {
+        ("numeric", "9 (apples)"): "correct",
+        ("numeric", "none"): "error",
+        ("both", "7"): "correct",
+        ("both", "none"): "error",
+        ("tags", ""): "correct",
+        ("exact", ""): "unparsed",
+    }
     with Grader(verify()) as grader:
-        verdicts = grader.check_golds(golds)
-    assert [verdict.outcome for verdict in verdicts] == [
-        "correct",
-        "error",
-        "correct",
-        "error",
-        "correct",
-        "unparsed",
-    ]
+        verdicts = grader.check_golds(list(outcomes))
+    assert [verdict.outcome for verdict in verdicts] == list(outcomes.values())
     assert "'none' is not one number" in verdicts[1].answer
 
 
@@ -186,7 +179,7 @@ def test_the_memory_of_a_worker_is_limited(memory_gb: float, ulimit: int) -> Non
     ]
 
 
-def test_a_limit_that_leaves_no_memory_for_the_start_is_named() -> None:
+def test_error_for_a_memory_limit_below_the_start() -> None:
     code = (
         "import resource\n"
         "from tasks.grading.grader import Grader, Verify\n"
@@ -220,7 +213,7 @@ def test_workers_die_with_their_parent() -> None:
         time.sleep(0.05)
 
 
-def test_versions_are_those_of_what_grades() -> None:
+def test_versions_of_the_verifiers_in_the_pool() -> None:
     with Grader(verify()) as grader:
         versions = grader.versions(["numeric", "both"])
         assert grader.versions(["numeric"]) == {"numeric": versions["numeric"]}

@@ -45,14 +45,6 @@ FORGERIES = {
         "    except OSError: pass\n"
         "def add(a, b): return 7"
     ),
-    "replies of another form": (
-        "import os\n"
-        "def add(a, b):\n"
-        "    for fd in range(3, 64):\n"
-        "        try: os.write(fd, b'{\"passed\": true, \"value\": {\"correct\": 1}}\\n')\n"
-        "        except OSError: pass\n"
-        "    os._exit(0)"
-    ),
     "closed pipes": (
         "import os\n"
         "def add(a, b):\n"
@@ -135,7 +127,7 @@ REPLIES = {
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_whatever_is_replied_is_wrong_and_never_an_error(name: str) -> None:
+def test_malformed_reply_is_wrong_and_never_an_error(name: str) -> None:
     """A verifier that raises makes an `error`, which costs a program nothing."""
     reply = (REPLIES[name] + "\n").encode("latin-1")
     write = (

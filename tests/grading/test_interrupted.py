@@ -35,23 +35,23 @@ def code(kind: str, seconds: float) -> dict[str, dict[str, Any]]:
 
 
 def waiting_at(flag: Path) -> set[int]:
-    """The workers that wait for this file."""
+    """Return the workers that wait for this file."""
     return {int(path.suffix[1:]) for path in flag.parent.glob(f"{flag.name}.*")}
 
 
 def programs(pid: int) -> set[int]:
-    """The processes below this one in whose folder the program waits."""
+    """Return the descendants of a process in whose folder the program waits."""
     return {one for one in family(pid) if Path(f"/proc/{one}/cwd/here").exists()}
 
 
 def let_go(pids: set[int]) -> None:
-    """Let the programs in these processes' folders go on."""
+    """Let the programs in the folders of these processes continue."""
     for pid in pids & programs(os.getpid()):
         Path(f"/proc/{pid}/cwd/go").touch()
 
 
 def loader_of(grader: Grader, *verifiers: str) -> int:
-    """The pid of the grader's loader, which has loaded these."""
+    """Return the pid of the grader's loader, after it has loaded these verifiers."""
     grader.versions(verifiers)
     assert grader.pool is not None
     assert grader.pool.loader is not None
@@ -99,7 +99,7 @@ def test_answers_whose_loader_is_killed_are_graded_again(tmp_path: Path) -> None
         assert [verdict.outcome for verdict in grading.result(PATIENCE)] == ["correct"] * 2
 
 
-def test_an_answer_whose_worker_alone_is_stopped_is_late() -> None:
+def test_answer_of_a_stopped_worker_times_out() -> None:
     with Grader(Verify(1, 0.5, 4.0, 1.0, {}, clock_factor=4.0)) as grader:
         grader.grade([Answer("hostile", "a", "", False)])
         assert grader.pool is not None
@@ -173,7 +173,7 @@ def kill(loader: int, kind: str, place: str) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie."""
+    """Return whether the process exists and is not a zombie."""
     with suppress(OSError):
         return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
     return False
@@ -196,7 +196,7 @@ def test_a_program_that_is_killed_from_outside_is_graded_again(kind: str, place:
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize(("place", "outcome"), [("bubblewrap", "error"), ("runner", "wrong")])
-def test_a_second_kill_counts_against_the_program_that_can_have_done_it(
+def test_second_kill_counts_against_a_program_that_may_have_sent_it(
     place: str, outcome: str
 ) -> None:
     settings = Verify(1, PATIENCE, 4.0, 1.0, code("bubblewrap", PATIENCE / 3))

@@ -1,5 +1,5 @@
-"""Rollouts graded while they are sampled, and put in order: what a source gives, in whatever
-order."""
+"""Rollouts are graded while they are sampled, and written in order, whatever the order of their
+source."""
 
 import contextlib
 import os
@@ -53,7 +53,7 @@ def rows(
 
 @dataclass
 class Given:
-    """A source that says `sampled` first, and then yields `read`."""
+    """A source that reports `sampled` first, and then yields `read`."""
 
     read: Sequence[pl.DataFrame]
     sampled: Sequence[pl.DataFrame] = ()
@@ -74,7 +74,7 @@ def graded(source: Given, folder: Path, settings: Verify = VERIFY) -> pl.DataFra
         return pl.concat(found.parts())
 
 
-def test_what_a_judge_cost_is_told(tmp_path: Path) -> None:
+def test_judging_is_charged_also_if_reused(tmp_path: Path) -> None:
     source = Given([rows(0, 1, 2, verifier="j", text="yes {}"), rows(3, verifier="j")])
     with judge_server() as server:
         settings = replace(VERIFY, verifiers=configured(server))
@@ -99,12 +99,12 @@ def test_outcomes_by_hand_in_the_order_of_the_rows(tmp_path: Path) -> None:
     assert found["reward"].to_list() == [float(outcome == "correct") for outcome in expected]
 
 
-def test_the_prompt_is_known_when_a_rollout_is_judged(tmp_path: Path) -> None:
+def test_prompt_reaches_the_verifier(tmp_path: Path) -> None:
     source = Given([rows(0, 1, text="{} + 0 + 0", verifier="math", prompt="What is $0 + 0 + 0$?")])
     assert graded(source, tmp_path)["outcome"].to_list() == ["wrong", "wrong"]
 
 
-def test_the_order_of_shards_and_what_was_sampled_before_change_nothing(tmp_path: Path) -> None:
+def test_order_of_shards_and_earlier_samples_do_not_matter(tmp_path: Path) -> None:
     """Also for a composite, whose parts are a list."""
 
     def make(*numbers: int) -> pl.DataFrame:
@@ -129,7 +129,7 @@ def test_a_rollout_that_another_process_stored_first_is_judged_by_its_own_text(
     assert (found["outcome"].to_list(), found["answer"].to_list()) == (["correct"] * 2, ["0"] * 2)
 
 
-def test_large_and_small_tables_hold_the_same(tmp_path: Path) -> None:
+def test_large_and_small_tables_have_equal_rows(tmp_path: Path) -> None:
     """One is written in one piece, the other part by part; both are seen part by part."""
     tables, seen = [], []
     for rows_per_part in (2, 100):
@@ -145,7 +145,7 @@ def test_large_and_small_tables_hold_the_same(tmp_path: Path) -> None:
     assert seen[1] == [[f"p{n // 2}" for n in range(10)]]
 
 
-def test_an_error_while_it_is_written_leaves_the_old_table_alone(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_table(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.parquet"
     path.write_text("old")
 
@@ -177,7 +177,7 @@ def test_a_batch_is_judged_while_the_next_one_is_sampled(
     assert graded(Sampling(batches), tmp_path)["outcome"].to_list() == ["correct"] * 6
 
 
-def test_failures_end_the_sampling_once_they_are_too_many_of_all(
+def test_too_many_failures_of_all_answers_end_the_sampling(
     hostile_verifier: Path, tmp_path: Path
 ) -> None:
     """Of 20 answers five may fail. The limit is not that of the batch, and not known at the end
@@ -243,7 +243,7 @@ def test_an_interrupt_ends_the_sampling_and_the_grading(
 
 
 def graders() -> list[int]:
-    """The processes of this one in which verifiers run."""
+    """Return the processes below this one in which verifiers run."""
     found = []
     for child in psutil.Process(os.getpid()).children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -252,7 +252,7 @@ def graders() -> list[int]:
     return found
 
 
-def test_it_can_be_tried_again_in_the_same_process(hostile_verifier: Path, tmp_path: Path) -> None:
+def test_failed_sampling_leaves_no_hanging_grader(hostile_verifier: Path, tmp_path: Path) -> None:
     """A cancelled grader leaves no process behind that hangs."""
 
     class Failing(Given):

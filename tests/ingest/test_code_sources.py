@@ -1,5 +1,5 @@
-"""The presets of programs, on rows made after the published columns: what they ask, and that the
-verifier accepts the row's own solution and no other program."""
+"""The presets of programs, on rows with the published columns: their prompts, and verdicts on the
+solution of a row and on another program."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def rows(tmp_path: Path, name: str, *content: Any, **settings: Any) -> list[Row]
     return kept
 
 
-def test_apps_asks_the_question_with_the_code_to_start_from(tmp_path: Path) -> None:
+def test_apps_prompt_includes_the_starter_code(tmp_path: Path) -> None:
     plain, calls = rows(tmp_path, "apps", APPS, CALLS)
     assert plain.prompt == "Read two numbers and print their sum.\n"
     assert calls.prompt == (
@@ -71,7 +71,7 @@ def test_apps_asks_the_question_with_the_code_to_start_from(tmp_path: Path) -> N
     assert (plain.source, plain.verifier, plain.level) == ("apps", "code", "introductory")
 
 
-def test_mbpp_shows_as_many_tests_as_it_is_told(tmp_path: Path) -> None:
+def test_mbpp_prompt_shows_the_configured_number_of_tests(tmp_path: Path) -> None:
     settings = {"shown_tests": 1, "challenge_tests": True}
     (row,) = rows(tmp_path, "mbpp", MBPP, **settings)
     assert row.prompt == (
@@ -89,7 +89,7 @@ def test_mbpp_shows_as_many_tests_as_it_is_told(tmp_path: Path) -> None:
         found(preset("mbpp", tmp_path / "a.jsonl", shown_tests=-1, challenge_tests=False))
 
 
-def test_humaneval_asks_for_the_whole_program(tmp_path: Path) -> None:
+def test_humaneval_prompt_requests_the_whole_program(tmp_path: Path) -> None:
     (row,) = rows(tmp_path, "humaneval", DOUBLE)
     assert row.prompt == (
         "Complete this program. Give all of it, with its imports, in one block of Python.\n"

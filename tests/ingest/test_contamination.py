@@ -1,5 +1,5 @@
-"""Training prompts that the evaluation asks too: equal ones, nearly equal ones, and those that only
-look alike."""
+"""Training prompts that are also in the evaluation: equal ones, nearly equal ones, and similar ones
+that are other problems."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ TRAIN = (
 def search(
     folder: Path, train: list[str], evaluation: list[str], settings: Contamination = SETTINGS
 ) -> list[tuple[str, str, str, float]]:
-    """The pairs found, as texts, with their kind and overlap."""
+    """Return the pairs found, as texts, with their kind and overlap."""
     kept = spool(folder, *map(row, train), *map(row, evaluation))
     index = kept.index
     found = pairs(kept, index[: len(train)], index[len(train) :], settings)
@@ -61,7 +61,7 @@ def test_signs_and_numbers_keep_formulas_apart(tmp_path: Path) -> None:
     assert kind == "near"
 
 
-def test_what_many_prompts_share_says_nothing(tmp_path: Path) -> None:
+def test_shared_text_is_no_evidence(tmp_path: Path) -> None:
     instruction = (
         "Spell the following word backwards, letter by letter, and write nothing else than the "
         "letters: {}"
@@ -71,20 +71,12 @@ def test_what_many_prompts_share_says_nothing(tmp_path: Path) -> None:
     assert search(tmp_path, prompts[:40], prompts[40:]) == []
 
 
-def test_only_equal_prompts_are_looked_for_without_a_threshold(tmp_path: Path) -> None:
+def test_only_equal_prompts_are_found_without_a_threshold(tmp_path: Path) -> None:
     equal_only = Contamination(overlap=None, ngram=3, same_numbers=True)
     near = TRAIN.replace("the hill. How", "a hill. How")
     assert search(tmp_path, [TRAIN, near], [TRAIN.lower()], equal_only) == [
         (TRAIN, TRAIN.lower(), "exact", 1.0)
     ]
-
-
-def test_every_evaluation_prompt_is_listed(tmp_path: Path) -> None:
-    evaluation = [
-        TRAIN.replace("on the hill in all", f"on the hill {word}")
-        for word in ("together", "altogether")
-    ]
-    assert [pair[1] for pair in search(tmp_path, [TRAIN], evaluation)] == evaluation
 
 
 def test_the_search_finds_what_comparing_all_pairs_finds(tmp_path: Path) -> None:
@@ -97,8 +89,9 @@ def test_the_search_finds_what_comparing_all_pairs_finds(tmp_path: Path) -> None
         for m, thing in enumerate(things)
     ]
     evaluation = [question.replace("on the way", "while walking") for question in train[::7]]
-    found = {(one, two) for one, two, _, _ in search(tmp_path, train, evaluation)}
-    assert found == set(zip(train[::7], evaluation, strict=True))
+    again = train[0].replace("on the way", "while running")  # a second copy of one prompt
+    found = {(one, two) for one, two, _, _ in search(tmp_path, train, [*evaluation, again])}
+    assert found == {*zip(train[::7], evaluation, strict=True), (train[0], again)}
 
 
 def test_the_overlap_is_the_share_of_the_shorter_prompt() -> None:
@@ -141,7 +134,7 @@ problem."""
 
 
 def is_found(train: str, evaluation: str) -> bool:
-    """Whether the training prompt of a pair is found, as equal or as near."""
+    """Return whether the training prompt of a pair is found, as equal or as near."""
     if question_keys(train)["folded"] == question_keys(evaluation)["folded"]:
         return True
     index = Index([(0, evaluation)], NOTHING, SETTINGS)
@@ -184,22 +177,9 @@ def test_other_numbers_stay_other_numbers(one: str, other: str) -> None:
     assert numbers_of(tokens_of(one)) != numbers_of(tokens_of(other))
 
 
-def test_a_prompt_of_nothing_but_an_instruction_is_compared_as_it_is() -> None:
+def test_prompt_of_only_an_instruction_is_compared_whole() -> None:
     assert tokens_of("Express your answer as a fraction.")[0] == "express"
-    assert tokens_of("(A) 1 (B) 2 (C) 3") == [
-        "(",
-        "a",
-        ")",
-        "1",
-        "(",
-        "b",
-        ")",
-        "2",
-        "(",
-        "c",
-        ")",
-        "3",
-    ]
+    assert " ".join(tokens_of("(A) 1 (B) 2 (C) 3")) == "( a ) 1 ( b ) 2 ( c ) 3"
 
 
 CHANGES: dict[str, Callable[[str], str]] = {

@@ -39,7 +39,7 @@ ROW = {
         ("nothing|neither", MISSING),
     ],
 )
-def test_a_path_has_names_indices_and_json_in_text(path: str, value: Any) -> None:
+def test_path_of_names_indices_and_json_text(path: str, value: Any) -> None:
     assert field(ROW, path) is value or field(ROW, path) == value
 
 
@@ -70,7 +70,7 @@ def test_a_prompt_of_several_fields(tmp_path: Path, prompt: str, row: Any, expec
     assert one(tmp_path, {**row, "gold": "1"}, prompt=prompt)[0] == expected
 
 
-def test_a_prompt_with_an_empty_or_absent_part_is_no_prompt(tmp_path: Path) -> None:
+def test_prompt_with_an_empty_or_missing_part_is_rejected(tmp_path: Path) -> None:
     good = {"body": "Two cups.", "question": "How many?", "gold": "1"}
     rows = [good, {**good, "question": None}, {**good, "question": ["a"]}, {"body": "b", "gold": 1}]
     kept, rejected = found(
@@ -81,7 +81,7 @@ def test_a_prompt_with_an_empty_or_absent_part_is_no_prompt(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("gold", "text"), [(True, "true"), (False, "false")])
-def test_a_boolean_is_a_gold_in_words(tmp_path: Path, gold: bool, text: str) -> None:
+def test_boolean_gold_becomes_true_or_false(tmp_path: Path, gold: bool, text: str) -> None:
     row = {"q": "Is 7 a prime?", "gold": gold}
     prompt = "{q} Answer true or false."
     result = one(tmp_path, row, prompt=prompt, verifier="math")
@@ -185,7 +185,7 @@ def test_json_of_columns_or_of_rows_under_a_key(
     ]
 
 
-def test_lines_that_are_called_json_are_lines(tmp_path: Path) -> None:
+def test_json_file_of_lines_is_read_as_lines(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.json", *WHOLE, b"", b"{")
     kept, (bad,) = found(entry(path))
     assert ([row.answer for row in kept], bad.line) == (["2", "4"], 4)
@@ -238,7 +238,7 @@ BY_COLUMN = {
 }
 
 
-def test_rows_are_chosen_by_a_column_and_the_others_listed(tmp_path: Path) -> None:
+def test_rows_are_selected_by_a_column_and_others_rejected(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", *MIXED)
     kept, rejected = found({**entry(path), "where": {"kind": ["sum", "product"]}})
     assert [row.line for row in kept] == [1, 3, 4]
@@ -266,7 +266,7 @@ def test_the_verifier_by_a_column(tmp_path: Path, inside: bool) -> None:
     assert [row.verifier for row in kept] == ["numeric", "numeric", "choice", "exact", "choice"]
 
 
-def test_a_row_that_needs_an_image_has_a_reason_of_its_own(tmp_path: Path) -> None:
+def test_row_with_an_image_is_rejected(tmp_path: Path) -> None:
     plain = {"question": "1 + 1?", "gold": "2"}
     rows = [
         {**plain, "image": None, "images": []},
@@ -281,7 +281,7 @@ def test_a_row_that_needs_an_image_has_a_reason_of_its_own(tmp_path: Path) -> No
     assert [row.reason for row in rejected] == ["needs_image"] * 4
 
 
-def test_an_image_in_a_table_is_not_written_out(tmp_path: Path) -> None:
+def test_bytes_of_an_image_are_not_in_the_rejection(tmp_path: Path) -> None:
     pl.DataFrame([{"question": "Q?", "gold": "1", "image": b"\x89PNG" * 1000}]).write_parquet(
         tmp_path / "a.parquet"
     )
@@ -296,12 +296,7 @@ def test_the_question_is_a_field_or_between_two_texts(tmp_path: Path) -> None:
     ]
     path = lines(tmp_path / "a.jsonl", *wrapped, {"question": "Bare?", "gold": 1, "raw": None})
     kept, _ = found({**entry(path), "question": {"between": ["Solve it.", "Box it."]}})
-    assert [row.asked for row in kept] == [
-        "How many are 0?",
-        "How many are 1?",
-        "How many are 2?",
-        "Bare?",
-    ]
+    assert [row.asked for row in kept] == [*(f"How many are {n}?" for n in range(3)), "Bare?"]
     assert kept[0].prompt == wrapped[0]["question"]
     kept, _ = found({**entry(path), "question": {"between": [None, "\n\nBox it."]}})
     assert kept[1].asked == "Solve it.\n\nHow many are 1?"

@@ -118,7 +118,7 @@ def test_options_are_lines_and_the_gold_their_letter(
         ([["a"], ["b"]], 0, "not all of them text"),
     ],
 )
-def test_a_gold_that_is_no_option_is_said(
+def test_gold_without_a_matching_option_is_rejected(
     tmp_path: Path, options: Any, gold: Any, message: str
 ) -> None:
     row = {"q": "Which?", "o": options, "gold": gold}
@@ -127,7 +127,7 @@ def test_a_gold_that_is_no_option_is_said(
     assert message in detail
 
 
-def test_options_in_fields_of_their_own_are_in_no_telling_order(tmp_path: Path) -> None:
+def test_options_in_separate_fields_are_shuffled(tmp_path: Path) -> None:
     """The right one stands in the same field in every row; its letter must not be the same."""
     rows = [{"q": f"Which {n}?", "right": f"r{n}", "b": f"b{n}", "c": f"c{n}"} for n in range(40)]
     source = entry(

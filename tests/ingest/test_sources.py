@@ -1,4 +1,4 @@
-"""The presets: what each makes of its own kind of row; and what params.yaml may say of a source."""
+"""The presets on rows of their own form, and the settings of a source in params.yaml."""
 
 import json
 from pathlib import Path
@@ -239,7 +239,9 @@ def test_weights_are_for_all_or_none(tmp_path: Path) -> None:
         ({"config": {"terms": 2}}, "allowed: min_terms"),
     ],
 )
-def test_what_reasoning_gym_does_not_know_is_named(task: dict[str, Any], message: str) -> None:
+def test_unknown_task_or_config_of_reasoning_gym_is_named(
+    task: dict[str, Any], message: str
+) -> None:
     settings = {"seed": 0, "num_prompts": 2, "tasks": [{**CHAIN_SUM, **task}]}
     with pytest.raises(ParamsError, match=message):
         found({"preset": "reasoning_gym", "settings": settings})

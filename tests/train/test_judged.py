@@ -52,7 +52,7 @@ def judged_run(layout: Layout, **changes: Any) -> tuple[Ledger, float]:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-def test_what_is_judged_ahead_of_a_branch_is_charged_once(
+def test_judging_ahead_of_a_branch_is_charged_once(
     limit: int, tmp_path: Path, guesser: Path
 ) -> None:
     layout = judged_world(tmp_path, guesser, [4] * 36)
