@@ -2,9 +2,7 @@
 
 import pytest
 
-from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
-from tasks.grading.settings import Verify
 from tests.grading.test_verifiers import PART
 
 MATH = ("math", "math_verify")
@@ -95,8 +93,6 @@ def test_the_prompt_reaches_the_verifiers_of_parts_and_composites() -> None:
         "both": {"method": "composite", "weights": {"answer": 0.5, "exact": 0.5}},
     }
     text = "<answer>513^2 - 487^2</answer>"
-    with Grader(Verify(1, 20.0, 4.0, 0.0, configured)) as grader:
-        verdicts = grader.grade(
-            [Answer("both", text, "26000", False, prompt) for prompt in ("", DIFFERENCE)]
-        )
-    assert [verdict.outcome for verdict in verdicts] == ["correct", "wrong"]
+    verify = load("both", configured).verify
+    assert verify(text, "26000").outcome == "correct"
+    assert verify(text, "26000", DIFFERENCE).outcome == "wrong"

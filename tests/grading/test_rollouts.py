@@ -2,12 +2,13 @@
 source."""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -53,11 +54,13 @@ def rows(
 
 @dataclass
 class Given:
-    """A source that reports `sampled` first, and then yields `read`."""
+    """A source that first reports `sampled` and calls `after_sampled` for each, and then yields
+    `read`."""
 
     read: Sequence[pl.DataFrame]
-    sampled: Sequence[pl.DataFrame] = ()
+    sampled: Iterable[pl.DataFrame] = ()
     rows_per_part: int = 4
+    after_sampled: Callable[[pl.DataFrame], object] = lambda _: None
     num_rows: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,6 +69,7 @@ class Given:
     def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
         for batch in self.sampled:
             on_sampled(batch)
+            self.after_sampled(batch)
         yield from self.read
 
 
@@ -165,16 +169,13 @@ def test_failed_write_keeps_the_old_table(tmp_path: Path) -> None:
 def test_a_batch_is_judged_while_the_next_one_is_sampled(
     hostile_verifier: Path, tmp_path: Path
 ) -> None:
-    class Sampling(Given):
-        def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-            for batch in self.read:
-                on_sampled(batch)
-                wait_for((hostile_verifier / batch["text"][0]).exists)  # as if it were sampling
-            yield from self.read
+    def sample(batch: pl.DataFrame) -> None:
+        wait_for((hostile_verifier / batch["text"][0]).exists)
 
     batches = [rows(n, n + 1, text="text {}", verifier="hostile") for n in (0, 3, 6)]
     batches = [batch.with_columns(row=batch["row"] - n) for n, batch in enumerate(batches)]
-    assert graded(Sampling(batches), tmp_path)["outcome"].to_list() == ["correct"] * 6
+    found = graded(Given(batches, batches, after_sampled=sample), tmp_path)
+    assert found["outcome"].to_list() == ["correct"] * 6
 
 
 def test_too_many_failures_of_all_answers_end_the_sampling(
@@ -189,21 +190,18 @@ def test_too_many_failures_of_all_answers_end_the_sampling(
         )
         for word, first in (("raise", 0), ("fine", 4), ("raise", 8), ("fine", 12), ("fine", 16))
     ]
-    sampled: list[int] = []
+    sampled: list[pl.DataFrame] = []
 
-    class Sampling(Given):
-        def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-            while True:
-                for number, batch in enumerate(batches):
-                    sampled.append(number)
-                    on_sampled(batch)
-                    if number in (0, 1, 2):  # judged before others are sampled
-                        wait_for((hostile_verifier / batch["text"][3]).exists)
-                time.sleep(0.01)
+    def sample(batch: pl.DataFrame) -> None:
+        sampled.append(batch)
+        if len(sampled) <= 3:  # judged before others are sampled
+            wait_for((hostile_verifier / batch["text"][3]).exists)
+        time.sleep(0.01)
 
+    source = Given(batches, itertools.cycle(batches), after_sampled=sample)
     with pytest.raises(FailureRateError, match=r"boom.*8 of 12 in all, over verify.max_failure"):
-        graded(Sampling(batches), tmp_path, settings)
-    assert sampled[:3] == [0, 1, 2]  # four failures of twenty are allowed
+        graded(source, tmp_path, settings)
+    assert len(sampled) >= 2  # four failures of twenty are allowed
     few = [batches[0], *(batch for batch in batches if batch["text"][0].startswith("fine"))]
     few.append(batches[1].with_columns(row=pl.int_range(8, 12, dtype=pl.UInt32)))
     assert (graded(Given(few), tmp_path, settings)["outcome"] == "error").sum() == 4
@@ -214,13 +212,12 @@ import sys
 from pathlib import Path
 from tasks.grading.grader import Verify
 from tests.grading.test_rollouts import Given, graded, rows
-class Sampling(Given):
-    def parts(self, on_sampled):
-        on_sampled(rows(0, 1, text="hang", verifier="hostile"))
-        print("sampling", flush=True)
-        while True:
-            pass
-graded(Sampling([rows(0, 1)]), Path(sys.argv[1]), Verify(1, 1000.0, 4.0, 0.5, {}))
+def sample(batch):
+    while True:
+        pass
+hanging = [rows(0, 1, text="hang", verifier="hostile")]
+source = Given([rows(0, 1)], hanging, after_sampled=sample)
+graded(source, Path(sys.argv[1]), Verify(1, 1000.0, 4.0, 0.5, {}))
 """
 
 
@@ -255,15 +252,14 @@ def graders() -> list[int]:
 def test_failed_sampling_leaves_no_hanging_grader(hostile_verifier: Path, tmp_path: Path) -> None:
     """A cancelled grader leaves no process behind that hangs."""
 
-    class Failing(Given):
-        def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-            on_sampled(rows(0, 1, text="hang", verifier="hostile"))
-            wait_for((hostile_verifier / "hang").exists)
-            raise RuntimeError("sampling failed")
-            yield
+    def sample(_: pl.DataFrame) -> None:
+        wait_for((hostile_verifier / "hang").exists)
+        raise RuntimeError("sampling failed")
 
+    hanging = [rows(0, 1, text="hang", verifier="hostile")]
+    source = Given([rows(0, 1)], hanging, after_sampled=sample)
     with pytest.raises(RuntimeError, match="sampling failed"):
-        graded(Failing([rows(0, 1)]), tmp_path, Verify(1, 1000.0, 4.0, 0.5, {}))
+        graded(source, tmp_path, Verify(1, 1000.0, 4.0, 0.5, {}))
     deadline = time.monotonic() + PATIENCE
     while graders() and time.monotonic() < deadline:
         time.sleep(0.05)

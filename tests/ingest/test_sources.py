@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from tasks.common.params import ParamsError
+from tasks.common.registry import names
 from tasks.grading.answers.marked import gold_boxed
 from tasks.grading.loading import load as verifier
 from tasks.grading.verifiers.reasoning_gym import verify
@@ -194,8 +195,6 @@ def test_reasoning_gym_gives_its_own_scorer_the_whole_problem() -> None:
 
 
 def test_every_preset_declares_its_settings_and_one_way_to_read() -> None:
-    from tasks.common.registry import names
-
     for name in names(presets):
         module = load(name)
         assert callable(module.candidate)
