@@ -109,7 +109,8 @@ class Grader:
         by_judge: dict[str, list[int]] = {}
         others: list[int] = []
         for place, (name, completion, *_) in enumerate(requests):
-            judged = self.judged and completion and is_judge(name, self.settings.verifiers)
+            method = self.settings.verifiers.get(name, {}).get("method", name)
+            judged = self.judged and completion and method == "judge"
             (by_judge.setdefault(name, []) if judged else others).append(place)
         verdicts: dict[int, Verdict] = {}
         for name, places in by_judge.items():
@@ -207,8 +208,3 @@ def verdict_of(reply: Any) -> Verdict:
         return Verdict("error", f"the verifier failed: {reply}")
     outcome, answer, partial, parts = reply
     return Verdict(outcome, answer, partial, tuple((name, score) for name, score in parts))
-
-
-def is_judge(name: str, configured: dict[str, dict[str, Any]]) -> bool:
-    """Return whether a verifier is a language model."""
-    return bool(configured.get(name, {}).get("method", name) == "judge")

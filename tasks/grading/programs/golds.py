@@ -151,7 +151,9 @@ def gold_of_apps(input_output: str | Mapping[str, Any]) -> str:
         texts = {"inputs": [*map(joined, inputs)], "outputs": [*map(joined, outputs)]}
         return normal({"stdin_stdout": texts})
     if all(isinstance(text, str) for text in inputs):
-        arguments = [[json.loads(line) for line in lines_of(text)] for text in inputs]
+        arguments = [
+            [json.loads(line) for line in text.splitlines() if line.strip()] for text in inputs
+        ]
         results = [json.loads(text) if isinstance(text, str) else text for text in outputs]
         return normal({"fn_name": name, "inputs": arguments, "outputs": results})
     return normal({"fn_name": name, "inputs": inputs, "outputs": outputs, "wrapped": True})
@@ -208,8 +210,3 @@ def joined(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(map(str, value))
     return str(value)
-
-
-def lines_of(text: str) -> list[str]:
-    """Return the lines that are not blank."""
-    return [line for line in text.splitlines() if line.strip()]
