@@ -111,7 +111,7 @@ def graded_rollouts(
             for part in source.parts(graded.judge):
                 graded.add(part)
             graded.keep_verdicts(0)
-        graded.judge_flops = grader.grader.judge_cost().flops
+        graded.judge_flops = grader.grader.judge_flops()
         yield graded
 
 
@@ -145,14 +145,9 @@ def answers_of(rows: pl.DataFrame) -> list[Answer]:
 
 def verdict_columns(verdicts: Sequence[Verdict]) -> pl.DataFrame:
     """Return verdicts as the columns JUDGED of a rollout table."""
-    values = {
-        "outcome": [verdict.outcome for verdict in verdicts],
-        "answer": [verdict.answer for verdict in verdicts],
-        "reward": [verdict.reward for verdict in verdicts],
-        "score": [verdict.score for verdict in verdicts],
-        "parts": [
-            [{"verifier": name, "score": score} for name, score in verdict.parts]
-            for verdict in verdicts
-        ],
-    }
-    return pl.DataFrame(values, schema={name: ROLLOUTS.columns[name] for name in JUDGED})
+    rows = []
+    for verdict in verdicts:
+        parts = [{"verifier": name, "score": score} for name, score in verdict.parts]
+        rows.append((verdict.outcome, verdict.answer, verdict.reward, verdict.score, parts))
+    schema = {name: ROLLOUTS.columns[name] for name in JUDGED}
+    return pl.DataFrame(rows, schema=schema, orient="row")

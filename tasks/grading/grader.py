@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.common.files import ArtifactError
 from tasks.common.processes.pool import Died, Pool, TimedOut
 from tasks.grading.settings import Verify
-from tasks.grading.verdict import JudgeUsage, Verdict
+from tasks.grading.verdict import Verdict
 
 if TYPE_CHECKING:
     from tasks.grading.judge import Judge
@@ -85,13 +85,11 @@ class Grader:
         self.check_failures(answers, verdicts, min_judged, total)
         return verdicts
 
-    def check_golds(
-        self, golds: Sequence[tuple[str, str]], on_checked: Callable[[int], object] | None = None
-    ) -> list[Verdict]:
+    def check_golds(self, golds: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Return a verdict on each (verifier, gold answer): `correct` if the gold is usable;
         `error` if the verifier cannot read it; `timeout`; or the verdict on a completion with
         exactly this gold as its answer."""
-        return self.judge([(name, None, gold, "") for name, gold in golds], on_checked)
+        return self.judge([(name, None, gold, "") for name, gold in golds])
 
     def versions(self, names: Iterable[str]) -> dict[str, str]:
         """Return the version of each verifier. It changes with everything that can change a
@@ -103,7 +101,7 @@ class Grader:
     def judge(
         self,
         requests: Sequence[tuple[str, str | None, str, str]],
-        on_done: Callable[[int], object] | None,
+        on_done: Callable[[int], object] | None = None,
     ) -> list[Verdict]:
         """Return the verdict on each (verifier, completion or None for the gold, gold, prompt)."""
         if not requests:
@@ -111,7 +109,8 @@ class Grader:
         by_judge: dict[str, list[int]] = {}
         others: list[int] = []
         for place, (name, completion, *_) in enumerate(requests):
-            judged = self.judged and completion and is_judge(name, self.settings.verifiers)
+            method = self.settings.verifiers.get(name, {}).get("method", name)
+            judged = self.judged and completion and method == "judge"
             (by_judge.setdefault(name, []) if judged else others).append(place)
         verdicts: dict[int, Verdict] = {}
         for name, places in by_judge.items():
@@ -135,12 +134,13 @@ class Grader:
             self.judges[name] = Judge(name, self.settings.verifiers.get(name, {}), store)
         return self.judges[name]
 
-    def judge_cost(self) -> JudgeUsage:
-        """Return the cost of all judges since the last call."""
-        total = JudgeUsage()
+    def judge_flops(self) -> float:
+        """Return the FLOPs of all judges since the last call. Reused verdicts count, so that
+        earlier judging is not reported as free."""
+        total = 0.0
         for judge in self.judges.values():
-            total += judge.usage
-            judge.usage = JudgeUsage()
+            total += judge.flops
+            judge.flops = 0.0
         return total
 
     def started(self, names: set[str]) -> Pool:
@@ -208,8 +208,3 @@ def verdict_of(reply: Any) -> Verdict:
         return Verdict("error", f"the verifier failed: {reply}")
     outcome, answer, partial, parts = reply
     return Verdict(outcome, answer, partial, tuple((name, score) for name, score in parts))
-
-
-def is_judge(name: str, configured: dict[str, dict[str, Any]]) -> bool:
-    """Return whether a verifier is a language model."""
-    return bool(configured.get(name, {}).get("method", name) == "judge")

@@ -23,7 +23,7 @@ import openai
 from tasks.common.files import ArtifactError, digest, make_private_file
 from tasks.common.params import ParamsError, above_zero, at_least, parse
 from tasks.common.redaction import has_credentials
-from tasks.grading.verdict import JudgeUsage, Verdict
+from tasks.grading.verdict import Verdict
 from tasks.grading.verifiers.judge import Settings
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Judge:
         values = {key: value for key, value in configured.items() if key != "method"}
         self.settings = parse(values, Settings, where)
         self.store = store
-        self.usage = JudgeUsage()
+        self.flops = 0.0  # of new and of reused verdicts
         check(self.settings, where)
         variable = self.settings.key_variable
         self.key = os.environ.get(variable) if variable else None
@@ -129,7 +129,7 @@ class Judge:
         a request or is unreachable."""
         keys = [digest([*self.identity(), *answer]) for answer in answers]
         known = self.store.get(list(dict.fromkeys(keys)))
-        self.count(0, sum(tokens for _, tokens in known.values()), len(known))
+        self.count(sum(tokens for _, tokens in known.values()))
         on_done(sum(key in known for key in keys))
         missing = {
             key: answer for key, answer in zip(keys, answers, strict=True) if key not in known
@@ -137,7 +137,7 @@ class Judge:
 
         def add(key: str, verdict: Verdict, tokens: int) -> None:
             known[key] = verdict, tokens
-            self.count(1, tokens, 0)
+            self.count(tokens)
             if verdict.outcome != "error":
                 self.store.put(key, verdict, tokens)
             on_done(keys.count(key))
@@ -183,10 +183,9 @@ class Judge:
                     worker.cancel()
                 await asyncio.gather(*workers, return_exceptions=True)
 
-    def count(self, requests: int, tokens: int, reused: int) -> None:
-        """Add verdicts and their cost to `usage`."""
-        flops = 2.0 * self.settings.parameters * 1e9 * tokens
-        self.usage += JudgeUsage(requests, tokens, reused, flops)
+    def count(self, tokens: int) -> None:
+        """Add the cost of tokens to `flops`."""
+        self.flops += 2.0 * self.settings.parameters * 1e9 * tokens
 
     async def judge(self, client: openai.AsyncOpenAI, completion: str, gold: str) -> Judged:
         """Return the majority of the votes on one answer, and the number of tokens."""

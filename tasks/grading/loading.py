@@ -63,23 +63,17 @@ class Verifier:
         if self.others:
             return self.function(completion, answer, prompt)
         verdict = self.judge(completion, answer)
-        if prompt and verdict.outcome == "correct" and self.refuses_copies:
+        refuses_copies = getattr(self.module, "REFUSES_COPIES", False)
+        if prompt and verdict.outcome == "correct" and refuses_copies:
             formula = copying.copied(verdict.answer, read_gold(answer).answers, prompt)
-            if formula is not None and self.is_correct(formula, answer):
+            # a formula that is not correct as an answer cannot be the reason for the verdict
+            if formula and self.judge(rf"\boxed{{{formula}}}", answer).outcome == "correct":
                 return Verdict("wrong", verdict.answer)
         return verdict
 
     def judge(self, completion: str, answer: str) -> Verdict:
         """Return the verdict on a completion, or on the text after its reasoning."""
         return self.function(after_think(completion) if self.after_think else completion, answer)
-
-    def is_correct(self, formula: str, answer: str) -> bool:
-        """Return whether a completion with this formula as its answer would be correct."""
-        return self.judge(rf"\boxed{{{formula}}}", answer).outcome == "correct"
-
-    @property
-    def refuses_copies(self) -> bool:
-        return getattr(self.module, "REFUSES_COPIES", False)
 
     def check(self, answer: str) -> Verdict:
         """Return the verdict on a gold: the first fault found by a called verifier, the verdict on

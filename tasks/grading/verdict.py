@@ -28,22 +28,3 @@ class Verdict:
         """The reward in training: the weighted sum for a composite, else 1 for `correct` and 0 for
         every other outcome."""
         return self.score if self.parts else float(self.outcome == "correct")
-
-
-@dataclass
-class JudgeUsage:
-    """The cost of judging: requests of this run, reused verdicts, and the tokens and FLOPs of both.
-    Reused verdicts count, so that earlier judging is not reported as free."""
-
-    requests: int = 0
-    tokens: int = 0
-    reused: int = 0
-    flops: float = 0.0
-
-    def __add__(self, other: "JudgeUsage") -> "JudgeUsage":
-        return JudgeUsage(
-            self.requests + other.requests,
-            self.tokens + other.tokens,
-            self.reused + other.reused,
-            self.flops + other.flops,
-        )

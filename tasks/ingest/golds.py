@@ -46,32 +46,23 @@ def check(
     """Yield the items in order, with rows that have a failing gold replaced by rejections."""
     items = iter(found)
     while chunk := list(islice(items, CHUNK_ROWS)):
-        yield from check_chunk(chunk, grader, report)
+        rows = [row for _, row in chunk if isinstance(row, Row)]
+        verdicts = iter(grader.check_golds([(row.verifier, row.answer) for row in rows]))
+        for entry, row in chunk:
+            if isinstance(row, Row):
+                report.add(row)
+                row = checked(row, next(verdicts))
+            yield entry, row
 
 
-def check_chunk(
-    chunk: list[tuple[int, Row | Rejection]], grader: Grader, report: Report
-) -> Iterator[tuple[int, Row | Rejection]]:
-    """Check the golds of some rows in one call of the grader."""
-    rows = [row for _, row in chunk if isinstance(row, Row)]
-    verdicts = iter(grader.check_golds([(row.verifier, row.answer) for row in rows]))
-    for entry, row in chunk:
-        if isinstance(row, Row):
-            report.add(row)
-            verdict = next(verdicts)
-            if verdict.outcome != "correct":
-                yield entry, failed(row, verdict)
-                continue
-        yield entry, row
-
-
-def failed(row: Row, verdict: Verdict) -> Rejection:
-    """Return the rejection of a row whose gold fails its own verifier."""
+def checked(row: Row, verdict: Verdict) -> Row | Rejection:
+    """Return the row, or its rejection if its gold fails its own verifier."""
+    if verdict.outcome == "correct":
+        return row
     detail = (
         f"the verifier {row.verifier} grades the gold {row.answer[:200]!r} against itself as "
-        f"{verdict.outcome}"
+        f"{verdict.outcome}: {verdict.answer[:200]}"
     )
-    detail = f"{detail}: {verdict.answer[:200]}"
     return Rejection(row.line, row.content, "unusable_answer", detail, row.source)
 
 
@@ -79,6 +70,5 @@ def equal(pairs: Sequence[tuple[str, str, str]], grader: Grader) -> list[bool]:
     """Return, for each (verifier, gold, gold), whether the two golds are the same answer (1,200 and
     1200)."""
     return [
-        verdict.outcome == "correct"
-        for verdict in grader.judge([(*pair, "") for pair in pairs], None)
+        verdict.outcome == "correct" for verdict in grader.judge([(*pair, "") for pair in pairs])
     ]

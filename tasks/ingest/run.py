@@ -15,7 +15,7 @@ from tasks.ingest import golds, splits, writing
 from tasks.ingest.questions import contamination, duplicates
 from tasks.ingest.questions.shared_text import SharedText, SharedTexts
 from tasks.ingest.reading import load, read, sources
-from tasks.ingest.settings import Ingest, Source
+from tasks.ingest.settings import NAMES, Ingest, Source
 from tasks.ingest.spool import Spool
 
 logger = logging.getLogger("tasks.ingest")
@@ -110,7 +110,7 @@ def write(stage: Stage, spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) 
     writing.write_rejected(stage.layout.prompts("rejected"), spool, index)
     writing.write_contamination(stage.layout.prompts("contamination"), spool, index, pairs)
     stage.tracker.params({"ingest": asdict(stage.section("ingest", Ingest))})
-    for name in splits.NAMES:
+    for name in NAMES:
         path = stage.layout.prompts(name)
         num_prompts = writing.write_prompts(path, spool, index, name)
         stage.tracker.dataset(name, path, digest_file(path), "ingest")
@@ -127,7 +127,7 @@ def table(index: pl.DataFrame) -> str:
     reasons = (
         index["reason"].cast(pl.String).drop_nulls().value_counts(sort=True)["reason"].to_list()
     )
-    names = ["read", *splits.NAMES, "unused", *reasons]
+    names = ["read", *NAMES, "unused", *reasons]
     numbers = {(source, what): number for source, what, number in counts.iter_rows()}
     rows = [["source", *names]]
     for source in index["source"].cast(pl.String).unique(maintain_order=True):

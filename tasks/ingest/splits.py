@@ -13,7 +13,6 @@ import polars as pl
 
 from tasks.common.stage import StageError
 from tasks.ingest.questions.duplicates import ALIVE, reject
-from tasks.ingest.settings import NAMES as NAMES
 from tasks.ingest.settings import Sizes, Source
 
 

@@ -1,7 +1,6 @@
 """Write the tables of the stage from the index and the stored texts: splits, rejections, and
 contaminated pairs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -69,13 +68,9 @@ def joined(chunk: pl.DataFrame, details: pl.DataFrame) -> pl.DataFrame:
 
 def write_contamination(path: Path, spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> None:
     """Write the contaminated pairs with the texts of both rows."""
-    CONTAMINATION.write_parts(path, pair_parts(spool, index, pairs))
-
-
-def pair_parts(spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield the CONTAMINATION table in parts."""
     columns = ("source", "line", "asked")
-    for part in pairs.iter_slices(50_000):
+
+    def with_texts(part: pl.DataFrame) -> pl.DataFrame:
         train = spool.take(part["row"].unique().sort(), *columns)
         other = spool.take(part["other"].unique().sort(), "prompt_id", *columns).join(
             index.select("row", "split"), on="row", maintain_order="left"
@@ -83,11 +78,11 @@ def pair_parts(spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> Iterat
         found = part.join(train, on="row", maintain_order="left").join(
             other, left_on="other", right_on="row", suffix="_other", maintain_order="left"
         )
-        yield found.select(
+        return found.select(
             "kind",
             "overlap",
-            pl.col("source"),
-            pl.col("line"),
+            "source",
+            "line",
             pl.col("asked").alias("prompt"),
             pl.col("split").alias("eval_split"),
             pl.col("prompt_id").alias("eval_prompt_id"),
@@ -95,3 +90,5 @@ def pair_parts(spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> Iterat
             pl.col("line_other").alias("eval_line"),
             pl.col("asked_other").alias("eval_prompt"),
         )
+
+    CONTAMINATION.write_parts(path, map(with_texts, pairs.iter_slices(50_000)))

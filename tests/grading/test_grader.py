@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import tasks.grading.verifiers as verifiers
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.grading.grader import Answer, FailureRateError, Grader
@@ -31,42 +30,9 @@ def verify(seconds: float = 5.0, max_failure_rate: float = 0.0, processes: int =
     return Verify(processes, seconds, 4.0, max_failure_rate, CONFIGURED)
 
 
-def test_truncated_completions_are_not_judged_by_what_they_say() -> None:
-    with Grader(verify()) as grader:
-        verdicts = grader.grade(
-            [Answer("numeric", "7", "7", True), Answer("numeric", "7", "7", False)]
-        )
-    assert [verdict.outcome for verdict in verdicts] == ["truncated", "correct"]
-
-
-@pytest.fixture
-def hostile_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verifier, in a folder of its own, that hangs, dies, raises or waits for a file when told
-    to."""
-    (tmp_path / "hostile.py").write_text(
-        "import os, time\nfrom tasks.grading.verdict import Verdict\n"
-        "def verify(completion, answer):\n"
-        "    while completion == 'hang': pass\n"
-        "    if completion == 'sleep': time.sleep(600)\n"
-        "    if completion == 'die': os._exit(3)\n"
-        "    if completion.startswith('wait '):\n"
-        "        open(f'{completion[5:]}.{os.getpid()}', 'w')\n"
-        "        while not os.path.exists(completion[5:]): time.sleep(0.01)\n"
-        "    if completion == 'swell': return Verdict('correct', 'x' * 2**32)\n"
-        "    if completion == 'print': print('[[1]]', flush=True)\n"
-        "    if completion == 'raise': raise ValueError('boom')\n"
-        "    return Verdict('correct', completion)\n"
-    )
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import tasks.grading.verifiers as v\nv.__path__.append({str(tmp_path)!r})\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
-    monkeypatch.setattr(verifiers, "__path__", [*verifiers.__path__, str(tmp_path)])
-
-
 @pytest.mark.usefixtures("hostile_verifier")
-def test_a_worker_that_hangs_or_dies_costs_only_its_own_answer() -> None:
-    texts = ["a", "hang", "b", "die", "c", "raise", "d"] + ["e"] * 50
+def test_worker_that_hangs_or_dies_fails_only_its_own_answer() -> None:
+    texts = ["a", "hang", "b", "die", "print", "raise", "d"] + ["e"] * 50
     with Grader(verify(2.0, 0.5)) as grader:
         verdicts = grader.grade([Answer("hostile", text, "", False) for text in texts])
     expected = {"hang": "timeout", "die": "error", "raise": "error"}
@@ -81,7 +47,7 @@ def test_a_worker_that_hangs_or_dies_costs_only_its_own_answer() -> None:
     ("text", "clock_factor", "limit"),
     [("sleep", 4.0, "1 s on the clock"), ("hang", 1000.0, "0.25 s of CPU time")],
 )
-def test_an_answer_is_timed_out_by_its_cpu_time_or_after_a_generous_time_on_the_clock(
+def test_answer_is_timed_out_by_cpu_time_or_clock_time(
     text: str, clock_factor: float, limit: str
 ) -> None:
     with Grader(Verify(2, 0.25, 4.0, 1.0, {}, clock_factor=clock_factor)) as grader:
@@ -159,24 +125,17 @@ def test_the_worker_starts_without_torch() -> None:
 
 
 def test_golds_are_judged_by_their_verifiers() -> None:
-    golds = [
-        ("numeric", "9 (apples)"),
-        ("numeric", "none"),
-        ("both", "7"),
-        ("both", "none"),
-        ("tags", ""),
-        ("exact", ""),
-    ]
+    outcomes = {
+        ("numeric", "9 (apples)"): "correct",
+        ("numeric", "none"): "error",
+        ("both", "7"): "correct",
+        ("both", "none"): "error",
+        ("tags", ""): "correct",
+        ("exact", ""): "unparsed",
+    }
     with Grader(verify()) as grader:
-        verdicts = grader.check_golds(golds)
-    assert [verdict.outcome for verdict in verdicts] == [
-        "correct",
-        "error",
-        "correct",
-        "error",
-        "correct",
-        "unparsed",
-    ]
+        verdicts = grader.check_golds(list(outcomes))
+    assert [verdict.outcome for verdict in verdicts] == list(outcomes.values())
     assert "'none' is not one number" in verdicts[1].answer
 
 
@@ -220,7 +179,7 @@ def test_the_memory_of_a_worker_is_limited(memory_gb: float, ulimit: int) -> Non
     ]
 
 
-def test_a_limit_that_leaves_no_memory_for_the_start_is_named() -> None:
+def test_error_for_a_memory_limit_below_the_start() -> None:
     code = (
         "import resource\n"
         "from tasks.grading.grader import Grader, Verify\n"
@@ -232,14 +191,6 @@ def test_a_limit_that_leaves_no_memory_for_the_start_is_named() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "did not start" in ended.stderr
     assert "`ulimit -v` allows 0.0195 GB" in ended.stderr
-
-
-@pytest.mark.usefixtures("hostile_verifier")
-def test_what_a_verifier_prints_is_not_taken_for_a_verdict() -> None:
-    with Grader(verify()) as grader:
-        assert [v.outcome for v in grader.grade([Answer("hostile", "print", "", False)] * 3)] == [
-            "correct"
-        ] * 3
 
 
 def test_workers_die_with_their_parent() -> None:
@@ -262,16 +213,7 @@ def test_workers_die_with_their_parent() -> None:
         time.sleep(0.05)
 
 
-def test_a_verifier_that_cannot_be_loaded_stops_with_the_reason() -> None:
-    settings = Verify(1, 5.0, 4.0, 0.0, {"x": {"method": "format", "tags": ["a"]}})
-    with (
-        Grader(settings) as grader,
-        pytest.raises(ArtifactError, match="verify.verifiers.x.text_after is missing"),
-    ):
-        grader.grade([Answer("x", "", "", False)])
-
-
-def test_versions_are_those_of_what_grades() -> None:
+def test_versions_of_the_verifiers_in_the_pool() -> None:
     with Grader(verify()) as grader:
         versions = grader.versions(["numeric", "both"])
         assert grader.versions(["numeric"]) == {"numeric": versions["numeric"]}

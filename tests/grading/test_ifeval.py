@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.grading.instructions.languages import LANGUAGES, could_be, language_of
-from tasks.grading.instructions.rules import INSTRUCTIONS, count_sentences
+from tasks.grading.instructions.rules import INSTRUCTIONS
 from tasks.grading.loading import load
 from tasks.grading.verdict import Verdict
 
@@ -21,7 +21,7 @@ def gold(*instructions: tuple[str, dict[str, Any]]) -> str:
     return json.dumps({"instruction_id_list": names, "kwargs": arguments})
 
 
-def says(completion: str, answer: str, loose: bool = False) -> Verdict:
+def graded(completion: str, answer: str, loose: bool = False) -> Verdict:
     return load("x", {"x": {"method": "ifeval", "loose": loose}}).verify(completion, answer)
 
 
@@ -33,24 +33,27 @@ def test_every_published_instruction_has_a_rule_and_a_case() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["instruction"])
 def test_each_instruction(case: dict[str, Any]) -> None:
     answer = gold((case["instruction"], case["arguments"]))
-    assert {says(text, answer).outcome for text in case["followed"]} == {"correct"}
-    assert {says(text, answer).outcome for text in case["broken"]} == {"wrong"}
+    assert {graded(text, answer).outcome for text in case["followed"]} == {"correct"}
+    assert {graded(text, answer).outcome for text in case["broken"]} == {"wrong"}
 
 
-def test_all_instructions_must_be_followed_and_the_mark_is_their_share() -> None:
+def test_all_instructions_must_be_followed_and_the_score_is_their_share() -> None:
     answer = gold(
         ("punctuation:no_comma", {}),
         ("keywords:existence", {"keywords": ["cat"]}),
         ("startend:quotation", {}),
     )
-    both = says("a cat", answer)
+    both = graded("a cat", answer)
     assert (both.outcome, both.partial, both.answer) == (
         "wrong",
         pytest.approx(2 / 3),
         "startend:quotation",
     )
-    assert (says('"a cat"', answer).outcome, says('"a cat"', answer).partial) == ("correct", 1.0)
-    assert says(" \n", answer).outcome == "unparsed"
+    assert (graded('"a cat"', answer).outcome, graded('"a cat"', answer).partial) == (
+        "correct",
+        1.0,
+    )
+    assert graded(" \n", answer).outcome == "unparsed"
 
 
 @pytest.mark.parametrize(
@@ -63,18 +66,18 @@ def test_all_instructions_must_be_followed_and_the_mark_is_their_share() -> None
         ("Here:\n*{}*", "detectable_format:json_format", {}),
     ],
 )
-def test_loosely_an_introduction_an_end_and_stars_do_not_count(
+def test_loose_ignores_the_first_line_the_last_line_and_stars(
     completion: str, name: str, arguments: dict[str, Any]
 ) -> None:
     answer = gold((name, arguments))
-    assert says(completion, answer).outcome == "wrong"
-    assert says(completion, answer, loose=True).outcome == "correct"
+    assert graded(completion, answer).outcome == "wrong"
+    assert graded(completion, answer, loose=True).outcome == "correct"
 
 
-def test_loosely_what_no_variant_follows_is_wrong() -> None:
+def test_loose_is_wrong_if_no_variant_follows() -> None:
     answer = gold(("punctuation:no_comma", {}))
-    assert says("a, b\nc, d\ne, f", answer, loose=True).outcome == "wrong"
-    assert says("a, b", answer, loose=True).outcome == "wrong"  # nothing is left of one line
+    assert graded("a, b\nc, d\ne, f", answer, loose=True).outcome == "wrong"
+    assert graded("a, b", answer, loose=True).outcome == "wrong"  # nothing is left of one line
 
 
 @pytest.mark.parametrize(
@@ -101,24 +104,9 @@ def test_a_gold_that_cannot_be_read_is_an_error(answer: str, message: str) -> No
         check(answer)
 
 
-def test_arguments_of_null_are_none() -> None:
+def test_null_arguments_are_ignored() -> None:
     answer = gold(("punctuation:no_comma", {"num_words": None, "relation": None}))
-    assert says("so", answer).outcome == "correct"
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("", 0),
-        ("One", 1),
-        ("One... two.", 2),
-        ('He said "no." Then he left.', 2),
-        ("It is 3.14, e.g. at 5 p.m. or so", 1),
-        ("これは一つ。これは二つ。", 2),
-    ],
-)
-def test_sentences(text: str, count: int) -> None:
-    assert count_sentences(text) == count
+    assert graded("so", answer).outcome == "correct"
 
 
 SENTENCES = {
@@ -161,7 +149,7 @@ def test_a_sentence_of_every_language(code: str) -> None:
     assert language_of(SENTENCES[code].upper()) == code
 
 
-def test_a_text_that_says_nothing_has_no_language() -> None:
+def test_text_without_common_words_has_no_language() -> None:
     assert [language_of(text) for text in ("", "123 + 4", "Xyzzy plugh")] == [None, None, "LATIN"]
     assert could_be("Xyzzy plugh", "en")
     assert not could_be("Xyzzy plugh", "hi")

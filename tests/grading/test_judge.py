@@ -1,4 +1,4 @@
-"""The verifier `judge`, against a server of its own that votes as it is told."""
+"""The verifier `judge`, against a server with configured votes."""
 
 import json
 import signal
@@ -17,7 +17,6 @@ from tasks.common.params import ParamsError
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
 from tasks.grading.settings import Verify
-from tasks.grading.verdict import JudgeUsage
 from tests.grading.judge_server import SETTINGS, Server, configured, judge_server
 from tests.patience import PATIENCE, wait_for
 
@@ -40,29 +39,28 @@ def test_the_majority_decides_and_every_verdict_is_kept(server: Server, tmp_path
     asked = answers("yes", "two", "one", "no", "yes")
     with Grader(verify(server), tmp_path / "judged.sqlite") as grader:
         first = grader.grade(asked)
-        cost = grader.judge_cost()
-        assert grader.judge_cost() == JudgeUsage()
+        assert grader.judge_flops() == 2 * 7e9 * 400
+        assert grader.judge_flops() == 0
     assert [v.outcome for v in first] == ["correct", "correct", "wrong", "wrong", "correct"]
     assert [v.score for v in first] == [1.0, 2 / 3, 1 / 3, 0.0, 1.0]
     assert len(server.requests) == 4  # equal answers are asked once
-    assert (cost.requests, cost.tokens, cost.flops) == (4, 400, 2 * 7e9 * 400)
     with Grader(verify(server, seconds=5.0), tmp_path / "judged.sqlite") as grader:
         assert grader.grade(asked) == first
-        assert grader.judge_cost() == JudgeUsage(0, 400, 4, 2 * 7e9 * 400)
+        assert grader.judge_flops() == 2 * 7e9 * 400  # reused verdicts are not free
     assert len(server.requests) == 4
     with Grader(verify(server, model="other"), tmp_path / "judged.sqlite") as grader:
         grader.grade(asked[:1])
     assert len(server.requests) == 5
 
 
-def test_what_an_answer_contains_is_not_filled_in_again(server: Server, tmp_path: Path) -> None:
+def test_placeholders_in_an_answer_are_not_replaced(server: Server, tmp_path: Path) -> None:
     with Grader(verify(server), tmp_path / "judged.sqlite") as grader:
         grader.grade(answers("{gold} {completion}"))
     sent = server.requests[0]["messages"][0]["content"]
     assert sent == "Gold: 7\nAnswer: {gold} {completion}\nSay RIGHT or WRONG."
 
 
-def test_a_damaged_verdict_is_asked_for_again(
+def test_damaged_verdict_is_requested_again(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "judged.sqlite"
@@ -82,9 +80,7 @@ def test_a_damaged_verdict_is_asked_for_again(
         grader.grade(answers("yes"))
 
 
-def test_a_judge_without_a_vote_is_an_error_and_is_asked_again(
-    server: Server, tmp_path: Path
-) -> None:
+def test_reply_without_a_vote_is_an_error_and_is_not_stored(server: Server, tmp_path: Path) -> None:
     for _ in range(2):
         with Grader(verify(server), tmp_path / "judged.sqlite") as grader:
             verdicts = grader.grade(answers("none", "yes"))
@@ -93,9 +89,7 @@ def test_a_judge_without_a_vote_is_an_error_and_is_asked_again(
     assert len(server.requests) == 3
 
 
-def test_a_busy_server_is_asked_again_and_one_that_refuses_stops_the_stage(
-    server: Server, tmp_path: Path
-) -> None:
+def test_busy_server_is_retried_and_a_refusal_is_an_error(server: Server, tmp_path: Path) -> None:
     server.failures = 2
     with Grader(verify(server), tmp_path / "judged.sqlite") as grader:
         assert grader.grade(answers("yes"))[0].outcome == "correct"
@@ -114,7 +108,7 @@ def test_a_busy_server_is_asked_again_and_one_that_refuses_stops_the_stage(
 
 
 @pytest.mark.parametrize(("variable", "sent"), [(None, None), ("JUDGE_KEY", "Bearer mine")])
-def test_a_judge_gets_the_key_of_its_own_variable_alone(
+def test_only_the_configured_key_is_sent(
     server: Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -161,7 +155,7 @@ def test_an_interrupt_ends_a_stage_whose_judge_does_not_answer(
             stage.kill()
 
 
-def test_truncated_answers_and_golds_ask_nobody(server: Server, tmp_path: Path) -> None:
+def test_truncated_answers_and_golds_send_no_request(server: Server, tmp_path: Path) -> None:
     with Grader(verify(server), tmp_path / "judged.sqlite") as grader:
         assert grader.grade([Answer("j", "yes", "7", True)])[0].outcome == "truncated"
         assert [v.outcome for v in grader.check_golds([("j", "7")])] == ["correct"]
@@ -181,7 +175,7 @@ def test_truncated_answers_and_golds_ask_nobody(server: Server, tmp_path: Path) 
         ({"tokens": 1}, "tokens is unknown"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(
+def test_invalid_settings_are_named(
     server: Server, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with (
@@ -191,7 +185,7 @@ def test_settings_that_make_no_sense_are_named(
         grader.grade(answers("yes"))
 
 
-def test_a_judge_is_no_part_of_another_verifier() -> None:
+def test_judge_cannot_be_part_of_another_verifier() -> None:
     verifiers = {
         "j": {**SETTINGS, "url": "http://127.0.0.1:1/v1"},
         "both": {"method": "composite", "weights": {"exact": 0.5, "j": 0.5}},

@@ -1,13 +1,14 @@
-"""Rollouts graded while they are sampled, and put in order: what a source gives, in whatever
-order."""
+"""Rollouts are graded while they are sampled, and written in order, whatever the order of their
+source."""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +16,6 @@ import polars as pl
 import psutil
 import pytest
 
-import tasks.grading.verifiers as verifiers
 from tasks.common.artifacts import ROLLOUTS
 from tasks.grading.graded import graded_rollouts, write_rollouts
 from tasks.grading.grader import FailureRateError
@@ -54,11 +54,13 @@ def rows(
 
 @dataclass
 class Given:
-    """A source that says `sampled` first, and then yields `read`."""
+    """A source that first reports `sampled` and calls `after_sampled` for each, and then yields
+    `read`."""
 
     read: Sequence[pl.DataFrame]
-    sampled: Sequence[pl.DataFrame] = ()
+    sampled: Iterable[pl.DataFrame] = ()
     rows_per_part: int = 4
+    after_sampled: Callable[[pl.DataFrame], object] = lambda _: None
     num_rows: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +69,7 @@ class Given:
     def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
         for batch in self.sampled:
             on_sampled(batch)
+            self.after_sampled(batch)
         yield from self.read
 
 
@@ -75,7 +78,7 @@ def graded(source: Given, folder: Path, settings: Verify = VERIFY) -> pl.DataFra
         return pl.concat(found.parts())
 
 
-def test_what_a_judge_cost_is_told(tmp_path: Path) -> None:
+def test_judging_is_charged_also_if_reused(tmp_path: Path) -> None:
     source = Given([rows(0, 1, 2, verifier="j", text="yes {}"), rows(3, verifier="j")])
     with judge_server() as server:
         settings = replace(VERIFY, verifiers=configured(server))
@@ -100,12 +103,12 @@ def test_outcomes_by_hand_in_the_order_of_the_rows(tmp_path: Path) -> None:
     assert found["reward"].to_list() == [float(outcome == "correct") for outcome in expected]
 
 
-def test_the_prompt_is_known_when_a_rollout_is_judged(tmp_path: Path) -> None:
+def test_prompt_reaches_the_verifier(tmp_path: Path) -> None:
     source = Given([rows(0, 1, text="{} + 0 + 0", verifier="math", prompt="What is $0 + 0 + 0$?")])
     assert graded(source, tmp_path)["outcome"].to_list() == ["wrong", "wrong"]
 
 
-def test_the_order_of_shards_and_what_was_sampled_before_change_nothing(tmp_path: Path) -> None:
+def test_order_of_shards_and_earlier_samples_do_not_matter(tmp_path: Path) -> None:
     """Also for a composite, whose parts are a list."""
 
     def make(*numbers: int) -> pl.DataFrame:
@@ -130,7 +133,7 @@ def test_a_rollout_that_another_process_stored_first_is_judged_by_its_own_text(
     assert (found["outcome"].to_list(), found["answer"].to_list()) == (["correct"] * 2, ["0"] * 2)
 
 
-def test_large_and_small_tables_hold_the_same(tmp_path: Path) -> None:
+def test_large_and_small_tables_have_equal_rows(tmp_path: Path) -> None:
     """One is written in one piece, the other part by part; both are seen part by part."""
     tables, seen = [], []
     for rows_per_part in (2, 100):
@@ -146,7 +149,7 @@ def test_large_and_small_tables_hold_the_same(tmp_path: Path) -> None:
     assert seen[1] == [[f"p{n // 2}" for n in range(10)]]
 
 
-def test_an_error_while_it_is_written_leaves_the_old_table_alone(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_table(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.parquet"
     path.write_text("old")
 
@@ -163,66 +166,42 @@ def test_an_error_while_it_is_written_leaves_the_old_table_alone(tmp_path: Path)
     assert (path.read_text(), list(tmp_path.iterdir())) == ("old", [path])
 
 
-@pytest.fixture
-def spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A verifier `spy`: it leaves a file for each completion that it judged, and hangs or raises
-    when told to."""
-    folder = tmp_path / "verifiers"
-    folder.mkdir()
-    (folder / "spy.py").write_text(
-        "import pathlib\nfrom tasks.grading.verdict import Verdict\n"
-        "def verify(completion, answer):\n"
-        f"    (pathlib.Path({str(folder)!r}) / completion).touch()\n"
-        "    while completion == 'hang': pass\n"
-        "    if completion.startswith('raise'): raise ValueError('boom')\n"
-        "    return Verdict('correct', completion)\n"
-    )
-    (folder / "sitecustomize.py").write_text(
-        f"import tasks.grading.verifiers as v\nv.__path__.append({str(folder)!r})\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path.cwd()}")
-    monkeypatch.setattr(verifiers, "__path__", [*verifiers.__path__, str(folder)])
-    return folder
+def test_a_batch_is_judged_while_the_next_one_is_sampled(
+    hostile_verifier: Path, tmp_path: Path
+) -> None:
+    def sample(batch: pl.DataFrame) -> None:
+        wait_for((hostile_verifier / batch["text"][0]).exists)
 
-
-def test_a_batch_is_judged_while_the_next_one_is_sampled(spy: Path, tmp_path: Path) -> None:
-    class Sampling(Given):
-        def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-            for batch in self.read:
-                on_sampled(batch)
-                wait_for((spy / batch["text"][0]).exists)  # as if it were sampling
-            yield from self.read
-
-    batches = [rows(n, n + 1, text="text {}", verifier="spy") for n in (0, 3, 6)]
+    batches = [rows(n, n + 1, text="text {}", verifier="hostile") for n in (0, 3, 6)]
     batches = [batch.with_columns(row=batch["row"] - n) for n, batch in enumerate(batches)]
-    assert graded(Sampling(batches), tmp_path)["outcome"].to_list() == ["correct"] * 6
+    found = graded(Given(batches, batches, after_sampled=sample), tmp_path)
+    assert found["outcome"].to_list() == ["correct"] * 6
 
 
-def test_failures_end_the_sampling_once_they_are_too_many_of_all(spy: Path, tmp_path: Path) -> None:
+def test_too_many_failures_of_all_answers_end_the_sampling(
+    hostile_verifier: Path, tmp_path: Path
+) -> None:
     """Of 20 answers five may fail. The limit is not that of the batch, and not known at the end
     only."""
     settings = Verify(1, 5.0, 4.0, 0.25, {})
     batches = [
-        rows(0, 1, 3, 4, text=f"{word} {{}}", verifier="spy").with_columns(
+        rows(0, 1, 3, 4, text=f"{word} {{}}", verifier="hostile").with_columns(
             row=pl.int_range(first, first + 4, dtype=pl.UInt32)
         )
         for word, first in (("raise", 0), ("fine", 4), ("raise", 8), ("fine", 12), ("fine", 16))
     ]
-    sampled: list[int] = []
+    sampled: list[pl.DataFrame] = []
 
-    class Sampling(Given):
-        def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-            while True:
-                for number, batch in enumerate(batches):
-                    sampled.append(number)
-                    on_sampled(batch)
-                    if number in (0, 1, 2):  # judged before others are sampled
-                        wait_for((spy / batch["text"][3]).exists)
-                time.sleep(0.01)
+    def sample(batch: pl.DataFrame) -> None:
+        sampled.append(batch)
+        if len(sampled) <= 3:  # judged before others are sampled
+            wait_for((hostile_verifier / batch["text"][3]).exists)
+        time.sleep(0.01)
 
+    source = Given(batches, itertools.cycle(batches), after_sampled=sample)
     with pytest.raises(FailureRateError, match=r"boom.*8 of 12 in all, over verify.max_failure"):
-        graded(Sampling(batches), tmp_path, settings)
-    assert sampled[:3] == [0, 1, 2]  # four failures of twenty are allowed
+        graded(source, tmp_path, settings)
+    assert len(sampled) >= 2  # four failures of twenty are allowed
     few = [batches[0], *(batch for batch in batches if batch["text"][0].startswith("fine"))]
     few.append(batches[1].with_columns(row=pl.int_range(8, 12, dtype=pl.UInt32)))
     assert (graded(Given(few), tmp_path, settings)["outcome"] == "error").sum() == 4
@@ -233,22 +212,23 @@ import sys
 from pathlib import Path
 from tasks.grading.grader import Verify
 from tests.grading.test_rollouts import Given, graded, rows
-class Sampling(Given):
-    def parts(self, on_sampled):
-        on_sampled(rows(0, 1, text="hang", verifier="spy"))
-        print("sampling", flush=True)
-        while True:
-            pass
-graded(Sampling([rows(0, 1)]), Path(sys.argv[1]), Verify(1, 1000.0, 4.0, 0.5, {}))
+def sample(batch):
+    while True:
+        pass
+hanging = [rows(0, 1, text="hang", verifier="hostile")]
+source = Given([rows(0, 1)], hanging, after_sampled=sample)
+graded(source, Path(sys.argv[1]), Verify(1, 1000.0, 4.0, 0.5, {}))
 """
 
 
-def test_an_interrupt_ends_the_sampling_and_the_grading(spy: Path, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_sampling_and_the_grading(
+    hostile_verifier: Path, tmp_path: Path
+) -> None:
     """Even where a verifier hangs, whose time would be up in a quarter of an hour."""
     line = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        wait_for((spy / "hang").exists)
+        wait_for((hostile_verifier / "hang").exists)
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) == 2  # the loader, and the worker that hangs
         process.send_signal(signal.SIGINT)
@@ -260,7 +240,7 @@ def test_an_interrupt_ends_the_sampling_and_the_grading(spy: Path, tmp_path: Pat
 
 
 def graders() -> list[int]:
-    """The processes of this one in which verifiers run."""
+    """Return the processes below this one in which verifiers run."""
     found = []
     for child in psutil.Process(os.getpid()).children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -269,18 +249,17 @@ def graders() -> list[int]:
     return found
 
 
-def test_it_can_be_tried_again_in_the_same_process(spy: Path, tmp_path: Path) -> None:
+def test_failed_sampling_leaves_no_hanging_grader(hostile_verifier: Path, tmp_path: Path) -> None:
     """A cancelled grader leaves no process behind that hangs."""
 
-    class Failing(Given):
-        def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-            on_sampled(rows(0, 1, text="hang", verifier="spy"))
-            wait_for((spy / "hang").exists)
-            raise RuntimeError("sampling failed")
-            yield
+    def sample(_: pl.DataFrame) -> None:
+        wait_for((hostile_verifier / "hang").exists)
+        raise RuntimeError("sampling failed")
 
+    hanging = [rows(0, 1, text="hang", verifier="hostile")]
+    source = Given([rows(0, 1)], hanging, after_sampled=sample)
     with pytest.raises(RuntimeError, match="sampling failed"):
-        graded(Failing([rows(0, 1)]), tmp_path, Verify(1, 1000.0, 4.0, 0.5, {}))
+        graded(source, tmp_path, Verify(1, 1000.0, 4.0, 0.5, {}))
     deadline = time.monotonic() + PATIENCE
     while graders() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,5 +1,4 @@
-"""What each verifier says: hand-made cases, one contract for all files, and answers that mean
-harm."""
+"""Verdicts on cases made by hand, one contract for all verifiers, and hostile answers."""
 
 import csv
 import json
@@ -13,7 +12,7 @@ import reasoning_gym as library
 import tasks.grading.verifiers as verifiers
 from tasks.common.artifacts import OUTCOMES
 from tasks.common.params import ParamsError
-from tasks.grading.answers.marked import contents, last_boxed, last_boxes
+from tasks.grading.answers.marked import contents
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
 from tasks.grading.settings import Verify
@@ -21,18 +20,19 @@ from tasks.grading.verdict import Verdict
 from tasks.grading.verifiers import reasoning_gym
 from tests.grading.test_code import ADD, SETTINGS
 
+PART = {
+    "method": "part",
+    "verifier": "math",
+    "pattern": "(?s).*</think>(.*)",
+    "which": "last",
+    "otherwise": "unparsed",
+}
 CONFIGURED: dict[str, dict[str, Any]] = {
     "format": {"method": "format", "tags": ["think", "answer"], "text_after": False},
     "think": {"method": "format", "tags": ["think"], "text_after": True},
     "composite": {"method": "composite", "weights": {"numeric": 0.75, "format": 0.25}},
     "sympy": {"method": "math", "dialect": "sympy"},
-    "part": {
-        "method": "part",
-        "verifier": "math",
-        "pattern": "(?s).*</think>(.*)",
-        "which": "last",
-        "otherwise": "unparsed",
-    },
+    "part": PART,
     "regex": {"method": "regex", "pattern": None, "match": "full"},
     "json_schema": {"method": "json_schema", "schema": None, "place": "either"},
     "qa": {"method": "qa", "threshold": None},
@@ -46,13 +46,7 @@ CONFIGURED: dict[str, dict[str, Any]] = {
     },
     # the sandbox itself is tested in test_sandbox.py
     "code": {**SETTINGS, "sandbox": "process"},
-    "strict": {
-        "method": "part",
-        "verifier": "numeric",
-        "pattern": "####(.*)",
-        "which": "last",
-        "otherwise": "unparsed",
-    },
+    "strict": {**PART, "verifier": "numeric", "pattern": "####(.*)"},
 }
 COUNTDOWN = json.dumps({"numbers": [6, 34, 1, 11], "target": 38})
 PROBLEM = library.create_dataset("countdown", seed=1, size=1)[0]
@@ -95,12 +89,12 @@ RIGHT = {
 
 
 def names() -> list[str]:
-    """All but `judge`, which asks a server: see test_judge.py."""
+    """Return all verifiers except `judge`, which needs a server: see test_judge.py."""
     files = Path(verifiers.__file__).parent.glob("[!_]*.py")
     return sorted(path.stem for path in files if path.stem != "judge")
 
 
-def says(name: str, completion: str, gold: str) -> Verdict:
+def graded(name: str, completion: str, gold: str) -> Verdict:
     return load(name, CONFIGURED).verify(completion, gold)
 
 
@@ -123,11 +117,11 @@ def test_cases_by_hand(name: str) -> None:
 
 
 def test_a_number_of_very_many_digits_is_read() -> None:
-    assert says("numeric", "9" * 6000, "9").outcome == "wrong"
+    assert graded("numeric", "9" * 6000, "9").outcome == "wrong"
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_verifier_knows_the_right_answer_and_checks_golds(name: str) -> None:
+def test_every_verifier_accepts_the_right_answer_and_checks_golds(name: str) -> None:
     gold = GOLDS.get(name, "7")
     loaded = load(name, CONFIGURED)
     assert loaded.verify(RIGHT.get(name, "7"), gold).outcome == "correct"
@@ -148,7 +142,7 @@ def test_every_verifier_knows_the_right_answer_and_checks_golds(name: str) -> No
         ("code", "```python\ndef add(a, b): return 0\n```", RIGHT["code"], ADD),
     ],
 )
-def test_what_follows_the_reasoning_counts_unless_a_setting_says_otherwise(
+def test_only_text_after_the_reasoning_counts_by_default(
     name: str, thought: str, answer: str, gold: str
 ) -> None:
     settings = CONFIGURED.get(name, {"method": name})
@@ -196,7 +190,7 @@ HOSTILE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names())
-def test_hostile_answers_end_in_a_verdict_and_harm_nobody(
+def test_hostile_answers_are_graded_within_the_limits_and_not_executed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is judged, within the limits, as not correct; and what is asked after them is judged as
@@ -241,30 +235,30 @@ def test_hostile_answers_end_in_a_verdict_and_harm_nobody(
         ("[open for x in y]", False),
     ],
 )
-def test_what_a_scorer_may_evaluate_can_do_nothing(text: str, harmless: bool) -> None:
+def test_scorer_evaluates_only_harmless_text(text: str, harmless: bool) -> None:
     assert reasoning_gym.is_harmless(text) is harmless
 
 
 def test_a_composite_keeps_every_mark_and_rewards_their_weighted_sum() -> None:
-    both = says("composite", "<think>so</think><answer>7</answer>", "7")
+    both = graded("composite", "<think>so</think><answer>7</answer>", "7")
     assert (both.outcome, both.reward, both.parts) == (
         "correct",
         1.0,
         (("numeric", 1.0), ("format", 1.0)),
     )
     bare, shaped = (
-        says("composite", "7", "7"),
-        says("composite", "<think>so</think><answer>8</answer>", "7"),
+        graded("composite", "7", "7"),
+        graded("composite", "<think>so</think><answer>8</answer>", "7"),
     )
     assert (bare.outcome, bare.reward, bare.score) == ("correct", 0.75, 0.75)
     assert (shaped.outcome, shaped.reward, shaped.answer) == ("wrong", 0.25, "8")
-    assert says("composite", "7", "seven").outcome == "error"
+    assert graded("composite", "7", "seven").outcome == "error"
 
 
 def test_partial_credit_is_kept_and_rewarded_only_through_a_composite() -> None:
     problem = {"answer": "34", "metadata": {"source_dataset": "chain_sum"}}
     gold = reasoning_gym.gold("chain_sum", problem)
-    partly = says("reasoning_gym", "34 it is", gold)
+    partly = graded("reasoning_gym", "34 it is", gold)
     assert (partly.outcome, partly.reward, partly.score) == ("wrong", 0.0, 2 / 8)
     weighed = load(
         "rewarded", {"rewarded": {"method": "composite", "weights": {"reasoning_gym": 1.0}}}
@@ -286,29 +280,11 @@ def test_partial_credit_is_kept_and_rewarded_only_through_a_composite() -> None:
         ({"method": "composite", "weights": {"numeric": 0.5}}, "sum to 1"),
         ({"method": "composite", "weights": {"numeric": 1.5, "exact": -0.5}}, "above 0"),
         ({"method": "composite", "weights": {"x": 1.0}}, "x -> x"),
-        (
-            {
-                "method": "part",
-                "verifier": "exact",
-                "pattern": "(",
-                "which": "last",
-                "otherwise": "whole",
-            },
-            "regular exp",
-        ),
-        (
-            {
-                "method": "part",
-                "verifier": "exact",
-                "pattern": "a",
-                "which": "last",
-                "otherwise": "whole",
-            },
-            "one group",
-        ),
+        ({**PART, "pattern": "("}, "regular exp"),
+        ({**PART, "pattern": "a"}, "one group"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         load("x", {"x": settings})
 
@@ -320,16 +296,3 @@ def test_a_version_follows_the_settings_and_the_verifiers_behind() -> None:
     changed = {**behind, "t": {**CONFIGURED["think"], "tags": ["thought"]}}
     versions = [load("x", configured).version for configured in (weights, other, behind, changed)]
     assert len(set(versions)) == 4
-
-
-def test_the_last_box_counts_whatever_is_in_it() -> None:
-    assert last_boxed(r"\boxed{1} then \boxed{\sqrt{\frac{3}{4}}}.") == r"\sqrt{\frac{3}{4}}"
-    assert (last_boxed(r"\boxed 7"), last_boxed(r"\fbox{7}"), last_boxed(r"\boxed{}")) == (
-        "7",
-        "7",
-        "",
-    )
-    assert (last_boxed(r"\boxed{7"), last_boxed("7")) == (None, None)
-    assert (
-        last_boxes(r"\boxed{1}, no: \boxed{2} and \boxed{3}.") == r", no: \boxed{2} and \boxed{3}."
-    )

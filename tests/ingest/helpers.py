@@ -1,4 +1,4 @@
-"""Files of rows, and what ingest finds in them."""
+"""Files of rows, and the rows and rejections that ingest makes of them."""
 
 import json
 from collections.abc import Callable
@@ -29,12 +29,12 @@ CHAIN_SUM = {
 
 
 def sources(entries: list[dict[str, Any]]) -> list[Source]:
-    """The entries of `ingest.sources`, as params.yaml has them, checked."""
+    """Return checked entries of `ingest.sources`, given as in params.yaml."""
     return reading.sources(section({"ingest": {"sources": entries}}, "ingest", Ingest).sources)
 
 
 def entry(path: Path | str, **changes: object) -> dict[str, Any]:
-    """An entry of `ingest.sources` for a file of any format, its settings changed."""
+    """Return an entry of `ingest.sources` for a file of any format, with changed settings."""
     return {"preset": "mapping", "settings": {**FIELDS, "path": str(path), **changes}}
 
 
@@ -45,7 +45,7 @@ def preset(preset_name: str, path: Path | str, **settings: object) -> dict[str, 
 def found(
     *entries: dict[str, Any], max_characters: int | None = None
 ) -> tuple[list[Row], list[Rejection]]:
-    """The clean rows of the sources and the others, before any two are compared."""
+    """Return the clean rows and the rejections of the sources, before rows are compared."""
     items = [item for _, item in read(sources(list(entries)), max_characters, None)]
     return [item for item in items if isinstance(item, Row)], [
         item for item in items if isinstance(item, Rejection)
@@ -53,7 +53,7 @@ def found(
 
 
 def lines(path: Path, *contents: object) -> Path:
-    """A JSON Lines file; bytes are written as they are."""
+    """Write a JSON Lines file, with bytes unchanged, and return its path."""
     path.write_bytes(
         b"".join((c if isinstance(c, bytes) else json.dumps(c).encode()) + b"\n" for c in contents)
     )
@@ -80,7 +80,7 @@ def spool(
     seed: int = 0,
     question: Callable[[int, str, str], str] | None = None,
 ) -> Spool:
-    """A spool of rows, each of entry 0 or of the one it is paired with, compared by `question`."""
+    """Return a spool of rows, each of entry 0 or of its given entry, compared by `question`."""
     folder.mkdir(exist_ok=True)
     result = Spool(folder, seed)
     for item in rows:

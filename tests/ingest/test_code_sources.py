@@ -1,5 +1,5 @@
-"""The presets of programs, on rows made after the published columns: what they ask, and that the
-verifier accepts the row's own solution and no other program."""
+"""The presets of programs, on rows with the published columns: their prompts, and verdicts on the
+solution of a row and on another program."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tasks.common.params import ParamsError
-from tasks.grading.programs.golds import AssertTests, read_gold
 from tasks.ingest.candidates import Row
 from tests.grading.test_code import graded
 from tests.ingest.helpers import found, lines, preset
@@ -54,28 +53,6 @@ DOUBLE: dict[str, Any] = {
         "    assert candidate([3, -1]) == [6, -2]\n"
     ),
 }
-FIRST: dict[str, Any] = {
-    "task_id": "HumanEval/901",
-    "prompt": ('\ndef first_word(text):\n    """Return the first word of a text, or None."""\n'),
-    "canonical_solution": "    return next(iter(text.split()), None)\n",
-    "entry_point": "first_word",
-    "test": (
-        "def check(candidate):\n\n    # Check some simple cases\n"
-        '    assert True, "This prints if this assert fails 1 (good for debugging!)"\n'
-        "    assert candidate('') is None, \"Test 1\"\n    assert candidate('a b') == 'a'\n\n"
-        '    # Check some edge cases\n    assert True, "This prints if this assert fails 2"\n'
-    ),
-}
-THIRD: dict[str, Any] = {
-    "task_id": "HumanEval/902",
-    "prompt": 'def third(x: float) -> float:\n    """Divide by three."""\n',
-    "canonical_solution": "    return x / 3\n",
-    "entry_point": "third",
-    "test": (
-        "def check(candidate):\n    assert abs(candidate(1.0) - 1.0/3.0) < 1e-6\n"
-        "    assert abs(candidate(0.3) - 0.1) < 1e-6\n"
-    ),
-}
 
 
 def rows(tmp_path: Path, name: str, *content: Any, **settings: Any) -> list[Row]:
@@ -84,7 +61,7 @@ def rows(tmp_path: Path, name: str, *content: Any, **settings: Any) -> list[Row]
     return kept
 
 
-def test_apps_asks_the_question_with_the_code_to_start_from(tmp_path: Path) -> None:
+def test_apps_prompt_includes_the_starter_code(tmp_path: Path) -> None:
     plain, calls = rows(tmp_path, "apps", APPS, CALLS)
     assert plain.prompt == "Read two numbers and print their sum.\n"
     assert calls.prompt == (
@@ -94,25 +71,7 @@ def test_apps_asks_the_question_with_the_code_to_start_from(tmp_path: Path) -> N
     assert (plain.source, plain.verifier, plain.level) == ("apps", "code", "introductory")
 
 
-def test_tests_of_apps_that_cannot_be_read_are_rejected(tmp_path: Path) -> None:
-    bad = [
-        {**APPS, "input_output": "{"},
-        {**APPS, "input_output": json.dumps({"inputs": ["1"], "outputs": []})},
-        {**APPS, "input_output": ""},
-        {key: value for key, value in APPS.items() if key != "input_output"},
-    ]
-    kept, rejected = found(preset("apps", lines(tmp_path / "a.jsonl", *bad)))
-    assert kept == []
-    assert [one.reason for one in rejected] == [
-        "malformed",
-        "malformed",
-        "empty_answer",
-        "missing_field",
-    ]
-    assert "1 inputs and 0 outputs" in rejected[1].detail
-
-
-def test_mbpp_shows_as_many_tests_as_it_is_told(tmp_path: Path) -> None:
+def test_mbpp_prompt_shows_the_configured_number_of_tests(tmp_path: Path) -> None:
     settings = {"shown_tests": 1, "challenge_tests": True}
     (row,) = rows(tmp_path, "mbpp", MBPP, **settings)
     assert row.prompt == (
@@ -130,15 +89,7 @@ def test_mbpp_shows_as_many_tests_as_it_is_told(tmp_path: Path) -> None:
         found(preset("mbpp", tmp_path / "a.jsonl", shown_tests=-1, challenge_tests=False))
 
 
-def test_tests_of_mbpp_that_cannot_be_read_are_rejected(tmp_path: Path) -> None:
-    bad = [{**MBPP, "test_list": ["assert add("]}, {**MBPP, "test_list": []}, {"text": "Add."}]
-    path = lines(tmp_path / "a.jsonl", *bad)
-    kept, rejected = found(preset("mbpp", path, shown_tests=0, challenge_tests=False))
-    assert kept == []
-    assert [one.reason for one in rejected] == ["malformed", "empty_answer", "missing_field"]
-
-
-def test_humaneval_asks_for_the_whole_program(tmp_path: Path) -> None:
+def test_humaneval_prompt_requests_the_whole_program(tmp_path: Path) -> None:
     (row,) = rows(tmp_path, "humaneval", DOUBLE)
     assert row.prompt == (
         "Complete this program. Give all of it, with its imports, in one block of Python.\n"
@@ -151,58 +102,60 @@ def test_humaneval_asks_for_the_whole_program(tmp_path: Path) -> None:
     }
 
 
-def test_tests_of_humaneval_that_cannot_be_read_are_rejected(tmp_path: Path) -> None:
-    bad = [
-        {**DOUBLE, "test": "assert double_all([]) == []"},
-        {**DOUBLE, "test": "def check("},
-        {**DOUBLE, "test": ""},
-        {"prompt": DOUBLE["prompt"], "test": DOUBLE["test"]},
-    ]
-    kept, rejected = found(preset("humaneval", lines(tmp_path / "a.jsonl", *bad)))
+UNREADABLE: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "apps": (
+        {},
+        [
+            {**APPS, "input_output": "{"},
+            {**APPS, "input_output": json.dumps({"inputs": ["1"], "outputs": []})},
+            {**APPS, "input_output": ""},
+            {"question": "Add."},
+        ],
+    ),
+    "mbpp": (
+        {"shown_tests": 0, "challenge_tests": False},
+        [
+            {**MBPP, "test_list": ["assert add("]},
+            {**MBPP, "test_list": []},
+            {"text": "Add."},
+        ],
+    ),
+    "humaneval": (
+        {},
+        [
+            {**DOUBLE, "test": "assert double_all([]) == []"},
+            {**DOUBLE, "test": "def check("},
+            {**DOUBLE, "test": ""},
+            {"prompt": DOUBLE["prompt"], "test": DOUBLE["test"]},
+        ],
+    ),
+}
+"""The settings of a preset, and rows whose last one lacks a field and the one before has no
+tests."""
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_unreadable_tests_are_rejected(tmp_path: Path, name: str) -> None:
+    settings, bad = UNREADABLE[name]
+    kept, rejected = found(preset(name, lines(tmp_path / "a.jsonl", *bad), **settings))
     assert kept == []
-    reasons = ["malformed", "malformed", "empty_answer", "missing_field"]
-    assert [one.reason for one in rejected] == reasons
+    reasons = [one.reason for one in rejected]
+    assert reasons == ["malformed"] * (len(bad) - 2) + ["empty_answer", "missing_field"]
 
 
-def holds(program: str, gold: str) -> bool:
-    """Whether a program that can be trusted passes all tests, which are judged from its answers."""
-    tests = read_gold(gold)
-    assert isinstance(tests, AssertTests)
-    names: dict[str, Any] = {}
-    exec(program, names)
-    return all(
-        one.holds({question: eval(question, names) for question in one.questions})
-        for one in tests.statements
-    )
-
-
-def test_assertions_of_humaneval_are_judged_outside_the_program(tmp_path: Path) -> None:
-    content = [DOUBLE, FIRST, THIRD]
-    for row, source in zip(rows(tmp_path, "humaneval", *content), content, strict=True):
-        assert holds(f"{source['prompt']}{source['canonical_solution']}", row.answer)
-        assert not holds(f"{source['prompt']}    return 7", row.answer)
-
-
-@pytest.mark.sandbox
-def test_solutions_of_humaneval_pass_and_other_programs_do_not(tmp_path: Path) -> None:
-    content = [DOUBLE, FIRST, THIRD]
-    for row, source in zip(rows(tmp_path, "humaneval", *content), content, strict=True):
-        right = f"{source['prompt']}{source['canonical_solution']}"
-        assert graded(right, row.answer).outcome == "correct"
-        assert graded(f"{source['prompt']}    return 7", row.answer).outcome == "wrong"
-
-
-@pytest.mark.sandbox
-def test_the_solutions_of_the_rows_are_correct_and_other_programs_are_not(tmp_path: Path) -> None:
-    solutions = [json.loads(row["solutions"])[0] for row in (APPS, CALLS)]
+def test_only_the_solutions_of_the_rows_are_correct(tmp_path: Path) -> None:
+    content = [
+        *rows(tmp_path, "apps", APPS, CALLS),
+        *rows(tmp_path, "mbpp", MBPP, shown_tests=0, challenge_tests=True),
+        *rows(tmp_path, "humaneval", DOUBLE),
+    ]
+    right = [json.loads(row["solutions"])[0] for row in (APPS, CALLS)]
+    right += [MBPP["code"], f"{DOUBLE['prompt']}{DOUBLE['canonical_solution']}"]
     wrong = ["print(3)", "class Solution:\n    def add(self, a, b): return 3"]
-    apps = rows(tmp_path, "apps", APPS, CALLS)
-    mbpp = rows(tmp_path, "mbpp", MBPP, shown_tests=0, challenge_tests=True)
-    right = [*solutions, MBPP["code"]]
-    for row, program in zip([*apps, *mbpp], right, strict=True):
-        assert graded(program, row.answer).outcome == "correct"
-    for row, program in zip([*apps, *mbpp], [*wrong, "def add(a, b): return 3"], strict=True):
-        verdict = graded(program, row.answer)
+    wrong += ["def add(a, b): return 3", f"{DOUBLE['prompt']}    return []"]
+    for row, solution, other in zip(content, right, wrong, strict=True):
+        assert graded(solution, row.answer, sandbox="process").outcome == "correct"
+        verdict = graded(other, row.answer, sandbox="process")
         assert verdict.outcome == "wrong"
         assert verdict.partial is not None
         assert 0 < verdict.partial < 1

@@ -1,5 +1,5 @@
-"""Training prompts that the evaluation asks too: equal ones, nearly equal ones, and those that only
-look alike."""
+"""Training prompts that are also in the evaluation: equal ones, nearly equal ones, and similar ones
+that are other problems."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 
 from tasks.common.params import ParamsError
@@ -29,7 +28,7 @@ TRAIN = (
 def search(
     folder: Path, train: list[str], evaluation: list[str], settings: Contamination = SETTINGS
 ) -> list[tuple[str, str, str, float]]:
-    """The pairs found, as texts, with their kind and overlap."""
+    """Return the pairs found, as texts, with their kind and overlap."""
     kept = spool(folder, *map(row, train), *map(row, evaluation))
     index = kept.index
     found = pairs(kept, index[: len(train)], index[len(train) :], settings)
@@ -43,14 +42,8 @@ def search(
     ("other", "kind"),
     [
         (TRAIN.upper().replace(" ", "\n "), "exact"),
-        (TRAIN.replace("the hill. How", "a hill. How"), "near"),
-        (TRAIN + " Let's think step by step and put the final answer in a box.", "near"),
-        ("[20] " + TRAIN, "near"),
         ("(a) " + TRAIN, "near"),
-        (TRAIN.replace("12", "1,2").replace("1,2", "12"), "exact"),
         (TRAIN.replace("12", "13"), None),
-        (TRAIN.replace("12 cows and 30 sheep", "30 cows and 12 sheep"), None),
-        ("How many animals are on the hill?", None),
     ],
 )
 def test_a_pair_is_equal_near_or_neither(tmp_path: Path, other: str, kind: str | None) -> None:
@@ -60,39 +53,15 @@ def test_a_pair_is_equal_near_or_neither(tmp_path: Path, other: str, kind: str |
 
 
 def test_signs_and_numbers_keep_formulas_apart(tmp_path: Path) -> None:
-    question = (
-        "Find the product of all complex roots of the equation {} = 0 that lie on the unit circle."
-    )
-    formulas = [
-        "z^4 - z^2 + 1",
-        "z^4 + z^2 + 1",
-        "z^4 + z^2 - 1",
-        "z^2 + z^4 + 1",
-        "z^4 + 2z^2 + 1",
-        "z^4 + z^{2} + 11",
-    ]
-    train, evaluation = (
-        [question.format(one) for one in formulas[:1]],
-        [question.format(one) for one in formulas[1:]],
-    )
-    assert search(tmp_path, train, evaluation) == []
+    question = "Find the product of all complex roots of the equation {} = 0 on the unit circle."
+    train, other = question.format("z^4 - z^2 + 1"), question.format("z^4 + z^2 + 1")
+    assert search(tmp_path / "careful", [train], [other]) == []
     careless = Contamination(overlap=0.7, ngram=3, same_numbers=False)
-    (tmp_path / "careless").mkdir()
-    assert evaluation[0] in {
-        pair[1] for pair in search(tmp_path / "careless", train, evaluation, careless)
-    }
+    ((_, _, kind, _),) = search(tmp_path / "careless", [train], [other], careless)
+    assert kind == "near"
 
 
-def test_thousands_commas_do_not_hide_a_number(tmp_path: Path) -> None:
-    ((_, _, kind, overlap),) = search(
-        tmp_path,
-        ["The town has 12,500 people. How many is half of them?"],
-        ["The town has 12500 people. How many is half of them?"],
-    )
-    assert (kind, overlap) == ("near", 1.0)
-
-
-def test_what_many_prompts_share_says_nothing(tmp_path: Path) -> None:
+def test_shared_text_is_no_evidence(tmp_path: Path) -> None:
     instruction = (
         "Spell the following word backwards, letter by letter, and write nothing else than the "
         "letters: {}"
@@ -102,20 +71,12 @@ def test_what_many_prompts_share_says_nothing(tmp_path: Path) -> None:
     assert search(tmp_path, prompts[:40], prompts[40:]) == []
 
 
-def test_only_equal_prompts_are_looked_for_without_a_threshold(tmp_path: Path) -> None:
+def test_only_equal_prompts_are_found_without_a_threshold(tmp_path: Path) -> None:
     equal_only = Contamination(overlap=None, ngram=3, same_numbers=True)
     near = TRAIN.replace("the hill. How", "a hill. How")
     assert search(tmp_path, [TRAIN, near], [TRAIN.lower()], equal_only) == [
         (TRAIN, TRAIN.lower(), "exact", 1.0)
     ]
-
-
-def test_every_evaluation_prompt_is_listed(tmp_path: Path) -> None:
-    evaluation = [
-        TRAIN.replace("on the hill in all", f"on the hill {word}")
-        for word in ("together", "altogether")
-    ]
-    assert [pair[1] for pair in search(tmp_path, [TRAIN], evaluation)] == evaluation
 
 
 def test_the_search_finds_what_comparing_all_pairs_finds(tmp_path: Path) -> None:
@@ -128,8 +89,9 @@ def test_the_search_finds_what_comparing_all_pairs_finds(tmp_path: Path) -> None
         for m, thing in enumerate(things)
     ]
     evaluation = [question.replace("on the way", "while walking") for question in train[::7]]
-    found = {(one, two) for one, two, _, _ in search(tmp_path, train, evaluation)}
-    assert found == set(zip(train[::7], evaluation, strict=True))
+    again = train[0].replace("on the way", "while running")  # a second copy of one prompt
+    found = {(one, two) for one, two, _, _ in search(tmp_path, train, [*evaluation, again])}
+    assert found == {*zip(train[::7], evaluation, strict=True), (train[0], again)}
 
 
 def test_the_overlap_is_the_share_of_the_shorter_prompt() -> None:
@@ -154,18 +116,6 @@ def test_settings_out_of_range_are_named(settings: Any, message: str) -> None:
         Contamination(*settings)
 
 
-def test_no_pairs_is_an_empty_table(tmp_path: Path) -> None:
-    kept = spool(tmp_path, row("1 + 1?"), row("What else?"))
-    found = pairs(kept, kept.index[:1], kept.index[1:], SETTINGS)
-    assert found.schema == {
-        "row": pl.UInt32,
-        "other": pl.UInt32,
-        "kind": pl.String,
-        "overlap": pl.Float64,
-    }
-    assert found.is_empty()
-
-
 def test_sums_without_words_are_told_apart() -> None:
     sums = ["2+2", "3+3", "5 + 1", "7+1", "12 - 4", "3 * 9"]
     index = Index(enumerate(sums), NOTHING, SETTINGS)
@@ -184,7 +134,7 @@ problem."""
 
 
 def is_found(train: str, evaluation: str) -> bool:
-    """Whether the training prompt of a pair is found, as equal or as near."""
+    """Return whether the training prompt of a pair is found, as equal or as near."""
     if question_keys(train)["folded"] == question_keys(evaluation)["folded"]:
         return True
     index = Index([(0, evaluation)], NOTHING, SETTINGS)
@@ -208,6 +158,7 @@ def test_pairs_labelled_by_hand() -> None:
     ("one", "other"),
     [
         ("\\dfrac{1}{2} of 2{,}400.0", "1/2 of 2400"),
+        ("12,500 people", "12500 people"),
         ("$60^\\circ$ \\cdot 3", "$60^{\\circ}$ * 3"),
         ("$x \\leq 2.50$", "x ≤ 2.5"),
         ("\\left(1,2\\right)", "(1, 2)"),
@@ -226,70 +177,9 @@ def test_other_numbers_stay_other_numbers(one: str, other: str) -> None:
     assert numbers_of(tokens_of(one)) != numbers_of(tokens_of(other))
 
 
-COINS = "We flip a fair coin 10 times. What is the probability of heads in {} 8 of the flips?"
-BALLS = "How many ways are there to put 4 {} balls into 2 {} boxes on the shelf of the kitchen?"
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        (COINS.format("exactly"), COINS.format("at least"), False),
-        (COINS.format("exactly"), COINS.format("exactly"), True),
-        (
-            BALLS.format("distinguishable", "wooden"),
-            BALLS.format("indistinguishable", "wooden"),
-            False,
-        ),
-        (
-            "Find the largest integer $x$ for which the number $5-4x$ is above 17.",
-            "Find the greatest integer $x$ for which the number $5-4x$ is above 17.",
-            True,
-        ),
-        (
-            "The graph of $y=ax+d$ is drawn below the table. Find $a$.",
-            "The graph of $y=ax+d$ is drawn below the table. Find $d$.",
-            False,
-        ),
-        (
-            "Five boxes go to five houses by mail. How many boxes are lost?",
-            "Four boxes go to four houses by mail. How many boxes are lost?",
-            False,
-        ),
-    ],
-)
-def test_a_word_that_decides_keeps_problems_apart(one: str, other: str, same: bool) -> None:
-    index = Index([(0, other)], NOTHING, SETTINGS)
-    assert bool(list(index.search(one))) == same
-
-
-PATHS = (
-    "How many paths of length $n$ are there from the lower left corner of the grid to its upper "
-    "right corner?"
-)
-
-
-@pytest.mark.parametrize("train", [PATHS, PATHS.replace("?", " when $n = 9$?")])
-def test_a_value_of_a_variable_is_another_one(tmp_path: Path, train: str) -> None:
-    other = PATHS.replace("?", " when $n = 12$?")
-    assert bool(search(tmp_path, [train], [other])) == (train == PATHS)
-
-
-def test_a_prompt_of_nothing_but_an_instruction_is_compared_as_it_is() -> None:
+def test_prompt_of_only_an_instruction_is_compared_whole() -> None:
     assert tokens_of("Express your answer as a fraction.")[0] == "express"
-    assert tokens_of("(A) 1 (B) 2 (C) 3") == [
-        "(",
-        "a",
-        ")",
-        "1",
-        "(",
-        "b",
-        ")",
-        "2",
-        "(",
-        "c",
-        ")",
-        "3",
-    ]
+    assert " ".join(tokens_of("(A) 1 (B) 2 (C) 3")) == "( a ) 1 ( b ) 2 ( c ) 3"
 
 
 CHANGES: dict[str, Callable[[str], str]] = {

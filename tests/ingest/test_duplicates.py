@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.ingest.questions.duplicates import differing, resolve, unify
-from tasks.ingest.questions.identity import normalised, prompt_id
+from tasks.ingest.questions.identity import compared, normalised, prompt_id
 from tests.ingest.helpers import row, spool
 
 
@@ -44,13 +44,13 @@ def test_duplicates_keep_the_first_and_conflicting_golds_keep_none(tmp_path: Pat
     }
 
 
-def test_case_alone_makes_no_conflict(tmp_path: Path) -> None:
+def test_questions_that_differ_in_case_do_not_conflict(tmp_path: Path) -> None:
     assert fates(
         tmp_path, ("The code of A?", "65"), ("The code of a?", "97"), ("THE code of A?", "65")
     ) == {2: ("duplicate", 0)}
 
 
-def test_of_equal_rows_the_one_of_the_evaluation_stays(tmp_path: Path) -> None:
+def test_duplicate_in_the_evaluation_is_kept(tmp_path: Path) -> None:
     same = ("2 + 2?", "4")
     assert fates(tmp_path, same, same, same, splits=("train", "test", None)) == {
         0: ("duplicate", 1),
@@ -100,23 +100,26 @@ def test_golds_that_the_verifier_calls_equal_are_no_conflict(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("one", "other", "same"),
     [
-        ("z^4 - z^2 + 1", "z^4 + z^2 + 1"),
-        ("x.5", "x 5"),
-        ("12", "1 2"),
-        ("-3", "3"),
-        ("{1}", "(1)"),
-        ("x²", "x2"),
-        ("A", "a"),
+        (" cafe\u0301\u00a0\n1", "caf\u00e9 1", True),
+        ("Find $x$..", "Find $x$.", True),
+        ("Is it 3", "Is it 3 ?", True),
+        ("Compute 3!", "Compute 3", False),
+        ("Find x.5", "Find x5", False),
+        ("x.5", "x 5", False),
+        ("z^4 - z^2 + 1", "z^4 + z^2 + 1", False),
+        ("12", "1 2", False),
+        ("-3", "3", False),
+        ("{1}", "(1)", False),
+        ("x²", "x2", False),
+        ("A", "a", False),
     ],
 )
-def test_what_means_another_thing_is_another_text(one: str, other: str) -> None:
-    assert normalised(one) != normalised(other)
-
-
-def test_composition_and_white_space_mean_nothing() -> None:
-    assert normalised(" cafe\u0301\u00a0\n1") == normalised("caf\u00e9 1")
+def test_questions_differ_by_more_than_composition_blanks_and_closing_signs(
+    one: str, other: str, same: bool
+) -> None:
+    assert (compared(one) == compared(other)) == same
 
 
 @given(st.text())

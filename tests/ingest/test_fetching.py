@@ -25,9 +25,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Web(http.server.BaseHTTPRequestHandler):
-    """What the tests ask for, by path; a path under /cut/ breaks off as often as its first number
-    says. It closes every connection after one answer, and under /moved/silently/ it does not say
-    so."""
+    """A web server that replies by path; under /cut/ it cuts off as many replies as the number in
+    the path. It closes every connection after one reply, under /moved/silently/ without notice."""
 
     protocol_version = "HTTP/1.1"
     asked: ClassVar[list[str]] = []
@@ -95,9 +94,7 @@ def test_a_file_of_a_web_server(web: str, path: str, tmp_path: Path) -> None:
     assert ([row.answer for row in kept], rejected) == (["4", "6"], [])
 
 
-def test_a_fetched_file_is_removed_and_a_local_one_is_used_where_it_lies(
-    web: str, tmp_path: Path
-) -> None:
+def test_fetched_file_is_removed_and_local_file_is_used_in_place(web: str, tmp_path: Path) -> None:
     with local_file(f"{web}/rows.jsonl", tmp_path) as path:
         assert tmp_path in path.parents
         assert path.read_bytes() == ROWS
@@ -108,23 +105,12 @@ def test_a_fetched_file_is_removed_and_a_local_one_is_used_where_it_lies(
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("nowhere?key=secret", r"/nowhere: the server responded with 404"),
-        ("busy/x", r"the server responded with 503"),
-        ("cut/9/rows.jsonl", r"cannot be fetched \(RemoteProtocolError, 4 attempts\)"),
-        ("moved/away", r"leads to http://example.invalid: only https:// is read"),
-    ],
-)
-def test_what_a_web_server_does_wrong_is_said(web: str, path: str, message: str) -> None:
-    with pytest.raises(ArtifactError, match=message) as caught:
-        found(entry(f"{web}/{path}"))
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("location", "message"),
     [
+        ("{web}/nowhere?key=secret", r"/nowhere: the server responded with 404"),
+        ("{web}/busy/x", r"the server responded with 503"),
+        ("{web}/cut/9/rows.jsonl", r"cannot be fetched \(RemoteProtocolError, 4 attempts\)"),
+        ("{web}/moved/away", r"leads to http://example.invalid: only https:// is read"),
         ("http://example.invalid/a.jsonl", "only https:// is read"),
         ("https://me:secret@example.invalid/a.jsonl", "must not contain credentials"),
         (
@@ -136,15 +122,17 @@ def test_what_a_web_server_does_wrong_is_said(web: str, path: str, message: str)
         ("/nowhere/a.jsonl", r"/nowhere/a.jsonl: No such file"),
     ],
 )
-def test_a_wrong_location_is_named_without_its_secrets(location: str, message: str) -> None:
+def test_error_names_the_location_without_its_secrets(
+    web: str, location: str, message: str
+) -> None:
     with pytest.raises(ArtifactError, match=message) as caught:
-        found(entry(location))
+        found(entry(location.format(web=web)))
     assert "secret" not in str(caught.value)
 
 
 def fetch_from_hub(tmp_path: Path, location: str, **environment: str) -> tuple[str, str]:
-    """What a process of its own (the hub's address is read when its library is imported) finds, and
-    its errors."""
+    """Return the output and the errors of a new process: the library reads the hub's address when
+    it is imported."""
     code = (
         "import sys; from tasks.ingest.files.fetching import local_file\n"
         "with local_file(sys.argv[1], None) as path: print(path.read_text())"
@@ -178,7 +166,7 @@ def test_a_file_of_the_hub_is_cached_and_then_needs_no_connection(web: str, tmp_
     assert text.encode().rstrip() == ROWS.rstrip(), log
 
 
-def test_a_hub_out_of_reach_is_said(tmp_path: Path) -> None:
+def test_error_for_an_unreachable_hub(tmp_path: Path) -> None:
     _, log = fetch_from_hub(tmp_path, "hf://datasets/org/name/rows.jsonl", HF_HUB_OFFLINE="1")
     assert "is not in the hub's cache, and the hub cannot be reached" in log
 

@@ -13,7 +13,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.grading.loading import load
 from tasks.ingest.fields import MISSING, field
-from tests.ingest.helpers import entry, found, lines, preset, sources
+from tests.ingest.helpers import entry, found, lines, sources
 
 ROW = {
     "reward_model": {"ground_truth": [{"x": "5"}, {"x": "6"}]},
@@ -39,7 +39,7 @@ ROW = {
         ("nothing|neither", MISSING),
     ],
 )
-def test_a_path_has_names_indices_and_json_in_text(path: str, value: Any) -> None:
+def test_path_of_names_indices_and_json_text(path: str, value: Any) -> None:
     assert field(ROW, path) is value or field(ROW, path) == value
 
 
@@ -70,7 +70,7 @@ def test_a_prompt_of_several_fields(tmp_path: Path, prompt: str, row: Any, expec
     assert one(tmp_path, {**row, "gold": "1"}, prompt=prompt)[0] == expected
 
 
-def test_a_prompt_with_an_empty_or_absent_part_is_no_prompt(tmp_path: Path) -> None:
+def test_prompt_with_an_empty_or_missing_part_is_rejected(tmp_path: Path) -> None:
     good = {"body": "Two cups.", "question": "How many?", "gold": "1"}
     rows = [good, {**good, "question": None}, {**good, "question": ["a"]}, {"body": "b", "gold": 1}]
     kept, rejected = found(
@@ -81,7 +81,7 @@ def test_a_prompt_with_an_empty_or_absent_part_is_no_prompt(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("gold", "text"), [(True, "true"), (False, "false")])
-def test_a_boolean_is_a_gold_in_words(tmp_path: Path, gold: bool, text: str) -> None:
+def test_boolean_gold_becomes_true_or_false(tmp_path: Path, gold: bool, text: str) -> None:
     row = {"q": "Is 7 a prime?", "gold": gold}
     prompt = "{q} Answer true or false."
     result = one(tmp_path, row, prompt=prompt, verifier="math")
@@ -185,29 +185,25 @@ def test_json_of_columns_or_of_rows_under_a_key(
     ]
 
 
-def test_lines_that_are_called_json_are_lines(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.json", *WHOLE, b"{")
+def test_json_file_of_lines_is_read_as_lines(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.json", *WHOLE, b"", b"{")
     kept, (bad,) = found(entry(path))
-    assert ([row.answer for row in kept], bad.line) == (["2", "4"], 3)
+    assert ([row.answer for row in kept], bad.line) == (["2", "4"], 4)
 
 
-def test_columns_of_different_lengths_are_said(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({"question": ["1 + 1?"], "gold": ["2", "4"]}))
-    with pytest.raises(ArtifactError, match=r"different rows \(question 1, gold 2\)"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"question": ["1 + 1?"], "gold": ["2", "4"]}, r"different rows \(question 1, gold 2\)"),
+        ({"train": WHOLE, "test": WHOLE[:1]}, r"several arrays of objects \(train, test\)"),
+    ],
+)
+def test_json_without_one_set_of_rows_is_refused(
+    tmp_path: Path, content: Any, message: str
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(ArtifactError, match=message):
         found(entry(tmp_path / "a.json"))
-
-
-def test_several_arrays_of_objects_are_named(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({"train": WHOLE, "test": WHOLE[:1]}))
-    with pytest.raises(ArtifactError, match=r"several arrays of objects \(train, test\)"):
-        found(entry(tmp_path / "a.json"))
-
-
-def test_a_row_that_is_a_list_of_objects(tmp_path: Path) -> None:
-    row = [{"from": "human", "value": "1 + 1?"}, {"ground_truth": {"value": "2"}}]
-    path = lines(tmp_path / "a.jsonl", row)
-    (kept,), _ = found(entry(path, prompt="row[0].value", answer="row[1].ground_truth.value"))
-    assert (kept.prompt, kept.answer) == ("1 + 1?", "2")
 
 
 @pytest.mark.parametrize("name", ["a.arrow", "download"])
@@ -242,7 +238,7 @@ BY_COLUMN = {
 }
 
 
-def test_rows_are_chosen_by_a_column_and_the_others_listed(tmp_path: Path) -> None:
+def test_rows_are_selected_by_a_column_and_others_rejected(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", *MIXED)
     kept, rejected = found({**entry(path), "where": {"kind": ["sum", "product"]}})
     assert [row.line for row in kept] == [1, 3, 4]
@@ -270,7 +266,7 @@ def test_the_verifier_by_a_column(tmp_path: Path, inside: bool) -> None:
     assert [row.verifier for row in kept] == ["numeric", "numeric", "choice", "exact", "choice"]
 
 
-def test_a_row_that_needs_an_image_has_a_reason_of_its_own(tmp_path: Path) -> None:
+def test_row_with_an_image_is_rejected(tmp_path: Path) -> None:
     plain = {"question": "1 + 1?", "gold": "2"}
     rows = [
         {**plain, "image": None, "images": []},
@@ -285,7 +281,7 @@ def test_a_row_that_needs_an_image_has_a_reason_of_its_own(tmp_path: Path) -> No
     assert [row.reason for row in rejected] == ["needs_image"] * 4
 
 
-def test_an_image_in_a_table_is_not_written_out(tmp_path: Path) -> None:
+def test_bytes_of_an_image_are_not_in_the_rejection(tmp_path: Path) -> None:
     pl.DataFrame([{"question": "Q?", "gold": "1", "image": b"\x89PNG" * 1000}]).write_parquet(
         tmp_path / "a.parquet"
     )
@@ -300,12 +296,7 @@ def test_the_question_is_a_field_or_between_two_texts(tmp_path: Path) -> None:
     ]
     path = lines(tmp_path / "a.jsonl", *wrapped, {"question": "Bare?", "gold": 1, "raw": None})
     kept, _ = found({**entry(path), "question": {"between": ["Solve it.", "Box it."]}})
-    assert [row.asked for row in kept] == [
-        "How many are 0?",
-        "How many are 1?",
-        "How many are 2?",
-        "Bare?",
-    ]
+    assert [row.asked for row in kept] == [*(f"How many are {n}?" for n in range(3)), "Bare?"]
     assert kept[0].prompt == wrapped[0]["question"]
     kept, _ = found({**entry(path), "question": {"between": [None, "\n\nBox it."]}})
     assert kept[1].asked == "Solve it.\n\nHow many are 1?"
@@ -339,19 +330,3 @@ def test_a_generator_has_no_columns() -> None:
     source = {"preset": "reasoning_gym", "settings": settings, "where": {"kind": "sum"}}
     with pytest.raises(ParamsError, match="where is for files, and the preset reasoning_gym"):
         sources([source])
-
-
-def test_verl_with_a_list_of_golds_and_mixed_tasks(tmp_path: Path) -> None:
-    rows = [
-        {
-            "data_source": name,
-            "prompt": [{"role": "user", "content": f"{name}?"}],
-            "reward_model": {"ground_truth": gold},
-        }
-        for name, gold in (("openai/gsm8k", "72"), ("codecontests", "{}"))
-    ]
-    pl.DataFrame(rows).write_parquet(tmp_path / "a.parquet")
-    source = preset("verl", tmp_path / "a.parquet", level=None)
-    kept, rejected = found({**source, "verifier": BY_COLUMN})
-    assert [(row.source, row.verifier) for row in kept] == [("verl/openai/gsm8k", "numeric")]
-    assert [(row.source, row.reason) for row in rejected] == [("verl/codecontests", "no_verifier")]

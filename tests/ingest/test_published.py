@@ -98,7 +98,7 @@ def test_a_set_by_its_columns(name: str, tmp_path: Path) -> None:
         assert (kept.asked, kept.answer) == (case["prompt"], case["answer"])
 
 
-def test_what_cannot_be_graded_is_left_out(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_graded_are_rejected(tmp_path: Path) -> None:
     rows = [{**COLUMNS["openr1_math"]["row"], "question_type": kind} for kind in ("MCQ", "proof")]
     kept, (proof,) = found(preset("published", lines(tmp_path / "a", *rows), set="openr1_math"))
     assert (len(kept), proof.line, proof.reason) == (1, 2, "filtered")

@@ -1,4 +1,4 @@
-"""The presets: what each makes of its own kind of row; and what params.yaml may say of a source."""
+"""The presets on rows of their own form, and the settings of a source in params.yaml."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from tasks.common.params import ParamsError
+from tasks.common.registry import names
 from tasks.grading.answers.marked import gold_boxed
 from tasks.grading.loading import load as verifier
 from tasks.grading.verifiers.reasoning_gym import verify
@@ -67,6 +68,7 @@ def test_math_in_both_forms_never_guesses_an_empty_gold(tmp_path: Path) -> None:
         (r"\boxed{1}, so \boxed{2", None),
         (r"it is $\boxed 7$.", "7"),
         (r"\boxed{1", None),
+        (r"\boxed{}", ""),
         (r"\boxed", None),
         ("none", None),
     ],
@@ -108,7 +110,7 @@ def test_verl_keeps_the_messages(tmp_path: Path) -> None:
         "math",
         "4",
     )
-    assert (bad.line, bad.reason) == (2, "empty_answer")
+    assert (bad.source, bad.line, bad.reason) == ("verl/deepscaler", 2, "empty_answer")
 
 
 def test_openai_chat_takes_the_gold_from_a_field_or_from_the_last_message(tmp_path: Path) -> None:
@@ -193,8 +195,6 @@ def test_reasoning_gym_gives_its_own_scorer_the_whole_problem() -> None:
 
 
 def test_every_preset_declares_its_settings_and_one_way_to_read() -> None:
-    from tasks.common.registry import names
-
     for name in names(presets):
         module = load(name)
         assert callable(module.candidate)
@@ -231,12 +231,6 @@ def test_weights_are_for_all_or_none(tmp_path: Path) -> None:
         sources([one, {**one, "weight": 1.0}])
 
 
-def test_an_entry_chooses_another_verifier(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.jsonl", {"question": "1 + 1?", "answer": "#### 2"})
-    (row,), _ = found({**preset("gsm8k", path), "verifier": "exact"})
-    assert row.verifier == "exact"
-
-
 @pytest.mark.parametrize(
     ("task", "message"),
     [
@@ -244,7 +238,9 @@ def test_an_entry_chooses_another_verifier(tmp_path: Path) -> None:
         ({"config": {"terms": 2}}, "allowed: min_terms"),
     ],
 )
-def test_what_reasoning_gym_does_not_know_is_named(task: dict[str, Any], message: str) -> None:
+def test_unknown_task_or_config_of_reasoning_gym_is_named(
+    task: dict[str, Any], message: str
+) -> None:
     settings = {"seed": 0, "num_prompts": 2, "tasks": [{**CHAIN_SUM, **task}]}
     with pytest.raises(ParamsError, match=message):
         found({"preset": "reasoning_gym", "settings": settings})

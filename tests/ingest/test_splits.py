@@ -1,5 +1,5 @@
-"""Splits: by content and seed, by weight and cap, by what sources name; and what is said when rows
-are missing."""
+"""Splits by content and seed, by weight and cap, and by the sources that name them; and the errors
+for too few rows."""
 
 from collections import Counter
 from pathlib import Path
@@ -55,11 +55,7 @@ def problems(count: int, name: str = "problem") -> list[Row]:
 def test_splits_depend_on_content_and_seed_not_on_order(tmp_path: Path) -> None:
     rows, sizes = problems(60), Sizes(30, 10, 15)
     one = parts(tmp_path, rows, sizes)
-    assert {name: len(part) for name, part in one.items()} == {
-        "train": 30,
-        "validation": 10,
-        "test": 15,
-    }
+    assert [len(one[name]) for name in ("train", "validation", "test")] == [30, 10, 15]
     assert not one["train"] & one["test"]
     assert not one["validation"] & (one["train"] | one["test"])
     assert parts(tmp_path / "b", rows[::-1], sizes) == one
@@ -92,7 +88,7 @@ def test_a_cap_takes_the_same_rows_in_any_order(tmp_path: Path) -> None:
     assert parts(tmp_path / "b", rows[::-1], Sizes(None, 1, 1), *shares) == found
 
 
-def test_a_split_that_a_source_names_takes_only_such_rows(tmp_path: Path) -> None:
+def test_named_split_takes_only_rows_of_its_sources(tmp_path: Path) -> None:
     shares = (ANY, share("test", None, None))
     rows = [(0, one) for one in problems(20, "a")] + [(1, one) for one in problems(6, "b")]
     found = parts(tmp_path, rows, Sizes(None, 5, 4), *shares)
@@ -101,7 +97,7 @@ def test_a_split_that_a_source_names_takes_only_such_rows(tmp_path: Path) -> Non
     assert (len(found["train"]), len(found["test"])) == (15, 4)
 
 
-def test_what_must_not_be_trained_on_is_replaced_by_other_rows(tmp_path: Path) -> None:
+def test_contaminated_rows_are_replaced_by_other_rows(tmp_path: Path) -> None:
     rows, sizes = problems(30), Sizes(10, 5, 5)
     before = parts(tmp_path, rows, sizes)
 
@@ -116,7 +112,7 @@ def test_what_must_not_be_trained_on_is_replaced_by_other_rows(tmp_path: Path) -
     assert (len(after["train"]), len(after["train"] & before["train"])) == (10, 7)
 
 
-def test_too_few_rows_say_the_numbers(tmp_path: Path) -> None:
+def test_error_for_too_few_rows_has_the_numbers(tmp_path: Path) -> None:
     rows = [*problems(3), row("problem 1", line=7), Rejection(8, "", "empty_answer", "", "mine")]
     with pytest.raises(
         StageError, match=r"split validation .*1 duplicate.* needs 2 prompts and 1 are left"
@@ -144,15 +140,6 @@ def test_null_takes_all_rows_of_the_sources_that_name_a_split(tmp_path: Path) ->
     assert (len(found["train"]), len(found["validation"])) == (15, 5)
 
 
-def test_a_split_of_no_prompts_is_empty(tmp_path: Path) -> None:
-    found = parts(tmp_path, problems(9), Sizes(None, 0, 0))
-    assert {name: len(rows) for name, rows in found.items()} == {
-        "train": 9,
-        "validation": 0,
-        "test": 0,
-    }
-
-
 TEST = share("test", None, None)
 
 
@@ -165,13 +152,13 @@ TEST = share("test", None, None)
         (Sizes(1, 1, None), (ANY,), "test is null, .* and none does"),
     ],
 )
-def test_sizes_that_cannot_be_met_are_refused_before_any_row_is_read(
+def test_impossible_sizes_are_rejected_before_any_row_is_read(
     sizes: Sizes, shares: tuple[Source, ...], message: str
 ) -> None:
     with pytest.raises(ParamsError, match=message):
         Ingest(list(shares), splits=sizes)
 
 
-def test_sizes_that_may_be_met_are_not_refused() -> None:
+def test_possible_sizes_are_accepted() -> None:
     Ingest([share(None, None, 1), ANY], splits=Sizes(100, 20, 30))
     Ingest([share(None, None, 1), TEST], splits=Sizes(None, 0, None))

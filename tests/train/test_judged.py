@@ -11,7 +11,6 @@ import pytest
 from tasks.common.accounting.ledger import Ledger
 from tasks.common.artifacts import PROMPTS, Layout
 from tasks.grading.background import BackgroundGrader
-from tasks.grading.verdict import JudgeUsage
 from tests.grading.judge_server import configured, judge_server
 from tests.train.worlds import make_trainer, make_world, train_to_end
 
@@ -35,15 +34,15 @@ def judged_run(layout: Layout, **changes: Any) -> tuple[Ledger, float]:
         settings = replace(trainer.collector.grader.grader.settings, verifiers=configured(server))
         with closing(BackgroundGrader(settings, judged=layout.judged)) as grader:
             trainer.collector.grader = grader
-            judge_cost = grader.grader.judge_cost
+            judge_flops = grader.grader.judge_flops
 
-            def counted() -> JudgeUsage:
+            def counted() -> float:
                 nonlocal paid
-                usage = judge_cost()
-                paid += usage.flops
-                return usage
+                flops = judge_flops()
+                paid += flops
+                return flops
 
-            grader.grader.judge_cost = counted  # type: ignore[method-assign]
+            grader.grader.judge_flops = counted  # type: ignore[method-assign]
             train_to_end(trainer, layout)
     return trainer.state.ledger, paid
 

@@ -58,7 +58,8 @@ def copied(given: str, golds: Iterable[str], prompt: str) -> str | None:
     if len(given) > MAX_ANSWER or not calculates(clean(given)):
         return None
     asked = [(Counter(written), formula) for written, formula in formulas(prompt).items()]
-    wanted = symbols_of(golds)
+    expected = (value for gold in golds for value in parts_of(clean(gold)))
+    wanted = {symbols(form) for value in expected for form in forms(value)}
     values = parts_of(clean(given))
     written = [copied_value(value, wanted, asked) for value in values]
     if not any(written):
@@ -94,12 +95,6 @@ def formulas(prompt: str) -> dict[Symbols, str]:
     sides = (side for text in found for side in (text, *BETWEEN.split(TEXT.sub("&", text))))
     pieces = (form for side in sides for part in parts_of(clean(side)) for form in forms(part))
     return {key(symbols(piece)): piece for piece in pieces if calculates(piece)}
-
-
-def symbols_of(golds: Iterable[str]) -> set[Symbols]:
-    """Return the symbols of every value in the golds."""
-    values = (value for gold in golds for value in parts_of(clean(gold)))
-    return {symbols(form) for value in values for form in forms(value)}
 
 
 def forms(value: str) -> Iterator[str]:

@@ -96,16 +96,11 @@ def same_as_python(gold: str, given: str, tolerance: Tolerance) -> bool | None:
     return True if True in found else None if None in found else False
 
 
+@lru_cache(maxsize=4096)
 def readable(gold: str, dialect: str = "latex") -> bool:
     """Return whether a gold can be compared: a sentence cannot."""
     if dialect == "sympy":
         return symbolic.from_python(gold) is not None
-    return readable_latex(gold)
-
-
-@lru_cache(maxsize=4096)
-def readable_latex(gold: str) -> bool:
-    """Return whether a gold in LaTeX can be compared."""
     text = of_gold(gold)
     if not text:
         return False
@@ -115,7 +110,7 @@ def readable_latex(gold: str) -> bool:
         return True
     named, value = sides_of(text)[:-1], sides_of(text)[-1]
     if named and all(map(is_named, named)):
-        return readable_latex(value)  # also for a name that the library cannot read
+        return readable(value)  # also for a name that the library cannot read
     bare = TEXT.sub(r"\1", text)
     if bare == text and " " in text and re.fullmatch(r"[^\W\d_]+(?: [^\W\d_]+)+[.!]?", text):
         return False  # a sentence: as LaTeX it would be a product of letters

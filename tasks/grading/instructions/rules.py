@@ -14,7 +14,6 @@ from collections.abc import Callable
 from tasks.grading.instructions.languages import LANGUAGES, could_be
 
 Rule = Callable[..., bool]
-INSTRUCTIONS: dict[str, Rule] = {}
 
 OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 ABBREVIATIONS = {"mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "etc", "fig"}
@@ -27,16 +26,6 @@ MARKERS = {
     "P.S.": re.compile(r"p\.\s?s\."),
     "P.P.S": re.compile(r"p\.\s?p\.\s?s"),
 }
-
-
-def instruction(name: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that registers a rule under its published id."""
-
-    def add(rule: Rule) -> Rule:
-        INSTRUCTIONS[name] = rule
-        return rule
-
-    return add
 
 
 def compares(number: int, relation: str, limit: float) -> bool:
@@ -52,19 +41,16 @@ def compares(number: int, relation: str, limit: float) -> bool:
 # ------------------------------------------------------------------------ keywords, language
 
 
-@instruction("keywords:existence")
 def has_keywords(text: str, *, keywords: list[str]) -> bool:
     """Return whether all keywords occur, also within words, in any case."""
     return all(keyword.lower() in text.lower() for keyword in keywords)
 
 
-@instruction("keywords:frequency")
 def keyword_frequency(text: str, *, keyword: str, frequency: int, relation: str) -> bool:
     """Return whether the count of a keyword meets the relation."""
     return compares(text.lower().count(keyword.lower()), relation, frequency)
 
 
-@instruction("keywords:forbidden_words")
 def no_forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
     """Return whether none of the words occurs as a whole word."""
     return not any(
@@ -72,13 +58,11 @@ def no_forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
     )
 
 
-@instruction("keywords:letter_frequency")
 def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
     """Return whether the count of a letter, in any case, meets the relation."""
     return compares(text.lower().count(letter.lower()), let_relation, let_frequency)
 
 
-@instruction("language:response_language")
 def in_language(text: str, *, language: str) -> bool:
     """Return whether the response is in a language; an undetected language counts as following.
     Raise ValueError for a language that cannot be detected."""
@@ -90,7 +74,6 @@ def in_language(text: str, *, language: str) -> bool:
 # -------------------------------------------------------------------------------- length
 
 
-@instruction("length_constraints:number_sentences")
 def number_of_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
     """Return whether the number of sentences meets the relation."""
     return compares(count_sentences(text), relation, num_sentences)
@@ -112,7 +95,6 @@ def count_sentences(text: str) -> int:
     return count + bool(re.search(r"\w", text[after:]))
 
 
-@instruction("length_constraints:number_paragraphs")
 def number_of_paragraphs(text: str, *, num_paragraphs: int) -> bool:
     """Return whether there are exactly this many paragraphs separated by `***`; only the first and
     the last piece may be empty."""
@@ -120,13 +102,11 @@ def number_of_paragraphs(text: str, *, num_paragraphs: int) -> bool:
     return all(pieces[1:-1]) and sum(map(bool, pieces)) == num_paragraphs
 
 
-@instruction("length_constraints:number_words")
 def number_of_words(text: str, *, num_words: int, relation: str) -> bool:
     """Return whether the number of runs of letters, digits and underscores meets the relation."""
     return compares(sum(1 for _ in re.finditer(r"\w+", text)), relation, num_words)
 
 
-@instruction("length_constraints:nth_paragraph_first_word")
 def first_word_of_paragraph(
     text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
 ) -> bool:
@@ -144,7 +124,6 @@ def first_word_of_paragraph(
 # ------------------------------------------------------------------------ content, format
 
 
-@instruction("detectable_content:number_placeholders")
 def placeholders(text: str, *, num_placeholders: int) -> bool:
     """Return whether there are at least this many placeholders such as [address]."""
     return sum(map(count_brackets, text.split("\n"))) >= num_placeholders
@@ -159,14 +138,12 @@ def count_brackets(line: str) -> int:
     return count
 
 
-@instruction("detectable_content:postscript")
 def has_postscript(text: str, *, postscript_marker: str) -> bool:
     """Return whether there is a postscript with this marker, in any case."""
     pattern = MARKERS.get(postscript_marker) or re.compile(re.escape(postscript_marker.lower()))
     return pattern.search(text.lower()) is not None
 
 
-@instruction("detectable_format:number_bullet_lists")
 def bullets(text: str, *, num_bullets: int) -> bool:
     """Return whether exactly this many lines start with `*` (but not `**`) or `-`."""
     lines = [line.strip() for line in text.split("\n")]
@@ -175,13 +152,11 @@ def bullets(text: str, *, num_bullets: int) -> bool:
     return len(stars) + len(dashes) == num_bullets
 
 
-@instruction("detectable_format:constrained_response")
 def constrained_response(text: str) -> bool:
     """Return whether one of the three prescribed answers occurs."""
     return any(option in text for option in OPTIONS)
 
 
-@instruction("detectable_format:number_highlighted_sections")
 def highlights(text: str, *, num_highlights: int) -> bool:
     """Return whether at least this many non-empty parts are between stars, *so* or **so**."""
     single = re.findall(r"\*([^\n*]*)\*", text)
@@ -189,13 +164,11 @@ def highlights(text: str, *, num_highlights: int) -> bool:
     return sum(bool(part.strip()) for part in single + double) >= num_highlights
 
 
-@instruction("detectable_format:multiple_sections")
 def sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
     """Return whether at least this many sections start with the given word and a number."""
     return len(re.findall(rf"{re.escape(section_spliter)}\s?\d+", text)) >= num_sections
 
 
-@instruction("detectable_format:json_format")
 def is_json(text: str) -> bool:
     """Return whether the whole response is JSON, in a fence or not."""
     text = re.sub(r"\A```(?:json|Json|JSON)?", "", text.strip()).removesuffix("```")
@@ -206,7 +179,6 @@ def is_json(text: str) -> bool:
     return True
 
 
-@instruction("detectable_format:title")
 def has_title(text: str) -> bool:
     """Return whether there is a non-empty title such as <<A title>>."""
     for line in text.split("\n"):
@@ -219,7 +191,6 @@ def has_title(text: str) -> bool:
 # ---------------------------------------------------------- combinations, start, end, case
 
 
-@instruction("combination:two_responses")
 def two_responses(text: str) -> bool:
     """Return whether two different responses are separated by `******`; only the first and the last
     piece may be empty."""
@@ -228,45 +199,67 @@ def two_responses(text: str) -> bool:
     return all(pieces[1:-1]) and len(found) == 2 and found[0] != found[1]
 
 
-@instruction("combination:repeat_prompt")
 def repeats_prompt(text: str, *, prompt_to_repeat: str) -> bool:
     """Return whether the response starts with the prompt, in any case."""
     return text.strip().lower().startswith(prompt_to_repeat.strip().lower())
 
 
-@instruction("startend:end_checker")
 def ends_with(text: str, *, end_phrase: str) -> bool:
     """Return whether the response ends with a phrase, in any case, before any quotation marks."""
     return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
 
 
-@instruction("startend:quotation")
 def in_quotation_marks(text: str) -> bool:
     """Return whether the whole response is in double quotation marks."""
     text = text.strip()
     return len(text) > 1 and text[0] == text[-1] == '"'
 
 
-@instruction("change_case:capital_word_frequency")
 def capital_words(text: str, *, capital_frequency: int, capital_relation: str) -> bool:
     """Return whether the number of words in capitals meets the relation."""
     count = sum(token.isupper() for token in CAPITAL_TOKEN.findall(text))
     return compares(count, capital_relation, capital_frequency)
 
 
-@instruction("change_case:english_capital")
 def all_capitals(text: str) -> bool:
     """Return whether the response is English, entirely in capitals."""
     return text.isupper() and could_be(text, "en")
 
 
-@instruction("change_case:english_lowercase")
 def no_capitals(text: str) -> bool:
     """Return whether the response is English, without a capital."""
     return text.islower() and could_be(text, "en")
 
 
-@instruction("punctuation:no_comma")
 def no_comma(text: str) -> bool:
     """Return whether there is no comma."""
     return "," not in text
+
+
+INSTRUCTIONS: dict[str, Rule] = {
+    "keywords:existence": has_keywords,
+    "keywords:frequency": keyword_frequency,
+    "keywords:forbidden_words": no_forbidden_words,
+    "keywords:letter_frequency": letter_frequency,
+    "language:response_language": in_language,
+    "length_constraints:number_sentences": number_of_sentences,
+    "length_constraints:number_paragraphs": number_of_paragraphs,
+    "length_constraints:number_words": number_of_words,
+    "length_constraints:nth_paragraph_first_word": first_word_of_paragraph,
+    "detectable_content:number_placeholders": placeholders,
+    "detectable_content:postscript": has_postscript,
+    "detectable_format:number_bullet_lists": bullets,
+    "detectable_format:constrained_response": constrained_response,
+    "detectable_format:number_highlighted_sections": highlights,
+    "detectable_format:multiple_sections": sections,
+    "detectable_format:json_format": is_json,
+    "detectable_format:title": has_title,
+    "combination:two_responses": two_responses,
+    "combination:repeat_prompt": repeats_prompt,
+    "startend:end_checker": ends_with,
+    "startend:quotation": in_quotation_marks,
+    "change_case:capital_word_frequency": capital_words,
+    "change_case:english_capital": all_capitals,
+    "change_case:english_lowercase": no_capitals,
+    "punctuation:no_comma": no_comma,
+}

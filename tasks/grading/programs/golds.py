@@ -151,7 +151,9 @@ def gold_of_apps(input_output: str | Mapping[str, Any]) -> str:
         texts = {"inputs": [*map(joined, inputs)], "outputs": [*map(joined, outputs)]}
         return normal({"stdin_stdout": texts})
     if all(isinstance(text, str) for text in inputs):
-        arguments = [[json.loads(line) for line in lines_of(text)] for text in inputs]
+        arguments = [
+            [json.loads(line) for line in text.splitlines() if line.strip()] for text in inputs
+        ]
         results = [json.loads(text) if isinstance(text, str) else text for text in outputs]
         return normal({"fn_name": name, "inputs": arguments, "outputs": results})
     return normal({"fn_name": name, "inputs": inputs, "outputs": outputs, "wrapped": True})
@@ -183,20 +185,12 @@ def gold_of_humaneval(test: str, entry_point: str) -> str:
     if not body or not all(isinstance(one, ast.Assert) for one in body):
         setup = ast.unparse(ast.Module([*before, check], []))
         return normal({"asserts": [f"check({entry_point})"], "setup": setup})
-    rename = Rename(check.args.args[0].arg, entry_point)
-    statements = [ast.unparse(rename.visit(one)) for one in body]
+    candidate = check.args.args[0].arg
+    for node in ast.walk(check):
+        if isinstance(node, ast.Name) and node.id == candidate:
+            node.id = entry_point
+    statements = [ast.unparse(one) for one in body]
     return normal({"asserts": statements, "setup": ast.unparse(ast.Module(before, []))})
-
-
-class Rename(ast.NodeTransformer):
-    """A transformer that replaces one name with another."""
-
-    def __init__(self, old: str, new: str) -> None:
-        self.old = old
-        self.new = new
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.Name(self.new, node.ctx) if node.id == self.old else node
 
 
 def is_metadata(statement: ast.stmt) -> bool:
@@ -216,8 +210,3 @@ def joined(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(map(str, value))
     return str(value)
-
-
-def lines_of(text: str) -> list[str]:
-    """Return the lines that are not blank."""
-    return [line for line in text.splitlines() if line.strip()]

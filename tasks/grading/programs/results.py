@@ -122,17 +122,15 @@ class Other:
 
 
 def plain(value: Any) -> Any:
-    """Return a value in JSON types: tuples as lists, keys as text."""
+    """Return a value in JSON types: tuples as lists, and keys as JSON writes them."""
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {as_key(key): plain(item) for key, item in value.items()}
+        return {
+            key if isinstance(key, str) else json.dumps(key, default=repr): plain(item)
+            for key, item in value.items()
+        }
     return value
-
-
-def as_key(key: Any) -> str:
-    """Return a mapping key as JSON writes it."""
-    return key if isinstance(key, str) else json.dumps(key, default=repr)
 
 
 def shown(value: Any) -> str:

@@ -102,8 +102,8 @@ def capitals(text: str) -> str | None:
 def find_letters(text: str) -> str | None:
     """Return the letters that the text states as its answer, or None."""
     text = BESIDE_EAST.sub(" ", text)
-    for place in places(text):
-        if found := letters_of(place):
+    for place in (", ".join(marked_answers(text)), text.strip()):
+        if len(place) < 100 and (found := letters_of(place)):
             return found
     said = list(SAID_SEVERAL.finditer(text)) or list(SAID_PLURAL.finditer(text))
     if said and (found := capitals(said[-1]["letters"])):
@@ -154,12 +154,6 @@ def options(text: str) -> set[int]:
         if option[1] == "ABCDEFGHIJ"[len(found) : len(found) + 1]:
             found.append(option.start(1))
     return set(found) if len(found) > 1 else set()
-
-
-def places(text: str) -> list[str]:
-    """Return the texts that may consist of letters only: the marked answers, and the whole text."""
-    found = [", ".join(marked_answers(text)), text.strip()]
-    return [place for place in found if place and len(place) < 100]
 
 
 def is_mentioned(text: str, found: re.Match[str]) -> bool:

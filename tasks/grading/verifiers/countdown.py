@@ -8,7 +8,9 @@ is executed."""
 
 import ast
 import json
+import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 from tasks.grading.answers.marked import marked_answer
@@ -30,6 +32,12 @@ LATEX = {
     "$": "",
     r"\(": "",
     r"\)": "",
+}
+OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
 }
 
 
@@ -73,16 +81,8 @@ def evaluate(node: ast.expr) -> tuple[Fraction, list[Fraction]]:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         value, used = evaluate(node.operand)
         return -value if isinstance(node.op, ast.USub) else value, used
-    if not isinstance(node, ast.BinOp):
+    if not isinstance(node, ast.BinOp) or type(node.op) not in OPERATORS:
         raise ValueError(f"{type(node).__name__} is not arithmetic")
     left, used = evaluate(node.left)
     right, more = evaluate(node.right)
-    if isinstance(node.op, ast.Add):
-        return left + right, used + more
-    if isinstance(node.op, ast.Sub):
-        return left - right, used + more
-    if isinstance(node.op, ast.Mult):
-        return left * right, used + more
-    if isinstance(node.op, ast.Div):
-        return left / right, used + more
-    raise ValueError(f"{type(node.op).__name__} is not one of the four operations")
+    return OPERATORS[type(node.op)](left, right), used + more

@@ -113,11 +113,9 @@ def read_gold(answer: str, targets: tuple[str, ...]) -> list[Any]:
 
 
 def delimited(answer: str) -> str:
-    """Return the gold between delimiters."""
-    return answer if DELIMITED.search(answer) else rf"\boxed{{{bare(answer)}}}"
-
-
-def bare(answer: str) -> str:
-    """Return the formula without typesetting: the full stop, commas between thousands
+    """Return the gold between delimiters, without a full stop and commas between thousands
     (20,\\!000)."""
-    return re.sub(r"(?<=\d),\\!\s*(?=\d{3})", "", answer).strip().rstrip("\\.,; ")
+    if DELIMITED.search(answer):
+        return answer
+    bare = re.sub(r"(?<=\d),\\!\s*(?=\d{3})", "", answer).strip().rstrip("\\.,; ")
+    return rf"\boxed{{{bare}}}"

@@ -63,7 +63,10 @@ def verify(completion: str, answer: str, *, relative_tolerance: float | None = N
         unread = gold.answers[wanted.index(None)]
         return Verdict("error", f"the gold answer {unread[:80]!r} is not one number")
     text, marked = answer_part(typed(completion))
-    found = all_numbers(text) if gold.all_of_them else last_number(text, marked)
+    if gold.all_of_them:
+        found = list(NUMBER.finditer(text))[-MAX_NUMBERS:]
+    else:
+        found = last_number(text, marked)
     if not found:
         return Verdict("unparsed", "")
     given = [(value_of(number), unit_behind(text, number)) for number in found]
@@ -131,11 +134,6 @@ def answer_part(text: str) -> tuple[str, bool]:
 def without_units(text: str) -> str:
     """Return the text without bracketed words after a number: `9 (apples)`."""
     return UNIT.sub("", text) if "(" in text else text
-
-
-def all_numbers(text: str) -> list[re.Match[str]]:
-    """Return the last MAX_NUMBERS numbers of a text."""
-    return list(NUMBER.finditer(text))[-MAX_NUMBERS:]
 
 
 def last_number(text: str, marked: bool) -> list[re.Match[str]]:

@@ -99,7 +99,8 @@ def reaching_hub(location: str) -> Iterator[re.Match[str]]:
             "HF_HUB_OFFLINE, or download the file elsewhere and set its path"
         ) from error
     except (HfHubHTTPError, OSError, ValueError, httpx2.HTTPError) as error:
-        raise ArtifactError(f"{location}: {type(error).__name__}: {first_line(error)}") from error
+        first_line = str(error).strip().partition("\n")[0]
+        raise ArtifactError(f"{location}: {type(error).__name__}: {first_line}") from error
 
 
 def from_web(location: str, file: BinaryIO, max_bytes: int | None) -> None:
@@ -176,11 +177,6 @@ def shown(location: str) -> str:
     if not separator:
         return location
     return f"{scheme}{separator}{rest.partition('@')[2] or rest}".partition("?")[0]
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    return (str(error).strip().splitlines() or [""])[0]
 
 
 FETCHED = {"hf": head_from_hub, "http": from_web, "https": from_web, "s3": from_bucket}

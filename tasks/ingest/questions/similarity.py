@@ -142,13 +142,14 @@ def text_from(question: str, attached: str) -> Text:
     """Convert a question and its attachments to the form in which prompts are compared."""
     words = words_of(WORD.findall(question))
     tokens = tokens_in(question)
+    asking = " ".join(asks(question) or sentences(question)[-1:])
     return Text(
         question=question,
         attached=tokens_in(attached),
         tokens=frozenset(tokens),
         numbers=numbers_of(tokens),
         content=frozenset(words) - STOP,
-        asked=Counter(words_of(WORD.findall(asking_part(question)))),
+        asked=Counter(words_of(WORD.findall(asking))),
         decisive=Counter(word for word in words if word in DECISIVE),
     )
 
@@ -227,11 +228,6 @@ def rewritten(prompt: str) -> str:
         for pattern, replacement in REWRITTEN:
             text = pattern.sub(replacement, text)
     return ZEROS.sub(lambda found: f".{found['kept']}" if found["kept"] else "", text)
-
-
-def asking_part(text: str) -> str:
-    """Return the asking sentences, else the last sentence."""
-    return " ".join(asks(text) or sentences(text)[-1:])
 
 
 def asks(text: str) -> list[str]:

@@ -22,11 +22,9 @@ def candidate(record: Record, settings: File) -> Candidate:
         try:
             answer = gold_of_apps(answer)
         except (ValueError, TypeError) as error:
-            detail = f"input_output cannot be read: {error}"[:300]
-            raise Unusable(detail) from error
+            raise Unusable(f"input_output cannot be read: {error}"[:300]) from error
     prompt = prompt_of(field(row, "question"), row.get("starter_code"))
-    level = field(row, "difficulty")
-    return Candidate(prompt, answer, "code", level)
+    return Candidate(prompt, answer, "code", field(row, "difficulty"))
 
 
 def prompt_of(question: Any, starter: Any) -> Any:

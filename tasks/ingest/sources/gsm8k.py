@@ -18,8 +18,7 @@ def candidate(record: Record, settings: File) -> Candidate:
         return Candidate(prompt, solution, "numeric", None)
     steps, mark, gold = str(solution).rpartition(MARK)
     if not mark and gold.strip():
-        detail = f"the solution has no {MARK} before its answer"
-        raise Unusable(detail)
+        raise Unusable(f"the solution has no {MARK} before its answer")
     level = len([step for step in steps.splitlines() if step.strip()])
     gold = gold.strip().replace(",", "")
     return Candidate(prompt, gold, "numeric", level, solution=solution)

@@ -25,7 +25,6 @@ def candidate(record: Record, settings: File) -> Candidate:
     try:
         answer = gold_of_humaneval(test, name)
     except ValueError as error:
-        detail = f"the tests cannot be read: {error}"[:300]
-        raise Unusable(detail) from error
+        raise Unusable(f"the tests cannot be read: {error}"[:300]) from error
     prompt = f"{INSTRUCTION}\n```python\n{head.strip()}\n```\n"
     return Candidate(prompt, answer, "code", None, head)

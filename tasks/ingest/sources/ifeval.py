@@ -6,7 +6,6 @@ The level is the number of instructions. Written from the published columns; not
 rows."""
 
 import json
-from typing import Any
 
 from tasks.ingest.candidates import MISSING, Candidate, Unusable, field
 from tasks.ingest.files.formats import File, Record
@@ -23,18 +22,12 @@ def candidate(record: Record, settings: File) -> Candidate:
     if names is MISSING or arguments is MISSING:
         return Candidate(prompt, MISSING, "ifeval", None)
     if not isinstance(names, list) or not isinstance(arguments, list):
-        detail = "instruction_id_list and kwargs are not two lists"
-        raise Unusable(detail)
+        raise Unusable("instruction_id_list and kwargs are not two lists")
     given = [
         {key: value for key, value in one.items() if value is not None}
-        for one in map(as_mapping, arguments)
+        for one in (one if isinstance(one, dict) else {} for one in arguments)
     ]
     gold = json.dumps(
         {"instruction_id_list": names, "kwargs": given}, ensure_ascii=False, sort_keys=True
     )
     return Candidate(prompt, gold, "ifeval", str(len(names)))
-
-
-def as_mapping(arguments: Any) -> dict[str, Any]:
-    """Return the arguments of an instruction; an empty mapping if the row has none."""
-    return arguments if isinstance(arguments, dict) else {}

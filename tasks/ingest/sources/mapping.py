@@ -124,7 +124,8 @@ def prompt_of(row: dict[str, Any], settings: Settings, lines: dict[str, str]) ->
         prompt = value_at(row, settings.prompt, settings)
         if lines and isinstance(prompt, list):
             raise Unusable("the prompt is chat messages, to which no options can be added")
-        return "\n".join([prompt, *lines.values()]) if is_text(prompt) else prompt
+        is_text = isinstance(prompt, str) and prompt.strip()
+        return "\n".join([prompt, *lines.values()]) if is_text else prompt
     values = dict(lines)
     for path, may_be_empty in named.items():
         if path in values:
@@ -137,11 +138,6 @@ def prompt_of(row: dict[str, Any], settings: Settings, lines: dict[str, str]) ->
             return ""
     added = [text for path, text in lines.items() if path not in named]
     return "\n".join([filled(settings.prompt, values), *added])
-
-
-def is_text(prompt: Any) -> bool:
-    """Return whether a prompt is text and not blank."""
-    return isinstance(prompt, str) and bool(prompt.strip())
 
 
 def part(value: Any, path: str) -> str:

@@ -5,8 +5,6 @@ The gold is the field `answer`, or, only if a row has no such field, the content
 `\\boxed{...}` of the solution, or of the last boxes if only `and` joins them. An empty `answer` is
 not replaced. The level is the difficulty, 1 to 5."""
 
-from typing import Any
-
 from tasks.grading.answers.marked import gold_boxed
 from tasks.ingest.candidates import MISSING, Candidate, Unusable, field
 from tasks.ingest.files.formats import File, Record
@@ -24,10 +22,7 @@ def candidate(record: Record, settings: File) -> Candidate:
         answer = gold_boxed(solution)
         if answer is None:
             raise Unusable("the solution boxes no answer")
-    return Candidate(prompt, answer, "math", level_of(row), solution=solution)
-
-
-def level_of(row: dict[str, Any]) -> Any:
-    """Return the level; `Level 3` and 3.0 are both `3`."""
     level = row.get("difficulty", row.get("level"))
-    return level.removeprefix("Level ") if isinstance(level, str) else level
+    if isinstance(level, str):
+        level = level.removeprefix("Level ")  # `Level 3` and 3.0 are both `3`
+    return Candidate(prompt, answer, "math", level, solution=solution)

@@ -41,8 +41,7 @@ def candidate(record: Record, settings: Settings) -> Candidate:
     try:
         answer = gold_of_mbpp([*tests, *challenge], setup)
     except (ValueError, TypeError) as error:
-        detail = f"the tests cannot be read: {error}"[:300]
-        raise Unusable(detail) from error
+        raise Unusable(f"the tests cannot be read: {error}"[:300]) from error
     prompt = prompt_of(text, tests[: settings.shown_tests])
     return Candidate(prompt, answer, "code", None)
 

@@ -126,7 +126,7 @@ class Collector:
             mine = extended(mine, rows_B, samples, version)
             cost = self.cost(request, samples)
         mine = early.finish(mine, rows_B)
-        cost = replace(cost, judged_flops=self.grader.grader.judge_cost().flops)
+        cost = replace(cost, judged_flops=self.grader.grader.judge_flops())
         tables, costs = zip(*ranks.all_gather((mine, cost)), strict=True)
         return pl.concat(tables).sort("group", maintain_order=True), sum(costs[1:], costs[0])
 
