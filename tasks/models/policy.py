@@ -74,7 +74,7 @@ def read_policy(layout: Layout) -> Policy:
 
 
 def read_trained(layout: Layout, recipe: str, seed: int) -> Policy:
-    """Return the policy that a recipe and a seed trained. Raises the errors of `trained_digest`."""
+    """Return the policy that a recipe and a seed trained. Raise the errors of `trained_digest`."""
     digest = trained_digest(layout, recipe, seed)
     folder = layout.train(recipe, seed) / "policy"
     return open_policy(folder, digest, read_sealed(layout.policy_card))

@@ -40,15 +40,6 @@ class Piece(NamedTuple):
     path: str
     changes: tuple[str, ...] = ()
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the file without its changes."""
-        return Path(self.path).stat().st_size
-
-    @property
-    def num_changed_bytes(self) -> int:
-        return sum(Path(path).stat().st_size for path in self.changes)
-
 
 class FileTransfer:
     """The transfer of weights through files in `folder`, in the servers' `dtype`. The training
@@ -108,7 +99,8 @@ class FileTransfer:
         otherwise read changes of more than half its size."""
         if last is not None and self.only_changes and len(last.changes) < MAX_CHANGES:
             try:
-                room = last.num_bytes / 2 - last.num_changed_bytes
+                size, *sizes = (Path(each).stat().st_size for each in (last.path, *last.changes))
+                room = size / 2 - sum(sizes)
                 changed = changes.difference(changes.read(*last), tensors, room)
             except (OSError, SafetensorError, ArtifactError) as error:
                 logger.warning("%s, with its changes: %s; it is replaced", last.path, error)
