@@ -1,7 +1,6 @@
 """Parts of a cluster, tested without Ray: the host of a process, the gate of a server, and the
 settings. For a real cluster see `test_ray.py`."""
 
-import asyncio
 import dataclasses
 import os
 import re
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+import httpx
 import pytest
 
 from tasks.common.files import ArtifactError, WriteError
@@ -164,26 +163,18 @@ def gated(tmp_path: Path) -> Iterator[str]:
         os.killpg(process.pid, signal.SIGKILL)  # as its guard would
 
 
-async def ask(method: str, url: str, key: str | None, body: Any = None) -> tuple[int, Any]:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.request(method, url, headers=headers, json=body) as answer,
-    ):
-        return answer.status, await answer.json()
-
-
 def test_gate_forwards_requests_with_the_key_only(gated: str) -> None:
-    def answer(*arguments: Any) -> tuple[int, Any]:
-        return asyncio.run(ask(*arguments))
+    def ask(method: str, route: str, key: str, **body: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.request(method, f"{gated}{route}", headers=headers, **body)
 
-    status, found = answer("POST", f"{gated}/pause?mode=wait", "the key", {"a": 1})
-    assert status == 200
-    assert found == {"path": "/pause?mode=wait", "sent": '{"a": 1}', "key": None}
-    for key in (None, "another", "the key2", "the ke"):
-        assert answer("POST", f"{gated}/update_weights", key)[0] == 401
+    answer = ask("POST", "/pause?mode=wait", "the key", content="body")
+    assert answer.status_code == 200
+    assert answer.json() == {"path": "/pause?mode=wait", "sent": "body", "key": None}
+    for key in ("", "another", "the key2", "the ke"):
+        assert ask("POST", "/update_weights", key).status_code == 401
     for method, route in (("POST", "/collective_rpc"), ("GET", "/pause"), ("GET", "/v1/../x")):
-        assert answer(method, f"{gated}{route}", "the key")[0] == 404
+        assert ask(method, route, "the key").status_code == 404
 
 
 def test_gate_forwards_exactly_the_routes_in_use() -> None:

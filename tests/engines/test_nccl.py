@@ -10,21 +10,18 @@ import pytest
 import torch
 
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Request, Unavailable
+from tasks.engines.engine import Unavailable
 from tasks.engines.loading import load_engine
 from tasks.engines.server import engine as server_engine
 from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.updates import check_transfer
-from tasks.engines.settings import Sampling
 from tasks.engines.weights import nccl
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import SETTINGS, logprob_gaps, scaled
+from tests.engines.conftest import REQUEST, SETTINGS, logprob_gaps, scaled
 from tests.engines.group import FOLDER, FileGroup
-
-REQUEST = Request([[20, 14, 20, 3, 32]] * 4, [2] * 4, range(8), Sampling(0.8, 1.0, 0, 12, 0))
 
 
 @pytest.fixture

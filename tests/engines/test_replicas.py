@@ -1,7 +1,6 @@
 """Servers that Winnow starts: they share the rows, lose none if one is killed, and end with their
 parent."""
 
-import asyncio
 import dataclasses
 import itertools
 import json
@@ -26,9 +25,8 @@ from transformers import PreTrainedModel
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, temporary_folder
-from tasks.engines.engine import Engine, OnEnded, Request, Samples, Unavailable
+from tasks.engines.engine import Engine, OnEnded, Request, Samples
 from tasks.engines.loading import load_engine
-from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import (
     Replicas,
@@ -50,6 +48,7 @@ from tests.engines.conftest import (
     scale,
     scaled,
 )
+from tests.engines.serving import StandIn
 from tests.patience import PATIENCE, wait_for
 from tests.policies import place_policy
 
@@ -72,26 +71,6 @@ def processes_of(group: int) -> list[psutil.Process]:
 
 def wait_for_end(group: int) -> bool:
     return wait_for(lambda: not processes_of(group))
-
-
-@pytest.mark.vllm
-def test_replica_that_missed_an_update_gets_no_request(policy: Policy, servers: Servers) -> None:
-    """It reports another version of its weights."""
-    engine = servers.of(policy)
-    held = engine.versions.current
-    engine.versions.num_updates += 1
-    wanted = engine.versions.current
-    try:
-        with pytest.raises(Unavailable, match=f"weights of version '{held}', not '{wanted}'"):
-            asyncio.run(identify_all(engine))
-    finally:
-        engine.versions.num_updates -= 1
-
-
-async def identify_all(engine: ServerEngine) -> None:
-    for endpoint in engine.endpoints:
-        async with Connection(endpoint, 60.0) as connection:
-            await engine.identify(connection)
 
 
 def in_the_middle(change: Callable[[], None]) -> OnEnded:
@@ -242,36 +221,29 @@ def test_temporary_files_of_a_server_are_removed() -> None:
     assert not left.exists()
 
 
-class Slow:
+class Slow(StandIn):
     """A server that ends at the second poll after `end`."""
 
+    num_polls = -1
+
     def __init__(self, place: int, attempt: int) -> None:
-        self.endpoint, self.looks = Endpoint(f"http://replica-{place}-{attempt}/v1"), -1
+        super().__init__(None, f"{place}-{attempt}")
 
     def is_serving(self) -> bool:
-        return self.looks < 0
+        return self.num_polls < 0
 
     def has_ended(self) -> bool:
-        self.looks += self.looks >= 0
-        return self.looks > 1
-
-    def was_lost(self) -> bool:
-        return False
-
-    def log_tail(self) -> str:
-        return ""
+        self.num_polls += self.num_polls >= 0
+        return self.num_polls > 1
 
     def end(self) -> None:
-        self.looks = 0
-
-    def wait(self) -> None:
-        pass
+        self.num_polls = 0
 
 
 def test_server_that_ends_during_a_wait_is_restarted(tmp_path: Path) -> None:
     replicas = Replicas(Slow, 1, tmp_path, ExitStack())
     replicas.drop(replicas.serving()[0])
-    assert [each.url for each in replicas.wait_for_one()] == ["http://replica-0-1/v1"]
+    assert [each.name for each in replicas.wait_for_one()] == ["0-1"]
 
 
 def train_beside(layout: Layout, environment: dict[str, str], out: Path) -> None:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Unavailable
+from tasks.engines.engine import attempt
 from tasks.engines.trainers import gather, num_trainers, rank
 from tasks.engines.weights import changes
 from tasks.models import adapters
@@ -139,19 +139,15 @@ class FileTransfer:
     async def send(self, connections: "Sequence[Connection]") -> list[str | None]:
         """Request that the servers read the weights. Return the failure of each server, or None. A
         server that failed must be ended."""
-        return await asyncio.gather(*map(self.send_one, connections))
+        return await asyncio.gather(*(attempt(self.send_one(each)) for each in connections))
 
-    async def send_one(self, connection: "Connection") -> str | None:
-        try:
-            for piece in self.pieces.values():
-                await connection.request(
-                    "POST",
-                    f"{connection.endpoint.root}/update_weights",
-                    {"update_info": {"path": piece.path, "changes": piece.changes}},
-                )
-        except (Unavailable, ArtifactError) as error:
-            return str(error)
-        return None
+    async def send_one(self, connection: "Connection") -> None:
+        for piece in self.pieces.values():
+            await connection.request(
+                "POST",
+                f"{connection.endpoint.root}/update_weights",
+                {"update_info": {"path": piece.path, "changes": piece.changes}},
+            )
 
 
 def can_add(weights: NamedWeights, folder: Path) -> bool:
