@@ -256,10 +256,9 @@ def save_policy(
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    if generation_from is not None and (generation_from / "generation_config.json").is_file():
-        (folder / "generation_config.json").write_bytes(
-            (generation_from / "generation_config.json").read_bytes()
-        )
+    source = generation_from and generation_from / "generation_config.json"
+    if source and source.is_file():
+        (folder / source.name).write_bytes(source.read_bytes())
 
 
 def torch_device(name: str) -> torch.device:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
@@ -25,7 +24,7 @@ from transformers import PreTrainedModel
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, temporary_folder
-from tasks.engines.engine import Engine, OnEnded, Request, Samples
+from tasks.engines.engine import Engine, Request, Samples
 from tasks.engines.loading import load_engine
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import (
@@ -73,18 +72,6 @@ def wait_for_end(group: int) -> bool:
     return wait_for(lambda: not processes_of(group))
 
 
-def in_the_middle(change: Callable[[], None]) -> OnEnded:
-    """Return an `on_ended` that starts `change` when the first completion has ended."""
-    began = threading.Event()
-
-    def call(*_: object) -> None:
-        if not began.is_set():
-            began.set()
-            threading.Thread(target=change).start()
-
-    return call
-
-
 def largest_gap(samples: Samples, models: dict[int, PreTrainedModel]) -> float:
     """Return the largest |difference| of a token's log-probability to that of its policy."""
     assert samples.versions is not None
@@ -101,7 +88,7 @@ def swapped_twice(
 ) -> Samples:
     """Return completions that begin with the first policy and continue with the two others."""
     engine.set_weights(NamedWeights(models[0]), versions[0])
-    done = threading.Event()
+    began, done = threading.Event(), threading.Event()
 
     def swap() -> None:
         for version, model in zip(versions[1:], models[1:], strict=True):
@@ -109,7 +96,12 @@ def swapped_twice(
             time.sleep(0.3)
         done.set()
 
-    samples = engine.generate(LONG, in_the_middle(swap))
+    def start_swap(*_: object) -> None:
+        if not began.is_set():
+            began.set()
+            threading.Thread(target=swap).start()
+
+    samples = engine.generate(LONG, start_swap)
     assert done.wait(PATIENCE)
     return samples
 
