@@ -249,6 +249,7 @@ def test_shared_folder_that_is_not_writable_is_named(tmp_path: Path) -> None:
     [
         ([0, 0], [], False, 0),
         ([75, 1], [75, 1], False, 1),  # the training's own fault: it would fail again
+        ([-9, 1], [-9, 1], True, 1),
         ([-9, 75], [-9], True, 75),
         ([75, None], [75], True, 75),  # a silent one, which was killed
         ([None], [None], True, 1),

@@ -109,8 +109,9 @@ def test_group_larger_than_a_servers_room_stays_together() -> None:
     servers.run([4] * 6, max_in_flight=3)
     homes = {row: server for server, row in servers.asked}
     groups = [range(first, first + 4) for first in range(0, 24, 4)]
-    # a group of four is cut at the three that a server takes at once
+    # a group of four is split after the three rows that a server admits at once
     assert all(len({homes[row] for row in group[:3]}) == 1 for group in groups)
+    assert any(homes[group[3]] != homes[group[0]] for group in groups)
 
 
 def test_trainers_start_at_different_servers() -> None:

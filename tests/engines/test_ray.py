@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +88,11 @@ class Training:
 def trainers(layout: Layout) -> dict[int, psutil.Process]:
     """Return the ranks of the training in this folder."""
     found = {}
-    for process in psutil.process_iter():
-        try:
+    for process in left_over(layout):
+        with suppress(psutil.Error):
             rank = process.environ().get("RANK")
-            is_here = process.cwd() == str(layout.root) and "tasks.train" in process.cmdline()
-            if is_here and rank is not None:
+            if rank is not None and "tasks.train" in process.cmdline():
                 found[int(rank)] = process
-        except psutil.Error:
-            continue
     return found
 
 
@@ -102,11 +100,9 @@ def left_over(layout: Layout) -> list[psutil.Process]:
     """Return all processes in this folder."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):
             if process.cwd() == str(layout.root) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except psutil.Error:
-            continue
     return found
 
 

@@ -175,8 +175,9 @@ def test_stop_token_is_not_part_of_the_text() -> None:
     tokenizer = chat_tokenizer()
     ids = tokenizer("½ =", add_special_tokens=False).input_ids
     think = ids_of(tokenizer, "<think>")
-    found = decode([[*ids, think], [*ids, think], ids[:1]], ["stop", "length", "length"], tokenizer)
-    assert found == ["½ =", "½ =<think>", "\N{REPLACEMENT CHARACTER}"]
+    completions = [[*ids, think], [*ids, think], [think], ids[:1]]
+    found = decode(completions, ["stop", "length", "stop", "length"], tokenizer)
+    assert found == ["½ =", "½ =<think>", "", "\N{REPLACEMENT CHARACTER}"]
 
 
 CHATML = (
