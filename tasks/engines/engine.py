@@ -7,9 +7,9 @@ prompt, the sampling settings and its own seed. It does not depend on the other 
 call or their order (in float32 exactly, up to the rounding of matrix products)."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 Ints = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,14 @@ class Unavailable(Exception):
 
 class NoServerError(ArtifactError):
     """Raised if all sampling servers have failed too often."""
+
+
+async def attempt(request: Awaitable[T]) -> T | str:
+    """Await a request to a server. Return its result, or the error message if it failed."""
+    try:
+        return await request
+    except (Unavailable, ArtifactError) as error:
+        return str(error)
 
 
 OnEnded = Callable[[int, Sequence[int], str], object]

@@ -31,8 +31,7 @@ def merged_weight(module: Any) -> torch.Tensor:
     if not is_adapted(module):
         weight: torch.Tensor = module.weight
         return weight
-    low, high, factor = adapter_of(module)
-    return add_delta(dense(module.base_layer.weight), low, high, factor)
+    return add_delta(dense(module.base_layer.weight), *adapter_of(module))
 
 
 def is_quantized(weight: torch.Tensor) -> bool:

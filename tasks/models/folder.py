@@ -211,19 +211,14 @@ def check_links(folder: Path) -> None:
     snapshots/REVISION to the blobs of the same model are allowed."""
     own = folder.resolve()
     roots = [own, own.parents[1] / "blobs"] if own.parent.name == "snapshots" else [own]
-    for path in policy_files(folder):
+    files = (path for pattern in POLICY_FILES for path in sorted(folder.glob(pattern)))
+    for path in files:
         target = path.resolve()
         if not any(target.is_relative_to(root) for root in roots):
             raise ArtifactError(
                 f"{path} is a link to {target}, outside the policy's folder: replace it with a "
                 "copy, or remove it"
             )
-
-
-def policy_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a policy (see POLICY_FILES), including links."""
-    for pattern in POLICY_FILES:
-        yield from sorted(folder.glob(pattern))
 
 
 def policy_digest(folder: Path) -> str:

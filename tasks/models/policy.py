@@ -74,7 +74,7 @@ def read_policy(layout: Layout) -> Policy:
 
 
 def read_trained(layout: Layout, recipe: str, seed: int) -> Policy:
-    """Return the policy that a recipe and a seed trained. Raises the errors of `trained_digest`."""
+    """Return the policy that a recipe and a seed trained. Raise the errors of `trained_digest`."""
     digest = trained_digest(layout, recipe, seed)
     folder = layout.train(recipe, seed) / "policy"
     return open_policy(folder, digest, read_checked(layout.policy_card))
@@ -256,10 +256,9 @@ def save_policy(
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    if generation_from is not None and (generation_from / "generation_config.json").is_file():
-        (folder / "generation_config.json").write_bytes(
-            (generation_from / "generation_config.json").read_bytes()
-        )
+    source = generation_from and generation_from / "generation_config.json"
+    if source and source.is_file():
+        (folder / source.name).write_bytes(source.read_bytes())
 
 
 def torch_device(name: str) -> torch.device:

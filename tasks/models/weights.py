@@ -36,14 +36,12 @@ class NamedWeights(Mapping[str, torch.Tensor]):
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        layers = adapted_layers(model)
         self.parts: dict[str, torch.Tensor] = {}
-        self.adapters: dict[str, tuple[torch.Tensor, torch.Tensor, float]] = {}
         for name, tensor in model.state_dict().items():
             if ".lora_" not in name:
                 self.parts[name.replace(".base_layer.", ".")] = tensor.detach()
-        for name, layer in layers.items():
-            self.adapters[f"{name}.weight"] = adapter_of(layer)
+        layers = adapted_layers(model).items()
+        self.adapters = {f"{name}.weight": adapter_of(layer) for name, layer in layers}
         head = model.get_output_embeddings()
         if head is not None and "lm_head.weight" not in self.parts:
             self.parts["lm_head.weight"] = head.weight.detach()

@@ -1,7 +1,7 @@
-"""vLLM's servers, which take long to start, once for all tests."""
+"""Servers that several tests share, policies, and processes that run side by side."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy, load_model, read_policy
 from tests.engines.serving import Behaviour, Server, StandIn
 from tests.policies import ENGINE, place_policy
+from tests.stages import FORKS
 
 SETTINGS = dataclasses.replace(ENGINE, name="server", max_rows=8, num_replicas=2)
 FLEET = dataclasses.replace(ENGINE, name="server", max_rows=4, max_retries=1)
@@ -33,14 +34,14 @@ Fleet = Callable[..., Replicas]
 
 
 class Servers:
-    """Two servers of each policy that a test asks for."""
+    """Two vLLM servers of each policy that a test requests. They take long to start."""
 
     def __init__(self, logs: Path) -> None:
         self.logs = logs
         self.engines: dict[str, ServerEngine] = {}
 
     def of(self, policy: Policy) -> ServerEngine:
-        """The policy's servers, started if need be; they must be left as they were."""
+        """Return the policy's servers. A test must leave them unchanged."""
         if policy.digest not in self.engines:
             engine = load_engine(SETTINGS, policy, logs=self.logs)
             assert isinstance(engine, ServerEngine)
@@ -48,7 +49,7 @@ class Servers:
         return self.engines[policy.digest]
 
     def take(self, policy: Policy) -> ServerEngine:
-        """The policy's servers, to be damaged and closed."""
+        """Return the policy's servers, for a test that damages and closes them."""
         engine = self.of(policy)
         del self.engines[policy.digest]
         return engine
@@ -65,15 +66,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 @pytest.fixture(scope="module")
 def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
     """A policy that vLLM can serve."""
-    layout = Layout(tmp_path_factory.mktemp("data"))
-    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
-    return read_policy(layout)
+    return placed(qwen, tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture
 def fleet(policy: Policy, tmp_path: Path) -> Iterator[Fleet]:
-    """Servers in the place of vLLM's, one for each argument: whether it loads new weights. One that
-    was started again does."""
+    """Start substitutes for vLLM's servers. Each argument determines whether a server loads new
+    weights. Restarted servers do."""
     with ExitStack() as stack:
 
         def make(*loads: bool) -> Replicas:
@@ -88,7 +87,7 @@ def fleet(policy: Policy, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def does(replicas: Replicas, place: int) -> Behaviour:
-    """The behaviour of the server in a place of a fleet."""
+    """Return the behaviour of the server in a place of a fleet."""
     stand_in: Any = replicas.replicas[place]
     found: Behaviour = stand_in.server.does
     return found
@@ -99,16 +98,32 @@ def names(engine: ServerEngine) -> list[str]:
 
 
 def expected(policy: Policy, factor: float) -> list[list[int]]:
-    """Completions of REQUEST by the policy with all its weights so many times as large."""
+    """Return the completions of REQUEST by `scaled(policy, factor)`."""
     return HfEngine(scaled(policy, factor), [1], 8, 512).generate(REQUEST).token_ids
 
 
+def placed(folder: Path, root: Path) -> Policy:
+    """Return the policy in `folder`, after recording it under a data root."""
+    layout = Layout(root)
+    place_policy(folder, layout, load(folder))
+    return read_policy(layout)
+
+
+def load(folder: Path) -> PreTrainedModel:
+    """Return a policy's model in float32 on the CPU."""
+    return load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+
+
 def scaled(policy: Policy, factor: float) -> PreTrainedModel:
-    """The policy with all its weights so many times as large."""
-    model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(factor)
+    """Return the policy's model with all weights multiplied by `factor`."""
+    return scale(load(policy.folder), factor)
+
+
+@torch.no_grad()
+def scale(model: PreTrainedModel, factor: float) -> PreTrainedModel:
+    """Multiply all weights of a model in place, and return it."""
+    for parameter in model.parameters():
+        parameter.mul_(factor)
     return model
 
 
@@ -116,7 +131,7 @@ def scaled(policy: Policy, factor: float) -> PreTrainedModel:
 def logprob_gaps(
     model: PreTrainedModel, request: Request, samples: Samples
 ) -> list[npt.NDArray[np.float32]]:
-    """[B] of each completion's tokens, the |difference| of its log-probability to the model's."""
+    """Return [B] the |difference| of each token's log-probability to the model's."""
     gaps = []
     for row, owner in enumerate(request.owner_B()):
         prompt, completion = list(request.prompts[owner]), samples.token_ids[row]
@@ -128,6 +143,16 @@ def logprob_gaps(
 
 
 def meetings(size: int) -> list[dict[str, str]]:
-    """What torchrun tells each of `size` processes of one machine."""
+    """Return the variables that torchrun sets for each of `size` processes of one machine."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+def run_together(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
+    """Run `work` in a process for each tuple of arguments, side by side. All must succeed."""
+    processes = [FORKS.Process(target=work, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * len(processes)

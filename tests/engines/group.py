@@ -1,6 +1,6 @@
-"""A group of processes that stands in for NCCL's where there is no GPU: tensors go through files.
+"""A substitute for a group of NCCL on a CPU: tensors are sent through files.
 
-vLLM's servers import this by the option `--worker-extension-cls`; all else is their own code."""
+vLLM's servers import this module by the option `--worker-extension-cls`."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ FOLDER = "WINNOW_TEST_GROUP"
 
 
 class FileGroup:
-    """A member of the group `unique_id`; `join` waits for all others."""
+    """A member of the group `unique_id`. It waits for all other members."""
 
     def __init__(self, unique_id: bytes, rank: int, size: int) -> None:
         self.folder = Path(os.environ[FOLDER]) / unique_id.hex()[:16]
@@ -41,11 +41,11 @@ class FileGroup:
 
 
 class Extension:
-    """vLLM wants a class to be named."""
+    """The class for vLLM's option."""
 
 
 def stand_in() -> None:
-    """In a server: put the group in NCCL's place, and nothing in that of CUDA's streams."""
+    """Replace NCCL in a server by this group, and CUDA's streams by nothing."""
     from vllm.distributed.device_communicators import pynccl
 
     def join(unique_id: bytes, rank: int, world_size: int, device: Any) -> FileGroup:

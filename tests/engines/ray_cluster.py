@@ -19,24 +19,18 @@ TOKEN = secrets.token_hex(16)
 
 
 class RayCluster:
-    """Use as a context manager. `environment` lets a process in; `address` is the head's. Without a
-    token the cluster takes anybody."""
+    """A context manager. Processes with `environment` can connect to the head at `address`. Without
+    a token every process can."""
 
     def __init__(self, num_cpus: list[int], token: str | None = TOKEN) -> None:
         self.num_cpus = num_cpus
         self.temporary = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         self.folder = Path(self.temporary.name)  # short: Ray's sockets are in it
         self.address = f"127.0.0.1:{free_port()}"
-        self.environment = {
-            **os.environ,
-            **(
-                {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
-                if token
-                else {"RAY_AUTH_MODE": "disabled"}
-            ),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "OMP_NUM_THREADS": "1",
-        }
+        own = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
+        if token:
+            own |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        self.environment = {**os.environ, **own}
         self.nodes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "RayCluster":
@@ -64,16 +58,13 @@ class RayCluster:
         log.close()
         self.nodes.append(node)
         deadline = time.monotonic() + PATIENCE
-        while not self.is_up(Path(log.name)):
+        while "Ray runtime started" not in Path(log.name).read_text(errors="replace"):
             assert node.poll() is None, Path(log.name).read_text()
             assert time.monotonic() < deadline, Path(log.name).read_text()
             time.sleep(0.1)
 
-    def is_up(self, log: Path) -> bool:
-        return "Ray runtime started" in log.read_text(errors="replace")
-
     def kill(self, number: int) -> None:
-        """Kill all processes of a node at once, as when a machine loses its power."""
+        """Kill all processes of a node at once, as in a power failure."""
         node = self.nodes[number]
         with suppress(psutil.NoSuchProcess):
             everyone = psutil.Process(node.pid).children(recursive=True)

@@ -1,8 +1,7 @@
-"""A small OpenAI-compatible server around the `hf` engine, on loopback, that can be told to
-misbehave.
+"""A small OpenAI-compatible server around the `hf` engine, on loopback, which can misbehave.
 
-It speaks the part of vLLM's protocol that the engine `server` uses, so that what happens when
-servers fail, lie or are replaced can be tested without starting vLLM."""
+It implements the part of vLLM's protocol that the engine `server` uses. So tests of servers that
+fail, misreport or restart need no vLLM."""
 
 import asyncio
 import dataclasses
@@ -23,26 +22,25 @@ from tasks.engines.weights import changes
 
 @dataclasses.dataclass
 class Behaviour:
-    """What the server does, and what it has seen. Everything may be changed while it runs."""
+    """Settings and counters of a server. Tests may change them while it runs."""
 
     names: list[str]
-    key: str | None = None  # the bearer token it wants
-    fault: Callable[[int], int | None] = lambda number: (
-        None
-    )  # the status with which it refuses its n-th completion
-    token_ids: bool = True  # whether answers hold them
+    key: str | None = None  # the required bearer token
+    # the status that rejects the n-th completion, if any
+    fault: Callable[[int], int | None] = lambda number: None
+    token_ids: bool = True  # whether answers contain them
     raw_logprobs: bool = False  # log-probabilities without the temperature
     delay: float = 0.0  # seconds before a completion is answered
-    hangs: bool = False  # connections stay open, and nothing is answered
+    hangs: bool = False  # connections stay open without an answer
     takes: bool = True  # whether new weights are accepted
-    loads: bool = True  # whether new weights are put into effect ...
+    loads: bool = True  # whether accepted weights are put into effect
     finishes: bool = True  # whether an update can be ended
-    version: str = "default"  # ... which it says in any case
+    version: str = "default"  # the reported version, also of weights that are not in effect
     paused: bool = False
-    updating: bool = False  # and then refuses to begin an update
-    samples_from: str | None = None  # the version of which it says that it sampled from it
-    requests: int = 0  # completions asked for ...
-    served: int = 0  # ... and answered
+    updating: bool = False  # and then another update is rejected
+    samples_from: str | None = None  # the reported version of the samples, if another
+    requests: int = 0  # completions requested
+    served: int = 0  # completions answered
     num_tokens: int = 0  # of the completions
     has_metrics: bool = True
     in_flight: int = 0
@@ -51,8 +49,8 @@ class Behaviour:
 
 
 class Server:
-    """Use as a context manager; `url` is where it listens. `stop` closes it as a crash would: in
-    mid-request."""
+    """A context manager. The server listens at `url`. `stop` closes it during requests, like a
+    crash."""
 
     def __init__(self, engine: HfEngine, names: list[str], **behaviour: Any) -> None:
         self.engine, self.does = engine, Behaviour(names, **behaviour)
@@ -80,23 +78,21 @@ class Server:
         asyncio.run_coroutine_threadsafe(self.close(), self.loop).result()
 
     async def close(self) -> None:
-        """Cut off what is being answered: a handler that hangs may keep the clean-up waiting."""
+        """Cancel all handlers: the clean-up would wait for one that hangs."""
         for handler in list(self.handlers):
             handler.cancel()
         await self.runner.cleanup()
 
     async def listen(self) -> None:
         app = web.Application(middlewares=[self.hang])
-        app.add_routes(
-            [web.get("/v1/models", self.models), web.post("/v1/completions", self.complete)]
-        )
-        app.add_routes([web.post("/inference/v1/generate", self.generate)])
-        app.add_routes([web.get("/metrics", self.metrics), web.get("/weight_info", self.info)])
-        for route in ("pause", "resume", "start_weight_update", "update_weights"):
-            app.add_routes([web.post(f"/{route}", self.update)])
-        for route in ("finish_weight_update", "reset_prefix_cache"):
-            app.add_routes([web.post(f"/{route}", self.update)])
-        app.add_routes([web.get("/is_paused", self.is_paused)])
+        router = app.router
+        router.add_get("/v1/models", self.models)
+        router.add_post("/v1/completions", self.complete)
+        router.add_post("/inference/v1/generate", self.generate)
+        router.add_get("/metrics", self.metrics)
+        router.add_get("/weight_info", self.info)
+        router.add_get("/is_paused", self.is_paused)
+        router.add_post("/{path:.*}", self.update)
         self.runner = web.AppRunner(app, shutdown_timeout=0.0)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", self.port)
@@ -106,7 +102,7 @@ class Server:
 
     @web.middleware
     async def hang(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Answer, unless told to hang."""
+        """Answer, unless the server hangs."""
         task = asyncio.current_task()
         assert task is not None
         self.handlers.add(task)
@@ -148,18 +144,17 @@ class Server:
         return web.json_response({"is_paused": self.does.paused})
 
     async def update(self, request: web.Request) -> web.Response:
-        """The routes of vLLM's protocol for new weights, one for all."""
+        """Answer a route of vLLM's protocol for new weights."""
         body = await request.json() if request.can_read_body else {}
-        if request.path in ("/pause", "/resume"):
-            self.does.paused = request.path == "/pause"
-        if request.path == "/start_weight_update" and self.does.updating:
+        route, can_finish = request.path, self.does.finishes and self.does.updating
+        if route in ("/pause", "/resume"):
+            self.does.paused = route == "/pause"
+        if route == "/start_weight_update" and self.does.updating:
             return self.refuse(request, 500, "a weight update is already active")
-        if request.path == "/finish_weight_update" and not (
-            self.does.finishes and self.does.updating
-        ):
+        if route == "/finish_weight_update" and not can_finish:
             return self.refuse(request, 500, "finish_weight_update called without a matching start")
-        if request.path in ("/start_weight_update", "/finish_weight_update"):
-            self.does.updating = request.path == "/start_weight_update"
+        if route in ("/start_weight_update", "/finish_weight_update"):
+            self.does.updating = route == "/start_weight_update"
         if info := body.get("update_info"):
             weights = dict(changes.read(info["path"], info["changes"]))
             if not self.does.takes:
@@ -173,13 +168,13 @@ class Server:
         return await self.answer_to(request, await request.json())
 
     async def generate(self, request: web.Request) -> web.Response:
-        """As `complete`, in vLLM's own protocol for tokens."""
+        """Answer in vLLM's own protocol for tokens."""
         body = await request.json()
         asked = {**body["sampling_params"], "prompt": body["token_ids"]}
-        return await self.answer_to(request, asked, says_versions=True)
+        return await self.answer_to(request, asked, reports_versions=True)
 
     async def answer_to(
-        self, request: web.Request, body: dict[str, Any], *, says_versions: bool = False
+        self, request: web.Request, body: dict[str, Any], *, reports_versions: bool = False
     ) -> web.Response:
         does = self.does
         does.requests += 1
@@ -195,7 +190,7 @@ class Server:
         does.num_tokens += len(answer["choices"][0]["logprobs"]["token_logprobs"])
         does.served += 1
         does.prompts.append(tuple(body["prompt"]))
-        if says_versions:
+        if reports_versions:
             (choice,) = answer["choices"]
             logprobs = choice["logprobs"]["token_logprobs"]
             choice["logprobs"] = {"content": [{"logprob": value} for value in logprobs]}
@@ -224,7 +219,7 @@ class Server:
 
 
 class StandIn:
-    """A server in the place of one that Winnow starts; without one it ends before it answers."""
+    """Stands for a server that Winnow starts. Without `server` it ends before it answers."""
 
     def __init__(self, server: Server | None, name: str) -> None:
         self.server, self.is_gone = server, server is None

@@ -1,7 +1,6 @@
-"""What runs on the machines of a cluster, without a cluster: the host of a process, the gate before
-a server, and the settings. With a real cluster: `test_ray.py`."""
+"""Parts of a cluster, tested without Ray: the host of a process, the gate of a server, and the
+settings. For a real cluster see `test_ray.py`."""
 
-import asyncio
 import dataclasses
 import os
 import re
@@ -10,16 +9,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
+import httpx
 import pytest
 
-from tasks.common.files import WriteError
+from tasks.common.files import ArtifactError, WriteError
 from tasks.common.params import ParamsError, parse
 from tasks.engines.cluster.host import ADDRESS, PIECE, SCRATCH, Host
-from tasks.engines.cluster.places import shared_folder
+from tasks.engines.cluster.places import check_shared, shared_folder
 from tasks.engines.cluster.ranks import MAX_RESTARTS, Ended, supervise
 from tasks.engines.cluster.servers import RemoteReplica
 from tasks.engines.devices import sampling_gpus, training_gpus
@@ -52,7 +50,7 @@ time.sleep(60)
 """
 
 
-def test_a_host_starts_shows_and_interrupts_a_process(
+def test_host_starts_polls_and_interrupts_a_process(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # as Ray sets it for a place
@@ -76,10 +74,11 @@ def test_a_host_starts_shows_and_interrupts_a_process(
 
 
 class Here:
-    """A host of this process in the place of one on another machine."""
+    """Stands for a host on another machine."""
 
     def __init__(self, host: Host) -> None:
-        self.host, self.poll, self.begin_to_end = host, host.poll, host.end
+        self.host, self.poll, self.place = host, host.poll, host.place
+        self.begin_to_end = host.end
 
     def is_up(self) -> bool:
         return True
@@ -88,12 +87,11 @@ class Here:
         return getattr(self.host, method)(*arguments, **named)
 
 
-def test_the_log_of_a_server_on_another_machine_is_kept_here(host: Host, tmp_path: Path) -> None:
+def test_log_of_a_remote_server_is_kept_here(host: Host, tmp_path: Path) -> None:
     script = f"print('x' * {3 * PIECE}); print('the reason')"
     here: Any = Here(host)
-    shared: Any = SimpleNamespace(check=lambda _: None)
     command, log = [sys.executable, "-c", script], tmp_path / "log"
-    replica = RemoteReplica(here, shared, command, {**os.environ, gate.KEY: "k"}, "engine-0", log)
+    replica = RemoteReplica(here, tmp_path, command, {**os.environ, gate.KEY: "k"}, "engine-0", log)
     assert not replica.is_serving()
     wait_for(replica.has_ended)
     assert replica.log_tail().endswith("x\nthe reason\n")
@@ -101,7 +99,7 @@ def test_the_log_of_a_server_on_another_machine_is_kept_here(host: Host, tmp_pat
     assert log.stat().st_size == 3 * PIECE + len("\nthe reason\n")
 
 
-def test_a_host_ends_all_that_its_process_has_started(host: Host, tmp_path: Path) -> None:
+def test_host_ends_all_descendants_of_its_process(host: Host, tmp_path: Path) -> None:
     script = "import subprocess; c = subprocess.Popen(['sleep', '60']); print(c.pid); c.wait()"
     command = [sys.executable, "-u", "-c", script]
     host.start(command, dict(os.environ), str(tmp_path), is_guarded=False)
@@ -111,7 +109,7 @@ def test_a_host_ends_all_that_its_process_has_started(host: Host, tmp_path: Path
     assert host.poll().status == -signal.SIGKILL
 
 
-def test_the_files_of_a_host_that_was_killed_are_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_next_host_removes_the_files_of_a_killed_one(tmp_path: Path) -> None:
     script = """
 import os, signal
 from tasks.engines.cluster.host import Host
@@ -119,21 +117,19 @@ host = Host("127.0.0.1")
 print(host.folder, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command, environment = [sys.executable, "-c", script], {**os.environ, "TMPDIR": str(tmp_path)}
     found = []
     for _ in range(2):
-        command = [sys.executable, "-c", script]
-        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        found.append(Path(said.stdout.strip()))
-    assert not found[0].exists()
-    assert found[1].is_dir()
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+        found.append(Path(done.stdout.strip()))
+    assert [folder.exists() for folder in found] == [False, True]
 
 
-def test_a_host_reads_what_another_machine_wrote(host: Host, tmp_path: Path) -> None:
-    (tmp_path / "seen").write_text("this")
-    assert host.reads(str(tmp_path / "seen"), "this")
-    assert not host.reads(str(tmp_path / "seen"), "that")
-    assert not host.reads(str(tmp_path / "missing"), "this")
+def test_folder_that_a_machine_does_not_share_is_refused(host: Host, tmp_path: Path) -> None:
+    here: Any = Here(host)
+    check_shared(here, tmp_path)
+    with pytest.raises(ArtifactError, match=f"cannot read {tmp_path}: engine.cluster needs"):
+        check_shared(here, tmp_path / "missing")
     assert host.read("port") is None
 
 
@@ -167,41 +163,24 @@ def gated(tmp_path: Path) -> Iterator[str]:
         os.killpg(process.pid, signal.SIGKILL)  # as its guard would
 
 
-async def ask(method: str, url: str, key: str | None, body: Any = None) -> tuple[int, Any]:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.request(method, url, headers=headers, json=body) as answer,
-    ):
-        return answer.status, await answer.json()
+def test_gate_forwards_requests_with_the_key_only(gated: str) -> None:
+    def ask(method: str, route: str, key: str, **body: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.request(method, f"{gated}{route}", headers=headers, **body)
 
-
-def test_a_gate_passes_on_what_is_asked_with_the_key(gated: str) -> None:
-    def answer(*arguments: Any) -> tuple[int, Any]:
-        return asyncio.run(ask(*arguments))
-
-    status, said = answer("POST", f"{gated}/pause?mode=wait", "the key", {"a": 1})
-    assert status == 200
-    assert said == {"path": "/pause?mode=wait", "sent": '{"a": 1}', "key": None}
-    for key in (None, "another", "the key2", "the ke"):
-        assert answer("POST", f"{gated}/update_weights", key)[0] == 401
+    answer = ask("POST", "/pause?mode=wait", "the key", content="body")
+    assert answer.status_code == 200
+    assert answer.json() == {"path": "/pause?mode=wait", "sent": "body", "key": None}
+    for key in ("", "another", "the key2", "the ke"):
+        assert ask("POST", "/update_weights", key).status_code == 401
     for method, route in (("POST", "/collective_rpc"), ("GET", "/pause"), ("GET", "/v1/../x")):
-        assert answer(method, f"{gated}{route}", "the key")[0] == 404
+        assert ask(method, route, "the key").status_code == 404
 
 
-def test_every_route_that_is_used_passes_the_gate_and_no_other() -> None:
-    """Those of vLLM's protocol for new weights, too."""
+def test_gate_forwards_exactly_the_routes_in_use() -> None:
     folder = Path(gate.__file__).parent.parent
-    names = (
-        "transfer",
-        "endpoints",
-        "engine",
-        "lending",
-        "meter",
-        "../weights/files",
-        "../weights/nccl",
-    )
-    source = "".join((folder / "server" / f"{name}.py").read_text() for name in names)
+    files = [*folder.glob("server/*.py"), *folder.glob("weights/*.py")]
+    source = "".join(path.read_text() for path in files)
     asked = set(re.findall(r"root\}(/[a-z_/0-9]+)", source))
     asked |= {f"/v1{route}" for route in re.findall(r"endpoint\.url\}(/[a-z_]+)", source)}
     asked |= {f"/{nccl.LEAVE}", "/init_weight_transfer_engine"}
@@ -213,7 +192,7 @@ def cluster(**changes: Any) -> EngineSettings:
     return dataclasses.replace(ENGINE, **settings)
 
 
-def test_servers_on_a_cluster_are_the_engine_and_take_no_gpu_of_this_machine(
+def test_servers_on_a_cluster_use_no_gpu_of_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert engine_name(cluster()) == "server"
@@ -223,7 +202,7 @@ def test_servers_on_a_cluster_are_the_engine_and_take_no_gpu_of_this_machine(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"name": "hf"}, "engine.cluster.engines is 1, which are vLLM servers"),
         ({"num_processes": 2}, "leave engine.num_processes and engine.num_replicas at 1"),
@@ -234,17 +213,16 @@ def test_servers_on_a_cluster_are_the_engine_and_take_no_gpu_of_this_machine(
         ),
     ],
 )
-def test_a_cluster_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ParamsError, match=said):
+def test_contradictory_settings_of_a_cluster_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ParamsError, match=message):
         cluster(**changes)
 
 
-def test_a_cluster_has_a_trainer() -> None:
+def test_cluster_is_local_or_has_all_its_keys() -> None:
     with pytest.raises(ParamsError, match=r"engine\.cluster\.trainers is 0"):
         dataclasses.replace(CLUSTER, trainers=0)
-
-
-def test_a_cluster_is_local_or_has_all_its_keys() -> None:
     values = dataclasses.asdict(ENGINE)
     assert parse(values, EngineSettings, "engine").cluster == "local"
     given = {**values, "name": "server", "cluster": dataclasses.asdict(CLUSTER)}
@@ -255,7 +233,7 @@ def test_a_cluster_is_local_or_has_all_its_keys() -> None:
         parse({**values, "cluster": {"ray": "head:6379"}}, EngineSettings, "engine")
 
 
-def test_a_shared_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_shared_folder_that_is_not_writable_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     place = dataclasses.replace(CLUSTER, shared=str(tmp_path / "file" / "x"))
     with pytest.raises(WriteError, match="file/x"), shared_folder(place, "weights"):
@@ -270,17 +248,14 @@ def test_a_shared_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None
     ("statuses", "first", "is_lost", "status"),
     [
         ([0, 0], [], False, 0),
-        ([1, 75], [1], False, 1),  # the training's own fault: it would fail again
-        ([75, 1], [75, 1], False, 1),
-        ([1, None], [1], False, 1),
+        ([75, 1], [75, 1], False, 1),  # the training's own fault: it would fail again
         ([-9, 1], [-9, 1], True, 1),
         ([-9, 75], [-9], True, 75),
         ([75, None], [75], True, 75),  # a silent one, which was killed
-        ([None, 75], [None], True, 75),
         ([None], [None], True, 1),
     ],
 )
-def test_what_died_starts_again_and_what_failed_does_not(
+def test_lost_ranks_are_distinguished_from_failed_ones(
     statuses: list[int | None], first: list[int | None], is_lost: bool, status: int
 ) -> None:
     ended = Ended(statuses, first)
@@ -291,13 +266,12 @@ def test_what_died_starts_again_and_what_failed_does_not(
 @pytest.mark.parametrize(
     ("num_lost", "is_progressing", "status", "num_runs"),
     [
-        (0, False, 0, 1),
         (MAX_RESTARTS, False, 0, MAX_RESTARTS + 1),
         (100, False, 75, MAX_RESTARTS + 1),
         (20, True, 0, 21),
     ],
 )
-def test_all_ranks_start_again_while_they_get_further(
+def test_lost_ranks_restart_as_long_as_they_progress(
     num_lost: int, is_progressing: bool, status: int, num_runs: int
 ) -> None:
     runs = []

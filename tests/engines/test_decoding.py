@@ -1,4 +1,4 @@
-"""What a decode step of `hf` asks of its device."""
+"""Waits of the host in a decode step of `hf`."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ SAMPLING = Sampling(1.0, 1.0, 0, 64, 0)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_host_waits_once_a_step(
+def test_host_waits_once_per_step(
     device: str, guesser: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the tokens, which are copied at once. On a CPU it would wait for nothing else."""
+    """It waits for the tokens, in one copy, which is not counted as a wait on a CPU."""
     copies: list[int] = []
     copy = torch.Tensor.cpu
 
@@ -32,7 +32,7 @@ def test_the_host_waits_once_a_step(
         owners = np.array([0, 0, 1, 1])
         prefill = slots.prefill([[20, 14, 20, 3, 32], [20, 3, 32]])
         slots.start([0, 1, 2, 3], [5, 6, 7, 8], np.zeros(4, dtype=np.int64), prefill, owners)
-        slots.step()  # what is made once
+        slots.step()  # creates the objects that are reused
 
         monkeypatch.setattr(torch.Tensor, "cpu", counted)
 
@@ -41,5 +41,5 @@ def test_the_host_waits_once_a_step(
                 slots.step()
 
         assert num_waits(decode, torch.device(device)) == (10 if device == "cuda" else 0)
-    assert copies == [8] * 10  # a token and its log-probability for each of four rows
+    assert copies == [8] * 10  # a token and a log-probability for each of four rows
     assert slots.count.tolist() == [12] * 4

@@ -1,4 +1,4 @@
-"""Which GPUs a stage computes on, and that it waits for another's."""
+"""The GPUs of a stage, and the wait for a GPU of another stage."""
 
 import dataclasses
 import logging
@@ -22,14 +22,14 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture(autouse=True)
 def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The machine's folder of locks, for this test."""
+    """The folder of locks of this test."""
     monkeypatch.setenv("WINNOW_LOCKS", str(tmp_path / "locks"))
     return tmp_path / "locks"
 
 
 @pytest.fixture
 def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch says on a machine with three of them."""
+    """A machine with three GPUs."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     numbered = [SimpleNamespace(uuid=f"number-{index}") for index in range(3)]
     monkeypatch.setattr(torch.cuda, "get_device_properties", numbered.__getitem__)
@@ -41,7 +41,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"device": "cpu"}, 2, 0, 0),
         ({"name": "hf"}, 1, 1, 1),
         ({"name": "vllm"}, 2, 1, 2),
-        ({"name": "hf"}, 5, 1, 3),  # the ranks themselves say what is wrong
+        ({"name": "hf"}, 5, 1, 3),  # the ranks raise the error
         ({"name": "auto", "num_replicas": 3}, 1, 3, 3),
         ({"name": "server", "num_replicas": 1}, 2, 1, 3),
         ({"name": "server", "num_replicas": 2}, 2, 2, 2),
@@ -50,7 +50,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"name": "server", "urls": ["http://127.0.0.1:9"]}, 1, 0, 1),
     ],
 )
-def test_the_gpus_of_a_stage(
+def test_gpus_of_a_stage(
     changes: dict[str, Any], num_processes: int, sampling: int, training: int, three_gpus: None
 ) -> None:
     settings = dataclasses.replace(ENGINE, **{"device": "cuda", **changes})
@@ -59,7 +59,7 @@ def test_the_gpus_of_a_stage(
     assert training_gpus(settings, num_processes) == numbers[:training]
 
 
-def test_a_second_stage_waits_until_the_first_is_gone_however_it_ends(
+def test_second_stage_waits_until_the_first_is_killed(
     locks: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ready = FORK.Event()
@@ -90,12 +90,12 @@ def test_a_second_stage_waits_until_the_first_is_gone_however_it_ends(
         second.join(10)
     first.join()
     assert order == ["c", "b"]
-    said = [record.getMessage() for record in caplog.records]
-    assert said[0] == f"waiting for the GPU b: process {first.pid} holds it ({locks / 'gpu-b'})"
-    assert said[1].startswith("got the GPU b after ")
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[0] == f"waiting for the GPU b: process {first.pid} holds it ({locks / 'gpu-b'})"
+    assert messages[1].startswith("got the GPU b after ")
 
 
-def test_the_locks_are_for_every_user_of_the_machine(locks: Path) -> None:
+def test_all_users_of_the_machine_share_the_locks(locks: Path) -> None:
     before = os.umask(0o077)
     try:
         with held(["a"]):

@@ -1,8 +1,7 @@
-"""The contract every engine keeps, run over every file of `engines/`."""
+"""The contract of engines, tested with every file of `engines/`."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,18 +9,16 @@ import torch
 
 from tasks import engines
 from tasks.common import registry
-from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.engines import fake
 from tasks.engines.engine import Engine, Request, StoppableEngine
 from tasks.engines.loading import load_engine
 from tasks.engines.settings import Sampling
 from tasks.engines.vllm import VllmEngine
-from tasks.models.policy import Policy, load_model, load_tokenizer, read_policy
-from tasks.models.prompts import decode
+from tasks.models.policy import Policy, load_tokenizer
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import Servers
-from tests.policies import ENGINE, place_policy
+from tests.engines.conftest import Servers, load, placed
+from tests.policies import ENGINE
 
 SETTINGS = dataclasses.replace(ENGINE, max_rows=8)
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
@@ -31,7 +28,7 @@ BY_VLLM = {"vllm", "server"}
 Reference = Callable[[list[int], list[int]], torch.Tensor]
 
 
-# servers run the code of `vllm`: another architecture would take another server to show the same
+# servers run the code of `vllm`: another architecture would need more servers for the same result
 CASES = [
     (name, architecture)
     for name in registry.names(engines)
@@ -63,12 +60,7 @@ def policy(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Policy:
-    folder: Path = request.getfixturevalue(case[1])
-    layout = Layout(tmp_path_factory.mktemp("data"))
-    place_policy(
-        folder, layout, load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
-    )
-    return read_policy(layout)
+    return placed(request.getfixturevalue(case[1]), tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +80,8 @@ def prompts(policy: Policy) -> list[list[int]]:
 
 
 def reference(engine_name: str, policy: Policy, model: torch.nn.Module | None = None) -> Reference:
-    """The slow, plain way to the logits [T, V] of a completion: for engines of a model one
-    sequence, no cache."""
-    model = model or load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
+    """Return a function that computes the logits [T, V] of a completion without a cache."""
+    model = model or load(policy.folder)
     if engine_name == "fake":
         made_up = fake.FakeEngine(policy)
         made_up.set_weights(NamedWeights(model))  # type: ignore[arg-type]
@@ -104,13 +95,10 @@ def reference(engine_name: str, policy: Policy, model: torch.nn.Module | None = 
 
         return logits_by_hash
 
+    @torch.no_grad()
     def logits(prompt: list[int], completion: list[int]) -> torch.Tensor:
-        with torch.no_grad():
-            return (
-                model(input_ids=torch.tensor([prompt + completion]))
-                .logits[0, len(prompt) - 1 : -1]
-                .double()
-            )
+        found = model(input_ids=torch.tensor([prompt + completion])).logits
+        return found[0, len(prompt) - 1 : -1].double()
 
     return logits
 
@@ -120,9 +108,11 @@ def logits(engine_name: str, policy: Policy) -> Reference:
     return reference(engine_name, policy)
 
 
-def logprobs_of(logits: torch.Tensor, completion: list[int], temperature: float) -> list[float]:
-    logprobs = (logits / temperature).log_softmax(-1)
-    return logprobs[torch.arange(len(completion)), torch.tensor(completion)].tolist()
+def check_logprobs(found: list[float], logits: torch.Tensor, completion: list[int]) -> None:
+    """Compare log-probabilities with those under the sampling distribution of `logits` [T, V]."""
+    logprobs = (logits / SAMPLING.temperature).log_softmax(-1)
+    expected = logprobs[torch.arange(len(completion)), torch.tensor(completion)]
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
 
 
 def test_counts_and_logprobs(engine: Engine, logits: Reference, prompts: list[list[int]]) -> None:
@@ -138,11 +128,12 @@ def test_counts_and_logprobs(engine: Engine, logits: Reference, prompts: list[li
     assert [ended[row] for row in range(17)] == list(rows)
     for row, owner in enumerate(np.repeat(np.arange(5), counts)):
         ids = samples.token_ids[row]
-        expected = logprobs_of(logits(prompts[owner], ids), ids, SAMPLING.temperature)
-        np.testing.assert_allclose(samples.logprobs[row], expected, atol=TOLERANCE)
+        check_logprobs(samples.logprobs[row], logits(prompts[owner], ids), ids)
 
 
-def test_seeds_decide_and_order_does_not(engine: Engine, prompts: list[list[int]]) -> None:
+def test_completions_depend_on_seeds_and_not_on_order(
+    engine: Engine, prompts: list[list[int]]
+) -> None:
     seeds = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
     forward = engine.generate(Request(prompts, [2] * 5, seeds, SAMPLING))
     backward = engine.generate(Request(prompts[::-1], [2] * 5, seeds[::-1], SAMPLING))
@@ -153,7 +144,7 @@ def test_seeds_decide_and_order_does_not(engine: Engine, prompts: list[list[int]
     assert other.token_ids != forward.token_ids
 
 
-def test_stopped_completions_go_on_where_they_were(
+def test_stopped_completions_can_be_continued(
     engine: Engine, engine_name: str, policy: Policy, logits: Reference, prompts: list[list[int]]
 ) -> None:
     assert isinstance(engine, StoppableEngine)
@@ -185,16 +176,15 @@ def test_stopped_completions_go_on_where_they_were(
     whole = engine.generate(request)
     for place, row in enumerate(going):
         ids = [*first.token_ids[row], *second.token_ids[place]]
-        expected = logprobs_of(logits(prompts[owners[row]], ids), ids, sampling.temperature)
         found = [*first.logprobs[row], *second.logprobs[place]]
-        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+        check_logprobs(found, logits(prompts[owners[row]], ids), ids)
         is_full = len(ids) == sampling.max_tokens and ids[-1] != 1
         assert second.finish_reasons[place] == ("length" if is_full else "stop")
-        if engine_name in ("hf", "fake"):  # whose random numbers belong to a place
+        if engine_name in ("hf", "fake"):  # their random numbers depend on the position
             assert ids == whole.token_ids[row]
 
 
-def test_a_stopped_completion_gets_other_random_numbers() -> None:
+def test_continued_completion_gets_another_seed() -> None:
     request = Request([[3], [3, 4, 5]], [2, 1], [7, 8, 7], SAMPLING, written=[0, 2])
     assert request.written_B().tolist() == [0, 0, 2]
     assert request.own_seeds()[:2] == [7, 8]
@@ -210,12 +200,11 @@ def test_stop_and_length(engine: Engine, prompts: list[list[int]]) -> None:
         assert reason == "stop" or len(ids) == SAMPLING.max_tokens
 
 
-def test_greedy_takes_the_likeliest(
+def test_greedy_chooses_the_most_likely_token(
     engine: Engine, logits: Reference, prompts: list[list[int]]
 ) -> None:
-    samples = engine.generate(
-        Request(prompts, [1] * 5, [0] * 5, dataclasses.replace(SAMPLING, temperature=0.0))
-    )
+    greedy = dataclasses.replace(SAMPLING, temperature=0.0)
+    samples = engine.generate(Request(prompts, [1] * 5, [0] * 5, greedy))
     for prompt, ids in zip(prompts, samples.token_ids, strict=True):
         assert logits(prompt, ids).argmax(-1).tolist() == ids
 
@@ -233,58 +222,22 @@ def test_truncated_distributions_are_renormalised(
         np.testing.assert_allclose(samples.logprobs[row], expected, atol=TOLERANCE)
 
 
-def test_unicode(engine: Engine, policy: Policy, logits: Reference) -> None:
-    tokenizer = load_tokenizer(policy.folder)
-    prompt = tokenizer("Zoë hat 3 🍎, 彼女は ½ を食べた =").input_ids
-    samples = engine.generate(Request([prompt], [20], list(range(20)), SAMPLING))
-    for ids, logprobs in zip(samples.token_ids, samples.logprobs, strict=True):
-        expected = logprobs_of(logits(prompt, ids), ids, SAMPLING.temperature)
-        np.testing.assert_allclose(logprobs, expected, atol=TOLERANCE)
-    for text in decode(samples.token_ids, samples.finish_reasons, tokenizer):
-        assert text.encode().decode() == text  # also where the limit cut a character's bytes in two
-
-
-def test_an_empty_completion(
-    engine: Engine, policy: Policy, logits: Reference, prompts: list[list[int]]
-) -> None:
-    stop_rate = {
-        (row, last): float(
-            (logits([*prompts[row], last], [0]) / SAMPLING.temperature).softmax(-1)[0, 1]
-        )
-        for row in range(5)
-        for last in range(3, 98)
-    }
-    (row, last), likeliest = max(stop_rate.items(), key=lambda item: item[1])
-    num = int(8 / likeliest) + 1
-    two_tokens = dataclasses.replace(SAMPLING, max_tokens=2)
-    samples = engine.generate(Request([[*prompts[row], last]], [num], list(range(num)), two_tokens))
-    empty = [i for i, ids in enumerate(samples.token_ids) if ids == [1]]
-    assert empty
-    assert {samples.finish_reasons[i] for i in empty} == {"stop"}
-    assert all(len(samples.logprobs[i]) == 1 for i in empty)
-    tokenizer = load_tokenizer(policy.folder)
-    assert set(decode([[1]] * len(empty), ["stop"] * len(empty), tokenizer)) == {""}
-
-
-def test_log_probabilities_change_no_token(engine: Engine, prompts: list[list[int]]) -> None:
-    samples = engine.generate(
-        Request(prompts, [3] * 5, list(range(15)), SAMPLING, with_logprobs=False)
-    )
-    expected = engine.generate(Request(prompts, [3] * 5, list(range(15)), SAMPLING))
-    assert (samples.token_ids, samples.finish_reasons) == (
-        expected.token_ids,
-        expected.finish_reasons,
-    )
+def test_tokens_do_not_depend_on_with_logprobs(engine: Engine, prompts: list[list[int]]) -> None:
+    request = Request(prompts, [3] * 5, list(range(15)), SAMPLING, with_logprobs=False)
+    samples = engine.generate(request)
+    expected = engine.generate(dataclasses.replace(request, with_logprobs=True))
+    assert samples.token_ids == expected.token_ids
+    assert samples.finish_reasons == expected.finish_reasons
     assert len(samples.logprobs) == 15
 
 
-def test_nothing_is_asked_for(engine: Engine, prompts: list[list[int]]) -> None:
+def test_requests_without_completions(engine: Engine, prompts: list[list[int]]) -> None:
     assert engine.generate(Request([], [], [], SAMPLING)).token_ids == []
     assert len(engine.generate(Request(prompts[:2], [0, 2], [1, 2], SAMPLING)).token_ids) == 2
 
 
-def test_a_prompt_is_read_once_for_its_samples(engine: Engine, policy: Policy) -> None:
-    """By the engine's own counters; what is shared is what the FLOPs are counted with."""
+def test_prefill_is_shared_by_the_samples_of_a_prompt(engine: Engine) -> None:
+    """Compare the engine's own counter with the shared blocks that FLOPs are counted with."""
     length, count, block = 300, 6, engine.prefix_block
     prompt = [3 + (7 * i) % 90 for i in range(length)]
     before = engine.prefilled_tokens
@@ -294,7 +247,7 @@ def test_a_prompt_is_read_once_for_its_samples(engine: Engine, policy: Policy) -
     assert engine.prefilled_tokens - before == shared + count * (length - shared)
 
 
-def test_too_long_a_prompt_is_named(
+def test_prompt_that_does_not_fit_is_named(
     engine: Engine, policy: Policy, prompts: list[list[int]]
 ) -> None:
     long = [5] * (policy.max_length - SAMPLING.max_tokens + 1)
@@ -302,9 +255,6 @@ def test_too_long_a_prompt_is_named(
         engine.generate(Request([prompts[0], long], [1, 1], [0, 1], SAMPLING))
     samples = engine.generate(Request([prompts[0], long[1:]], [1, 1], [0, 1], SAMPLING))
     assert samples.finish_reasons[1] == "stop" or len(samples.token_ids[1]) == SAMPLING.max_tokens
-
-
-def test_a_prompt_without_tokens_is_named(engine: Engine, prompts: list[list[int]]) -> None:
     with pytest.raises(ArtifactError, match="prompt 1 has no tokens"):
         engine.generate(Request([prompts[0], [], prompts[1]], [1, 1, 1], [0, 1, 2], SAMPLING))
 
@@ -312,42 +262,43 @@ def test_a_prompt_without_tokens_is_named(engine: Engine, prompts: list[list[int
 def test_weights_replaced_in_place_are_in_effect(
     engine: Engine, engine_name: str, policy: Policy, prompts: list[list[int]]
 ) -> None:
-    before = engine.generate(Request(prompts, [2] * 5, list(range(10)), SAMPLING))
-    model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
+    request = Request(prompts, [2] * 5, list(range(10)), SAMPLING)
+    before, model = engine.generate(request), load(policy.folder)
     original = {name: tensor.clone() for name, tensor in NamedWeights(model).items()}
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(
-                0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-            )
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+            parameter.add_(0.05 * noise)
     if isinstance(engine, VllmEngine):
-        # as for a trainer on a GPU; on a CPU vLLM pauses and forgets prefixes, and keeps memory
+        # as for a trainer on a GPU; on a CPU vLLM pauses and clears prefixes, and keeps its memory
         engine.can_sleep = True
     try:
         engine.sleep()
         assert not isinstance(engine, VllmEngine) or engine.asleep
         engine.set_weights(NamedWeights(model))
-        after = engine.generate(Request(prompts, [2] * 5, list(range(10)), SAMPLING))
+        after = engine.generate(request)
         assert after.token_ids != before.token_ids
         new_logits = reference(engine_name, policy, model)
         for row, ids in enumerate(after.token_ids):
-            expected = logprobs_of(new_logits(prompts[row // 2], ids), ids, SAMPLING.temperature)
-            np.testing.assert_allclose(after.logprobs[row], expected, atol=TOLERANCE)
+            check_logprobs(after.logprobs[row], new_logits(prompts[row // 2], ids), ids)
     finally:
         engine.set_weights(original)
     engine.sleep()
-    assert (
-        engine.generate(Request(prompts, [2] * 5, list(range(10)), SAMPLING)).token_ids
-        == before.token_ids
-    )
+    assert engine.generate(request).token_ids == before.token_ids
 
 
 def test_samples_follow_the_distribution(
     engine: Engine, logits: Reference, prompts: list[list[int]]
 ) -> None:
-    one_token = dataclasses.replace(SAMPLING, max_tokens=1)
-    samples = engine.generate(Request(prompts[:1], [2000], list(range(2000)), one_token))
+    two_tokens = dataclasses.replace(SAMPLING, max_tokens=2)
+    samples = engine.generate(Request(prompts[:1], [2000], list(range(2000)), two_tokens))
     expected = (logits(prompts[0], [0])[0] / SAMPLING.temperature).softmax(-1).numpy()
     observed = np.bincount([ids[0] for ids in samples.token_ids], minlength=len(expected)) / 2000
     deviation = np.abs(observed - expected) / np.sqrt(expected * (1 - expected) / 2000 + 1e-9)
     assert deviation[expected > 0.01].max() < 4.5
+    # a completion may consist of the stop token alone
+    empty = [row for row, ids in enumerate(samples.token_ids) if ids[0] == 1]
+    assert empty
+    assert {(len(samples.token_ids[row]), samples.finish_reasons[row]) for row in empty} == {
+        (1, "stop")
+    }

@@ -1,5 +1,5 @@
-"""The ledger's executed FLOPs against torch's own counter, on real models, attention as plain
-products: of a fused kernel on a CPU it counts nothing."""
+"""Executed FLOPs of the ledger, compared with torch's own counter on real models. Attention is
+computed by plain products: torch counts nothing for a fused kernel on a CPU."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from tasks.common.accounting.ledger import (
     paper_training_flops,
     prefill_flops,
 )
-from tasks.common.artifacts import Layout
 from tasks.engines.engine import Request, Samples
 from tasks.engines.flops import completion_flops, sample_flops
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.settings import Sampling
-from tasks.models.policy import describe, load_model, load_tokenizer, read_policy
+from tasks.models import policy
+from tasks.models.policy import load_tokenizer
 from tasks.train.learner.micro_batches import micro_batches
 from tasks.train.learner.update import (
     Objective,
@@ -34,16 +34,14 @@ from tasks.train.learner.update import (
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import StepTotals
 from tasks.train.settings import Correction
-from tests.policies import place_policy
+from tests.engines.conftest import load, placed
 from tests.train.steps import estimated, graded
 
 CORRECTION = Correction(ratio_to="old", level="token", cap=2.0, mode="truncate")
 
 
 def architecture_of(model: torch.nn.Module) -> Architecture:
-    return Architecture(
-        **{k: v for k, v in describe(model).items() if k in Architecture.__dataclass_fields__}
-    )
+    return policy.architecture_of(policy.describe(model))
 
 
 @pytest.fixture
@@ -54,11 +52,11 @@ def plain_attention() -> Iterator[None]:
 
 @pytest.mark.usefixtures("plain_attention")
 @pytest.mark.parametrize("name", ["qwen", "llama"])
-def test_generation_and_update_agree_with_torchs_counter(
+def test_flops_of_generation_and_update_agree_with_torch(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     folder: Path = request.getfixturevalue(name)
-    model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+    model = load(folder)
     architecture, tokenizer = architecture_of(model), load_tokenizer(folder)
     texts = [
         f"{i} {text}"
@@ -96,26 +94,14 @@ def test_generation_and_update_agree_with_torchs_counter(
     batches = micro_batches(rollouts, np.arange(128), 2048, torch.device("cpu"), by_group=False)
     with FlopCounterMode(display=False) as updated:
         stats = accumulate_gradients(model, batches, rollouts, thrifty, totals, architecture)
-    # torch stops computing a layer again at the last product that the backward pass needs; we count
-    # the whole layer
+    # torch recomputes a layer up to the last product that the backward pass needs; the ledger
+    # counts the whole layer
     assert stats.flops == pytest.approx(updated.get_total_flops(), rel=0.04)
 
 
-def test_prompt_is_counted_once_a_group_and_by_blocks() -> None:
-    architecture = Architecture(
-        num_matmul_parameters=100, num_head_parameters=40, num_layers=0, attention_width=0
-    )
-    shared = sample_flops(architecture, [10], [4], [1, 1, 1, 1], 1)
-    np.testing.assert_allclose(shared, [(2 * 60 * 10 + 2 * 40) / 4] * 4)
-    blocks = sample_flops(
-        architecture, [10], [4], [1, 1, 1, 1], 4
-    )  # 8 of 10 tokens are shared, 2 are read again
-    np.testing.assert_allclose(blocks, [(2 * 60 * 8 + 2 * 40) / 4 + 2 * 60 * 2] * 4)
-
-
 @pytest.mark.usefixtures("plain_attention")
-def test_what_goes_on_after_a_swap_agrees_with_torchs_counter(qwen: Path) -> None:
-    model = load_model(qwen, dtype=torch.float32, device=torch.device("cpu"))
+def test_flops_after_a_swap_agree_with_torch(qwen: Path) -> None:
+    model = load(qwen)
     engine, sampling = HfEngine(model, [1], 64, 512), Sampling(1.0, 1.0, 0, 6, 0)
     prompts, seeds = [[7, 20, 31, 5, 9], [40, 8, 8]], list(range(16))
     request = Request(prompts, [8, 8], seeds, sampling)
@@ -144,8 +130,16 @@ WITHOUT_ATTENTION = Architecture(
 PROMPT = [5] * 10
 
 
+def test_prefill_is_counted_once_per_group_and_in_blocks() -> None:
+    shared = sample_flops(WITHOUT_ATTENTION, [10], [4], [1, 1, 1, 1], 1)
+    np.testing.assert_allclose(shared, [(120 * 10 + 80) / 4] * 4)
+    # 8 of 10 tokens are shared, and 2 are computed for every completion
+    blocks = sample_flops(WITHOUT_ATTENTION, [10], [4], [1, 1, 1, 1], 4)
+    np.testing.assert_allclose(blocks, [(120 * 8 + 80) / 4 + 120 * 2] * 4)
+
+
 def flops_of(versions: list[list[int]], prefix_block: int) -> float:
-    """What completions of one prompt executed whose tokens these versions of the weights wrote."""
+    """Return the FLOPs of completions of one prompt, with the weights' version of every token."""
     num = len(versions)
     request = Request([PROMPT], [num], [0] * num, Sampling(1.0, 1.0, 0, 9, 0))
     tokens = [[5] * len(each) for each in versions]
@@ -153,21 +147,21 @@ def flops_of(versions: list[list[int]], prefix_block: int) -> float:
     return completion_flops(WITHOUT_ATTENTION, request, samples, prefix_block)
 
 
-def test_what_was_written_is_read_again_when_weights_are_swapped() -> None:
-    # 10 tokens are read, 2 fed back; then 10 + 3 are read and 1 fed; then 10 + 5 are read
+def test_prefill_is_repeated_after_a_swap() -> None:
+    # prefill of 10 tokens, 2 decoded; prefill of 10 + 3, 1 decoded; prefill of 10 + 5
     assert flops_of([[0, 0, 0, 1, 1, 4]], 1) == 120 * (10 + 2 + 13 + 1 + 15) + 80 * (3 + 2 + 1)
     assert flops_of([[0] * 6], 1) == 120 * (10 + 5) + 80 * 6
-    # both went on with version 1: a cache of blocks of 4 has 8 tokens of the prompt for the second
+    # both continue with version 1: the second finds 8 tokens of the prompt in the cache
     pair = [[0, 1], [0, 0, 1]]
     alone = sum(flops_of([each], 4) for each in pair)
     first = sample_flops(WITHOUT_ATTENTION, [10], [2], [1, 2], 4).sum()
     assert flops_of(pair, 4) == first + 120 * (11 + 12 - 8) + 80 * 2 < alone
-    # with different versions there is nothing to share, not even where a completion begins
+    # with different versions nothing is shared
     apart = [[0, 1], [2, 2, 3]]
     assert flops_of(apart, 4) == sum(flops_of([each], 4) for each in apart)
 
 
-def test_what_was_stopped_is_read_again_when_it_goes_on() -> None:
+def test_prefill_is_repeated_after_a_stop() -> None:
     prompts, sampling = [[*PROMPT, 7], [*PROMPT, 7, 7]], Sampling(1.0, 1.0, 0, 9, 0)
     request = Request(prompts, [1, 1], [0, 1], sampling, written=[1, 2])
     samples = Samples([[5], [5, 5]], [], ["stop", "stop"])
@@ -199,18 +193,14 @@ def test_ledger_by_hand() -> None:
         ledger.add("rollout", executed=1.0)
 
 
-def test_what_multiplies(qwen: Path, llama: Path, tmp_path: Path) -> None:
-    tied = load_model(qwen, dtype=torch.float32, device=torch.device("cpu"))
-    card = describe(tied)
+def test_parameters_in_products(qwen: Path, llama: Path, tmp_path: Path) -> None:
+    card = policy.describe(load(qwen))
     attention, mlp = 4 * 64 * 128, 3 * 64 * 128
-    assert (
-        card["num_matmul_parameters"] == 2 * (attention + mlp) + 98 * 64
-    )  # the tied head multiplies
-    untied = load_model(llama, dtype=torch.float32, device=torch.device("cpu"))
+    # a tied head is counted
+    assert card["num_matmul_parameters"] == 2 * (attention + mlp) + 98 * 64
+    untied = load(llama)
     embeddings = untied.get_input_embeddings().weight.numel()
     vectors = sum(p.numel() for p in untied.parameters() if p.ndim == 1)
-    card = describe(untied)
+    card = policy.describe(untied)
     assert card["num_matmul_parameters"] == card["num_parameters"] - embeddings - vectors
-    layout = Layout(tmp_path)
-    place_policy(llama, layout, untied)
-    assert read_policy(layout).architecture.num_head_parameters == embeddings
+    assert placed(llama, tmp_path).architecture.num_head_parameters == embeddings

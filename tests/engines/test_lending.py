@@ -1,5 +1,4 @@
-"""Servers outlive the trainers that they are lent to, and no trainer samples from the weights of
-the one before."""
+"""Servers that are lent to trainers outlive them, and no trainer samples from another's weights."""
 
 import os
 import signal
@@ -7,7 +6,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,16 @@ from tasks.engines.server.replicas import MAX_RESTARTS, Replicas
 from tasks.engines.trainers import broadcast, others_waiting
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import FLEET, REQUEST, Fleet, does, expected, names, scaled
+from tests.engines.conftest import (
+    FLEET,
+    REQUEST,
+    Fleet,
+    does,
+    expected,
+    names,
+    run_together,
+    scaled,
+)
 from tests.engines.serving import StandIn
 from tests.patience import PATIENCE
 from tests.stages import FORKS
@@ -30,21 +37,19 @@ Lend = Callable[..., Lender]
 
 @pytest.fixture
 def lend(fleet: Fleet) -> Lend:
-    """Lends so many servers of the policy."""
+    """Lend a number of servers of the policy."""
     return lambda num: Lender(fleet(*[True] * num))
 
 
 def trainer(policy: Policy, lender: Lender, prefix: str) -> ServerEngine:
-    """The engine of a trainer that has just been started."""
+    """Return the engine of a new trainer."""
     lender.reclaim()
     borrowed = Borrowed(lender.folder)
     wait_until_serving(borrowed)
     return ServerEngine(FLEET, policy, borrowed, borrowed.wait_for_one(), prefix)
 
 
-def test_the_next_trainer_gives_the_servers_its_own_weights_before_it_samples(
-    lend: Lend, policy: Policy
-) -> None:
+def test_next_trainer_loads_its_own_weights_before_sampling(lend: Lend, policy: Policy) -> None:
     lender = lend(2)
     first = trainer(policy, lender, "a-")
     first.set_weights(NamedWeights(scaled(policy, 1.0)))
@@ -60,9 +65,7 @@ def test_the_next_trainer_gives_the_servers_its_own_weights_before_it_samples(
     assert lender.replicas.attempts == [0, 0]
 
 
-def test_servers_that_were_left_in_the_middle_of_an_update_get_the_next_one(
-    lend: Lend, policy: Policy
-) -> None:
+def test_interrupted_update_does_not_prevent_the_next_one(lend: Lend, policy: Policy) -> None:
     lender = lend(3)
     first = trainer(policy, lender, "a-")
     first.set_weights(NamedWeights(scaled(policy, 1.5)))
@@ -81,9 +84,7 @@ def test_servers_that_were_left_in_the_middle_of_an_update_get_the_next_one(
     assert second.generate(REQUEST).token_ids == expected(policy, 1.5)
 
 
-def test_a_server_that_a_trainer_refuses_is_ended_by_the_command(
-    lend: Lend, policy: Policy
-) -> None:
+def test_refused_server_is_restarted_by_the_command(lend: Lend, policy: Policy) -> None:
     lender = lend(2)
     engine = trainer(policy, lender, "a-")
     does(lender.replicas, 1).loads = False  # it only reports that it has the new weights
@@ -95,13 +96,13 @@ def test_a_server_that_a_trainer_refuses_is_ended_by_the_command(
     assert names(engine) == ["0-0", "1-1"]
 
 
-def test_a_server_that_does_not_start_ends_the_command_with_its_log(tmp_path: Path) -> None:
+def test_server_that_does_not_start_ends_the_command_with_its_log(tmp_path: Path) -> None:
     lender = Lender(Replicas(lambda *_: StandIn(None, "0-0"), 1, tmp_path, ExitStack()))
     with pytest.raises(ArtifactError, match=r"started here ended; the end of its log:\nout of mem"):
         lender.tend()
 
 
-def test_when_all_servers_have_ended_too_often_the_command_ends(lend: Lend, policy: Policy) -> None:
+def test_command_ends_after_too_many_restarts(lend: Lend) -> None:
     lender = lend(1)
     lender.tend()
     for _ in range(MAX_RESTARTS + 1):
@@ -112,12 +113,11 @@ def test_when_all_servers_have_ended_too_often_the_command_ends(lend: Lend, poli
         lender.reclaim()
 
 
-LIMIT = timedelta(seconds=5)
+LIMIT = timedelta(seconds=4)
 
 
 def wait_for_a_server(rank: int, meeting: str, hangs: bool) -> None:
-    """The first of two processes waits for a server for longer than a collective may take, or
-    hangs in that time."""
+    """Wait, as the first of two processes, longer than a collective may take, or hang."""
     distributed.init_process_group(
         "gloo", init_method=meeting, rank=rank, world_size=2, timeout=LIMIT
     )
@@ -131,24 +131,19 @@ def wait_for_a_server(rank: int, meeting: str, hangs: bool) -> None:
     distributed.destroy_process_group()
 
 
-def started_ranks(meeting: Path, hangs: bool) -> list[BaseProcess]:
-    arguments = [(rank, f"file://{meeting}", hangs) for rank in range(2)]
-    ranks = [FORKS.Process(target=wait_for_a_server, args=each) for each in arguments]
-    for process in ranks:
-        process.start()
-    return ranks
+def test_slow_start_of_a_server_is_no_timeout(tmp_path: Path) -> None:
+    meeting = f"file://{tmp_path}/meeting"
+    run_together(wait_for_a_server, [(rank, meeting, False) for rank in range(2)])
 
 
-def test_the_start_of_a_server_does_not_count_as_silence(tmp_path: Path) -> None:
-    ranks = started_ranks(tmp_path / "meeting", hangs=False)
-    for process in ranks:
-        process.join()
-    assert [process.exitcode for process in ranks] == [0, 0]
-
-
-def test_a_first_process_that_hangs_at_the_start_of_a_server_is_noticed(tmp_path: Path) -> None:
-    first, second = started_ranks(tmp_path / "meeting", hangs=True)
+def test_first_process_that_hangs_is_noticed(tmp_path: Path) -> None:
+    first, second = (
+        FORKS.Process(target=wait_for_a_server, args=(rank, f"file://{tmp_path}/meeting", True))
+        for rank in range(2)
+    )
     try:
+        first.start()
+        second.start()
         second.join(PATIENCE)
         assert second.exitcode == 1
         assert first.is_alive()

@@ -1,5 +1,4 @@
-"""New weights by vLLM's backend `nccl`, with a group of files in NCCL's place: what reaches which
-server, and that a server which fails does not leave the others behind. NCCL itself needs GPUs."""
+"""New weights by vLLM's backend `nccl`, with files in place of NCCL, which needs GPUs."""
 
 import asyncio
 import dataclasses
@@ -11,26 +10,23 @@ import pytest
 import torch
 
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Request, Unavailable
+from tasks.engines.engine import Unavailable
 from tasks.engines.loading import load_engine
 from tasks.engines.server import engine as server_engine
 from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.updates import check_transfer
-from tasks.engines.settings import Sampling
 from tasks.engines.weights import nccl
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import SETTINGS, logprob_gaps, scaled
+from tests.engines.conftest import REQUEST, SETTINGS, logprob_gaps, scaled
 from tests.engines.group import FOLDER, FileGroup
-
-REQUEST = Request([[20, 14, 20, 3, 32]] * 4, [2] * 4, range(8), Sampling(0.8, 1.0, 0, 12, 0))
 
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the group's files are."""
+    """The folder of the group's files."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setattr(nccl, "make_id", lambda: os.urandom(128))
     monkeypatch.setattr(nccl, "join", lambda unique_id, size: FileGroup(unique_id, 0, size))
@@ -41,7 +37,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_servers_sample_from_the_weights_that_were_broadcast(policy: Policy, group: Path) -> None:
+def test_servers_sample_with_broadcast_weights(policy: Policy, group: Path) -> None:
     settings = dataclasses.replace(SETTINGS, weight_transfer="nccl", num_replicas=1)
     engine = load_engine(settings, policy, scaled(policy, 1.0))
     assert isinstance(engine, ServerEngine)
@@ -51,15 +47,15 @@ def test_servers_sample_from_the_weights_that_were_broadcast(policy: Policy, gro
             engine.set_weights(NamedWeights(model))
             gaps = logprob_gaps(model, REQUEST, engine.generate(REQUEST))
             assert max(each.max() for each in gaps) < 1e-4
-        assert len(list(group.iterdir())) == 1  # the same group as before
+        assert len(list(group.iterdir())) == 1  # the group is reused
     finally:
         engine.close()
 
 
 class Told:
-    """A connection whose server is in the group, and fails where it is told to."""
+    """A connection to a server of the group, which fails at a route."""
 
-    def __init__(self, name: str, rank: int, fails_at: str = "") -> None:
+    def __init__(self, name: str, fails_at: str = "") -> None:
         self.endpoint = Endpoint(f"http://{name}/v1")
         self.fails_at, self.asked = fails_at, list[tuple[str, Any]]()
 
@@ -71,7 +67,7 @@ class Told:
 
 
 class Alone:
-    """The trainer's end of a group, whose broadcasts wait until it is destroyed."""
+    """The trainer's side of a group."""
 
     def __init__(self) -> None:
         self.sent: list[torch.Tensor] = []
@@ -85,7 +81,7 @@ class Alone:
         self.is_destroyed = True
 
 
-def test_a_server_that_fails_ends_the_group_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_fails_ends_the_group_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     groups: list[tuple[Alone, int]] = []
 
     def join(unique_id: bytes, size: int) -> Alone:
@@ -97,7 +93,7 @@ def test_a_server_that_fails_ends_the_group_for_all(monkeypatch: pytest.MonkeyPa
     sender = nccl.NcclTransfer(2, torch.bfloat16, 5.0)
     weights = {"a": torch.randn(3, 2), "b": torch.arange(4)}
     sender.take(weights, "1")
-    connections: list[Any] = [Told("a", 1), Told("b", 3, fails_at="update_weights")]
+    connections: list[Any] = [Told("a"), Told("b", fails_at="update_weights")]
     assert asyncio.run(sender.prepare(connections)) == [None, None]
     found = asyncio.run(sender.send(connections))
     assert len(found) == 2
@@ -108,8 +104,8 @@ def test_a_server_that_fails_ends_the_group_for_all(monkeypatch: pytest.MonkeyPa
     offsets = [told.asked[1][1]["init_info"]["rank_offset"] for told in connections]
     assert offsets == [1, 3]
 
-    # those that take their places are a group of their own, and get all of it
-    connections = [Told("c", 1)]
+    # the next servers form another group, and get all weights
+    connections = [Told("c")]
     assert asyncio.run(sender.prepare(connections)) == [None]
     assert asyncio.run(sender.send(connections)) == [None]
     group, size = groups[1]
@@ -125,7 +121,7 @@ def test_a_server_that_fails_ends_the_group_for_all(monkeypatch: pytest.MonkeyPa
     }
 
 
-def test_a_broadcast_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broadcast_without_receivers_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     class Deaf(Alone):
         def broadcast(self, tensor: torch.Tensor, src: int) -> None:
             while not self.is_destroyed:
@@ -135,13 +131,13 @@ def test_a_broadcast_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(nccl, "join", lambda unique_id, size: Deaf())
     sender = nccl.NcclTransfer(1, torch.float32, 0.2)
     sender.take({"a": torch.ones(1)}, "1")
-    connection: Any = Told("a", 1)
+    connection: Any = Told("a")
     assert asyncio.run(sender.send([connection])) == [
         "new weights did not reach the servers by NCCL: no response in 0 s"
     ]
 
 
-def test_without_a_gpu_for_each_it_is_refused() -> None:
+def test_nccl_without_enough_gpus_is_refused() -> None:
     settings = dataclasses.replace(SETTINGS, weight_transfer="nccl")
     with pytest.raises(ParamsError, match="engine.weight_transfer is nccl, which needs a GPU"):
         check_transfer(settings, 1)

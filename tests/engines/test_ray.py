@@ -1,5 +1,5 @@
-"""Training on a Ray cluster of several nodes: the same policy as on one machine, whatever dies.
-Needs the extra `ray`; without it nothing here runs."""
+"""Training on a Ray cluster of several nodes: processes die, and the policy is the same as on one
+machine. The tests need the extra `ray`."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ MANY = SIZES * 10
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    """A head, a node with room for one process, and one more to take its place."""
+    """A head, and two nodes with room for one process each."""
     with RayCluster([1, 1, 1]) as cluster:
         yield cluster
 
@@ -55,7 +56,7 @@ def on(cluster: RayCluster, root: Path, trainers: int, engines: int) -> dict[str
 
 
 class Training:
-    """`python -m tasks.train` in the world of `layout`."""
+    """`python -m tasks.train` in the folder of `layout`."""
 
     def __init__(self, layout: Layout, environment: dict[str, str]) -> None:
         self.log = layout.root / "log"
@@ -85,33 +86,28 @@ class Training:
 
 
 def trainers(layout: Layout) -> dict[int, psutil.Process]:
-    """The ranks of the training in this world."""
+    """Return the ranks of the training in this folder."""
     found = {}
-    for process in psutil.process_iter():
-        try:
+    for process in left_over(layout):
+        with suppress(psutil.Error):
             rank = process.environ().get("RANK")
-            is_here = process.cwd() == str(layout.root) and "tasks.train" in process.cmdline()
-            if is_here and rank is not None:
+            if rank is not None and "tasks.train" in process.cmdline():
                 found[int(rank)] = process
-        except psutil.Error:
-            continue
     return found
 
 
 def left_over(layout: Layout) -> list[psutil.Process]:
-    """Every process that works in this world."""
+    """Return all processes in this folder."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):
             if process.cwd() == str(layout.root) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except psutil.Error:
-            continue
     return found
 
 
 def wait_for_none(layout: Layout) -> None:
-    """No process of the training outlives it for long."""
+    """Wait until no process of the training is left."""
     deadline = time.monotonic() + PATIENCE
     while left := left_over(layout):
         assert time.monotonic() < deadline, [process.cmdline() for process in left]
@@ -119,20 +115,30 @@ def wait_for_none(layout: Layout) -> None:
 
 
 def steps(layout: Layout) -> int:
-    """The newest checkpoint's."""
+    """Return the number of steps in the newest checkpoint."""
     found = [int(path.name.split("-")[1]) for path in layout.checkpoints.glob("*/step-*")]
     return max(found, default=0)
 
 
-def test_a_rank_and_a_machine_die_and_the_policy_is_the_same(
-    cluster: RayCluster, guesser: Path, tmp_path: Path
+@pytest.fixture(scope="module")
+def expected(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The outputs of a training with two processes on one machine."""
+    layout = world(tmp_path_factory.mktemp("one"), guesser, SIZES * 2, num_processes=2)
+    Training(layout, dict(os.environ)).finish()
+    return outputs(layout)
+
+
+def check_outputs(layout: Layout, expected: dict[str, Any]) -> None:
+    found = outputs(layout)
+    assert found["weights"] == expected["weights"]
+    assert found["rollouts"] == expected["rollouts"]
+    wait_for_none(layout)
+
+
+def test_rank_and_machine_die_and_the_policy_is_the_same(
+    cluster: RayCluster, guesser: Path, tmp_path: Path, expected: dict[str, Any]
 ) -> None:
-    sizes = SIZES * 2
-    one = world(tmp_path / "one", guesser, sizes, num_processes=2)
-    alone = Training(one, dict(os.environ))
-    alone.finish()
-    root = tmp_path / "cluster"
-    layout = world(root, guesser, sizes, cluster=on(cluster, root, 2, 0))
+    layout = world(tmp_path, guesser, SIZES * 2, cluster=on(cluster, tmp_path, 2, 0))
     training = Training(layout, cluster.environment)
     training.wait_for(lambda: steps(layout) >= 2)
     trainers(layout)[1].kill()
@@ -144,10 +150,7 @@ def test_a_rank_and_a_machine_die_and_the_policy_is_the_same(
     log = training.finish()
     assert "rank 1 was killed by signal 9" in log
     assert "(2 of at most 3 times)" in log
-    expected, found = outputs(one), outputs(layout)
-    assert found["weights"] == expected["weights"]
-    assert found["rollouts"] == expected["rollouts"]
-    wait_for_none(layout)
+    check_outputs(layout, expected)
 
 
 def runs_a_rank(cluster: RayCluster, number: int, layout: Layout) -> bool:
@@ -155,47 +158,41 @@ def runs_a_rank(cluster: RayCluster, number: int, layout: Layout) -> bool:
     return any(rank in own for rank in trainers(layout).values())
 
 
-def test_the_head_dies_and_the_same_command_goes_on(guesser: Path, tmp_path: Path) -> None:
-    sizes = SIZES * 2
-    one = world(tmp_path / "one", guesser, sizes, num_processes=2)
-    Training(one, dict(os.environ)).finish()
-    root = tmp_path / "cluster"
+def test_head_dies_and_the_same_command_continues(
+    guesser: Path, tmp_path: Path, expected: dict[str, Any]
+) -> None:
     with RayCluster([1, 2]) as cluster:
-        layout = world(root, guesser, sizes, cluster=on(cluster, root, 2, 0))
+        layout = world(tmp_path, guesser, SIZES * 2, cluster=on(cluster, tmp_path, 2, 0))
         training = Training(layout, cluster.environment)
         training.wait_for(lambda: steps(layout) >= 2)
         for rank in trainers(layout).values():
-            rank.suspend()  # they would have ended before the head is missed
+            rank.suspend()  # it must not end before the lost head is noticed
         cluster.kill(0)
         assert training.process.wait(PATIENCE) == 1
         log = training.words()
-        said = f"the Ray head at {cluster.address} has died: start it, and run the same command"
-        assert log.count(said) == 1
-        assert said in log.splitlines()[-1]
+        message = f"the Ray head at {cluster.address} has died: start it, and run the same command"
+        assert log.count(message) == 1
+        assert message in log.splitlines()[-1]
         for words in ("Traceback", "GCS", "(raylet)"):
             assert words not in log
         wait_for_none(layout)
     with RayCluster([2]) as cluster:
-        values = yaml.safe_load((root / "params.yaml").read_text())
+        values = yaml.safe_load((tmp_path / "params.yaml").read_text())
         values["engine"]["cluster"]["ray"] = cluster.address
-        (root / "params.yaml").write_text(yaml.safe_dump(values))
+        (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
         assert "resumed after" in Training(layout, cluster.environment).finish()
-        wait_for_none(layout)
-    expected, found = outputs(one), outputs(layout)
-    assert found["weights"] == expected["weights"]
-    assert found["rollouts"] == expected["rollouts"]
+        check_outputs(layout, expected)
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_a_trainer_a_machine_and_a_server_die_and_the_policy_is_the_same(
+def test_trainer_machine_and_server_die_and_the_policy_is_the_same(
     guesser: Path, tmp_path: Path
 ) -> None:
     """The server outlives the trainers."""
     sizes = SIZES * 4
     one = world(tmp_path / "one", guesser, sizes, name="server", num_processes=2)
-    alone = Training(one, dict(os.environ))
-    alone.finish()
+    Training(one, dict(os.environ)).finish()
     with RayCluster([1, 1, 1, 1]) as cluster:  # one is a spare
         root = tmp_path / "cluster"
         layout = world(root, guesser, sizes, name="auto", cluster=on(cluster, root, 2, 1))
@@ -218,14 +215,11 @@ def test_a_trainer_a_machine_and_a_server_die_and_the_policy_is_the_same(
         log = training.finish()
         assert "restarting it (1 of at most 3 times)" in log
         assert cluster.environment["RAY_AUTH_TOKEN"] not in log
-        wait_for_none(layout)
-    expected, found = outputs(one), outputs(layout)
-    assert found["rollouts"] == expected["rollouts"]
-    assert found["weights"] == expected["weights"]
+        check_outputs(layout, outputs(one))
 
 
 def server_of(layout: Layout) -> psutil.Process:
-    """The process of the only vLLM server in this world, which is not its guard, nor its gate."""
+    """Return the process of the only vLLM server, without its guard and its gate."""
     module = "vllm.entrypoints.openai.api_server"
     (server,) = [p for p in left_over(layout) if p.cmdline()[1:3] == ["-m", module]]
     return server
@@ -250,7 +244,7 @@ def test_all_processes_end_with_the_command(
 
 
 def refusal(address: str, environment: dict[str, str], root: Path, policy: Path) -> str:
-    """What a training says that cannot connect."""
+    """Return the output of a training that cannot connect."""
     place = {"ray": address, "trainers": 1, "engines": 0, "gpus_per_engine": 1, "shared": "."}
     layout = world(root, policy, cluster=place)
     began = time.monotonic()
@@ -260,31 +254,31 @@ def refusal(address: str, environment: dict[str, str], root: Path, policy: Path)
     return training.words()
 
 
-def test_what_is_no_ray_head_is_named_within_a_minute(
+def test_failed_connection_is_explained_within_a_minute(
     cluster: RayCluster, guesser: Path, tmp_path: Path
 ) -> None:
     wrong = {**cluster.environment, "RAY_AUTH_TOKEN": "0" * 32}
-    said = refusal(cluster.address, wrong, tmp_path / "wrong", guesser)
-    assert "refuses the token in RAY_AUTH_TOKEN" in said
-    assert wrong["RAY_AUTH_TOKEN"] not in said
+    found = refusal(cluster.address, wrong, tmp_path / "wrong", guesser)
+    assert "refuses the token in RAY_AUTH_TOKEN" in found
+    assert wrong["RAY_AUTH_TOKEN"] not in found
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        said = refusal(address, cluster.environment, tmp_path / "dead", guesser)
-        assert f"nothing listens at {address}" in said
+        found = refusal(address, cluster.environment, tmp_path / "dead", guesser)
+        assert f"nothing listens at {address}" in found
         silent.listen()
-        said = refusal(address, cluster.environment, tmp_path / "silent", guesser)
-        assert f"no Ray head responded at {address} in 30 s" in said
+        found = refusal(address, cluster.environment, tmp_path / "silent", guesser)
+        assert f"no Ray head responded at {address} in 30 s" in found
 
 
-def test_a_head_that_takes_any_token_is_refused(guesser: Path, tmp_path: Path) -> None:
+def test_head_that_accepts_any_token_is_refused(guesser: Path, tmp_path: Path) -> None:
     with RayCluster([1], token=None) as cluster:
         environment = {**cluster.environment, "RAY_AUTH_TOKEN": "0" * 32}
-        said = refusal(cluster.address, environment, tmp_path, guesser)
-    assert f"the Ray head at {cluster.address} accepts any token" in said
+        found = refusal(cluster.address, environment, tmp_path, guesser)
+    assert f"the Ray head at {cluster.address} accepts any token" in found
 
 
-def test_more_than_the_cluster_has_is_refused(
+def test_request_beyond_the_cluster_is_refused(
     cluster: RayCluster, guesser: Path, tmp_path: Path
 ) -> None:
     layout = world(tmp_path, guesser, cluster=on(cluster, tmp_path, 9, 0))

@@ -1,7 +1,6 @@
-"""Servers that Winnow starts: they share the work, lose nothing when one is killed, and die with
-their parent."""
+"""Servers that Winnow starts: they share the rows, lose none if one is killed, and end with their
+parent."""
 
-import asyncio
 import dataclasses
 import itertools
 import json
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
@@ -26,9 +24,8 @@ from transformers import PreTrainedModel
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, temporary_folder
-from tasks.engines.engine import Engine, OnEnded, Request, Samples, Unavailable
+from tasks.engines.engine import Engine, Request, Samples
 from tasks.engines.loading import load_engine
-from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import (
     Replicas,
@@ -37,22 +34,30 @@ from tasks.engines.server.replicas import (
     start,
 )
 from tasks.engines.settings import Sampling
-from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.policy import Policy, read_policy
 from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks
-from tests.engines.conftest import SETTINGS, Servers, logprob_gaps, meetings, scaled
-from tests.patience import PATIENCE
+from tests.engines.conftest import (
+    SETTINGS,
+    Servers,
+    load,
+    logprob_gaps,
+    meetings,
+    run_together,
+    scale,
+    scaled,
+)
+from tests.engines.serving import StandIn
+from tests.patience import PATIENCE, wait_for
 from tests.policies import place_policy
-from tests.stages import FORKS
 
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
 PROMPTS = [[20 + i, 14, 20, 3, 32] for i in range(40)]
 LONG = Request(PROMPTS[:2], [8] * 2, list(range(16)), dataclasses.replace(SAMPLING, max_tokens=300))
-COUNTS, SEEDS = [8] * 40, list(range(320))
 
 
 def processes_of(group: int) -> list[psutil.Process]:
-    """What lives of a process group."""
+    """Return the living processes of a group."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -64,47 +69,11 @@ def processes_of(group: int) -> list[psutil.Process]:
 
 
 def wait_for_end(group: int) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while processes_of(group) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not processes_of(group)
-
-
-@pytest.mark.vllm
-def test_a_replica_that_missed_an_update_is_not_asked(policy: Policy, servers: Servers) -> None:
-    """It answers, but says that its weights are of another version."""
-    engine = servers.of(policy)
-    held = engine.versions.current
-    engine.versions.num_updates += 1
-    wanted = engine.versions.current
-    try:
-        with pytest.raises(Unavailable, match=f"weights of version '{held}', not '{wanted}'"):
-            asyncio.run(identify_all(engine))
-    finally:
-        engine.versions.num_updates -= 1
-
-
-async def identify_all(engine: ServerEngine) -> None:
-    for endpoint in engine.endpoints:
-        async with Connection(endpoint, 60.0) as connection:
-            await engine.identify(connection)
-
-
-def in_the_middle(change: Callable[[], None]) -> OnEnded:
-    """What `generate` calls when a completion has ended: the first time it starts `change`."""
-    began = threading.Event()
-
-    def call(*_: object) -> None:
-        if not began.is_set():
-            began.set()
-            threading.Thread(target=change).start()
-
-    return call
+    return wait_for(lambda: not processes_of(group))
 
 
 def largest_gap(samples: Samples, models: dict[int, PreTrainedModel]) -> float:
-    """The largest |difference| of a token's log-probability to that of its policy, given all before
-    it."""
+    """Return the largest |difference| of a token's log-probability to that of its policy."""
     assert samples.versions is not None
     versions_N = np.concatenate(samples.versions)
     gaps_N = {
@@ -117,9 +86,9 @@ def largest_gap(samples: Samples, models: dict[int, PreTrainedModel]) -> float:
 def swapped_twice(
     engine: ServerEngine, models: list[PreTrainedModel], versions: tuple[int, int, int]
 ) -> Samples:
-    """Completions that begin with the first policy, while the two others take its place."""
+    """Return completions that begin with the first policy and continue with the two others."""
     engine.set_weights(NamedWeights(models[0]), versions[0])
-    done = threading.Event()
+    began, done = threading.Event(), threading.Event()
 
     def swap() -> None:
         for version, model in zip(versions[1:], models[1:], strict=True):
@@ -127,17 +96,20 @@ def swapped_twice(
             time.sleep(0.3)
         done.set()
 
-    samples = engine.generate(LONG, in_the_middle(swap))
+    def start_swap(*_: object) -> None:
+        if not began.is_set():
+            began.set()
+            threading.Thread(target=swap).start()
+
+    samples = engine.generate(LONG, start_swap)
     assert done.wait(PATIENCE)
     return samples
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_tokens_are_of_the_policy_that_they_are_said_to_be_of(
-    policy: Policy, servers: Servers
-) -> None:
-    """On a busy machine completions may end before the second swap: then others are sampled."""
+def test_versions_of_tokens_are_those_of_their_policies(policy: Policy, servers: Servers) -> None:
+    """On a busy machine, completions may end before the second swap; then others are sampled."""
     engine = servers.of(policy)
     scaled_models = [scaled(policy, factor) for factor in (1.0, 1.3, 1.7)]
     for first in range(0, 100, 10):
@@ -147,29 +119,30 @@ def test_tokens_are_of_the_policy_that_they_are_said_to_be_of(
         found = [set(tokens) for tokens in samples.versions]
         if set(versions) in found:
             break
-    assert set(versions) in found  # one completion was written by all three
+    assert set(versions) in found  # one completion has tokens of all three
     assert set().union(*found) == set(versions)
     assert all(tokens == sorted(tokens) for tokens in samples.versions)
     models = dict(zip(versions, scaled_models, strict=True))
     assert largest_gap(samples, models) < 1e-4
     assert max(gaps.max() for gaps in logprob_gaps(scaled_models[0], LONG, samples)) > 0.1
-    # and from then on all is of the last
+    # later completions are of the last policy
     again = engine.generate(LONG)
     assert again.versions is not None
     assert set(itertools.chain(*again.versions)) == {versions[-1]}
-    engine.set_weights(NamedWeights(scaled_models[0]))  # as it was
+    engine.set_weights(NamedWeights(scaled_models[0]))
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_a_replica_killed_in_the_middle_loses_nothing(
+def test_killed_replica_loses_no_rows(
     policy: Policy, servers: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = servers.take(policy)
     assert isinstance(engine.replicas, Replicas)
+    request = Request(PROMPTS, [8] * 40, list(range(320)), SAMPLING)
     try:
         first, second = (replica.process.pid for replica in engine.replicas.replicas)
-        whole = engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
+        whole = engine.generate(request)
         finished: list[int] = []
 
         def kill_in_the_middle(row: int, *_: object) -> None:
@@ -177,34 +150,28 @@ def test_a_replica_killed_in_the_middle_loses_nothing(
             if len(finished) == 100:
                 os.killpg(first, signal.SIGKILL)
 
-        killed = engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING), kill_in_the_middle)
-        assert (
-            killed.token_ids == whole.token_ids
-        )  # from both replicas, and mostly from one: the same samples
+        killed = engine.generate(request, kill_in_the_middle)
+        assert killed.token_ids == whole.token_ids
         assert killed.finish_reasons == whole.finish_reasons
         assert sorted(finished) == list(range(320))
         assert "http://replica-0/v1 is not reachable" in caplog.text
         assert wait_for_end(first)
 
-        model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.01)
-        engine.set_weights(NamedWeights(model))
+        engine.set_weights(NamedWeights(scaled(policy, 1.01)))
         assert [endpoint.url for endpoint in engine.endpoints] == ["http://replica-1/v1"]
-        new = engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
+        new = engine.generate(request)
         assert new.token_ids != whole.token_ids
 
-        # the one that was started again gets the weights that it missed
+        # the restarted server gets the weights that it missed
         while len(engine.replicas.serving()) < 2:
             time.sleep(0.1)
-        assert engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)) == new
+        assert engine.generate(request) == new
         assert {endpoint.url for endpoint in engine.endpoints} == {
             "http://replica-0-1/v1",
             "http://replica-1/v1",
         }
         os.killpg(second, signal.SIGKILL)
-        assert engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)) == new
+        assert engine.generate(request) == new
         groups = [replica.process.pid for replica in engine.replicas.replicas]
     finally:
         engine.close()
@@ -212,11 +179,8 @@ def test_a_replica_killed_in_the_middle_loses_nothing(
 
 
 PARENT = """
-import os, subprocess, sys, time
+import os, sys, time
 from pathlib import Path
-from tasks.engines.engine import Unavailable
-from tasks.engines.server.endpoints import Connection, Endpoint
-from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import start
 command = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '600'])"]
 folder = Path(sys.argv[1])
@@ -225,23 +189,19 @@ time.sleep(600)
 """
 
 
-def test_replicas_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_replicas_end_with_a_killed_parent(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
         group = int(parent.stdout.readline())
-        deadline = time.monotonic() + PATIENCE
-        while (
-            len(processes_of(group)) < 4 and time.monotonic() < deadline
-        ):  # the guard, its fork, the command, its child
-            time.sleep(0.05)
-        assert len(processes_of(group)) == 4
+        # the guard, its fork, the command, its child
+        wait_for(lambda: len(processes_of(group)) == 4)
         parent.kill()
     assert wait_for_end(group)
 
 
-def test_a_server_leaves_no_temporary_files_behind() -> None:
+def test_temporary_files_of_a_server_are_removed() -> None:
     with temporary_folder(None, "winnow") as folder:
         command = [sys.executable, "-c", "import tempfile; print(tempfile.mkdtemp())"]
         environment = server_environment(SETTINGS, str(folder), on_gpu=False)
@@ -253,51 +213,41 @@ def test_a_server_leaves_no_temporary_files_behind() -> None:
     assert not left.exists()
 
 
-class Slow:
-    """A server that ends after the second look at it since it was told to."""
+class Slow(StandIn):
+    """A server that ends at the second poll after `end`."""
+
+    num_polls = -1
 
     def __init__(self, place: int, attempt: int) -> None:
-        self.endpoint, self.looks = Endpoint(f"http://replica-{place}-{attempt}/v1"), -1
+        super().__init__(None, f"{place}-{attempt}")
 
     def is_serving(self) -> bool:
-        return self.looks < 0
+        return self.num_polls < 0
 
     def has_ended(self) -> bool:
-        self.looks += self.looks >= 0
-        return self.looks > 1
-
-    def was_lost(self) -> bool:
-        return False
-
-    def log_tail(self) -> str:
-        return ""
+        self.num_polls += self.num_polls >= 0
+        return self.num_polls > 1
 
     def end(self) -> None:
-        self.looks = 0
-
-    def wait(self) -> None:
-        pass
+        self.num_polls = 0
 
 
-def test_a_server_that_ends_while_another_is_waited_for_is_started_again(tmp_path: Path) -> None:
+def test_server_that_ends_during_a_wait_is_restarted(tmp_path: Path) -> None:
     replicas = Replicas(Slow, 1, tmp_path, ExitStack())
     replicas.drop(replicas.serving()[0])
-    assert [each.url for each in replicas.wait_for_one()] == ["http://replica-0-1/v1"]
+    assert [each.name for each in replicas.wait_for_one()] == ["0-1"]
 
 
 def train_beside(layout: Layout, environment: dict[str, str], out: Path) -> None:
-    """One of several training processes: what it samples, before and after new weights."""
+    """Write the samples of one of several training processes, before and after new weights."""
     os.environ.update(environment)
     rank = join_ranks(torch.device("cpu"), timedelta(minutes=5)).rank
     policy = read_policy(layout)
-    model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
+    model = load(policy.folder)
     engine = load_engine(dataclasses.replace(SETTINGS, num_replicas=1), policy, model)
     request = Request(PROMPTS[: 2 - rank], [2] * (2 - rank), [1, 2, 3, 4][: 4 - 2 * rank], SAMPLING)
     first = engine.generate(request).token_ids
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.3)
-    engine.set_weights(NamedWeights(model))
+    engine.set_weights(NamedWeights(scale(model, 1.3)))
     distributed.barrier()
     second = engine.generate(request)
     third = swap_in_the_middle(engine, model)
@@ -307,38 +257,27 @@ def train_beside(layout: Layout, environment: dict[str, str], out: Path) -> None
 
 
 def swap_in_the_middle(engine: Engine, model: PreTrainedModel) -> Samples:
-    """What this process samples while all of them swap the weights, once a completion has ended in
-    each."""
+    """Return samples of this process, while all processes swap the weights after a completion has
+    ended in each."""
     assert isinstance(engine, ServerEngine)
     engine.set_weights(NamedWeights(model), 1)
     began = threading.Event()
     with ThreadPoolExecutor(1) as thread:
         going = thread.submit(engine.generate, LONG, lambda *_: began.set())
         assert began.wait(60.0)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.3)
+        scale(model, 1.3)
         distributed.barrier()
         engine.swap_weights(NamedWeights(model), 2)
         return going.result()
 
 
 @pytest.mark.vllm
-def test_several_training_processes_sample_from_the_servers_of_the_first(
-    qwen: Path, tmp_path: Path
-) -> None:
+def test_training_processes_share_the_servers_of_the_first(qwen: Path, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "data")
-    model = load_model(qwen, dtype=torch.float32, device=torch.device("cpu"))
+    model = load(qwen)
     place_policy(qwen, layout, model)
     outs = [tmp_path / "0.json", tmp_path / "1.json"]
-    processes = [
-        FORKS.Process(target=train_beside, args=(layout, environment, out))
-        for environment, out in zip(meetings(2), outs, strict=True)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    run_together(train_beside, [(layout, *each) for each in zip(meetings(2), outs, strict=True)])
     (first, *sampled), (others, *others_sampled) = (json.loads(out.read_text()) for out in outs)
     (second, third), (others_second, others_third) = (
         [Samples(**values) for values in each] for each in (sampled, others_sampled)
@@ -347,9 +286,7 @@ def test_several_training_processes_sample_from_the_servers_of_the_first(
     assert others_second.token_ids == second.token_ids[:2] != others
     request = Request(PROMPTS[:2], [2] * 2, [1, 2, 3, 4], SAMPLING)
     for version in (1, 2):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.3)
+        scale(model, 1.3)
         if version == 1:
             assert max(gaps.max() for gaps in logprob_gaps(model, request, second)) < 1e-4
         for samples in (third, others_third):
@@ -360,21 +297,18 @@ def test_several_training_processes_sample_from_the_servers_of_the_first(
             assert gaps_N[versions_N == version].max() < 1e-4 < gaps_N[versions_N != version].max()
 
 
-def test_a_gpu_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_of_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
     settings = dataclasses.replace(SETTINGS, device="cuda", num_replicas=2)
     assert choose_devices(settings) == ["2", "5"]
     assert choose_devices(settings, 1) == ["5", "7"]
-    assert choose_devices(settings, 2) == ["2", "5"]  # too few for both: they share
+    assert choose_devices(settings, 2) == ["2", "5"]  # too few: trainer and replicas share them
     with pytest.raises(ArtifactError, match="num_replicas is 4, but this machine has 3 GPUs"):
         choose_devices(dataclasses.replace(settings, num_replicas=4))
     assert choose_devices(dataclasses.replace(settings, device="cpu"), 1) == [None, None]
-
-
-def test_a_gpu_for_each_part_of_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    # each part of a replica needs a GPU
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7,8,9")
-    vllm = {"tensor_parallel_size": 2}
-    settings = dataclasses.replace(SETTINGS, device="cuda", num_replicas=2, vllm=vllm)
+    settings = dataclasses.replace(settings, vllm={"tensor_parallel_size": 2})
     assert choose_devices(settings) == ["2,5", "7,8"]
     assert choose_devices(settings, 1) == ["5,7", "8,9"]
     with pytest.raises(ArtifactError, match="num_replicas is 3 with 2 GPUs each, but this machine"):

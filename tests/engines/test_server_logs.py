@@ -4,23 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from tasks.engines.engine import Request
 from tasks.engines.server.logs import MAX_BYTES, MAX_STARTS, new_folder, shorten, tail
-from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy
-from tests.engines.conftest import Servers
-
-SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
+from tests.engines.conftest import REQUEST, Servers
 
 
-def test_the_logs_of_the_newest_starts_are_kept(tmp_path: Path) -> None:
+def test_logs_of_the_newest_starts_are_kept(tmp_path: Path) -> None:
     for number in range(1, MAX_STARTS + 3):
         (new_folder(tmp_path) / "0.log").write_text(str(number))
     kept = {int(path.parent.name): path.read_text() for path in tmp_path.glob("*/0.log")}
     assert kept == {number: str(number) for number in range(3, MAX_STARTS + 3)}
 
 
-def test_a_long_log_keeps_its_newer_half_while_a_server_writes(tmp_path: Path) -> None:
+def test_long_log_keeps_its_newer_half(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("ab", buffering=0) as server:
         server.write(b"old\n" * (MAX_BYTES // 4))
@@ -34,12 +30,10 @@ def test_a_long_log_keeps_its_newer_half_while_a_server_writes(tmp_path: Path) -
 
 
 @pytest.mark.vllm
-def test_the_log_and_the_metrics_of_servers_are_kept(policy: Policy, servers: Servers) -> None:
+def test_servers_write_logs_and_metrics(policy: Policy, servers: Servers) -> None:
     engine = servers.of(policy)
     before = engine.metrics()
-    samples = engine.generate(
-        Request([[20 + i, 14, 20, 3, 32] for i in range(8)], [2] * 8, [*range(16)], SAMPLING)
-    )
+    samples = engine.generate(REQUEST)
     after = engine.metrics()
     num_tokens = sum(map(len, samples.token_ids))
     counted = "engine/generation_tokens"

@@ -1,4 +1,4 @@
-"""vLLM samples with new weights of mixtures of experts, and of a model without an output head."""
+"""New weights in vLLM, of mixtures of experts, and of a model without an output head, too."""
 
 import asyncio
 from dataclasses import replace
@@ -16,7 +16,6 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Engine, Request, Samples, Unavailable
 from tasks.engines.loading import load_engine
@@ -25,11 +24,10 @@ from tasks.engines.server.endpoints import Connection
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.settings import Sampling
 from tasks.engines.weights.files import FileTransfer
-from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import Servers, logprob_gaps, scaled
-from tests.policies import ENGINE, adapted, character_tokenizer, place_policy
-from tests.stages import FORKS
+from tests.engines.conftest import Servers, load, logprob_gaps, placed, run_together, scaled
+from tests.policies import ENGINE, adapted, character_tokenizer
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 98,
@@ -56,9 +54,9 @@ TOLERANCE = 1e-4
 
 
 def make(name: str, root: Path) -> tuple[Policy, PreTrainedModel]:
-    """A new policy of an architecture, and its model."""
+    """Return a new policy of an architecture, and its model."""
     torch.manual_seed(0)
-    folder, layout = root / "policy", Layout(root / "data")
+    folder = root / "policy"
     model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -66,20 +64,18 @@ def make(name: str, root: Path) -> tuple[Policy, PreTrainedModel]:
                 parameter.mul_(4.0)
     model.save_pretrained(folder)
     character_tokenizer().save_pretrained(folder)
-    place_policy(folder, layout, model)
-    loaded = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
-    return read_policy(layout), loaded
+    return placed(folder, root / "data"), load(folder)
 
 
 def check_samples(engine: Engine, model: PreTrainedModel) -> Samples:
-    """What the engine samples, whose log-probabilities must be the model's."""
+    """Return samples of the engine. Their log-probabilities must be the model's."""
     samples = engine.generate(REQUEST)
     assert max(gap.max() for gap in logprob_gaps(model, REQUEST, samples)) < TOLERANCE
     return samples
 
 
 def check_updates(engine: Engine, model: PreTrainedModel) -> None:
-    """Weights that have not changed, then some that have, more than once."""
+    """Load unchanged weights, then changed ones several times."""
     before = check_samples(engine, model)
     engine.set_weights(NamedWeights(model))
     assert check_samples(engine, model).token_ids == before.token_ids
@@ -95,13 +91,13 @@ def check_updates(engine: Engine, model: PreTrainedModel) -> None:
 
 
 def update_in_process(name: str, root: Path) -> None:
-    """The updates of vLLM in a process of its own: it makes the groups that experts need only where
-    its first model has some."""
+    """Check updates of vLLM in a separate process: vLLM creates the groups that experts need only
+    if its first model has experts."""
     policy, model = make(name, root)
     engine = load_engine(replace(ENGINE, name="vllm"), policy, model)
     check_updates(engine, model)
     if name == "mixtral":
-        # names in memory are not those of the files
+        # names in memory differ from the names in files
         with pytest.raises(ArtifactError, match=REFUSAL):
             engine.set_weights(dict(NamedWeights(model)))
 
@@ -115,10 +111,7 @@ REFUSAL = (
 @pytest.mark.vllm
 @pytest.mark.parametrize("name", ["gemma2", "mixtral", "qwen3_moe"])
 def test_vllm_samples_with_new_weights(name: str, tmp_path: Path) -> None:
-    process = FORKS.Process(target=update_in_process, args=(name, tmp_path))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    run_together(update_in_process, [(name, tmp_path)])
 
 
 @pytest.mark.vllm
@@ -129,11 +122,11 @@ def test_servers_sample_with_new_weights(policy: Policy, servers: Servers, tmp_p
     check_updates(engine, model)
     check_changes(engine, model)
     check_adapters(engine, policy)
-    engine.set_weights(NamedWeights(scaled(policy, 1.0)))  # as it was
+    engine.set_weights(NamedWeights(scaled(policy, 1.0)))
 
 
 def check_changes(engine: ServerEngine, model: PreTrainedModel) -> None:
-    """Updates of few elements, of which the second is read on top of the first."""
+    """Update few elements twice. The second update is read on top of the first."""
     assert isinstance(engine.transfer, FileTransfer)
     engine.transfer.only_changes = True
     for num_changes in (1, 2):
@@ -148,7 +141,7 @@ def check_changes(engine: ServerEngine, model: PreTrainedModel) -> None:
 
 
 def check_adapters(engine: ServerEngine, policy: Policy) -> None:
-    """Adapters that the servers add to the files with which they started."""
+    """Update adapters, which the servers add to their initial weights."""
     assert isinstance(engine.transfer, FileTransfer)
     engine.transfer.pieces = {}  # as in a new process
     for module in ("q_proj", "down_proj"):
@@ -160,7 +153,7 @@ def check_adapters(engine: ServerEngine, policy: Policy) -> None:
 
 
 async def leave_in_the_middle(engine: Any, model: PreTrainedModel, root: Path) -> None:
-    """An update whose sender dies after the first of many pieces, and the way out of it."""
+    """Interrupt an update after the first of many pieces, and leave it."""
     transferred = FileTransfer(root, root, torch.float32)
     transferred.piece_bytes = 20_000
     transferred.take(NamedWeights(model), "half")
@@ -168,7 +161,7 @@ async def leave_in_the_middle(engine: Any, model: PreTrainedModel, root: Path) -
     assert len(others) > 1
     async with Connection(engine.endpoints[0], 60.0) as connection:
         await connection.request("POST", f"{connection.endpoint.root}/pause?mode=wait")
-        await transfer.leave_update(connection)  # its sender died before it began
+        await transfer.leave_update(connection)  # only paused
         await transfer.begin(connection, in_flight=False)
         url = f"{connection.endpoint.root}/update_weights"
         await connection.request("POST", url, {"update_info": {"path": first.path}})
@@ -179,7 +172,7 @@ async def leave_in_the_middle(engine: Any, model: PreTrainedModel, root: Path) -
 
 
 @pytest.mark.parametrize("engine", ["vllm", "server"])
-def test_a_policy_whose_experts_vllm_keeps_is_not_trained(engine: str, tmp_path: Path) -> None:
+def test_policy_whose_experts_vllm_keeps_is_refused(engine: str, tmp_path: Path) -> None:
     policy, model = make("gpt_oss", tmp_path)
     with pytest.raises(ArtifactError, match=r"vLLM 0\.32 keeps the old experts of a gpt_oss model"):
         load_engine(replace(ENGINE, name=engine), policy, model)

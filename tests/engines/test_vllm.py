@@ -1,4 +1,4 @@
-"""vLLM in several processes: each samples by itself, on the GPU of its rank."""
+"""vLLM in several processes: each samples separately, on the GPU of its rank."""
 
 import json
 import os
@@ -15,18 +15,17 @@ from tasks.engines.engine import Request
 from tasks.engines.loading import load_engine
 from tasks.engines.settings import Sampling
 from tasks.engines.vllm import executor
-from tasks.models.policy import load_model, read_policy
+from tasks.models.policy import read_policy
 from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks
-from tests.engines.conftest import meetings
+from tests.engines.conftest import load, meetings, run_together
 from tests.policies import ENGINE, place_policy
-from tests.stages import FORKS
 
 PROMPTS = [[20, 14, 20, 3], [21, 14, 22, 9]]
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=6, seed=0)
 
 
-def test_only_one_of_several_processes_is_told_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executor_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     for size, expected in ((None, "uni"), ("1", "uni"), ("4", "external_launcher")):
         monkeypatch.delenv("WORLD_SIZE", raising=False)
         if size is not None:
@@ -35,11 +34,11 @@ def test_only_one_of_several_processes_is_told_its_place(monkeypatch: pytest.Mon
 
 
 def sample(layout: Layout, environment: dict[str, str], num_prompts: int, out: Path) -> None:
-    """One of several processes: its place among vLLM's devices, and what it sampled."""
+    """Write the rank of this process among vLLM's devices, and its samples."""
     os.environ.update(environment)
     join_ranks(torch.device("cpu"), timedelta(minutes=5))
     policy = read_policy(layout)
-    model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
+    model = load(policy.folder)
     engine: Any = load_engine(replace(ENGINE, name="vllm", num_processes=2), policy, model)
     seeds = list(range(2 * num_prompts))
     request = Request(PROMPTS[:num_prompts], [2] * num_prompts, seeds, SAMPLING)
@@ -50,19 +49,13 @@ def sample(layout: Layout, environment: dict[str, str], num_prompts: int, out: P
 
 
 @pytest.mark.vllm
-def test_each_process_samples_by_itself_on_the_device_of_its_rank(
-    qwen: Path, tmp_path: Path
-) -> None:
+def test_each_process_samples_on_the_device_of_its_rank(qwen: Path, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "data")
-    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
-    outs, processes = [tmp_path / "0.json", tmp_path / "1.json"], []
-    for rank, (out, environment) in enumerate(zip(outs, meetings(2), strict=True)):
-        # not as many prompts each: neither may wait for the other
-        arguments = (layout, environment, 2 - rank, out)
-        processes.append(FORKS.Process(target=sample, args=arguments))
-        processes[-1].start()
-    for process in processes:
-        process.join()
+    place_policy(qwen, layout, load(qwen))
+    outs = [tmp_path / "0.json", tmp_path / "1.json"]
+    # different numbers of prompts: neither process may wait for the other
+    places = zip(meetings(2), (2, 1), outs, strict=True)
+    run_together(sample, [(layout, *place) for place in places])
     (first, drawn, again), (second, others, others_again) = (
         json.loads(out.read_text()) for out in outs
     )

@@ -1,5 +1,4 @@
-"""New weights in files: all of them, the elements that changed, or adapters. All trainers write
-them."""
+"""New weights in files: whole, changed elements, or adapters, written by all trainers."""
 
 import math
 from pathlib import Path
@@ -16,12 +15,8 @@ from tasks.engines.weights import changes
 from tasks.engines.weights.files import FileTransfer
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import FLEET, REQUEST, Fleet, does, expected, scaled
+from tests.engines.conftest import FLEET, REQUEST, Fleet, does, expected, run_together, scaled
 from tests.policies import adapted
-from tests.stages import FORKS
-
-CPU = torch.device("cpu")
-HEADER = 100  # bytes, at most, of a file without tensors
 
 
 def transfer(root: Path, *, only_changes: bool = True, piece_bytes: int = 300) -> FileTransfer:
@@ -31,7 +26,7 @@ def transfer(root: Path, *, only_changes: bool = True, piece_bytes: int = 300) -
 
 
 def received(files: FileTransfer) -> dict[str, torch.Tensor]:
-    """The weights that a server reads."""
+    """Return the weights that a server reads."""
     return {k: v for piece in files.pieces.values() for k, v in changes.read(*piece)}
 
 
@@ -63,7 +58,7 @@ def test_weights_are_written_in_pieces_and_read_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_changed_elements_are_the_same_to_the_bit_after_many_updates(
+def test_changed_elements_are_bit_identical_after_many_updates(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
@@ -71,7 +66,7 @@ def test_changed_elements_are_the_same_to_the_bit_after_many_updates(
     files.dtype = dtype
     weights = {"a": torch.randn(40, 30), "b": torch.zeros(200), "steps": torch.tensor(7)}
     num_whole = 0
-    for version in range(500):
+    for version in range(150):
         for tensor in (weights["a"], weights["b"]):
             places = torch.randint(tensor.numel(), (version % 12,))
             tensor.view(-1)[places] = torch.randn(len(places))
@@ -83,7 +78,7 @@ def test_changed_elements_are_the_same_to_the_bit_after_many_updates(
         assert all(same_bits(found[name], weights[name].to(found[name].dtype)) for name in weights)
         for piece in files.pieces.values():
             assert sum(map(num_bytes, piece.changes)) <= num_bytes(piece.path) / 2
-    assert 2 < num_whole < 500 * len(files.pieces) / 3
+    assert 2 < num_whole < 150 * len(files.pieces) / 3
     used = {path for piece in files.pieces.values() for path in (piece.path, *piece.changes)}
     assert {str(path) for path in (tmp_path / "w").iterdir()} == used
 
@@ -92,19 +87,18 @@ def num_bytes(path: str) -> int:
     return sum(tensor.nbytes for tensor in load_file(path).values())
 
 
-@pytest.mark.parametrize(("density", "ratio"), [(0.01, 33.3), (0.0062, 53.8)])
-def test_few_changes_take_few_bytes(density: float, ratio: float) -> None:
-    """The numbers of SparseRL-Sync (arXiv 2605.07330)."""
+def test_few_changes_take_few_bytes() -> None:
+    """Compare with a number of SparseRL-Sync (arXiv 2605.07330)."""
     old = torch.zeros(1000, 1000, dtype=torch.bfloat16)
     new = old.clone()
-    new.view(-1)[: round(density * new.numel())] = 1.0
+    new.view(-1)[:10_000] = 1.0
     changed = changes.difference(iter([("w", old)]), {"w": new}, math.inf)
     assert changed is not None
     sent = sum(tensor.nbytes for tensor in changed.values())
-    assert old.nbytes / sent == pytest.approx(ratio, abs=0.05)
+    assert old.nbytes / sent == pytest.approx(33.3, abs=0.05)
 
 
-def test_a_change_that_is_missing_or_damaged_is_noticed(tmp_path: Path) -> None:
+def test_missing_change_is_an_error(tmp_path: Path) -> None:
     files = transfer(tmp_path, piece_bytes=2**20)
     weights = {"a": torch.zeros(1000)}
     for version in range(4):
@@ -121,7 +115,7 @@ def test_a_change_that_is_missing_or_damaged_is_noticed(tmp_path: Path) -> None:
     assert files.pieces[0] == (str(tmp_path / "w" / "4-0.safetensors"), ())
 
 
-def test_a_server_that_is_started_later_gets_every_change(fleet: Fleet, policy: Policy) -> None:
+def test_restarted_server_gets_every_change(fleet: Fleet, policy: Policy) -> None:
     servers = fleet(True, True)
     engine = ServerEngine(FLEET, policy, servers, servers.serving())
     assert isinstance(engine.transfer, FileTransfer)
@@ -141,7 +135,7 @@ def test_a_server_that_is_started_later_gets_every_change(fleet: Fleet, policy: 
     assert engine.generate(REQUEST).token_ids == expected(policy, 1.5)
 
 
-def test_of_a_policy_with_adapters_only_these_are_written(policy: Policy, tmp_path: Path) -> None:
+def test_only_adapters_are_written(policy: Policy, tmp_path: Path) -> None:
     files = FileTransfer(tmp_path / "w", policy.folder, torch.float32)
     weights = NamedWeights(adapted(policy.folder, ["q_proj"]))
     for version in ("1", "2"):
@@ -155,7 +149,7 @@ def test_of_a_policy_with_adapters_only_these_are_written(policy: Policy, tmp_pa
     assert all(same_bits(found[name], weights[name]) for name in found)
 
 
-def test_a_server_adds_adapters_to_its_own_weights(fleet: Fleet, policy: Policy) -> None:
+def test_server_adds_adapters_to_its_own_weights(fleet: Fleet, policy: Policy) -> None:
     servers = fleet(True)
     engine = ServerEngine(FLEET, policy, servers, servers.serving())
     before = engine.generate(REQUEST).token_ids
@@ -167,9 +161,7 @@ def test_a_server_adds_adapters_to_its_own_weights(fleet: Fleet, policy: Policy)
     assert whole.generate(REQUEST).token_ids == after != before
 
 
-def test_a_policy_under_other_names_than_in_its_files_is_written_whole(
-    policy: Policy, tmp_path: Path
-) -> None:
+def test_policy_with_other_names_is_written_whole(policy: Policy, tmp_path: Path) -> None:
     weights = NamedWeights(adapted(policy.folder, ["q_proj"]))
     weights.parts["another"] = torch.zeros(3)
     files = FileTransfer(tmp_path / "w", policy.folder, torch.float32)
@@ -178,7 +170,7 @@ def test_a_policy_under_other_names_than_in_its_files_is_written_whole(
 
 
 def take_together(rank: int, meeting: str, root: Path) -> None:
-    """One of two trainers writes its pieces, then those that changed."""
+    """Write, as one of two trainers, its pieces, then those that changed."""
     distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
     files = transfer(root, piece_bytes=1_000)
     weights = {name: torch.full((100,), float(i)) for i, name in enumerate("abcdefg")}
@@ -196,12 +188,5 @@ def take_together(rank: int, meeting: str, root: Path) -> None:
 
 
 def test_trainers_write_pieces_side_by_side(tmp_path: Path) -> None:
-    ranks = [
-        FORKS.Process(target=take_together, args=(rank, f"file://{tmp_path}/meeting", tmp_path))
-        for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    assert [process.exitcode for process in ranks] == [0, 0]
+    meeting = f"file://{tmp_path}/meeting"
+    run_together(take_together, [(rank, meeting, tmp_path) for rank in range(2)])

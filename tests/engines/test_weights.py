@@ -1,5 +1,4 @@
-"""New weights: every server that answers has them, and one that does not is ended and another takes
-its place."""
+"""New weights: servers that fail to load them are replaced, and answer no request."""
 
 import dataclasses
 from typing import Any
@@ -24,9 +23,7 @@ def dropped(replicas: Replicas) -> list[str]:
     return sorted(endpoint.name for endpoint in replicas.dropped)
 
 
-def test_a_server_that_only_says_that_it_has_new_weights_is_replaced(
-    fleet: Fleet, policy: Policy
-) -> None:
+def test_server_that_keeps_its_old_weights_is_replaced(fleet: Fleet, policy: Policy) -> None:
     servers = fleet(True, False)
     engine = engine_of(servers, policy)
     assert engine.generate(REQUEST).token_ids == expected(policy, 1.0)
@@ -40,8 +37,8 @@ def test_a_server_that_only_says_that_it_has_new_weights_is_replaced(
     assert engine.generate(REQUEST).token_ids == new
 
 
-def test_first_weights_that_no_server_takes_end_the_run(fleet: Fleet, policy: Policy) -> None:
-    """Servers that are started again would not take them either."""
+def test_run_ends_if_no_server_accepts_the_first_weights(fleet: Fleet, policy: Policy) -> None:
+    """Restarted servers would not accept them either."""
     servers = fleet(True, True)
     engine = engine_of(servers, policy)
     for place in (0, 1):
@@ -55,10 +52,8 @@ def test_first_weights_that_no_server_takes_end_the_run(fleet: Fleet, policy: Po
     assert servers.attempts == [0, 0]
 
 
-def test_an_answer_by_weights_that_a_server_should_not_have_is_refused(
-    fleet: Fleet, policy: Policy
-) -> None:
-    """It says that it has the current weights, and sampled from others."""
+def test_samples_of_unknown_weights_are_refused(fleet: Fleet, policy: Policy) -> None:
+    """The server reports the current weights, but samples from others."""
     servers = fleet(True, True)
     engine = engine_of(servers, policy)
     engine.set_weights(NamedWeights(scaled(policy, 1.5)))
@@ -70,9 +65,7 @@ def test_an_answer_by_weights_that_a_server_should_not_have_is_refused(
         engine.generate(REQUEST)
 
 
-def test_when_all_have_ended_the_next_one_gets_the_current_weights(
-    fleet: Fleet, policy: Policy
-) -> None:
+def test_restarted_server_gets_the_current_weights(fleet: Fleet, policy: Policy) -> None:
     servers = fleet(True)
     engine = engine_of(servers, policy)
     engine.set_weights(NamedWeights(scaled(policy, 1.5)))
@@ -82,14 +75,12 @@ def test_when_all_have_ended_the_next_one_gets_the_current_weights(
     assert does(servers, 0).version == engine.versions.current == "1"
 
 
-def test_a_server_that_was_started_again_unnoticed_gets_nothing(
-    fleet: Fleet, policy: Policy
-) -> None:
-    """As another rank sees it, which cannot give it weights: only its version tells."""
+def test_restarted_server_gets_no_request_of_other_ranks(fleet: Fleet, policy: Policy) -> None:
+    """Other ranks cannot load weights into it. They recognize it by its version."""
     servers = fleet(True)
     engine = engine_of(servers, policy)
     engine.set_weights(NamedWeights(scaled(policy, 1.5)))
-    engine.loading, engine.models = None, {}  # identified anew before it is asked
+    engine.loading, engine.models = None, {}
     does(servers, 0).version = "default"
     before = does(servers, 0).served
     with pytest.raises(NoServerError, match="weights of version 'default', not '1'"):
@@ -98,13 +89,11 @@ def test_a_server_that_was_started_again_unnoticed_gets_nothing(
     assert not set(probes) & set(map(tuple, REQUEST.prompts))
 
 
-def test_a_swap_checks_every_server_and_ends_those_without_the_weights(
-    fleet: Fleet, policy: Policy
-) -> None:
+def test_swap_ends_servers_without_the_new_weights(fleet: Fleet, policy: Policy) -> None:
     servers = fleet(True, False)
     engine = engine_of(servers, policy)
     engine.set_weights(NamedWeights(scaled(policy, 1.0)), 3)
-    assert dropped(servers) == []  # they are those that it had
+    assert dropped(servers) == []  # the weights have not changed
     engine.swap_weights(NamedWeights(scaled(policy, 1.5)), 4)
     assert dropped(servers) == ["1-0"]
     samples = engine.generate(REQUEST)
@@ -112,7 +101,7 @@ def test_a_swap_checks_every_server_and_ends_those_without_the_weights(
     assert samples.versions == [[4] * len(ids) for ids in samples.token_ids]
     assert names(engine) == ["0-0", "1-1"]
 
-    # what all have is not sent again; what one lacks is
+    # weights that all servers have are not sent again
     updates = engine.versions.num_updates
     engine.set_weights(NamedWeights(scaled(policy, 1.5)), 4)
     assert engine.versions.num_updates == updates
@@ -124,9 +113,9 @@ def test_a_swap_checks_every_server_and_ends_those_without_the_weights(
 
 
 class Once:
-    """A way for weights that fails the first time, for all, and cannot be asked again later."""
+    """A transfer that fails once for all servers, and cannot be repeated later."""
 
-    backend, repeats = "nccl", False
+    repeats = False
 
     def __init__(self, files: Any) -> None:
         self.files, self.num_failures = files, 1
@@ -145,7 +134,7 @@ class Once:
         return found
 
 
-def test_a_swap_that_fails_for_all_goes_on_with_those_that_take_their_places(
+def test_swap_that_fails_for_all_continues_with_restarted_servers(
     fleet: Fleet, policy: Policy
 ) -> None:
     servers = fleet(True, True)
@@ -159,7 +148,7 @@ def test_a_swap_that_fails_for_all_goes_on_with_those_that_take_their_places(
     assert names(engine) == ["0-1", "1-1"]
     assert engine.generate(REQUEST).token_ids == expected(policy, 1.5)
 
-    # a sampler that found those of before gone, while the swap was looking for others
+    # a sampler that used the previous servers while the swap waited for others
     others, complete, num_calls = engine.endpoints, engine.complete, 0
 
     async def gone_at_first(*arguments: Any) -> None:
@@ -175,9 +164,7 @@ def test_a_swap_that_fails_for_all_goes_on_with_those_that_take_their_places(
     assert num_calls == 2
 
 
-def test_servers_that_a_swap_cannot_reach_are_ended_whatever_went_wrong(
-    fleet: Fleet, policy: Policy
-) -> None:
+def test_paused_servers_are_ended_if_the_trainer_fails(fleet: Fleet, policy: Policy) -> None:
     servers = fleet(True, True)
     engine = engine_of(servers, policy)
     assert engine.loading is not None
@@ -188,12 +175,11 @@ def test_servers_that_a_swap_cannot_reach_are_ended_whatever_went_wrong(
     engine.loading.transfer.send = out_of_memory  # type: ignore[method-assign]
     with pytest.raises(torch.OutOfMemoryError):
         engine.swap_weights(NamedWeights(scaled(policy, 1.5)), 1)
-    assert dropped(servers) == ["0-0", "1-0"]  # they wait, paused
+    assert dropped(servers) == ["0-0", "1-0"]
 
 
-def test_a_policy_that_has_diverged_is_left_to_the_trainer_to_notice(
-    fleet: Fleet, policy: Policy
-) -> None:
+def test_answers_to_a_probe_are_compared(fleet: Fleet, policy: Policy) -> None:
+    """Servers of a diverged policy agree: the trainer notices it."""
     engine = engine_of(fleet(True, True), policy)
     assert engine.loading is not None
     one = engine.loading.probe

@@ -1,4 +1,4 @@
-"""The check of a GPU runs here in its small form, on the CPU, and goes on where it was stopped."""
+"""The check of a GPU, with small sizes on the CPU. A stopped check continues."""
 
 import json
 import subprocess
@@ -21,8 +21,8 @@ def check(out: Path, *parts: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
-def test_every_part_writes_its_rows_and_is_run_again_only_where_it_failed(tmp_path: Path) -> None:
-    (tmp_path / "environment.json").mkdir()  # it cannot be written
+def test_parts_write_their_rows_and_only_failed_ones_are_run_again(tmp_path: Path) -> None:
+    (tmp_path / "environment.json").mkdir()  # the result cannot be written
     failed = check(tmp_path, *PARTS[:1])
     assert failed.returncode == 1
     assert "environment: failed, see" in failed.stdout
@@ -43,7 +43,7 @@ def test_every_part_writes_its_rows_and_is_run_again_only_where_it_failed(tmp_pa
     assert {row["waits"] for row in found["update"]} == {1}  # for the gradient's norm
     parts = {row["part"] for row in found["device_time"]}
     assert parts == {"decode", "prefill", "update"}
-    assert all(row["measured / modelled"] > 1 for row in found["device_time"])  # no A100 is here
+    assert all(row["measured / modelled"] > 1 for row in found["device_time"])
     assert [row["trained"] for row in found["variants"]] == ["whole", "fsdp2", "adapters"]
     assert found["variants"][0]["largest change"] > 1e-3
     assert found["variants"][1]["largest share"] < 0.05
@@ -54,7 +54,7 @@ def test_every_part_writes_its_rows_and_is_run_again_only_where_it_failed(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_stages")
-def test_a_policy_is_made_and_trained_and_a_killed_check_goes_on(tmp_path: Path) -> None:
+def test_killed_check_continues(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "tests.gpu.check", "--small", "--out", str(tmp_path)]
     killed = subprocess.Popen([*line, "--parts", "larger"], cwd=PROJECT)
     profiled = tmp_path / "larger.small" / "rows" / "profile.json"
@@ -71,13 +71,13 @@ def test_a_policy_is_made_and_trained_and_a_killed_check_goes_on(tmp_path: Path)
     assert 0 < profile["pass rate"] < 0.8
     assert [run["run"] for run in runs] == ["grpo", "grpo, killed", "sgpo", "winnow"]
     assert [run["kills"] for run in runs] == [0, 1, 0, 0]
-    # a plan keeps to the budget, and groups of 8 may leave a part of it
+    # plans keep within the budget, and groups of 8 may leave a rest
     assert [run["rollouts"] for run in runs if run["run"].startswith("grpo")] == [128, 128]
     assert all(120 < run["rollouts"] <= 128 for run in runs)
     assert runs[1]["weights of an unkilled run"] is True  # on a CPU
     assert all(run["executed, TFLOPs"] > 0 for run in runs)
     assert "| made | pass rate |" in (tmp_path / "page.md").read_text()
-    assert not profiled.parents[1].exists()  # no row is needed any more
+    assert not profiled.parents[1].exists()
 
 
 @pytest.mark.vllm

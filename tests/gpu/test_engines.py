@@ -1,5 +1,4 @@
-"""vLLM on a GPU beside a trainer: the same samples, memory lent and taken again, and what does not
-fit refused."""
+"""vLLM on a GPU with a trainer: samples, memory during sleep, and the check of memory."""
 
 import dataclasses
 from pathlib import Path
@@ -8,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Engine, Request
 from tasks.engines.loading import check_shared_gpu, load_engine
 from tasks.engines.memory import TrainingMemory
 from tasks.engines.settings import Sampling
-from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.policy import Policy, load_model
 from tasks.models.weights import NamedWeights
-from tests.policies import ENGINE, place_policy
+from tests.engines.conftest import placed
+from tests.policies import ENGINE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm]
 
@@ -28,9 +27,7 @@ PROMPTS = [[20, 14, 20, 3, 32], [21, 14, 22, 9]]
 
 @pytest.fixture(scope="module")
 def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    layout = Layout(tmp_path_factory.mktemp("data"))
-    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
-    return read_policy(layout)
+    return placed(qwen, tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +37,7 @@ def model(policy: Policy) -> Any:
 
 @pytest.fixture(scope="module")
 def trained(policy: Policy, model: Any) -> Engine:
-    """vLLM as the trainer has it."""
+    """vLLM with a trainer."""
     return load_engine(SETTINGS, policy, model)
 
 
@@ -48,17 +45,14 @@ def draw(engine: Engine) -> list[list[int]]:
     return engine.generate(Request(PROMPTS, [16, 16], list(range(32)), SAMPLING)).token_ids
 
 
-def test_greedy_is_what_hf_says(trained: Engine, policy: Policy) -> None:
+def test_greedy_samples_agree_with_hf(trained: Engine, policy: Policy) -> None:
     greedy = dataclasses.replace(SAMPLING, temperature=0.0)
+    request = Request(PROMPTS, [1, 1], [0, 0], greedy)
     hf = load_engine(dataclasses.replace(SETTINGS, name="hf"), policy)
-    drawn = [
-        engine.generate(Request(PROMPTS, [1, 1], [0, 0], greedy)).token_ids
-        for engine in (trained, hf)
-    ]
-    assert drawn[0] == drawn[1]
+    assert trained.generate(request).token_ids == hf.generate(request).token_ids
 
 
-def test_memory_is_lent_while_asleep_and_the_samples_stay_the_same(trained: Engine) -> None:
+def test_sleep_frees_memory_and_changes_no_sample(trained: Engine) -> None:
     before = draw(trained)
     free, total = torch.cuda.mem_get_info()
     trained.sleep()
@@ -68,7 +62,7 @@ def test_memory_is_lent_while_asleep_and_the_samples_stay_the_same(trained: Engi
     assert torch.cuda.mem_get_info()[0] < free + lent / 2
 
 
-def test_weights_that_arrive_while_asleep_are_in_effect(trained: Engine, model: Any) -> None:
+def test_weights_replaced_during_sleep_are_in_effect(trained: Engine, model: Any) -> None:
     before = draw(trained)
     original = {name: tensor.clone() for name, tensor in NamedWeights(model).items()}
     trained.sleep()
@@ -79,14 +73,13 @@ def test_weights_that_arrive_while_asleep_are_in_effect(trained: Engine, model: 
     assert draw(trained) == before
 
 
-def test_what_does_not_fit_is_refused_before_the_engine_starts(model: Any) -> None:
+def test_engine_that_does_not_fit_is_refused(model: Any) -> None:
+    settings = dataclasses.replace(SETTINGS, memory_fraction=1.1)
     with pytest.raises(ArtifactError, match=r"does not fit this GPU.*lower engine.memory_fraction"):
-        check_shared_gpu(
-            dataclasses.replace(SETTINGS, memory_fraction=1.1), 1, model.device, MEMORY
-        )
+        check_shared_gpu(settings, 1, model.device, MEMORY)
 
 
-def test_a_replica_has_a_gpu(policy: Policy, trained: Engine) -> None:
+def test_replica_samples_on_a_gpu(policy: Policy, trained: Engine) -> None:
     engine = load_engine(dataclasses.replace(SETTINGS, name="server"), policy)
     try:
         assert [len(ids) <= SAMPLING.max_tokens for ids in draw(engine)] == [True] * 32

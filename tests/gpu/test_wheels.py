@@ -1,5 +1,4 @@
-"""What a machine lacks is found, cut into pieces and put together again; and what is found is
-enough to train."""
+"""Packages for a machine without network: they are complete for training, and travel in pieces."""
 
 import json
 import subprocess
@@ -24,7 +23,7 @@ def machine(**packages: str) -> dict[str, Any]:
     return {"python": "3.12", "machine": "x86_64", "packages": named}
 
 
-def test_what_is_there_and_does_is_not_brought() -> None:
+def test_sufficient_packages_are_not_packed() -> None:
     everything = wheels.missing(machine(**TORCH))
     assert {"transformers", "tokenizers", "polars", "pyarrow", "peft"} <= set(everything)
     assert not any(name.startswith(wheels.OWN) for name in everything)
@@ -38,12 +37,12 @@ def test_what_is_there_and_does_is_not_brought() -> None:
 
 
 @pytest.mark.parametrize("packages", [{}, {"torch": "2.10.1"}])
-def test_a_torch_that_does_not_do_is_named(packages: dict[str, str]) -> None:
+def test_insufficient_torch_is_an_error(packages: dict[str, str]) -> None:
     with pytest.raises(SystemExit, match=r"torch .*>=2\.11 is needed"):
         wheels.missing(machine(**packages))
 
 
-def test_list_needs_no_package(tmp_path: Path) -> None:
+def test_list_needs_no_packages(tmp_path: Path) -> None:
     file = tmp_path / "there.json"
     line = [sys.executable, "-S", "-m", "tests.gpu.wheels", "list", str(file)]
     subprocess.run(line, cwd=PROJECT, check=True)
@@ -63,7 +62,7 @@ def pieces(tmp_path: Path) -> Path:
     return tmp_path / "pieces"
 
 
-def test_pieces_are_put_together(pieces: Path, tmp_path: Path) -> None:
+def test_pieces_are_joined(pieces: Path, tmp_path: Path) -> None:
     sizes = [path.stat().st_size for path in pieces.glob("piece-*")]
     assert len(sizes) > 5
     assert max(sizes) == 1000
@@ -72,7 +71,7 @@ def test_pieces_are_put_together(pieces: Path, tmp_path: Path) -> None:
         assert f"NAME = '{name}'" in (tmp_path / "out" / name / "__init__.py").read_text()
 
 
-def test_a_piece_that_is_damaged_or_missing_is_named(pieces: Path, tmp_path: Path) -> None:
+def test_damaged_or_missing_piece_is_named(pieces: Path, tmp_path: Path) -> None:
     piece = pieces / "piece-003"
     data = bytearray(piece.read_bytes())
     data[7] ^= 1
@@ -84,8 +83,8 @@ def test_a_piece_that_is_damaged_or_missing_is_named(pieces: Path, tmp_path: Pat
         wheels.unpack(pieces, tmp_path / "out")
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"pieces": 1}'])
-def test_files_that_are_none_of_these_are_named(content: str, pieces: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["", "[]", '{"pieces": 1}'])
+def test_invalid_files_are_named(content: str, pieces: Path, tmp_path: Path) -> None:
     (tmp_path / "there.json").write_text(content)
     with pytest.raises(SystemExit, match="there.json is no list of packages"):
         wheels.read_list(tmp_path / "there.json")
@@ -95,7 +94,7 @@ def test_files_that_are_none_of_these_are_named(content: str, pieces: Path, tmp_
 
 
 def closure(name: str, found: set[str]) -> set[str]:
-    """A package and all that it asks for here."""
+    """Return a package and its dependencies here."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -109,7 +108,7 @@ def closure(name: str, found: set[str]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with torch, and with what is brought to a machine that has torch alone."""
+    """A Python with torch, and with the packages for a machine that has only torch."""
     folder = tmp_path_factory.mktemp("bare")
     packages = folder / "packages"
     packages.mkdir()
@@ -125,7 +124,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
-def test_what_is_brought_is_enough_to_train(bare: Path, guesser: Path, tmp_path: Path) -> None:
+def test_packages_are_complete_for_training(bare: Path, guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4, 3, 4, 2])
     names = "mlflow prefect dvc vllm ray sklearn"
     absent = (

@@ -104,7 +104,7 @@ def installed() -> dict[str, Any]:
 
 
 def read_list(path: Path) -> dict[str, Any]:
-    """What `list` wrote. Raises SystemExit naming the file that is none."""
+    """Return the output of `list` in a file. Raise SystemExit with its name if it is invalid."""
     try:
         found = json.loads(path.read_text())
         if isinstance(found["packages"], dict) and found["python"] and found["machine"]:
@@ -115,8 +115,8 @@ def read_list(path: Path) -> dict[str, Any]:
 
 
 def missing(there: dict[str, Any]) -> dict[str, str]:
-    """Package -> the version that is installed here, of all that the other machine lacks, or has in
-    a version that does not do. Raises SystemExit where torch is missing there, or too old."""
+    """Return the versions here of all packages that the other machine lacks, or has in an
+    insufficient version. Raise SystemExit if torch is missing there, or too old."""
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
     from packaging.utils import canonicalize_name
@@ -158,8 +158,8 @@ def missing(there: dict[str, Any]) -> dict[str, str]:
 
 
 def fetch(pins: dict[str, str], there: dict[str, Any], folder: Path) -> None:
-    """Have pip put the wheels into `folder`; what has none is built here. Raises SystemExit naming
-    the package for which neither works."""
+    """Download the wheels into `folder` by pip. Build packages without a wheel here. Raise
+    SystemExit with the name of a package for which neither works."""
     options = ["--python-version", there["python"], "--implementation", "cp"]
     for version in MANYLINUX:
         options += ["--platform", f"manylinux_{version}_{there['machine']}"]
@@ -188,8 +188,7 @@ def fetch(pins: dict[str, str], there: dict[str, Any], folder: Path) -> None:
 
 
 def write_pieces(wheels: Sequence[Path], out: Path, piece_bytes: int) -> None:
-    """Write the wheels, one after the other, as files of at most so many bytes, and a manifest of
-    the whole."""
+    """Write the wheels, concatenated, as files of at most `piece_bytes`, and a manifest."""
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("piece-*"):
         old.unlink()
@@ -207,8 +206,8 @@ def write_pieces(wheels: Sequence[Path], out: Path, piece_bytes: int) -> None:
 
 
 def write_joined(folder: Path, whole: BinaryIO) -> None:
-    """Write the pieces of `folder` to `whole`, one after the other. Raises SystemExit naming one
-    that is missing or damaged."""
+    """Write the pieces in `folder`, concatenated, to `whole`. Raise SystemExit with the name of a
+    piece that is missing or damaged."""
     try:
         pieces = [dict(each) for each in json.loads((folder / MANIFEST).read_text())["pieces"]]
     except (OSError, ValueError, KeyError, TypeError) as error:

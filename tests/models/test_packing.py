@@ -41,6 +41,7 @@ from tasks.models.packing import (
     is_plainly_causal,
     pack,
 )
+from tests.engines.conftest import logprob_gaps
 from tests.waits import Waits
 
 SHAPE: dict[str, Any] = {
@@ -107,22 +108,20 @@ def make(config: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [*FAMILY, *OTHERS])
-def test_packed_rows_give_the_models_own_logits(name: str) -> None:
+def test_packed_forward_yields_the_models_own_logits(name: str) -> None:
     check_forward(make((FAMILY | OTHERS)[name]), packed=True)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_packed_rows_cannot_compute_is_refused(name: str) -> None:
-    with pytest.raises(
-        ArtifactError, match="set engine.name to vllm and learner.share_prompts to false"
-    ):
+def test_models_that_packing_does_not_support_are_refused(name: str) -> None:
+    message = "set engine.name to vllm and learner.share_prompts to false"
+    with pytest.raises(ArtifactError, match=message):
         check_forward(make(REFUSED[name]), packed=True)
 
 
 @pytest.mark.parametrize("name", [*FAMILY, *OTHERS, *REFUSED])
-def test_rows_are_computed_as_transformers_does(name: str) -> None:
-    """To the last bit, longer than a window too; the host reads nothing where all layers see all
-    tokens before."""
+def test_forward_of_rows_is_bit_identical_to_transformers(name: str) -> None:
+    """Sequences are longer than the windows. Without windows the host waits for nothing."""
     model = make((FAMILY | OTHERS | REFUSED)[name])
     ids = torch.randint(2, 61, (3, 20), generator=torch.Generator().manual_seed(0))
     ids[1, 11:] = 0
@@ -137,7 +136,8 @@ def test_rows_are_computed_as_transformers_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2", "gemma3", "gpt2"])
 def test_long_sequences_need_no_bias(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor do those with a window of 6, in bands of 4 queries. The block of 5 tokens has a bias."""
+    """Sequences with a window of 6 are computed in bands of 4 queries. A block of 5 tokens has a
+    bias."""
     monkeypatch.setattr(packing, "MAX_BIASED_LENGTH", 5)
     monkeypatch.setattr(packing, "BAND", 4)
     model = make((FAMILY | OTHERS)[name])
@@ -157,7 +157,7 @@ def test_long_sequences_need_no_bias(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_the_fused_forward_is_the_modules(name: str) -> None:
+def test_fused_forward_agrees_with_the_modules(name: str) -> None:
     model = make(FAMILY[name])
     assert fits(model)
     packing, _, _ = pack(
@@ -171,7 +171,7 @@ def test_the_fused_forward_is_the_modules(name: str) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-def test_only_what_it_computes_takes_the_fused_forward() -> None:
+def test_unsupported_models_do_not_use_the_fused_forward() -> None:
     assert not any(fits(make(config)) for config in OTHERS.values())
     long = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     assert not fits(make(LlamaConfig(**GROUPED, rope_parameters=long)))
@@ -179,25 +179,17 @@ def test_only_what_it_computes_takes_the_fused_forward() -> None:
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2", "gemma3", "gpt2", "qwen3_moe"])
-def test_the_engine_decodes_as_a_plain_forward_does(name: str) -> None:
+def test_engine_decodes_like_a_plain_forward(name: str) -> None:
     model = make((FAMILY | OTHERS)[name])
-    prompts = [[3, 4, 5], [9] * 11, [7, 8]]
-    sampling = Sampling(1.0, 1.0, 0, 12, 0)
-    samples = HfEngine(model, [1], 4, 128).generate(
-        Request(prompts, [3, 2, 4], list(range(9)), sampling)
-    )
-    for row, owner in enumerate(np.repeat(np.arange(3), [3, 2, 4])):
-        ids = samples.token_ids[row]
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([prompts[owner] + ids])).logits[
-                0, len(prompts[owner]) - 1 : -1
-            ]
-        expected = logits.log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)]
-        np.testing.assert_allclose(samples.logprobs[row], expected, atol=1e-4)
+    prompts, sampling = [[3, 4, 5], [9] * 11, [7, 8]], Sampling(1.0, 1.0, 0, 12, 0)
+    request = Request(prompts, [3, 2, 4], list(range(9)), sampling)
+    samples = HfEngine(model, [1], 4, 128).generate(request)
+    assert max(gaps.max() for gaps in logprob_gaps(model, request, samples)) < 1e-4
 
 
-def test_many_long_prompts_take_several_prefills(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_long_prompts_need_several_prefills(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [[3 + i] * n for i, n in enumerate((60, 1, 30, 12, 25))]
+    request = Request(prompts, [2] * 5, list(range(10)), Sampling(1.0, 1.0, 0, 9, 0))
     drawn = []
     for max_tokens, batches in (
         (10**6, [[0, 1, 2, 3, 4]]),
@@ -206,29 +198,17 @@ def test_many_long_prompts_take_several_prefills(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(hf, "MAX_PREFILL_TOKENS", max_tokens)
         assert hf.PromptCache(prompts, np.arange(5)).batches([0, 1, 2, 3, 4]) == batches
         engine = HfEngine(make(FAMILY["qwen3"]), [1], 8, 128)
-        drawn.append(
-            engine.generate(
-                Request(prompts, [2] * 5, list(range(10)), Sampling(1.0, 1.0, 0, 9, 0))
-            ).token_ids
-        )
+        drawn.append(engine.generate(request).token_ids)
         assert engine.prefilled_tokens == 128
     assert drawn[0] == drawn[1]
 
 
-def test_a_row_by_hand() -> None:
+def test_packing_by_hand() -> None:
     packing, prompts, rest = pack(
         [[1, 2], [3, 4, 5]], np.array([0, 1, 1]), [[6], [], [7, 8]], torch.device("cpu")
     )
-    assert packing.ids.tolist() == [
-        3,
-        4,
-        5,
-        1,
-        2,
-        7,
-        8,
-        6,
-    ]  # the longest prompt first, then the longest continuation
+    # the longest prompt first, then the longest continuation
+    assert packing.ids.tolist() == [3, 4, 5, 1, 2, 7, 8, 6]
     assert packing.positions.tolist() == [0, 1, 2, 0, 1, 3, 4, 2]
     assert prompts.starts.tolist() == [3, 0]
     assert rest.starts[[0, 2]].tolist() == [7, 5]

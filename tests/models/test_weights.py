@@ -1,5 +1,4 @@
-"""Weights on their way to an engine: the names and shapes of a policy's files, whatever they are in
-memory."""
+"""Weights for an engine: they have the names and shapes of a policy's files."""
 
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from transformers import (
 from tasks.common.accounting.ledger import Architecture
 from tasks.engines.weights import changes
 from tasks.engines.weights.files import FileTransfer
-from tasks.models.policy import Policy, load_model
+from tasks.models.policy import Policy
 from tasks.models.sharding import local, shard
 from tasks.models.weights import (
     NamedWeights,
@@ -32,9 +31,9 @@ from tasks.models.weights import (
 )
 from tasks.train.learner.lora import add_adapters, load_adapted
 from tasks.train.settings import Lora
+from tests.engines.conftest import load, run_together, scale
 from tests.models.test_packing import EXPERTS, GROUPED
 from tests.policies import adapted
-from tests.stages import FORKS
 
 CPU = torch.device("cpu")
 CONFIGS = {
@@ -47,7 +46,7 @@ CONFIGS = {
 
 
 def saved(name: str, folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors in the files of a new policy in `folder`."""
+    """Save a new policy in `folder`, and return the tensors in its files."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32).save_pretrained(folder)
     return load_file(folder / "model.safetensors")
@@ -59,39 +58,30 @@ def check_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_weights_are_sent_as_they_are_in_the_files(name: str, tmp_path: Path) -> None:
+def test_weights_are_sent_as_in_the_files_layer_by_layer(name: str, tmp_path: Path) -> None:
     files = saved(name, tmp_path)
-    model = load_model(tmp_path, dtype=torch.float32, device=CPU)
-    check_equal(dict(as_saved(NamedWeights(model))), files)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2.0)
-    doubled = {name: 2.0 * tensor for name, tensor in files.items()}
-    check_equal(dict(as_saved(NamedWeights(model))), doubled)
+    model = scale(load(tmp_path), 2.0)
+    weights, sent = Counted(model), dict[str, torch.Tensor]()
+    for each, tensor in as_saved(weights):
+        sent[each] = tensor
+        if each.startswith("model.layers.0."):
+            assert weights.num_read <= sum(".layers.1." not in key for key in weights)
+    assert weights.num_read == len(weights)
+    check_equal(sent, {name: 2.0 * tensor for name, tensor in files.items()})
 
 
 class Counted(NamedWeights):
-    """Weights that count how many were asked for."""
+    """Weights that count their reads."""
 
-    num_asked = 0
+    num_read = 0
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        self.num_asked += 1
+        self.num_read += 1
         return super().__getitem__(name)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_no_more_than_a_layer_is_asked_for_at_a_time(name: str, tmp_path: Path) -> None:
-    saved(name, tmp_path)
-    weights = Counted(load_model(tmp_path, dtype=torch.float32, device=CPU))
-    for sent, _ in as_saved(weights):
-        if sent.startswith("model.layers.0."):
-            assert weights.num_asked <= sum(".layers.1." not in each for each in weights)
-    assert weights.num_asked == len(weights)
-
-
 def sharded(folder: Path, out: Path) -> None:
-    """The only one of one process: the weights of a sharded policy with adapters, as sent."""
+    """Save the weights of a sharded policy with adapters as they are sent."""
     method = f"file://{out.parent}/meeting"
     distributed.init_process_group("gloo", init_method=method, rank=0, world_size=1)
     model: Any = adapted(folder, ["q_proj", "v_proj"])
@@ -101,13 +91,10 @@ def sharded(folder: Path, out: Path) -> None:
     distributed.destroy_process_group()
 
 
-def test_sharded_and_adapted_weights_are_sent_whole_and_merged(tmp_path: Path) -> None:
+def test_sharded_and_adapted_weights_are_gathered_and_merged(tmp_path: Path) -> None:
     folder, out = tmp_path / "policy", tmp_path / "sent"
     files = saved("mixtral", folder)
-    process = FORKS.Process(target=sharded, args=(folder, out))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    run_together(sharded, [(folder, out)])
     merged = dict(NamedWeights(adapted(folder, ["q_proj", "v_proj"])))
     changed = {name for name in files if "q_proj" in name or "v_proj" in name}
     assert all(not torch.equal(files[name], merged[name]) for name in changed)
@@ -119,7 +106,7 @@ SIZES = Architecture(1, 1, 1, 1)
 
 
 def load_by_rows(rank: int, folder: Path, root: Path) -> None:
-    """One of two ranks loads its rows of a policy and of its adapters."""
+    """Load, as one of two ranks, the rank's rows of a policy and of its adapters."""
     method = f"file://{root}/meeting"
     distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
     by_rows = partial(shard, device=CPU, dtype=torch.float32, forwards=())
@@ -136,7 +123,7 @@ def load_by_rows(rank: int, folder: Path, root: Path) -> None:
     files.take(NamedWeights(model), "1")
     received = {k: v for piece in files.pieces.values() for k, v in changes.read(*piece)}
     check_equal({name: sent[name] for name in received}, received)
-    assert (root / "w" / "1.safetensors").exists() == is_saved_as_it_is(model)  # the adapters alone
+    assert (root / "w" / "1.safetensors").exists() == is_saved_as_it_is(model)  # only the adapters
     if rank == 0:
         save_file({name: part.contiguous().clone() for name, part in found.items()}, root / "own")
         save_file({name: part.contiguous().clone() for name, part in sent.items()}, root / "sent")
@@ -147,21 +134,16 @@ def load_by_rows(rank: int, folder: Path, root: Path) -> None:
 def test_each_rank_loads_its_rows_of_a_policy_with_adapters(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "policy"
     files = saved(name, folder)
-    alone = load_model(folder, dtype=torch.float32, device=CPU)
+    alone = load(folder)
     add_adapters(alone, LORA, 5)
-    ranks = [FORKS.Process(target=load_by_rows, args=(i, folder, tmp_path)) for i in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    assert [process.exitcode for process in ranks] == [0, 0]
+    run_together(load_by_rows, [(rank, folder, tmp_path) for rank in range(2)])
     check_equal(load_file(tmp_path / "own"), dict(alone.state_dict()))
     sent = load_file(tmp_path / "sent")
     assert sent.keys() == files.keys() | {"lm_head.weight"}
     assert sum(not torch.equal(files[each], sent[each]) for each in files) == 1
 
 
-def test_a_policy_under_other_names_than_in_its_files_is_loaded_whole(tmp_path: Path) -> None:
+def test_policy_with_other_names_is_not_loaded_by_rows(tmp_path: Path) -> None:
     files = saved("llama", tmp_path)
     renamed = {name.replace("model.", "other."): part for name, part in files.items()}
     save_file(renamed, tmp_path / "model.safetensors")

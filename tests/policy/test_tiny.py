@@ -1,4 +1,4 @@
-"""The stage policy: the tiny policy, and when it is made again."""
+"""The stage policy: the tiny policy."""
 
 import random
 import subprocess
@@ -18,7 +18,6 @@ from tasks.common.files import read_json
 from tasks.common.params import ParamsError, parse
 from tasks.models.folder import policy_digest
 from tasks.models.policy import load_tokenizer, read_policy, stop_token_ids
-from tasks.policy.card import write_own
 from tasks.policy.examples import draw
 from tasks.policy.families import products
 from tasks.policy.families.chain_sum import PHRASES, worked
@@ -36,7 +35,6 @@ CHAIN_SUM: dict[str, Any] = {
     "step_error_rate": 0.0,
 }
 TINY: dict[str, Any] = {
-    "seed": 0,
     "families": [{"name": "chain_sum", "weight": 1.0, "settings": CHAIN_SUM}],
     "model": {
         "num_layers": 1,
@@ -47,14 +45,12 @@ TINY: dict[str, Any] = {
         "max_length": 128,
     },
     "training": {
-        "device": "cpu",
         "tokens": 2000.0,
         "batch_size": 8,
         "batches_per_bucket": 4,
         "learning_rate": 1.0e-2,
         "warmup_rate": 0.1,
         "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
     },
 }
 
@@ -67,26 +63,24 @@ def family(**settings: Any) -> list[Family]:
     return [Family("chain_sum", 1.0, {**CHAIN_SUM, **settings})]
 
 
-def test_a_saved_tokenizer_does_not_depend_on_how_it_was_loaded(tmp_path: Path) -> None:
-    """With HF_HUB_OFFLINE set transformers would write another file, of another digest."""
+def test_saved_tokenizer_does_not_depend_on_how_it_was_loaded(tmp_path: Path) -> None:
+    """With HF_HUB_OFFLINE transformers would write another file, with another digest."""
     character_tokenizer(PHRASES, 64).save_pretrained(tmp_path / "made")
     load_tokenizer(tmp_path / "made").save_pretrained(tmp_path / "again")
     names = [tmp_path / name / "tokenizer_config.json" for name in ("made", "again")]
     assert read_json(names[0]) == read_json(names[1])
 
 
-def test_a_worked_example_shows_every_step():
+def test_worked_sum_by_hand():
     assert worked("4 + 3 - 9", 0.0, random.Random(0)) == "4+3=7-9=-2"
-
-
-def test_a_wrong_step_is_off_by_1_or_10_and_the_next_builds_on_it():
+    # a wrong step is off by 1 or 10, and the next step builds on it
     first, second = worked("40 + 3 - 9", 1.0, random.Random(0)).split("=")[1:]
     total = int(first.partition("-")[0])
     assert abs(total - 43) in (1, 10)
     assert abs(int(second) - (total - 9)) in (1, 10)
 
 
-def test_examples_are_right_when_asked_and_direct_when_asked():
+def test_examples_follow_their_rates():
     for settings, steps in (
         ({}, True),
         ({"direct_rate_shortest": 1.0, "direct_rate_longest": 1.0}, False),
@@ -97,7 +91,7 @@ def test_examples_are_right_when_asked_and_direct_when_asked():
             assert ("=" in completion) is steps
 
 
-def test_a_worked_product_shows_every_step():
+def test_worked_product_by_hand():
     text = products.worked("12 * 34 * -5", 0.0, random.Random(0))
     assert text == "10*30=300+10*4=340+2*30=400+2*4=408;400*-5=-2000+8*-5=-2040"
     assert products.worked("30 * 0 * 7", 0.0, random.Random(0)) == "30*0=0;0*7=0"
@@ -105,7 +99,7 @@ def test_a_worked_product_shows_every_step():
     assert {abs(int(wrong.split("=")[1].split("+")[0]) - 30)} <= {1, 10}
 
 
-def test_products_are_right_when_asked_and_share_their_phrases():
+def test_products_are_correct_and_start_with_their_phrases():
     config = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
     settings = {"config": config, "direct_rate": 0.5, "step_error_rate": 0.0}
     pairs = next(draw([Family("products", 1.0, settings)], 0, 200))
@@ -124,15 +118,16 @@ def test_longer_problems_are_answered_directly_more_often():
     assert sum(direct[3]) / len(direct[3]) == pytest.approx(0.9, abs=0.04)
 
 
-def test_chunks_differ_and_repeat_under_the_seed():
+def test_chunks_depend_on_seed_and_number():
     stream, again, other = (draw(family(), seed, 20) for seed in (0, 0, 1))
     first, second = next(stream), next(stream)
     assert (first, second) == (next(again), next(again))
     assert first != second
     assert first != next(other)
+    assert next(draw(family(), 0, 20, 1)) == second
 
 
-def test_an_unknown_family_and_an_unknown_setting_are_named():
+def test_unknown_family_and_unknown_setting_are_named():
     with pytest.raises(ParamsError, match="'chain_sums'; use: chain_sum, products"):
         next(draw([Family("chain_sums", 1.0, CHAIN_SUM)], 0, 4))
     with pytest.raises(
@@ -141,7 +136,7 @@ def test_an_unknown_family_and_an_unknown_setting_are_named():
         next(draw(family(noise=1), 0, 4))
 
 
-def test_the_tokenizer_covers_ascii_and_makes_the_instruction_one_token(tmp_path):
+def test_tokenizer_covers_ascii_and_has_a_token_per_phrase(tmp_path):
     character_tokenizer([*PHRASES], 128).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     prompt = f"{PHRASES[0]} 4 + 3 ="
@@ -160,13 +155,13 @@ def test_only_completions_are_learned():
     assert targets.tolist() == [[IGNORED, 7, 1, IGNORED], [IGNORED, 1, IGNORED, IGNORED]]
 
 
-def test_batches_hold_like_lengths_and_every_row():
+def test_batches_contain_all_rows_sorted_by_length():
     rows = [([0] * length, 1) for length in (9, 1, 8, 2, 7, 3)]
     cut = batches(rows, 2, seed=0)
     assert sorted(sorted(len(ids) for ids, _ in batch) for batch in cut) == [[1, 2], [3, 7], [8, 9]]
 
 
-def test_the_learning_rate_rises_and_falls_to_zero():
+def test_learning_rate_rises_and_falls_to_zero():
     settings = parse({**TINY["training"], "learning_rate": 1.0, "warmup_rate": 0.2}, Training, "t")
     assert [learning_rate(settings, done) for done in (0.1, 0.2, 0.6, 1.0)] == pytest.approx(
         [0.5, 1.0, 0.5, 0.0]
@@ -191,11 +186,11 @@ def test_training_is_repeatable_under_its_seed():
 
 
 class Killed(Exception):
-    """In place of a kill."""
+    """Stands for a kill."""
 
 
 def trained(unfinished: Unfinished | None, chunks: int = 1000) -> torch.nn.Module:
-    """A policy, trained until so many chunks were asked for."""
+    """Train a policy until `chunks` chunks have been drawn, and return it."""
     settings = tiny(training={**TINY["training"], "tokens": 8000.0})
     tokenizer = character_tokenizer([*PHRASES], 128)
     torch.manual_seed(0)
@@ -211,7 +206,7 @@ def trained(unfinished: Unfinished | None, chunks: int = 1000) -> torch.nn.Modul
     return model
 
 
-def test_a_killed_making_goes_on_to_the_same_weights(tmp_path, caplog):
+def test_killed_training_continues_to_the_same_weights(tmp_path, caplog):
     caplog.set_level("INFO")
     file, whole = tmp_path / "policy.safetensors", trained(None)
     with pytest.raises(Killed):
@@ -222,7 +217,7 @@ def test_a_killed_making_goes_on_to_the_same_weights(tmp_path, caplog):
     for one, other in zip(whole.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
-    for content, seed, said in (
+    for content, seed, message in (
         (saved[:-1] + bytes([saved[-1] ^ 1]), 0, "is damaged"),
         (saved[:100], 0, "is damaged"),
         (saved, 1, "is of other settings"),
@@ -231,63 +226,33 @@ def test_a_killed_making_goes_on_to_the_same_weights(tmp_path, caplog):
         file.write_bytes(content)
         with pytest.raises(Killed):  # at the first chunk
             trained(Unfinished(file, {"seed": seed}, 0.0), chunks=0)
-        assert said in caplog.text
+        assert message in caplog.text
 
 
-def test_chunks_can_be_drawn_from_any_on():
-    stream = draw(family(), 0, 20)
-    first, second = next(stream), next(stream)
-    assert next(draw(family(), 0, 20, 0)) == first
-    assert next(draw(family(), 0, 20, 1)) == second
-
-
-def test_the_tiny_policy_is_an_ordinary_model(tmp_path):
-    card = write_own(*make(tiny()), tmp_path / "policy")
-    write_checked(tmp_path / "policy.json", card)
-    policy = read_policy(Layout(tmp_path))
-    assert (card["source"], card["location"], card["digest"]) == (
-        "tiny",
-        None,
-        policy_digest(policy.folder),
-    )
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(policy.folder),
-        AutoTokenizer.from_pretrained(policy.folder),
-    )
+def test_tiny_policy_is_an_ordinary_model(tmp_path):
+    layout = Layout(tmp_path)
+    replaced = provide(parse(section(seed=1), Policy, "policy"), layout)
+    card = provide(parse(section(), Policy, "policy"), layout)
+    policy = read_policy(layout)
+    assert (card["source"], card["location"]) == ("tiny", None)
+    assert replaced["digest"] != card["digest"] == policy_digest(policy.folder) == policy.digest
+    model = AutoModelForCausalLM.from_pretrained(policy.folder)
+    tokenizer = AutoTokenizer.from_pretrained(policy.folder)
     # a layer: q, k, v, o of 32 x 32, three of 32 x 32 in the MLP; the head of vocabulary x 32, tied
     assert card["num_matmul_parameters"] == 7 * 32 * 32 + len(tokenizer) * 32
-    assert (card["max_length"], model.config.head_dim, model.config.tie_word_embeddings) == (
-        128,
-        32,
-        True,
-    )
+    assert card["max_length"] == 128
+    assert (model.config.head_dim, model.config.tie_word_embeddings) == (32, True)
     assert stop_token_ids(policy.folder, tokenizer) == (tokenizer.eos_token_id,)
     assert model.dtype == torch.float32
 
 
 def section(**changes: Any) -> dict[str, Any]:
-    return {"source": "tiny", "trust_remote_code": False, "tiny": {**TINY, **changes}}
-
-
-def provided(layout: Layout, **changes: Any) -> dict[str, Any]:
-    return provide(parse(section(**changes), Policy, "policy"), layout)
-
-
-def test_another_parameter_makes_another_policy(tmp_path):
-    layout = Layout(tmp_path)
-    card = provided(layout)
-    other = provided(layout, seed=1)
-    assert other["digest"] != card["digest"]
-    assert (
-        policy_digest(layout.policy)
-        == other["digest"]
-        == read_checked(layout.policy_card)["digest"]
-    )
+    return {"source": "tiny", "tiny": {**TINY, **changes}}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_stages")
-def test_the_command_makes_a_policy(tmp_path):
+def test_command_makes_a_policy(tmp_path):
     params = {
         "policy": section(),
         "checkpoint": {"every_seconds": 0.0, "keep": 1},

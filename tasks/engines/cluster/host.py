@@ -10,7 +10,6 @@ import signal
 import subprocess
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from tasks.common.files import temporary_folder
 from tasks.common.processes import ports
@@ -54,12 +53,9 @@ class Host:
         """Return a free port of this machine."""
         return ports.free_port(self.address)
 
-    def reads(self, path: str, content: str) -> bool:
-        """Return whether the file at `path` has this content on this machine."""
-        try:
-            return Path(path).read_text() == content
-        except OSError:
-            return False
+    def has_folder(self, path: str) -> bool:
+        """Return whether this machine can read the folder at `path`."""
+        return os.access(path, os.R_OK | os.X_OK)
 
     def start(
         self, command: list[str], environment: dict[str, str], folder: str, *, is_guarded: bool

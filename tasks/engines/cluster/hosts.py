@@ -1,5 +1,4 @@
-"""Ray: places on the machines of a cluster, reserved together, and a host in each. No other file
-imports ray.
+"""Ray: places on the machines of a cluster, and a host in each. No other file imports ray.
 
 No large data goes through Ray: no rollouts, no weights. Every client of its port can run programs,
 so a token is required. Every call has a time limit. A host that does not answer within it counts as
@@ -29,7 +28,6 @@ CONNECT_SECONDS = 10.0
 HANDSHAKE_SECONDS = 30.0
 CALL_SECONDS = 30.0
 POLL_SECONDS = 0.1
-RESERVE_SECONDS = 300.0
 HEAD_SECONDS = 5.0  # between two checks of the head
 NUM_TRIES = 3
 # ray reads these when it is imported
@@ -298,29 +296,6 @@ class LocalHost(Host):
 
     def __init__(self) -> None:
         super().__init__(import_ray().util.get_node_ip_address())
-
-
-def reserve(address: str, bundles: list[dict[str, float]]) -> Places:
-    """Reserve all these places, or none. Raise ArtifactError if the cluster has no room for them
-    within RESERVE_SECONDS."""
-    ray = connect(address)
-    there: Mapping[str, float] = ray.cluster_resources()
-    for kind in ("CPU", "GPU"):
-        wanted = sum(bundle.get(kind, 0) for bundle in bundles)
-        if wanted > there.get(kind, 0):
-            raise ArtifactError(
-                f"engine.cluster requests {wanted:.0f} {kind}s, but the Ray cluster at {address} "
-                f"has {there.get(kind, 0):.0f}: lower engine.cluster.trainers or engines, or add "
-                "machines"
-            )
-    group = ray.util.placement_group(bundles, strategy="PACK")
-    if not group.wait(RESERVE_SECONDS):
-        ray.util.remove_placement_group(group)
-        raise ArtifactError(
-            f"the Ray cluster at {address} had no room for {len(bundles)} processes in "
-            f"{RESERVE_SECONDS:.0f} s: it is in use, or no machine has {bundles[-1]}"
-        )
-    return Places(address, ray, group, bundles)
 
 
 def main() -> None:

@@ -3,26 +3,44 @@
 The command that starts the training reserves all of them together, so that trainers and servers
 never wait for each other's places. A stage that only samples reserves places for servers."""
 
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tasks.common.files import ArtifactError, temporary_folder, writing
-from tasks.engines.cluster.hosts import Places, RemoteHost, connect, reserve
+from tasks.engines.cluster.hosts import Places, RemoteHost, connect
 from tasks.engines.settings import Cluster, EngineSettings
+
+RESERVE_SECONDS = 300.0
 
 
 def reserve_places(settings: EngineSettings, cluster: Cluster, num_trainers: int = 0) -> Places:
     """Reserve places for trainers, if any, and servers, in this order, with GPUs if the cluster has
-    some and engine.device allows them."""
-    ray = connect(cluster.ray)
-    has_gpus = settings.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
+    some and engine.device allows them. Raise ArtifactError if the cluster has no room for all of
+    them within RESERVE_SECONDS."""
+    address, ray = cluster.ray, connect(cluster.ray)
+    there: Mapping[str, float] = ray.cluster_resources()
+    has_gpus = settings.device != "cpu" and there.get("GPU", 0) > 0
     sizes = [1] * num_trainers + [cluster.gpus_per_engine] * cluster.engines
     bundles: list[dict[str, float]] = [
         {"CPU": settings.threads, **({"GPU": num_gpus} if has_gpus else {})} for num_gpus in sizes
     ]
-    return reserve(cluster.ray, bundles)
+    for kind in ("CPU", "GPU"):
+        wanted = sum(bundle.get(kind, 0) for bundle in bundles)
+        if wanted > there.get(kind, 0):
+            raise ArtifactError(
+                f"engine.cluster requests {wanted:.0f} {kind}s, but the Ray cluster at {address} "
+                f"has {there.get(kind, 0):.0f}: lower engine.cluster.trainers or engines, or add "
+                "machines"
+            )
+    group = ray.util.placement_group(bundles, strategy="PACK")
+    if not group.wait(RESERVE_SECONDS):
+        ray.util.remove_placement_group(group)
+        raise ArtifactError(
+            f"the Ray cluster at {address} had no room for {len(bundles)} processes in "
+            f"{RESERVE_SECONDS:.0f} s: it is in use, or no machine has {bundles[-1]}"
+        )
+    return Places(address, ray, group, bundles)
 
 
 @contextmanager
@@ -36,18 +54,12 @@ def shared_folder(cluster: Cluster, name: str) -> Iterator[Path]:
         yield folder
 
 
-class SharedFolder:
-    """A file in `engine.cluster.shared`, to check that machines share the folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path, self.content = folder / "seen", uuid.uuid4().hex
-        self.path.write_text(self.content)
-
-    def check(self, host: RemoteHost) -> None:
-        """Raise ArtifactError with the machine's name if the machine cannot read the file."""
-        if not host.call("reads", str(self.path), self.content):
-            raise ArtifactError(
-                f"{host.place().machine} cannot read {self.path.parent.parent}: engine.cluster "
-                "needs a folder that all machines of the cluster share under the same path. The "
-                "project, its environment and the data root must also be shared"
-            )
+def check_shared(host: RemoteHost, folder: Path) -> None:
+    """Raise ArtifactError with the machine's name if the machine does not share the folder. Its
+    name is random: no other folder has the same path."""
+    if not host.call("has_folder", str(folder)):
+        raise ArtifactError(
+            f"{host.place().machine} cannot read {folder.parent}: engine.cluster "
+            "needs a folder that all machines of the cluster share under the same path. The "
+            "project, its environment and the data root must also be shared"
+        )

@@ -19,7 +19,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.common.processes import ending
 from tasks.engines.cluster.hosts import HostLostError, Places, RemoteHost
-from tasks.engines.cluster.places import SharedFolder, reserve_places, shared_folder
+from tasks.engines.cluster.places import check_shared, reserve_places, shared_folder
 from tasks.engines.loading import engine_name
 from tasks.engines.settings import Cluster, EngineSettings
 from tasks.models.policy import Policy
@@ -91,7 +91,7 @@ def run_ranks(
                 server = registry.load(engines, engine_name(settings), "engine.name")
                 lender = server.lend(settings, policy(), places, cluster.trainers, logs)
                 stack.callback(lender.close)
-            run = partial(run_once, places, cluster, SharedFolder(folder), command, lender)
+            run = partial(run_once, places, cluster, folder, command, lender)
             return supervise(run, lost_rank, progress)
     except (ArtifactError, ParamsError) as error:
         logger.error("%s", error)
@@ -120,12 +120,12 @@ def supervise(run: Callable[[], Ended], lost_rank: int, progress: Callable[[], o
 def run_once(
     places: Places,
     cluster: Cluster,
-    shared: SharedFolder,
+    folder: Path,
     command: list[str],
     lender: "Lender | None" = None,
 ) -> Ended:
-    """Start every rank, and return when all have ended. Meanwhile the `lender`, if there is
-    one, restarts servers that have ended."""
+    """Start every rank, and return when all have ended. All machines must share the folder.
+    Meanwhile the `lender`, if there is one, restarts servers that have ended."""
     hosts = [places.host(rank) for rank in range(cluster.trainers)]
 
     def tend() -> None:
@@ -138,7 +138,7 @@ def run_once(
         try:
             if lender:
                 lender.reclaim()
-            start(hosts, shared, command, environment, tend)
+            start(hosts, folder, command, environment, tend)
         except HostLostError as error:
             return Ended([None], [None], [str(error)])
         try:
@@ -156,7 +156,7 @@ def run_once(
 
 def start(
     hosts: Sequence[RemoteHost],
-    shared: SharedFolder,
+    folder: Path,
     command: list[str],
     environment: Mapping[str, str],
     tend: Callable[[], object],
@@ -173,7 +173,7 @@ def start(
         tend()
         time.sleep(POLL_SECONDS)
     for host in hosts:
-        shared.check(host)
+        check_shared(host, folder)
     common = {
         **environment,
         "MASTER_ADDR": hosts[0].place().address,

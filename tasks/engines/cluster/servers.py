@@ -12,7 +12,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.processes.guard import guarded
 from tasks.engines.cluster.host import ADDRESS, SCRATCH
 from tasks.engines.cluster.hosts import HostLostError, Places, RemoteHost
-from tasks.engines.cluster.places import SharedFolder, reserve_places, shared_folder
+from tasks.engines.cluster.places import check_shared, reserve_places, shared_folder
 from tasks.engines.server import gate
 from tasks.engines.server.endpoints import Endpoint, is_healthy
 from tasks.engines.server.logs import new_folder, shorten, tail
@@ -33,18 +33,18 @@ GATE = Path(gate.__file__)
 
 class RemoteReplica:
     """A server in a place of the cluster. It starts once its host is up. `name` is its name until
-    it has an address."""
+    it has an address. All machines must share the folder."""
 
     def __init__(
         self,
         host: RemoteHost,
-        shared: SharedFolder,
+        folder: Path,
         command: list[str],
         environment: dict[str, str],
         name: str,
         log: Path,
     ) -> None:
-        self.host, self.shared, self.log = host, shared, log
+        self.host, self.folder, self.log = host, folder, log
         self.command, self.environment = command, environment
         self.endpoint = Endpoint(f"http://{name}/v1", name=name, key=environment[gate.KEY])
         self.is_started = self.has_address = False
@@ -54,7 +54,7 @@ class RemoteReplica:
         try:
             if not self.is_started:
                 if self.host.is_up():
-                    self.shared.check(self.host)
+                    check_shared(self.host, self.folder)
                     self.host.call(
                         "start", self.command, self.environment, str(Path.cwd()), is_guarded=True
                     )
@@ -134,7 +134,6 @@ def on_cluster(
     except BaseException:
         files.close()
         raise
-    shared = SharedFolder(folder)
     environment = server_environment(settings, SCRATCH, on_gpu=is_on_gpu)
     serve = serve_command(options, Path(SCRATCH) / "server.sock")
     environment |= {gate.KEY: secrets.token_urlsafe(32)}
@@ -144,6 +143,6 @@ def on_cluster(
         listen = (f"{SCRATCH}/server.sock", ADDRESS, f"{SCRATCH}/port")
         command = guarded([sys.executable, "-P", str(GATE), *listen, *serve])
         name = f"engine-{place}-{attempt}"
-        return RemoteReplica(host, shared, command, environment, name, kept / f"{name}.log")
+        return RemoteReplica(host, folder, command, environment, name, kept / f"{name}.log")
 
     return Replicas(start_one, cluster.engines, folder, files)

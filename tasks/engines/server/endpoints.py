@@ -128,7 +128,7 @@ class Connection:
     async def text(
         self, url: str, method: str = "GET", body: Any = None, seconds: float = math.inf
     ) -> str:
-        """Return the response as text. Raises the same errors as `request`."""
+        """Return the response as text, or raise the errors of `request`."""
         limit = aiohttp.ClientTimeout(min(seconds, self.seconds), sock_connect=CONNECT_SECONDS)
         try:
             async with self.session.request(

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.common.files import read_json, write_json
 from tasks.common.progress import progress
-from tasks.engines.engine import NoServerError
+from tasks.engines.engine import NoServerError, attempt
 from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.replicas import POLL_SECONDS, START_SECONDS, Replicas
-from tasks.engines.server.updates import attempt
 from tasks.engines.settings import EngineSettings
 from tasks.models.policy import Policy
 

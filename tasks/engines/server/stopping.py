@@ -5,8 +5,8 @@ import logging
 import uuid
 from dataclasses import replace
 
+from tasks.engines.engine import attempt
 from tasks.engines.server.endpoints import Completion, CompletionRequest, Connection
-from tasks.engines.server.updates import attempt
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Unavailable
+from tasks.engines.engine import Unavailable, attempt
 from tasks.engines.loading import num_trainer_gpus
 from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from tasks.engines.server.lending import Servers
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 Transfer = FileTransfer | NcclTransfer
 """The transfer of weights to servers that are ready for them. If it `repeats`, servers can get the
@@ -162,14 +160,6 @@ async def attempt_at_each(
 ) -> list[str | None]:
     """Send a request to every server. Return each server's failure, or None."""
     return await asyncio.gather(*(attempt(ask(each)) for each in connections))
-
-
-async def attempt(asked: Awaitable[T]) -> T | str:
-    """Await a request. Return its result, or the error message if it failed."""
-    try:
-        return await asked
-    except (Unavailable, ArtifactError) as error:
-        return str(error)
 
 
 def transfer_of(settings: EngineSettings, policy: Policy, folder: Path) -> Transfer:

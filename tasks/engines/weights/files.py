@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Unavailable
+from tasks.engines.engine import attempt
 from tasks.engines.trainers import gather, num_trainers, rank
 from tasks.engines.weights import changes
 from tasks.models import adapters
@@ -39,15 +39,6 @@ class Piece(NamedTuple):
 
     path: str
     changes: tuple[str, ...] = ()
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the file without its changes."""
-        return Path(self.path).stat().st_size
-
-    @property
-    def num_changed_bytes(self) -> int:
-        return sum(Path(path).stat().st_size for path in self.changes)
 
 
 class FileTransfer:
@@ -108,7 +99,8 @@ class FileTransfer:
         otherwise read changes of more than half its size."""
         if last is not None and self.only_changes and len(last.changes) < MAX_CHANGES:
             try:
-                room = last.num_bytes / 2 - last.num_changed_bytes
+                size, *sizes = (Path(each).stat().st_size for each in (last.path, *last.changes))
+                room = size / 2 - sum(sizes)
                 changed = changes.difference(changes.read(*last), tensors, room)
             except (OSError, SafetensorError, ArtifactError) as error:
                 logger.warning("%s, with its changes: %s; it is replaced", last.path, error)
@@ -147,19 +139,15 @@ class FileTransfer:
     async def send(self, connections: "Sequence[Connection]") -> list[str | None]:
         """Request that the servers read the weights. Return the failure of each server, or None. A
         server that failed must be ended."""
-        return await asyncio.gather(*map(self.send_one, connections))
+        return await asyncio.gather(*(attempt(self.send_one(each)) for each in connections))
 
-    async def send_one(self, connection: "Connection") -> str | None:
-        try:
-            for piece in self.pieces.values():
-                await connection.request(
-                    "POST",
-                    f"{connection.endpoint.root}/update_weights",
-                    {"update_info": {"path": piece.path, "changes": piece.changes}},
-                )
-        except (Unavailable, ArtifactError) as error:
-            return str(error)
-        return None
+    async def send_one(self, connection: "Connection") -> None:
+        for piece in self.pieces.values():
+            await connection.request(
+                "POST",
+                f"{connection.endpoint.root}/update_weights",
+                {"update_info": {"path": piece.path, "changes": piece.changes}},
+            )
 
 
 def can_add(weights: NamedWeights, folder: Path) -> bool:

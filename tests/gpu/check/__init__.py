@@ -1,1 +1,1 @@
-"""What a GPU makes of Winnow, measured part by part by one command."""
+"""Measurements of Winnow on a GPU, part by part, by one command."""

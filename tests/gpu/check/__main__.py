@@ -1,12 +1,11 @@
-"""python -m tests.gpu.check --out DIR [--minutes 10]: run Winnow's parts on this machine's GPU, and
-write what was measured.
+"""python -m tests.gpu.check --out DIR [--minutes 10]: measure Winnow's parts on this machine's GPU.
 
-Every part runs in a process of its own and writes `DIR/PART.json` when it ends, and `DIR/page.md`
-shows all that are there. A part that has its file is not run again, so a check that ran out of
-minutes, or was killed, goes on with the same command; one that failed keeps its log in
-`DIR/PART.log` and is tried again. No network is needed, and no policy: weights are random, at real
-shapes, or made here. Without a GPU, or with `--small`, everything is small and runs on the CPU:
-that shows that the check works, and nothing else."""
+Every part runs in a separate process, and writes `DIR/PART.json` when it ends. `DIR/page.md`
+contains all results so far. A part with a result is not run again: the same command continues a
+check that ran out of minutes or was killed. A part that failed has a log in `DIR/PART.log`, and is
+run again. The check needs neither network nor a policy: weights are random, at real shapes, or made
+here. Without a GPU, or with `--small`, all parts are small and run on the CPU, to test the check
+itself."""
 
 import argparse
 import json
@@ -27,7 +26,7 @@ PARTS = ("environment", "engine", "vllm", "update", "device_time", "variants", "
 
 
 def run_part(name: str, out: Path, seconds: float, *, small: bool) -> str:
-    """Run a part, at most so many seconds; what came of it, in a word."""
+    """Run a part for at most `seconds`. Return its outcome in words."""
     command = [sys.executable, "-m", "tests.gpu.check.part", name, str(out / f"{name}.json")]
     with (out / f"{name}.log").open("wb") as log:
         try:
@@ -45,7 +44,7 @@ def run_part(name: str, out: Path, seconds: float, *, small: bool) -> str:
 
 
 def results(out: Path) -> dict[str, Any]:
-    """What the parts have written; a file that is no result is none."""
+    """Return the results of all parts so far. Ignore invalid files."""
     found = {}
     for name in PARTS:
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -55,7 +54,7 @@ def results(out: Path) -> dict[str, Any]:
 
 
 def write_page(out: Path) -> None:
-    """The page of all parts that have ended."""
+    """Write the page of all results so far."""
     text = page(results(out))
     replace_file(out / "page.md", lambda file: file.write(text.encode()))
 
@@ -64,7 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="a folder, made if need be")
+    parser.add_argument("--out", type=Path, required=True, help="a folder, which is created")
     parser.add_argument("--minutes", type=float, default=10.0, help="for all parts together")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--small", action="store_true", help="small sizes, on the CPU")

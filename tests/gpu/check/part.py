@@ -34,5 +34,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    ending.die_with_parent()  # a check that is killed and started again has it to itself
+    ending.die_with_parent()  # the next check must not find a part that still runs
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights, and how much of each part is run."""
+"""Models of real shapes with random weights, and the sizes of measurements."""
 
 import time
 from collections.abc import Callable
@@ -22,11 +22,11 @@ HEADS = {"tiny": (4, 2, 32), "0.5B": (16, 8, 128), "1.5B": (16, 8, 128), "7B": (
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: real shapes on a GPU, or small ones on the CPU."""
+    """The sizes of measurements: real shapes on a GPU, or small ones on the CPU. `folder` contains
+    the results of a part that was stopped."""
 
     is_small: bool
     folder: Path = Path()
-    """Where a part keeps what it goes on with when it was stopped."""
 
     @property
     def device(self) -> torch.device:
@@ -38,7 +38,7 @@ class Sizes:
 
     @property
     def rows(self) -> list[int]:
-        """Rollouts that are decoded at once."""
+        """Rollouts in flight."""
         return [4, 8] if self.is_small else [64, 256, 1024, 4096]
 
     @property
@@ -56,7 +56,7 @@ class Sizes:
 
 
 def make_model(shape: str, dtype: torch.dtype, device: torch.device) -> Any:
-    """A Qwen3 of this shape, the same weights every time on one device."""
+    """Return a Qwen3 of this shape, always with the same weights on one device."""
     torch.manual_seed(0)
     heads, kv_heads, head_dim = HEADS[shape]
     config = Qwen3Config(
@@ -77,7 +77,7 @@ def make_model(shape: str, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
-    """The seconds of a piece of work, the GPU's included."""
+    """Return the seconds of `work`, including those of the GPU."""
     wait(device)
     started = time.perf_counter()
     work()
@@ -91,7 +91,7 @@ def wait(device: torch.device) -> None:
 
 
 def matmul_rate(dtype: torch.dtype, device: torch.device, size: int) -> float:
-    """FLOPs a second of a product of two square matrices, the best of ten."""
+    """Return the FLOPs per second of a product of two square matrices, the best of ten."""
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds = [seconds_of(lambda: a @ b, device) for _ in range(12)]
     return 2.0 * size**3 / min(seconds[2:])

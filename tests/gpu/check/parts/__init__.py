@@ -1,1 +1,1 @@
-"""The parts of the check: a file each, whose `rows` yields what it measured."""
+"""The parts of the check: a file each, whose `rows` yields its results."""

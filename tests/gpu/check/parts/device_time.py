@@ -1,6 +1,6 @@
-"""The model of device time (`accounting.device_time`) against this device: seconds a token of
-decoding, prefill and the update, measured and modelled. On a CPU the numbers are beside an A100's,
-and say only that the part runs."""
+"""The model of device time (`accounting.device_time`) compared with this device: seconds per token
+of decoding, prefill and the update. On a CPU the numbers are compared with an A100's, and mean only
+that the part runs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -45,12 +45,12 @@ def row(
 
 
 def device_of(name: str) -> Device:
-    """The constants of a GPU by its name; an A100's where it is another."""
+    """Return the constants of a GPU by its name, by default an A100's."""
     return next((device for part, device in DEVICES.items() if part in name), A100)
 
 
 def described(shape: str, model: Any) -> Model:
-    """The policy as the model knows it; embeddings are tied, so a step reads all parameters."""
+    """Return the policy's sizes. Embeddings are tied, so a step reads all parameters."""
     config, num = model.config, sum(parameter.numel() for parameter in model.parameters())
     heads = config.num_key_value_heads * config.head_dim
     cache = 2 * 2 * config.num_hidden_layers * heads  # keys and values, two bytes each
@@ -60,8 +60,7 @@ def described(shape: str, model: Any) -> Model:
 def decoding(
     model: Any, modelled: DeviceTime, sizes: Sizes
 ) -> Iterator[tuple[str, int, float, float]]:
-    """The engine `hf` with so many rows in flight, which all end together: their prompts are a few
-    tokens."""
+    """Measure the engine `hf` by rows in flight, which all end together after short prompts."""
     new = sizes.new_tokens
     for num_rows in sizes.rows:
         draw = lambda n=num_rows: engine.draw(model, n // 4, 4, new, max_rows=n)  # noqa: E731

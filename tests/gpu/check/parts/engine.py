@@ -1,5 +1,5 @@
-"""The engine `hf`: what its log-probabilities are worth against the same weights in float32 on the
-CPU, and its tokens a second by rows in flight."""
+"""The engine `hf`: its log-probabilities compared with float32 on the CPU, and its tokens per
+second by rows in flight."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,6 @@ from tasks.engines.settings import Sampling
 from tests.gpu.check.shapes import Sizes, make_model, seconds_of
 
 PROMPTS = [[20 + i % 60, 14, 20, 3, 32] for i in range(64)]
-
 GROUP = 4
 
 
@@ -53,7 +52,7 @@ def draw(
 
 @torch.no_grad()
 def differences(exact: Any, samples: Samples) -> Iterator[torch.Tensor]:
-    """Of every completion, what the float32 model on the CPU says beside what the engine said."""
+    """Yield the |difference| of every completion's log-probabilities to a float32 model's."""
     for row, completion in enumerate(samples.token_ids):
         tokens = [*PROMPTS[row // GROUP], *completion]
         logits_TV = exact(torch.tensor([tokens])).logits[0, -len(completion) - 1 : -1]

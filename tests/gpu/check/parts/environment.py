@@ -1,5 +1,4 @@
-"""What the machine is, and what its products of matrices reach: the rate that others are held
-against."""
+"""The machine, and the rate of its matrix products, with which other rates are compared."""
 
 import platform
 from collections.abc import Iterator

@@ -1,10 +1,9 @@
-"""A policy of about 100M parameters, made from scratch on the hard family, killed once on the way;
-then `grpo`, `sgpo` and `winnow` on it to their ends, and `grpo` killed and gone on with.
+"""A policy of about 100M parameters, made from scratch on the hard family and killed once; then
+`grpo`, `sgpo` and `winnow` on it, and `grpo` killed and continued.
 
-The stages do all of it themselves: the making in bfloat16 on a GPU, the rest in float32. What has
-ended stays in the part's folder until all has, and what was stopped goes on: making loses about
-twenty seconds at most, training the steps since its last checkpoint. Seconds are those since the
-last start."""
+The policy is made in bfloat16 on a GPU, the rest is in float32. Results stay in the part's folder
+until the part ends, and a stopped part continues from there: it loses about twenty seconds of
+making, or the steps since the last checkpoint. Seconds are since the last start."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,12 +23,12 @@ from tests.parameters import every_value
 
 RUNS = {"grpo": ("grpo", 0), "grpo, killed": ("killed", 1), "sgpo": ("sgpo", 0)}
 RUNS |= {"winnow": ("winnow", 0)}
-"""The recipe of every run, and how often it is killed."""
+"""The recipe of every run, and its number of kills."""
 
-# Attention has 4 x 768^2 and the MLP 3 x 768 x 2560 parameters: 99M in 12 layers. To make it takes
-# 6 x 99e6 x 5e7 tokens = 3.0e16 FLOPs, 75 to 100 seconds of an H100 at 30 to 40 % of 990 TFLOP/s.
-# Drawing examples and launching the kernels of 2,500 steps takes the host perhaps as long again:
-# two to three minutes. This is an estimate and no measurement.
+# Attention has 4 x 768^2 and the MLP 3 x 768 x 2560 parameters: 99M in 12 layers. Its training
+# needs 6 x 99e6 x 5e7 tokens = 3.0e16 FLOPs, 75 to 100 seconds of an H100 at 30 to 40 % of 990
+# TFLOP/s. The host needs perhaps as long again for examples and kernel launches: two to three
+# minutes. This is an estimate and no measurement.
 MODEL = {"num_layers": 12, "hidden_size": 768, "num_heads": 24, "num_key_value_heads": 24}
 MODEL |= {"intermediate_size": 2560, "max_length": 256}
 TRAINING = {"tokens": 5.0e7, "batch_size": 512, "batches_per_bucket": 32, "learning_rate": 6.0e-4}
@@ -52,7 +51,7 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 
 def kept(layout: Layout, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The row of that name, measured where no earlier start of the part has."""
+    """Return the row of that name, measured unless an earlier start of the part has saved it."""
     path = layout.root / "rows" / f"{name}.json"
     if not path.exists():
         write_json(path, list(measure().items()))  # in the order of the table's columns
@@ -60,8 +59,8 @@ def kept(layout: Layout, name: str, measure: Callable[[], dict[str, Any]]) -> di
 
 
 def settings(sizes: Sizes) -> dict[str, Any]:
-    """The parameters of the stages: the protocol's hard prompts, and examples of which those of
-    five terms and more are almost never worked, so that about half of the prompts are dead."""
+    """Return the parameters of the stages: the protocol's hard prompts, and examples in which sums
+    of five and more terms are almost never worked, so that about half of the prompts are dead."""
     small = sizes.is_small
     values = parameters(rollouts=16 if small else 128)
     recipes = every_value()["recipes"]
@@ -102,7 +101,7 @@ def write_settings(layout: Layout, values: dict[str, Any], every_seconds: float)
 
 
 def make(layout: Layout) -> dict[str, Any]:
-    """The prompts, and the policy, killed when it was first saved."""
+    """Make the prompts, and the policy, which is killed after its first checkpoint."""
     run_stage(layout, ["tasks.ingest"])
     seconds, kills = run_stage(layout, ["tasks.policy"], 1, lambda: states(layout))
     values = yaml.safe_load((layout.root / "params.yaml").read_text())
@@ -116,13 +115,13 @@ def make(layout: Layout) -> dict[str, Any]:
 
 
 def states(layout: Layout) -> set[int]:
-    """Of the file that a making goes on from, the time when it was written."""
+    """Return the time of the policy's checkpoint, if there is one."""
     path = layout.unfinished_policy
     return {path.stat().st_mtime_ns} if path.exists() else set()
 
 
 def profile(layout: Layout) -> dict[str, Any]:
-    """What the policy can before it is trained with rewards."""
+    """Profile the policy before training."""
     seconds, _ = run_stage(layout, ["tasks.profile"])
     found = read_checked(layout.profile / "summary.json")
     return {
@@ -135,7 +134,7 @@ def profile(layout: Layout) -> dict[str, Any]:
 
 
 def train(layout: Layout, name: str, values: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
-    """A run over a plan of the same number of rollouts for every recipe."""
+    """Train over a plan with the same number of rollouts for every recipe."""
     recipe, kills = RUNS[name]
     out, budget = layout.train(recipe, 0), 128 if sizes.is_small else 4096
     cell = BenchmarkCell("hard", recipe, budget, 0, "validation", {}, values, {})

@@ -1,6 +1,6 @@
-"""Whole runs of the stage `train` with the embedded policy: `grpo` and `winnow` to their ends, and
-`grpo` killed on the way and gone on with. In float32; what a GPU computes in another order may
-round otherwise, so equal weights are reported and not required."""
+"""Whole runs of the stage `train` with the embedded policy in float32: `grpo`, `winnow`, and `grpo`
+killed and continued. A GPU may round differently in another order, so equal weights are reported
+and not required."""
 
 import subprocess
 import sys
@@ -50,7 +50,7 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 
 def run(layout: Layout, recipe: str, kills: int) -> tuple[float, int]:
-    """As `run_stage`, of a training."""
+    """Run a training, see `run_stage`."""
     stage = ["tasks.train", "--recipe", recipe, "--seed", "0"]
     return run_stage(layout, stage, kills, lambda: checkpoints(layout))
 
@@ -58,9 +58,9 @@ def run(layout: Layout, recipe: str, kills: int) -> tuple[float, int]:
 def run_stage(
     layout: Layout, stage: list[str], kills: int = 0, saved: Callable[[], Collection[Any]] = tuple
 ) -> tuple[float, int]:
-    """The seconds of a stage that is killed so many times when more than before is `saved`, and how
-    often it was before it ended. Raises RuntimeError with the end of its log where it fails by
-    itself."""
+    """Run a stage, and kill it up to `kills` times, each time after something new is `saved`.
+    Return its seconds and the number of kills. Raise RuntimeError with the end of its log if it
+    fails."""
     paths = ["--params", str(layout.root / "params.yaml"), "--data", str(layout.root)]
     log, started = layout.root / f"{stage[0]}.log", time.perf_counter()
     for number in range(kills + 1):

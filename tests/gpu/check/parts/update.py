@@ -1,6 +1,6 @@
-"""The update: tokens a second, the share of the machine's own product of matrices (MFU), how often
-the host waits for the device in a step of so many micro-batches, and peak memory beside what
-`memory_of` foresees, by shape, length and how prompts are read."""
+"""The update by shape, length and `share_prompts`: tokens per second, the share of the machine's
+matrix product rate (MFU), micro-batches, waits of the host for the device, and peak memory beside
+the estimate of `memory_of`."""
 
 import dataclasses
 import gc
@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from tasks.common import params
-from tasks.common.accounting.ledger import Architecture
 from tasks.engines.engine import Samples
 from tasks.engines.settings import Sampling
-from tasks.models.policy import Policy, describe
+from tasks.models.policy import Policy, architecture_of, describe
 from tasks.train.learner.learner import Learner, memory_of
 from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.ranks import Ranks
@@ -55,7 +54,7 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 
 def measure(shape: str, length: int, sizes: Sizes, rate: float, **changes: Any) -> dict[str, Any]:
-    """The median update of a step of groups of eight, after one to warm up."""
+    """Measure the median update of a step of groups of eight, after a warm-up."""
     device = sizes.device
     try:
         learner = make_learner(shape, sizes, **changes)
@@ -82,10 +81,12 @@ def measure(shape: str, length: int, sizes: Sizes, rate: float, **changes: Any) 
         free(sizes)
 
 
-def make_learner(shape: str, sizes: Sizes, lora: Lora | None = None, **changes: Any) -> Learner:
-    """A learner of random weights with the project's own parameters, in bfloat16."""
+def make_learner(
+    shape: str, sizes: Sizes, lora: Lora | None = None, dtype: str = "bfloat16", **changes: Any
+) -> Learner:
+    """Return a learner of random weights with the project's own parameters."""
     values = every_value()
-    settings = params.parse({**values["train"], "dtype": "bfloat16"}, TrainSettings, "train")
+    settings = params.parse({**values["train"], "dtype": dtype}, TrainSettings, "train")
     settings = dataclasses.replace(settings, lora=lora)
     memory = params.parse(values["learner"], LearnerSettings, "learner")
     limit = 512 if sizes.is_small else 16_384
@@ -93,14 +94,13 @@ def make_learner(shape: str, sizes: Sizes, lora: Lora | None = None, **changes: 
     model = make_model(shape, torch.float32, sizes.device)
     if lora is not None:
         add_adapters(model, lora, seed=0)
-    described = {n: v for n, v in describe(model).items() if n in Architecture.__dataclass_fields__}
-    policy = Policy(Path(), "random", Architecture(**described), 32_768, False)
+    policy = Policy(Path(), "random", architecture_of(describe(model)), 32_768, False)
     sampling = Sampling(1.0, 1.0, 0, max(sizes.lengths), 0)
     return Learner(policy, model, settings, memory, sampling, Ranks(0, 1), sizes.device)
 
 
 def rollouts_of(learner: Learner, length: int, num_tokens: int) -> Rollouts:
-    """Groups of eight random completions of this length, half of them correct. Their
+    """Return groups of eight random completions of this length, half of them correct. Their
     log-probabilities are those of a flat distribution, which random weights nearly have."""
     rng, vocabulary = np.random.default_rng(0), learner.model.config.vocab_size
     num_groups = max(num_tokens // (8 * length), 1)
@@ -124,7 +124,7 @@ def update(learner: Learner, rollouts: Rollouts, rate: float = 1e-6) -> None:
 
 
 def peak(learner: Learner, before: float, sizes: Sizes) -> dict[str, Any]:
-    """Peak memory of training beside its weights, in GiB, and what was foreseen of it without
+    """Return the peak memory of training besides its weights, in GiB, and its estimate without
     activations."""
     if sizes.device.type != "cuda":
         return {}

@@ -1,7 +1,7 @@
-"""The update of the whole policy beside that of adapters, and of a policy sharded over one process
-(FSDP2): seconds, peak memory, how far the parameters moved, and how far the sharded ones ended from
-the whole ones, as a share of that. Layers that are gathered in bfloat16 round their norms, and Adam
-moves a parameter with a tiny gradient either way: so shares are of means over a tensor."""
+"""Updates of the whole policy, of adapters, and of a policy sharded over one process (FSDP2):
+seconds, peak memory, the change of the parameters, and the distance of the sharded ones from the
+whole ones as a share of that change. Norms are rounded in layers that are gathered in bfloat16, and
+Adam moves a parameter with a tiny gradient in either direction. So shares are of tensor means."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from tests.gpu.check.parts.update import (
 from tests.gpu.check.shapes import Sizes, make_model, seconds_of
 
 NUM_UPDATES = 3
-RATE = 1e-3  # so large that parameters which are not updated alike are seen
+RATE = 1e-3  # large, so that different updates become visible
 LORA = Lora(rank=16, alpha=32.0, modules=["all-linear"], base_bits=32)
 
 
@@ -51,21 +51,21 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 
 def tensors_of(learner: Learner) -> dict[str, torch.Tensor]:
-    """The parameters, whole and on the CPU."""
+    """Return the whole parameters on the CPU."""
     return {n: whole(p).detach().cpu().clone() for n, p in learner.model.named_parameters()}
 
 
 def largest_share(
     one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], before: dict[str, torch.Tensor]
 ) -> float:
-    """The mean distance of `one` from `other` over the mean change of `other`, of the tensor where
-    that is largest."""
+    """Return the largest ratio over tensors of the mean distance of `one` from `other` and the mean
+    change of `other`."""
     distances = {n: float((one[n] - other[n]).abs().mean()) for n in other}
     return max(d / float((other[n] - before[n]).abs().mean()) for n, d in distances.items())
 
 
 def train(shape: str, name: str, sizes: Sizes) -> tuple[Learner, dict[str, Any]]:
-    """A learner after some updates, and what they took."""
+    """Return a learner after some updates, and their row."""
     before = allocated(sizes)
     if name == "fsdp2":
         ranks = join_ranks(sizes.device, timedelta(minutes=5), always=True)

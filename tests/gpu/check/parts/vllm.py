@@ -1,5 +1,5 @@
-"""vLLM in this process, where it is installed: its log-probabilities against float32 on the CPU,
-seeds, new weights in place, the memory that sleep gives back, and its tokens a second against
+"""vLLM in this process, if it is installed: its log-probabilities compared with float32 on the CPU,
+seeds, new weights in place, the memory that sleep frees, and its tokens per second compared with
 vLLM's own `LLM.generate` without Winnow."""
 
 import dataclasses
@@ -43,7 +43,7 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 
 def start(root: Path, shape: str, dtype: str, sizes: Sizes) -> Any:
-    """The engine as training loads it, around random weights."""
+    """Return the engine for training, with random weights."""
     layout, source = Layout(root), root / "source"
     model = make_model(shape, torch.float32, torch.device("cpu"))
     model.save_pretrained(source)
@@ -61,7 +61,7 @@ def start(root: Path, shape: str, dtype: str, sizes: Sizes) -> Any:
 
 
 def parity(engine: Any, dtype: str) -> Iterator[dict[str, Any]]:
-    """Log-probabilities of the weights that the engine began with and of others; and its seeds."""
+    """Compare log-probabilities of the initial and of new weights, and check seeds."""
     model = make_model("tiny", torch.float32, torch.device("cpu"))
     first = draw(engine, range(32))
     yield {"dtype": dtype, "weights": "initial", **gaps(model, first)}
@@ -84,7 +84,7 @@ def parity(engine: Any, dtype: str) -> Iterator[dict[str, Any]]:
 
 
 def draw(engine: Any, seeds: Sequence[int], new_tokens: int = 16) -> Samples:
-    """Completions of the first prompts, GROUP of each."""
+    """Return completions of the first prompts, GROUP of each."""
     num = len(seeds) // GROUP
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(num)]
     sampling = Sampling(1.0, 1.0, 0, new_tokens, 0)
@@ -93,13 +93,13 @@ def draw(engine: Any, seeds: Sequence[int], new_tokens: int = 16) -> Samples:
 
 
 def gaps(exact: Any, samples: Samples) -> dict[str, float]:
-    """The engine's log-probabilities against those of a float32 model on the CPU."""
+    """Compare the engine's log-probabilities with those of a float32 model on the CPU."""
     every = torch.cat(list(differences(exact, samples)))
     return {"mean gap": float(every.mean()), "largest gap": float(every.max())}
 
 
 def rates(engine: Any, shape: str, sizes: Sizes) -> Iterator[dict[str, Any]]:
-    """Tokens a second through Winnow, and by vLLM's own call with one request a prompt."""
+    """Measure tokens per second of Winnow, and of vLLM's own call with a request per prompt."""
     for num_rows in sizes.rows:
         draw(engine, range(GROUP), sizes.new_tokens)
         made: list[Any] = []
@@ -124,7 +124,7 @@ def rates(engine: Any, shape: str, sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 
 def generate_bare(engine: Any, num_rows: int, new_tokens: int) -> int:
-    """The tokens that `LLM.generate` makes, without seeds and log-probabilities."""
+    """Return the number of tokens of `LLM.generate`, without seeds and log-probabilities."""
     vllm = engine.vllm
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(num_rows // GROUP)]
     settings = vllm.SamplingParams(
@@ -140,7 +140,7 @@ def generate_bare(engine: Any, num_rows: int, new_tokens: int) -> int:
 
 
 def sleeping(engine: Any, shape: str) -> Iterator[dict[str, Any]]:
-    """What the GPU has free before and during sleep, and the seconds of each way."""
+    """Measure the memory that sleep frees, and the seconds of sleep and wake."""
     before, _ = torch.cuda.mem_get_info()
     down = seconds_of(engine.sleep, torch.device("cuda"))
     during, _ = torch.cuda.mem_get_info()
