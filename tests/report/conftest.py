@@ -1,6 +1,8 @@
 """A small finished pipeline, written by hand: numbers in it are round, so that totals can be added
 up in the head."""
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,11 @@ from tasks.common.artifacts import (
     Layout,
 )
 from tasks.common.files import digest_file
+from tasks.common.params import Budget, Experiment
 from tasks.common.sealed import write_sealed
+from tasks.report.evidence import read_evidence
+from tasks.report.results import Results, results_of
+from tasks.report.settings import ReportSettings
 
 NUM_PROMPTS = 40
 NUM_TEST = 256  # prompts, 8 samples each
@@ -32,6 +38,15 @@ def ledger(**phases: dict[str, float]) -> dict[str, Any]:
     for phase, amounts in phases.items():
         book.add(phase, **amounts)
     return book.as_dict()
+
+
+def amounts(
+    executed: float, charged: float, mixed: float, paper: float, **counts: float
+) -> dict[str, float]:
+    """Return the GFLOPs in each account, as FLOPs, with counts of tokens and rollouts."""
+    names = ("executed", "charged", "charged_mixed", "charged_paper")
+    flops = (executed, charged, mixed, paper)
+    return {name: 1e9 * value for name, value in zip(names, flops, strict=True)} | counts
 
 
 def metrics(pass_at_1: float, half: float = 0.04) -> dict[str, Any]:
@@ -102,15 +117,8 @@ def write_shared(layout: Layout) -> None:
         for index, right in enumerate(counts)
     ]
     PROFILE.write(layout.profile / "profile.parquet", PROFILE.frame(rows))
-    amounts = {
-        "executed": 80e9,
-        "charged": 100e9,
-        "charged_mixed": 90e9,
-        "charged_paper": 100e9,
-        "tokens": 5000,
-        "rollouts": 320,
-    }
-    write_sealed(layout.profile / "flops.json", ledger(profile=amounts))
+    spent = amounts(80, 100, 90, 100, tokens=5000, rollouts=320)
+    write_sealed(layout.profile / "flops.json", ledger(profile=spent))
     of = digest_file(layout.profile / "profile.parquet")
     write_sealed(layout.measured("profile"), {"of": of, "seconds": {"profile": 6.0}})
     prompts = [
@@ -123,19 +131,12 @@ def write_shared(layout: Layout) -> None:
 
 
 def write_plans(layout: Layout, recipe: str, reads_profile: bool) -> None:
-    """The plans of two seeds, which are alike."""
-    for seed in (0, 1):
-        write_plan(layout, recipe, seed, reads_profile)
-
-
-def write_plan(layout: Layout, recipe: str, seed: int, reads_profile: bool) -> None:
-    """Everything in groups of 8, or by pass rate: never solved and too easy are left out."""
+    """Write equal plans for two seeds: every prompt in groups of 8, or sizes by pass rate without
+    the prompts that are never solved or too easy."""
 
     def size(index: int) -> int:
-        solved = index % 9
-        if not reads_profile:
-            return 8
-        return 0 if solved in (0, 7, 8) else 8 if solved == 1 else 4 if solved == 2 else 2
+        by_solved = (0, 8, 4, 2, 2, 2, 2, 0, 0)
+        return by_solved[index % 9] if reads_profile else 8
 
     chosen = [index for index in range(NUM_PROMPTS) if size(index)]
     visits = [
@@ -159,8 +160,6 @@ def write_plan(layout: Layout, recipe: str, seed: int, reads_profile: bool) -> N
         }
         for index in range(NUM_PROMPTS)
     ]
-    PLAN.write(layout.plan(recipe, seed) / "plan.parquet", PLAN.frame(visits))
-    DECISIONS.write(layout.plan(recipe, seed) / "decisions.parquet", DECISIONS.frame(decisions))
     rollouts = sum(size(index) for index in chosen)
     expected = {
         "rollouts": rollouts,
@@ -178,7 +177,11 @@ def write_plan(layout: Layout, recipe: str, seed: int, reads_profile: bool) -> N
         "plan": expected,
         "uniform": expected,
     }
-    write_sealed(layout.plan(recipe, seed) / "forecast.json", forecast)
+    for seed in (0, 1):
+        folder = layout.plan(recipe, seed)
+        PLAN.write(folder / "plan.parquet", PLAN.frame(visits))
+        DECISIONS.write(folder / "decisions.parquet", DECISIONS.frame(decisions))
+        write_sealed(folder / "forecast.json", forecast)
 
 
 def write_training(
@@ -188,25 +191,11 @@ def write_training(
     executed; it loses 30 and validates for 50 (all e9)."""
     folder = layout.train(recipe, seed)
     phases = {
-        "generate": {
-            "executed": 200e9,
-            "charged": 300e9,
-            "charged_mixed": 300e9,
-            "charged_paper": 300e9,
-            "tokens": 9000,
-            "rollouts": 320,
-        },
-        "update": {
-            "executed": 400e9,
-            "charged": 600e9,
-            "charged_mixed": 450e9,
-            "charged_paper": 900e9,
-            "tokens": 9000,
-        },
+        "generate": amounts(200, 300, 300, 300, tokens=9000, rollouts=320),
+        "update": amounts(400, 600, 450, 900, tokens=9000),
     }
     scaled = {
-        name: {key: value * scale for key, value in amounts.items()}
-        for name, amounts in phases.items()
+        name: {key: value * scale for key, value in found.items()} for name, found in phases.items()
     }
     write_sealed(folder / "flops.json", ledger(**scaled, evaluate={"executed": 50e9}))
     lost = {"seconds": 2.0, "flops": 30e9, "tokens": 70.0}
@@ -277,9 +266,28 @@ def write_params(folder: Path, recipes: list[str], seeds: list[int]) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    """The pipeline of `make_layout`, for tests that only read it."""
+    return make_layout(tmp_path_factory.mktemp("finished") / "data")
+
+
 @pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return make_layout(tmp_path / "data")
+def layout(finished: Layout, tmp_path: Path) -> Layout:
+    """A copy of the pipeline, for tests that change it."""
+    return Layout(shutil.copytree(finished.root, tmp_path / "data"))
+
+
+def results(
+    layout: Layout,
+    recipes: Sequence[str] = ("grpo", "sgpo"),
+    seeds: Sequence[int] = (0, 1),
+    budget: Budget | None = None,
+    num_bootstrap: int = 200,
+) -> Results:
+    """Return the report's results for these recipes and seeds."""
+    evidence = read_evidence(layout, Experiment([*recipes], [*seeds], budget))
+    return results_of(evidence, ReportSettings(num_bootstrap=num_bootstrap))
 
 
 def make_layout(root: Path) -> Layout:
