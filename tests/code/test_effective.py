@@ -129,7 +129,7 @@ def test_no_settings_and_no_method_import_torch() -> None:
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
 
 
-def test_where_every_value_is_from() -> None:
+def test_the_origin_of_every_value() -> None:
     found = {name: (value, origin) for name, value, origin in rows(WRITTEN)}
     assert found["sampling.max_tokens"] == (64, "params.yaml")
     assert found["sampling.top_p"] == (1.0, "default")
@@ -208,14 +208,12 @@ def test_the_projects_file_is_short() -> None:
         ("allocate", {"seed": -1}, "allocate.seed is -1; it must be at least 0"),
     ],
 )
-def test_numbers_that_would_fail_late_are_refused_at_once(
-    section: str, keys: dict[str, Any], message: str
-) -> None:
+def test_values_out_of_range_are_refused(section: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         complete({**WRITTEN, section: keys})
 
 
-def test_a_folder_that_takes_no_files_is_named_in_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "code").write_text("")
     command = [sys.executable, "-m", "tasks.code", "--data", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
