@@ -146,7 +146,7 @@ counts = st.lists(
 
 
 @given(counts, st.integers(0, 5), st.integers(1, 3))
-def test_sgpo_keeps_its_promises_on_any_profile(
+def test_properties_of_sgpo_on_any_profile(
     pairs: list[tuple[int, int]], seed: int, passes: int
 ) -> None:
     profile = profile_of(pairs)
@@ -335,7 +335,7 @@ def test_the_forecast_charges_every_epoch_replay_and_old_log_probabilities() -> 
 
 
 @pytest.mark.parametrize("method", ["recent", "profile"])
-def test_the_forecast_counts_a_replay_whose_settings_are_left_to_their_defaults(
+def test_the_forecast_counts_a_replay_with_default_settings(
     method: str,
 ) -> None:
     profile = profile_of([(4, 8)] * 5)
@@ -346,7 +346,7 @@ def test_the_forecast_counts_a_replay_whose_settings_are_left_to_their_defaults(
     assert one == other
 
 
-def test_a_slot_that_reads_the_profile_is_found_without_loading_it() -> None:
+def test_slots_that_read_the_profile_are_found_without_loading_them() -> None:
     train = train_of(ALL, replay={"method": "profile", "share": 0.5, "capacity": 4})
     assert reading_slots(train) == ["replay"]
     assert reading_slots(train_of(ALL, replay={"method": "recent"})) == []

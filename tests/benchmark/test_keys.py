@@ -1,6 +1,5 @@
 """A cell's key changes with the code and the values behind it, and with nothing else."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,12 @@ from typing import Any
 import pytest
 
 from tasks.benchmark.protocol import Family, make_cell
+from tasks.code.versions import PINS
 from tasks.common.code import forget
 from tasks.common.params import settings
 from tasks.common.recipes import merged
 from tasks.train.methods.replay import recent
+from tests.files import copy_project
 from tests.parameters import every_value
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,12 +32,7 @@ def keys(root: Path, values: dict[str, Any] = VALUES) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the code."""
-    root = tmp_path_factory.mktemp("tree")
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "tasks", root / "tasks", ignore=ignored)
-    for path in ROOT.glob("requirements*.txt"):
-        shutil.copy(path, root)
-    return root
+    return copy_project(tmp_path_factory.mktemp("tree"), "tasks", *PINS)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What an edit anywhere makes stale: the digests of every cell before and after."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from tasks.code.left_out import FILES, is_left_out
 from tasks.code.verifiers import verifiers_in_use
 from tasks.common import code, params
 from tasks.common.code import ROOT
+from tests.files import copy_project
 
 WRITTEN = params.load(ROOT / "params.yaml")
 LIBRARIES = {
@@ -51,12 +51,7 @@ def before() -> dict[str, Any]:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A copy of the code, to change."""
-    shutil.copytree(
-        ROOT / "tasks", tmp_path / "tasks", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    for name in versions.PINS:
-        shutil.copy(ROOT / name, tmp_path / name)
-    return tmp_path
+    return copy_project(tmp_path, "tasks", *versions.PINS)
 
 
 def digests(values: dict[str, Any], root: Path) -> dict[str, Any]:

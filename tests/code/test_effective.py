@@ -1,7 +1,6 @@
 """The effective settings of every cell: what changes them, and what they leave out."""
 
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -14,10 +13,12 @@ import yaml
 from tasks.code.effective import complete, of_cells
 from tasks.code.origins import recipe_rows, rows
 from tasks.code.schema import schema
+from tasks.code.versions import PINS
 from tasks.common import params
 from tasks.common.code import ROOT
 from tasks.common.params import ParamsError
 from tasks.train.methods.loss import clip
+from tests.files import copy_project
 
 WRITTEN = params.load(ROOT / "params.yaml")
 RECIPES = ("grpo", "sgpo", "winnow")
@@ -88,10 +89,7 @@ def test_a_policy_from_elsewhere_does_not_depend_on_how_one_is_made() -> None:
 
 
 def test_a_changed_default_is_in_the_settings_and_in_no_digest(tmp_path: Path) -> None:
-    for name in ("tasks", "recipes"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in (*ROOT.glob("requirements*.txt"), ROOT / "params.yaml"):
-        shutil.copy(path, tmp_path)
+    copy_project(tmp_path, "tasks", "recipes", "params.yaml", *PINS)
 
     def written() -> dict[str, str]:
         command = [sys.executable, "-m", "tasks.code", "--data", "data"]

@@ -15,7 +15,7 @@ from docker.utils.build import exclude_paths
 
 from tests.docs.pages import ROOT
 from tests.docs.test_commands import TARGETS, VARIABLES, programs
-from tests.files import plant
+from tests.files import copy_project, plant
 
 LINES = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
 STEPS = [
@@ -123,9 +123,7 @@ def test_the_project_can_be_installed_from_what_was_copied(tmp_path: Path) -> No
 
 
 def test_dvc_works_without_git_after_its_command(tmp_path: Path) -> None:
-    for name in (".dvc/config", "dvc.yaml", "params.yaml"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
+    copy_project(tmp_path, ".dvc/config", "dvc.yaml", "params.yaml")
     [words] = [words for words in commands() if words[0] == "dvc"]
     for line in (words, ["dvc", "dag", "--dot"]):
         command = [sys.executable, "-m", *line]
@@ -134,7 +132,7 @@ def test_dvc_works_without_git_after_its_command(tmp_path: Path) -> None:
     assert '"profile" -> "allocate@grpo-0"' in done.stdout
 
 
-def test_who_runs_what_on_which_volume() -> None:
+def test_user_volume_and_entrypoint() -> None:
     last = dict(STEPS)
     assert last["USER"] == "winnow"
     assert any(words[0] == "useradd" and words[-1] == "winnow" for words in commands())

@@ -24,6 +24,7 @@ from tasks.doctor.machine import Gpu
 from tasks.doctor.places import GIB, Model
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_names import unknown_keys
+from tests.files import copy_project
 from tests.parameters import every_value
 
 EXPERIMENT = as_dict(params.load(ROOT / "params.yaml"), "experiment")
@@ -97,9 +98,7 @@ def tutorial(caption: str) -> str:
 def own_project(tmp_path: Path) -> Path:
     """A copy of the project with the example `own-verifier`, its verifier and its data, as the page
     has them made."""
-    root = tmp_path / "project"
-    for name in ("flows", "recipes", "tasks"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    root = copy_project(tmp_path / "project", "flows", "recipes", "tasks")
     shutil.copy(ROOT / "examples" / "own-verifier" / "params.yaml", root)
     verifier = "tasks/grading/verifiers/close.py"
     (root / verifier).write_text(tutorial(verifier))

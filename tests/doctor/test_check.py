@@ -35,11 +35,6 @@ TURNS = {
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch) -> None:
-    monkeypatch.setattr(machine, "gpus", list)
-
-
-@pytest.fixture(autouse=True)
 def no_connections(monkeypatch) -> None:
     """The doctor fetches nothing."""
 
@@ -359,7 +354,7 @@ def test_a_folder_that_a_tracker_leaves_is_no_package(tmp_path: Path, monkeypatc
     assert parameters.is_installed("yaml")
 
 
-def test_a_file_that_is_no_yaml_is_one_error(tmp_path: Path) -> None:
+def test_an_invalid_yaml_file_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("a: [")
     assert "is not YAML" in examine(tmp_path / "params.yaml", Layout(tmp_path)).errors[0]
 

@@ -58,15 +58,10 @@ def metrics(pass_at_1: float, half: float = 0.04) -> dict[str, Any]:
         "pass_at_1_high": pass_at_1 + half,
         "pass_at": {"1": pass_at_1, "4": pass_at_1 + 0.1, "8": pass_at_1 + 0.15},
         "greedy": pass_at_1 + 0.02,
-        "greedy_low": pass_at_1 - half,
-        "greedy_high": pass_at_1 + half,
-        "truncated_rate": 0.0,
-        "error_rate": 0.0,
         "levels": {
             level: {"num_prompts": 64, "pass_at_1": share * pass_at_1, "greedy": share * pass_at_1}
             for level, share in (("2", 1.5), ("10", 0.4), ("4", 1.1))
         },
-        "outcomes": {"correct": 1, "wrong": 1},
     }
 
 
@@ -166,17 +161,8 @@ def write_plans(layout: Layout, recipe: str, reads_profile: bool) -> None:
         "mixed_groups": 20.0,
         "tokens": rollouts * 30.0,
         "flops_charged": 9e11,
-        "flops_charged_paper": 9e11,
-        "prompts": len(chosen),
-        "visits": len(chosen),
-        "group_size_mean": rollouts / len(chosen),
     }
-    forecast = {
-        "reads_profile": reads_profile,
-        "strategy": recipe,
-        "plan": expected,
-        "uniform": expected,
-    }
+    forecast = {"reads_profile": reads_profile, "strategy": recipe, "plan": expected}
     for seed in (0, 1):
         folder = layout.plan(recipe, seed)
         PLAN.write(folder / "plan.parquet", PLAN.frame(visits))
@@ -199,12 +185,6 @@ def write_training(
     }
     write_sealed(folder / "flops.json", ledger(**scaled, evaluate={"executed": 50e9}))
     lost = {"seconds": 2.0, "flops": 30e9, "tokens": 70.0}
-    spent = {
-        "train": 60.0 * scale,
-        "generate": 40.0 * scale,
-        "update": 20.0 * scale,
-        "validate": 3.0,
-    }
     write_sealed(layout.evaluation(recipe, seed) / "metrics.json", metrics(test))
     write_answers(layout.evaluation(recipe, seed), solved(test, 10 * ord(recipe[0]) + seed))
     rng = np.random.default_rng(seed)
@@ -225,7 +205,7 @@ def write_training(
     ]
     CURVE.write(folder / "curve.parquet", CURVE.frame(points))
     of = digest_file(folder / "curve.parquet")
-    note = {"of": of, "seconds": spent, "lost": lost}
+    note = {"of": of, "seconds": {"train": 60.0 * scale}, "lost": lost}
     write_sealed(layout.measured(f"{recipe}-{seed}"), note)
     mixed = rng.binomial(4, 0.7 if recipe == "sgpo" else 0.4, 35)
     steps = [

@@ -12,10 +12,10 @@ import pytest
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import read_json
+from tests.files import copy_project
 from tests.report.conftest import write_params
 from tests.stages import run_stage
 
-ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("dvc.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore")
 ACCOUNTS = ["charged", "charged_mixed", "executed"]
 COLUMNS = [*ACCOUNTS, "greedy", "pass@1", "recipe", "seed", "val"]
@@ -40,10 +40,7 @@ def dvc(folder: Path, *arguments: str) -> str:
 def clone(layout: Layout, tmp_path: Path) -> Path:
     """A clone of a project in which everything that git does not ignore was committed, after a
     report over grpo and sgpo."""
-    project = tmp_path / "project"
-    for name in (*COPIED, "params.yaml", "data/.gitignore"):
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, project / name)
+    project = copy_project(tmp_path / "project", *COPIED, "params.yaml", "data/.gitignore")
     params = write_params(tmp_path, ["grpo", "sgpo"], [0, 1])
     shutil.copytree(layout.root, project / "data", dirs_exist_ok=True)
     done = run_stage("report", params, project / "data")
