@@ -18,9 +18,9 @@ import yaml
 
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
 from tasks.common.sealed import write_sealed
+from tests.files import PROJECT as PROJECT
 from tests.parameters import every_value
 
-PROJECT = Path(__file__).resolve().parents[2]
 RECIPE = "bench"  # groups of 8, as grpo
 RECIPES = {"grpo": RECIPE, "winnow": "winnow"}  # of the sides of a comparison
 NEVER = 1e30
