@@ -36,15 +36,8 @@ def make_world(
     (root / "params.yaml").write_text(yaml.safe_dump(values))
     shutil.copytree(PROJECT / "data" / "policy", layout.policy)
     shutil.copy(PROJECT / "data" / "policy.json", layout.policy_card)
-    command = [
-        sys.executable,
-        "-m",
-        "tasks.ingest",
-        "--params",
-        str(root / "params.yaml"),
-        "--data",
-        str(root),
-    ]
+    paths = ["--params", str(root / "params.yaml"), "--data", str(root)]
+    command = [sys.executable, "-m", "tasks.ingest", *paths]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL, cwd=PROJECT)
     chosen = write_plan(layout, RECIPE, steps * rollouts // group_size, group_size, seeds)
     lines = [json.dumps({"prompt": row["prompt"], "answer": row["answer"]}) for row in chosen]
