@@ -88,9 +88,7 @@ def test_a_result_is_recorded_once_and_a_changed_one_again(
     assert names == ["grpo/0", "grpo/1", "sgpo/0", "sgpo/0", "sgpo/1"]
 
 
-def test_a_report_after_a_kill_completes_the_cells(
-    layout: Layout, params: Path
-) -> None:
+def test_a_report_after_a_kill_completes_the_cells(layout: Layout, params: Path) -> None:
     report(params, layout)
     client = client_of(layout)
     cells = {run.info.run_name: run.info.run_id for run in found(layout, "cell")}
