@@ -22,7 +22,7 @@ from tasks.doctor import machine, parameters, places
 from tasks.doctor.check import Findings, examine
 from tasks.doctor.machine import Gpu
 from tasks.doctor.places import GIB, Model
-from tests.docs.pages import ROOT, blocks
+from tests.docs.pages import ROOT, written
 from tests.docs.test_names import unknown_keys
 from tests.files import copy_project
 from tests.parameters import every_value
@@ -88,12 +88,6 @@ def doctor(folder: Path, tmp_path: Path) -> Findings:
     return examine(folder / "params.yaml", Layout(tmp_path / "data"))
 
 
-def tutorial(caption: str) -> str:
-    """The file of this name that a tutorial writes."""
-    [text] = [block.text for block in blocks() if block.caption == caption]
-    return text
-
-
 @pytest.fixture
 def own_project(tmp_path: Path) -> Path:
     """A copy of the project with the example `own-verifier`, its verifier and its data, as the page
@@ -101,8 +95,8 @@ def own_project(tmp_path: Path) -> Path:
     root = copy_project(tmp_path / "project", "flows", "recipes", "tasks")
     shutil.copy(ROOT / "examples" / "own-verifier" / "params.yaml", root)
     verifier = "tasks/grading/verifiers/close.py"
-    (root / verifier).write_text(tutorial(verifier))
-    fields = json.loads(tutorial("mine.jsonl").splitlines()[0])
+    (root / verifier).write_text(written(verifier))
+    fields = json.loads(written("mine.jsonl").splitlines()[0])
     rows = [{**fields, "question": question(n), "gold": str(3 * n)} for n in range(1, 801)]
     (root / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return root
