@@ -1,6 +1,9 @@
 """Files for tests."""
 
+import shutil
 from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
@@ -9,4 +12,16 @@ def plant(root: Path, files: dict[str, str]) -> Path:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    return root
+
+
+def copy_project(root: Path, *names: str) -> Path:
+    """Copy files and folders of the project, without compiled modules, to `root`; return `root`."""
+    for name in names:
+        source, target = PROJECT / name, root / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
     return root

@@ -1,12 +1,10 @@
 """params.yaml as the stages read it."""
 
-from pathlib import Path
 from typing import Any
 
 from tasks.code.effective import as_dict, complete
 from tasks.common import params, recipes
-
-PROJECT = Path(__file__).resolve().parents[1]
+from tests.files import PROJECT as PROJECT
 
 
 def every_value() -> dict[str, Any]:

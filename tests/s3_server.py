@@ -5,6 +5,7 @@ memory.
 (monitor, object store, gateway) run as children of the test, die with it, and keep everything in
 one folder."""
 
+import shlex
 import shutil
 import signal
 import subprocess
@@ -95,41 +96,19 @@ class S3Server:
         try:
             self.start_monitor(f"[v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]", str(values["fsid"]))
             self.start_object_store()
-            keys = ["--access-key", ACCESS_KEY, "--secret-key", SECRET_KEY]
-            self.run(
-                "radosgw-admin",
-                "user",
-                "create",
-                "--uid",
-                "winnow",
-                "--display-name",
-                "winnow",
-                *keys,
-            )
+            keys = f"--access-key {ACCESS_KEY} --secret-key {SECRET_KEY}"
+            self.run(f"radosgw-admin user create --uid winnow --display-name winnow {keys}")
             self.start_gateway()
         except BaseException:
             self.stop()
             raise
 
-    def run(self, program: str, *arguments: str) -> str:
-        """One of Ceph's programs, to its end; its output."""
-        line = [
-            program,
-            *arguments,
-            "-c",
-            str(self.folder / "ceph.conf"),
-            "--keyring",
-            str(self.folder / "keyring"),
-        ]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(
-                f"{' '.join(line)} ended with {done.returncode}: {done.stderr[-2000:]}"
-            )
-        return done.stdout.strip()
+    def run(self, line: str) -> None:
+        """Run one of Ceph's commands on this server."""
+        command(f"{line} -c {self.folder}/ceph.conf --keyring {self.folder}/keyring")
 
     def spawn(self, program: str, *arguments: str) -> None:
-        """One of Ceph's daemons, in the foreground of its own process."""
+        """Start one of Ceph's daemons, in the foreground of its own process."""
         with (self.folder / f"{program}.out").open("ab") as out:
             line = [program, "-f", "-c", str(self.folder / "ceph.conf"), *arguments]
             self.daemons[program] = subprocess.Popen(
@@ -137,45 +116,26 @@ class S3Server:
             )
 
     def start_monitor(self, address: str, fsid: str) -> None:
-        keyring, monitors = str(self.folder / "keyring"), str(self.folder / "monmap")
-        everything = [part for kind in ("mon", "osd", "mgr") for part in ("--cap", kind, "allow *")]
-        tool = ["ceph-authtool", keyring, "--gen-key", "-n"]
-        command([*tool, "mon.", "--create-keyring", "--cap", "mon", "allow *"])
+        monitors = self.folder / "monmap"
+        everything = "--cap mon 'allow *' --cap osd 'allow *' --cap mgr 'allow *'"
+        tool = f"ceph-authtool {self.folder}/keyring --gen-key -n"
+        command(f"{tool} mon. --create-keyring --cap mon 'allow *'")
         for name in ("client.admin", "client.rgw"):
-            command([*tool, name, *everything])
-        command(["monmaptool", "--create", "--addv", "a", address, "--fsid", fsid, monitors])
+            command(f"{tool} {name} {everything}")
+        command(f"monmaptool --create --addv a {address} --fsid {fsid} {monitors}")
         (self.folder / "mon").mkdir()
-        self.run("ceph-mon", "--mkfs", "-i", "a", "--monmap", monitors)
+        self.run(f"ceph-mon --mkfs -i a --monmap {monitors}")
         self.spawn("ceph-mon", "-i", "a")
 
     def start_object_store(self) -> None:
         (self.folder / "osd").mkdir()
-        name = str(uuid.uuid4())
-        self.run("ceph", "osd", "new", name)
-        allowed = ["mon", "allow profile osd", "osd", "allow *"]
-        self.run(
-            "ceph",
-            "auth",
-            "get-or-create",
-            "osd.0",
-            *allowed,
-            "-o",
-            str(self.folder / "osd" / "keyring"),
-        )
-        command(
-            [
-                "ceph-osd",
-                "-c",
-                str(self.folder / "ceph.conf"),
-                "-i",
-                "0",
-                "--mkfs",
-                "--osd-uuid",
-                name,
-            ]
-        )
+        name = uuid.uuid4()
+        self.run(f"ceph osd new {name}")
+        allowed = "mon 'allow profile osd' osd 'allow *'"
+        self.run(f"ceph auth get-or-create osd.0 {allowed} -o {self.folder}/osd/keyring")
+        command(f"ceph-osd -c {self.folder}/ceph.conf -i 0 --mkfs --osd-uuid {name}")
         self.spawn("ceph-osd", "-i", "0")
-        self.run("ceph", "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=localhost")
+        self.run("ceph osd crush add osd.0 1.0 root=default host=localhost")
 
     def start_gateway(self) -> None:
         """Start the S3 side, and wait until it answers."""
@@ -221,8 +181,12 @@ class S3Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def command(line: list[str]) -> None:
-    subprocess.run(line, check=True, capture_output=True, timeout=PATIENCE)
+def command(line: str) -> None:
+    """Run a command. Raise RuntimeError with the end of its log if it fails."""
+    words = shlex.split(line)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{line} ended with {done.returncode}: {done.stderr[-2000:]}")
 
 
 def answers(url: str) -> bool:

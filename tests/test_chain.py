@@ -82,19 +82,15 @@ def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) ->
     run(tmp_path, "evaluate")
     for recipe, start in (("grpo", run), ("sgpo", command)):
         log = run(tmp_path, "allocate", "--recipe", recipe, "--seed", "0")
-        assert (
-            "OF 64 PROMPTS WERE SOLVED SOMETIMES BUT NOT ALWAYS" in log
-        )  # said loudly: random weights solve nothing
-        decisions = DECISIONS.read(layout.plan(recipe, 0) / "decisions.parquet")
-        assert len(decisions) == 64
+        # random weights solve nothing
+        assert "OF 64 PROMPTS WERE SOLVED SOMETIMES BUT NOT ALWAYS" in log
+        assert len(DECISIONS.read(layout.plan(recipe, 0) / "decisions.parquet")) == 64
         start(tmp_path, "train", "--recipe", recipe, "--seed", "0")
         run(tmp_path, "evaluate", "--recipe", recipe, "--seed", "0")
         out = layout.train(recipe, 0)
-        steps, rollouts = (
-            STEPS.read(out / "steps.parquet"),
-            TRAIN_ROLLOUTS.read(out / "rollouts.parquet"),
-        )
+        steps = STEPS.read(out / "steps.parquet")
         assert len(steps) == 5
+        rollouts = TRAIN_ROLLOUTS.read(out / "rollouts.parquet")
         assert len(rollouts) == steps["num_rollouts"].sum()
         assert CURVE.read(out / "curve.parquet")["step"].to_list()[-1] == 5
     run(tmp_path, "report")

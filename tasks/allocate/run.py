@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tasks.allocate.budget import planned, profile_cost, require_rest, warm_start_cost
+from tasks.allocate.budget import (
+    planned,
+    profile_cost,
+    read_profile,
+    require_rest,
+    warm_start_cost,
+)
 from tasks.allocate.forecast import forecast, reading_slots
 from tasks.allocate.judgement import judge, judgement_words
 from tasks.allocate.planning import check_decisions, load_strategy, make_plan
@@ -18,7 +24,7 @@ from tasks.allocate.visits import Compared, compare
 from tasks.common import params, recipes, stage
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.accounting.spending import CellBudget
-from tasks.common.artifacts import DECISIONS, PLAN, PROFILE, SAMPLES
+from tasks.common.artifacts import DECISIONS, PLAN, SAMPLES
 from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import digest_file
 from tasks.engines.settings import Sampling
@@ -42,8 +48,7 @@ def main(run: stage.Stage) -> None:
     train |= {slot: with_method(slot, train[slot]) for slot in SLOTS}
     spec, readers = chosen["allocate"], reading_slots(train)
     strategy, allocate = load_strategy(spec)
-    # one chunk: gathering rows is ten times as fast
-    profile = PROFILE.read(layout.profile / "profile.parquet").rechunk()
+    profile = read_profile(layout)
     check_gates(run.section("gates", Gates), profile, run.section("sampling", Sampling).max_tokens)
     card = read_checked(layout.policy_card)
     architecture = Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})

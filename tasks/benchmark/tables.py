@@ -105,12 +105,6 @@ def superseded_words(lines: list[Line]) -> Iterator[str]:
         yield f"- {names}: {reason}"
 
 
-def reference_words(protocol: Protocol) -> str:
-    """Return a description of the reference."""
-    names = " and ".join(f"`{name}`" for name in protocol.reference)
-    return f"the better of {names}" if len(protocol.reference) > 1 else names
-
-
 def caveats(runs: Mapping[str, Runs], reference: Runs) -> Iterator[str]:
     """Yield the limits of a family's ratios."""
     others = [mine for mine in runs.values() if not mine.is_all_of(reference)]
@@ -157,10 +151,12 @@ def headline(runs: dict[str, Runs], reference: Runs, protocol: Protocol) -> Iter
             shared = f", profile shared by {uses} runs" if uses > 1 else ""
             found = {measure: ratios(mine, reference, measure, draws, uses) for measure in SHOWN}
             rows.append((f"{mine.name}{shared}", found))
+    names = " and ".join(f"`{name}`" for name in protocol.reference)
+    compared = f"the better of {names}" if len(protocol.reference) > 1 else names
     for budget in target_budgets(reference, others):
         target = reference.points[reference.best[budget]]
         yield (
-            f"Times less compute than {reference_words(protocol)} to its accuracy at {budget:,} "
+            f"Times less compute than {compared} to its accuracy at {budget:,} "
             f"rollouts, {sum(target.tests) / len(target.tests):.1%} by "
             f"`{target.lines[0]['recipe']}` (95 % interval):"
         )

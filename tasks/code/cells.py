@@ -23,7 +23,6 @@ AUTO_ENGINES = ("hf", "vllm")
 presence of a GPU."""
 
 POLICY = "tasks/policy/"
-TINY_MAKERS = ("tasks.policy.tiny",)
 EXTERNAL_MAKERS = ("tasks.policy.source", "tasks.policy.card")
 
 
@@ -73,20 +72,18 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
         chosen = recipes.recipe(values, name)
         strategy = named("tasks.allocate.strategies", [chosen["allocate"]["strategy"]], root)
         slots = slot_modules(chosen["train"], root)
+        readers = readers_of(slots, root)
+        # the module that loads the profile's samples, if a slot or a warm start reads them
+        is_warm = (chosen["train"].get("warm_start") or {}).get("data") == "profile"
+        samples = ["tasks.allocate.samples"] * bool(readers or is_warm)
         found |= {
-            f"{name}/allocate": allocate_cell(strategy, readers_of(slots, root), chosen["train"]),
+            f"{name}/allocate": Cell(
+                ("tasks.allocate.__main__", *strategy, *samples), read=readers
+            ),
             f"{name}/train": Cell(("tasks.train.__main__", *slots, *engines, *verifiers)),
             f"{name}/evaluate": found["baseline"],
         }
     return found
-
-
-def allocate_cell(strategy: list[str], readers: tuple[str, ...], train: Params) -> Cell:
-    """Return the cell of the strategy; if a slot or a warm start reads the profile's samples, it
-    includes the module that loads them."""
-    is_warm = (train.get("warm_start") or {}).get("data") == "profile"
-    more = ("tasks.allocate.samples",) if readers or is_warm else ()
-    return Cell(("tasks.allocate.__main__", *strategy, *more), read=readers)
 
 
 def policy_cell(values: Params, root: Path) -> Cell:
@@ -97,7 +94,7 @@ def policy_cell(values: Params, root: Path) -> Cell:
         return Cell(EXTERNAL_MAKERS, within=POLICY, versioned=False)
     names = [family["name"] for family in policy["tiny"]["families"]]
     families = named("tasks.policy.families", names, root)
-    return Cell((*TINY_MAKERS, *families), within=POLICY, versioned=False)
+    return Cell(("tasks.policy.tiny", *families), within=POLICY, versioned=False)
 
 
 def engine_modules(values: Params, root: Path) -> list[str]:

@@ -22,7 +22,8 @@ PACKAGE = "tasks.grading.verifiers"
 def verifiers_in_use(values: Mapping[str, Any], root: Path) -> list[str]:
     """Return the names of the files in `verifiers/` that can grade a prompt of this experiment."""
     configured = values["verify"]["verifiers"]
-    files = verifier_files(root)
+    folder = root.joinpath(*PACKAGE.split("."))
+    files = {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}
     known = files | set(configured)
     entries = values["ingest"]["sources"]
     pending = [name for entry in entries for name in of_source(entry, known, root)]
@@ -79,9 +80,3 @@ def texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from texts(inner)
-
-
-def verifier_files(root: Path) -> set[str]:
-    """Return the names of all files of verifiers."""
-    folder = root.joinpath(*PACKAGE.split("."))
-    return {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}

@@ -20,6 +20,7 @@ from tasks.common import recipes
 from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError, read_json, require_writable
 from tasks.common.layout import Layout
+from tasks.common.locations import open_location, reaching
 from tasks.common.params import ParamsError, listed, meant, section
 from tasks.ingest.candidates import MARKER, Row
 from tasks.ingest.files.formats import Rejection
@@ -183,8 +184,6 @@ def check_chat(values: Values) -> tuple[list[str], list[str]]:
 
 def bucket_has(location: str) -> None:
     """Raise ArtifactError if a bucket has nothing at `location`, or does not respond."""
-    from tasks.common.locations import open_location, reaching
-
     files, path = open_location(location)
     with reaching(location):
         if not files.exists(path):
@@ -208,8 +207,6 @@ def check_writable(values: Values, layout: Layout) -> list[str]:
 
 def bucket_takes(location: str) -> None:
     """Raise ArtifactError if writing an object below `location` fails."""
-    from tasks.common.locations import open_location, reaching
-
     files, path = open_location(location)
     name = f"{path}/.doctor-{os.getpid()}"
     with reaching(location):

@@ -4,7 +4,6 @@ Recipes compute their filter, group sizes and order from it (sGPO, arXiv 2606.08
 profiling: N = 8 samples under the initial policy, with the same sampler and limits as in
 training)."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
@@ -43,7 +42,7 @@ def profile_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
     return PROFILE.check(profile, "the profile")
 
 
-def summarize(profile: pl.DataFrame, group_sizes: Sequence[int] = GROUP_SIZES) -> dict[str, Any]:
+def summarize(profile: pl.DataFrame) -> dict[str, Any]:
     """Return a summary: the number of prompts at each pass rate, and for each group size the
     expected share of mixed groups (groups with a gradient) if every prompt gets such a group."""
     graded = profile.filter(pl.col("pass_rate").is_not_null())
@@ -65,7 +64,7 @@ def summarize(profile: pl.DataFrame, group_sizes: Sequence[int] = GROUP_SIZES) -
         "always_solved": int((correct == trials).sum()),
         "mixed_rate": {
             str(size): float(mixed_probability(correct, trials, size, prior).mean())
-            for size in group_sizes
+            for size in GROUP_SIZES
         },
         "prior": list(prior),
     }

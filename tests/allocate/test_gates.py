@@ -19,7 +19,7 @@ def profile(
     return pl.DataFrame({**columns, **lengths})
 
 
-def test_what_is_never_solved_and_cut_off_stops_with_advice() -> None:
+def test_truncated_and_unsolved_samples_stop_the_run_with_advice() -> None:
     nothing = profile([0] * 8, [1.0] * 7 + [0.875])
     with pytest.raises(ParamsError) as error:
         check_gates(GATES, nothing, 64)
@@ -29,7 +29,7 @@ def test_what_is_never_solved_and_cut_off_stops_with_advice() -> None:
     assert "gates.min_solved_rate 0.001 is not reached" in said
 
 
-def test_what_is_never_solved_but_complete_asks_for_easier_prompts() -> None:
+def test_complete_but_unsolved_samples_stop_the_run_with_advice() -> None:
     with pytest.raises(ParamsError, match="use easier prompts or a stronger policy"):
         check_gates(GATES, profile([0] * 8, [0.0] * 8), 64)
 
@@ -51,25 +51,19 @@ def test_completions_cut_off_stop_a_policy_that_is_sometimes_right() -> None:
 
 
 def test_the_limits_themselves_pass() -> None:
+    check_gates(Gates(min_solved_rate=0.0, max_truncated_rate=1.0), profile([0], [1.0]), 64)
     at_limit = Gates(min_solved_rate=0.125, max_truncated_rate=0.5)
     check_gates(at_limit, profile([1, 1], [0.5, 0.5]), 64)
     with pytest.raises(ParamsError):
         check_gates(at_limit, profile([1, 0], [0.5, 0.5]), 64)
 
 
-def test_our_own_failures_are_no_wrong_answers() -> None:
+def test_errors_are_not_wrong_answers() -> None:
     """One of two graded samples is right; six could not be graded."""
     half = Gates(0.5, 1.0)
     check_gates(half, profile([1], [0.0], error=6), 64)
     with pytest.raises(ParamsError, match=r"min_solved_rate 0.5 is not reached"):
         check_gates(half, profile([1], [0.0]), 64)
-
-
-def test_lowered_gates_let_everything_pass() -> None:
-    worst = profile([0], [1.0])
-    check_gates(Gates(0.0, 1.0), worst, 64)
-    with pytest.raises(ParamsError):
-        check_gates(GATES, worst, 64)
 
 
 @pytest.mark.parametrize("rates", [(-0.1, 1.0), (0.0, 1.5)])

@@ -18,7 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -54,61 +54,52 @@ CONFIGURED: dict[str, dict[str, Any]] = {
         "otherwise": "whole",
     },
 }
+RULES = json.dumps(
+    {
+        "instruction_id_list": ["punctuation:no_comma", "language:response_language"],
+        "kwargs": [{}, {"language": "en"}],
+    }
+)
 
 
 def answers(name: str, first: int, count: int) -> list[Answer]:
     """Return `count` answers from the number `first`, alternately right and wrong. If golds are
     values, all are different."""
-    if name == "countdown":
-        target = json.dumps({"numbers": [6, 34, 11], "target": 39})
-        return [
-            Answer(name, WORK + f"\n34 + 11 {'-+'[i % 2]} 6", target, False)
-            for i in range(first, first + count)
-        ]
-    if name == "reasoning_gym":
-        problem = gold("chain_sum", library.create_dataset("chain_sum", seed=1, size=1)[0])
-        return [
-            Answer(name, f"<answer>{i}</answer>", problem, False)
-            for i in range(first, first + count)
-        ]
-    if name == "ifeval":
-        rules = json.dumps(
-            {
-                "instruction_id_list": ["punctuation:no_comma", "language:response_language"],
-                "kwargs": [{}, {"language": "en"}],
-            }
-        )
-        return [
-            Answer(name, WORK[: 300 * (i % 2)] + "So.", rules, False)
-            for i in range(first, first + count)
-        ]
-    if name == "regex":
-        return [
-            Answer(name, WORK + f"It is {i % 2}", r"It is 1\b", False)
-            for i in range(first, first + count)
-        ]
-    if name == "json_schema":
-        schema = json.dumps({"type": "object", "required": ["a"]})
-        return [
-            Answer(name, WORK + f'\n```json\n{{"{"ab"[i % 2]}": {i}}}\n```', schema, False)
-            for i in range(first, first + count)
-        ]
-    if name == "choice":
-        return [
-            Answer(name, WORK + f"The answer is {'AB'[i % 2]}.", "A", False)
-            for i in range(first, first + count)
-        ]
-    ends = {
-        "exact": "{}",
-        "hendrycks": WORK + r"\boxed{{\frac{{{}}}{{7}}}}",
-        "numeric": WORK + "\n#### {}",
-    }
-    tagged = f"<think>{WORK}</think><answer>" + r"$\frac{{{}}}{{7}}$</answer>"
-    golds = "{}" if name in ("exact", "numeric") else r"\frac{{{}}}{{7}}"
-    return [
-        Answer(name, ends.get(name, tagged).format(i + i % 2), golds.format(i), False)
-        for i in range(first, first + count)
-    ]
+    return [Answer(name, *completion_and_gold(name, i), False) for i in range(first, first + count)]
+
+
+def completion_and_gold(name: str, i: int) -> tuple[str, str]:
+    """Return a completion, which is right for even numbers `i`, or for odd ones, and its gold."""
+    fraction, value = r"\frac{{{}}}{{7}}", i + i % 2
+    match name:
+        case "countdown":
+            target = json.dumps({"numbers": [6, 34, 11], "target": 39})
+            return WORK + f"\n34 + 11 {'-+'[i % 2]} 6", target
+        case "reasoning_gym":
+            return f"<answer>{i}</answer>", chain_sum()
+        case "ifeval":
+            return WORK[: 300 * (i % 2)] + "So.", RULES
+        case "regex":
+            return WORK + f"It is {i % 2}", r"It is 1\b"
+        case "json_schema":
+            schema = json.dumps({"type": "object", "required": ["a"]})
+            return WORK + f'\n```json\n{{"{"ab"[i % 2]}": {i}}}\n```', schema
+        case "choice":
+            return WORK + f"The answer is {'AB'[i % 2]}.", "A"
+        case "exact":
+            return str(value), str(i)
+        case "numeric":
+            return WORK + f"\n#### {value}", str(i)
+        case "hendrycks":
+            return WORK + rf"\boxed{{{fraction.format(value)}}}", fraction.format(i)
+    text = f"<think>{WORK}</think><answer>${fraction.format(value)}$</answer>"
+    return text, fraction.format(i)
+
+
+@cache
+def chain_sum() -> str:
+    """Return the gold of a problem of reasoning-gym."""
+    return gold("chain_sum", library.create_dataset("chain_sum", seed=1, size=1)[0])
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -23,8 +23,8 @@ from tasks.benchmark.cells import run_stage
 from tasks.common import params, recipes
 from tasks.common.files import digest_file
 from tasks.common.layout import Layout
+from tests.bench.world import PROJECT
 
-PROJECT = Path(__file__).resolve().parents[2]
 Digests = dict[str, dict[str, str]]
 
 

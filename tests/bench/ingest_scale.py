@@ -14,12 +14,8 @@ import argparse
 import gzip
 import itertools
 import json
-import os
 import random
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,8 @@ import polars as pl
 import yaml
 
 from tasks.common.artifacts import Layout
+from tests.bench.peak import Peak, peak_of
+from tests.bench.world import PROJECT
 
 NUM_WORDS = 20_000  # of a synthetic language, drawn as in a text: few often, most rarely
 NUM_EVALUATION = 5_000
@@ -65,42 +63,29 @@ def write_source(path: Path, count: int) -> None:
 
 def run(
     folder: Path, source: Path, contamination: dict[str, Any], num_evaluation: int = NUM_EVALUATION
-) -> dict[str, float]:
-    """Run the stage once on a fresh data root, and return seconds, peak memory in MB, and the rows
-    of its tables. A fifth of the evaluation prompts are for validation."""
-    values = yaml.safe_load(Path("params.yaml").read_text())
-    fields = {
+) -> tuple[Peak, dict[str, float]]:
+    """Run the stage once on a fresh data root, and return its usage and the rows of its tables. A
+    fifth of the evaluation prompts are for validation."""
+    values = yaml.safe_load((PROJECT / "params.yaml").read_text())
+    settings = {
+        "path": str(source),
         "name": "made",
         "prompt": "question",
         "answer": "gold",
         "level": None,
         "verifier": "numeric",
     }
+    validation = num_evaluation // 5
     values["ingest"] |= {
-        "splits": {
-            "train": None,
-            "validation": num_evaluation // 5,
-            "test": num_evaluation - num_evaluation // 5,
-        },
-        "sources": [{"preset": "mapping", "settings": {"path": str(source), **fields}}],
+        "splits": {"train": None, "validation": validation, "test": num_evaluation - validation},
+        "sources": [{"preset": "mapping", "settings": settings}],
         "contamination": contamination,
     }
     with tempfile.TemporaryDirectory(dir=folder) as name:
         root = Path(name)
         (root / "params.yaml").write_text(yaml.safe_dump(values))
-        arguments = ["--params", str(root / "params.yaml"), "--data", str(root / "data")]
-        started = time.perf_counter()
-        with (root / "log").open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tasks.ingest", *arguments], stdout=log, stderr=log
-            )
-            _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - started
-        if status:
-            raise RuntimeError((root / "log").read_text()[-3000:])
-        return {"seconds": seconds, "megabytes": usage.ru_maxrss / 1024} | rows_of(
-            Layout(root / "data")
-        )
+        paths = ["--params", str(root / "params.yaml"), "--data", str(root / "data")]
+        return peak_of(["-m", "tasks.ingest", *paths]), rows_of(Layout(root / "data"))
 
 
 def rows_of(layout: Layout) -> dict[str, float]:
@@ -111,11 +96,11 @@ def rows_of(layout: Layout) -> dict[str, float]:
     }
 
 
-def show(what: str, found: dict[str, float]) -> None:
+def show(what: str, spent: Peak, rows: dict[str, float]) -> None:
     print(
-        f"{what:>28}  {found['seconds']:7.1f} s  {found['megabytes']:6.0f} MB  "
-        f"{found['train']:8.0f} in train, {found['rejected']:6.0f} rejected, "
-        f"{found['contamination']:4.0f} pairs",
+        f"{what:>28}  {spent.seconds:7.1f} s  {spent.megabytes:6.0f} MB  "
+        f"{rows['train']:8.0f} in train, {rows['rejected']:6.0f} rejected, "
+        f"{rows['contamination']:4.0f} pairs",
         flush=True,
     )
 
@@ -131,17 +116,15 @@ def main() -> None:
         for count in filter(None, (options.rows // 100, options.rows // 4, options.rows)):
             write_source(source, count)
             evaluation = min(NUM_EVALUATION, count // 2)
-            show(f"{count:,} rows", run(folder, source, exact, evaluation))
+            show(f"{count:,} rows", *run(folder, source, exact, evaluation))
         for count in filter(None, (options.near // 4, options.near)):
             write_source(source, count)
             evaluation = min(NUM_EVALUATION, count // 2)
             without, found = (run(folder, source, each, evaluation) for each in (exact, NEAR))
-            show(f"{count:,} rows, exact", without)
-            show(f"{count:,} rows, near", found)
-            print(
-                f"{'the near search':>28}  {found['seconds'] - without['seconds']:7.1f} s",
-                flush=True,
-            )
+            show(f"{count:,} rows, exact", *without)
+            show(f"{count:,} rows, near", *found)
+            more = found[0] - without[0]
+            print(f"{'the near search':>28}  {more.seconds:7.1f} s", flush=True)
 
 
 if __name__ == "__main__":

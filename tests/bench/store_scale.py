@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from tasks.store import compaction
 from tasks.store.folder import RolloutStore
 from tasks.store.shards import KEYS
 from tasks.store.view import StoreView
+from tests.bench.clock import peak_megabytes
 
 NUM_SAMPLES, BATCH = 8, 2048
 
@@ -107,27 +107,13 @@ def answer(question: str, location: str, num_prompts: int) -> dict[str, Any]:
     started = time.perf_counter()
     rows = ASK[question](open_folder(location), num_prompts)
     seconds = time.perf_counter() - started
-    status = Path("/proc/self/status").read_text()  # getrusage includes the parent's peak
-    return {
-        "rows": rows,
-        "seconds": seconds,
-        "megabytes": int(status.split("VmHWM:")[1].split()[0]) / 1024,
-    }
+    return {"rows": rows, "seconds": seconds, "megabytes": peak_megabytes()}
 
 
 def ask(question: str, location: str, num_prompts: int) -> dict[str, Any]:
-    line = [
-        sys.executable,
-        "-m",
-        "tests.bench.store_scale",
-        "--ask",
-        question,
-        "--location",
-        location,
-    ]
-    done = subprocess.run(
-        [*line, "--rollouts", str(num_prompts * NUM_SAMPLES)], capture_output=True, text=True
-    )
+    line = [sys.executable, "-m", "tests.bench.store_scale", "--ask", question]
+    line += ["--location", location, "--rollouts", str(num_prompts * NUM_SAMPLES)]
+    done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
     result: dict[str, Any] = json.loads(done.stdout)

@@ -18,9 +18,9 @@ import yaml
 
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
 from tasks.common.checksums import write_checked
+from tests.files import PROJECT as PROJECT
 from tests.parameters import every_value
 
-PROJECT = Path(__file__).resolve().parents[2]
 RECIPE = "bench"  # groups of 8, as grpo
 RECIPES = {"grpo": RECIPE, "winnow": "winnow"}  # of the sides of a comparison
 NEVER = 1e30
@@ -36,15 +36,8 @@ def make_world(
     (root / "params.yaml").write_text(yaml.safe_dump(values))
     shutil.copytree(PROJECT / "data" / "policy", layout.policy)
     shutil.copy(PROJECT / "data" / "policy.json", layout.policy_card)
-    command = [
-        sys.executable,
-        "-m",
-        "tasks.ingest",
-        "--params",
-        str(root / "params.yaml"),
-        "--data",
-        str(root),
-    ]
+    paths = ["--params", str(root / "params.yaml"), "--data", str(root)]
+    command = [sys.executable, "-m", "tasks.ingest", *paths]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL, cwd=PROJECT)
     chosen = write_plan(layout, RECIPE, steps * rollouts // group_size, group_size, seeds)
     lines = [json.dumps({"prompt": row["prompt"], "answer": row["answer"]}) for row in chosen]

@@ -23,18 +23,6 @@ from tests.parameters import every_value
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = every_value()
 BONUS = {"method": "clip", "entropy": {"coefficient": 0.01}}
-ROW = {
-    "step": 0,
-    "prompt_id": "5d41402abc4b2a76",
-    "outcome": "correct",
-    "reward": 1.0,
-    "finish_reason": "stop",
-    "version": 0,
-    "sampler_logprobs": [],
-    "is_action": None,
-    "versions": None,
-    "text": "",
-}
 
 
 def table() -> pl.DataFrame:
@@ -44,7 +32,8 @@ def table() -> pl.DataFrame:
     return TRAIN_ROLLOUTS.frame(
         [
             {
-                **ROW,
+                **TRAIN_ROLLOUTS.example,
+                "step": 0,
                 "group": group,
                 "sample_index": place,
                 "kept": kept,

@@ -112,7 +112,7 @@ def test_the_largest_budget_is_a_target_where_it_is_the_only_one_or_all_go_beyon
     assert target_budgets(single, [single]) == [100]
 
 
-def test_the_interval_of_a_difference_of_five_seeds_covers_what_it_says() -> None:
+def test_the_coverage_of_the_interval_of_a_difference_of_five_seeds() -> None:
     """Seeds that differ, prompts that do not: of 95 % intervals about as many hold the truth."""
     rng, held, num = np.random.default_rng(0), 0, 300
     for _ in range(num):
@@ -176,7 +176,7 @@ def test_the_better_of_two_searches_stands_for_a_recipe_and_of_two_recipes_for_t
     assert not one.is_all_of(merged)
 
 
-def test_what_searches_differ_by_is_in_every_interval() -> None:
+def test_the_spread_of_searches_is_in_every_interval() -> None:
     differing = [search_runs(name, 0.5, 0.56) for name in ("one", "three", "eleven")]
     spread = spread_of(differing)
     assert spread is not None
@@ -302,7 +302,7 @@ def test_half_the_compute_is_a_ratio_of_two() -> None:
     assert not found[200].is_bound
 
 
-def test_what_is_not_reached_stays_so() -> None:
+def test_a_target_that_is_not_reached() -> None:
     weak = runs("weak", [(100, 0.4, 1.0), (200, 0.45, 2.0), (400, 0.55, 4.0)])
     found = ratios(weak, REFERENCE, "charged", 100)
     assert found[400].value is None
@@ -324,10 +324,7 @@ def test_profiling_is_charged_in_full_or_by_its_uses() -> None:
     assert cost_of(reader, "charged", uses=3) == 12.0
     assert cost_of(reader, "rollouts") == 106.0
     assert cost_of(reader, "device_seconds") == 16.0
-
-
-def test_seconds_are_also_shown_for_other_costs_of_an_update() -> None:
-    reader = line("reader", 100, 0, 0.5, 10.0, profile=6.0)
+    # also for other costs of an update
     assert cost_of(reader, "device_seconds, updates half") == 5.0 + 2.5 + 6.0
     assert cost_of(reader, "device_seconds, updates double", uses=2) == 5.0 + 10.0 + 3.0
 

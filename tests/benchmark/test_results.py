@@ -19,7 +19,7 @@ from tasks.common.files import ArtifactError
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_lines_are_marked_and_never_changed_otherwise(tmp_path: Path) -> None:
+def test_marks_change_nothing_else_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     for line in ({"key": "a", "n": 1}, {"key": "b", "n": 2}, {"key": "a", "n": 3}):
         append_result(path, line)
@@ -38,7 +38,7 @@ def test_lines_are_marked_and_never_changed_otherwise(tmp_path: Path) -> None:
     assert supersede(path, ["b"], "A third.") == 0
 
 
-def test_a_mark_leaves_what_a_kill_left(tmp_path: Path) -> None:
+def test_a_mark_keeps_a_partial_last_line(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     append_result(path, {"key": "a", "n": 1})
     with path.open("a") as file:
@@ -67,7 +67,7 @@ def unmarked(text: str) -> str:
     return json.dumps({name: line[name] for name in sorted(line) if name != "superseded"})
 
 
-def test_every_line_that_ever_stood_in_a_results_file_stands_there_today() -> None:
+def test_no_line_of_a_results_file_was_ever_deleted() -> None:
     ever: dict[str, set[str]] = {}
     for commit in history():
         for name in git("ls-tree", "--name-only", commit, "docs/results/").split():
@@ -80,7 +80,7 @@ def test_every_line_that_ever_stood_in_a_results_file_stands_there_today() -> No
         assert not gone, f"{name} lacks {len(gone)} lines that it had: mark them superseded"
 
 
-def test_a_line_cut_off_by_a_kill_is_dropped_and_the_next_stands_alone(tmp_path: Path) -> None:
+def test_a_partial_last_line_is_dropped_before_the_next_is_written(tmp_path: Path) -> None:
     path = tmp_path / "results" / "r.jsonl"
     append_result(path, {"key": "a", "n": 1})
     with path.open("a") as file:

@@ -19,6 +19,7 @@ from tasks.common.artifacts import PLAN
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
+from tests.benchmark.test_headline import line as line_of
 from tests.parameters import every_value
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +58,7 @@ def test_the_projects_own_protocol_is_read_and_every_cell_of_it_can_be_made() ->
     assert expected_hours(protocol, {}, 2) < 12
 
 
-def test_a_part_of_the_protocol_is_about_some_families(tmp_path: Path) -> None:
+def test_a_part_of_the_protocol_has_the_named_families_and_recipes(tmp_path: Path) -> None:
     small = {"budgets": [100], "changes": {"profile": {"num_samples": 4}}}
     families = {"small": PROTOCOL["families"]["small"], "other": small}
     protocol, values = protocol_of(tmp_path, families=families)
@@ -115,25 +116,17 @@ def searched(
     while (cell := next(runnable(protocol, values, results), None)) is not None:
         seen.append(cell)
         cost = cell.budget * (0.5 if cell.settings.get("train.batch.size") == 16 else 1.0)
-        accounts = ("executed", "charged", "charged_mixed", "charged_paper")
         results[cell.key] = {
+            **line_of(cell.recipe, cell.budget, cell.seed, 0.5, cost),
             "key": cell.key,
             "family": cell.family,
-            "recipe": cell.recipe,
-            "budget": cell.budget,
             "measures": cell.measures,
             "settings": dict(cell.settings),
-            "seed": cell.seed,
             "machine": "a laptop",
             "code": "c0de",
             "seconds": 30.0,
             "cpu_seconds": 30.0,
-            "rollouts": float(cell.budget),
-            "rollouts_profile": 0.0,
-            "flops": dict.fromkeys(accounts, cost),
-            "flops_profile": dict.fromkeys(accounts, 0.0),
             "device_seconds": {"decode": cost, "prefill": 1.0, "update": cost},
-            "device_seconds_profile": {},
             **reach(cell, len(seen)),
         }
     return seen, results
@@ -269,7 +262,7 @@ def test_superseded_lines_are_shown_until_the_reference_is_measured_again(tmp_pa
         ),
     ],
 )
-def test_a_protocol_that_makes_no_sense_is_refused(
+def test_an_invalid_protocol_is_refused(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ParamsError, match=message):

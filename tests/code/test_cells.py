@@ -1,6 +1,5 @@
 """What an edit anywhere makes stale: the digests of every cell before and after."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from tasks.code.left_out import FILES, is_left_out
 from tasks.code.verifiers import verifiers_in_use
 from tasks.common import code, params
 from tasks.common.code import ROOT
+from tests.files import copy_project
 
 WRITTEN = params.load(ROOT / "params.yaml")
 LIBRARIES = {
@@ -51,12 +51,7 @@ def before() -> dict[str, Any]:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A copy of the code, to change."""
-    shutil.copytree(
-        ROOT / "tasks", tmp_path / "tasks", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    for name in versions.PINS:
-        shutil.copy(ROOT / name, tmp_path / name)
-    return tmp_path
+    return copy_project(tmp_path, "tasks", *versions.PINS)
 
 
 def digests(values: dict[str, Any], root: Path) -> dict[str, Any]:
@@ -87,15 +82,11 @@ def selecting(method: str) -> set[str]:
     return {n for n, train in trains.items() if train.get("select", {}).get("method") == method}
 
 
-def test_a_comment_changes_no_digest(before: dict[str, Any], root: Path) -> None:
-    for path in (root / "tasks").rglob("*.py"):
-        append(path, "\n# a comment\n")
-    assert stale(before, root) == set()
-
-
-def test_a_new_method_that_nobody_names_changes_no_digest(
+def test_comments_new_methods_and_unused_files_change_no_digest(
     before: dict[str, Any], root: Path
 ) -> None:
+    for path in (root / "tasks").rglob("*.py"):
+        append(path, "\n# a comment\n")
     for registry in (
         "train/methods/select",
         "allocate/strategies",
@@ -106,10 +97,6 @@ def test_a_new_method_that_nobody_names_changes_no_digest(
         "store/admin",
     ):
         (root / "tasks" / registry / "new.py").write_text("def select(): pass\n")
-    assert stale(before, root) == set()
-
-
-def test_an_edit_of_what_nobody_uses_changes_no_digest(before: dict[str, Any], root: Path) -> None:
     for name in (
         "grading/verifiers/countdown.py",
         "policy/source.py",  # not what makes the tiny policy
@@ -131,6 +118,11 @@ def test_an_edit_of_what_nobody_uses_changes_no_digest(before: dict[str, Any], r
         # allocate looks for the line `reads_profile = True`
         ("train/methods/replay/profile.py", of("train", READERS) | of("allocate", READERS)),
         ("report/views/page.py", {"report"}),
+        ("report/views/page.html", {"report"}),  # no Python: it counts where it is read
+        (
+            "grading/verifiers/numeric.py",  # in use, so it changes the stages that grade
+            {"ingest", "profile", "baseline"} | of("train", RECIPES) | of("evaluate", RECIPES),
+        ),
         ("policy/training.py", {"policy"}),
         ("policy/families/chain_sum.py", {"policy"}),
         ("ingest/sources/reasoning_gym.py", {"ingest"}),
@@ -141,20 +133,6 @@ def test_an_edit_changes_the_cells_that_can_run_it(
 ) -> None:
     append(root / "tasks" / name, "\nMORE = 1\n")
     assert stale(before, root) == expected
-
-
-def test_a_verifier_in_use_changes_what_grades(before: dict[str, Any], root: Path) -> None:
-    append(root / "tasks/grading/verifiers/numeric.py", "\nMORE = 1\n")
-    assert stale(before, root) == {"ingest", "profile", "baseline"} | of("train", RECIPES) | of(
-        "evaluate", RECIPES
-    )
-
-
-def test_a_file_that_is_no_python_counts_where_it_is_read(
-    before: dict[str, Any], root: Path
-) -> None:
-    append(root / "tasks/report/views/page.html", "<!-- more -->")
-    assert stale(before, root) == {"report"}
 
 
 def test_a_new_version_changes_what_uses_the_library_and_never_the_policy(
@@ -177,7 +155,7 @@ def test_a_library_that_is_not_installed_counts_with_its_pin(
     assert versions.versions(["vllm"], root) == {"vllm": "0.32.0"}
 
 
-def test_a_name_leads_out_of_no_registry(root: Path, tmp_path: Path) -> None:
+def test_no_name_leads_out_of_a_registry(root: Path, tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text("import os")
     (root / "tasks/allocate/evil.py").write_text("import os")
     recipes = {**VALUES["recipes"]}
@@ -187,7 +165,7 @@ def test_a_name_leads_out_of_no_registry(root: Path, tmp_path: Path) -> None:
         assert not [path for path in files if "evil" in path]
 
 
-def test_the_engine_that_is_named_counts_alone(root: Path) -> None:
+def test_only_the_named_engine_counts(root: Path) -> None:
     named = {**ALL, "engine": {**VALUES["engine"], "name": "server"}}
     files = digests(named, root)["profile"]["files"]
     assert "tasks/engines/server/engine.py" in files
@@ -238,13 +216,13 @@ def test_the_verifiers_in_use_are_those_of_the_sources(
     assert verifiers_in_use(values, ROOT) == expected
 
 
-def test_without_a_word_about_the_verifier_all_count(root: Path) -> None:
+def test_all_verifiers_count_for_a_source_that_names_none(root: Path) -> None:
     (root / "tasks/ingest/sources/silent.py").write_text("def read(settings): yield from ()\n")
     found = verifiers_in_use(entry("silent"), root)
     assert {"composite", "countdown", "math", "numeric"} <= set(found)
 
 
-def test_every_library_of_a_stage_has_a_verdict() -> None:
+def test_every_library_of_a_stage_is_classified() -> None:
     """Another version of it changes values, or it is known that it does not."""
     modules = {module for cell in cells(ALL, ROOT).values() for module in cell.modules}
     known = {*versions.PACKAGES, *LIBRARIES, *sys.stdlib_module_names, "tasks"}
@@ -256,7 +234,7 @@ def test_every_library_of_a_stage_has_a_verdict() -> None:
     assert code.libraries(files, ROOT) - known == set()
 
 
-def test_what_is_left_out_exists() -> None:
+def test_excluded_files_exist() -> None:
     names = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tasks").rglob("*.py")]
     assert [start for start in FILES if not any(name.startswith(start) for name in names)] == []
 

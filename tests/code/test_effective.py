@@ -1,7 +1,6 @@
 """The effective settings of every cell: what changes them, and what they leave out."""
 
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -14,10 +13,12 @@ import yaml
 from tasks.code.effective import complete, of_cells
 from tasks.code.origins import recipe_rows, rows
 from tasks.code.schema import schema
+from tasks.code.versions import PINS
 from tasks.common import params
 from tasks.common.code import ROOT
 from tasks.common.params import ParamsError
 from tasks.train.methods.loss import clip
+from tests.files import copy_project
 
 WRITTEN = params.load(ROOT / "params.yaml")
 RECIPES = ("grpo", "sgpo", "winnow")
@@ -88,10 +89,7 @@ def test_a_policy_from_elsewhere_does_not_depend_on_how_one_is_made() -> None:
 
 
 def test_a_changed_default_is_in_the_settings_and_in_no_digest(tmp_path: Path) -> None:
-    for name in ("tasks", "recipes"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in (*ROOT.glob("requirements*.txt"), ROOT / "params.yaml"):
-        shutil.copy(path, tmp_path)
+    copy_project(tmp_path, "tasks", "recipes", "params.yaml", *PINS)
 
     def written() -> dict[str, str]:
         command = [sys.executable, "-m", "tasks.code", "--data", "data"]
@@ -129,7 +127,7 @@ def test_no_settings_and_no_method_import_torch() -> None:
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
 
 
-def test_where_every_value_is_from() -> None:
+def test_the_origin_of_every_value() -> None:
     found = {name: (value, origin) for name, value, origin in rows(WRITTEN)}
     assert found["sampling.max_tokens"] == (64, "params.yaml")
     assert found["sampling.top_p"] == (1.0, "default")
@@ -208,14 +206,12 @@ def test_the_projects_file_is_short() -> None:
         ("allocate", {"seed": -1}, "allocate.seed is -1; it must be at least 0"),
     ],
 )
-def test_numbers_that_would_fail_late_are_refused_at_once(
-    section: str, keys: dict[str, Any], message: str
-) -> None:
+def test_values_out_of_range_are_refused(section: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         complete({**WRITTEN, section: keys})
 
 
-def test_a_folder_that_takes_no_files_is_named_in_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "code").write_text("")
     command = [sys.executable, "-m", "tasks.code", "--data", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -18,30 +18,25 @@ VALUES = complete(params.load(ROOT / "params.yaml"))
 
 
 @pytest.mark.parametrize("stage", sorted(set(STAGES) - {"code"}))
-def test_a_stage_depends_on_its_own_digest_and_on_no_code(stage: str) -> None:
+def test_a_stage_depends_on_its_own_digest_and_settings_alone(stage: str) -> None:
     folder = "${item.recipe}/" if "matrix" in STAGES[stage] else ""
     code = [dep for dep in STAGES[stage]["deps"] if not dep.startswith("data/")]
     digests = [dep for dep in STAGES[stage]["deps"] if dep.startswith("data/code/")]
     assert code == []
     assert digests == [f"data/code/{folder}{stage}.json"]
-    assert f"{folder}{stage}".replace("${item.recipe}", "grpo") in cells(VALUES, ROOT)
+    assert STAGES[stage]["params"] == [{f"data/code/{folder}{stage}.params.yaml": None}]
+    name = f"{folder}{stage}".replace("${item.recipe}", "grpo")
+    assert name in cells(VALUES, ROOT)
+    assert name in of_cells(VALUES)
 
 
-def test_the_digests_depend_on_all_that_they_read() -> None:
+def test_the_digests_depend_on_all_their_inputs() -> None:
     """Without the parameters and the recipes, `dvc repro` would leave the digests as they were."""
     assert STAGES["code"]["params"] == [{"params.yaml": None}]
     assert {"tasks", "recipes"} <= set(STAGES["code"]["deps"])
 
 
-@pytest.mark.parametrize("stage", sorted(set(STAGES) - {"code"}))
-def test_a_stage_depends_on_its_own_settings_and_on_no_others(stage: str) -> None:
-    folder = "${item.recipe}/" if "matrix" in STAGES[stage] else ""
-    file = f"data/code/{folder}{stage}.params.yaml"
-    assert STAGES[stage]["params"] == [{file: None}]
-    assert f"{folder}{stage}".replace("${item.recipe}", "grpo") in of_cells(VALUES)
-
-
-def test_the_checkpoints_key_and_the_settings_of_the_cell_are_the_same() -> None:
+def test_a_checkpoints_key_has_the_settings_of_its_cell() -> None:
     settings = settings_of(recipe(VALUES, "winnow")["train"])
     key = run_parameters(settings, params.sections(VALUES, Sections))
     found = of_cells({**VALUES, "engine": {**VALUES["engine"], "name": "hf"}})["winnow/train"]

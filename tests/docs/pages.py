@@ -65,6 +65,12 @@ def of(language: str) -> list[Block]:
     return [block for block in blocks() if block.language == language]
 
 
+def written(caption: str) -> str:
+    """The one block that claims to be the file `caption`."""
+    [found] = [block.text for block in blocks() if block.caption == caption]
+    return found
+
+
 @cache
 def commands() -> list[Command]:
     """Every command of every `bash` block, continued lines joined, comments left out."""

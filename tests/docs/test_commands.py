@@ -23,7 +23,7 @@ FOREIGN = {
     "vllm": "started by the reader on another machine; tests/engines starts it with these options",
     "source": "activates the environment",
     "export": "sets variables",
-    "docker": "tests/docs/test_docker.py reads its options, and what it starts",
+    "docker": "tests/docs/test_docker.py reads its options",
     "ray": "starts a cluster; tests/engines/ray_cluster.py starts one with these options",
     "cp": "copies an example; what it copies exists",
     "git": "repairs dvc.lock; tests/flows/test_lock.py does it with this command",
@@ -115,6 +115,9 @@ def test_commands_are_accepted_by_their_own_parsers() -> None:
             wanted.append(command.words)
         else:
             assert command.words[3:] == [], str(command)
+    started = [command.words for command in programs("docker") if command.words[1] == "run"]
+    assert len(started) >= 3
+    wanted += [["python", "-m", "flows", *words[words.index("winnow") + 1 :]] for words in started]
     # `make run` passes its ARGS on
     for command in programs("make"):
         passed = [word.partition("=")[2] for word in command.words if word.startswith("ARGS=")]

@@ -22,8 +22,9 @@ from tasks.doctor import machine, parameters, places
 from tasks.doctor.check import Findings, examine
 from tasks.doctor.machine import Gpu
 from tasks.doctor.places import GIB, Model
-from tests.docs.pages import ROOT, blocks
+from tests.docs.pages import ROOT, written
 from tests.docs.test_names import unknown_keys
+from tests.files import copy_project
 from tests.parameters import every_value
 
 EXPERIMENT = as_dict(params.load(ROOT / "params.yaml"), "experiment")
@@ -87,23 +88,15 @@ def doctor(folder: Path, tmp_path: Path) -> Findings:
     return examine(folder / "params.yaml", Layout(tmp_path / "data"))
 
 
-def tutorial(caption: str) -> str:
-    """The file of this name that a tutorial writes."""
-    [text] = [block.text for block in blocks() if block.caption == caption]
-    return text
-
-
 @pytest.fixture
 def own_project(tmp_path: Path) -> Path:
     """A copy of the project with the example `own-verifier`, its verifier and its data, as the page
     has them made."""
-    root = tmp_path / "project"
-    for name in ("flows", "recipes", "tasks"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    root = copy_project(tmp_path / "project", "flows", "recipes", "tasks")
     shutil.copy(ROOT / "examples" / "own-verifier" / "params.yaml", root)
     verifier = "tasks/grading/verifiers/close.py"
-    (root / verifier).write_text(tutorial(verifier))
-    fields = json.loads(tutorial("mine.jsonl").splitlines()[0])
+    (root / verifier).write_text(written(verifier))
+    fields = json.loads(written("mine.jsonl").splitlines()[0])
     rows = [{**fields, "question": question(n), "gold": str(3 * n)} for n in range(1, 801)]
     (root / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return root
@@ -134,7 +127,7 @@ def test_every_example_is_expected() -> None:
 
 
 @each
-def test_the_doctor_finds_what_is_not_here_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+def test_the_doctor_finds_only_the_missing_parts(folder: Path, tmp_path: Path) -> None:
     found = doctor(folder, tmp_path)
     lines, expected = [*found.errors, *found.remarks], EXPECTED[folder.name]
     assert len(lines) == len(expected), lines
@@ -143,14 +136,10 @@ def test_the_doctor_finds_what_is_not_here_and_nothing_else(folder: Path, tmp_pa
 
 
 @each
-def test_the_keys_of_an_example_are_the_projects(folder: Path) -> None:
-    assert list(unknown_keys(read(folder), VALUES, "")) == []
-
-
-@each
-def test_an_example_is_short_and_its_recipes_are_the_projects(folder: Path) -> None:
+def test_an_example_is_short_and_has_the_projects_keys_and_recipes(folder: Path) -> None:
     assert len((folder / "params.yaml").read_text().splitlines()) < 40
     values = read(folder)
+    assert list(unknown_keys(values, VALUES, "")) == []
     assert all(VALUES["recipes"][name] == spec for name, spec in values["recipes"].items())
 
 
@@ -166,7 +155,7 @@ def test_the_page_names_every_value_that_differs(folder: Path) -> None:
 
 
 @each
-def test_the_page_says_how_to_use_it(folder: Path) -> None:
+def test_the_page_has_the_steps_to_use_it(folder: Path) -> None:
     page = (folder / "README.md").read_text()
     copy = f"cp examples/{folder.name}/params.yaml params.yaml"
     steps = [page.index(f"\n{command}") for command in (copy, "winnow doctor", "winnow plan")]
@@ -218,7 +207,7 @@ def run(root: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_gsm8k_is_read_and_split_as_the_page_says(
+def test_gsm8k_is_read_and_split_as_on_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of GSM8K's columns stand for its files, which are on the hub."""

@@ -20,18 +20,12 @@ from tasks.ingest.reading import rows
 from tasks.train.loading import load_method, load_slots, train_settings
 from tasks.train.methods import select
 from tests.allocate.test_allocate import profile_of
-from tests.docs.pages import blocks, of
+from tests.docs.pages import of, written
 from tests.ingest.helpers import sources
 from tests.parameters import every_value
 from tests.train.steps import plan_of, prompts_of, rollouts_of
 
 VALUES = every_value()
-
-
-def written(caption: str) -> str:
-    """The one block that claims to be the file `caption`."""
-    (found,) = [block.text for block in blocks() if block.caption == caption]
-    return found
 
 
 def values(page: str, key: str) -> dict[str, Any]:

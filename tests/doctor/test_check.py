@@ -35,11 +35,6 @@ TURNS = {
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch) -> None:
-    monkeypatch.setattr(machine, "gpus", list)
-
-
-@pytest.fixture(autouse=True)
 def no_connections(monkeypatch) -> None:
     """The doctor fetches nothing."""
 
@@ -73,23 +68,20 @@ def errors(tmp_path: Path, **changes: Any) -> list[str]:
     return found(tmp_path, changed(**changes)).errors
 
 
-def test_nothing_is_wrong_with_the_defaults(tmp_path: Path) -> None:
-    assert found(tmp_path, VALUES) == Findings([], [])
-    assert not (tmp_path / "data").exists()
-
-
 def test_a_teacher_that_is_not_here_is_named() -> None:
     assert places.check_teachers(changed(experiment__recipes=["grpo"])) == []
     [found] = places.check_teachers(changed(experiment__recipes=["grpo", "distil"]))
     assert found.startswith("recipe 'distil': train.reference.source: teacher")
 
 
-def test_nothing_is_wrong_with_any_recipe(tmp_path: Path) -> None:
+def test_defaults_and_recipes_have_no_fault(tmp_path: Path) -> None:
+    assert found(tmp_path, VALUES) == Findings([], [])
+    assert not (tmp_path / "data").exists()
     names = [name for name in recipes.names({}) if name != "distil"]  # its teacher is not here
     assert errors(tmp_path, experiment__recipes=names) == []
 
 
-def test_all_errors_are_said_at_once(tmp_path: Path) -> None:
+def test_all_errors_are_found_at_once(tmp_path: Path) -> None:
     sgpo = {"allocate": {**VALUES["recipes"]["sgpo"]["allocate"]}, "train": {"los": {}}}
     sgpo["allocate"]["trivial_abov"] = sgpo["allocate"].pop("trivial_above")
     said = errors(
@@ -113,11 +105,9 @@ def test_all_errors_are_said_at_once(tmp_path: Path) -> None:
         assert any(first in line and last in line for line in said), (wanted, said)
 
 
-def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
-    said = errors(tmp_path, profile={"num_sample": 8})
-    assert said == [
-        "profile.num_sample is unknown; allowed: num_samples; did you mean num_samples?"
-    ]
+def test_a_misspelt_key_is_one_error(tmp_path: Path) -> None:
+    [line] = errors(tmp_path, profile={"num_sample": 8})
+    assert line == "profile.num_sample is unknown; allowed: num_samples; did you mean num_samples?"
 
 
 @pytest.mark.parametrize(
@@ -126,10 +116,8 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
         ({"engine__name": "vlm"}, "engine.name is 'vlm'; use: "),
         ({"engine__dtype": "float23"}, "did you mean float32?"),
         ({"tracking__also": ["trackios"]}, "tracking.also[0] is 'trackios'; allowed: "),
-        ({"tracking__also": ["tensorbord"]}, "did you mean tensorboard?"),
         ({"engine__device": "cuda"}, "nvidia-smi finds no GPU"),
         ({"gatse": {}}, "section 'gatse' is unknown"),
-        ({"gates__min_solved_rate": 2.0}, "gates.min_solved_rate is 2.0"),
         ({"evaluate__pass_at": [1, 16]}, "pass@k needs at least k samples"),
         ({"experiment__seeds": []}, "experiment.seeds is empty"),
         ({"experiment__recipes": ["grpo", "grpo"]}, "has a duplicate"),
@@ -137,7 +125,6 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
         ({"sampling__top_p": 0.9}, "training needs sampling.temperature > 0"),
         ({"train__loss": {"method": "clip", "clip_hih": 0.3}}, "did you mean clip_high?"),
         ({"train__select": {"method": "pods"}}, "train.select.keep is missing"),
-        ({"train__advantage": {"method": "posteror"}}, "did you mean posterior?"),
         ({"train__generate": TURNS}, "did you mean higher_lower?"),
         ({"train__batch__counts": "kept"}, "does not keep a fixed number"),
         (
@@ -163,12 +150,12 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_a_fault_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     lines = errors(tmp_path, **changes)
     assert any(said in line for line in lines), lines
 
 
-def test_files_of_sources_are_looked_for_beside_their_neighbours(tmp_path: Path) -> None:
+def test_a_similar_file_is_suggested(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.jsonl", [{"question": "1 + 1?", "answer": "It is 2. #### 2"}])
     entry = {"preset": "gsm8k", "settings": {"path": str(tmp_path / "tran.jsonl")}}
     [line] = errors(tmp_path, ingest__sources=[entry])
@@ -182,7 +169,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_field_that_no_row_has_is_named(tmp_path: Path) -> None:
+def test_a_field_missing_in_every_row_is_named(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", [{"questoin": "1 + 1?", "answer": "#### 2"}] * 3)
     entry = {"preset": "gsm8k", "settings": {"path": str(tmp_path / "rows.jsonl")}}
     [line] = errors(tmp_path, ingest__sources=[entry])
@@ -190,7 +177,7 @@ def test_a_field_that_no_row_has_is_named(tmp_path: Path) -> None:
     assert "there is no prompt field" in line
 
 
-def test_solutions_that_no_row_has_are_missed_before_training(tmp_path: Path) -> None:
+def test_missing_solutions_are_a_remark(tmp_path: Path) -> None:
     """A remark, as later rows may have some."""
     seen = found(tmp_path, changed(train__warm_start={"data": "solutions"}))
     assert seen.errors == []
@@ -198,7 +185,7 @@ def test_solutions_that_no_row_has_are_missed_before_training(tmp_path: Path) ->
     assert line.startswith("recipe grpo, sgpo, winnow: train.warm_start.data is solutions, but")
 
 
-def test_of_a_file_elsewhere_the_beginning_is_read(tmp_path: Path, monkeypatch) -> None:
+def test_only_the_beginning_of_a_remote_file_is_read(tmp_path: Path, monkeypatch) -> None:
     """And one that cannot be reached stops nothing where its prompts are here."""
     monkeypatch.undo()  # it connects, to this machine
     monkeypatch.setattr(reading, "HEAD_BYTES", 1000)
@@ -233,7 +220,9 @@ def test_of_a_file_elsewhere_the_beginning_is_read(tmp_path: Path, monkeypatch) 
     assert places.check_data(values, layout) == ([], [line])
 
 
-def test_what_is_not_in_the_hubs_cache_is_wrong_only_offline(tmp_path: Path, monkeypatch) -> None:
+def test_a_model_outside_the_hubs_cache_is_an_error_only_offline(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     source = "hf://org/name@main"
@@ -266,11 +255,15 @@ def test_a_models_sizes_are_read_from_its_files(tmp_path: Path) -> None:
     assert "the policy's context is 128" in found(tmp_path, values).errors[0]
 
 
-def test_a_folder_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_tokenizer_or_with_pickled_weights_is_refused(tmp_path: Path) -> None:
     make_model(tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").unlink()
     [line] = errors(tmp_path, policy__source=str(tmp_path / "model"))
     assert line.startswith(f"policy.source: {tmp_path / 'model'} has no tokenizer (none of")
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "model.bin")
+    [line] = errors(tmp_path, policy__source=str(tmp_path / "model"))
+    assert line.startswith("policy.source: ")
+    assert "pickled" in line
 
 
 CHATML = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
@@ -294,14 +287,6 @@ def test_a_chat_template_that_is_not_used_is_a_remark(tmp_path: Path) -> None:
         assert ["chat template is not used" in one for one in remarks] == [True] * is_named
 
 
-def test_pickled_weights_are_refused_before_the_stage(tmp_path: Path) -> None:
-    make_model(tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "model.bin")
-    [line] = errors(tmp_path, policy__source=str(tmp_path / "model"))
-    assert line.startswith("policy.source: ")
-    assert "pickled" in line
-
-
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
@@ -310,7 +295,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert said[0].startswith(f"store.location: {blocked / 'store'}: a part of this path is a file")
 
 
-def test_a_full_disk_is_said_with_what_is_needed(tmp_path: Path, monkeypatch) -> None:
+def test_a_full_disk_is_an_error_with_the_needed_space(tmp_path: Path, monkeypatch) -> None:
     """10 GB of weights: one run keeps them twice, and three checkpoints of three times them."""
     model = places.Model(2_500_000_000, None, None)
     usage = type("Usage", (), {"free": 109e9})
@@ -322,7 +307,7 @@ def test_a_full_disk_is_said_with_what_is_needed(tmp_path: Path, monkeypatch) ->
     assert places.check_disk(values, Layout(tmp_path), model) == []
 
 
-def test_gpu_memory_is_checked_by_what_nvidia_smi_says() -> None:
+def test_gpu_memory_is_checked_with_nvidia_smi() -> None:
     text = "NVIDIA H100 80GB HBM3, 79000, 81559\nNVIDIA X, [N/A], [N/A]\n"
     [gpu] = machine.parsed(text)
     assert (gpu.name, gpu.free) == ("NVIDIA H100 80GB HBM3", 79000 * 2**20)
@@ -355,7 +340,7 @@ def test_nvidia_smi_that_fails_is_no_gpu(monkeypatch) -> None:
     assert machine.gpus() == []
 
 
-def test_a_tracker_that_is_not_installed_is_said_with_the_command(tmp_path: Path, monkeypatch):
+def test_the_command_that_installs_a_missing_tracker_is_named(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(parameters, "is_installed", lambda name: name == "wandb")
     (said,) = errors(tmp_path, tracking__also=["wandb", "trackio"])
     assert said.startswith("tracking.also names trackio, which is not installed: python -m pip")
@@ -369,16 +354,14 @@ def test_a_folder_that_a_tracker_leaves_is_no_package(tmp_path: Path, monkeypatc
     assert parameters.is_installed("yaml")
 
 
-def test_a_file_that_is_no_yaml_is_one_error(tmp_path: Path) -> None:
+def test_an_invalid_yaml_file_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("a: [")
     assert "is not YAML" in examine(tmp_path / "params.yaml", Layout(tmp_path)).errors[0]
 
 
-@pytest.mark.parametrize("broken", [[3], "text", {"grpo": 3}, {"grpo": {"train": {"a": 3}}}])
+@pytest.mark.parametrize("broken", [[3], {"grpo": {"train": {"a": 3}}}])
 @pytest.mark.parametrize("name", ["ingest", "policy", "recipes", "train", "verify", "experiment"])
-def test_sections_of_another_form_are_said_and_break_nothing(
-    tmp_path: Path, name: str, broken: Any
-) -> None:
+def test_sections_of_another_form_are_errors(tmp_path: Path, name: str, broken: Any) -> None:
     assert errors(tmp_path, **{name: broken})
 
 

@@ -26,11 +26,6 @@ P = 1000.0
 POLICY = Architecture(1000, 200, 2, 16)
 
 
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch) -> None:
-    monkeypatch.setattr(machine, "gpus", list)
-
-
 @pytest.fixture
 def values() -> dict[str, Any]:
     values = copy.deepcopy(every_value())
@@ -182,7 +177,7 @@ def test_a_warm_start_takes_its_part_of_a_budget(values, layout) -> None:
 
 
 @pytest.mark.parametrize("account", ["tokens", "charged_mixed", "executed"])
-def test_what_fits_into_a_budget_costs_it(values, layout, account: str) -> None:
+def test_the_rollouts_within_a_budget_cost_the_budget(values, layout, account: str) -> None:
     """As many groups of 8 as fit, counted as the run counts its rows: those that are mixed are
     updated."""
     give_profile(layout)
@@ -212,7 +207,7 @@ def test_a_budget_below_the_cost_of_a_profile_is_refused(values, layout) -> None
     assert fits(values, layout, ["sgpo"])["sgpo"]["rollouts"].middle == 81 - 64
 
 
-def test_the_cost_of_a_profile_that_is_there_is_exact(values, layout) -> None:
+def test_the_cost_of_an_existing_profile_is_exact(values, layout) -> None:
     give_profile(layout)
     values["ingest"]["splits"]["train"], values["profile"]["num_samples"] = 1, 4
     sample = {**ROLLOUTS.example, "prompt_tokens": 20, "completion_tokens": 40}
@@ -233,20 +228,20 @@ def test_the_doctor_refuses_what_allocate_would(tmp_path: Path) -> None:
     assert ["recipe 'sgpo' reads" in error for error in found.errors] == [True]
 
 
-def test_without_a_policy_nothing_is_known(values, tmp_path: Path) -> None:
+def test_no_cost_is_known_without_a_policy(values, tmp_path: Path) -> None:
     values["policy"]["source"] = "hf://org/name@0123"
     costs, why = forecast(values, Layout(tmp_path), [("profile", None, None)])
     assert costs == [None]
     assert "its size is unknown" in why
 
 
-def test_prompts_that_are_there_are_counted(values, layout) -> None:
+def test_existing_prompts_are_counted(values, layout) -> None:
     give_profile(layout)
     PROMPTS.write(layout.prompts("test"), PROMPTS.frame([]))
     assert cost(values, layout, "baseline").tokens == exactly(0)
 
 
-def test_rates_are_measured_where_runs_of_the_same_size_say_them(layout) -> None:
+def test_rates_come_from_runs_of_the_same_size(layout) -> None:
     """A run of ten times the size is left out."""
     give_profile(layout)
     for seed, seconds, size in ((0, 1.0, P), (1, 4.0, P), (2, 1.0, 10 * P)):

@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.doctor import machine
 from tests.doctor.test_check import changed, errors, found
-
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "gpus", list)
 
 
 class Models(BaseHTTPRequestHandler):
@@ -58,13 +52,15 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ("loading", "/loading/models responded with 503: {}: start the server"),
     ],
 )
-def test_model_servers_are_asked(tmp_path: Path, server: str, name: str, said: str | None) -> None:
+def test_answers_of_model_servers(tmp_path: Path, server: str, name: str, said: str | None) -> None:
     found = errors(tmp_path, engine__name="server", engine__urls=[f"{server}/{name}"])
     assert [said in line for line in found if said] == [True] * (said is not None)
     assert bool(found) == (said is not None)
 
 
-def test_a_key_that_is_refused_is_said_without_it(tmp_path: Path, server: str, monkeypatch) -> None:
+def test_the_error_of_a_refused_key_does_not_contain_it(
+    tmp_path: Path, server: str, monkeypatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "other")
     (said,) = errors(tmp_path, engine__urls=[f"{server}/keyed"])
     assert "responded with 401" in said
@@ -83,7 +79,7 @@ def test_a_silent_model_server_is_an_error_only_where_no_other_answers(
     assert "engine.urls: http://127.0.0.1:1/v1 is not reachable" in both.remarks[0]
 
 
-def test_what_is_no_url_is_said(tmp_path: Path) -> None:
+def test_an_invalid_url_is_an_error(tmp_path: Path) -> None:
     (said,) = errors(tmp_path, engine__urls=["localhost:8000"])
     assert "is not a URL like http://127.0.0.1:8000/v1" in said
 

@@ -13,7 +13,6 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tasks.common.artifacts import Layout
-from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import read_json
 from tasks.common.params import ParamsError, parse
 from tasks.models.folder import policy_digest

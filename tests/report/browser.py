@@ -1,6 +1,5 @@
 """A headless Chromium that opens one page, driven by its own protocol (Chrome DevTools)."""
 
-import base64
 import json
 import os
 import shutil
@@ -154,10 +153,3 @@ class Browser:
         """Type into what has the focus."""
         self.call("Input.insertText", text=text)
         self.settle()
-
-    def screenshot(self, path: Path) -> None:
-        """Save the whole page as an image."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(found["data"]))

@@ -1,6 +1,8 @@
 """A small finished pipeline, written by hand: numbers in it are round, so that totals can be added
 up in the head."""
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,10 @@ from tasks.common.artifacts import (
 )
 from tasks.common.checksums import write_checked
 from tasks.common.files import digest_file
+from tasks.common.params import Budget, Experiment
+from tasks.report.evidence import read_evidence
+from tasks.report.results import Results, results_of
+from tasks.report.settings import ReportSettings
 
 NUM_PROMPTS = 40
 NUM_TEST = 256  # prompts, 8 samples each
@@ -34,6 +40,15 @@ def ledger(**phases: dict[str, float]) -> dict[str, Any]:
     return book.as_dict()
 
 
+def amounts(
+    executed: float, charged: float, mixed: float, paper: float, **counts: float
+) -> dict[str, float]:
+    """Return the GFLOPs in each account, as FLOPs, with counts of tokens and rollouts."""
+    names = ("executed", "charged", "charged_mixed", "charged_paper")
+    flops = (executed, charged, mixed, paper)
+    return {name: 1e9 * value for name, value in zip(names, flops, strict=True)} | counts
+
+
 def metrics(pass_at_1: float, half: float = 0.04) -> dict[str, Any]:
     return {
         "num_prompts": 256,
@@ -43,15 +58,10 @@ def metrics(pass_at_1: float, half: float = 0.04) -> dict[str, Any]:
         "pass_at_1_high": pass_at_1 + half,
         "pass_at": {"1": pass_at_1, "4": pass_at_1 + 0.1, "8": pass_at_1 + 0.15},
         "greedy": pass_at_1 + 0.02,
-        "greedy_low": pass_at_1 - half,
-        "greedy_high": pass_at_1 + half,
-        "truncated_rate": 0.0,
-        "error_rate": 0.0,
         "levels": {
             level: {"num_prompts": 64, "pass_at_1": share * pass_at_1, "greedy": share * pass_at_1}
             for level, share in (("2", 1.5), ("10", 0.4), ("4", 1.1))
         },
-        "outcomes": {"correct": 1, "wrong": 1},
     }
 
 
@@ -102,15 +112,8 @@ def write_shared(layout: Layout) -> None:
         for index, right in enumerate(counts)
     ]
     PROFILE.write(layout.profile / "profile.parquet", PROFILE.frame(rows))
-    amounts = {
-        "executed": 80e9,
-        "charged": 100e9,
-        "charged_mixed": 90e9,
-        "charged_paper": 100e9,
-        "tokens": 5000,
-        "rollouts": 320,
-    }
-    write_checked(layout.profile / "flops.json", ledger(profile=amounts))
+    spent = amounts(80, 100, 90, 100, tokens=5000, rollouts=320)
+    write_checked(layout.profile / "flops.json", ledger(profile=spent))
     of = digest_file(layout.profile / "profile.parquet")
     write_checked(layout.measured("profile"), {"of": of, "seconds": {"profile": 6.0}})
     prompts = [
@@ -123,19 +126,12 @@ def write_shared(layout: Layout) -> None:
 
 
 def write_plans(layout: Layout, recipe: str, reads_profile: bool) -> None:
-    """The plans of two seeds, which are alike."""
-    for seed in (0, 1):
-        write_plan(layout, recipe, seed, reads_profile)
-
-
-def write_plan(layout: Layout, recipe: str, seed: int, reads_profile: bool) -> None:
-    """Everything in groups of 8, or by pass rate: never solved and too easy are left out."""
+    """Write equal plans for two seeds: every prompt in groups of 8, or sizes by pass rate without
+    the prompts that are never solved or too easy."""
 
     def size(index: int) -> int:
-        solved = index % 9
-        if not reads_profile:
-            return 8
-        return 0 if solved in (0, 7, 8) else 8 if solved == 1 else 4 if solved == 2 else 2
+        by_solved = (0, 8, 4, 2, 2, 2, 2, 0, 0)
+        return by_solved[index % 9] if reads_profile else 8
 
     chosen = [index for index in range(NUM_PROMPTS) if size(index)]
     visits = [
@@ -159,26 +155,19 @@ def write_plan(layout: Layout, recipe: str, seed: int, reads_profile: bool) -> N
         }
         for index in range(NUM_PROMPTS)
     ]
-    PLAN.write(layout.plan(recipe, seed) / "plan.parquet", PLAN.frame(visits))
-    DECISIONS.write(layout.plan(recipe, seed) / "decisions.parquet", DECISIONS.frame(decisions))
     rollouts = sum(size(index) for index in chosen)
     expected = {
         "rollouts": rollouts,
         "mixed_groups": 20.0,
         "tokens": rollouts * 30.0,
         "flops_charged": 9e11,
-        "flops_charged_paper": 9e11,
-        "prompts": len(chosen),
-        "visits": len(chosen),
-        "group_size_mean": rollouts / len(chosen),
     }
-    forecast = {
-        "reads_profile": reads_profile,
-        "strategy": recipe,
-        "plan": expected,
-        "uniform": expected,
-    }
-    write_checked(layout.plan(recipe, seed) / "forecast.json", forecast)
+    forecast = {"reads_profile": reads_profile, "strategy": recipe, "plan": expected}
+    for seed in (0, 1):
+        folder = layout.plan(recipe, seed)
+        PLAN.write(folder / "plan.parquet", PLAN.frame(visits))
+        DECISIONS.write(folder / "decisions.parquet", DECISIONS.frame(decisions))
+        write_checked(folder / "forecast.json", forecast)
 
 
 def write_training(
@@ -188,34 +177,14 @@ def write_training(
     executed; it loses 30 and validates for 50 (all e9)."""
     folder = layout.train(recipe, seed)
     phases = {
-        "generate": {
-            "executed": 200e9,
-            "charged": 300e9,
-            "charged_mixed": 300e9,
-            "charged_paper": 300e9,
-            "tokens": 9000,
-            "rollouts": 320,
-        },
-        "update": {
-            "executed": 400e9,
-            "charged": 600e9,
-            "charged_mixed": 450e9,
-            "charged_paper": 900e9,
-            "tokens": 9000,
-        },
+        "generate": amounts(200, 300, 300, 300, tokens=9000, rollouts=320),
+        "update": amounts(400, 600, 450, 900, tokens=9000),
     }
     scaled = {
-        name: {key: value * scale for key, value in amounts.items()}
-        for name, amounts in phases.items()
+        name: {key: value * scale for key, value in found.items()} for name, found in phases.items()
     }
     write_checked(folder / "flops.json", ledger(**scaled, evaluate={"executed": 50e9}))
     lost = {"seconds": 2.0, "flops": 30e9, "tokens": 70.0}
-    spent = {
-        "train": 60.0 * scale,
-        "generate": 40.0 * scale,
-        "update": 20.0 * scale,
-        "validate": 3.0,
-    }
     write_checked(layout.evaluation(recipe, seed) / "metrics.json", metrics(test))
     write_answers(layout.evaluation(recipe, seed), solved(test, 10 * ord(recipe[0]) + seed))
     rng = np.random.default_rng(seed)
@@ -236,7 +205,7 @@ def write_training(
     ]
     CURVE.write(folder / "curve.parquet", CURVE.frame(points))
     of = digest_file(folder / "curve.parquet")
-    note = {"of": of, "seconds": spent, "lost": lost}
+    note = {"of": of, "seconds": {"train": 60.0 * scale}, "lost": lost}
     write_checked(layout.measured(f"{recipe}-{seed}"), note)
     mixed = rng.binomial(4, 0.7 if recipe == "sgpo" else 0.4, 35)
     steps = [
@@ -277,9 +246,28 @@ def write_params(folder: Path, recipes: list[str], seeds: list[int]) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    """The pipeline of `make_layout`, for tests that only read it."""
+    return make_layout(tmp_path_factory.mktemp("finished") / "data")
+
+
 @pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return make_layout(tmp_path / "data")
+def layout(finished: Layout, tmp_path: Path) -> Layout:
+    """A copy of the pipeline, for tests that change it."""
+    return Layout(shutil.copytree(finished.root, tmp_path / "data"))
+
+
+def results(
+    layout: Layout,
+    recipes: Sequence[str] = ("grpo", "sgpo"),
+    seeds: Sequence[int] = (0, 1),
+    budget: Budget | None = None,
+    num_bootstrap: int = 200,
+) -> Results:
+    """Return the report's results for these recipes and seeds."""
+    evidence = read_evidence(layout, Experiment([*recipes], [*seeds], budget))
+    return results_of(evidence, ReportSettings(num_bootstrap=num_bootstrap))
 
 
 def make_layout(root: Path) -> Layout:

@@ -64,7 +64,7 @@ def put(browser: Browser, selector: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "hostile"])
-def test_the_page_opens_without_a_complaint_or_a_request(
+def test_the_page_opens_without_an_error_or_a_request(
     browser: Browser, pages: dict[str, Path], name: str
 ) -> None:
     browser.open(pages[name])
@@ -75,7 +75,7 @@ def test_the_page_opens_without_a_complaint_or_a_request(
     assert browser.run("document.querySelectorAll('.plot:has(svg)').length") == 10
 
 
-def test_a_complaint_would_be_seen(browser: Browser, tmp_path: Path) -> None:
+def test_errors_of_a_page_are_noticed(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "broken.html"
     page.write_text(
         "<script>console.error('one'); setTimeout(() => { throw Error('two') })</script>"
@@ -91,15 +91,10 @@ def test_hostile_text_is_shown_and_not_run(browser: Browser, pages: dict[str, Pa
     assert browser.run("document.querySelector('#prompts .card pre').textContent") == HOSTILE
     assert browser.run("window.hacked ?? null") is None
     assert browser.run("document.querySelectorAll('img, .rollouts script').length") == 0
-    ticks = browser.run(
-        "[...document.querySelectorAll('[data-chart=levels] .ytick')].map(t => t.textContent)"
-    )
+    ticks = texts(browser, "[data-chart=levels] .ytick")
     assert any("<script>" in tick for tick in ticks), "plotly shows it as text"
-    names = browser.run(
-        "[...document.querySelectorAll('[data-chart=differences] .ytick')].map(t => t.textContent)"
-    )
-    assert RECIPE in names
-    # and if it did get in: the page's policy stops it
+    assert RECIPE in texts(browser, "[data-chart=differences] .ytick")
+    # the page's policy would stop an injected script
     script = "Object.assign(document.createElement('script'), {text: 'window.hacked = 3'})"
     browser.run(f"document.body.append({script})")
     assert browser.run("window.hacked ?? null") is None
@@ -121,20 +116,11 @@ def test_a_recipe_is_hidden_by_its_button_and_by_the_keyboard(
     assert browser.run("document.querySelector('[data-recipe=grpo]').ariaPressed") == "true"
 
 
-@pytest.mark.parametrize(
-    ("axis", "title"),
-    [
-        ("charged", "charged compute, GFLOPs"),
-        ("executed", "executed compute, GFLOPs"),
-        ("rollouts", "rollouts"),
-    ],
-)
-def test_the_axis_is_chosen(
-    browser: Browser, pages: dict[str, Path], axis: str, title: str
-) -> None:
+def test_the_axis_is_chosen(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["plain"])
-    put(browser, "[data-chart=accuracy] select", axis)
-    assert texts(browser, "[data-chart=accuracy] .xtitle") == [title]
+    for axis, title in (("executed", "executed compute, GFLOPs"), ("rollouts", "rollouts")):
+        put(browser, "[data-chart=accuracy] select", axis)
+        assert texts(browser, "[data-chart=accuracy] .xtitle") == [title]
 
 
 def test_the_advice_follows_the_budget(browser: Browser, pages: dict[str, Path]) -> None:
@@ -151,7 +137,7 @@ def test_the_advice_follows_the_budget(browser: Browser, pages: dict[str, Path])
     assert texts(browser, "#advice")[0].startswith("With 300 rollouts, take ")
 
 
-def test_rollouts_are_found_by_what_they_say(browser: Browser, pages: dict[str, Path]) -> None:
+def test_rollouts_are_found_by_text_and_change(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["plain"])
     assert len(texts(browser, ROWS)) == 25
     assert texts(browser, "#found") == ["200 of 200 prompts"]
@@ -168,10 +154,7 @@ def test_rollouts_are_found_by_what_they_say(browser: Browser, pages: dict[str, 
     assert "after, sgpo/1" in opened
     put(browser, "#search", "nothing says this")
     assert texts(browser, ROWS) == []
-
-
-def test_changes_are_chosen(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["plain"])
+    put(browser, "#search", "")
     put(browser, "#change", "worse")
     rows = texts(browser, ROWS)
     assert rows

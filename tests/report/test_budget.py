@@ -34,7 +34,7 @@ def test_the_best_recipe_changes_with_the_budget() -> None:
     assert found[29]["level_with"] == []
 
 
-def test_the_shares_of_draws_and_what_is_not_told_apart() -> None:
+def test_the_shares_of_draws_and_equal_recipes() -> None:
     """a is above b in three draws of four, and as good in the fourth, of which each gets half."""
     draws = {"a": np.array([0.6, 0.6, 0.6, 0.5]), "b": np.array([0.5, 0.5, 0.5, 0.5])}
     found = advice_at(1e9, {"a": 0.58, "b": 0.5}, draws, BEGAN)
@@ -70,10 +70,3 @@ def test_a_budget_below_every_profiling_buys_nothing() -> None:
     chart = chances(found, {"late": 0})
     assert [one["name"] for one in chart["variants"]] == list(AXES)
     assert chart["variants"][0]["data"][0]["x"][0] == 11.0
-
-
-def test_equal_fits_give_equal_advice() -> None:
-    rng = np.random.default_rng(1)
-    rows = np.sort(rng.random((30, 2)), axis=1)
-    fits = {"a": fitted([0, 10], *rows), "b": fitted([0, 10], *rows[::-1])}
-    assert advise(fits) == advise(fits)

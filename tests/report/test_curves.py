@@ -34,12 +34,9 @@ def points(accuracy: np.ndarray, half: float = 0.05) -> pl.DataFrame:
 @pytest.mark.parametrize(
     ("values", "weights", "expected"),
     [
-        ([1, 3, 2, 4], [1, 1, 1, 1], [1, 2.5, 2.5, 4]),
         ([1, 3, 2, 4], [1, 1, 3, 1], [1, 2.25, 2.25, 4]),  # (3 + 3 * 2) / 4
-        ([4, 3, 2, 1], [1, 1, 1, 1], [2.5] * 4),
         # 5 falls in with 3 (4 on average), then both with 0: (5 + 3 + 2 * 0) / 4; 6 with 4
         ([5, 3, 0, 6, 4], [1, 1, 2, 1, 1], [2, 2, 2, 5, 5]),
-        ([1, 1, 2], [1, 2, 3], [1, 1, 2]),
         ([], [], []),
     ],
 )
@@ -77,9 +74,9 @@ def test_points_at_the_same_compute_are_one_point_of_more_weight() -> None:
 
 @pytest.mark.parametrize(
     ("target", "expected"),
-    [(0.3, 0.0), (0.4, 0.0), (0.45, 1.0), (0.5, 2.0), (0.55, 5.0), (0.6, 6.0), (0.61, np.inf)],
+    [(0.3, 0.0), (0.45, 1.0), (0.5, 2.0), (0.55, 5.0), (0.61, np.inf)],
 )
-def test_the_compute_that_an_accuracy_takes(target: float, expected: float) -> None:
+def test_the_compute_to_an_accuracy(target: float, expected: float) -> None:
     curve = Monotone(np.array([0.0, 2.0, 4.0, 6.0]), np.array([0.4, 0.5, 0.5, 0.6]))
     assert curve.reaches(target) == pytest.approx(expected)
 
@@ -101,7 +98,7 @@ def test_first_touch_of_a_noisy_curve_is_early_and_the_fit_is_not() -> None:
     assert held >= 54
 
 
-def test_what_was_not_reached_has_no_number() -> None:
+def test_an_accuracy_that_is_not_reached_has_no_compute() -> None:
     needed = fit_curve([points(np.linspace(0.4, 0.5, 11))], "charged", 200, rng()).compute_to(0.6)
     assert needed["flops"] is None
     assert times_words({"times": None, "low": None, "high": 1.2}) == "–"
@@ -116,11 +113,6 @@ def test_seeds_that_disagree_widen_the_band() -> None:
         widths.append(float(np.mean(ends[1] - ends[0])))
     assert widths[0] < 0.03
     assert widths[1] == pytest.approx(0.1, abs=0.02), "a draw is either seed twice, or both"
-
-
-def test_the_same_draws_give_the_same_curve() -> None:
-    curves = [fit_curve([points(np.linspace(0.4, 0.6, 9))], "charged", 20, rng()) for _ in "ab"]
-    np.testing.assert_array_equal(curves[0].band(), curves[1].band())
 
 
 def test_only_decayed_points_are_compared_where_a_run_has_branches() -> None:

@@ -87,19 +87,18 @@ def simulated(
     return groups_of(*training_of(kept), profile)
 
 
-def test_what_the_profile_foresees_of_a_group() -> None:
+def test_the_prediction_of_a_group() -> None:
     """Beta(1, 1) and 1 of 2: Beta(2, 2). E[p] = 1/2; E[p^4] = 2*3*4*5 / (4*5*6*7) = 1/7, the same
     for (1-p)^4."""
     groups = pl.DataFrame({"correct": [1, 0], "trials": [2, 2], "size": [4, 2]})
     expected, variance, mixed = predicted(groups, (1.0, 1.0))
     assert expected.to_list() == [0.5, 0.25]
     assert variance.to_list() == pytest.approx([0.25 / 4 * 8 / 5, 0.1875 / 2 * 6 / 5])
-    assert mixed.to_list() == pytest.approx(
-        [5 / 7, 1 - 2 / 20 - 12 / 20]
-    )  # Beta(1, 3): E[p^2] = 1*2/20, (3*4)/20
+    # Beta(1, 3): E[p^2] = 1*2/20, (3*4)/20
+    assert mixed.to_list() == pytest.approx([5 / 7, 1 - 2 / 20 - 12 / 20])
 
 
-def test_groups_are_ragged_and_errors_are_in_none() -> None:
+def test_groups_are_ragged_and_exclude_errors() -> None:
     profile = profile_of({"a": (1, 7, 0), "b": (4, 4, 0), "c": (6, 1, 1), "ungraded": (0, 0, 8)})
     training = training_of(
         [
@@ -118,7 +117,7 @@ def test_groups_are_ragged_and_errors_are_in_none() -> None:
     ]
 
 
-def test_a_step_may_hold_several_groups_of_one_prompt() -> None:
+def test_a_step_may_have_several_groups_of_one_prompt() -> None:
     steps, rollouts = training_of([(0, "a", outcomes(2, 2))])
     rollouts = rollouts.with_columns(pl.Series("group", [0, 1, 0, 1], pl.Int32))
     groups = groups_of(steps, rollouts, profile_of({"a": (1, 7, 0), "b": (4, 4, 0)}))
@@ -159,15 +158,12 @@ def test_a_pass_by_hand() -> None:
     [
         ([0.0, 1.0], [4, 4], 2.0),  # groups as different as they can be: each is worth one rollout
         ([0.25, 0.75], [4, 4], 4.0),  # variance of the mean 0.125 / 2; 0.25 / 0.0625 = 4
-        (
-            [1.0, 1.0, 1.0],
-            [2, 4, 8],
-            9 / 0.875,
-        ),  # they agree: all rollouts count, small groups weigh down the mean
+        # they agree: all rollouts count, small groups weigh down the mean
+        ([1.0, 1.0, 1.0], [2, 4, 8], 9 / 0.875),
         ([0.5], [8], 8.0),
     ],
 )
-def test_the_interval_knows_that_rollouts_share_prompts(
+def test_an_interval_over_rollouts_that_share_prompts(
     success: list[float], sizes: list[int], trials: float
 ) -> None:
     low, high = wilson_interval(np.mean(success) * trials, trials)
@@ -178,25 +174,8 @@ def test_bins_are_values_where_there_are_few_and_eighths_where_there_are_many() 
     few = profile_of({"a": (0, 3, 0), "b": (2, 1, 0), "c": (2, 1, 0), "d": (0, 0, 2)})
     assert few.select(bins(few)).to_series().to_list() == [1, 2, 2, None]
     many = profile_of({str(right): (right, 16 - right, 0) for right in range(17)})
-    assert many.select(bins(many)).to_series().to_list() == [
-        0,
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-        4,
-        4,
-        5,
-        5,
-        6,
-        6,
-        7,
-        7,
-        8,
-        8,
-    ]
+    eighths = [(right + 1) // 2 for right in range(17)]  # the nearest of 0/8 to 8/8
+    assert many.select(bins(many)).to_series().to_list() == eighths
 
 
 def test_selected_prompts_regress_to_the_mean_and_that_is_no_drift() -> None:
@@ -229,7 +208,7 @@ def test_a_fresh_profile_is_not_stale_by_chance_in_a_short_run() -> None:
     )
 
 
-def test_only_the_last_pass_tells_whether_the_profile_is_stale() -> None:
+def test_the_last_pass_decides_whether_the_profile_is_stale() -> None:
     profile = profile_of({f"p{i}": (i % 9, 8 - i % 9, 0) for i in range(180)})
     right = [(number, f"p{i}", outcomes(8, 0)) for number in (0, 1) for i in range(180)]
     as_profiled = [
@@ -269,7 +248,7 @@ def test_the_words(drift: float, gap: float, words: str) -> None:
     assert "re-size" not in stale_words("grpo/0", {"drift": drift, "gap": gap}, reads_profile=False)
 
 
-def test_of_many_passes_a_few_are_drawn() -> None:
+def test_few_of_many_passes_are_drawn() -> None:
     drawn = [
         [one["pass"] for one in spaced([{"pass": n} for n in range(count)])]
         for count in (1, 3, 5, 9)
@@ -294,7 +273,7 @@ def test_a_fresh_profile_is_not_warned_about(layout: Layout, tmp_path: Path) -> 
     assert html.count('"name":"unchanged policy"') == 2
 
 
-def test_a_stale_profile_is_said_in_the_log_on_the_page_and_in_the_summary(
+def test_a_stale_profile_is_reported_in_log_page_and_summary(
     layout: Layout, tmp_path: Path
 ) -> None:
     write_rollouts(layout, "sgpo", 0, more=4)

@@ -12,10 +12,10 @@ import pytest
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import read_json
+from tests.files import copy_project
 from tests.report.conftest import write_params
 from tests.stages import run_stage
 
-ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("dvc.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore")
 ACCOUNTS = ["charged", "charged_mixed", "executed"]
 COLUMNS = [*ACCOUNTS, "greedy", "pass@1", "recipe", "seed", "val"]
@@ -36,23 +36,21 @@ def dvc(folder: Path, *arguments: str) -> str:
     return say(folder, sys.executable, "-m", "dvc", *arguments)
 
 
-@pytest.fixture
-def clone(layout: Layout, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def clone(finished: Layout, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone of a project in which everything that git does not ignore was committed, after a
     report over grpo and sgpo."""
-    project = tmp_path / "project"
-    for name in (*COPIED, "params.yaml", "data/.gitignore"):
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, project / name)
-    params = write_params(tmp_path, ["grpo", "sgpo"], [0, 1])
-    shutil.copytree(layout.root, project / "data", dirs_exist_ok=True)
+    folder = tmp_path_factory.mktemp("dvc")
+    project = copy_project(folder / "project", *COPIED, "params.yaml", "data/.gitignore")
+    params = write_params(folder, ["grpo", "sgpo"], [0, 1])
+    shutil.copytree(finished.root, project / "data", dirs_exist_ok=True)
     done = run_stage("report", params, project / "data")
     assert done.returncode == 0, done.output
     say(project, "git", "init", "--quiet")
     say(project, "git", "add", "--all")
     say(project, "git", "commit", "--quiet", "--message", "a report")
-    say(tmp_path, "git", "clone", "--quiet", str(project), "clone")
-    return tmp_path / "clone"
+    say(folder, "git", "clone", "--quiet", str(project), "clone")
+    return folder / "clone"
 
 
 def test_a_fresh_clone_has_the_metrics_as_one_narrow_table(clone: Path) -> None:

@@ -19,12 +19,12 @@ from tasks.report.measured import (
 from tasks.report.views.prompts import class_tokens
 
 
-def test_seconds_are_measured_on_this_machine(layout: Layout) -> None:
+def test_seconds_are_measured_on_this_machine(finished: Layout) -> None:
     """A third of grpo's 60 s and the profile's 6 s for sgpo, which reads it; 2 s lost to kills."""
-    evidence = read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
-    measured = all_measured(layout, evidence)
+    evidence = read_evidence(finished, Experiment(["grpo", "sgpo"], [0]))
+    measured = all_measured(finished, evidence)
     assert [total_seconds(measured, run) for run in evidence.trained] == pytest.approx([62, 28])
-    first, *lines = measured_text(layout, evidence).splitlines()
+    first, *lines = measured_text(finished, evidence).splitlines()
     assert re.match(r"made \d{4}-\d\d-\d\d \d\d:\d\d UTC from .* on ", first)
     assert "profile: profile 6.0" in lines
     (line,) = [line for line in lines if line.startswith("grpo/0: ")]
@@ -44,16 +44,10 @@ def test_a_cell_that_was_restored_has_no_seconds(layout: Layout) -> None:
     assert "sgpo/0: not measured here\nsgpo/1: not measured here\n" in text
 
 
-@pytest.mark.parametrize(
-    ("git", "words"),
-    [
-        ("0123456789abcdef", "0123456789"),
-        ("0123456789abcdef-dirty", "0123456789, with changes"),
-        (None, "no git repository"),
-    ],
-)
-def test_the_commit_in_words(git: str | None, words: str) -> None:
-    assert commit_words({} if git is None else {"git": git}) == words
+def test_the_commit_in_words() -> None:
+    commits = ({"git": "0123456789abcdef"}, {"git": "0123456789abcdef-dirty"}, {})
+    words = ["0123456789", "0123456789, with changes", "no git repository"]
+    assert [*map(commit_words, commits)] == words
 
 
 def test_tokens_are_counted_by_prompt_and_signal(layout: Layout) -> None:
@@ -74,9 +68,9 @@ def test_tokens_are_counted_by_prompt_and_signal(layout: Layout) -> None:
     assert not changed["mixed"].any()
 
 
-def test_tokens_by_class_of_prompts(layout: Layout) -> None:
+def test_tokens_by_class_of_prompts(finished: Layout) -> None:
     """Prompt n was solved n % 9 times of 8: 0 | 1, 2 | 3, 4, 5 | 6, 7 | 8."""
-    evidence = read_evidence(layout, Experiment(["grpo"], [0]))
+    evidence = read_evidence(finished, Experiment(["grpo"], [0]))
     visits = np.bincount([n % 40 % 9 for n in range(140)], minlength=9)
     expected = [visits[0], visits[1:3].sum(), visits[3:6].sum(), visits[6:8].sum(), visits[8], 0]
     (run,) = evidence.trained

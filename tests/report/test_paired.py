@@ -11,10 +11,8 @@ from tasks.common.params import Experiment
 from tasks.common.statistics import bootstrap_interval
 from tasks.report.evidence import read_evidence
 from tasks.report.paired import Paired, difference, is_apart, pair
-from tasks.report.results import Results, results_of
-from tasks.report.settings import ReportSettings
 from tasks.report.views.tables import text_table
-from tests.report.conftest import NUM_TEST, metrics, write_answers
+from tests.report.conftest import NUM_TEST, metrics, results, write_answers
 
 ONE_SEED = Experiment(["grpo", "sgpo"], [0])
 # of 256 prompts half are hard and half are easy, as in a real test set: 2 or 6 of 8 samples right
@@ -42,17 +40,12 @@ def give(layout: Layout, recipe: str | None, correct: list[int]) -> tuple[float,
     return low, high
 
 
-def results(layout: Layout, experiment: Experiment, num_bootstrap: int) -> Results:
-    evidence = read_evidence(layout, experiment)
-    return results_of(evidence, ReportSettings(num_bootstrap=num_bootstrap))
-
-
-def test_a_paired_difference_tells_apart_what_two_intervals_do_not(layout: Layout) -> None:
+def test_a_paired_difference_is_sharper_than_two_intervals(layout: Layout) -> None:
     """121 more of 2,048 samples right: 5.9 points, 95 % [3.9, 7.9], and the intervals overlap."""
     grpo = give(layout, "grpo", FIRST)
     sgpo = give(layout, "sgpo", changed({2: 80, 1: 37, -1: 16, -2: 30}))
     assert sgpo[0] < grpo[1]
-    measured = results(layout, ONE_SEED, 2000)
+    measured = results(layout, seeds=[0], num_bootstrap=2000)
     found = difference(measured.paired, ["sgpo/0"], ["grpo/0"])
     values = (found["mean"], found["low"], found["high"])
     assert values == pytest.approx((0.0591, 0.039, 0.079), abs=0.0015)
@@ -67,13 +60,13 @@ def test_the_champion_is_confirmed_by_the_paired_difference(layout: Layout) -> N
     give(layout, None, FIRST)
     low, _ = give(layout, "sgpo", changed({1: 100, -1: 40}))
     assert low < np.mean(FIRST) / 8
-    summary = results(layout, ONE_SEED, 1000).summary
+    summary = results(layout, seeds=[0], num_bootstrap=1000).summary
     assert (summary["champion"]["recipe"], summary["champion"]["seed"]) == ("sgpo", 0)
     assert "+2.9 points against the initial policy (paired over 256 prompts" in summary["why"]
 
 
-def test_the_reference_is_grpo_wherever_it_stands(layout: Layout) -> None:
-    found = results(layout, Experiment(["sgpo", "grpo"], [0, 1]), 100)
+def test_the_reference_is_grpo_in_any_order(finished: Layout) -> None:
+    found = results(finished, ["sgpo", "grpo"], num_bootstrap=100)
     summary = found.summary
     assert (summary["reference"], summary["champion"]["recipe"]) == ("grpo", "sgpo")
     grpo, sgpo = (summary["recipes"][name]["differences"] for name in ("grpo", "sgpo"))
@@ -111,7 +104,7 @@ def test_seeds_are_paired() -> None:
     assert (over["mean"], over["low"], over["high"]) == pytest.approx((0.35, -1.0, 1.0), abs=1e-3)
 
 
-def test_prompts_that_one_of_them_could_not_grade_are_left_out() -> None:
+def test_ungraded_prompts_are_excluded() -> None:
     rates = {"prompt_id": ["t0", "t1", "t2"], "a/0": [1.0, None, 0.5], "b/0": [0.0, 1.0, 0.5]}
     found = difference(Paired(pl.DataFrame(rates), 50), ["a/0"], ["b/0"])
     assert (found["mean"], found["num_prompts"]) == (0.5, 2)
@@ -135,8 +128,8 @@ def test_other_test_prompts_are_refused(layout: Layout) -> None:
         pair(evidence, 10)
 
 
-def test_the_fixture_measures_what_it_says(layout: Layout) -> None:
-    paired = pair(read_evidence(layout, ONE_SEED), 10)
-    for name, path in (("initial", layout.baseline), ("sgpo/0", layout.evaluation("sgpo", 0))):
+def test_the_fixtures_rollouts_match_its_metrics(finished: Layout) -> None:
+    paired = results(finished, seeds=[0], num_bootstrap=10).paired
+    for name, path in (("initial", finished.baseline), ("sgpo/0", finished.evaluation("sgpo", 0))):
         measured = read_checked(path / "metrics.json")["pass_at_1"]
         assert paired.rates[name].mean() == pytest.approx(measured, abs=3e-4)

@@ -44,7 +44,7 @@ def found(layout: Layout, kind: str, order: str = "attributes.start_time ASC") -
     return list(client.search_runs([experiment], f"tags.kind = '{kind}'", order_by=[order]))
 
 
-def test_one_search_says_which_cell_reaches_most_for_its_compute(
+def test_a_search_finds_the_cell_with_the_most_accuracy_for_its_compute(
     layout: Layout, params: Path
 ) -> None:
     """And the pipeline has the experiment."""
@@ -70,7 +70,7 @@ def test_one_search_says_which_cell_reaches_most_for_its_compute(
     assert "recipes.pods.allocate.strategy" not in pipeline.data.params
 
 
-def test_a_result_is_recorded_once_and_another_anew(
+def test_a_result_is_recorded_once_and_a_changed_one_again(
     layout: Layout, params: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pipeline() -> None:
@@ -88,9 +88,7 @@ def test_a_result_is_recorded_once_and_another_anew(
     assert names == ["grpo/0", "grpo/1", "sgpo/0", "sgpo/0", "sgpo/1"]
 
 
-def test_a_report_that_was_killed_half_way_completes_its_cells(
-    layout: Layout, params: Path
-) -> None:
+def test_a_report_after_a_kill_completes_the_cells(layout: Layout, params: Path) -> None:
     report(params, layout)
     client = client_of(layout)
     cells = {run.info.run_name: run.info.run_id for run in found(layout, "cell")}
@@ -103,7 +101,7 @@ def test_a_report_that_was_killed_half_way_completes_its_cells(
     assert len(client.get_metric_history(cells["sgpo/0"], "by_gflops/accuracy")) == 8
 
 
-def test_cells_come_by_replay_where_the_server_was_away(layout: Layout, params: Path) -> None:
+def test_cells_are_replayed_after_a_server_was_away(layout: Layout, params: Path) -> None:
     values = yaml.safe_load(params.read_text())
     values["tracking"]["uri"] = "http://127.0.0.1:9"  # nobody listens there
     params.write_text(yaml.safe_dump(values))
@@ -111,9 +109,5 @@ def test_cells_come_by_replay_where_the_server_was_away(layout: Layout, params: 
     (pending,) = (layout.tracking / "pending").glob("*.jsonl")
     give_record(layout.root)
     tracking.replay(pending, tracking.address(SETTINGS, layout))
-    assert sorted(run.info.run_name for run in found(layout, "cell")) == [
-        "grpo/0",
-        "grpo/1",
-        "sgpo/0",
-        "sgpo/1",
-    ]
+    names = sorted(run.info.run_name for run in found(layout, "cell"))
+    assert names == ["grpo/0", "grpo/1", "sgpo/0", "sgpo/1"]

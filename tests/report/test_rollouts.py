@@ -8,7 +8,6 @@ import pytest
 
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
 from tasks.common.files import ArtifactError
-from tasks.common.params import Experiment
 from tasks.report import answers
 from tasks.report.answers import (
     CHANGES,
@@ -21,13 +20,9 @@ from tasks.report.answers import (
     shown_runs,
     write_rollouts,
 )
-from tasks.report.evidence import read_evidence
 from tasks.report.paired import CLASSES, Paired
-from tasks.report.results import results_of
-from tasks.report.settings import ReportSettings
 from tasks.report.views.prompts import matrix
-
-BOTH = Experiment(["grpo", "sgpo"], [0, 1])
+from tests.report.conftest import results
 
 
 @pytest.mark.parametrize(
@@ -86,17 +81,15 @@ def test_a_sample_of_each_outcome_is_shown() -> None:
     ]
 
 
-def test_a_long_text_says_how_much_is_left_out() -> None:
+def test_a_long_text_is_cut_in_the_middle() -> None:
     assert cut("x" * 1500) == "x" * 1500
     long = cut("a" * 2000 + "b" * 2000)
     assert long == "a" * 750 + "\n[… 2,500 characters left out …]\n" + "b" * 750
 
 
-def test_the_file_holds_every_rollout_and_the_page_some(layout: Layout, tmp_path: Path) -> None:
-    evidence = read_evidence(layout, BOTH)
-    path = tmp_path / "rollouts.parquet"
-    results = results_of(evidence, ReportSettings(num_bootstrap=10))
-    found = write_rollouts(path, layout, results, ["sgpo/1", "grpo/0"])
+def test_the_file_has_every_rollout_and_the_page_some(finished: Layout, tmp_path: Path) -> None:
+    path, both = tmp_path / "rollouts.parquet", results(finished, num_bootstrap=10)
+    found = write_rollouts(path, finished, both, ["sgpo/1", "grpo/0"])
     table = TO_READ.read(path)
     assert len(table) == 5 * 256 * 9
     policies = table["policy"].unique(maintain_order=True).to_list()
@@ -118,9 +111,9 @@ def test_the_file_holds_every_rollout_and_the_page_some(layout: Layout, tmp_path
             assert len(policy["samples"]) == 4
 
 
-def test_parts_together_are_the_file(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_together_are_the_file(finished: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "BYTES_PER_PART", 100)
-    path = layout.baseline / "rollouts.parquet"
+    path = finished.baseline / "rollouts.parquet"
     found = list(read_parts(path))
     assert len(found) > 10
     whole = ROLLOUTS.read(path)
@@ -130,9 +123,9 @@ def test_parts_together_are_the_file(layout: Layout, monkeypatch: pytest.MonkeyP
 def test_a_rollout_without_its_prompt_is_an_error(layout: Layout, tmp_path: Path) -> None:
     prompts = PROMPTS.read(layout.prompts("test")).filter(pl.col("prompt_id") != "t9")
     PROMPTS.write(layout.prompts("test"), prompts)
-    results = results_of(read_evidence(layout, BOTH), ReportSettings(num_bootstrap=10))
+    both = results(layout, num_bootstrap=10)
     with pytest.raises(ArtifactError, match=r"rollouts\.parquet: prompt t9 is not among the test"):
-        write_rollouts(tmp_path / "r.parquet", layout, results, ["grpo/0"])
+        write_rollouts(tmp_path / "r.parquet", layout, both, ["grpo/0"])
     assert not (tmp_path / "r.parquet").exists()
 
 

@@ -48,6 +48,7 @@ def write(stage: Stage, results: Results) -> None:
     tracker.experiment(experiment_params(stage), experiment_metrics(summary))
     by_name = {name_of(row): row for row in results.rows}
     measured = all_measured(layout, results.evidence)
+    prompts = {split: layout.prompts(split) for split in ("train", "validation", "test")}
     for run in results.evidence.trained:
         reached, seconds = cell_metrics(by_name[run.name]), total_seconds(measured, run)
         if seconds is not None:
@@ -57,7 +58,7 @@ def write(stage: Stage, results: Results) -> None:
             run.seed,
             cell_params(stage, run),
             [point(reached, milliseconds()), *curves(stage, results, run)],
-            datasets=existing({s: layout.prompts(s) for s in ("train", "validation", "test")}),
+            datasets={split: path for split, path in prompts.items() if path.exists()},
             outputs=outputs(stage, run),
         )
     for name in RECORDED:
@@ -85,11 +86,6 @@ def outputs(stage: Stage, run: Trained) -> list[Path]:
         layout.train(*cell) / "flops.json",
         layout.evaluation(*cell) / "metrics.json",
     ]
-
-
-def existing(files: Mapping[str, Path]) -> dict[str, Path]:
-    """Return those `files` that exist. The report needs none of them."""
-    return {name: path for name, path in files.items() if path.exists()}
 
 
 def experiment_params(stage: Stage) -> dict[str, Any]:

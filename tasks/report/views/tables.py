@@ -188,24 +188,19 @@ def leaderboard_table(results: Results) -> str:
     evidence, rows = results.evidence, results.rows
     most = sorted(rows[0]["pass_at"], key=int)[-1]
     size, unit_name = flops_unit(rows)
+    initial = {
+        **evidence.baseline,
+        **{"recipe": "initial", "seed": 0, "reads_profile": False, "rollouts": 0},
+        **{f"flops_{account}": {"total": 0.0} for account in COMPARED},
+        "validation": evidence.trained[0].curve["accuracy"][0],
+    }
+    names = [mark(results, name_of(row)) for row in rows]
+    names.append('<i class="mark initial"></i>initial')
     body = []
-    for row in rows:
+    for name, row in zip(names, [*rows, initial], strict=True):
         _, _, *cells = leader_cells(row, size)
-        name = mark(results, name_of(row))
-        body.append(
-            [name, *cells[:3], share(row["pass_at"][most]), f"{row['validation']:.1%}", *cells[3:]]
-        )
-    base = evidence.baseline
-    spread = f"{base['pass_at_1_low']:.1%} to {base['pass_at_1_high']:.1%}"
-    first = [
-        f"{base['pass_at_1']:.1%}",
-        spread,
-        f"{base['greedy']:.1%}",
-        share(base["pass_at"][most]),
-    ]
-    validation = f"{evidence.trained[0].curve['accuracy'][0]:.1%}"
-    nothing = ["0"] * len(HEADERS[5:])
-    body.append(['<i class="mark initial"></i>initial', *first, validation, *nothing])
+        validation = f"{row['validation']:.1%}"
+        body.append([name, *cells[:3], share(row["pass_at"][most]), validation, *cells[3:]])
     headers = ["recipe/seed", *HEADERS[2:5], f"pass@{most}", "validation", *HEADERS[5:]]
     notes = [unit_words(unit_name), *other_generation(rows)]
     paragraphs = "".join(f'<p class="note">{escape(note)}.</p>' for note in notes)

@@ -17,18 +17,18 @@ import json
 import os
 import queue
 import sys
-import threading
 import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from tasks.common.processes.locks import exclusive
-from tests.bench.chaos import bucket, checks, events, faults, hostile, making, operations, world
+from tests.bench.chaos import bucket, checks, events, faults, making, operations, world
 from tests.bench.chaos.events import Event
 from tests.bench.chaos.remedies import DOCS, follow, unclear
 from tests.bench.chaos.world import World
@@ -68,7 +68,7 @@ def run_event(place: World, event: Event, buckets: "bucket.Buckets | None") -> d
 
 def happen(place: World, event: Event) -> dict[str, Any]:
     """Run the event's command and disturb it; return the disturbance and its result."""
-    done = {**faults.ACTIONS, **hostile.ACTIONS}[event.kind](place, event)
+    done = faults.ACTIONS[event.kind](place, event)
     place.plan.go_on()
     return done
 
@@ -127,10 +127,7 @@ class Harness:
         self.options, self.folder = options, Path(options.folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.path = self.folder / "events.jsonl"
-        self.library = Path()
         self.kinds = [kind for kind in events.KINDS if self.is_possible(kind)]
-        self.lock = threading.Lock()
-        self.todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.buckets: bucket.Buckets | None = None
 
     def is_possible(self, kind: str) -> bool:
@@ -160,27 +157,33 @@ class Harness:
             return self.run_all(numbers)
 
     def run_all(self, numbers: list[int]) -> int:
-        self.library = operations.build(self.folder)
-        for number in numbers:
-            self.todo.put(number)
-        drawn = {events.draw(self.options.seed, n, self.kinds).kind for n in numbers}
-        if drawn & set(bucket.KINDS):
+        """Run the events in as many worlds as there are workers."""
+        library = operations.build(self.folder)
+        drawn = [events.draw(self.options.seed, number, self.kinds) for number in numbers]
+        if {event.kind for event in drawn} & set(bucket.KINDS):
             self.buckets = bucket.Buckets.start(self.folder / "s3")
+        places: list[World] = []
+        free: queue.SimpleQueue[World] = queue.SimpleQueue()
+
+        def attempt(event: Event) -> dict[str, Any]:
+            place = free.get()
+            try:
+                return self.attempt(place, event)
+            finally:
+                free.put(place)
+
         try:
             with tqdm(total=len(numbers), unit="event", mininterval=5) as bar:
-                workers = min(self.options.workers, len(numbers))
-                places: list[World] = []
-                for number in range(workers):
+                for number in range(min(self.options.workers, len(numbers))):
                     folder = self.folder / str(number)
-                    places.append(making.make_world(self.library, folder, *places[:1]))
-                threads = [
-                    threading.Thread(target=self.work, args=(place, bar)) for place in places
-                ]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
+                    places.append(making.make_world(library, folder, *places[:1]))
+                    free.put(places[-1])
+                with ThreadPoolExecutor(len(places)) as pool:
+                    for done in as_completed([pool.submit(attempt, event) for event in drawn]):
+                        self.note(done.result(), bar)
         finally:
+            for place in places:
+                place.close()
             if self.buckets:
                 self.buckets.stop()
         used = os.times()
@@ -188,18 +191,6 @@ class Harness:
         print(f"{len(numbers)} events in {bar.format_dict['elapsed']:.0f} s, of which at least")
         print(f"{seconds / len(numbers):.1f} s of a processor each, the making of worlds included")
         return self.conclude(set(numbers))
-
-    def work(self, place: World, bar: "tqdm[Any]") -> None:
-        """Run events in this worker's world until none are left."""
-        try:
-            while True:
-                try:
-                    event = events.draw(self.options.seed, self.todo.get_nowait(), self.kinds)
-                except queue.Empty:
-                    return
-                self.note(self.attempt(place, event), bar)
-        finally:
-            place.close()
 
     def attempt(self, place: World, event: Event) -> dict[str, Any]:
         try:
@@ -211,12 +202,11 @@ class Harness:
             return {**event.as_dict(), **failed, "outcome": "lost", "seconds": 0.0}
 
     def note(self, line: dict[str, Any], bar: "tqdm[Any]") -> None:
-        with self.lock:
-            with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            if line["outcome"] != "survived" or self.options.only is not None:
-                bar.write(json.dumps(line, indent=1))
-            bar.update()
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        if line["outcome"] != "survived" or self.options.only is not None:
+            bar.write(json.dumps(line, indent=1))
+        bar.update()
 
     def conclude(self, numbers: set[int]) -> int:
         lines = self.past()

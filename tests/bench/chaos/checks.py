@@ -32,7 +32,7 @@ ROLLOUT = ("step", "group", "prompt_id", "sample_index", "greedy")  # a rollout'
 def following(world: World, event: Event) -> list[str]:
     """Return the stages that the event's command brings up to date."""
     names = world.stages
-    if event.kind in WHOLE and event.kind != "hung server":
+    if event.kind in WHOLE:
         return names
     return names[names.index(event.stage) :] if event.via == "flow" else [event.stage]
 

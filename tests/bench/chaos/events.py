@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.bench.chaos.world import FLOW, STAGES, World, direct, repro
-from tests.flows.project import ROOT
 
 KINDS = {  # relative frequencies; docs/guide/durability.md has the user's view
     "kill": 52,  # of one process or all, at an operation on a file, up to three times in a row
@@ -22,11 +21,9 @@ KINDS = {  # relative frequencies; docs/guide/durability.md has the user's view
     "grader killed": 8,  # or their parent process, up to twice in a row
     "grader paused": 5,  # all, for longer than the time limit of an answer
     "machine paused": 6,  # all processes, for the same time
-    "hostile request": 4,  # of a foreign page; or a run with a forbidden override
     "damaged lock": 6,  # dvc.lock is cut, has merge markers, or flipped bits
-    "hung server": 4,  # one of 64 stub servers, while it answers
 }
-WHOLE = ("flip", "damaged lock", "hung server")  # start in a finished world
+WHOLE = ("flip", "damaged lock")  # start in a finished world
 SAMPLING = ("profile", "baseline", "evaluate")
 GRADING = (*SAMPLING, "train")
 LATE = ("train", "evaluate", "report")  # start of a whole flow: earlier stages take too long
@@ -37,7 +34,6 @@ HOWS = {
     "short body": ("twice", "always"),
     "beside": ("flow", "dvc"),
     "grader killed": ("grader", "grader", "starter"),
-    "hostile request": ("page", "page", "run"),
     "damaged lock": ("cut", "markers", "bits"),
 }
 OFTEN = {"code": 1, "ingest": 1, "policy": 2, "profile": 5, "train": 5}  # the others: 3 parts
@@ -65,10 +61,6 @@ class Event:
 
     def command(self, world: World) -> list[str]:
         """Return the command to run, and to run again."""
-        if self.kind == "hung server":
-            names = [str(self.seed), str(self.number)]
-            module = ["python", "-m", "tests.bench.chaos.crowd"]
-            return ["env", f"PYTHONPATH={ROOT}", *module, *names]
         if self.via == "flow":
             return FLOW
         if self.kind in WHOLE:
@@ -90,10 +82,8 @@ def draw(seed: int, number: int, kinds: list[str]) -> Event:
         via = "dvc" if rng.random() < 0.7 or kind == "container" else "flow"
     if kind in ("gc", "bucket", "short body", "grader killed", "grader paused"):
         via = "direct" if rng.random() < 0.5 else "dvc"
-    if kind in ("beside", "hostile request"):
+    if kind == "beside":
         via = "flow"
-    if kind == "hung server":
-        via = "direct"
     names = LATE if via == "flow" else tuple(STAGES)
     if kind in ("gc", "bucket", "short body"):
         names = SAMPLING

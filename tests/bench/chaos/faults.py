@@ -15,6 +15,7 @@ import psutil
 from tests.bench.chaos import world as worlds
 from tests.bench.chaos.events import Event
 from tests.bench.chaos.operations import FULL, STOP
+from tests.bench.chaos.remedies import DOCS, follow
 from tests.bench.chaos.world import World
 
 GONE_SECONDS = 30.0  # a process that is still importing ends after that
@@ -25,6 +26,7 @@ ADOPTING = (
 TIMES = {"kill": (1, 1, 1, 1, 2, 3), "interrupt": (1,)}  # kills in a row
 STEP = 3  # operations
 PAUSE_SECONDS = 6.0  # longer than an answer's limit in wall time (`verify`, in `making`)
+MARKERS = "<<<<<<< HEAD\n=======\n>>>>>>> other\n"
 BWRAP = ("bwrap", "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid")
 
 
@@ -367,11 +369,43 @@ def pause(world: World, event: Event) -> dict[str, object]:
     return {**done, "orphans": wait_gone(world, set())}
 
 
-def nothing(world: World, event: Event) -> dict[str, object]:
-    """Return at once: the command contains its own fault."""
-    return {"hit": True, "status": 0}
+def damaged_lock(world: World, event: Event) -> dict[str, object]:
+    """Damage dvc.lock, run the command, and apply the remedy of its error if it fails."""
+    path = world.project / "dvc.lock"
+    path.write_bytes(DAMAGES[event.how](path.read_bytes(), event.rng))
+    world.plan.set()
+    process = begin(world, event)
+    status, said = finish(process, world), world.log.read_text(errors="replace")
+    done: dict[str, object] = {"hit": True, "status": status, "words": said[-500:]}
+    if status:
+        done |= {"remedy": follow(world, said), "words": said[-1500:]}
+        if done["remedy"] is None or (event.via == "flow" and done["remedy"] == DOCS):
+            done["wrong"] = [("unclear message", f"no remedy is named: {said[-500:]}")]
+    return {**done, "orphans": wait_gone(world, set())}
 
 
+def cut(content: bytes, rng: random.Random) -> bytes:
+    return content[: rng.randrange(len(content))]
+
+
+def with_markers(content: bytes, rng: random.Random) -> bytes:
+    lines = content.decode().splitlines(keepends=True)
+    lines.insert(rng.randrange(2, len(lines)), MARKERS)
+    return "".join(lines).encode()
+
+
+def with_turned_bits(content: bytes, rng: random.Random) -> bytes:
+    damaged = bytearray(content)
+    for _ in range(rng.randint(1, 4)):
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+    return bytes(damaged)
+
+
+DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    "cut": cut,
+    "markers": with_markers,
+    "bits": with_turned_bits,
+}
 ACTIONS: dict[str, Callable[[World, Event], dict[str, object]]] = {
     "kill": kill,
     "kill at a time": kill_at_a_time,
@@ -385,5 +419,5 @@ ACTIONS: dict[str, Callable[[World, Event], dict[str, object]]] = {
     "grader killed": kill_grader,
     "grader paused": pause,
     "machine paused": pause,
-    "hung server": nothing,
+    "damaged lock": damaged_lock,
 }

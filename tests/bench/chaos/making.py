@@ -25,8 +25,8 @@ from tests.bench.chaos.world import (
     remove,
     repro,
 )
+from tests.files import copy_project
 from tests.flows.project import COPIED
-from tests.flows.project import ROOT as PROJECT
 from tests.parameters import every_value
 from tests.stages import give_record
 
@@ -150,11 +150,7 @@ def measured(world: World, line: list[str]) -> dict[str, Any]:
 
 def make_project(root: Path) -> None:
     """Make a git repository of the real dvc.yaml, flows and tasks, with small parameters."""
-    for name in COPIED:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(PROJECT / name, root / name)
-    for name in ("flows", "recipes", "tasks"):
-        shutil.copytree(PROJECT / name, root / name)
+    copy_project(root, *COPIED, "flows", "recipes", "tasks")
     (root / "params.yaml").write_text(yaml.safe_dump(parameters(), sort_keys=False))
     for command in (
         ("init", "--quiet"),
