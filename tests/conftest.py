@@ -1,4 +1,4 @@
-"""Shared fixtures: small policies of real architectures, made here, and what a machine may lack."""
+"""Shared fixtures, and the skips and the order of the tests."""
 
 import os
 
@@ -33,8 +33,8 @@ from tests.report import browser
 hypothesis.settings.register_profile("winnow", deadline=None)
 hypothesis.settings.load_profile("winnow")
 
-# Markers and fixtures of servers that one worker starts, once, for all tests that need them; the
-# one that takes longest first.
+# Markers and fixtures of servers. One worker starts each for all tests that need it. The slowest
+# is first.
 SERVERS = ("vllm", "s3", "prefect_url")
 
 
@@ -47,33 +47,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("vllm") or item.get_closest_marker("s3"):
             item.add_marker("slow")  # their servers take a minute to start
-    skip_what_is_lacking(items)
+    skip_without_components(items)
     order_and_group(items)
 
 
 def order_and_group(items: list[pytest.Item]) -> None:
-    """Give workers that run side by side the longest first: all tests of a server, then slow tests
-    one by one (those with a mark `xdist_group` together), then the others a file at a time, whose
-    fixtures are made once."""
+    """Put the slowest tests first: all tests of a server in one group, then slow tests one by one
+    (those with a mark `xdist_group` together), then the other tests by file, since tests of a file
+    share fixtures."""
 
     def place(item: pytest.Item) -> int:
-        asked = {mark.name for mark in item.iter_markers()} | set(item.fixturenames)
-        server = next((n for n, name in enumerate(SERVERS) if name in asked), None)
+        names = {mark.name for mark in item.iter_markers()} | set(item.fixturenames)
+        server = next((n for n, name in enumerate(SERVERS) if name in names), None)
         if server is not None:
             item.add_marker(pytest.mark.xdist_group(SERVERS[server]))
             return server
-        if "slow" in asked:
+        if "slow" in names:
             return len(SERVERS)
-        if "xdist_group" not in asked:
+        if "xdist_group" not in names:
             item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
         return len(SERVERS) + 1
 
     items.sort(key=place)
 
 
-def skip_what_is_lacking(items: list[pytest.Item]) -> None:
-    """Skip, saying why, what needs a component this machine lacks; in CI a component it installs
-    may not be missing."""
+def skip_without_components(items: list[pytest.Item]) -> None:
+    """Skip tests whose component is missing, with the reason. In CI it is an error to miss a
+    component that CI installs."""
     missing = {
         "vllm": None
         if importlib.util.find_spec("vllm")
@@ -98,39 +98,38 @@ def skip_what_is_lacking(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of real data files."""
+    """Return the folder of real data files."""
     return Path(os.environ["WINNOW_REAL_DATA"])
 
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Where `once` makes what all workers share: beside their own temporary folders."""
+    """Put the folders of `once`, which all workers share, beside their temporary folders."""
     base = tmp_path_factory.getbasetemp()
     once.folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(scope="session")
 def qwen() -> Path:
-    """A small Qwen3 (tied embeddings, character tokenizer) with random weights that are far from
-    uniform."""
+    """Return a small Qwen3 (tied embeddings, character tokenizer) with random weights."""
     return once.once("qwen", lambda folder: make_policy(folder, "qwen3"))
 
 
 @pytest.fixture(scope="session")
 def llama() -> Path:
-    """A small Llama (grouped-query attention, untied head, BPE tokenizer with a start token)."""
+    """Return a small Llama (grouped queries, untied head, BPE tokenizer with a start token)."""
     return once.once("llama", lambda folder: make_policy(folder, "llama"))
 
 
 @pytest.fixture(scope="session")
 def guesser() -> Path:
-    """A small Qwen3 that answers sums with a random digit, right about one time in three."""
+    """Return a small Qwen3 that answers sums with a random digit, a third of them correctly."""
     return once.once("guesser", make_guesser)
 
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[str]:
-    """The address of a process that has imported the stages' libraries, as a flow starts one."""
+    """Start a fork server with the libraries of the stages, as a flow does. Yield its address."""
     with temporary_folder(None, "winnow") as folder:
         address = folder / "forks"
         line = commands.launcher("forks", str(address))
@@ -142,16 +141,15 @@ def fork_server() -> Iterator[str]:
 
 @pytest.fixture
 def forked_stages(fork_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stages that a test starts as processes are forks, without the seconds of their imports,
-    as in a flow."""
+    """Fork the stages that a test starts as processes, as a flow does: no stage imports torch."""
     if forks.are_possible():
         monkeypatch.setenv(forks.ADDRESS, fork_server)
 
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3_server.S3Server]:
-    """A real S3 server, for tests marked `s3`. Ask for `bucket` instead, unless the test cuts the
-    server off."""
+    """Start a real S3 server, for tests marked `s3`. Use `bucket` instead, unless the test stops
+    the server."""
     server = s3_server.S3Server(tmp_path_factory.mktemp("s3"))
     yield server
     server.stop()
@@ -159,13 +157,12 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3_server.S3Server]
 
 @pytest.fixture
 def bucket(s3: s3_server.S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A new bucket, `s3://...`, with the environment that reaches it, also in the commands that the
-    test starts."""
+    """Return a new bucket, `s3://...`. The environment is set for this test and its commands."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in s3.environment().items():
         monkeypatch.setenv(name, value)
-    S3FileSystem.clear_instance_cache()  # it does not see that the environment is another
+    S3FileSystem.clear_instance_cache()  # cached instances ignore changes of the environment
     files, name = open_location(f"s3://test-{uuid.uuid4().hex[:12]}")
     files.mkdir(name)
     yield f"s3://{name}"

@@ -7,7 +7,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
-    """Write `files`, a text by path, under `root`; returns `root`."""
+    """Write `files`, a text by path, under `root`; return `root`."""
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

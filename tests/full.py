@@ -1,8 +1,8 @@
-"""Places that take no more writes, as far as a test may make them.
+"""Substitutes for full and read-only disks.
 
 A limit on the size of files needs no rights: a write beyond it fails in the middle of a file, as on
-a full disk. A real full disk and a read-only one are small file systems in memory, which only root
-may mount."""
+a full disk. A real full or read-only disk is a small file system in memory, which only root may
+mount."""
 
 import resource
 import subprocess
@@ -15,8 +15,7 @@ import pytest
 
 @contextmanager
 def largest_file(num_bytes: int) -> Iterator[None]:
-    """No file grows beyond `num_bytes` while the block lasts, in this process or those that it
-    starts."""
+    """Limit the size of files in this process and its children during the block."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
@@ -27,7 +26,7 @@ def largest_file(num_bytes: int) -> Iterator[None]:
 
 @contextmanager
 def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
-    """A disk of its own at `folder`; the test is skipped where none may be mounted."""
+    """Mount a small disk at `folder`. Skip the test if that is not permitted."""
     folder.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
     try:
@@ -41,5 +40,5 @@ def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
 
 
 def remount(folder: Path, options: str) -> None:
-    """Change a small disk: `ro`, or `size=...`."""
+    """Remount a small disk with `options`: `ro`, or `size=...`."""
     subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)

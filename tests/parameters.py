@@ -8,12 +8,12 @@ from tests.files import PROJECT as PROJECT
 
 
 def every_value() -> dict[str, Any]:
-    """Every value with its default, and every built-in recipe; the experiment is the project's,
-    without its budget."""
+    """Return params.yaml with all defaults and all built-in recipes, without the budget of the
+    experiment."""
     values = params.load(PROJECT / "params.yaml")
-    everyone = {"recipes": recipes.names(values), "seeds": [0]}
+    every_recipe = {"recipes": recipes.names(values), "seeds": [0]}
     experiment = as_dict(values, "experiment")
     return {
-        **complete({**values, "experiment": everyone}),
+        **complete({**values, "experiment": every_recipe}),
         "experiment": {**experiment, "budget": None},
     }

@@ -1,4 +1,4 @@
-"""How long a test waits for what must happen."""
+"""The timeout of tests that wait for an event."""
 
 import subprocess
 import time
@@ -10,12 +10,12 @@ PATIENCE = 600.0  # seconds: a busy machine is slow, and only a process that han
 
 
 def wait_for(look: Callable[[], T], process: "subprocess.Popen[str] | None" = None) -> T:
-    """What `look` returns, as soon as that is true. A `process` that ends first fails the test."""
+    """Return the first true value of `look`. A `process` that ends first fails the test."""
     deadline = time.monotonic() + PATIENCE
     while not (found := look()):
         if process is not None and process.poll() is not None:
-            said = process.stdout and process.communicate()[0]
-            raise AssertionError(f"ended with {process.returncode}:\n{said}")
+            output = process.stdout and process.communicate()[0]
+            raise AssertionError(f"ended with {process.returncode}:\n{output}")
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
     return found

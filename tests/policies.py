@@ -1,4 +1,4 @@
-"""Small policies of real architectures with real tokenizers, saved as any Hugging Face model is."""
+"""Small policies of real architectures with real tokenizers, saved as Hugging Face models."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ CORPUS = [
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a printable character, no start token."""
+    """Return a tokenizer with a token per printable character, without a start token."""
     vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {
         chr(code): code - 29 for code in range(32, 127)
     }
@@ -60,7 +60,7 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def bpe_tokenizer(corpus: list[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on `corpus`; every prompt begins with a start token."""
+    """Return a byte-level BPE tokenizer trained on `corpus`, with a start token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevel()
@@ -81,8 +81,8 @@ def bpe_tokenizer(corpus: list[str]) -> PreTrainedTokenizerFast:
 def make_policy(
     folder: Path, architecture: str, corpus: list[str] | None = None, max_length: int = 512
 ) -> Path:
-    """A policy with random weights in `folder`. Weights are scaled up so that its distribution is
-    not flat."""
+    """Make a policy with random weights in `folder`. They are scaled up, so that its distribution
+    is not uniform."""
     torch.manual_seed(0)
     shape = {
         "num_hidden_layers": 2,
@@ -124,14 +124,13 @@ def make_policy(
 
 
 def place_policy(folder: Path, layout: Layout, model: torch.nn.Module) -> None:
-    """Write `policy.json` under a data root for the policy in `folder`, as the stage `policy`
-    does."""
+    """Write `policy.json` for the policy in `folder`, as the stage `policy` does."""
     card = {"source": str(folder), "location": str(folder), "trust_remote_code": False}
     write_checked(layout.policy_card, {**card, "digest": policy_digest(folder), **describe(model)})
 
 
 def adapted(folder: Path, modules: list[str]) -> PreTrainedModel:
-    """A policy whose adapters add something."""
+    """Return a policy with adapters that are not zero."""
     model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
     add_adapters(model, Lora(rank=2, alpha=4.0, modules=modules, base_bits=32), 0)
     torch.manual_seed(1)
@@ -143,8 +142,8 @@ def adapted(folder: Path, modules: list[str]) -> PreTrainedModel:
 
 
 def make_guesser(folder: Path) -> Path:
-    """The small Qwen3, taught to answer any sum with one of the digits 6, 7, 8 at random: groups
-    come out mixed."""
+    """Train the small Qwen3 to answer any sum with a random one of the digits 6, 7, 8, so that
+    groups are mixed."""
     make_policy(folder, "qwen3")
     model, tokenizer = Qwen3ForCausalLM.from_pretrained(folder), character_tokenizer()
     optimizer, generator = (

@@ -1,9 +1,8 @@
 """A real S3 server on loopback: the Ceph RADOS Gateway of Debian's packages, one node, objects in
 memory.
 
-`apt-get install ceph-mon ceph-osd radosgw ceph-common` brings what it needs. The three daemons
-(monitor, object store, gateway) run as children of the test, die with it, and keep everything in
-one folder."""
+It needs the packages `ceph-mon ceph-osd radosgw ceph-common`. The three daemons (monitor, object
+store, gateway) run as children of the test, end with it, and write to one folder."""
 
 import shlex
 import shutil
@@ -77,7 +76,7 @@ rgw cache enabled = false
 
 
 def missing() -> str | None:
-    """Why no server can be started here, or None."""
+    """Return the reason why no server can be started on this machine, or None."""
     absent = [name for name in PROGRAMS if shutil.which(name) is None]
     packages = "apt-get install ceph-mon ceph-osd radosgw ceph-common"
     return f"no {absent[0]} for a real S3 server ({packages})" if absent else None
@@ -149,31 +148,31 @@ class S3Server:
             time.sleep(0.1)
 
     def environment(self) -> dict[str, str]:
-        """What a user sets to reach this server, and no other on the way."""
-        nowhere = str(self.folder / "no-such-file")
+        """Return the variables that a user sets for this server, without any proxy."""
+        no_file = str(self.folder / "no-such-file")
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-            "AWS_CONFIG_FILE": nowhere,
-            "AWS_SHARED_CREDENTIALS_FILE": nowhere,
+            "AWS_CONFIG_FILE": no_file,
+            "AWS_SHARED_CREDENTIALS_FILE": no_file,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
     def kill_gateway(self) -> None:
-        """As a crash does: connections are cut, nothing is finished. What was stored stays."""
+        """Kill the gateway, like a crash: connections are cut. Stored objects stay."""
         self.daemons["radosgw"].kill()
         self.daemons["radosgw"].wait()
 
     def hold_gateway(self) -> None:
-        """From now on it accepts connections and answers nothing."""
+        """Stop the gateway: it still accepts connections, but answers nothing."""
         self.daemons["radosgw"].send_signal(signal.SIGSTOP)
 
     def release_gateway(self) -> None:
         self.daemons["radosgw"].send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """End all daemons; nothing of them is worth a clean end."""
+        """Kill all daemons."""
         for daemon in self.daemons.values():
             daemon.kill()
         for daemon in self.daemons.values():

@@ -1,6 +1,5 @@
-"""Stages without the seconds that a new Python takes to import torch and MLflow: in this process,
-or in one forked from a process that has imported them. And MLflow's database without the seconds
-that it takes to make.
+"""Fast starts of stages, without the imports of torch and MLflow: in this process, or forked from a
+process that has imported them. And fast copies of an empty MLflow database.
 """
 
 import io
@@ -37,7 +36,7 @@ FORKS.set_forkserver_preload(
 
 @dataclass(frozen=True)
 class Result:
-    """The exit status, and everything that the stage logged or printed."""
+    """The exit status and the output of a stage, with its log."""
 
     returncode: int
     output: str
@@ -46,10 +45,10 @@ class Result:
 def run_stage(
     stage: str, params: Path, data: Path, *options: str, level: int = logging.INFO
 ) -> Result:
-    """`python -m tasks.<stage> --params ... --data ... options`, in this process.
+    """Run `python -m tasks.<stage> --params ... --data ... options` in this process.
 
-    For tests of what a stage computes and says. What is about processes (signals, kills, several
-    ranks, what a stage imports) needs the command itself.
+    This is for tests of outputs and messages. Tests of processes (signals, kills, several ranks,
+    imports) need the command itself.
     """
     if "--dry-run" not in options:
         give_record(data)
@@ -58,7 +57,7 @@ def run_stage(
 
 
 def run_command(module: str, *options: str, level: int) -> Result:
-    """`python -m module options`, in this process, with what is logged from `level` on."""
+    """Run `python -m module options` in this process. Return its output and log."""
     output = io.StringIO()
     handler = logging.StreamHandler(output)
     handler.setFormatter(logging.Formatter(f"%(asctime)s {module.split('.', 1)[1]}: %(message)s"))
@@ -84,7 +83,7 @@ def run_command(module: str, *options: str, level: int) -> Result:
 
 
 class Started:
-    """A stage as a user starts it, in a Python of its own."""
+    """A stage in its own Python, as a user starts it."""
 
     def __init__(self, stage: str, params: Path, data: Path, *options: str) -> None:
         give_record(data)
@@ -99,13 +98,13 @@ class Started:
         return self.process.returncode
 
     def finish(self) -> str:
-        """Wait for its end; what it logged."""
+        """Wait for the end of the stage, and return its log."""
         return self.process.communicate()[1]
 
 
 class Forked:
-    """A stage in a process forked from one that has imported its libraries. Its environment is that
-    of the first one."""
+    """A stage forked from a process that has imported its libraries, with the environment of the
+    first such stage."""
 
     def __init__(self, stage: str, params: Path, data: Path, *options: str) -> None:
         give_record(data)
@@ -127,13 +126,13 @@ class Forked:
         os.kill(self.process.pid, number)
 
     def finish(self) -> str:
-        """Wait for its end; what it logged and printed."""
+        """Wait for the end of the stage, and return its log and output."""
         self.process.join()
         return self.log.read_text()
 
 
 def as_main(module: str, arguments: list[str], log: Path) -> None:
-    """Become `python -m module arguments`, which writes to the file `log`."""
+    """Run `python -m module arguments` in this process, with the output in the file `log`."""
     with log.open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
@@ -142,7 +141,7 @@ def as_main(module: str, arguments: list[str], log: Path) -> None:
 
 
 def give_record(data: Path) -> None:
-    """MLflow's database under a data root that has none yet, as the first stage would make it."""
+    """Copy an empty MLflow database to a data root, as the first stage would make it."""
     tracking = Layout(data).tracking
     if not tracking.exists():
         shutil.copytree(once("record", make_record), tracking)

@@ -1,5 +1,4 @@
-"""Buckets through the commands a user runs: sources, policy, store and MLflow's artifacts on a real
-S3 server."""
+"""Stages with sources, policy, store and MLflow's artifacts in a bucket of a real S3 server."""
 
 import logging
 import re
@@ -25,12 +24,11 @@ from tests.stages import run_stage
 from tests.test_chain import settings
 from tests.train.worlds import make_world
 
-# A stage as `python -m tasks.STAGE` runs it, in a process that logs all that any library has to
-# say.
-LOQUACIOUS = (
+# Run a stage like `python -m tasks.STAGE`, with the debug logs of all libraries.
+DEBUG_LOGS = (
     "import logging, runpy, sys; logging.basicConfig(level=logging.DEBUG); module = sys.argv.pop(1)"
 )
-RUN = f"{LOQUACIOUS}; runpy.run_module(module, run_name='__main__', alter_sys=True)"
+RUN = f"{DEBUG_LOGS}; runpy.run_module(module, run_name='__main__', alter_sys=True)"
 
 
 def start(root: Path, stage: str, log: Path) -> "subprocess.Popen[bytes]":
@@ -41,8 +39,7 @@ def start(root: Path, stage: str, log: Path) -> "subprocess.Popen[bytes]":
 
 
 def command(root: Path, stage: str) -> str:
-    """Run one stage on the data root, in this process and as loquaciously; its log, which is kept
-    beside the root."""
+    """Run one stage in this process with debug logs. Return its log, also saved beside the root."""
     params = root.parent / "params.yaml"
     done = run_stage(stage, params, root, level=logging.DEBUG)
     (root.parent / f"{root.name}-{stage}-{time.time_ns()}.log").write_text(done.output)
@@ -50,8 +47,8 @@ def command(root: Path, stage: str) -> str:
     return done.output
 
 
-def drawn(log: str) -> tuple[int, int]:
-    """How many rollouts a stage says it reused, and how many it sampled."""
+def reused_and_sampled(log: str) -> tuple[int, int]:
+    """Return the numbers of reused and sampled rollouts in the log of a stage."""
     ((reused, sampled),) = re.findall(r"([\d,]+) rollouts reused, ([\d,]+) sampled", log)
     return int(reused.replace(",", "")), int(sampled.replace(",", ""))
 
@@ -61,8 +58,8 @@ def write_params(folder: Path, **changes: Any) -> None:
 
 
 def put_sources(bucket: str) -> list[dict[str, Any]]:
-    """Eight prompts in a JSONL object, eight in a Parquet one; the entries of `ingest.sources` for
-    them."""
+    """Write eight prompts as JSONL and eight as Parquet. Return their entries of
+    `ingest.sources`."""
     files, path = open_location(bucket)
     rows = pl.DataFrame(
         {"q": [f"{n} + {n} =" for n in range(16)], "a": [str(2 * n) for n in range(16)]}
@@ -84,7 +81,7 @@ def objects(location: str) -> list[str]:
 
 @pytest.mark.s3
 @pytest.mark.slow
-def test_everything_in_one_bucket_and_no_credential_in_any_file(
+def test_all_data_in_one_bucket_and_no_credential_in_any_file(
     bucket: str, guesser: Path, tmp_path: Path
 ) -> None:
     files, path = open_location(bucket)
@@ -109,10 +106,10 @@ def test_everything_in_one_bucket_and_no_credential_in_any_file(
         command(mine.root, "ingest") + command(mine.root, "policy") + command(mine.root, "profile")
     )
     assert len(PROMPTS.read(mine.prompts("train"))) == 12
-    assert drawn(log) == (0, 48)
+    assert reused_and_sampled(log) == (0, 48)
     assert any(name.endswith("model.safetensors") for name in objects(f"{bucket}/mlflow"))
     shutil.copytree(mine.root, yours.root, ignore=shutil.ignore_patterns("profile", "tracking"))
-    assert drawn(command(yours.root, "profile")) == (48, 0)
+    assert reused_and_sampled(command(yours.root, "profile")) == (48, 0)
     for name in ("profile", "rollouts"):
         table = f"{name}.parquet"
         assert pl.read_parquet(yours.profile / table).equals(pl.read_parquet(mine.profile / table))
@@ -129,7 +126,7 @@ def test_everything_in_one_bucket_and_no_credential_in_any_file(
 
 @pytest.mark.s3
 @pytest.mark.slow
-def test_a_profile_whose_store_is_cut_off_says_so_and_goes_on(
+def test_profile_without_its_store_fails_and_can_be_repeated(
     bucket: str, s3: S3Server, guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = make_world(tmp_path / "data", guesser, [4, 4])
@@ -143,7 +140,7 @@ def test_a_profile_whose_store_is_cut_off_says_so_and_goes_on(
     log = tmp_path / "cut.log"
     stage = start(layout.root, "profile", log)
     wait_for(lambda: "sample (hf): " in log.read_text())
-    s3.hold_gateway()  # it will not take the batch that is being sampled
+    s3.hold_gateway()  # the batch that is being sampled cannot be stored
     wait_until_idle(stage.pid)
     s3.kill_gateway()
     try:
@@ -156,11 +153,11 @@ def test_a_profile_whose_store_is_cut_off_says_so_and_goes_on(
     finally:
         s3.start_gateway()
     assert [name for name in objects(bucket) if name.endswith(".parquet")] == []
-    assert drawn(command(layout.root, "profile")) == (0, 1800)
+    assert reused_and_sampled(command(layout.root, "profile")) == (0, 1800)
 
 
 @pytest.mark.s3
-def test_a_record_whose_bucket_is_cut_off_stops_nothing_and_is_replayed(
+def test_record_without_its_bucket_is_replayed(
     bucket: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout, kept = Layout(tmp_path / "data"), tmp_path / "kept.txt"
@@ -183,7 +180,7 @@ def test_a_record_whose_bucket_is_cut_off_stops_nothing_and_is_replayed(
 
 
 def wait_until_idle(pid: int) -> None:
-    """Until a process has used no processor time for a while: it waits for an answer."""
+    """Wait until a process has used no CPU time for a while."""
     used, process = -1.0, psutil.Process(pid)
     while used != (used := sum(process.cpu_times()[:2])):
         time.sleep(0.5)

@@ -1,5 +1,5 @@
-"""The whole chain through the same commands a user runs: real prompts, a model with a real BPE
-tokenizer, vLLM."""
+"""All stages by the commands that a user runs: with real prompts, a model with a real BPE
+tokenizer, and vLLM."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ from tests.train.worlds import make_world
 
 
 def command(root: Path, stage: str, *coordinates: str) -> str:
-    """Run one stage as a user would, in a process of its own; its log."""
+    """Run one stage as a user would, in a new process, and return its log."""
     paths = ["--params", str(root / "params.yaml"), "--data", str(root / "data")]
     line = [sys.executable, "-m", f"tasks.{stage}", *paths, *coordinates]
     process = subprocess.run(line, capture_output=True, text=True, check=False)
@@ -30,14 +30,14 @@ def command(root: Path, stage: str, *coordinates: str) -> str:
 
 
 def run(root: Path, stage: str, *coordinates: str, ok: bool = True) -> str:
-    """Run one stage in this process, which is quicker; its log."""
+    """Run one stage in this process, which is faster, and return its log."""
     result = run_stage(stage, root / "params.yaml", root / "data", *coordinates)
     assert (result.returncode == 0) == ok, result.output
     return result.output
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    """The project's own params.yaml with sections changed."""
+    """Return the project's own params.yaml with changed sections."""
     values = every_value()
     for name, change in changes.items():
         values[name] = {**values[name], **change}
@@ -107,9 +107,9 @@ def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_the_stages_with_vllm(guesser: Path, tmp_path: Path) -> None:
-    """Profile with vLLM in the stage, train with a vLLM server that the stage starts; a second
-    profile with another engine finds everything in the store."""
+def test_stages_with_vllm(guesser: Path, tmp_path: Path) -> None:
+    """A profile uses vLLM in the stage, training a vLLM server that the stage starts. A second
+    profile with another engine reuses all rollouts of the store."""
     layout = make_world(tmp_path / "data", guesser, [4, 3, 2, 4] * 3)
     values = yaml.safe_load((tmp_path / "data" / "params.yaml").read_text()) | {
         "profile": {"num_samples": 6}
@@ -133,7 +133,7 @@ def test_the_stages_with_vllm(guesser: Path, tmp_path: Path) -> None:
     assert pl.read_parquet(layout.profile / "rollouts.parquet").equals(sampled)
 
 
-def test_training_through_a_server_of_others_is_refused(guesser: Path, tmp_path: Path) -> None:
+def test_training_through_servers_under_urls_is_refused(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path / "data", guesser, [4, 4])
     values = yaml.safe_load((tmp_path / "data" / "params.yaml").read_text())
     values["engine"] |= {"name": "server", "urls": ["http://127.0.0.1:9/v1"]}
@@ -147,7 +147,7 @@ def test_training_through_a_server_of_others_is_refused(guesser: Path, tmp_path:
     assert not layout.train("r", 0).exists()
 
 
-def test_an_unknown_key_stops_a_stage_with_its_name(guesser: Path, tmp_path: Path) -> None:
+def test_unknown_key_is_named(guesser: Path, tmp_path: Path) -> None:
     make_world(tmp_path / "data", guesser, [4, 4])
     values = yaml.safe_load((tmp_path / "data" / "params.yaml").read_text())
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values | {"profile": {"num_sample": 6}}))

@@ -1,7 +1,7 @@
-"""Who may import whom.
+"""The allowed imports of each file.
 
-The rules are read from the syntax trees, nothing is imported: an import inside a function counts as
-well. Which files can change a stage's values is asked in `tests/code`."""
+The imports are read from the syntax trees, also those inside functions. `tests/code` tests which
+files can change a stage's values."""
 
 import ast
 import importlib
@@ -34,8 +34,8 @@ ONE_FILE = {
     "networkx": "flows/cli/dag.py",
     "shtab": "flows/__main__.py",
 }
-OF_PREFECT = {"pydantic", "httpx", "starlette"}  # its forms, its client's errors, its application
-OF_DVC = {"networkx", "shtab"}  # its graphs, its command line's completion
+OF_PREFECT = {"pydantic", "httpx", "starlette"}  # forms, errors of the client, the application
+OF_DVC = {"networkx", "shtab"}  # graphs, completion of the command line
 IN_FLOWS = {"flows", "tasks", "prefect", "tabulate", *OF_PREFECT, *OF_DVC}
 NOT_IN_A_CORE = {"prefect", "dvc", "mlflow", "yaml", "argparse"}
 
@@ -44,17 +44,17 @@ def within(module: str, packages: set[str]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-# Each floor and those that it stands on; stages stand on all of them.
-FLOORS = {
+# The layers, and the layers that each may import. Stages may import all of them.
+LAYERS = {
     "common": {"common"},
     "models": {"models", "common"},
     "engines": {"engines", "models", "common"},
     "store": {"store", "engines", "models", "common"},
     "grading": {"grading", "common"},
-    # it runs before everything, without torch: the settings, and how a recipe's methods get theirs
+    # it runs first, without torch: it imports settings, and how the methods of a recipe get theirs
     "code": {"code", "common", "train.loading", "allocate.planning"},
 }
-ABOVE = {"doctor"}  # it looks at everything before the stages run
+ABOVE_STAGES = {"doctor"}  # it checks all stages before they run
 NO_STORE = {"train"}  # it samples from the engine directly
 
 
@@ -63,23 +63,23 @@ def allowed(relative: Path) -> set[str]:
     if relative.parts[0] == "flows":
         return {"flows", "tasks.common"}
     part = relative.parts[1] if len(relative.parts) > 2 else ""
-    if part in ABOVE:
+    if part in ABOVE_STAGES:
         return {"tasks"}
-    rooms = FLOORS.get(
-        part, {part, *FLOORS} - {"code"} - ({"store"} if part in NO_STORE else set())
+    rooms = LAYERS.get(
+        part, {part, *LAYERS} - {"code"} - ({"store"} if part in NO_STORE else set())
     )
     return {f"tasks.{room}" for room in rooms} if part else set()
 
 
 def is_settings(module: str, relative: Path) -> bool:
-    """Whether a stage or what stands beside the stages imports the settings of another."""
+    """Return whether a stage, or a package above the stages, imports settings of a stage."""
     package, _, name = module.removeprefix("tasks.").partition(".")
-    is_above = relative.parts[0] == "tasks" and relative.parts[1] not in set(FLOORS) - {"code"}
+    is_above = relative.parts[0] == "tasks" and relative.parts[1] not in set(LAYERS) - {"code"}
     return is_above and package != "code" and name.split(".")[0] == "settings"
 
 
 def breaches(root: Path) -> Iterator[str]:
-    """One line for every import that the rules forbid."""
+    """Yield a line for each forbidden import."""
     for path in sorted([*root.glob("flows/**/*.py"), *root.glob("tasks/**/*.py")]):
         relative = path.relative_to(root)
         modules = imports(path, root)
@@ -91,7 +91,7 @@ def breaches(root: Path) -> Iterator[str]:
 
 
 def foreign(relative: Path, modules: set[str]) -> set[str]:
-    """The libraries that this file imports and may not."""
+    """Return the libraries that this file must not import, but does."""
     tops = {module.partition(".")[0] for module in modules}
     found = {
         name
@@ -105,13 +105,13 @@ def foreign(relative: Path, modules: set[str]) -> set[str]:
     return found
 
 
-def test_imports_keep_to_the_rules() -> None:
+def test_imports_follow_the_rules() -> None:
     assert list(breaches(ROOT)) == []
 
 
 def loaded_by_name(path: Path) -> Iterator[tuple[str, str]]:
-    """The names that a file of the flows takes from modules which it loads by their names: (module,
-    name). No other tool sees these."""
+    """Yield (module, name) for each name that a file of the flows takes from a module which it
+    loads by a string. Linters cannot check these."""
     for function in ast.walk(ast.parse(path.read_text())):
         if not isinstance(function, ast.FunctionDef):
             continue
@@ -128,7 +128,7 @@ def loaded_by_name(path: Path) -> Iterator[tuple[str, str]]:
                 yield modules[name], node.attr
 
 
-def test_what_the_flows_load_by_name_is_there() -> None:
+def test_names_that_the_flows_load_exist() -> None:
     found = {each for path in ROOT.glob("flows/**/*.py") for each in loaded_by_name(path)}
     assert ("tasks.harness.records", "Subject") in found
     assert [(m, n) for m, n in found if not hasattr(importlib.import_module(m), n)] == []

@@ -1,4 +1,4 @@
-"""The pins: they satisfy pyproject.toml, and leave out what is known to break the rest."""
+"""The pins satisfy pyproject.toml, and exclude versions that break others."""
 
 import tomllib
 from importlib import metadata
@@ -19,13 +19,13 @@ FILES = (
     "requirements-torchao.txt",
 )
 
-# torchvision breaks transformers beside the CPU build of torch; the others come with it and nothing
-# here uses them.
+# torchvision breaks transformers with the CPU build of torch. The others are its unused
+# dependencies.
 UNWANTED = {"torchvision", "torchaudio", "torchcodec", "triton"}
 
 
 def read(name: str) -> dict[str, str]:
-    """Package -> version. A line that is anything but an exact pin fails."""
+    """Return the version of each package. A line that is not an exact pin fails."""
     lines = [line.partition("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
     pairs = [line.split("==") for line in lines if line]
     assert [pair for pair in pairs if len(pair) != 2] == []
@@ -56,12 +56,12 @@ def test_docs_and_base_pin_the_same_versions() -> None:
 
 
 @pytest.mark.parametrize(("package", "limit"), [("fastapi", "<=0.150"), ("sqlalchemy", "<2.1")])
-def test_versions_that_break_at_run_time_stay_out(package: str, limit: str) -> None:
+def test_versions_that_break_at_run_time_are_excluded(package: str, limit: str) -> None:
     assert Requirement(f"{package}{limit}").specifier.contains(PINS["requirements.txt"][package])
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_nothing_unwanted_is_pinned(name: str) -> None:
+def test_unwanted_packages_are_not_pinned(name: str) -> None:
     assert UNWANTED & set(PINS[name]) == set()
 
 
@@ -69,8 +69,8 @@ def test_no_package_is_pinned_twice() -> None:
     assert set(PINS["requirements.txt"]) & set(PINS["requirements-cpu.txt"]) == set()
 
 
-def test_the_supported_pythons_are_named_alike() -> None:
-    """pyproject.toml's range and classifiers, the Makefile, and the GitHub matrix."""
+def test_supported_python_versions_agree() -> None:
+    """Compare pyproject.toml's range and classifiers, the Makefile, and the GitHub matrix."""
     versions = ["3.11", "3.12", "3.13"]
     requires = Requirement(f"winnow{PROJECT['requires-python']}").specifier
     assert [v for v in ("3.10", *versions, "3.14") if requires.contains(v)] == versions
@@ -80,18 +80,18 @@ def test_the_supported_pythons_are_named_alike() -> None:
     assert workflow["jobs"]["compat"]["strategy"]["matrix"]["python"] == versions
 
 
-def test_pins_name_no_place() -> None:
+def test_pins_contain_no_path_or_url() -> None:
     for name in FILES:
         assert not any(word in (ROOT / name).read_text() for word in ("://", "file:", "--", "@"))
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
-def test_the_pins_are_complete_on_every_supported_python(version: str) -> None:
-    """Pins are installed without what they ask for, and some ask only on some Pythons."""
+def test_pins_are_complete_on_every_supported_python(version: str) -> None:
+    """Pins are installed without dependencies, and some dependencies are for some Pythons only."""
     environment = {"python_version": version, "python_full_version": f"{version}.0", "extra": ""}
     missing = set()
     for name in PINS["requirements.txt"]:
-        if name == "torch":  # the one that is installed with what it asks for
+        if name == "torch":  # it is installed with its dependencies
             continue
         for line in metadata.requires(name) or []:
             wanted = Requirement(line)

@@ -1,4 +1,4 @@
-"""How often a piece of work makes the host wait for its device."""
+"""The number of times that the host waits for its device."""
 
 import warnings
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
-# what they return, or its shape, is known to the device alone, and the host goes on with it
+# operations whose value or shape the host must read from the device
 READS = {
     aten._local_scalar_dense,  # item, float, bool, if
     aten.bincount,
@@ -16,7 +16,7 @@ READS = {
     aten.is_nonzero,
     aten.masked_select,
     aten.nonzero,
-    aten.repeat_interleave,  # by a tensor; by a number it is another operation
+    aten.repeat_interleave,  # by a tensor; by a number it is a separate operation
     aten.unique_dim,
     aten._unique2,
 }
@@ -24,8 +24,8 @@ INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 
 
 class Waits(TorchDispatchMode):
-    """The operations of work on a CPU at which the host would wait for a GPU, by name. A copy from
-    the device is none on a CPU, and not seen."""
+    """Record the names of operations on a CPU for which the host would wait on a GPU. Copies from
+    the device are not recorded: on a CPU there are none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class Waits(TorchDispatchMode):
 
 
 def num_waits(work: Callable[[], Any], device: torch.device) -> int:
-    """How often the host waits for a GPU in `work`, as far as torch notices; on a CPU, how often it
-    would."""
+    """Return how often the host waits for a GPU in `work`, as torch reports it, or on a CPU how
+    often it would."""
     if device.type != "cuda":
         with Waits() as waits:
             work()

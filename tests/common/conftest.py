@@ -1,4 +1,4 @@
-"""Data roots to record in."""
+"""Data roots with and without a record."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ from tests.stages import give_record
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
-    """A data root without a record."""
+    """Return a data root without a record."""
     monkeypatch.delenv(tracking.PIPELINE_VARIABLE, raising=False)
     return Layout(tmp_path / "data")
 
 
 @pytest.fixture
 def layout(bare: Layout) -> Layout:
-    """A data root with an empty record."""
+    """Return a data root with an empty record."""
     give_record(bare.root)
     return bare

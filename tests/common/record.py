@@ -1,4 +1,4 @@
-"""A record of MLflow under a data root, for tests."""
+"""Readers of the MLflow record under a data root."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ LOCAL = Tracking(uri=None, experiment="winnow", max_weights_gb=0.0, also=[])
 
 
 def runs_of(layout: Layout, uri: str | None = None) -> dict[str, Any]:
-    """Every run by its name."""
+    """Return all runs by name."""
     client = tracking.connect(uri or tracking.address(LOCAL, layout))
     experiment = client.get_experiment_by_name("winnow").experiment_id
     return {run.info.run_name: run for run in client.search_runs([experiment])}

@@ -59,7 +59,7 @@ def test_every_flipped_bit_of_a_table_is_detected(tmp_path: Path, in_parts: bool
             ROLLOUTS.read(path) if place % 2 else ROLLOUTS.read_columns(path, ["reward"])
 
 
-def test_folder_digest_sees_names_and_contents(tmp_path: Path) -> None:
+def test_folder_digest_depends_on_names_and_contents(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("1")
     first = digest_folder(tmp_path)
     (tmp_path / "a.txt").rename(tmp_path / "b.txt")
@@ -69,7 +69,7 @@ def test_folder_digest_sees_names_and_contents(tmp_path: Path) -> None:
 
 
 def test_columns_are_read_without_the_others(tmp_path: Path) -> None:
-    """Of a file whose texts cannot be read, the outcomes of chosen rows can."""
+    """The outcomes of chosen rows are read from a file whose texts are damaged."""
     path = tmp_path / "rollouts.parquet"
     rows = [
         {**ROLLOUTS.example, "sample_index": n, "text": f"a text {n}" * 100, "greedy": n == 2}

@@ -24,7 +24,7 @@ def test_every_flipped_bit_is_detected_or_changes_nothing(tmp_path: Path) -> Non
     path = tmp_path / "profile" / "flops.json"
     write_checked(path, VALUE)
     assert read_checked(path) == READ
-    content, said = path.read_bytes(), []
+    content, messages = path.read_bytes(), []
     for place in range(8 * len(content)):
         damaged = bytearray(content)
         damaged[place // 8] ^= 1 << place % 8
@@ -32,10 +32,10 @@ def test_every_flipped_bit_is_detected_or_changes_nothing(tmp_path: Path) -> Non
         try:
             assert read_checked(path) == READ
         except ArtifactError as error:
-            said.append(str(error))
-    assert len(said) > 0.9 * 8 * len(content)  # the others are between white space
-    assert all(f"{path} is damaged" in words for words in said)
-    assert all("Delete it and run the stage profile again" in words for words in said)
+            messages.append(str(error))
+    assert len(messages) > 0.9 * 8 * len(content)  # the others are between white space
+    assert all(f"{path} is damaged" in words for words in messages)
+    assert all("Delete it and run the stage profile again" in words for words in messages)
 
 
 def test_file_is_plain_json_and_equal_values_make_equal_files(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_remedy_names_the_command_and_the_stage(
 def test_remedy_names_a_damaged_copy_in_dvcs_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DVC would put it in the place of the file again."""
+    """DVC would restore the file from it."""
     monkeypatch.chdir(tmp_path)
     path, content = Path("data/prompts/test.parquet"), b"whole"
     digest = hashlib.md5(content).hexdigest()

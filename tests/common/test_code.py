@@ -69,7 +69,7 @@ def test_none_is_not_an_empty_field() -> None:
 
 
 def interpreters() -> list[str]:
-    """Every other supported Python that is installed here and starts."""
+    """Return the other supported Pythons that are installed and start."""
     installed = Path.home().glob(".pyenv/versions/*/bin/python3.1[123]")
     found = {}
     for name in [*OTHERS, *map(str, sorted(installed))]:

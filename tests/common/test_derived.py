@@ -21,7 +21,7 @@ def stages(folder: str, later: Round | None = None) -> dict[str, Any]:
 
 
 def strings(value: Any) -> list[str]:
-    """Every text in a JSON-like value, keys included."""
+    """Return all strings in a JSON-like value, with its keys."""
     if isinstance(value, dict):
         return strings([*value, *value.values()])
     if isinstance(value, list):
@@ -39,7 +39,7 @@ def test_other_root_has_all_stages_and_no_path_of_the_first() -> None:
     assert profile["params"] == [{"other/code/profile.params.yaml": None}]
     assert found["code"]["params"] == [{"other/params.yaml": None}]
     assert found["train"]["matrix"] == MAIN["train"]["matrix"]
-    assert found["code"]["deps"] == MAIN["code"]["deps"]  # the code is where it is
+    assert found["code"]["deps"] == MAIN["code"]["deps"]  # the code does not move
 
 
 def test_dvc_stores_all_outputs_of_another_root() -> None:
@@ -50,7 +50,7 @@ def test_dvc_stores_all_outputs_of_another_root() -> None:
 
 
 def found_options(stage: dict[str, Any]) -> list[str]:
-    """The options of a stage's outputs."""
+    """Return the options of a stage's outputs."""
     options = [next(iter(out.values())) for out in stage["outs"] if isinstance(out, dict)]
     return [name for option in options for name in option]
 

@@ -1,4 +1,4 @@
-"""Modelled device time against measurements and the numbers of METHODS."""
+"""Modelled device time, compared with measurements and with the numbers in METHODS."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tasks.common.accounting.device_time import A100, H100, LARGE, SMALL, Device
 @pytest.mark.parametrize(
     ("rows", "context", "milliseconds"), [(1, 256, 9.44), (8, 2048, 10.45), (32, 1024, 12.43)]
 )
-def test_a_step_on_an_a100(rows: int, context: int, milliseconds: float) -> None:
+def test_time_of_a_step_on_an_a100(rows: int, context: int, milliseconds: float) -> None:
     step = DeviceTime(LARGE, A100).step(rows, rows * context)
     assert step * 1e3 == pytest.approx(milliseconds, abs=0.006)
 
@@ -25,7 +25,7 @@ def test_seconds_per_token_fall_with_concurrency(model, microseconds) -> None:
 
 
 def test_wave_equals_a_simulation_by_token() -> None:
-    """Against a token-by-token simulation, the tail and the refilled slots included."""
+    """The simulation counts each token, in refilled slots and in the tail as well."""
     time, rng = DeviceTime(SMALL, H100), np.random.default_rng(0)
     prompts, lengths = rng.integers(1, 40, 30), rng.integers(1, 50, 30)
     for max_rows in (1, 4, 7, 100):
@@ -43,7 +43,7 @@ def test_wave_equals_a_simulation_by_token() -> None:
     ("model", "longest", "update"), [(LARGE, 2048, 118), (LARGE, 8192, 121), (SMALL, 2048, 24)]
 )
 def test_seconds_of_updates(model, longest: int, update: float) -> None:
-    """Microseconds a token on an H100, at a mean length of 0.4 of the limit."""
+    """Check the microseconds per token on an H100, at a mean length of 0.4 of the limit."""
     rng = np.random.default_rng(0)
     lengths = np.minimum(rng.lognormal(np.log(0.4 * longest) - 0.18, 0.6, 20000), longest) + 512
     time = DeviceTime(model, H100)

@@ -1,5 +1,4 @@
-"""Places that take no more writes: one sentence whatever library wrote, nothing under a final name,
-and what was there before is still there."""
+"""Failed writes: each library's error becomes one sentence, and the old file is unchanged."""
 
 import errno
 import os
@@ -20,7 +19,7 @@ from tasks.common.locations import reaching
 from tests.full import largest_file, remount, small_disk
 
 BIG = pl.DataFrame({ROW: range(100_000), "noise": [os.urandom(32) for _ in range(100_000)]})
-LIMIT = 100_000  # bytes, far below what BIG takes
+LIMIT = 100_000  # bytes, far below the size of BIG
 
 
 def write_with_pyarrow(file: BinaryIO) -> None:
@@ -50,7 +49,7 @@ def test_failed_write_is_one_sentence_and_keeps_the_old_file(name: str, tmp_path
 
 
 def test_write_error_is_an_os_error() -> None:
-    """Some let a note go unwritten (OSError), others end with a message (ArtifactError)."""
+    """Some callers skip a note (OSError), others end with a message (ArtifactError)."""
     with largest_file(4), pytest.raises(OSError), writing(Path("x")):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -73,7 +72,7 @@ def test_full_database_is_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_error_of_a_full_device(tmp_path: Path) -> None:
-    """Of a file that is written elsewhere than `path`, the error's own name counts."""
+    """If another file than `path` is written, the message has the file name of the error."""
     with (
         pytest.raises(WriteError, match=f"{tmp_path}/x: the disk is full"),
         writing(tmp_path / "x"),
@@ -123,7 +122,7 @@ def test_less_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
 
 @contextmanager
 def nobody():
-    """Write as a user without rights, where the tests run as root."""
+    """Write as a user without rights if the tests run as root."""
     if os.geteuid():
         yield
         return

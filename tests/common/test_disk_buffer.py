@@ -1,4 +1,4 @@
-"""Rows that wait in a file: any order in, parts in order out."""
+"""Rows are buffered in a file in any order, and read in parts in order."""
 
 import os
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_slice_is_stored_without_its_frame(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_file_has_no_name(tmp_path: Path, fails: bool) -> None:
-    """So a process that is killed leaves nothing either."""
+    """A killed process leaves no file behind."""
     try:
         with DiskBuffer(tmp_path / "out", rows_per_part=2) as buffer:
             buffer.add(rows(0))

@@ -1,4 +1,4 @@
-"""New values in a YAML file, comments left as they are."""
+"""Values of a YAML file are edited, and its comments stay."""
 
 import pytest
 import yaml

@@ -39,7 +39,7 @@ KINDS = ("file", "folder")
 
 @contextmanager
 def writer(kind: str, path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Another process that is writing."""
+    """Start a process that is writing a file."""
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, kind, str(path)],
         stdin=subprocess.PIPE,
@@ -54,7 +54,7 @@ def writer(kind: str, path: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 @pytest.fixture(autouse=True)
 def new_process() -> None:
-    """Repeat what a process does once."""
+    """Repeat the clean-up that a process does once."""
     files.remove_unfinished_once.cache_clear()
 
 
@@ -88,7 +88,7 @@ def test_files_of_a_running_writer_stay(kind: str, tmp_path: Path) -> None:
 def test_temporary_file_removed_before_its_lock_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process looks between the making of a file and its lock."""
+    """Another process removes files between the creation of a file and its lock."""
     make, taken = files.tempfile.mkstemp, []
 
     def make_and_lose(**options: object) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Stages forked from one process: a command and its fork live, end and fail as one."""
+"""Stages forked from one process: signals and exit statuses pass between command and fork."""
 
 import os
 import signal
@@ -20,17 +20,17 @@ from tasks.common.processes import ending
 
 ending.begin_stage()
 
-def say(text):
-    Path(os.environ["SAID"]).write_text(text)
+def write(text):
+    Path(os.environ["OUTPUT"]).write_text(text)
 
 print(os.getcwd(), *sys.argv[1:], os.environ.get("WINNOW_FORKS"), flush=True)
 if sys.argv[1] == "wait":
     ending.interrupt_on_terminate()
     try:
-        say(str(os.getpid()))
+        write(str(os.getpid()))
         time.sleep(60)
     except KeyboardInterrupt:
-        say("saved")
+        write("saved")
         sys.exit(130)
 if sys.argv[1] == "die":
     os.kill(os.getpid(), signal.SIGKILL)
@@ -55,20 +55,20 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for L
 
 
 def handles_terminate(pid: int) -> bool:
-    """Whether a command has its handlers: the fork that it waits for may begin before that."""
+    """Return whether a command has its handlers. Its fork may begin earlier."""
     status = Path(f"/proc/{pid}/status").read_text()
     (caught,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 class World:
-    """A stage that can be started, and the server."""
+    """A server, and a stage that can be forked from it."""
 
     def __init__(self, root: Path, *libraries: str) -> None:
-        self.address, self.said = str(root / "forks"), root / "said"
+        self.address, self.output = str(root / "forks"), root / "output"
         (root / "a_stage.py").write_text(STAGE)
         paths = os.pathsep.join((str(root), os.getcwd()))
-        self.environment = {**os.environ, "PYTHONPATH": paths, "SAID": str(self.said)}
+        self.environment = {**os.environ, "PYTHONPATH": paths, "OUTPUT": str(self.output)}
         line = [sys.executable, "-c", SERVER, self.address, *libraries]
         self.server = subprocess.Popen(line, env=self.environment, process_group=0)
         wait_for((root / "forks").exists)
@@ -86,11 +86,11 @@ class World:
         )
 
     def waiting(self) -> tuple["subprocess.Popen[str]", psutil.Process]:
-        """A command, and the stage that waits in its fork."""
+        """Start a command, and return it and the stage that waits in its fork."""
         command = self.start("wait")
-        wait_for(lambda: self.said.exists() and self.said.read_text().isdigit())
+        wait_for(lambda: self.output.exists() and self.output.read_text().isdigit())
         wait_for(lambda: handles_terminate(command.pid))
-        return command, psutil.Process(int(self.said.read_text()))
+        return command, psutil.Process(int(self.output.read_text()))
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_interrupt_reaches_the_stage_and_not_the_server(
     command, stage = world.waiting()
     os.killpg(world.server.pid, signal.SIGINT)
     assert command.wait() == 130
-    assert world.said.read_text() == "saved"
+    assert world.output.read_text() == "saved"
     assert not stage.is_running()
     assert world.start("0").wait() == 0
 
@@ -129,7 +129,7 @@ def test_interrupt_during_the_imports_of_the_server_ends_the_command(tmp_path: P
     world = World(tmp_path, "slow_library")
     try:
         command = world.start("0")
-        wait_for(world.said.exists)
+        wait_for(world.output.exists)
         os.killpg(world.server.pid, signal.SIGINT)
         assert command.wait(PATIENCE) == 130
         assert world.server.poll() is None
@@ -143,14 +143,14 @@ def test_sigterm_is_passed_on(world: World) -> None:
     command, _ = world.waiting()
     command.terminate()
     assert command.wait() == 130
-    assert world.said.read_text() == "saved"
+    assert world.output.read_text() == "saved"
 
 
 def test_stage_ends_with_a_killed_command(world: World) -> None:
     command, stage = world.waiting()
     command.kill()
     stage.wait(30)
-    assert world.said.read_text() == str(stage.pid)  # it had no time to save
+    assert world.output.read_text() == str(stage.pid)  # it had no time to save
     assert world.start("0").wait() == 0
 
 

@@ -1,5 +1,5 @@
-"""Buckets on a real server: what goes wrong is said in words, waits are bounded, nothing
-half-written is read."""
+"""Buckets on a real server: errors have messages, waits are bounded, and partial writes are never
+read."""
 
 import logging
 import socket
@@ -22,7 +22,7 @@ from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 
 BODY = (
     bytes(range(256)) * 2**17
-)  # 32 MiB: more than the kernel keeps for a server that does not read
+)  # 32 MiB: more than the kernel buffers for a server that does not read
 
 
 def write(location: str, body: bytes) -> None:
@@ -69,17 +69,17 @@ def test_folder_is_a_location(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_location_is_refused(location: str, message: str) -> None:
-    said = failure(open_location, location)
-    assert message in said
-    assert "hidden" not in said
+    refusal = failure(open_location, location)
+    assert message in refusal
+    assert "hidden" not in refusal
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:9000", "http://name:hidden@127.0.0.1:9000"])
 def test_invalid_endpoint_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-    said = failure(open_location, "s3://bucket/x")
-    assert "AWS_ENDPOINT_URL must be http://host:port or https://host" in said
-    assert "hidden" not in said
+    message = failure(open_location, "s3://bucket/x")
+    assert "AWS_ENDPOINT_URL must be http://host:port or https://host" in message
+    assert "hidden" not in message
 
 
 def test_fault_of_this_machine_names_its_file(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_signed_requests_are_not_logged(
     files.pipe_file(path, b"1")
     assert "a-token-for-this-session" not in caplog.text
     assert ACCESS_KEY not in caplog.text
-    for name in SIGNERS:  # and without this care
+    for name in SIGNERS:  # without the protection
         logging.getLogger(name).setLevel(logging.DEBUG)
     files.pipe_file(path, b"1")
     quiet_loggers()
@@ -155,11 +155,11 @@ def test_endpoint_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     S3FileSystem.clear_instance_cache()
-    said = failure(write, "s3://bucket/x", b"1")
+    error = failure(write, "s3://bucket/x", b"1")
     assert (
-        "the server does not respond (EndpointConnectionError; endpoint: http://127.0.0.1:" in said
+        "the server does not respond (EndpointConnectionError; endpoint: http://127.0.0.1:" in error
     )
-    assert "run the same command again when it is back" in said
+    assert "run the same command again when it is back" in error
 
 
 @pytest.mark.s3
@@ -170,21 +170,21 @@ def test_silent_server(bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatc
         S3FileSystem.clear_instance_cache()
         s3.hold_gateway()
         try:
-            said = failure(names, bucket)
+            message = failure(names, bucket)
         finally:
             s3.release_gateway()
-    assert "the server does not respond (ReadTimeoutError; endpoint:" in said
+    assert "the server does not respond (ReadTimeoutError; endpoint:" in message
     S3FileSystem.clear_instance_cache()
     assert names(bucket) == []
 
 
 def cut_during(s3: S3Server, action: Callable[[], Any], *, away: bool = False) -> "Future[Any]":
-    """Start `action` against a server that takes no more, kill the server under it, and bring it
-    back: at once, or when `away` only after the action has ended. Returns the action's future."""
+    """Start `action` with a stopped server, kill the server, and restart it: at once, or with
+    `away` only after the action has ended. Return the action's future."""
     s3.hold_gateway()
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(action)
-        time.sleep(0.3)  # connected, and as much written as goes
+        time.sleep(0.3)  # connected, and all buffers are full
         assert not future.done()
         s3.kill_gateway()
         try:
@@ -214,7 +214,7 @@ def test_interrupted_write_creates_no_object(
     assert names(bucket) == ["old"]
     assert (
         read(f"{bucket}/old") == b"before"
-    )  # an overwritten object is the old one until the new one is whole
+    )  # an object is replaced only when the new one is complete
     write(f"{bucket}/old", BODY)
     assert read(f"{bucket}/old") == BODY
 
@@ -239,8 +239,7 @@ def test_unfinished_multipart_upload_is_no_object(bucket: str, s3: S3Server) -> 
 
 @contextmanager
 def cutting(url: str, after: int) -> Iterator[str]:
-    """A way to the server at `url` on which each answer ends after `after` bytes, as when a machine
-    on it fails."""
+    """Start a proxy of the server at `url` that ends each answer after `after` bytes."""
     to = url.removeprefix("http://").split(":")
 
     def carry(client: socket.socket) -> None:
@@ -260,8 +259,7 @@ def cutting(url: str, after: int) -> Iterator[str]:
 
 
 def pour(source: socket.socket, target: socket.socket, limit: int | None) -> None:
-    """Bytes from one to the other until the source ends, or `limit` is reached and both are
-    shut."""
+    """Copy bytes from one to the other until the source ends. At `limit` shut both."""
     with suppress(OSError):
         while limit is None or limit > 0:
             data = source.recv(2**16 if limit is None else min(2**16, limit))

@@ -34,18 +34,18 @@ class Settings:
     def __init__(self, **settings): pass
 class Part:
     def __init__(self, name): self.name = name
-    def update(self, values, **options): say(self.name, values)
+    def update(self, values, **options): report(self.name, values)
 class Run:
     config, summary = Part("config"), Part("summary")
-    def log(self, values, step): say("log", {"step": step, **values})
-    def finish(self, exit_code): say("finish", exit_code)
-def say(what, value):
-    with open(os.environ["SAID"], "a") as file:
-        file.write(json.dumps([what, value]) + "\\\\n")
+    def log(self, values, step): report("log", {"step": step, **values})
+    def finish(self, exit_code): report("finish", exit_code)
+def report(kind, value):
+    with open(os.environ["CALLS"], "a") as file:
+        file.write(json.dumps([kind, value]) + "\\\\n")
 def init(**options):
     if os.environ.get("BEHAVIOUR") == "hang":
         time.sleep(600)
-    say("init", {key: options[key] for key in ("project", "id", "name", "group", "resume")})
+    report("init", {key: options[key] for key in ("project", "id", "name", "group", "resume")})
     return Run()
 """.replace("\\\\n", "\\n")
 
@@ -56,16 +56,16 @@ def layout(tmp_path: Path) -> Layout:
 
 
 @pytest.fixture
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of the calls to the replacement of wandb, one per line."""
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replace wandb. Return the file with the calls to the replacement, one per line."""
     plant(tmp_path, {"stand_in/wandb.py": WANDB})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stand_in"))
-    monkeypatch.setenv("SAID", str(tmp_path / "said"))
-    return tmp_path / "said"
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    return tmp_path / "calls"
 
 
-def lines(said: Path) -> list[tuple[str, Any]]:
-    return [tuple(json.loads(line)) for line in said.read_text().splitlines()]
+def lines(fake: Path) -> list[tuple[str, Any]]:
+    return [tuple(json.loads(line)) for line in fake.read_text().splitlines()]
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ def train(
     rate: float = 0.001,
     also: list[str] | None = None,
 ) -> None:
-    """One training of grpo with seed 0, from and to a step."""
+    """Record these steps of a training of grpo with seed 0."""
     curve = layout.train("grpo", 0) / "curve.parquet"
     curve.parent.mkdir(parents=True, exist_ok=True)
     curve.write_bytes(f"{rate}".encode())
@@ -103,7 +103,7 @@ def train(
 
 
 def report(layout: Layout, accuracy: float, also: list[str] | None = None) -> None:
-    """The report's record of grpo with seed 0: two points of two curves each."""
+    """Record the report of grpo with seed 0: two curves with two points each."""
     curve = layout.train("grpo", 0) / "curve.parquet"
     curves = [{"accuracy": [0.25, accuracy]}, {"reward": [0.5, 0.75]}]
     points = [
@@ -117,11 +117,11 @@ def report(layout: Layout, accuracy: float, also: list[str] | None = None) -> No
         tracker.cell("grpo", 0, PARAMS, [result, *points], datasets={}, outputs=[curve])
 
 
-def test_run_has_parameters_and_curves_and_resumes_after_a_kill(layout: Layout, said: Path) -> None:
+def test_run_has_parameters_and_curves_and_resumes_after_a_kill(layout: Layout, fake: Path) -> None:
     train(layout, range(3), killed=True)
     train(layout, range(2, 5))
-    told = lines(said)
-    inits = [value for what, value in told if what == "init"]
+    calls = lines(fake)
+    inits = [value for kind, value in calls if kind == "init"]
     assert inits[0] == inits[1]
     assert {**inits[0], "id": ""} == {
         "project": "winnow",
@@ -130,40 +130,40 @@ def test_run_has_parameters_and_curves_and_resumes_after_a_kill(layout: Layout, 
         "group": "mine",
         "resume": "allow",
     }
-    assert ("config", {"train.learning_rate": "0.001"}) in told
-    steps = [value for what, value in told if what == "log"]
+    assert ("config", {"train.learning_rate": "0.001"}) in calls
+    steps = [value for kind, value in calls if kind == "log"]
     assert [value["step"] for value in steps] == [0, 1, 2, 2, 3, 4]
     assert steps[3] == {"step": 2, "loss": pytest.approx(1 / 3), "gflops": 4.0}
-    assert [value for what, value in told if what == "finish"] == [1, 0]
+    assert [value for kind, value in calls if kind == "finish"] == [1, 0]
 
 
-def test_another_training_is_another_run(layout: Layout, said: Path) -> None:
+def test_another_training_is_another_run(layout: Layout, fake: Path) -> None:
     train(layout, range(1))
     train(layout, range(1), rate=0.01)
-    first, second = [value["id"] for what, value in lines(said) if what == "init"]
+    first, second = [value["id"] for kind, value in lines(fake) if kind == "init"]
     assert first != second
 
 
-def test_results_are_added_once_to_the_run_of_their_training(layout: Layout, said: Path) -> None:
+def test_results_are_added_once_to_the_run_of_their_training(layout: Layout, fake: Path) -> None:
     train(layout, range(2))
     report(layout, 0.625)
     report(layout, 0.625)  # a repeated record is sent once
-    told = lines(said)
-    ids = [value["id"] for what, value in told if what == "init"]
-    assert ids == [ids[0]] * 2  # once a stage
-    assert [value for what, value in told if what == "summary"] == [{"pass_at_1": 0.625}]
-    assert [value["step"] for what, value in told if what == "log"] == [0, 1]  # the training's
+    calls = lines(fake)
+    ids = [value["id"] for kind, value in calls if kind == "init"]
+    assert ids == [ids[0]] * 2  # one per stage
+    assert [value for kind, value in calls if kind == "summary"] == [{"pass_at_1": 0.625}]
+    assert [value["step"] for kind, value in calls if kind == "log"] == [0, 1]  # from the training
 
 
-def test_report_sends_the_curves_of_a_restored_training(layout: Layout, said: Path) -> None:
+def test_report_sends_the_curves_of_a_restored_training(layout: Layout, fake: Path) -> None:
     train(layout, range(1))
     curve = layout.train("grpo", 0) / "curve.parquet"
     curve.write_bytes(b"restored by DVC")
     report(layout, 0.625)
-    told = lines(said)
-    begin = max(n for n, (what, _) in enumerate(told) if what == "init")
-    assert told[begin][1]["id"] != told[0][1]["id"]
-    assert [value for what, value in told[begin:] if what != "init"] == [
+    calls = lines(fake)
+    begin = max(n for n, (kind, _) in enumerate(calls) if kind == "init")
+    assert calls[begin][1]["id"] != calls[0][1]["id"]
+    assert [value for kind, value in calls[begin:] if kind != "init"] == [
         {"train.learning_rate": "0.001"},
         {"step": 0, "accuracy": 0.25, "gflops": 0.0},
         {"step": 0, "reward": 0.5, "gflops": 0.0},
@@ -175,7 +175,7 @@ def test_report_sends_the_curves_of_a_restored_training(layout: Layout, said: Pa
 
 
 def test_hanging_tracker_does_not_slow_a_stage(
-    layout: Layout, said: Path, monkeypatch: pytest.MonkeyPatch, caplog
+    layout: Layout, fake: Path, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
     monkeypatch.setenv("BEHAVIOUR", "hang")
     monkeypatch.setattr(mirrors, "LAST_SECONDS", 0.2)
@@ -197,7 +197,7 @@ def test_hanging_tracker_does_not_slow_a_stage(
 
 
 def test_tracker_that_reads_nothing_is_dropped(
-    layout: Layout, said: Path, monkeypatch: pytest.MonkeyPatch, caplog
+    layout: Layout, fake: Path, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
     monkeypatch.setattr(mirrors, "MAX_WAITING", 20)
     monkeypatch.setattr(mirrors, "LAST_SECONDS", 0.0)
@@ -208,29 +208,29 @@ def test_tracker_that_reads_nothing_is_dropped(
     for _ in range(40):
         writer.send({"do": "final", "values": {"x" * 100_000: 1.0}})
     assert writer.is_lost
-    said_once = "a part of this run is missing in wandb: their process is too slow"
-    assert caplog.text.count(said_once) == 1
+    warning = "a part of this run is missing in wandb: their process is too slow"
+    assert caplog.text.count(warning) == 1
     writer.close()
     writer.child.kill()
 
 
 def test_failing_tracker_is_logged_and_the_others_continue(
-    layout: Layout, said: Path, monkeypatch: pytest.MonkeyPatch, caplog
+    layout: Layout, fake: Path, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
     """The replacement of trackio cannot be imported."""
-    plant(said.parent, {"stand_in/trackio.py": "raise RuntimeError('broken')"})
+    plant(fake.parent, {"stand_in/trackio.py": "raise RuntimeError('broken')"})
     train(layout, range(3), also=["trackio", "wandb"])
     missing = "a part of this run is missing in trackio, wandb: their process ended with status"
     assert missing in caplog.text
     log = layout.tracking / "also" / "trackers.log"
     assert str(log) in caplog.text
     assert "RuntimeError: broken" in log.read_text()
-    told = lines(said)
-    assert [value["step"] for what, value in told if what == "log"] == [0, 1, 2]
-    assert told[-1] == ("finish", 0)
+    calls = lines(fake)
+    assert [value["step"] for kind, value in calls if kind == "log"] == [0, 1, 2]
+    assert calls[-1] == ("finish", 0)
 
 
-def test_messages_of_a_killed_stage_are_written(layout: Layout, said: Path) -> None:
+def test_messages_of_a_killed_stage_are_written(layout: Layout, fake: Path) -> None:
     program = (
         "import os, signal, sys, time; from pathlib import Path\n"
         "from tasks.common import tracking\n"
@@ -251,9 +251,9 @@ def test_messages_of_a_killed_stage_are_written(layout: Layout, said: Path) -> N
     )
     assert done.returncode == -signal.SIGKILL
     deadline = time.monotonic() + PATIENCE
-    while not (said.exists() and "finish" in said.read_text()) and time.monotonic() < deadline:
+    while not (fake.exists() and "finish" in fake.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert lines(said)[-2:] == [("log", {"step": 0, "loss": 0.5}), ("finish", 1)]
+    assert lines(fake)[-2:] == [("log", {"step": 0, "loss": 0.5}), ("finish", 1)]
 
 
 def needs(package: str) -> pytest.MarkDecorator:
@@ -263,7 +263,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 
 def run_all(layout: Layout, tracker: str) -> str:
-    """A training that is killed at step 3, goes on from step 2, and is reported: the run's id."""
+    """Record a training that is killed at step 3 and resumed from step 2. Return the run's id."""
     train(layout, range(3), killed=True, also=[tracker])
     train(layout, range(2, 5), also=[tracker])
     report(layout, 0.625, also=[tracker])
@@ -309,8 +309,8 @@ def test_trackio_keeps_one_run(layout: Layout, monkeypatch: pytest.MonkeyPatch) 
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
-    """The records of an offline file: LevelDB's log format, in which wandb-core writes it. After 7
-    bytes of header, blocks of 32 KiB of (checksum, length, type, part of a record)."""
+    """Yield the records of an offline file of wandb-core, in LevelDB's log format: a header of 7
+    bytes, then blocks of 32 KiB of (checksum, length, type, part of a record)."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, place, whole = path.read_bytes(), 7, b""
@@ -335,7 +335,7 @@ def test_wandb_writes_offline_files_of_one_run(
         monkeypatch.delenv(name, raising=False)
     identity = run_all(layout, "wandb")
     files = sorted((layout.tracking / "wandb").glob(f"offline-run-*/run-{identity}.wandb"))
-    assert len(files) == 3  # `wandb sync` puts them together
+    assert len(files) == 3  # `wandb sync` merges them
     found = [record for path in files for record in wandb_records(path)]
     (run,) = {(one.run.run_id, one.run.display_name) for one in found if one.HasField("run")}
     assert run == (identity, "grpo/0")

@@ -34,7 +34,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_reads_nested_sections() -> None:
+def test_nested_sections_are_read() -> None:
     assert params.section({"outer": GOOD}, "outer", Outer) == Outer(
         1.0, None, Inner("rollouts", 4), [2, 4]
     )
@@ -48,7 +48,7 @@ def test_reads_nested_sections() -> None:
         ({"inner": 3}, r"outer\.inner must be a mapping with the keys unit, size"),
     ],
 )
-def test_names_the_key(change: dict[str, Any], message: str) -> None:
+def test_wrong_key_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         params.section({"outer": {**GOOD, **change}}, "outer", Outer)
 
@@ -84,7 +84,7 @@ def test_numbers_are_read_as_dvc_reads_them_and_a_key_appears_once(tmp_path: Pat
     path = tmp_path / "params.yaml"
     path.write_text("a: {rate: 1e-4, large: 6E8, text: '1e4', name: 1e4x}\n")
     assert params.load(path) == {"a": {"rate": 1e-4, "large": 6e8, "text": "1e4", "name": "1e4x"}}
-    path.write_text("a: &a {x: 1}\nb: {<<: *a, x: 2}\n")  # an override of a merge is none
+    path.write_text("a: &a {x: 1}\nb: {<<: *a, x: 2}\n")  # an override of a merge is no duplicate
     assert params.load(path)["b"] == {"x": 2}
     path.write_text("a:\n  x: 1\n  y: 2\n  x: 3\n")
     with pytest.raises(ParamsError, match=r"the key 'x' appears twice \(line 4, column 3\)"):

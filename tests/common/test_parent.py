@@ -1,4 +1,4 @@
-"""Processes end with their parents, whenever those end, under any new parent."""
+"""Processes end with their parents, at any time and under any new parent."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.arg
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process lives; a zombie does not."""
+    """Return whether a process is alive. A zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -80,8 +80,8 @@ def test_stage_of_a_running_parent_continues(tmp_path: Path) -> None:
 
 
 def in_a_container(*command: str, **options: Any) -> "subprocess.Popen[str]":
-    """Start a command whose orphans are adopted by a process of its own session, until the end of
-    the standard input."""
+    """Start a command whose orphans are adopted by a process of its own session, until the standard
+    input ends."""
     return subprocess.Popen(
         [sys.executable, "-c", ADOPTER, *command],
         stdin=subprocess.PIPE,
@@ -96,14 +96,14 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.parametrize("known", ["by the flow's word", "by dvc's lock"])
-def test_stage_ends_with_dvc_in_a_container(known: str, tmp_path: Path) -> None:
-    """dvc is killed while the stage imports, and process 1 is of dvc's own session."""
+@pytest.mark.parametrize("evidence", ["variable of the flow", "lock of dvc"])
+def test_stage_ends_with_dvc_in_a_container(evidence: str, tmp_path: Path) -> None:
+    """dvc is killed while the stage imports, and process 1 is in dvc's own session."""
     marker, lock = tmp_path / "marker", tmp_path / ".dvc" / "tmp" / "rwlock"
     marker.touch()
     lock.parent.mkdir(parents=True)
     note = "os.environ['WINNOW_PARENT'] = str(os.getpid())"
-    if known == "by dvc's lock":
+    if evidence == "lock of dvc":
         note = (
             "json.dump({'write': {'/out': {'pid': os.getpid(), 'cmd': 'dvc repro'}}}, "
             f"open({str(lock)!r}, 'w'))"
@@ -126,7 +126,7 @@ def test_stage_ends_with_dvc_in_a_container(known: str, tmp_path: Path) -> None:
 
 
 def test_stage_below_a_shell_of_dvc_continues(tmp_path: Path) -> None:
-    """A command that is a pipe or a list has a shell between dvc and the stage."""
+    """A pipe or a list of commands runs in a shell between dvc and the stage."""
     marker = tmp_path / "marker"
     shell = ["sh", "-c", '"$@"; true', "sh", sys.executable, "-c", CHILD, str(marker)]
     parent = f"import os; os.environ['WINNOW_PARENT'] = str(os.getpid()); {PARENT}"
@@ -186,5 +186,5 @@ def test_guarded_command_ends_with_its_children(
     assert guard.stdout is not None
     assert guard.stdout.readline() == "started\n"
     end(guard)
-    assert guard.stdout.read() == last  # its end comes when all of them have ended
+    assert guard.stdout.read() == last  # the pipe closes when all of them have ended
     assert guard.wait() == -signal.SIGKILL

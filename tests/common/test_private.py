@@ -1,4 +1,4 @@
-"""Stores, checkpoints and verdicts are for their owner, or for the group of a shared folder."""
+"""Only the owner, or the group of a shared folder, has access to private files."""
 
 import stat
 from collections.abc import Callable

@@ -41,7 +41,7 @@ def test_second_process_waits_and_logs_the_holder(
         while not caplog.records and not second.done():
             time.sleep(0.01)
         assert held == []
-        holder.stdin.close()  # it goes on, and ends
+        holder.stdin.close()  # the process continues, and ends
         second.result()
     assert len(held) == 1
     assert f"waiting for the checkpoints of sgpo/0: process {holder.pid} holds it" in caplog.text

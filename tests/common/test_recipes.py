@@ -46,7 +46,7 @@ def test_partial_recipe_changes_the_built_in_one(base: dict[str, str]) -> None:
     changed = recipes.resolved({"recipes": {"pods": {**base, **part}}}, "pods")
     group_size = {"allocate": {**built_in["allocate"], "group_size": 32}}
     assert changed == {**built_in, **group_size}
-    derived = recipes.resolved({"recipes": {"pods": part}}, "pods_random")  # made from pods
+    derived = recipes.resolved({"recipes": {"pods": part}}, "pods_random")  # derived from pods
     assert derived["allocate"]["group_size"] == 32
     whole = {"allocate": {"strategy": "uniform", "group_size": 2}}
     assert recipes.resolved({"recipes": {"pods": whole}}, "pods") == {**whole, "train": {}}
@@ -72,16 +72,16 @@ def test_invalid_recipe_is_refused(recipe: Any, message: str) -> None:
 @pytest.mark.parametrize("name", recipes.names({}))
 def test_file_begins_with_description_and_paper(name: str) -> None:
     path = recipes.FOLDER / f"{name}.yaml"
-    what, paper, first, *_ = path.read_text().splitlines()
-    assert what.startswith("# ")
-    assert what.endswith(".")
+    description, paper, first, *_ = path.read_text().splitlines()
+    assert description.startswith("# ")
+    assert description.endswith(".")
     assert paper.startswith("# ")
     assert not first.startswith("#")
     params.check_recipe(name, path.name)
 
 
 def test_budget_adds_branches_by_default() -> None:
-    """Each is a default: what the file or a recipe sets counts, and so does no budget."""
+    """The file, a recipe and a missing budget take precedence over these defaults."""
     budget = {"account": "executed", "amount": 4e11}
     values = {"experiment": {"budget": budget}, "train": {"learning_rate": 1e-4}}
     train = recipes.recipe(values, "grpo")["train"]

@@ -1,4 +1,4 @@
-"""Secrets in addresses: neither shown nor recorded."""
+"""Secrets in addresses are neither shown nor recorded."""
 
 from pathlib import Path
 
@@ -36,16 +36,16 @@ def test_credentials_are_before_the_host() -> None:
 
 
 def test_record_contains_no_secret_of_an_address(tmp_path: Path) -> None:
-    said: list[dict] = []
-    journal = Journal("uri", {"name": "x", "record": "1"}, tmp_path, lambda: said.append)
+    events: list[dict] = []
+    journal = Journal("uri", {"name": "x", "record": "1"}, tmp_path, lambda: events.append)
     tracker = Tracker(journal)
     source = {"path": "https://u:hidden@host/a.jsonl?signature=hidden"}
     tracker.params({"ingest": {"sources": [{"settings": source}]}, "url": "https://h/?k=hidden"})
     tracker.tags({"error": "ArtifactError: https://u:hidden@host/v1 does not answer"})
     tracker.experiment({"ingest": {"sources": [{"settings": source}]}}, {})
-    assert len(said) == 3
-    assert "hidden" not in str(said)
-    assert "https://host/a.jsonl" in str(said)
+    assert len(events) == 3
+    assert "hidden" not in str(events)
+    assert "https://host/a.jsonl" in str(events)
 
 
 @pytest.mark.parametrize(

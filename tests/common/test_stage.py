@@ -1,5 +1,5 @@
-"""The recipe and the seed of a stage: from the command line, or from the name that DVC gives it.
-And its status after Ctrl-C while it imports."""
+"""The recipe and the seed of a stage, from the command line or from its name in DVC. And its status
+after Ctrl-C during its imports."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ Cell = tuple[str | None, int | None]
 
 
 def cell(given: Cell, alone: str | None = None) -> Cell:
-    """The recipe and the seed of a command that was given these."""
+    """Return the recipe and the seed of a command with these options."""
     arguments = argparse.Namespace(recipe=given[0], seed=given[1])
     set_cell(argparse.ArgumentParser(), arguments, alone)
     return arguments.recipe, arguments.seed
@@ -66,14 +66,14 @@ def test_incomplete_cell_is_refused(
     monkeypatch.setenv("DVC_STAGE", stage)
     with pytest.raises(SystemExit):
         cell(given, alone)
-    said = capsys.readouterr().err
-    assert "set both --recipe and --seed" in said
-    assert repr(stage) in said
+    output = capsys.readouterr().err
+    assert "set both --recipe and --seed" in output
+    assert repr(stage) in output
 
 
 @pytest.mark.parametrize("library", ["yaml", "torch"])
 def test_interrupt_during_an_import_leaves_no_traceback(library: str, tmp_path: Path) -> None:
-    """Every stage imports yaml before it handles interrupts, and this one torch afterwards."""
+    """Every stage imports yaml before it handles interrupts, and this one torch after that."""
     slow = "import time; print('importing', flush=True); time.sleep(600)"
     (tmp_path / f"{library}.py").write_text(slow)
     line = [sys.executable, "-m", "tasks.profile", "--data", str(tmp_path)]
@@ -88,6 +88,6 @@ def test_interrupt_during_an_import_leaves_no_traceback(library: str, tmp_path: 
     assert stage.stdout is not None
     assert stage.stdout.readline() == "importing\n"
     stage.send_signal(signal.SIGINT)
-    _, said = stage.communicate()
+    _, output = stage.communicate()
     assert stage.returncode == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in output

@@ -39,8 +39,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success(case: tuple[int, int, 
 
 
 def test_pass_at_k_of_many_trials() -> None:
-    # a thousand of two thousand samples without one of the five hundred right ones: all but
-    # impossible
+    # 1000 of 2000 samples without one of the 500 correct ones are nearly impossible
     assert pass_at_k([500, 0], [2000, 2000], 1000) == pytest.approx([1.0, 0.0])
 
 
@@ -58,8 +57,8 @@ def test_mixed_probability_by_quadrature() -> None:
 
 
 def test_forecast_of_mixed_groups_is_calibrated() -> None:
-    """Prompts chosen for looking half-solved: the posterior says how many groups will really be
-    mixed."""
+    """For prompts that were chosen because they look half-solved, the posterior predicts the number
+    of mixed groups."""
     rng = np.random.default_rng(0)
     rates = rng.beta(0.5, 1.5, 20_000)
     counts = rng.binomial(8, rates)
@@ -82,7 +81,7 @@ def test_bootstrap_interval_covers() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_equal_outcomes_have_wilsons_interval(value: float) -> None:
-    """0 of 40: 0 to 3.84 / 43.84, not 0 to 0, which says that the policy can solve nothing."""
+    """The interval of 0 of 40 is 0 to 3.84 / 43.84, not 0 to 0."""
     low, high = bootstrap_interval(np.full(40, value), 200, np.random.default_rng(0))
     known_low, known_high = wilson_interval(40 * value, 40)
     assert (low, high) == pytest.approx((float(known_low), float(known_high)))
@@ -90,7 +89,7 @@ def test_equal_outcomes_have_wilsons_interval(value: float) -> None:
 
 
 def test_interval_of_equal_values() -> None:
-    """Up to 8.76 % of the prompts may differ, by half a point each way, or by one point or two."""
+    """Up to 8.76 % of the prompts may differ, by half a point in either direction, or by more."""
     assert bootstrap_interval([0.5] * 40, 9, np.random.default_rng(0)) == pytest.approx(
         (0.4562, 0.5438), abs=1e-4
     )
@@ -100,7 +99,7 @@ def test_interval_of_equal_values() -> None:
 
 @pytest.mark.parametrize("seed_spread", [0.0, 0.02])
 def test_crossed_interval_covers(seed_spread: float) -> None:
-    """Where seeds differ, a bootstrap of three of them covers the truth three times in four."""
+    """If seeds differ, a bootstrap of three of them covers the truth only three times in four."""
     rng = np.random.default_rng(0)
     covered = 0
     for _ in range(400):
@@ -124,7 +123,7 @@ def test_crossed_interval_of_seeds_with_equal_means() -> None:
     half = 3.182446 * (1 / 24) ** 0.5
     expected = pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
     assert crossed_interval([[1, 1, 0, 0], [1, 0, 1, 0]], (-1.0, 2.0)) == expected
-    # the prompts' means are equal, too: noise alone, a sum of squares of 2 over 3
+    # the prompts' means are equal as well: only noise, a sum of squares of 2 over 3
     half = 3.182446 * (2 / 3 / 8) ** 0.5
     expected = pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
     assert crossed_interval([[1, 1, 0, 0], [0, 0, 1, 1]], (-1.0, 2.0)) == expected
@@ -133,7 +132,7 @@ def test_crossed_interval_of_seeds_with_equal_means() -> None:
 
 
 def test_many_prompts_give_the_numbers_of_few() -> None:
-    """The same numbers as of fewer prompts with the same shares, and as of every prompt alone."""
+    """They are those of fewer prompts with the same shares, and of each prompt separately."""
     rng = np.random.default_rng(0)
     trials = rng.integers(4, 9, 10_000)
     correct = rng.binomial(trials, rng.beta(0.5, 2.0, len(trials)))

@@ -72,7 +72,7 @@ def test_database_and_artifacts_are_under_the_data_root(bare: Layout) -> None:
 
 
 def test_long_curves_are_thinned_and_keep_both_ends(layout: Layout) -> None:
-    """More points than one call to MLflow may contain."""
+    """The curve has more points than one call to MLflow may contain."""
     with track(LOCAL, layout, "train", "grpo", 0) as tracker:
         for step in range(5000):
             rare = {"accuracy": step / 5000} if step % 1000 == 999 else {}
@@ -114,7 +114,7 @@ def test_parameters_are_flattened_and_long_values_truncated(layout: Layout) -> N
 
 
 def test_benchmarks_are_recorded_in_the_run_of_the_trained_cell(layout: Layout) -> None:
-    """Beside the other results of that policy, and of no other policy."""
+    """They are recorded with the other results of that policy only."""
     curve = layout.train("grpo", 0) / "curve.parquet"
     for content in (b"first", b"second"):
         curve.parent.mkdir(parents=True, exist_ok=True)
@@ -131,11 +131,11 @@ def test_benchmarks_are_recorded_in_the_run_of_the_trained_cell(layout: Layout) 
     client = tracking.connect(tracking.address(LOCAL, layout))
     experiment = client.get_experiment_by_name("winnow").experiment_id
     runs = client.search_runs([experiment], order_by=["attributes.start_time ASC"])
-    told = {run.info.run_id: run.data.metrics for run in runs}
+    metrics_by_run = {run.info.run_id: run.data.metrics for run in runs}
     kinds = {kind: [r for r in runs if r.data.tags["kind"] == kind] for kind in ("cell", "stage")}
     trainings = [run for run in kinds["stage"] if run.info.run_name == "train grpo/0"]
     parent = trainings[0].data.tags["mlflow.parentRunId"]
-    assert told[parent] == {"eval/gsm8k/exact_match": 0.625}
+    assert metrics_by_run[parent] == {"eval/gsm8k/exact_match": 0.625}
     evaluations = [run.data.metrics for run in kinds["stage"] if run.info.run_name == "eval"]
     assert evaluations == [
         {"eval/gsm8k/exact_match": 0.625},
@@ -163,7 +163,7 @@ def test_input_is_linked_to_the_run_that_wrote_it(layout: Layout) -> None:
 
 
 def trained(layout: Layout, recipe: str, accuracy: float, weights: bool = False) -> Path:
-    """Record a training that wrote a curve and a policy."""
+    """Record a training with a curve and a policy."""
     folder = layout.train(recipe, 0)
     with track(
         Tracking(None, "winnow", 1.0 if weights else 0.0, []), layout, "train", recipe, 0
@@ -196,7 +196,7 @@ def test_champion_is_an_alias_and_weights_are_uploaded_only_on_demand(layout: La
     second = Layout(layout.root / "rounds" / "2")
     with track(shared, second, "report", None, None) as tracker:
         tracker.champion(None, "none beat the initial policy")
-    assert "champion" in client.get_registered_model("winnow").aliases  # the first round's stays
+    assert "champion" in client.get_registered_model("winnow").aliases  # of the first round
     with track(LOCAL, layout, "report", None, None) as tracker:
         tracker.champion(None, "none beat the initial policy")
     assert client.get_registered_model("winnow").aliases == {}
@@ -218,7 +218,7 @@ def test_failed_upload_of_a_policy_keeps_the_rest_of_the_record(
 
 @pytest.mark.slow
 def test_mlflow_loads_champion_and_candidate_by_their_aliases(layout: Layout) -> None:
-    """From the uploaded files alone."""
+    """MLflow uses only the uploaded files."""
     folder = layout.train("sgpo", 0)
     folder.mkdir(parents=True)
     shutil.copytree(ROOT / "data" / "policy", folder / "policy")

@@ -1,4 +1,4 @@
-"""The record if the server is absent, slow or ends during a stage: pending events are replayed."""
+"""Pending events are replayed if the server was absent, was slow or ended during a stage."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ from tasks.common.tracking.journal import line_of, read_events
 from tests.common.record import LOCAL, away, pending_files, runs_of
 
 
-def test_events_for_an_absent_server_wait_in_a_file_and_are_replayed_with_their_times(
+def test_events_for_an_absent_server_are_replayed_with_their_times(
     layout: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0, [])
@@ -65,7 +65,7 @@ def test_events_for_an_absent_server_wait_in_a_file_and_are_replayed_with_their_
 
 
 class Dripping(BaseHTTPRequestHandler):
-    """A server that sends a byte now and then."""
+    """A server that sends a byte from time to time."""
 
     given_up = threading.Event()
 
@@ -132,7 +132,7 @@ def test_pending_file_is_replayed_by_the_next_stage(
             tracker.metrics({"pass_rate": 0.5})
     (pending,) = pending_files(layout)
     with pending.open("a") as file:
-        file.write('{"kind": "met')  # cut short by a kill
+        file.write('{"kind": "met')  # truncated by a kill
     pending.with_name("a-damaged.jsonl").write_text("no JSON\n")
     pending.with_name("an-empty.jsonl").touch()
     with track(LOCAL, layout, "baseline", None, None):
@@ -146,7 +146,7 @@ def test_every_flipped_bit_of_a_pending_file_is_detected(tmp_path: Path) -> None
     events = [{"kind": "metrics", "values": {"loss": n / 3}, "digest": "5d41"} for n in range(3)]
     path.write_text("".join(map(line_of, events)))
     assert read_events(path) == events
-    content, said = path.read_bytes(), set()
+    content, messages = path.read_bytes(), set()
     for place in range(8 * len(content)):
         damaged = bytearray(content)
         damaged[place // 8] ^= 1 << place % 8
@@ -155,9 +155,9 @@ def test_every_flipped_bit_of_a_pending_file_is_detected(tmp_path: Path) -> None
             # a last line without its line feed is ignored
             assert read_events(path) in (events, events[:2])
         except ValueError as error:
-            said.add(re.sub(r" \(.*\)", "", str(error)).removeprefix(f"{tmp_path}/"))
+            messages.add(re.sub(r" \(.*\)", "", str(error)).removeprefix(f"{tmp_path}/"))
     remedy = "delete that line and replay the others, or delete the file"
-    assert {line for line in said if "line 2" in line} == {
+    assert {line for line in messages if "line 2" in line} == {
         f"train-1.jsonl, line 2 is damaged: {remedy}"
     }
 

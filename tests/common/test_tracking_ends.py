@@ -96,7 +96,7 @@ def test_stages_of_one_dvc_process_share_a_pipeline(tmp_path: Path) -> None:
 
 
 def begin_and_kill(layout: Layout) -> None:
-    """The record of a training that is killed."""
+    """Record a training that is killed."""
     script = (
         "from pathlib import Path; from tasks.common import tracking, artifacts; import os, sys\n"
         "with tracking.track(tracking.Tracking(None, 'winnow', 0.0, []), "

@@ -1,4 +1,4 @@
-"""The stage policy: folders of external policies that are refused, each with the file at fault."""
+"""The stage policy refuses folders of external policies, and names the faulty file."""
 
 import math
 import shutil
@@ -19,7 +19,7 @@ UP = "model.layers.0.mlp.up_proj.weight"
 
 @pytest.fixture
 def folder(tmp_path: Path, llama: Path) -> Path:
-    """A copy of a policy, for a test that damages it."""
+    """Return a copy of a policy, for a test that damages it."""
     return Path(shutil.copytree(llama, tmp_path / "policy"))
 
 
@@ -111,7 +111,7 @@ def test_file_that_cannot_be_loaded_is_named(
 
 
 def test_policy_without_a_tokenizer_is_refused(folder: Path) -> None:
-    """The other files are not enough: transformers would make up three tokens."""
+    """The other files are not enough: transformers would invent three tokens."""
     (folder / "tokenizer.json").unlink()
     check_refused(folder, f"{folder} has no tokenizer .*copy the tokenizer's")
 

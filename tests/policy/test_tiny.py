@@ -185,7 +185,7 @@ def test_training_is_repeatable_under_its_seed():
 
 
 class Killed(Exception):
-    """Stands for a kill."""
+    """A substitute for a kill."""
 
 
 def trained(unfinished: Unfinished | None, chunks: int = 1000) -> torch.nn.Module:
@@ -237,7 +237,7 @@ def test_tiny_policy_is_an_ordinary_model(tmp_path):
     assert replaced["digest"] != card["digest"] == policy_digest(policy.folder) == policy.digest
     model = AutoModelForCausalLM.from_pretrained(policy.folder)
     tokenizer = AutoTokenizer.from_pretrained(policy.folder)
-    # a layer: q, k, v, o of 32 x 32, three of 32 x 32 in the MLP; the head of vocabulary x 32, tied
+    # q, k, v, o of 32 x 32 per layer, three of 32 x 32 in the MLP; a tied head of vocabulary x 32
     assert card["num_matmul_parameters"] == 7 * 32 * 32 + len(tokenizer) * 32
     assert card["max_length"] == 128
     assert (model.config.head_dim, model.config.tie_word_embeddings) == (32, True)

@@ -1,4 +1,4 @@
-"""Shards made by hand, in a folder and in a bucket."""
+"""Stores in a folder and in a bucket, with hand-made shards."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def rows(keys: list[tuple[str, int]], text: str) -> pl.DataFrame:
 
 
 def again(store: RolloutStore) -> RolloutStore:
-    """The same folder for another process."""
+    """Return the store of the same folder, as another process opens it."""
     return RolloutStore(
         store.files, store.folder, {"policy": "p", "sampling": {"temperature": 1.0}}
     )
@@ -32,7 +32,7 @@ def damage(store: RolloutStore, span: Span) -> None:
 
 
 def owners(store: RolloutStore, keys: list[tuple[str, int]]) -> dict[tuple[str, int], str]:
-    """The text that each key has for a reader that comes now."""
+    """Return the text of each key, as a new reader finds it."""
     wanted = rows(keys, "").select("prompt_digest", "sample_index").unique(maintain_order=True)
     found = StoreView(store, wanted).read(["text"])
     assert not found.select("prompt_digest", "sample_index").is_duplicated().any()

@@ -21,8 +21,8 @@ from tests.store.conftest import again, damage, owners, rows
 def test_overlapping_or_killed_compactions_keep_every_owner(
     rng: random.Random, num_shards: int
 ) -> None:
-    """Compacted spans of any overlap, and any part of what they cover removed: each key keeps its
-    first row."""
+    """Each key keeps its first row, however compacted spans overlap, and whichever covered shards
+    have been removed."""
     keys = [("p", i) for i in range(6)]
     appended = {
         Span(n, n): rows(rng.sample(keys, rng.randint(1, 4)), f"shard {n}")
@@ -31,7 +31,7 @@ def test_overlapping_or_killed_compactions_keep_every_owner(
     expected = first_rows(appended)
     present, views = dict(appended), [dict(appended)]
     for _ in range(rng.randint(1, 4)):
-        view = rng.choice(views)  # what this machine saw, perhaps before the others were at work
+        view = rng.choice(views)  # this machine's view, perhaps older than the work of the others
         run = shards.live(view)
         if len(run) < 2:
             break
@@ -56,8 +56,8 @@ def first_rows(found: dict[Span, pl.DataFrame]) -> dict[Any, str]:
 
 
 def test_overlapping_compactions_are_merged(store: RolloutStore) -> None:
-    """Two machines, each of which saw another part of the folder: their shards overlap, and are
-    merged again."""
+    """Two machines with different views of the folder write overlapping shards, which are then
+    merged."""
     for n in range(6):
         store.append(rows([("a", n % 4), ("b", n)], f"shard {n}"))
     keys = [(p, i) for p in "ab" for i in range(6)]
@@ -83,7 +83,7 @@ def test_reader_lists_again_after_a_compaction(store: RolloutStore) -> None:
     for n in range(4):
         store.append(rows([("a", n)], f"shard {n}"))
     view = StoreView(store, rows(keys, "").select(shards.KEYS))
-    assert len(view.owned()) == 4  # the key columns are read, and remembered
+    assert len(view.owned()) == 4  # the key columns are read and cached
     compaction.compact(again(store))
     assert sorted(view.read(["text"])["text"]) == [f"shard {n}" for n in range(4)]
 
@@ -91,7 +91,7 @@ def test_reader_lists_again_after_a_compaction(store: RolloutStore) -> None:
 def test_missing_keys_of_a_part_equal_those_of_the_whole(
     store: RolloutStore,
 ) -> None:
-    """Each batch of a stage asks about its own keys, while others append, damage and compact."""
+    """A stage looks up the keys of each batch, while others append, damage and compact."""
     rng, keys = random.Random(0), [(p, i) for p in "abc" for i in range(4)]
     wanted = rows(keys, "").select(shards.KEYS)
     long_lived = StoreView(store, wanted)
@@ -130,7 +130,7 @@ def test_rows_are_read_once_during_compaction_and_damage(
 
 
 def test_rows_of_a_slow_writer_survive_a_compaction(store: RolloutStore) -> None:
-    """It finds place 1 free, because others filled it and compacted it away while it slept."""
+    """The writer finds place 1 free, because others filled and compacted it in the meantime."""
     store.append(rows([("a", 0)], "first"))
 
     class Sleeper(RolloutStore):
@@ -153,7 +153,7 @@ def test_rows_of_a_slow_writer_survive_a_compaction(store: RolloutStore) -> None
 
 
 def test_shard_compacted_at_once_is_not_repeated(store: RolloutStore) -> None:
-    """The compaction comes between the writer's file and its look at the names."""
+    """The compaction happens after the writer's file and before its check of the names."""
     store.append(rows([("a", 0)], "first"))
 
     class Overtaken(RolloutStore):
@@ -175,7 +175,7 @@ def test_damaged_compacted_shard_removes_nothing(store: RolloutStore) -> None:
     content = bytearray(shards.encode(pl.concat([part for part in parts if part is not None])))
     content[50] ^= 1
     store.create(Span(0, 2).name, bytes(content))
-    compaction.remove_covered(store, Span(0, 2))  # it must not trust the rotten one
+    compaction.remove_covered(store, Span(0, 2))  # it must not trust the damaged shard
     assert owners(store, [("a", n) for n in range(3)]) == {("a", n): f"shard {n}" for n in range(3)}
 
 

@@ -1,5 +1,4 @@
-"""The store among real processes, as stages are run: two at once, kills, growth, and the command
-line."""
+"""The store with real stages: concurrent and killed ones, growth, and the command line."""
 
 import argparse
 import contextlib
@@ -33,8 +32,8 @@ from tests.train.worlds import PARAMS
 def make_root(
     root: Path, policy: Path, store: str | None, numbers: range, **changes: Any
 ) -> Layout:
-    """A data root with prompts, the policy and parameters; the store where it is said, three
-    prompts a batch."""
+    """Make a data root with prompts, the policy and parameters: batches of three prompts, and the
+    given store."""
     layout = Layout(root)
     place_policy(
         policy, layout, load_model(policy, dtype=torch.float32, device=torch.device("cpu"))
@@ -62,18 +61,18 @@ def change(layout: Layout, section: str, **values: Any) -> None:
 
 
 def fork(layout: Layout) -> Forked:
-    """The command, without the seconds of its start."""
+    """Fork the command, which saves its imports."""
     return Forked("profile", layout.root / "params.yaml", layout.root)
 
 
 def finish(process: Forked) -> str:
-    """The log of a stage that succeeds."""
+    """Return the log of a stage, which must succeed."""
     log = process.finish()
     assert process.returncode == 0, log
     return log
 
 
-def said(log: str) -> str:
+def message_of(log: str) -> str:
     return next(line.split(": ", 1)[1] for line in log.splitlines() if "rollouts reused" in line)
 
 
@@ -88,7 +87,7 @@ def tables(layout: Layout) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def run(layout: Layout, stage: str, main: Callable[[Stage], None]) -> dict[str, str]:
-    """A stage in this process; what it says about rollouts reused and sampled, by kind."""
+    """Run a stage in this process. Return its message about reused rollouts by kind."""
     values = params.load(layout.root / "params.yaml")
     main(Stage(stage, values, layout, None, None, argparse.Namespace(), Tracker()))
     return {kind: note["said"] for kind, note in read_checked(layout.sampling_note(stage)).items()}
@@ -104,14 +103,14 @@ def test_growth_through_the_stage(guesser: Path, tmp_path: Path) -> None:
     first, rollouts = tables(layout)
     assert profile(layout) == "40 rollouts reused, 0 sampled"
     assert tables(layout)[0].equals(first)
-    write_prompts(layout, range(11))  # a tenth more
-    said = profile(layout)
-    assert said.startswith("40 rollouts reused, 4 sampled (")
-    assert said.endswith("tokens): 1 prompt new to the store")
+    write_prompts(layout, range(11))  # one more than before
+    message = profile(layout)
+    assert message.startswith("40 rollouts reused, 4 sampled (")
+    assert message.endswith("tokens): 1 prompt new to the store")
     change(layout, "profile", num_samples=8)
-    said = profile(layout)
-    assert said.startswith("44 rollouts reused, 44 sampled (")
-    assert said.endswith("tokens): num_samples 4 -> 8")
+    message = profile(layout)
+    assert message.startswith("44 rollouts reused, 44 sampled (")
+    assert message.endswith("tokens): num_samples 4 -> 8")
     is_old = (pl.col("sample_index") < 4) & (pl.col("prompt_id") != "p10")
     assert tables(layout)[1].filter(is_old).equals(rollouts)
     edited = pl.when(pl.col("prompt_id") == "p3")
@@ -132,8 +131,8 @@ def test_growth_through_the_stage(guesser: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_with_their_own_roots_share_the_work(qwen: Path, tmp_path: Path) -> None:
-    """Both want the same prompts at the same time: nothing lost, nothing twice in a profile, equal
-    profiles."""
+    """Both sample the same prompts at the same time. Their profiles are equal, and have each
+    rollout once."""
     location = tmp_path / "shared"
     roots = [make_root(tmp_path / name, qwen, str(location), range(60)) for name in "ab"]
     logs = [finish(process) for process in [fork(layout) for layout in roots]]
@@ -142,15 +141,14 @@ def test_two_processes_with_their_own_roots_share_the_work(qwen: Path, tmp_path:
     assert first[1].equals(second[1])
     assert len(first[1]) == 240
     assert not first[1].select("prompt_id", "sample_index").is_duplicated().any()
-    # what both had in hand at the same time may be twice in the store, a batch (12) at a time;
-    # never all of it
-    sampled = sum(int(said(log).split(" sampled")[0].split()[-1]) for log in logs)
+    # batches (of 12) that both sample at the same time may be in the store twice, but not all
+    sampled = sum(int(message_of(log).split(" sampled")[0].split()[-1]) for log in logs)
     assert sampled == stored_rows(location)
     assert 240 <= sampled < 480
 
 
 @pytest.mark.slow
-def test_two_processes_on_one_root_sample_nothing_twice(qwen: Path, tmp_path: Path) -> None:
+def test_two_processes_on_one_root_sample_each_rollout_once(qwen: Path, tmp_path: Path) -> None:
     layout = make_root(tmp_path, qwen, None, range(30))
     for process in [fork(layout), fork(layout)]:
         finish(process)
@@ -159,8 +157,8 @@ def test_two_processes_on_one_root_sample_nothing_twice(qwen: Path, tmp_path: Pa
 
 @pytest.mark.slow
 def test_killed_stages_lose_nothing(qwen: Path, tmp_path: Path) -> None:
-    """SIGKILL again and again, also while shards are compacted by others; then the profile of an
-    unkilled run."""
+    """After many kills, also while others compact shards, the profile is that of an uninterrupted
+    run."""
     alone, killed = (
         make_root(tmp_path / name, qwen, None, range(100)) for name in ("alone", "killed")
     )
@@ -176,15 +174,15 @@ def test_killed_stages_lose_nothing(qwen: Path, tmp_path: Path) -> None:
         progress.append(stored_rows(killed.store))
         admin("gc", killed)
         assert stored_rows(killed.store) == progress[-1]
-    said = profile(killed)
-    assert progress == sorted(set(progress))  # every attempt got further
-    assert said.startswith(f"{progress[-1]} rollouts reused, {400 - progress[-1]} sampled (")
+    message = profile(killed)
+    assert progress == sorted(set(progress))  # every attempt made progress
+    assert message.startswith(f"{progress[-1]} rollouts reused, {400 - progress[-1]} sampled (")
     for one, other in zip(tables(alone), tables(killed), strict=True):
         assert one.equals(other)
 
 
 def wait_for_shards(layout: Layout, process: Forked, rows: int) -> None:
-    """Until the store holds more than `rows` rollouts."""
+    """Wait until the store contains more than `rows` rollouts."""
     while stored_rows(layout.store) <= rows:
         assert process.poll() is None, process.finish()
         time.sleep(0.002)
@@ -200,7 +198,7 @@ def admin(name: str, layout: Layout, *policies: str, dry_run: bool = False, stat
 
 
 @pytest.mark.slow
-def test_commands(qwen: Path, tmp_path: Path) -> None:
+def test_commands_of_the_store(qwen: Path, tmp_path: Path) -> None:
     layout = make_root(tmp_path, qwen, None, range(9))
     assert "empty" in admin("stat", layout)
     profile(layout)
@@ -243,10 +241,10 @@ def test_evaluation_reports_both_kinds_of_samples(qwen: Path, tmp_path: Path) ->
         range(3),
         evaluate={"num_samples": 2, "pass_at": [1], "num_bootstrap": 9},
     )
-    said = run(layout, "baseline", tasks.evaluate.run.main)
-    assert said["sampled"].startswith("0 rollouts reused, 6 sampled (")
-    assert said["greedy"].startswith("0 rollouts reused, 3 sampled (")
+    message = run(layout, "baseline", tasks.evaluate.run.main)
+    assert message["sampled"].startswith("0 rollouts reused, 6 sampled (")
+    assert message["greedy"].startswith("0 rollouts reused, 3 sampled (")
     change(layout, "evaluate", num_samples=3)
-    said = run(layout, "baseline", tasks.evaluate.run.main)
-    assert said["sampled"].endswith("tokens): num_samples 2 -> 3")
-    assert said["greedy"] == "3 rollouts reused, 0 sampled"
+    message = run(layout, "baseline", tasks.evaluate.run.main)
+    assert message["sampled"].endswith("tokens): num_samples 2 -> 3")
+    assert message["greedy"] == "3 rollouts reused, 0 sampled"

@@ -1,5 +1,4 @@
-"""Drawing through the store: nothing is sampled twice, nothing is mixed up, costs are of the rows
-used."""
+"""Rollouts through the store: no rollout is sampled twice, and costs are those of the used rows."""
 
 import dataclasses
 import json
@@ -45,7 +44,7 @@ def stored_rollouts(
     *,
     greedy: bool = False,
 ) -> StoredRollouts:
-    """Return the request of the stage `profile`."""
+    """Return the rollouts that the stage `profile` requests."""
     return StoredRollouts(
         *(prompts, world[0], num_samples, settings, world[1]), cell="profile", greedy=greedy
     )
@@ -111,7 +110,7 @@ def test_engine_metrics_are_recorded_with_the_usage(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HfEngine, "metrics", lambda _: {"engine/num_preemptions": 2.0})
-    for expected in ({"engine/num_preemptions": 2.0}, {}):  # the second time nothing is sampled
+    for expected in ({"engine/num_preemptions": 2.0}, {}):  # the second run samples nothing
         found = draw(world, prompts_table(range(2)), 1)[2].metrics()
         assert {name: found[name] for name in found if name.startswith("engine/")} == expected
 
@@ -167,7 +166,7 @@ def test_damaged_shard_is_set_aside_and_its_rows_are_sampled_again(
     shard = shard_files(world[1])[1]
     content = bytearray(shard.read_bytes())
     place = {"keys": 40}.get(how, len(content) // 2)
-    content[place] ^= 4  # one bit, which Parquet itself may not notice
+    content[place] ^= 4  # one bit, which Parquet may not detect
     shard.write_bytes({"cut": content[:-40], "empty": b""}.get(how, content))
     again, _, usage = draw(*request)
     assert usage.sampled_rollouts == 8
@@ -267,7 +266,7 @@ def test_samples_are_stored_although_the_disk_has_no_room_to_merge_shards(
     settings = dataclasses.replace(SETTINGS, store=StoreSettings(None, 4, False))
     stored = stored_rollouts(world, prompts_table(range(AUTOMATIC_FROM)), 4, settings)
     with largest_file(1 << 21), ExitStack() as later:
-        # the first shard has shown what a shard takes; from then on no file may be much larger
+        # the first shard shows the size of a shard; no later file may be much larger
         def fill(rows: pl.DataFrame) -> None:
             largest = max(path.stat().st_size for path in shard_files(world[1]))
             later.enter_context(largest_file(largest + largest // 4))

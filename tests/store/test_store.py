@@ -1,4 +1,4 @@
-"""The store alone: the order of shards, damage, concurrent writers, and totals."""
+"""The store itself: the order of shards, damage, concurrent writers, and totals."""
 
 import io
 import random
@@ -43,7 +43,7 @@ def test_shard_is_plain_parquet_and_any_flipped_bit_is_detected() -> None:
 def test_shard_with_a_damaged_footer_is_set_aside(
     local: RolloutStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers fail in many ways, some without an Exception. After a scan, `load` verifies."""
+    """Readers fail in many ways, some without an Exception. `load` verifies after a scan."""
     monkeypatch.setattr(folder, "READ_WAITS", (0.0, None))
     content = shards.encode(rows([("a", 0), ("a", 1)], "x"))
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
@@ -103,15 +103,15 @@ def test_failed_read_is_repeated(
 def test_reads_truncated_at_one_place_set_nothing_aside(
     store: RolloutStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy that cuts every answer, for one reader of a team."""
+    """A proxy truncates every answer for one reader of a team."""
     store.append(rows([("a", 0)], "x"))
     read = store.files.cat_file
     with monkeypatch.context() as proxied:
         proxied.setattr(store.files, "cat_file", lambda path: read(path)[:-9], raising=False)
         with pytest.raises(ArtifactError, match="no two reads were complete"):
             store.load(Span(0, 0), ["text"])
-        ((_, said),) = maintenance.find_damaged(store)
-        assert "the network or the disk returns wrong data" in said
+        ((_, message),) = maintenance.find_damaged(store)
+        assert "the network or the disk returns wrong data" in message
     assert store.num_damaged() == 0
     assert owners(store, [("a", 0)]) == {("a", 0): "x"}
 
@@ -162,7 +162,7 @@ def test_concurrent_writers_lose_nothing(store: RolloutStore) -> None:
 def test_name_that_was_taken_and_is_free_again_is_no_error(
     store: RolloutStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process compacts the shard between the refusal and the check of its name."""
+    """Another process compacts the shard between the refusal and the check of the name."""
     assert store.create("taken", b"1")
     monkeypatch.setattr(store.files, "exists", lambda path: False)
     assert not store.create("taken", b"2")
