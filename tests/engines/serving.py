@@ -37,8 +37,8 @@ class Behaviour:
     finishes: bool = True  # whether an update can be ended
     version: str = "default"  # the reported version, also of weights that are not in effect
     paused: bool = False
-    updating: bool = False  # and then another update is rejected
-    samples_from: str | None = None  # the reported version of the samples, if another
+    updating: bool = False  # during an update another one is rejected
+    samples_from: str | None = None  # the reported version of the samples, if it differs
     requests: int = 0  # completions requested
     served: int = 0  # completions answered
     num_tokens: int = 0  # of the completions
@@ -170,8 +170,8 @@ class Server:
     async def generate(self, request: web.Request) -> web.Response:
         """Answer in vLLM's own protocol for tokens."""
         body = await request.json()
-        asked = {**body["sampling_params"], "prompt": body["token_ids"]}
-        return await self.answer_to(request, asked, reports_versions=True)
+        completion = {**body["sampling_params"], "prompt": body["token_ids"]}
+        return await self.answer_to(request, completion, reports_versions=True)
 
     async def answer_to(
         self, request: web.Request, body: dict[str, Any], *, reports_versions: bool = False
@@ -219,7 +219,7 @@ class Server:
 
 
 class StandIn:
-    """Stands for a server that Winnow starts. Without `server` it ends before it answers."""
+    """A substitute for a server that Winnow starts. Without `server` it ends before it answers."""
 
     def __init__(self, server: Server | None, name: str) -> None:
         self.server, self.is_gone = server, server is None

@@ -73,8 +73,8 @@ def test_host_starts_polls_and_interrupts_a_process(
     assert written.endswith(b"stopped\n")
 
 
-class Here:
-    """Stands for a host on another machine."""
+class OtherHost:
+    """A substitute for a host on another machine."""
 
     def __init__(self, host: Host) -> None:
         self.host, self.poll, self.place = host, host.poll, host.place
@@ -89,9 +89,9 @@ class Here:
 
 def test_log_of_a_remote_server_is_kept_here(host: Host, tmp_path: Path) -> None:
     script = f"print('x' * {3 * PIECE}); print('the reason')"
-    here: Any = Here(host)
+    far: Any = OtherHost(host)
     command, log = [sys.executable, "-c", script], tmp_path / "log"
-    replica = RemoteReplica(here, tmp_path, command, {**os.environ, gate.KEY: "k"}, "engine-0", log)
+    replica = RemoteReplica(far, tmp_path, command, {**os.environ, gate.KEY: "k"}, "engine-0", log)
     assert not replica.is_serving()
     wait_for(replica.has_ended)
     assert replica.log_tail().endswith("x\nthe reason\n")
@@ -126,10 +126,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_folder_that_a_machine_does_not_share_is_refused(host: Host, tmp_path: Path) -> None:
-    here: Any = Here(host)
-    check_shared(here, tmp_path)
+    far: Any = OtherHost(host)
+    check_shared(far, tmp_path)
     with pytest.raises(ArtifactError, match=f"cannot read {tmp_path}: engine.cluster needs"):
-        check_shared(here, tmp_path / "missing")
+        check_shared(far, tmp_path / "missing")
     assert host.read("port") is None
 
 
@@ -164,27 +164,27 @@ def gated(tmp_path: Path) -> Iterator[str]:
 
 
 def test_gate_forwards_requests_with_the_key_only(gated: str) -> None:
-    def ask(method: str, route: str, key: str, **body: Any) -> httpx.Response:
+    def request(method: str, route: str, key: str, **body: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return httpx.request(method, f"{gated}{route}", headers=headers, **body)
 
-    answer = ask("POST", "/pause?mode=wait", "the key", content="body")
+    answer = request("POST", "/pause?mode=wait", "the key", content="body")
     assert answer.status_code == 200
     assert answer.json() == {"path": "/pause?mode=wait", "sent": "body", "key": None}
     for key in ("", "another", "the key2", "the ke"):
-        assert ask("POST", "/update_weights", key).status_code == 401
+        assert request("POST", "/update_weights", key).status_code == 401
     for method, route in (("POST", "/collective_rpc"), ("GET", "/pause"), ("GET", "/v1/../x")):
-        assert ask(method, route, "the key").status_code == 404
+        assert request(method, route, "the key").status_code == 404
 
 
 def test_gate_forwards_exactly_the_routes_in_use() -> None:
     folder = Path(gate.__file__).parent.parent
     files = [*folder.glob("server/*.py"), *folder.glob("weights/*.py")]
     source = "".join(path.read_text() for path in files)
-    asked = set(re.findall(r"root\}(/[a-z_/0-9]+)", source))
-    asked |= {f"/v1{route}" for route in re.findall(r"endpoint\.url\}(/[a-z_]+)", source)}
-    asked |= {f"/{nccl.LEAVE}", "/init_weight_transfer_engine"}
-    assert asked | {"/health"} == {route for _, route in gate.ROUTES}
+    routes = set(re.findall(r"root\}(/[a-z_/0-9]+)", source))
+    routes |= {f"/v1{route}" for route in re.findall(r"endpoint\.url\}(/[a-z_]+)", source)}
+    routes |= {f"/{nccl.LEAVE}", "/init_weight_transfer_engine"}
+    assert routes | {"/health"} == {route for _, route in gate.ROUTES}
 
 
 def cluster(**changes: Any) -> EngineSettings:
@@ -251,7 +251,7 @@ def test_shared_folder_that_is_not_writable_is_named(tmp_path: Path) -> None:
         ([75, 1], [75, 1], False, 1),  # the training's own fault: it would fail again
         ([-9, 1], [-9, 1], True, 1),
         ([-9, 75], [-9], True, 75),
-        ([75, None], [75], True, 75),  # a silent one, which was killed
+        ([75, None], [75], True, 75),  # a silent rank, which was killed
         ([None], [None], True, 1),
     ],
 )

@@ -30,13 +30,13 @@ class Servers:
 
     def __init__(self, num: int, hang: Sequence[int] = ()) -> None:
         self.num, self.hang = num, set(hang)
-        self.asked: list[tuple[int, int]] = []  # server and row, in order
+        self.requests: list[tuple[int, int]] = []  # server and row, in order
         self.in_flight: Counter[int] = Counter()  # of each row
         self.given_up: list[int] = []
         self.beats = 0  # of all servers
 
     async def ask(self, server: int, row: int) -> int:
-        self.asked.append((server, row))
+        self.requests.append((server, row))
         self.in_flight[row] += 1
         assert self.in_flight[row] == 1
         try:
@@ -71,7 +71,7 @@ class Servers:
 
     def rows(self) -> list[int]:
         """Return the number of rows that each server got."""
-        found = Counter(server for server, _ in self.asked)
+        found = Counter(server for server, _ in self.requests)
         return [found[server] for server in range(self.num)]
 
 
@@ -107,7 +107,7 @@ def test_rows_are_spread_evenly_over_many_servers() -> None:
 def test_group_larger_than_a_servers_room_stays_together() -> None:
     servers = Servers(2)
     servers.run([4] * 6, max_in_flight=3)
-    homes = {row: server for server, row in servers.asked}
+    homes = {row: server for server, row in servers.requests}
     groups = [range(first, first + 4) for first in range(0, 24, 4)]
     # a group of four is split after the three rows that a server admits at once
     assert all(len({homes[row] for row in group[:3]}) == 1 for group in groups)
@@ -127,10 +127,10 @@ def test_rows_of_a_hanging_server_are_moved_to_the_others() -> None:
     servers = Servers(NUM_SERVERS, hang=[7])
     servers.run([8] * 512)
     assert servers.given_up == [7]
-    asked = Counter(row for _, row in servers.asked)
-    moved = {row for server, row in servers.asked if server == 7}
+    requests = Counter(row for _, row in servers.requests)
+    moved = {row for server, row in servers.requests if server == 7}
     assert len(moved) == 64
-    assert asked == {row: 2 if row in moved else 1 for row in range(4096)}
+    assert requests == {row: 2 if row in moved else 1 for row in range(4096)}
 
 
 def test_run_ends_when_all_rows_are_answered() -> None:

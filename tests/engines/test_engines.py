@@ -270,7 +270,7 @@ def test_weights_replaced_in_place_are_in_effect(
             noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
             parameter.add_(0.05 * noise)
     if isinstance(engine, VllmEngine):
-        # as for a trainer on a GPU; on a CPU vLLM pauses and clears prefixes, and keeps its memory
+        # as with a trainer on a GPU; on a CPU vLLM pauses and clears prefixes, but frees no memory
         engine.can_sleep = True
     try:
         engine.sleep()

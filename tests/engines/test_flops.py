@@ -151,12 +151,12 @@ def test_prefill_is_repeated_after_a_swap() -> None:
     # prefill of 10 tokens, 2 decoded; prefill of 10 + 3, 1 decoded; prefill of 10 + 5
     assert flops_of([[0, 0, 0, 1, 1, 4]], 1) == 120 * (10 + 2 + 13 + 1 + 15) + 80 * (3 + 2 + 1)
     assert flops_of([[0] * 6], 1) == 120 * (10 + 5) + 80 * 6
-    # both continue with version 1: the second finds 8 tokens of the prompt in the cache
+    # both continue with version 1: 8 prompt tokens of the second are in the cache
     pair = [[0, 1], [0, 0, 1]]
     alone = sum(flops_of([each], 4) for each in pair)
     first = sample_flops(WITHOUT_ATTENTION, [10], [2], [1, 2], 4).sum()
     assert flops_of(pair, 4) == first + 120 * (11 + 12 - 8) + 80 * 2 < alone
-    # with different versions nothing is shared
+    # completions with different versions share no prefix
     apart = [[0, 1], [2, 2, 3]]
     assert flops_of(apart, 4) == sum(flops_of([each], 4) for each in apart)
 

@@ -57,7 +57,7 @@ def test_next_trainer_loads_its_own_weights_before_sampling(lend: Lend, policy: 
     assert first.generate(REQUEST).token_ids == expected(policy, 1.5) != expected(policy, 1.0)
 
     second = trainer(policy, lender, "b-")
-    assert names(second) == ["0-0", "1-0"]  # they were not started again
+    assert names(second) == ["0-0", "1-0"]  # they were not restarted
     with pytest.raises(ArtifactError, match="sampled from weights of version 'a-2', not ''"):
         second.generate(REQUEST)
     second.set_weights(NamedWeights(scaled(policy, 1.2)))
@@ -80,14 +80,14 @@ def test_interrupted_update_does_not_prevent_the_next_one(lend: Lend, policy: Po
     second.set_weights(NamedWeights(scaled(policy, 1.5)))
     assert names(second) == ["0-0", "1-0"]
     lender.tend()
-    assert lender.replicas.attempts == [0, 0, 1]  # the one that stays in it is started again
+    assert lender.replicas.attempts == [0, 0, 1]  # the server still in the update is restarted
     assert second.generate(REQUEST).token_ids == expected(policy, 1.5)
 
 
 def test_refused_server_is_restarted_by_the_command(lend: Lend, policy: Policy) -> None:
     lender = lend(2)
     engine = trainer(policy, lender, "a-")
-    does(lender.replicas, 1).loads = False  # it only reports that it has the new weights
+    does(lender.replicas, 1).loads = False  # it only reports the new weights
     engine.set_weights(NamedWeights(scaled(policy, 1.5)))
     assert names(engine) == ["0-0"]
     lender.tend()

@@ -53,7 +53,7 @@ def memory(model: Any, **changes: Any) -> TrainingMemory:
 
 
 def test_low_precision_memory_is_autocasts_copy(qwen: Path) -> None:
-    """Autocast casts matrices in a forward, and keeps them for the backward."""
+    """Autocast casts matrices in a forward pass, and keeps them for the backward pass."""
     model = load(qwen)
     kept: dict[int, int] = {}
 

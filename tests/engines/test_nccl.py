@@ -52,21 +52,21 @@ def test_servers_sample_with_broadcast_weights(policy: Policy, group: Path) -> N
         engine.close()
 
 
-class Told:
-    """A connection to a server of the group, which fails at a route."""
+class Recorder:
+    """A connection to a server of the group. It records requests, and fails at a route."""
 
     def __init__(self, name: str, fails_at: str = "") -> None:
         self.endpoint = Endpoint(f"http://{name}/v1")
-        self.fails_at, self.asked = fails_at, list[tuple[str, Any]]()
+        self.fails_at, self.requests = fails_at, list[tuple[str, Any]]()
 
     async def request(self, method: str, url: str, body: Any = None) -> None:
         route = url.rpartition("/")[2]
-        self.asked.append((route, body))
+        self.requests.append((route, body))
         if route == self.fails_at:
             raise Unavailable(f"{self.endpoint.url} is not there")
 
 
-class Alone:
+class Trainer:
     """The trainer's side of a group."""
 
     def __init__(self) -> None:
@@ -82,10 +82,10 @@ class Alone:
 
 
 def test_server_that_fails_ends_the_group_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups: list[tuple[Alone, int]] = []
+    groups: list[tuple[Trainer, int]] = []
 
-    def join(unique_id: bytes, size: int) -> Alone:
-        groups.append((Alone(), size))
+    def join(unique_id: bytes, size: int) -> Trainer:
+        groups.append((Trainer(), size))
         return groups[-1][0]
 
     monkeypatch.setattr(nccl, "make_id", lambda: bytes(128))
@@ -93,26 +93,26 @@ def test_server_that_fails_ends_the_group_for_all(monkeypatch: pytest.MonkeyPatc
     sender = nccl.NcclTransfer(2, torch.bfloat16, 5.0)
     weights = {"a": torch.randn(3, 2), "b": torch.arange(4)}
     sender.take(weights, "1")
-    connections: list[Any] = [Told("a"), Told("b", fails_at="update_weights")]
+    connections: list[Any] = [Recorder("a"), Recorder("b", fails_at="update_weights")]
     assert asyncio.run(sender.prepare(connections)) == [None, None]
     found = asyncio.run(sender.send(connections))
     assert len(found) == 2
     assert all("http://b/v1 is not there" in (why or "") for why in found)
     assert groups[0][0].is_destroyed
     assert groups[0][1] == 5
-    assert [told.asked[0][0] for told in connections] == [nccl.LEAVE] * 2
-    offsets = [told.asked[1][1]["init_info"]["rank_offset"] for told in connections]
+    assert [connection.requests[0][0] for connection in connections] == [nccl.LEAVE] * 2
+    offsets = [connection.requests[1][1]["init_info"]["rank_offset"] for connection in connections]
     assert offsets == [1, 3]
 
     # the next servers form another group, and get all weights
-    connections = [Told("c")]
+    connections = [Recorder("c")]
     assert asyncio.run(sender.prepare(connections)) == [None]
     assert asyncio.run(sender.send(connections)) == [None]
     group, size = groups[1]
     assert size == 3
     assert [tensor.dtype for tensor in group.sent] == [torch.bfloat16, torch.int64]
     torch.testing.assert_close(group.sent[0], weights["a"].to(torch.bfloat16))
-    [_, _, (route, body)] = connections[0].asked
+    [_, _, (route, body)] = connections[0].requests
     assert route == "update_weights"
     assert body["update_info"] == {
         "names": ["a", "b"],
@@ -122,16 +122,16 @@ def test_server_that_fails_ends_the_group_for_all(monkeypatch: pytest.MonkeyPatc
 
 
 def test_broadcast_without_receivers_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Deaf(Alone):
+    class Stuck(Trainer):
         def broadcast(self, tensor: torch.Tensor, src: int) -> None:
             while not self.is_destroyed:
                 torch.zeros(1)
 
     monkeypatch.setattr(nccl, "make_id", lambda: bytes(128))
-    monkeypatch.setattr(nccl, "join", lambda unique_id, size: Deaf())
+    monkeypatch.setattr(nccl, "join", lambda unique_id, size: Stuck())
     sender = nccl.NcclTransfer(1, torch.float32, 0.2)
     sender.take({"a": torch.ones(1)}, "1")
-    connection: Any = Told("a")
+    connection: Any = Recorder("a")
     assert asyncio.run(sender.send([connection])) == [
         "new weights did not reach the servers by NCCL: no response in 0 s"
     ]

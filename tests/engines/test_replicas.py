@@ -214,7 +214,7 @@ def test_temporary_files_of_a_server_are_removed() -> None:
 
 
 class Slow(StandIn):
-    """A server that ends at the second poll after `end`."""
+    """A server that ends at the second poll after a call of `end`."""
 
     num_polls = -1
 

@@ -185,7 +185,7 @@ def test_key_is_sent_and_never_shown(
         connect(policy, server)
     monkeypatch.setenv("OPENAI_API_KEY", "sesame-1")
     engine = connect(policy, server)
-    server.does.fault = lambda number: 400  # its answer repeats what it was sent
+    server.does.fault = lambda number: 400  # its answer repeats the request
     with pytest.raises(ArtifactError, match=r"Bearer \*\*\*") as caught:
         engine.generate(ONE)
     assert "sesame" not in str(caught.value) + caplog.text
@@ -224,10 +224,10 @@ def test_weights_of_servers_under_urls_are_not_replaced(serve: Serve, policy: Po
     server, model = serve(), load(policy.folder)
     with pytest.raises(ArtifactError, match="training replaces the policy's weights"):
         connect(policy, server).set_weights(NamedWeights(model))
-    asked = server.does.requests
+    requests = server.does.requests
     with pytest.raises(ArtifactError, match="training replaces the policy's weights"):
         load_engine(dataclasses.replace(ENGINE, name="server", urls=[server.url]), policy, model)
-    assert server.does.requests == asked
+    assert server.does.requests == requests
 
 
 def test_urls() -> None:

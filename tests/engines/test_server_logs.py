@@ -37,7 +37,7 @@ def test_servers_write_logs_and_metrics(policy: Policy, servers: Servers) -> Non
     after = engine.metrics()
     num_tokens = sum(map(len, samples.token_ids))
     counted = "engine/generation_tokens"
-    assert after[counted] - before.get(counted, 0.0) >= num_tokens  # a probe has tokens, too
+    assert after[counted] - before.get(counted, 0.0) >= num_tokens  # probes have tokens as well
     assert after["engine/generation_tokens_per_second"] > 0.0
     assert after["engine/num_preemptions"] == 0.0
     newest = max(servers.logs.iterdir(), key=lambda path: int(path.name))

@@ -35,19 +35,19 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def test_weights_are_written_in_pieces_and_read_once(tmp_path: Path) -> None:
-    asked: list[str] = []
+    names: list[str] = []
 
     class Counted(dict[str, torch.Tensor]):
         def items(self) -> Any:
             for name in self:
-                asked.append(name)
+                names.append(name)
                 yield name, self[name]
 
     shared = torch.randn(8, 8)
     weights = Counted(a=shared, b=torch.randn(100), c=torch.randn(3, 3).t(), tied=shared)
     files = transfer(tmp_path, only_changes=False)
     files.take(weights, "1")
-    assert asked == list(weights)
+    assert names == list(weights)
     assert len(files.pieces) > 2
     assert all(torch.equal(tensor, weights[name]) for name, tensor in received(files).items())
     assert received(files).keys() == weights.keys()

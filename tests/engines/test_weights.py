@@ -69,7 +69,7 @@ def test_restarted_server_gets_the_current_weights(fleet: Fleet, policy: Policy)
     servers = fleet(True)
     engine = engine_of(servers, policy)
     engine.set_weights(NamedWeights(scaled(policy, 1.5)))
-    does(servers, 0).fault = lambda number: 503  # healthy, and answers nothing
+    does(servers, 0).fault = lambda number: 503  # it is healthy, but rejects all requests
     assert engine.generate(REQUEST).token_ids == expected(policy, 1.5)
     assert dropped(servers) == ["0-0"]
     assert does(servers, 0).version == engine.versions.current == "1"
@@ -148,7 +148,7 @@ def test_swap_that_fails_for_all_continues_with_restarted_servers(
     assert names(engine) == ["0-1", "1-1"]
     assert engine.generate(REQUEST).token_ids == expected(policy, 1.5)
 
-    # a sampler that used the previous servers while the swap waited for others
+    # a sampler used the previous servers while the swap waited for others
     others, complete, num_calls = engine.endpoints, engine.complete, 0
 
     async def gone_at_first(*arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""A scratch project per test: the real dvc.yaml and flows over stages that take milliseconds."""
+"""A scratch project per test: the real dvc.yaml and flows with stages that take milliseconds."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.flows.project import ROOT, Project, build, shell
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment whose Prefect and DVC keep everything in a temporary folder."""
+    """Return an environment in which Prefect and DVC write to a temporary folder only."""
     home = tmp_path_factory.mktemp("home")
     ours = {
         "PREFECT_HOME": str(home / "prefect"),
@@ -31,7 +31,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def prefect_url(environment: dict[str, str]) -> Iterator[str]:
-    """One Prefect server for all tests: starting it takes longer than most of them."""
+    """Start one Prefect server for all tests: its start takes longer than most tests."""
     port = free_port()
     child = subprocess.Popen(
         commands.launcher(*server.arguments(server.HOST, port, "critical")),
@@ -48,7 +48,7 @@ def prefect_url(environment: dict[str, str]) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
-    """A project on which `dvc repro` has run, everything committed."""
+    """Return a committed project whose stages have all run."""
     root = build(tmp_path_factory.mktemp("finished") / "project")
     shell(root, environment, sys.executable, "-m", "dvc", "repro", "--quiet")
     shell(root, environment, "git", "add", "--all")
@@ -60,15 +60,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, st
 def project(
     tmp_path: Path, finished: Path, environment: dict[str, str], prefect_url: str
 ) -> Project:
-    """A copy of the finished project, to change and run again."""
+    """Return a copy of the finished project, for changes and further runs."""
     root = tmp_path / "project"
     shutil.copytree(finished, root, symlinks=True)
     return Project(root, {**environment, "PREFECT_API_URL": prefect_url})
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
-    """No stage may outlive its test."""
+def no_process_left(tmp_path: Path) -> Iterator[None]:
+    """Check that no stage outlives its test."""
     yield
     for pid in tmp_path.glob("**/*.hanging.pid"):
         assert not os.path.exists(f"/proc/{json.loads(pid.read_text())}")

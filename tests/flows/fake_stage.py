@@ -1,11 +1,10 @@
-"""A stage that takes milliseconds: it writes every output that dvc.yaml promises for it, as a
-digest of what it read. Where it is told of another data root, that root's dvc.yaml says what to do.
-The report makes sgpo the champion, as the real one would say it.
+"""A stage that takes milliseconds. It writes a digest of its inputs to each output that the
+dvc.yaml of its data root declares. The report names sgpo as the champion.
 
-The scratch project of the tests runs it as `python -m tasks.<stage>`. What it writes depends on its
-parameters and data, not on its code, as with the real stages: a comment changes nothing downstream.
-`behaviour.json` at the root makes a stage fail, hang until it is killed, wait until all that are
-to meet run at the same time, or import for as long as dvc lives."""
+The scratch project of the tests runs it as `python -m tasks.<stage>`. Its outputs depend on its
+parameters and data, not on its code, like those of the real stages: a comment changes no output.
+`behaviour.json` at the root makes a stage fail, hang until it is killed, wait until all stages that
+are to meet run at the same time, or import until dvc ends."""
 
 import hashlib
 import json
@@ -25,8 +24,8 @@ from tasks.common.processes.ending import die_with_parent, interrupt_on_terminat
 ROOT = sys.argv[sys.argv.index("--data") + 1]
 
 
-def promised(stage: str) -> dict[str, Any]:
-    """What dvc.yaml says about `stage`, its matrix values filled in from the stage's name."""
+def entry_of(stage: str) -> dict[str, Any]:
+    """Return the entry of `stage` in dvc.yaml, with the matrix values of its name."""
     file = Path("dvc.yaml") if ROOT == "data" else Path(ROOT) / "dvc.yaml"
     text = json.dumps(yaml.safe_load(file.read_text())["stages"][stage])
     _, recipe, seed = coordinates(os.environ["DVC_STAGE"])
@@ -61,7 +60,7 @@ def write(out: Any, text: str) -> None:
 
 
 def write_policy(folder: Path, text: str) -> None:
-    """A policy without weights, in the form in which the flow expects one."""
+    """Write a policy without weights, in the format that the flow expects."""
     header = json.dumps({"__metadata__": {"made": text}}).encode()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
@@ -81,7 +80,7 @@ def hang(stage: str) -> None:
 
 
 def import_libraries(stage: str) -> None:
-    """Take as long over it as dvc lives."""
+    """Simulate imports until dvc ends."""
     parent = os.getppid()
     Path(f"{stage}.hanging.pid").write_text(str(os.getpid()))
     while os.getppid() == parent:
@@ -97,7 +96,7 @@ def behave(stage: str) -> None:
         hang(stage)
     if wanted == "meet":
         Path(f"{stage}.met").touch()
-        others = [name for name, what in behaviour.items() if what == "meet"]
+        others = [name for name, action in behaviour.items() if action == "meet"]
         deadline = time.monotonic() + 600.0
         while not all(Path(f"{name}.met").exists() for name in others):
             if time.monotonic() > deadline:
@@ -125,9 +124,9 @@ def main() -> None:
     if stage == "profile":
         note = Path(ROOT) / "draws" / "profile.json"
         write(str(note), "")
-        said = "40 rollouts reused, 8 sampled: 1 prompt new to the store"
-        write_checked(note, {"sampled": {"said": said}})
-    entry = promised(stage)
+        message = "40 rollouts reused, 8 sampled: 1 prompt new to the store"
+        write_checked(note, {"sampled": {"said": message}})
+    entry = entry_of(stage)
     for out in entry["outs"]:
         write(out, digest(entry))
     if stage == "report":

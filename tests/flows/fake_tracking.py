@@ -1,5 +1,5 @@
-"""Stands for `tasks.common.tracking` in the scratch project: it writes down what the flow says,
-without MLflow."""
+"""A substitute for `tasks.common.tracking` in the scratch project: it writes the calls of the flow
+to a file, without MLflow."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The scratch project: how it is made, changed and run."""
+"""The scratch project: functions that make, change and run it."""
 
 import json
 import re
@@ -31,7 +31,7 @@ COPIED = (
 
 
 def build(root: Path) -> Path:
-    """The real dvc.yaml, parameters, flows and tasks, with stages that take milliseconds.
+    """Make a project of the real dvc.yaml, parameters, flows and tasks, with fast stages.
 
     Each stage runs `fake_stage.py`. Its own `__main__` is beside it as `real.py`, imported in a
     function that is never called, so that the real stage `code` finds the same files as in the
@@ -96,7 +96,7 @@ class Project:
         return self.winnow("run", *arguments, expect=expect)
 
     def start(self, *module: str) -> "subprocess.Popen[str]":
-        """Start a module, in a session of its own as a terminal would."""
+        """Start a module in a new session, as a terminal would."""
         return subprocess.Popen(
             [sys.executable, "-m", *module],
             cwd=self.root,
@@ -120,9 +120,9 @@ class Project:
         path.write_text(text)
 
     def behave(self, **behaviour: str) -> None:
-        """Make stages `fail`, `hang` or `meet`; `train@sgpo-0` is written train__sgpo_0."""
+        """Make stages `fail`, `hang` or `meet`. `train@sgpo-0` is written train__sgpo_0."""
         named = {
-            stage.replace("__", "@").replace("_", "-"): what for stage, what in behaviour.items()
+            stage.replace("__", "@").replace("_", "-"): act for stage, act in behaviour.items()
         }
         (self.root / "behaviour.json").write_text(json.dumps(named))
 

@@ -1,5 +1,4 @@
-"""What one has run, another takes from the bucket: `dvc push` here, a clone and `dvc pull` there,
-nothing to run."""
+"""Outputs are shared through a bucket: after `dvc push`, a clone and `dvc pull`, no stage runs."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +17,7 @@ def test_clone_pulls_pushed_outputs(
     shutil.copytree(finished, mine.root, symlinks=True)
     mine.dvc(
         "remote", "add", "--default", "team", f"{bucket}/dvc"
-    )  # all that a project needs to know
+    )  # the only setting that a project needs
     shell(mine.root, mine.environment, "git", "commit", "--quiet", "--all", "--message", "remote")
     mine.dvc("push")
     theirs = Project(tmp_path / "theirs", mine.environment)

@@ -1,5 +1,5 @@
-"""The stage `code` in the pipeline: what an edit re-runs, what is said about it, and that the flow
-and `dvc repro` agree. Which edit concerns which cell: `tests/code/test_cells.py`."""
+"""The stage `code` in the pipeline: the stages that an edit repeats, the messages about it, and the
+agreement of the flow and `dvc repro`. `tests/code/test_cells.py` tests the cells of an edit."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_edit_and_new_version_run_their_stages(project: Project) -> None:
     project.edit(CLIP, r"\Z", "MORE = 1\n")
     project.dvc("repro", "--single-item", "code")
     assert sorted(project.status()) == TRAINING
-    metadata = project.root / "torch-2.99.0+cpu.dist-info" / "METADATA"  # found before the real one
+    metadata = project.root / "torch-2.99.0+cpu.dist-info" / "METADATA"  # it precedes the real one
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.99.0+cpu\n")
     output = project.flow("grpo")

@@ -1,4 +1,4 @@
-"""What Prefect says of runs whose process was killed, and of runs that live or are elsewhere."""
+"""The states in Prefect of runs that were killed, are alive, or run on another machine."""
 
 import fcntl
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.report.browser import Browser
 
 
 def run_of(project: Project) -> str:
-    """The identity of the flow run that is going on."""
+    """Return the id of the running flow run."""
     (file,) = (project.root / "data/locks/runs").glob("[!.]*")
     return file.name
 
@@ -27,16 +27,16 @@ def state_of(project: Project, run: str) -> tuple[str, str]:
 
 
 def tasks_of(project: Project, run: str) -> dict[str, str]:
-    """The states of the run's tasks."""
+    """Return the states of the run's tasks."""
     found: list[Any] = project.post("task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
     return {task["name"]: task["state"]["type"] for task in found}
 
 
 def running(project: Project) -> str:
-    """A flow run that some process says it is at."""
+    """Register a running flow run, and return its id."""
     flow = project.post("flows/", {"name": "winnow"})
-    asked = {"flow_id": flow["id"], "state": {"type": "RUNNING"}}
-    return str(project.post("flow_runs/", asked)["id"])
+    body = {"flow_id": flow["id"], "state": {"type": "RUNNING"}}
+    return str(project.post("flow_runs/", body)["id"])
 
 
 def test_next_run_marks_only_killed_runs(project: Project) -> None:
@@ -47,7 +47,7 @@ def test_next_run_marks_only_killed_runs(project: Project) -> None:
     children = psutil.Process(flow.pid).children(recursive=True)
     flow.kill()
     flow.communicate()
-    psutil.wait_procs(children, PATIENCE)  # they hold DVC's lock until they are gone
+    psutil.wait_procs(children, PATIENCE)  # they hold DVC's lock until they end
     assert state_of(project, killed)[0] == "RUNNING"
     (project.root / "behaviour.json").unlink()
     with (project.root / "data/locks/runs" / living).open("w") as held:
@@ -62,9 +62,9 @@ def test_next_run_marks_only_killed_runs(project: Project) -> None:
 
 
 def shows_runs(browser: Browser, name: str) -> bool:
-    """Whether the page of the server by this name shows a run."""
-    said = str(browser.run("location.host + (document.body ? document.body.innerText : '')"))
-    return said.startswith(name) and "of 15 stages" in said
+    """Return whether the page of the server under this name shows a run."""
+    text = str(browser.run("location.host + (document.body ? document.body.innerText : '')"))
+    return text.startswith(name) and "of 15 stages" in text
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 @pytest.mark.slow
 @pytest.mark.browser
 def test_pages_show_runs_killed_under_another_server(project: Project, browser: Browser) -> None:
-    """Marked as crashed, and in a browser by both names of this machine."""
+    """They are marked as crashed, and shown under both names of this machine."""
     del project.environment["PREFECT_API_URL"]
     project.behave(report="hang")
     flow = project.start("flows", "run", "--force", "report")
@@ -90,8 +90,8 @@ def test_pages_show_runs_killed_under_another_server(project: Project, browser: 
     pages = project.start("flows", "ui", *ports)
     project.environment["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
     assert pages.stdout is not None
-    said = list(iter(pages.stdout.readline, "Ctrl-C stops both\n"))
-    assert f"Prefect   http://127.0.0.1:{port}/runs/flow-run/{killed}\n" in said
+    output = list(iter(pages.stdout.readline, "Ctrl-C stops both\n"))
+    assert f"Prefect   http://127.0.0.1:{port}/runs/flow-run/{killed}\n" in output
     wait_for(lambda: not (project.root / "data/locks/runs" / killed).exists())
     assert state_of(project, killed)[0] == "CRASHED"
     browser.resize(1200, 1600)  # runs below the window are not drawn

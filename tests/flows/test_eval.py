@@ -37,13 +37,13 @@ def test_missing_policy_is_refused() -> None:
 
 
 def test_tasks_are_a_list_with_commas() -> None:
-    asked = options("grpo", "--tasks", "gsm8k, hellaswag,", "--limit", "8")
-    assert asked.tasks == ["gsm8k", "hellaswag"]
-    assert (asked.limit, asked.few_shot, asked.chat_template) == (8, None, None)
+    parsed = options("grpo", "--tasks", "gsm8k, hellaswag,", "--limit", "8")
+    assert parsed.tasks == ["gsm8k", "hellaswag"]
+    assert (parsed.limit, parsed.few_shot, parsed.chat_template) == (8, None, None)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--tasks", ","), "--tasks: no task: use gsm8k"),
         (("--tasks", "gsm8k", "--limit", "0"), "--limit: 0 is below 1"),
@@ -51,14 +51,14 @@ def test_tasks_are_a_list_with_commas() -> None:
     ],
 )
 def test_wrong_options_are_refused(
-    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         options("grpo", *arguments)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_folder_is_relative_to_the_current_one(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = options("grpo", "--tasks", "sums", "--include-path", "mine")
-    assert asked.include == tmp_path / "mine"
+    parsed = options("grpo", "--tasks", "sums", "--include-path", "mine")
+    assert parsed.include == tmp_path / "mine"

@@ -1,4 +1,4 @@
-"""The recipes of the experiment are set in params.yaml, and nothing else there changes."""
+"""The recipes of the experiment are set in params.yaml, and the rest of it is unchanged."""
 
 import argparse
 import shutil
@@ -26,7 +26,7 @@ def test_set_recipes_changes_only_the_recipes(path: Path) -> None:
     assert params.load(path)["experiment"]["recipes"] == ["pods", "grpo", "sagc"]
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
     assert len(changed) == 1
-    assert changed[0][0].split("#")[1] == changed[0][1].split("#")[1]  # the comment behind it stays
+    assert changed[0][0].split("#")[1] == changed[0][1].split("#")[1]  # its comment stays
 
 
 def test_all_excludes_recipes_of_missing_folders(
@@ -35,11 +35,11 @@ def test_all_excludes_recipes_of_missing_folders(
     monkeypatch.chdir(path.parent)
     set_recipes(path, ["all"])
     once = path.read_text()
-    found, known = params.load(path)["experiment"]["recipes"], recipes.names(params.load(path))
-    assert found == [name for name in known if name != "distil"]
+    found, all_names = params.load(path)["experiment"]["recipes"], recipes.names(params.load(path))
+    assert found == [name for name in all_names if name != "distil"]
     (path.parent / "teacher").mkdir()
     set_recipes(path, ["all"])
-    assert params.load(path)["experiment"]["recipes"] == known
+    assert params.load(path)["experiment"]["recipes"] == all_names
     (path.parent / "teacher").rmdir()
     set_recipes(path, ["all"])
     assert path.read_text() == once

@@ -1,5 +1,4 @@
-"""A flow that DVC refuses, because of its notes of who reads and writes which file, says what to
-do."""
+"""The message of a flow that DVC refuses because of its locks on the files of other stages."""
 
 import json
 import os
@@ -10,14 +9,14 @@ import pytest
 from tests.flows.project import Project
 
 NOTES = (
-    ("", ""),  # a dvc was killed while it wrote its notes
-    ("data/runs/grpo/0/plan/plan.parquet", "read"),  # what a stage that runs would write
+    ("", ""),  # dvc was killed while it wrote its locks
+    ("data/runs/grpo/0/plan/plan.parquet", "read"),  # an output of a running stage
 )
 
 
 @pytest.mark.slow
 def test_message_names_the_file_to_remove(project: Project) -> None:
-    """The process of a note may be alive, and no dvc: pids are used again."""
+    """The process of a lock may be alive, but not a dvc: pids are reused."""
     notes = project.root / ".dvc" / "tmp" / "rwlock"
     holder: Any = {"pid": os.getpid(), "cmd": "/bin/dvc repro profile"}
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")

@@ -31,15 +31,15 @@ def test_unreadable_lock_is_named_with_its_repair(tmp_path: Path, content: bytes
     assert lock.read(path) == {"code": {"cmd": "x"}}
     assert lock.broken(tmp_path) == []
     path.write_bytes(content)
-    (said,) = lock.broken(tmp_path)
-    assert why in said
-    assert "git checkout HEAD -- " in said
+    (message,) = lock.broken(tmp_path)
+    assert why in message
+    assert "git checkout HEAD -- " in message
     with pytest.raises(lock.LockError):
         lock.read(path)
 
 
 def git(project: Project, *arguments: str) -> int:
-    """The exit status of a command of git."""
+    """Return the exit status of a git command."""
     return subprocess.run(["git", *arguments], cwd=project.root, capture_output=True).returncode
 
 
@@ -67,7 +67,7 @@ def test_commands_name_the_repair_after_a_merge_with_conflicts(
 def test_lock_refused_by_dvc_is_named_with_its_repair(
     project: Project,
 ) -> None:
-    """Cut in the middle of an entry it is YAML, and has stages."""
+    """A lock that is cut in the middle of an entry is valid YAML, and has stages."""
     path = project.root / "dvc.lock"
     whole = path.read_text()
     path.write_text(whole[: whole.index("params.yaml:\n") + len("params.yaml:\n")])

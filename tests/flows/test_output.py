@@ -1,4 +1,4 @@
-"""What the stages write passes through the flow whole, and is kept line by line."""
+"""The flow passes on the output of the stages unchanged, and keeps its last lines."""
 
 import fcntl
 import os
@@ -96,7 +96,7 @@ def test_child_has_a_terminal_of_the_same_width() -> None:
     written = b""
     while not written.endswith(b"\n"):
         written += read_some(end)
-    assert written == b"123 True\n"  # and no carriage return: the terminal adds it
+    assert written == b"123 True\n"  # without a carriage return: the terminal adds it
     child.wait()
     assert read_some(end) == b""
     for descriptor in (ours, terminal, end):

@@ -1,4 +1,4 @@
-"""Overrides for one run: in the file during the run, and undone at its end."""
+"""Overrides for one run are in the file during the run, and undone at its end."""
 
 from pathlib import Path
 

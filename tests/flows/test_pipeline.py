@@ -1,4 +1,4 @@
-"""The flow and DVC on a scratch project: what runs, what does not, and what each says."""
+"""The flow and DVC on a scratch project: the stages that run, and the messages of both."""
 
 import json
 import shutil
@@ -21,18 +21,18 @@ CELLS = ["evaluate@grpo-0", "evaluate@sgpo-0", "evaluate@winnow-0"]
 
 
 def task_states(project: Project) -> list[tuple[str, str, str]]:
-    """(task, name of its state, version) of the newest flow run, as the Prefect server has them."""
+    """Return (task, name of its state, version) of the newest flow run, from the Prefect server."""
     return [(task["name"], task["state_name"], task["task_version"]) for task in task_runs(project)]
 
 
 def messages(project: Project) -> list[tuple[str, str]]:
-    """(task, message of its state) of the newest flow run."""
+    """Return (task, message of its state) of the newest flow run."""
     return [(task["name"], task["state"]["message"]) for task in task_runs(project)]
 
 
 def task_runs(project: Project) -> list[dict[str, Any]]:
-    """The task runs of the newest flow run, of all stages. The server records them from events, a
-    moment after the flow has sent them."""
+    """Return the task runs of the newest flow run, after those of all stages have been recorded.
+    The server records them from events, with a delay."""
     chosen = {"flow_runs": {"id": {"any_": [flow_run(project)["id"]]}}}
     end = time.monotonic() + PATIENCE
     while True:
@@ -44,11 +44,11 @@ def task_runs(project: Project) -> list[dict[str, Any]]:
 
 
 def flow_run(project: Project) -> dict[str, Any]:
-    """The newest flow run that has started: runs that a schedule of another test has planned for
-    later days sort before it."""
+    """Return the newest flow run that has started. Runs that another test has scheduled for later
+    days sort before it."""
     started = {"start_time": {"is_null_": False}}
-    asked = {"flow_runs": started, "sort": "START_TIME_DESC", "limit": 1}
-    (run,) = project.post("flow_runs/filter", asked)
+    query = {"flow_runs": started, "sort": "START_TIME_DESC", "limit": 1}
+    (run,) = project.post("flow_runs/filter", query)
     return dict(run)
 
 
@@ -66,16 +66,16 @@ def test_flow_after_dvc_has_nothing_to_do(project: Project) -> None:
 
 
 def check_shown(project: Project) -> None:
-    """Prefect shows the run, what its stages print, and the leaderboard."""
+    """Check that Prefect shows the run, the output of its stages, and the leaderboard."""
     run = flow_run(project)
     recipes = "grpo, sgpo, winnow"
     changed = "evaluate.num_samples 4 -> 9"
     assert run["name"] == f"up to 5 of 15 stages · {recipes} · code: {changed}"
-    asked = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200}
-    logged = [line["message"] for line in project.post("logs/filter", asked)]
+    query = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200}
+    logged = [line["message"] for line in project.post("logs/filter", query)]
     assert any("this is evaluate@winnow-0, live" in line for line in logged)
-    asked = {"artifacts": {"key": {"any_": ["leaderboard"]}}, "limit": 1, "sort": "CREATED_DESC"}
-    artifact = project.post("artifacts/filter", asked)[0]
+    query = {"artifacts": {"key": {"any_": ["leaderboard"]}}, "limit": 1, "sort": "CREATED_DESC"}
+    artifact = project.post("artifacts/filter", query)[0]
     assert artifact["flow_run_id"] == run["id"]
     assert (project.root / "data/report/leaderboard.txt").read_text().strip() in artifact["data"]
 
@@ -100,7 +100,7 @@ def test_changed_parameter_runs_its_readers_and_the_old_value_restores_them(
     assert lines(output, "ran") == [
         "code",
         "report",
-    ]  # whose metrics are in git, not in DVC's run cache
+    ]  # their metrics are in git, not in DVC's run cache
     assert "didn't change" in project.dvc("repro")
 
 
@@ -145,7 +145,7 @@ def test_failed_stage_blocks_its_dependents(
 
 @pytest.fixture
 def notified(project: Project) -> Iterator[list[dict[str, str]]]:
-    """What the project's flows send through a notification block."""
+    """Collect the notifications of the project's flows."""
     received: list[dict[str, str]] = []
 
     class Hook(BaseHTTPRequestHandler):
@@ -182,7 +182,7 @@ def test_overrides_are_recorded_and_undone(project: Project) -> None:
     output = project.flow("grpo", "--set", "allocate.passes=5")
     assert lines(output, "ran") == ["code", "allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
     assert "the report waits for all cells" in output
-    assert "no table of allocate@grpo-0 in Prefect" in output  # it is not JSON here
+    assert "no table of allocate@grpo-0 in Prefect" in output  # it is no JSON in this project
     assert "allocate@grpo-0: starts (allocate.passes 4 -> 5)" in output
     assert (
         "params.yaml is restored; the outputs in data/ were made with allocate.passes=5" in output

@@ -1,4 +1,4 @@
-"""A flow, or dvc, that is ended in whatever way leaves no stage behind."""
+"""No stage outlives its flow or dvc, however that ends."""
 
 import os
 import signal
@@ -61,8 +61,8 @@ def test_stage_of_a_cancelled_flow_saves(
     assert flow.returncode == 130
     assert (hanging.root / "graceful").exists()
     assert is_gone(stage)
-    asked = {"flow_runs": {"id": {"any_": [run]}}}
-    assert hanging.post("flow_runs/filter", asked)[0]["state"]["type"] == "CANCELLED"
+    query = {"flow_runs": {"id": {"any_": [run]}}}
+    assert hanging.post("flow_runs/filter", query)[0]["state"]["type"] == "CANCELLED"
 
 
 def test_stage_ends_if_dvc_is_killed_in_a_container_during_imports(
@@ -89,11 +89,11 @@ def two_hanging(hanging: Project) -> Project:
 def test_stages_of_an_interrupted_flow_save(two_hanging: Project) -> None:
     flow = two_hanging.start("flows", "run", "--concurrency", "2")
     stages = two_hanging.all_hanging(2)
-    os.killpg(flow.pid, signal.SIGINT)  # what Ctrl-C does: the whole foreground group
+    os.killpg(flow.pid, signal.SIGINT)  # like Ctrl-C: the whole foreground group
     output, _ = flow.communicate(timeout=PATIENCE)
     assert flow.returncode == 130, output
     assert "interrupted; to resume: " in output
-    assert "killing it" not in output  # dvc left when the stages had
+    assert "killing it" not in output  # dvc ended after the stages
     assert "Traceback" not in output
     assert (two_hanging.root / "graceful").read_text() == "allocateallocate"
     assert all(is_gone(stage) for stage in stages)
@@ -107,5 +107,5 @@ def test_stages_end_with_a_killed_flow(two_hanging: Project) -> None:
     flow.kill()
     flow.wait(60)
     assert all(is_gone(stage) for stage in stages)
-    assert all(is_gone(dvc) for dvc in dvcs)  # one that is not yet reaped holds its lock
+    assert all(is_gone(dvc) for dvc in dvcs)  # a zombie would hold its lock
     assert "allocate@sgpo-0" not in two_hanging.status()  # it had ended before the kill

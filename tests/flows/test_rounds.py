@@ -24,8 +24,8 @@ SECOND = "data/rounds/2"
 SGPO = "data/runs/sgpo/0/train/policy"
 
 
-def request(**asked: Any) -> FlowRequest:
-    return FlowRequest([], [], [], [], **asked)
+def request(**options: Any) -> FlowRequest:
+    return FlowRequest([], [], [], [], **options)
 
 
 def titled(output: str, word: str) -> list[str]:
@@ -34,7 +34,7 @@ def titled(output: str, word: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "words"),
     [
         ({"starts": ("sgpo/0",)}, "with --rounds 1 there are 0 of these, but it is given 1 times"),
         ({"rounds": 2, "starts": ("sgpo/0", "sgpo/0")}, "there are 1 of these"),
@@ -43,9 +43,9 @@ def titled(output: str, word: str) -> list[str]:
         ({"data": "data/other"}, "a data root is a folder at the top of the project"),
     ],
 )
-def test_contradictory_request_is_refused(asked: dict[str, Any], words: str) -> None:
+def test_contradictory_request_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ParamsError, match=re.escape(words)):
-        request(**asked).check()
+        request(**options).check()
 
 
 def test_start_outside_the_experiment_is_refused() -> None:
@@ -57,9 +57,9 @@ def test_start_outside_the_experiment_is_refused() -> None:
 def test_command_line_is_a_request() -> None:
     words = ["run", "grpo", "--seed", "0", "1", "--rounds", "3", "--from", "sgpo/0"]
     words += ["--data", "other", "--set", "a.b=1"]
-    asked = flags.request_of(parser_of("run").parse_args(words))
-    assert asked == FlowRequest(["grpo"], [0, 1], [], ["a.b=1"], "other", 3, ["sgpo/0"])
-    assert [root.folder for root in asked.chain] == ["other", "other/rounds/2", "other/rounds/3"]
+    parsed = flags.request_of(parser_of("run").parse_args(words))
+    assert parsed == FlowRequest(["grpo"], [0, 1], [], ["a.b=1"], "other", 3, ["sgpo/0"])
+    assert [root.folder for root in parsed.chain] == ["other", "other/rounds/2", "other/rounds/3"]
 
 
 def test_forced_stages_are_forced_in_every_round_that_has_them() -> None:
@@ -84,9 +84,9 @@ def test_second_round_starts_from_the_champion_and_runs_once(project: Project) -
     before = path.read_text()
     killed = applied(path, Layout(project.root / "data"), ["allocate.passes=5"])
     killed.__enter__()
-    output = project.flow("sgpo", "--experiment", "--rounds", "2")  # the fewest stages
+    output = project.flow("sgpo", "--experiment", "--rounds", "2")  # few stages
     killed.gen.close()  # type: ignore[attr-defined]
-    # in the file as it was before the run that was killed
+    # the file is as before the killed run
     assert path.read_text() == before.replace("recipes: [grpo, sgpo, winnow]", "recipes: [sgpo]")
     assert lines(output, "starts") == ["report"]  # of fewer recipes
     cell = ["allocate@sgpo-0", "train@sgpo-0", "evaluate@sgpo-0"]
@@ -111,8 +111,8 @@ def test_second_round_starts_from_the_champion_and_runs_once(project: Project) -
 def test_overrides_apply_to_both_rounds_and_are_undone(project: Project) -> None:
     project.edit("params.yaml", "recipes: \\[grpo, sgpo, winnow", "recipes: [grpo, sgpo")
     project.behave(**{f"{SECOND}/dvc.yaml:baseline": "fail"})
-    asked = ("--rounds", "2", "--set", "evaluate.num_samples=9", "--from", "grpo/0")
-    output = project.flow(*asked, expect=1)
+    options = ("--rounds", "2", "--set", "evaluate.num_samples=9", "--from", "grpo/0")
+    output = project.flow(*options, expect=1)
     assert "baseline" in lines(output, "ran")
     assert titled(output, "FAILED") == ["baseline"]
     assert f"dvc repro -s {SECOND}/dvc.yaml:baseline" in json.dumps(output)
@@ -130,7 +130,7 @@ def test_new_data_root_gets_its_own_parameters(project: Project) -> None:
         project.root / "params.yaml"
     ).read_text()
     assert project.status().keys() >= {"other/dvc.yaml:profile"}
-    assert not any(":" not in stage for stage in project.status())  # nothing of the first root
+    assert not any(":" not in stage for stage in project.status())  # no stage of the first root
     assert "flows/ contains other files" in project.flow("--data", "flows", expect=1)
 
 

@@ -17,18 +17,18 @@ DEPLOYMENT = "refresh"
 
 def deployment(project: Project, served: "subprocess.Popen[str]") -> dict[str, Any]:
     """Wait until the deployment is registered, and return it."""
-    asked = {"deployments": {"name": {"any_": [DEPLOYMENT]}}}
+    body = {"deployments": {"name": {"any_": [DEPLOYMENT]}}}
 
     def look() -> Any:
         assert served.poll() is None, served.communicate()[0]
-        return project.post("deployments/filter", asked)
+        return project.post("deployments/filter", body)
 
     return dict(wait_for(look)[0])
 
 
 @pytest.fixture
 def served(project: Project) -> Iterator["subprocess.Popen[str]"]:
-    """A schedule without due runs."""
+    """Start a schedule without due runs."""
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     process = project.start("flows", "serve", "--cron", "0 0 29 2 *")
     yield process
@@ -42,16 +42,16 @@ def run_now(project: Project, served: "subprocess.Popen[str]", **parameters: Any
     return str(project.post(path, {"parameters": parameters})["id"])
 
 
-def asked_to_start(project: Project, run: str) -> str:
+def request_start(project: Project, run: str) -> str:
     """Request the start of a run, as a worker does, and return the name of the run's new state."""
-    asked = {"state": {"type": "PENDING"}}
-    return str(project.post(f"flow_runs/{run}/set_state", asked)["state"]["name"])
+    body = {"state": {"type": "PENDING"}}
+    return str(project.post(f"flow_runs/{run}/set_state", body)["state"]["name"])
 
 
 def state_of(project: Project, run: str) -> tuple[str, str]:
-    """(type, message) of a run's state."""
-    asked = {"flow_runs": {"id": {"any_": [run]}}}
-    state = project.post("flow_runs/filter", asked)[0]["state"]
+    """Return (type, message) of a run's state."""
+    body = {"flow_runs": {"id": {"any_": [run]}}}
+    state = project.post("flow_runs/filter", body)[0]["state"]
     return state["type"], state["message"] or ""
 
 
@@ -62,7 +62,7 @@ def test_runs_do_not_overlap_and_a_terminated_schedule_cancels_its_run(
     project.behave(allocate__grpo_0="hang")
     run = run_now(project, served)
     stage = project.hanging()
-    assert asked_to_start(project, run_now(project, served)) == "AwaitingConcurrencySlot"
+    assert request_start(project, run_now(project, served)) == "AwaitingConcurrencySlot"
     served.send_signal(signal.SIGTERM)
     output, _ = served.communicate(timeout=PATIENCE)
     assert served.returncode == 0, output

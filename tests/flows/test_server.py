@@ -1,4 +1,4 @@
-"""The fences around Prefect's servers: names, origins, tokens, passwords; and servers that die."""
+"""The protection of Prefect's servers: names, origins, tokens, passwords. And killed servers."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ FOREIGN = "http://pages.example"
 
 
 def answer(url: str, body: object = None, **headers: str) -> tuple[int, dict[str, str]]:
-    """The status and the headers with which the server answers; `_` stands for `-`."""
+    """Return the status and the headers of the server's answer. In names `_` stands for `-`."""
     request = urllib.request.Request(
         url,
         None if body is None else json.dumps(body).encode(),
@@ -43,7 +43,7 @@ def answer(url: str, body: object = None, **headers: str) -> tuple[int, dict[str
         return error.code, dict(error.headers)
 
 
-def test_server_answers_to_its_own_names_only(prefect_url: str) -> None:
+def test_server_accepts_its_own_names_only(prefect_url: str) -> None:
     port = prefect_url.rpartition(":")[2].partition("/")[0]
     for name in (f"localhost:{port}", "127.0.0.1"):
         assert answer(f"{prefect_url}/admin/version", Host=name)[0] == 200
@@ -57,10 +57,10 @@ def test_requests_of_other_origins_are_refused(prefect_url: str) -> None:
     assert answer(f"{prefect_url}/admin/version", Origin=own)[0] == 200
     for origin in (FOREIGN, "null", "http://127.0.0.1", f"http://localhost:{port}"):
         assert answer(f"{prefect_url}/admin/version", Origin=origin)[0] == 403
-        asked = answer(f"{prefect_url}/flows/filter", {}, Origin=origin)
-        assert asked[0] == 403
-        assert "access-control-allow-origin" not in {name.lower() for name in asked[1]}
-    assert answer(f"{prefect_url}/flows/filter", {})[0] == 403  # a form sends no token
+        refusal = answer(f"{prefect_url}/flows/filter", {}, Origin=origin)
+        assert refusal[0] == 403
+        assert "access-control-allow-origin" not in {name.lower() for name in refusal[1]}
+    assert answer(f"{prefect_url}/flows/filter", {})[0] == 403  # a form has no token
 
 
 def test_websockets_of_other_origins_are_refused(prefect_url: str) -> None:
@@ -92,7 +92,7 @@ def test_settings_override_the_environment() -> None:
 
 @pytest.fixture
 def stub() -> Iterator[ThreadingHTTPServer]:
-    """A server that answers everybody with its `status`."""
+    """Start a server that answers every request with its `status`."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -135,7 +135,7 @@ def test_password_is_created_once_for_its_user(
         server.kept_auth()
 
 
-def asked(**options: object) -> SimpleNamespace:
+def parsed(**options: object) -> SimpleNamespace:
     usual = {"prefect_host": "127.0.0.1", "prefect_port": 4200, "mlflow_port": 5000, "login": False}
     return SimpleNamespace(**{**usual, **options})
 
@@ -151,35 +151,35 @@ def test_reachable_server_requires_a_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    auth = ui.auth_of(asked(**options))  # type: ignore[arg-type]
-    _, started = ui.servers(asked(**options), auth)  # type: ignore[arg-type]
+    auth = ui.auth_of(parsed(**options))  # type: ignore[arg-type]
+    _, started = ui.servers(parsed(**options), auth)  # type: ignore[arg-type]
     prefect = next(one for one in started if one.name == "Prefect")
     assert ("PREFECT_SERVER_API_AUTH_STRING" in prefect.settings) == has_password
     assert prefect.settings["PREFECT_SERVER_API_HOST"] == prefect.host
     assert server.auth_file().exists() == has_password
 
 
-def test_address_of_no_machine_is_refused() -> None:
+def test_address_of_all_interfaces_is_refused() -> None:
     with pytest.raises(ArtifactError, match="use one address"):
-        ui.auth_of(asked(prefect_host="0.0.0.0"))  # type: ignore[arg-type]
+        ui.auth_of(parsed(prefect_host="0.0.0.0"))  # type: ignore[arg-type]
 
 
 def test_pages_start_at_the_named_address(
     stub: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PREFECT_API_URL names the server that `winnow ui` is about to start."""
+    """PREFECT_API_URL may name the server that `winnow ui` is about to start."""
     stub.status = 200  # type: ignore[attr-defined]
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    lasting, started = ui.servers(asked(prefect_port=9), None)  # type: ignore[arg-type]
+    lasting, started = ui.servers(parsed(prefect_port=9), None)  # type: ignore[arg-type]
     assert [one.name for one in started] == ["Prefect", "MLflow"]
     assert lasting == []
     monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{stub.server_port}/api")
-    lasting, started = ui.servers(asked(prefect_port=stub.server_port), None)  # type: ignore[arg-type]
+    lasting, started = ui.servers(parsed(prefect_port=stub.server_port), None)  # type: ignore[arg-type]
     assert [name for name, _ in lasting] == ["Prefect"]
 
 
 def server_of(flow_pid: int) -> int | None:
-    """The process of the server that a flow has started, if there is one."""
+    """Return the process of the server that a flow has started, or None."""
     for pid in descendants(flow_pid):
         if b"uvicorn" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
             return pid
@@ -199,14 +199,14 @@ def test_killed_server_ends_a_run_with_one_sentence(project: Project, when: str)
     output, _ = flow.communicate(timeout=PATIENCE)
     assert flow.returncode == 1
     assert "Traceback" not in output
-    said, again = output.splitlines()[-2:]
+    error, again = output.splitlines()[-2:]
     assert again.endswith("winnow run --force report")
     if when == "at its start":
-        assert "Prefect's server did not start" in said
+        assert "Prefect's server did not start" in error
         return
     assert "[15/15] report: ran" in output
-    assert "has failed this run" in said
-    assert "run the same command again to resume" in said
+    assert "has failed this run" in error
+    assert "run the same command again to resume" in error
 
 
 @pytest.mark.slow

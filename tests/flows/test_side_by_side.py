@@ -1,4 +1,4 @@
-"""Stages side by side: what runs together, on which GPU, and what each says."""
+"""Stages side by side: their order, their GPUs, and their output."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def test_stages_of_other_runs_are_ignored() -> None:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The section of a machine with GPUs 4, 5 and 7 to use."""
+    """Return the section `engine` of a machine with the GPUs 4, 5 and 7."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
     return {"device": "auto", "num_processes": 1, "num_replicas": 1}
 
@@ -32,7 +32,7 @@ def test_each_stage_has_its_own_gpu(engine: dict[str, Any]) -> None:
     assert placing.environment([]) == {}
     placing.users.subtract(["5"])
     assert placing.take("evaluate@grpo-0") == ["5"]
-    assert placing.take("profile") == ["4"]  # all are in use: its lock makes it wait
+    assert placing.take("profile") == ["4"]  # all are in use: the stage waits for its lock
 
 
 @pytest.mark.parametrize(

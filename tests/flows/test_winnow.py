@@ -24,7 +24,7 @@ from tests.patience import PATIENCE
 
 
 def contents(root: Path) -> dict[str, str]:
-    """Every file of a project but for what DVC and Python keep for themselves."""
+    """Return all files of a project except those of DVC and Python."""
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in root.rglob("*")
@@ -63,7 +63,7 @@ def test_completion_contains_subcommands_and_options(project: Project) -> None:
 
 
 def test_unknown_recipe_is_listed_with_the_other_faults(project: Project) -> None:
-    """The stage `code` stops at it, before DVC has said what is stale."""
+    """The stage `code` fails, before DVC reports the stale stages."""
     project.edit("params.yaml", r"recipes: \[grpo,", "recipes: [grop,")
     project.edit("params.yaml", r"^  dtype: float32", "  dtype: float23")
     output = project.winnow("run", expect=1)
@@ -128,7 +128,7 @@ def test_read_without_an_evaluation_names_the_file(project: Project) -> None:
 
 
 def test_every_subcommand_has_help() -> None:
-    """In a process of its own: importing Prefect changes the logging of this one."""
+    """A new process is used, since the import of Prefect changes the logging of this one."""
     program = (
         "from flows.__main__ import SUBCOMMANDS, parser_of\n"
         "for word in SUBCOMMANDS:\n"
@@ -156,8 +156,8 @@ def answers(url: str) -> bool:
 
 @pytest.fixture
 def pages(project: Project):
-    """`winnow ui` when both servers answer: its process, their addresses, and the processes of
-    both."""
+    """Start `winnow ui`, and return its process, the addresses of both servers, and their
+    processes."""
     ports = free_port(), free_port()
     del project.environment["PREFECT_API_URL"]
     arguments = ("--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1]))
@@ -165,8 +165,8 @@ def pages(project: Project):
     assert child.stdout is not None
     printed = [child.stdout.readline() for _ in range(3)]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    assert printed[0].startswith(f"Prefect   {urls[0]}/runs")  # all, or the latest
-    # nothing is recorded in MLflow yet
+    assert printed[0].startswith(f"Prefect   {urls[0]}/runs")  # all runs, or the latest
+    # MLflow has no run yet
     assert printed[1:] == [f"MLflow    {urls[1]}\n", "Ctrl-C stops both\n"]
     yield child, urls, descendants(child.pid)
     if child.poll() is None:
@@ -183,7 +183,7 @@ def descendants(pid: int) -> list[int]:
 def test_page_servers_end_with_a_killed_command(pages) -> None:
     child, urls, processes = pages
     assert all(map(answers, urls))
-    assert len(processes) >= 4  # two servers, each under what ends it
+    assert len(processes) >= 4  # two servers, each with its guard
     child.kill()
     child.wait(60)
     assert all(is_gone(pid) for pid in processes)
@@ -294,14 +294,14 @@ def test_training_settings_depend_on_the_size_of_the_policy(
 
 @pytest.mark.slow
 def test_own_project_runs_on_this_installation(project: Project, llama: Path) -> None:
-    """A short params.yaml, its own git and DVC. After another change of the installation's code a
-    second run runs what that concerns, and nothing else."""
+    """The project has a short params.yaml, and its own git and DVC. After a change of the installed
+    code, a second run repeats only the stages that it affects."""
     data, folder = write_rows(project.root.parent / "mine.jsonl"), project.root.parent / "own"
-    asked = ("--model", str(llama), "--max-tokens", "48", "--gpu", "no", "--adapters", "no")
-    asked += ("--budget", "none", "--data", str(data))
-    output = project.winnow("init", str(folder), *asked)
+    options = ("--model", str(llama), "--max-tokens", "48", "--gpu", "no", "--adapters", "no")
+    options += ("--budget", "none", "--data", str(data))
+    output = project.winnow("init", str(folder), *options)
     assert "nothing is wrong" in output
-    assert "already has a .dvc" in project.winnow("init", str(folder), *asked, expect=1)
+    assert "already has a .dvc" in project.winnow("init", str(folder), *options, expect=1)
     text = (folder / "params.yaml").read_text()
     values = params.load(folder / "params.yaml")
     assert len(text.splitlines()) < 40

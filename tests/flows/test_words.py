@@ -121,8 +121,8 @@ def test_long_values_are_truncated() -> None:
 
 
 def test_everything_is_selected_by_default_in_order() -> None:
-    ordered, left_out = selection.select(NEEDS, [], None, None)
-    assert left_out == []
+    ordered, excluded = selection.select(NEEDS, [], None, None)
+    assert excluded == []
     assert [ordered[0], ordered[-1]] == ["ingest", "report"]
     assert all(
         ordered.index(need) < ordered.index(stage) for stage in NEEDS for need in NEEDS[stage]
@@ -130,9 +130,9 @@ def test_everything_is_selected_by_default_in_order() -> None:
 
 
 def test_recipe_and_seed_select_a_cell_and_its_upstream_stages() -> None:
-    ordered, left_out = selection.select(NEEDS, ["evaluate@a-0"], ["b-c"], [1])
+    ordered, excluded = selection.select(NEEDS, ["evaluate@a-0"], ["b-c"], [1])
     assert ordered == ["ingest", "allocate@b-c", "evaluate@b-c-1"]
-    assert "report" in left_out
+    assert "report" in excluded
 
 
 def test_unknown_recipe_is_refused() -> None:
@@ -142,8 +142,8 @@ def test_unknown_recipe_is_refused() -> None:
         selection.select(NEEDS, [], ["dapo"], None)
 
 
-def test_the_report_stays_when_the_other_cells_are_up_to_date() -> None:
-    ordered, left_out = selection.select(NEEDS, ["evaluate@b-c-1", "report"], ["b-c"], None)
+def test_report_is_selected_if_the_other_cells_are_up_to_date() -> None:
+    ordered, excluded = selection.select(NEEDS, ["evaluate@b-c-1", "report"], ["b-c"], None)
     assert ordered == [
         "ingest",
         "baseline",
@@ -152,7 +152,7 @@ def test_the_report_stays_when_the_other_cells_are_up_to_date() -> None:
         "evaluate@b-c-1",
         "report",
     ]
-    assert left_out == ["allocate@a", "evaluate@a-0", "evaluate@a-1"]
+    assert excluded == ["allocate@a", "evaluate@a-0", "evaluate@a-1"]
 
 
 def test_coordinates_split_at_the_last_dash() -> None:
@@ -166,7 +166,7 @@ def test_every_command_replaces_its_shell() -> None:
     modules = {**{name: name for name in stages}, "baseline": "evaluate"}
     for name, stage in stages.items():
         assert stage["cmd"].startswith(f"exec python -m tasks.{modules[name]} ")
-        assert "$" not in stage["cmd"]  # a value would be read by a shell
+        assert "$" not in stage["cmd"]  # a shell would expand a value
 
 
 @pytest.mark.parametrize(
@@ -198,19 +198,19 @@ def test_named_server_is_found_without_prefect(
 @pytest.mark.parametrize(
     "first", ["", "from flows import logs; import flows.cli.run; logs.log_to_terminal(); "]
 )
-def test_warnings_reach_the_terminal_once_also_with_prefect(first: str) -> None:
+def test_warnings_are_shown_once_with_or_without_prefect(first: str) -> None:
     program = f"{first}import flows.pipeline.flow, logging; " + "; ".join(
-        f"logging.getLogger({name!r}).warning('said by {name}')"
+        f"logging.getLogger({name!r}).warning('from {name}')"
         for name in ("tasks.common.processes.locks", "dvc.repo", "prefect.engine")
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stderr.splitlines() == ["said by tasks.common.processes.locks", "said by dvc.repo"]
+    assert done.stderr.splitlines() == ["from tasks.common.processes.locks", "from dvc.repo"]
 
 
 def test_run_without_work_imports_no_slow_library() -> None:
-    """A run without work takes less time than the import of one of them."""
+    """Such a run takes less time than the import of one of them."""
     program = "import flows.cli.run, sys; print(*{n.partition('.')[0] for n in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
@@ -234,8 +234,8 @@ def test_edges_of_the_pipeline() -> None:
 
 def test_full_cache_is_not_a_failure_of_the_command() -> None:
     full = "ERROR: failed to reproduce 'train@sgpo-0': [Errno 28] No space left on device"
-    said = stages.failure("train@sgpo-0", 255, True, ["this is train, live", full])
-    assert said.startswith("its command succeeded, but dvc could not store its outputs")
+    message = stages.failure("train@sgpo-0", 255, True, ["this is train, live", full])
+    assert message.startswith("its command succeeded, but dvc could not store its outputs")
     own = "12:00:00 train: data/x: [Errno 28] No space left on device"
     assert stages.failure("train", 1, True, [own]).startswith("its command failed")
 

@@ -19,7 +19,7 @@ from tasks.models.forward_check import check_forward
 from tasks.models.packing import forward_rows, head_logits
 from tests.models.test_packing import EXPERTS, GROUPED, make
 
-# their attention has sinks, or a cap that their scores reach
+# models whose attention has sinks, or a cap that their scores reach
 WITH_EXTRAS = {
     "gpt_oss": GptOssConfig(
         **GROUPED, num_local_experts=4, num_experts_per_tok=2, sliding_window=6

@@ -121,7 +121,7 @@ def test_models_that_packing_does_not_support_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*FAMILY, *OTHERS, *REFUSED])
 def test_forward_of_rows_is_bit_identical_to_transformers(name: str) -> None:
-    """Sequences are longer than the windows. Without windows the host waits for nothing."""
+    """Sequences are longer than the windows. Without windows the host never waits."""
     model = make((FAMILY | OTHERS | REFUSED)[name])
     ids = torch.randint(2, 61, (3, 20), generator=torch.Generator().manual_seed(0))
     ids[1, 11:] = 0
@@ -193,7 +193,7 @@ def test_many_long_prompts_need_several_prefills(monkeypatch: pytest.MonkeyPatch
     drawn = []
     for max_tokens, batches in (
         (10**6, [[0, 1, 2, 3, 4]]),
-        (45, [[0], [1, 2, 3], [4]]),  # one prompt at least
+        (45, [[0], [1, 2, 3], [4]]),  # at least one prompt
     ):
         monkeypatch.setattr(hf, "MAX_PREFILL_TOKENS", max_tokens)
         assert hf.PromptCache(prompts, np.arange(5)).batches([0, 1, 2, 3, 4]) == batches

@@ -51,7 +51,7 @@ def world(root: Path, qwen: Path, template: str) -> tuple[Policy, Layout]:
     return placed(folder, root / "data"), Layout(root / "data")
 
 
-def test_plain_question_is_a_users_message_if_there_is_a_chat_template() -> None:
+def test_plain_question_is_a_user_message_under_a_chat_template() -> None:
     """Without a chat template, or with one of its source, it is plain text."""
     tokenizer, without = chat_tokenizer(), chat_tokenizer(None)
     asked = prompts(None, [{"role": "user", "content": "1 + 1 ="}], template=None)
@@ -207,7 +207,7 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     [(CHATML, "<|im_start|>"), (UNMARKED, "<｜user｜>"), (UNMARKED, "<｜system｜>")],
 )
 def test_users_text_forges_no_turn_in_a_chat(template: str, begin: str) -> None:
-    """Special tokens in the template stay tokens, those in the text are text."""
+    """Special tokens of the template stay tokens, and those in the text are text."""
     tokenizer = chat_tokenizer(template)
     text = FORGED.replace("<|im_start|>system", begin)
     forged, honest = encode_chats(
@@ -261,7 +261,7 @@ def test_reply_of_an_environment_forges_no_turn() -> None:
 
 
 @given(st.lists(st.sampled_from(["<|im_end|>", "<|", "im_start|>", "<", "|>", "\U000f0000", "é"])))
-def test_any_text_is_encoded_without_special_tokens_and_unchanged(parts: list[str]) -> None:
+def test_any_text_is_encoded_unchanged_without_special_tokens(parts: list[str]) -> None:
     tokenizer, text = SHARED, "".join(parts)
     found = encode_plain(text, tokenizer)
     assert not {ids_of(tokenizer, token) for token in ("<|im_end|>", "<|im_start|>")} & set(found)
