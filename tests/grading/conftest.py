@@ -27,8 +27,8 @@ def verify(completion, answer):
 
 @pytest.fixture
 def hostile_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install the verifier `hostile`, and return its folder. It hangs, dies, raises or waits for a
-    file if the completion is such a word, and makes a file named like the completion first."""
+    """Install the verifier `hostile`, and return its folder. It creates a file named like the
+    completion, and then hangs, dies, raises or waits for a file, depending on the completion."""
     folder = tmp_path / "verifiers"
     folder.mkdir()
     (folder / "hostile.py").write_text(HOSTILE)

@@ -25,8 +25,8 @@ SETTINGS: dict[str, Any] = {
 
 class Server(ThreadingHTTPServer):
     """A server that votes by the answer: `yes` gets three votes, `two` and `one` as many as their
-    names, `none` a reply without a vote, and `hang` no reply. The first `failures` requests get
-    the status 503."""
+    names, `none` a reply without a vote, and `hang` no reply. The first `failures` requests are
+    rejected with the status 503."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -47,15 +47,15 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.failures:
             self.server.failures -= 1
             status = 503
-        asked = body["messages"][0]["content"].split("Answer: ")[1]
-        if asked.startswith("hang"):
-            self.rfile.read(1)  # until the client leaves
+        answer = body["messages"][0]["content"].split("Answer: ")[1]
+        if answer.startswith("hang"):
+            self.rfile.read(1)  # until the client disconnects
             return
-        right = next((n for word, n in VOTES.items() if asked.startswith(word)), 0)
-        says = ["it is not WRONG, it is RIGHT"] * right + ["WRONG"] * (body["n"] - right)
-        if asked.startswith("none"):
-            says = ["I cannot say"] * body["n"]
-        choices = [{"message": {"content": text}} for text in says]
+        right = next((n for word, n in VOTES.items() if answer.startswith(word)), 0)
+        votes = ["it is not WRONG, it is RIGHT"] * right + ["WRONG"] * (body["n"] - right)
+        if answer.startswith("none"):
+            votes = ["I cannot say"] * body["n"]
+        choices = [{"message": {"content": text}} for text in votes]
         reply = json.dumps({"choices": choices, "usage": {"total_tokens": 100}}).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -72,7 +72,7 @@ VOTES = {"yes": 3, "two": 2, "one": 1}
 
 @contextmanager
 def judge_server() -> Iterator[Server]:
-    """A running server."""
+    """Run a server."""
     with Server() as server:
         threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
         yield server
@@ -80,6 +80,6 @@ def judge_server() -> Iterator[Server]:
 
 
 def configured(server: Server, **changes: Any) -> dict[str, dict[str, Any]]:
-    """The section `verify.verifiers` with the judge `j`."""
+    """Return the section `verify.verifiers` with the judge `j`."""
     url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     return {"j": {**SETTINGS, "url": url, **changes}}

@@ -1,4 +1,4 @@
-"""Agreement with graders of others, on real cases and on real completions with labels."""
+"""Agreement with other graders, on real cases and on labelled real completions."""
 
 from collections import Counter
 from pathlib import Path
@@ -22,7 +22,7 @@ def read(folder: Path, name: str) -> list[dict[str, Any]]:
     return agreement.read(folder / "rollouts" / name)
 
 
-def test_every_compared_case_agrees(real_data: Path) -> None:
+def test_verdicts_on_real_cases_agree(real_data: Path) -> None:
     results = list(agreement.compare(agreement.read(real_data / "verifier_cases.jsonl")))
     assert [result for result in results if result[2] is False] == []
     compared = Counter(
@@ -32,7 +32,7 @@ def test_every_compared_case_agrees(real_data: Path) -> None:
     assert compared.total() == 321
 
 
-def test_the_marks_of_f1_cases_agree(real_data: Path) -> None:
+def test_scores_of_f1_cases_agree(real_data: Path) -> None:
     cases = [
         case
         for case in agreement.read(real_data / "verifier_cases.jsonl")
@@ -45,7 +45,7 @@ def test_the_marks_of_f1_cases_agree(real_data: Path) -> None:
     assert marks == pytest.approx([case["raw_expected"] for case in cases])
 
 
-def test_the_labels_of_gsm8k_solutions(real_data: Path) -> None:
+def test_verdicts_agree_with_labels_of_gsm8k_solutions(real_data: Path) -> None:
     rows = read(real_data, "gsm8k_openai_model_solutions.jsonl")
     solved = [
         (row["ground_truth"], part)
@@ -59,10 +59,10 @@ def test_the_labels_of_gsm8k_solutions(real_data: Path) -> None:
 
 
 @pytest.mark.parametrize("verifier", ["math", "hendrycks"])
-def test_the_labels_of_math_completions_but_for_the_wrong_one(
+def test_verdicts_agree_with_correct_labels_of_math_completions(
     real_data: Path, verifier: str
 ) -> None:
-    """Upstream takes the gold `10{,}000` for another number than the answer 10000."""
+    """Upstream, the gold `10{,}000` and the answer 10000 are different numbers."""
     rows = read(real_data, "qwen25math_math100x8.jsonl")
     labelled = [
         (row, text, label)
@@ -78,9 +78,9 @@ def test_the_labels_of_math_completions_but_for_the_wrong_one(
     assert (len(outcomes), differing) == (400, [(72, "10{,}000", "correct")])
 
 
-def test_the_labels_of_tagged_completions(real_data: Path) -> None:
-    """Of finished texts, ours and theirs differ on `(3, π/2)` alone, which theirs cannot read. The
-    labels of texts without an answer are partly positive; judged as a whole, nine in ten agree."""
+def test_verdicts_agree_with_labels_of_tagged_completions(real_data: Path) -> None:
+    """For complete texts, only the verdict on `(3, π/2)` differs, which the other grader cannot
+    read. Some texts without an answer have positive labels; of all texts, nine in ten agree."""
     rows = read(real_data, "pods_labelled_completions.jsonl")
     outcomes = grade(
         [Answer("math_in_answer", row["completion"], row["gold"], False) for row in rows]
@@ -97,9 +97,9 @@ def test_the_labels_of_tagged_completions(real_data: Path) -> None:
     assert len(differing[False]) <= 14
 
 
-def test_the_format_labels_of_tagged_completions(real_data: Path) -> None:
-    """Theirs lets tags repeat within the reasoning (two texts) and asks for a line break in the
-    answer's tag (one)."""
+def test_formats_agree_with_labels_of_tagged_completions(real_data: Path) -> None:
+    """The other grader allows repeated tags in the reasoning (two texts), and requires a line break
+    in the answer's tag (one)."""
     rows = read(real_data, "pods_labelled_completions.jsonl")
     outcomes = grade([Answer("think_answer", row["completion"], "", False) for row in rows])
     agreed = sum(
@@ -108,7 +108,7 @@ def test_the_format_labels_of_tagged_completions(real_data: Path) -> None:
     assert agreed == 357
 
 
-def test_a_number_of_a_hundred_thousand_digits_is_judged_or_timed_out(real_data: Path) -> None:
+def test_very_long_number_is_graded_or_timed_out(real_data: Path) -> None:
     case = next(
         c for c in agreement.read(real_data / "verifier_cases.jsonl") if c["id"] == "vc-0666"
     )

@@ -40,7 +40,7 @@ ASSERTS = json.dumps({"asserts": ["assert add(1, 2) == 3", "assert add(2, 2) == 
 
 
 def graded(program: str, gold: str, **changes: Any) -> Verdict:
-    """The verdict on a completion that is nothing but the program."""
+    """Return the verdict on a completion that consists of the program."""
     verify = load("x", {"x": {**SETTINGS, **changes}}).verify
     return verify(f"So:\n```python\n{program}\n```\n", gold)
 
@@ -61,7 +61,7 @@ def graded(program: str, gold: str, **changes: Any) -> Verdict:
         ("", None),
     ],
 )
-def test_the_last_closed_block_of_python_counts(text: str, block: str | None) -> None:
+def test_last_closed_block_of_python_is_the_program(text: str, block: str | None) -> None:
     assert last_block(text, LANGUAGES) == block
 
 
@@ -115,7 +115,7 @@ def test_error_for_an_unreadable_gold_names_the_fault(gold: str, message: str) -
         load("x", {"x": {**SETTINGS, "sandbox": "process"}}).verify("```\npass\n```", gold)
 
 
-def test_without_a_block_there_is_no_program() -> None:
+def test_text_without_a_block_has_no_program() -> None:
     verify = load("x", {"x": {**SETTINGS, "sandbox": "process"}}).verify
     assert verify("def add(a, b): return a + b", ADD).outcome == "unparsed"
 
@@ -206,7 +206,7 @@ def test_golds_of_published_forms() -> None:
         gold_of_humaneval("assert f(1) == 2", "f")
 
 
-def test_a_script_of_assertions_is_a_gold() -> None:
+def test_script_of_assertions_is_a_gold() -> None:
     tests = read_gold("import math\n\nassert f(1) == 2\nassert f(4) == 5, 'no'\n")
     assert isinstance(tests, AssertTests)
     assert tests.setup == "import math"
@@ -218,7 +218,7 @@ def test_a_script_of_assertions_is_a_gold() -> None:
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize(
-    ("program", "gold", "outcome", "partial", "said"),
+    ("program", "gold", "outcome", "partial", "detail"),
     [
         ("def add(a, b):\n    return a + b", ADD, "correct", 1.0, "2 tests"),
         ("class Solution:\n    def add(self, a: List, b): return a + b", ADD, "correct", 1.0, ""),
@@ -240,11 +240,11 @@ def test_a_script_of_assertions_is_a_gold() -> None:
     ],
 )
 def test_verdicts_on_programs(
-    program: str, gold: str, outcome: str, partial: float, said: str
+    program: str, gold: str, outcome: str, partial: float, detail: str
 ) -> None:
     verdict = graded(program, gold)
     assert (verdict.outcome, verdict.partial) == (outcome, partial)
-    assert said in verdict.answer
+    assert detail in verdict.answer
 
 
 @pytest.mark.sandbox
@@ -269,7 +269,7 @@ def test_results_are_compared_as_json(result: str, wanted: Any, outcome: str) ->
 
 
 @pytest.mark.sandbox
-def test_an_expected_list_of_apps_also_stands_for_its_first_element() -> None:
+def test_expected_list_of_apps_may_equal_its_first_element() -> None:
     gold = gold_of_apps({"fn_name": "f", "inputs": [[1]], "outputs": [[2]]})
     assert graded("def f(x): return x + 1", gold).outcome == "correct"
     assert graded("def f(x): return [x + 1]", gold).outcome == "correct"
@@ -277,7 +277,7 @@ def test_an_expected_list_of_apps_also_stands_for_its_first_element() -> None:
 
 
 @pytest.mark.sandbox
-def test_a_tolerance_holds_for_results_and_outputs() -> None:
+def test_tolerance_applies_to_results_and_outputs() -> None:
     gold = json.dumps({"fn_name": "f", "inputs": [[]], "outputs": [[0.3, "a"]]})
     program = "def f(): return [0.1 + 0.2, 'a']"
     assert graded(program, gold).outcome == "wrong"
@@ -308,7 +308,7 @@ def test_setup_runs_after_the_program_and_before_the_assertions() -> None:
 
 
 @pytest.mark.sandbox
-def test_tests_go_on_after_one_that_stops_the_program() -> None:
+def test_tests_continue_after_one_that_stops_the_program() -> None:
     gold = json.dumps({"fn_name": "f", "inputs": [[0], [1], [2], [3]], "outputs": [0, 1, 2, 3]})
     program = "import os\ndef f(x):\n    if x == 1: os._exit(0)\n    return x"
     verdict = graded(program, gold)
@@ -320,15 +320,15 @@ def test_tests_go_on_after_one_that_stops_the_program() -> None:
 
 
 @pytest.mark.sandbox
-def test_a_program_may_have_many_tests() -> None:
-    numbers = range(70)  # more than a process may have open files
+def test_program_may_have_many_tests() -> None:
+    numbers = range(70)  # more than the number of files that a process may open
     texts = {"inputs": [f"{i}\n" for i in numbers], "outputs": [f"{i + 1}\n" for i in numbers]}
     verdict = graded("print(int(input()) + 1)", json.dumps({"stdin_stdout": texts}))
     assert (verdict.outcome, verdict.answer) == ("correct", "70 tests passed")
 
 
 @pytest.mark.sandbox
-def test_all_tests_together_have_a_limit() -> None:
+def test_total_time_of_all_tests_is_limited() -> None:
     gold = json.dumps({"fn_name": "f", "inputs": [[0]] * 50, "outputs": [0] * 50})
     verdict = graded("import time\ndef f(x): time.sleep(1); return x", gold, total_seconds=2.5)
     assert verdict.outcome == "wrong"
@@ -344,7 +344,7 @@ def test_packages_can_be_imported_only_if_configured() -> None:
     assert graded(program, gold, packages=True, memory_mb=1024).outcome == "correct"
 
 
-def test_a_sandbox_that_does_not_work_stops_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_sandbox_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox.problem.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ParamsError, match=r"not installed.*apt-get install bubblewrap"):

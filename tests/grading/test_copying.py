@@ -1,4 +1,4 @@
-"""Answers that copy a formula of the prompt, and answers that only stand there as well."""
+"""Answers that copy a formula of the prompt, and answers that also occur in it."""
 
 import pytest
 
@@ -33,12 +33,12 @@ DIFFERENCE, FRACTION = "Compute $513^2 - 487^2$.", r"Simplify $\frac{6}{4}$."
         (r"Write $2x + 3y = 6$ as $y = mx + b$.", r"y = -\frac{2}{3}x + 2", "2x+3y=6", MATH),
     ],
 )
-def test_a_copied_formula_is_wrong(
+def test_copied_formula_is_wrong(
     prompt: str, gold: str, given: str, verifiers: tuple[str, ...]
 ) -> None:
     for name in verifiers:
         loaded = load(name, {})
-        assert loaded.verify(rf"\boxed{{{given}}}", gold).outcome == "correct"  # no prompt is known
+        assert loaded.verify(rf"\boxed{{{given}}}", gold).outcome == "correct"  # without a prompt
         assert loaded.verify(rf"\boxed{{{given}}}", gold, prompt).outcome == "wrong"
         assert loaded.verify(rf"\boxed{{{gold}}}", gold, prompt).outcome == "correct"
 
@@ -87,7 +87,7 @@ def test_answer_that_only_occurs_in_the_prompt_is_correct(
     assert load("math", {}).verify(rf"\boxed{{{given}}}", gold, prompt).outcome == "correct"
 
 
-def test_the_prompt_reaches_the_verifiers_of_parts_and_composites() -> None:
+def test_prompt_reaches_parts_and_composites() -> None:
     configured = {
         "answer": {**PART, "pattern": "<answer>(.*)</answer>"},
         "both": {"method": "composite", "weights": {"answer": 0.5, "exact": 0.5}},

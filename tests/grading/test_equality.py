@@ -1,5 +1,5 @@
-"""When two answers are the same: properties of numbers, lists and letters, tolerances, and golds of
-a published set. `cases.csv` has the cases by hand; `test_verifiers` runs them."""
+"""Equality of answers: properties of numbers, lists and letters, tolerances, and golds of a
+published set. `test_verifiers` tests the hand-made cases of `cases.csv`."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ FRAC, DFRAC = r"\frac", r"\dfrac"
 
 
 def spellings(value: Decimal) -> list[str]:
-    """Return a number as people and models write it."""
+    """Return the spellings of a number by people and models."""
     ratio = Fraction(value)
     sign = "-" if ratio < 0 else ""
     grouped = f"{value:,f}"
@@ -39,7 +39,7 @@ def spellings(value: Decimal) -> list[str]:
 
 @settings(max_examples=40, deadline=None)
 @hypothesis.given(st.decimals(-(10**9), 10**9, places=2))
-def test_a_number_equals_all_its_spellings_and_no_other_number(value: Decimal) -> None:
+def test_number_equals_all_its_spellings_and_no_other_number(value: Decimal) -> None:
     for text in spellings(value):
         for verify, given_text in ((numeric.verify, f"#### {text}"), (math.verify, boxed(text))):
             assert verify(given_text, f"{value:f}").outcome == "correct", text
@@ -52,7 +52,7 @@ def boxed(text: str) -> str:
 
 @settings(max_examples=20, deadline=None)
 @hypothesis.given(st.lists(st.integers(-50, 50), min_size=2, max_size=4, unique=True), st.randoms())
-def test_values_in_any_order_are_a_list_and_one_alone_is_not(
+def test_order_of_values_is_ignored_and_single_values_are_wrong(
     values: list[int], random: Any
 ) -> None:
     gold = json.dumps({"all": [str(value) for value in values]})
@@ -77,7 +77,7 @@ def test_letters_are_correct_only_if_they_equal_the_gold(
     assert choice.verify(completion, "".join(gold)).outcome == outcome
 
 
-def test_a_tolerance_is_relative_to_the_gold() -> None:
+def test_tolerance_is_relative_to_the_gold() -> None:
     given = r"\boxed{6.63\times10^{-34}}"
     assert math.verify(given, "6.626e-34", relative_tolerance=0.01).outcome == "correct"
     assert math.verify(given, "6.626e-34", relative_tolerance=1e-5).outcome == "wrong"
@@ -87,7 +87,7 @@ def test_a_tolerance_is_relative_to_the_gold() -> None:
 
 @pytest.mark.parametrize("text", ["$", "(", "{", ",", "or ", r"\text{", r"\[", "1,", r"\frac{"])
 def test_hostile_text_takes_little_time(text: str) -> None:
-    """A second at most; a fault takes minutes. A busy machine needs several times as long."""
+    """The limit is a second, or more on a busy machine. A fault would take minutes."""
     start = time.process_time()
     for completion in (text * 5000, rf"\boxed{{{text * 5000}}}"):
         assert math.verify(completion, "5").outcome != "correct"
@@ -95,8 +95,8 @@ def test_hostile_text_takes_little_time(text: str) -> None:
 
 
 @pytest.mark.real_data
-def test_every_gold_of_a_published_set_is_right_however_it_is_typeset(real_data: Path) -> None:
-    """One in fifteen of MATH's golds, in six spellings; the next row's gold is not right."""
+def test_golds_of_a_published_set_are_correct_in_any_typesetting(real_data: Path) -> None:
+    """A fifteenth of MATH's golds is tested, in six spellings. The next row's gold is wrong."""
     rows = json.loads((real_data / "math_train" / "math.json").read_text())
     golds = list(dict.fromkeys(str(row["answer"]) for row in rows if row["answer"]))[::15]
     wrong = [

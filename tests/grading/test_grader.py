@@ -1,4 +1,4 @@
-"""Verifiers and the process they run in: verdicts, limits, and workers that hang or die."""
+"""Verifiers and their processes: verdicts, limits, and workers that hang or die."""
 
 import os
 import resource
@@ -56,8 +56,8 @@ def test_answer_is_timed_out_by_cpu_time_or_clock_time(
 
 
 @pytest.mark.usefixtures("hostile_verifier")
-def test_a_process_that_starves_is_not_timed_out() -> None:
-    """Its CPU time counts: a stopped process has used none."""
+def test_starved_process_is_not_timed_out() -> None:
+    """The limit is on CPU time, and a stopped process uses none."""
     with Grader(Verify(1, 0.3, 4.0, 1.0, {}, clock_factor=100.0)) as grader:
         grader.grade([Answer("hostile", "a", "", False)])
         assert grader.pool is not None
@@ -69,7 +69,7 @@ def test_a_process_that_starves_is_not_timed_out() -> None:
 
 
 @pytest.mark.usefixtures("hostile_verifier")
-def test_a_killed_loader_is_replaced() -> None:
+def test_killed_loader_is_replaced() -> None:
     with Grader(verify()) as grader:
         grader.grade([Answer("hostile", "a", "", False)])
         assert grader.pool is not None
@@ -80,7 +80,7 @@ def test_a_killed_loader_is_replaced() -> None:
 
 
 @pytest.mark.usefixtures("hostile_verifier")
-def test_too_many_failures_stop_with_examples() -> None:
+def test_too_many_failures_are_an_error_with_examples() -> None:
     answers = [Answer("hostile", "raise", "gold 7", False)] * 3 + [
         Answer("hostile", "fine", "", False)
     ] * 7
@@ -99,7 +99,7 @@ def test_long_answers_pass_through_the_pipe() -> None:
         assert {verdict.outcome for verdict in grader.grade(answers)} == {"correct"}
 
 
-def test_an_unknown_verifier_is_named() -> None:
+def test_unknown_verifier_is_named() -> None:
     with (
         Grader(verify()) as grader,
         pytest.raises(ArtifactError, match=r"'sympy' is unknown; .*exact.*numeric"),
@@ -108,23 +108,23 @@ def test_an_unknown_verifier_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["code", "ifeval", "qa"])
-def test_a_verifier_without_its_settings_shows_the_block_to_paste(name: str) -> None:
+def test_error_for_missing_settings_has_a_block_to_paste(name: str) -> None:
     with pytest.raises(ParamsError, match=f"the verifier {name} needs settings") as error:
         load(name, {})
     _, _, block = str(error.value).partition("as needed:\n")
     pasted = yaml.safe_load(block)["verify"]["verifiers"]
     if name == "code":
-        pasted["code"]["sandbox"] = "process"  # bubblewrap may not be here
+        pasted["code"]["sandbox"] = "process"  # bubblewrap may be missing
     assert load(name, pasted).version
 
 
-def test_the_worker_starts_without_torch() -> None:
-    """It is started again for every answer that hangs, so its start must stay cheap."""
+def test_worker_starts_without_torch() -> None:
+    """A worker is restarted after each answer that hangs, so its start must be fast."""
     code = "import sys, tasks.grading.verifier_worker; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_golds_are_judged_by_their_verifiers() -> None:
+def test_golds_are_checked_by_their_verifiers() -> None:
     outcomes = {
         ("numeric", "9 (apples)"): "correct",
         ("numeric", "none"): "error",
@@ -141,7 +141,7 @@ def test_golds_are_judged_by_their_verifiers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hostile_verifier")
-def test_verdicts_do_not_depend_on_order_or_on_the_number_of_processes() -> None:
+def test_verdicts_do_not_depend_on_order_or_processes() -> None:
     texts = [f"{i} is {i % 7}" for i in range(600)] + ["hang", "die", "raise"]
     answers = [
         Answer("numeric" if text[0].isdigit() else "hostile", text, "3", False) for text in texts
@@ -161,8 +161,8 @@ def test_verdicts_do_not_depend_on_order_or_on_the_number_of_processes() -> None
 
 @pytest.mark.usefixtures("hostile_verifier")
 @pytest.mark.parametrize(("memory_gb", "ulimit"), [(1.0, resource.RLIM_INFINITY), (8.0, 1 << 30)])
-def test_the_memory_of_a_worker_is_limited(memory_gb: float, ulimit: int) -> None:
-    """By `ulimit -v` where that is less than the setting."""
+def test_memory_of_a_worker_is_limited(memory_gb: float, ulimit: int) -> None:
+    """The limit is `ulimit -v` if that is below the setting."""
     code = (
         "import resource\n"
         "from tasks.grading.grader import Answer, Grader, Verify\n"
@@ -179,7 +179,7 @@ def test_the_memory_of_a_worker_is_limited(memory_gb: float, ulimit: int) -> Non
     ]
 
 
-def test_error_for_a_memory_limit_below_the_start() -> None:
+def test_memory_limit_below_the_need_of_the_start_is_an_error() -> None:
     code = (
         "import resource\n"
         "from tasks.grading.grader import Grader, Verify\n"
@@ -193,7 +193,7 @@ def test_error_for_a_memory_limit_below_the_start() -> None:
     assert "`ulimit -v` allows 0.0195 GB" in ended.stderr
 
 
-def test_workers_die_with_their_parent() -> None:
+def test_workers_end_with_their_parent() -> None:
     code = (
         "import os, signal\n"
         "from tasks.grading.grader import Answer, Grader, Verify\n"

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.sandbox
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _the_next_program_is_graded_as_ever() -> Iterator[None]:
+def _check_the_next_verdict() -> Iterator[None]:
     yield
     assert graded(RIGHT_ADD, ADD).outcome == "correct"
     assert graded(RIGHT_SUM, SUM).outcome == "correct"
@@ -97,7 +97,7 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_a_result_cannot_be_forged(name: str) -> None:
+def test_result_cannot_be_forged(name: str) -> None:
     verdict = graded(FORGERIES[name], ADD)
     assert (verdict.outcome, verdict.partial) == ("wrong", 0.0), verdict.answer
 
@@ -127,8 +127,8 @@ REPLIES = {
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_malformed_reply_is_wrong_and_never_an_error(name: str) -> None:
-    """A verifier that raises makes an `error`, which costs a program nothing."""
+def test_malformed_reply_is_wrong_and_not_an_error(name: str) -> None:
+    """An `error` would have no cost for the program."""
     reply = (REPLIES[name] + "\n").encode("latin-1")
     write = (
         "import os\n"
@@ -174,7 +174,7 @@ FORGED_OUTPUTS = {
 
 
 @pytest.mark.parametrize("name", FORGED_OUTPUTS)
-def test_an_output_cannot_be_forged(name: str) -> None:
+def test_output_cannot_be_forged(name: str) -> None:
     verdict = graded(FORGED_OUTPUTS[name], SUM)
     assert (verdict.outcome, verdict.partial) == ("wrong", 0.0), verdict.answer
 
@@ -233,19 +233,19 @@ LIMITS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LIMITS)
 def test_limits_stop_a_program(name: str) -> None:
-    program, gold, said = LIMITS[name]
+    program, gold, detail = LIMITS[name]
     started = time.monotonic()
-    # on a busy machine it takes a while until processes hold much
+    # on a busy machine, processes allocate memory slowly
     seconds = 5.0 if "processes" in name else 1.0
     verdict = graded(program, gold, seconds=seconds, memory_mb=512)
     assert (verdict.outcome, verdict.partial) == ("wrong", 0.0)
-    assert said in verdict.answer
+    assert detail in verdict.answer
     assert time.monotonic() - started < PATIENCE
 
 
 @pytest.mark.slow
-def test_a_fork_bomb_is_limited_and_dies() -> None:
-    """Its processes are counted from outside while it runs, and are gone soon after."""
+def test_fork_bomb_is_limited_and_ends() -> None:
+    """Its processes are counted from outside during the run, and end with it."""
     token = f"98765{uuid.uuid4().int % 10**12}"
     bomb = (
         "import os\n"
@@ -277,7 +277,7 @@ def test_a_fork_bomb_is_limited_and_dies() -> None:
 
 
 @pytest.mark.slow
-def test_hostile_programs_in_the_pool_are_wrong_and_never_errors() -> None:
+def test_hostile_programs_in_the_pool_are_wrong_and_not_errors() -> None:
     hostile = ["import os\nos._exit(0)", "while True: pass", "x = bytearray(10 << 30)"]
     programs = [program for bad in hostile for program in (bad, RIGHT_SUM)]
     answers = [Answer("x", f"```python\n{one}\n```", SUM, False) for one in programs]

@@ -1,5 +1,5 @@
-"""The rules of IFEval: each instruction on a response that follows it and on one that does not, by
-hand from the paper's descriptions (`instructions.jsonl`)."""
+"""The rules of IFEval: each instruction is tested with responses that follow it and that do not,
+written by hand from the paper's descriptions (`instructions.jsonl`)."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_each_instruction(case: dict[str, Any]) -> None:
     assert {graded(text, answer).outcome for text in case["broken"]} == {"wrong"}
 
 
-def test_all_instructions_must_be_followed_and_the_score_is_their_share() -> None:
+def test_score_is_the_share_of_followed_instructions() -> None:
     answer = gold(
         ("punctuation:no_comma", {}),
         ("keywords:existence", {"keywords": ["cat"]}),
@@ -66,7 +66,7 @@ def test_all_instructions_must_be_followed_and_the_score_is_their_share() -> Non
         ("Here:\n*{}*", "detectable_format:json_format", {}),
     ],
 )
-def test_loose_ignores_the_first_line_the_last_line_and_stars(
+def test_loose_rules_ignore_first_line_last_line_and_stars(
     completion: str, name: str, arguments: dict[str, Any]
 ) -> None:
     answer = gold((name, arguments))
@@ -74,10 +74,10 @@ def test_loose_ignores_the_first_line_the_last_line_and_stars(
     assert graded(completion, answer, loose=True).outcome == "correct"
 
 
-def test_loose_is_wrong_if_no_variant_follows() -> None:
+def test_loose_verdict_is_wrong_if_no_variant_follows() -> None:
     answer = gold(("punctuation:no_comma", {}))
     assert graded("a, b\nc, d\ne, f", answer, loose=True).outcome == "wrong"
-    assert graded("a, b", answer, loose=True).outcome == "wrong"  # nothing is left of one line
+    assert graded("a, b", answer, loose=True).outcome == "wrong"  # it has no second line
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_loose_is_wrong_if_no_variant_follows() -> None:
         ('{"instruction_id_list": [], "kwargs": []}', "0 instructions"),
     ],
 )
-def test_a_gold_that_cannot_be_read_is_an_error(answer: str, message: str) -> None:
+def test_unreadable_gold_is_an_error(answer: str, message: str) -> None:
     check = load("x", {"x": {"method": "ifeval", "loose": False}}).check
     with pytest.raises(ValueError, match=message):
         check(answer)
@@ -144,7 +144,7 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("code", sorted(LANGUAGES))
-def test_a_sentence_of_every_language(code: str) -> None:
+def test_every_language_is_recognized(code: str) -> None:
     assert language_of(SENTENCES[code]) == code
     assert language_of(SENTENCES[code].upper()) == code
 

@@ -20,8 +20,8 @@ from tests.patience import PATIENCE, wait_for
 
 pytestmark = pytest.mark.usefixtures("hostile_verifier")
 
-LIMIT, PAUSE = 6.0, 8.0  # seconds: of an answer and of a program on the clock, and of a pause
-# it waits for a file that the test makes
+LIMIT, PAUSE = 6.0, 8.0  # seconds: the clock limit of an answer and of a program, and the pause
+# it waits for a file that the test creates
 PROGRAM = """```python
 import os, time
 open('here', 'w')
@@ -62,7 +62,7 @@ def loader_of(grader: Grader, *verifiers: str) -> int:
     ("num_kills", "outcome", "answer"),
     [
         (2, "correct", "wait"),
-        # at the first death it is unknown that the answer was alone
+        # after the first death, the answer may not have been the only one
         (3, "error", "the verifier failed: its process ended twice: signal SIGKILL"),
     ],
 )
@@ -89,7 +89,7 @@ def test_answers_whose_loader_is_killed_are_graded_again(tmp_path: Path) -> None
     with Grader(Verify(2, PATIENCE, 4.0, 0.0, {})) as grader, ThreadPoolExecutor(1) as thread:
         loader = loader_of(grader, "hostile")
         assert grader.pool is not None
-        grader.pool.seconds_per_request = 1.0  # so slow that each is sent alone
+        grader.pool.seconds_per_request = 1.0  # so slow that each is sent separately
         grading = thread.submit(grader.grade, answers)
         for flag in flags:
             wait_for(lambda flag=flag: waiting_at(flag))  # type: ignore[misc]
@@ -123,23 +123,23 @@ with Grader(Verify(1, seconds, 4.0, 0.0, configured, clock_factor=3.0)) as grade
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
+    ("name", "paused"),
     [
         ("hostile", "graders"),
         pytest.param("code", "everything", marks=pytest.mark.sandbox),
     ],
 )
-def test_a_pause_beyond_the_limits_changes_no_verdict(name: str, what: str, tmp_path: Path) -> None:
-    """Every process of the graders is stopped, or of the stage, as a frozen container's are. The
-    limit is the pool's, or that of the program."""
+def test_pause_beyond_the_limits_changes_no_verdict(name: str, paused: str, tmp_path: Path) -> None:
+    """All processes of the graders or of the stage are stopped, like those of a frozen container.
+    The limit is that of the pool, or of the program."""
     flag = tmp_path / "flag"
     seconds, text = (LIMIT / 3, f"wait {flag}") if name == "hostile" else (PATIENCE, PROGRAM)
-    told = json.dumps([code("bubblewrap", LIMIT / 3), seconds, name, text, SUM])
-    with subprocess.Popen([sys.executable, "-c", STAGE, told], stdout=subprocess.PIPE) as stage:
+    options = json.dumps([code("bubblewrap", LIMIT / 3), seconds, name, text, SUM])
+    with subprocess.Popen([sys.executable, "-c", STAGE, options], stdout=subprocess.PIPE) as stage:
         assert stage.stdout is not None
         loader = int(stage.stdout.readline())
         waiting = wait_for(lambda: waiting_at(flag) | programs(loader))
-        stopped = family(stage.pid if what == "everything" else loader)
+        stopped = family(stage.pid if paused == "everything" else loader)
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
@@ -160,8 +160,8 @@ LINES = {
 
 
 def kill(loader: int, kind: str, place: str) -> None:
-    """Kill the process at this place once the program waits, and wait until it is gone, whatever
-    its parent is by then."""
+    """Kill the process at this place while the program waits, and wait for its end. Its parent may
+    change."""
     waiting, pid = wait_for(lambda: programs(loader)), loader
     for _ in LINES[kind][: LINES[kind].index(place) + 1]:
         pid = children_of(pid)[-1]
@@ -183,7 +183,7 @@ def is_running(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("kind", "place"), [(kind, place) for kind, places in LINES.items() for place in places]
 )
-def test_a_program_that_is_killed_from_outside_is_graded_again(kind: str, place: str) -> None:
+def test_program_that_is_killed_from_outside_is_graded_again(kind: str, place: str) -> None:
     settings = Verify(1, PATIENCE, 4.0, 0.0, code(kind, PATIENCE / 3))
     with Grader(settings) as grader, ThreadPoolExecutor(1) as thread:
         loader = loader_of(grader, "code")
@@ -196,9 +196,7 @@ def test_a_program_that_is_killed_from_outside_is_graded_again(kind: str, place:
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize(("place", "outcome"), [("bubblewrap", "error"), ("runner", "wrong")])
-def test_second_kill_counts_against_a_program_that_may_have_sent_it(
-    place: str, outcome: str
-) -> None:
+def test_second_kill_is_wrong_if_the_program_may_have_sent_it(place: str, outcome: str) -> None:
     settings = Verify(1, PATIENCE, 4.0, 1.0, code("bubblewrap", PATIENCE / 3))
     with Grader(settings) as grader, ThreadPoolExecutor(1) as thread:
         loader = loader_of(grader, "code")

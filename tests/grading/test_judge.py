@@ -35,21 +35,21 @@ def answers(*texts: str) -> list[Answer]:
     return [Answer("j", text, "7", False) for text in texts]
 
 
-def test_the_majority_decides_and_every_verdict_is_kept(server: Server, tmp_path: Path) -> None:
-    asked = answers("yes", "two", "one", "no", "yes")
+def test_majority_decides_and_every_verdict_is_stored(server: Server, tmp_path: Path) -> None:
+    votes = answers("yes", "two", "one", "no", "yes")
     with Grader(verify(server), tmp_path / "judged.sqlite") as grader:
-        first = grader.grade(asked)
+        first = grader.grade(votes)
         assert grader.judge_flops() == 2 * 7e9 * 400
         assert grader.judge_flops() == 0
     assert [v.outcome for v in first] == ["correct", "correct", "wrong", "wrong", "correct"]
     assert [v.score for v in first] == [1.0, 2 / 3, 1 / 3, 0.0, 1.0]
-    assert len(server.requests) == 4  # equal answers are asked once
+    assert len(server.requests) == 4  # one request for equal answers
     with Grader(verify(server, seconds=5.0), tmp_path / "judged.sqlite") as grader:
-        assert grader.grade(asked) == first
+        assert grader.grade(votes) == first
         assert grader.judge_flops() == 2 * 7e9 * 400  # reused verdicts are not free
     assert len(server.requests) == 4
     with Grader(verify(server, model="other"), tmp_path / "judged.sqlite") as grader:
-        grader.grade(asked[:1])
+        grader.grade(votes[:1])
     assert len(server.requests) == 5
 
 
@@ -141,11 +141,11 @@ with Grader(settings, Path(sys.argv[2])) as grader:
 
 
 @pytest.mark.parametrize("where", ["background", "here"])
-def test_an_interrupt_ends_a_stage_whose_judge_does_not_answer(
+def test_interrupt_ends_a_stage_whose_judge_does_not_answer(
     where: str, server: Server, tmp_path: Path
 ) -> None:
-    told = json.dumps(configured(server, seconds=10 * PATIENCE))
-    line = [sys.executable, "-c", STAGE, told, str(tmp_path / "judged.sqlite"), where]
+    section = json.dumps(configured(server, seconds=10 * PATIENCE))
+    line = [sys.executable, "-c", STAGE, section, str(tmp_path / "judged.sqlite"), where]
     with subprocess.Popen(line, stderr=subprocess.DEVNULL) as stage:
         try:
             wait_for(lambda: server.requests)

@@ -1,5 +1,4 @@
-"""Rollouts are graded while they are sampled, and written in order, whatever the order of their
-source."""
+"""Rollouts are graded during sampling, and written in the order of the rows."""
 
 import contextlib
 import itertools
@@ -33,7 +32,7 @@ VERIFY = Verify(1, 5.0, 4.0, 0.5, CONFIGURED)
 def rows(
     *numbers: int, text: str = "{}", verifier: str = "numeric", prompt: str = "What?"
 ) -> pl.DataFrame:
-    """Two rollouts a prompt; the gold of prompt n is n, and every third completion is cut off."""
+    """Return two rollouts per prompt. The gold of prompt n is n, and each third is truncated."""
     data = [
         {
             **ROLLOUTS.example,
@@ -78,12 +77,12 @@ def graded(source: Given, folder: Path, settings: Verify = VERIFY) -> pl.DataFra
         return pl.concat(found.parts())
 
 
-def test_judging_is_charged_also_if_reused(tmp_path: Path) -> None:
+def test_reused_verdicts_are_charged(tmp_path: Path) -> None:
     source = Given([rows(0, 1, 2, verifier="j", text="yes {}"), rows(3, verifier="j")])
     with judge_server() as server:
         settings = replace(VERIFY, verifiers=configured(server))
         file = tmp_path / "judged.sqlite"
-        for _ in range(2):  # what was judged before is not free
+        for _ in range(2):  # stored verdicts are not free
             with graded_rollouts(source, settings, tmp_path, greedy=False, judged=file) as found:
                 outcomes = pl.concat(found.parts())["outcome"].to_list()
                 assert outcomes == ["correct", "correct", "truncated", "wrong"]
@@ -109,7 +108,7 @@ def test_prompt_reaches_the_verifier(tmp_path: Path) -> None:
 
 
 def test_order_of_shards_and_earlier_samples_do_not_matter(tmp_path: Path) -> None:
-    """Also for a composite, whose parts are a list."""
+    """This includes composites, whose parts are a list."""
 
     def make(*numbers: int) -> pl.DataFrame:
         return rows(*numbers, text="<b></b>{}", verifier="both")
@@ -125,7 +124,7 @@ def test_order_of_shards_and_earlier_samples_do_not_matter(tmp_path: Path) -> No
     assert first["reward"].to_list()[1] == 0.25
 
 
-def test_a_rollout_that_another_process_stored_first_is_judged_by_its_own_text(
+def test_rollout_stored_by_another_process_is_graded_by_its_text(
     tmp_path: Path,
 ) -> None:
     mine, theirs = rows(0, 1, text="5"), rows(0, 1, text="0")
@@ -134,7 +133,7 @@ def test_a_rollout_that_another_process_stored_first_is_judged_by_its_own_text(
 
 
 def test_large_and_small_tables_have_equal_rows(tmp_path: Path) -> None:
-    """One is written in one piece, the other part by part; both are seen part by part."""
+    """The small one is written at once, the large one in parts. Both are read in parts."""
     tables, seen = [], []
     for rows_per_part in (2, 100):
         source = Given([rows(*range(10), text="<b></b>{}", verifier="both")], (), rows_per_part)
@@ -166,7 +165,7 @@ def test_failed_write_keeps_the_old_table(tmp_path: Path) -> None:
     assert (path.read_text(), list(tmp_path.iterdir())) == ("old", [path])
 
 
-def test_a_batch_is_judged_while_the_next_one_is_sampled(
+def test_batch_is_graded_while_the_next_one_is_sampled(
     hostile_verifier: Path, tmp_path: Path
 ) -> None:
     def sample(batch: pl.DataFrame) -> None:
@@ -181,8 +180,7 @@ def test_a_batch_is_judged_while_the_next_one_is_sampled(
 def test_too_many_failures_of_all_answers_end_the_sampling(
     hostile_verifier: Path, tmp_path: Path
 ) -> None:
-    """Of 20 answers five may fail. The limit is not that of the batch, and not known at the end
-    only."""
+    """Five of 20 answers may fail. The limit is for all batches, and is checked during sampling."""
     settings = Verify(1, 5.0, 4.0, 0.25, {})
     batches = [
         rows(0, 1, 3, 4, text=f"{word} {{}}", verifier="hostile").with_columns(
@@ -194,7 +192,7 @@ def test_too_many_failures_of_all_answers_end_the_sampling(
 
     def sample(batch: pl.DataFrame) -> None:
         sampled.append(batch)
-        if len(sampled) <= 3:  # judged before others are sampled
+        if len(sampled) <= 3:  # these are graded before others are sampled
             wait_for((hostile_verifier / batch["text"][3]).exists)
         time.sleep(0.01)
 
@@ -221,10 +219,8 @@ graded(source, Path(sys.argv[1]), Verify(1, 1000.0, 4.0, 0.5, {}))
 """
 
 
-def test_an_interrupt_ends_the_sampling_and_the_grading(
-    hostile_verifier: Path, tmp_path: Path
-) -> None:
-    """Even where a verifier hangs, whose time would be up in a quarter of an hour."""
+def test_interrupt_ends_sampling_and_grading(hostile_verifier: Path, tmp_path: Path) -> None:
+    """The verifier hangs, with a limit of a quarter of an hour."""
     line = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -240,7 +236,7 @@ def test_an_interrupt_ends_the_sampling_and_the_grading(
 
 
 def graders() -> list[int]:
-    """Return the processes below this one in which verifiers run."""
+    """Return the descendants of this process that run verifiers."""
     found = []
     for child in psutil.Process(os.getpid()).children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -250,7 +246,7 @@ def graders() -> list[int]:
 
 
 def test_failed_sampling_leaves_no_hanging_grader(hostile_verifier: Path, tmp_path: Path) -> None:
-    """A cancelled grader leaves no process behind that hangs."""
+    """A cancelled grader ends its processes."""
 
     def sample(_: pl.DataFrame) -> None:
         wait_for((hostile_verifier / "hang").exists)

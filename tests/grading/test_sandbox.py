@@ -1,4 +1,4 @@
-"""The sandbox: a program reaches nothing outside, and leaves nothing behind."""
+"""The sandbox: a program has no access to anything outside, and leaves no process or file."""
 
 import json
 import os
@@ -26,7 +26,7 @@ MINE = Sandbox("bubblewrap", 512, False)
 
 
 def inside(program: str) -> Any:
-    """Return the value of a program's function `look`, called inside."""
+    """Return the value of a program's function `look`, called in the sandbox."""
     with Session(MINE) as session:
         loaded = session.ask(
             {"load": program, "name": "p", "run": True, "before": "", "seconds": 5}, 15
@@ -58,7 +58,7 @@ def gone(token: str, seconds: float = 30.0) -> bool:
     return True
 
 
-def test_a_daemon_dies_with_its_program() -> None:
+def test_daemon_ends_with_its_program() -> None:
     token = f"98765{uuid.uuid4().int % 10**12}"
     program = (
         "import os\n"
@@ -77,7 +77,7 @@ def test_a_daemon_dies_with_its_program() -> None:
 
 @pytest.mark.parametrize("ends", ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "time.sleep(9)"])
 def test_no_zombie_is_left(ends: str) -> None:
-    """Zombies would fill the table of processes where nobody waits for orphans."""
+    """Zombies would fill the table of processes on machines without a reaper."""
     with Session(MINE) as session:
         pids = [session.popen.pid, *session.inner]
         if ends:
@@ -88,7 +88,7 @@ def test_no_zombie_is_left(ends: str) -> None:
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
 
 
-def test_everything_dies_with_the_process_that_grades() -> None:
+def test_all_processes_end_with_the_grader() -> None:
     token = f"98765{uuid.uuid4().int % 10**12}"
     run = f"__import__('os').execv('/usr/bin/sleep', ['sleep', '{token}'])"
     code = (
@@ -109,7 +109,7 @@ def test_everything_dies_with_the_process_that_grades() -> None:
     assert gone(token)
 
 
-def test_nothing_of_the_parent_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parent_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     found = inside(
         "import os, glob\n"
@@ -133,7 +133,7 @@ def test_nothing_of_the_parent_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> N
     assert not {"home", "var", "work", "sys", "run", "mnt", "srv", "opt"} & set(root)
 
 
-def test_no_file_of_the_project_or_of_a_user_can_be_read(tmp_path: Path) -> None:
+def test_files_of_the_project_and_of_users_are_not_readable(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hunter2")
     paths = [
@@ -149,7 +149,7 @@ def test_no_file_of_the_project_or_of_a_user_can_be_read(tmp_path: Path) -> None
     ] * len(paths)
 
 
-def test_nothing_can_be_written_outside_its_folder() -> None:
+def test_only_its_own_folder_is_writable() -> None:
     places = ["/x", "/usr/x", "/dev/x", "/etc/x", "/proc/sys/kernel/hostname"]
     places += [f"{Path(python()).parent}/x", "/root/x"]
     program = (
@@ -164,8 +164,8 @@ def test_nothing_can_be_written_outside_its_folder() -> None:
     assert inside(program) == []
 
 
-def test_files_are_limited_in_number() -> None:
-    """Those that are open, and those that are there."""
+def test_number_of_files_is_limited() -> None:
+    """There are limits on open files and on existing files."""
     opened = "files = [open('x', 'w') for _ in range(100)]"
     assert "Too many open files" in graded(opened, SUM).answer
     made = (
@@ -178,7 +178,7 @@ def test_files_are_limited_in_number() -> None:
     assert "file limit: it has made more than 10000 files" in verdict.answer
 
 
-def test_the_network_is_out_of_reach() -> None:
+def test_network_is_not_reachable() -> None:
     program = (
         "import socket\n"
         "def attempt(address):\n"
@@ -227,7 +227,7 @@ DENIED = {
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers are those of x86-64")
-def test_system_calls_that_open_ways_out_are_denied() -> None:
+def test_system_calls_that_allow_an_escape_are_denied() -> None:
     program = (
         "import ctypes, os\n"
         "def syscall(*arguments):\n"
@@ -238,7 +238,7 @@ def test_system_calls_that_open_ways_out_are_denied() -> None:
     assert dict(zip(DENIED, inside(program), strict=True)) == dict.fromkeys(DENIED, 1)  # EPERM
 
 
-def test_the_filter_is_written_for_two_processors() -> None:
+def test_filter_is_written_for_two_processors() -> None:
     filters = [seccomp_filter(machine) for machine in ("x86_64", "aarch64")]
     assert all(one is not None and len(one) % 8 == 0 for one in filters)
     assert filters[0] != filters[1]
@@ -263,7 +263,7 @@ def test_error_of_a_stopped_session_has_the_reason() -> None:
         session.ask({"evaluate": "__import__('os').kill(2, 11)", "seconds": 5}, 5)
 
 
-def test_a_plain_process_has_limits_and_an_empty_environment(
+def test_plain_process_has_limits_and_an_empty_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")

@@ -60,7 +60,7 @@ def test_invalid_pattern_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("completion", "changes", "outcome", "said"),
+    ("completion", "changes", "outcome", "detail"),
     [
         ('{"name": "Ann", "ages": [3]}', {}, "correct", '"Ann"'),
         ('So:\n```json\n{"name": "Ann"}\n```\nDone.', {}, "correct", "Ann"),
@@ -75,10 +75,10 @@ def test_invalid_pattern_is_an_error() -> None:
         ("", {}, "unparsed", ""),
     ],
 )
-def test_json_schema(completion: str, changes: dict[str, Any], outcome: str, said: str) -> None:
+def test_json_schema(completion: str, changes: dict[str, Any], outcome: str, detail: str) -> None:
     verdict = graded(JSON, completion, json.dumps(SCHEMA), **changes)
     assert verdict.outcome == outcome
-    assert said in verdict.answer
+    assert detail in verdict.answer
     verdict = graded(JSON, completion, "unused", schema=SCHEMA, **changes)
     assert verdict.outcome == outcome
 
@@ -88,19 +88,19 @@ def test_invalid_schema_is_an_error() -> None:
     check = load("x", {"x": JSON}).check
     assert check(json.dumps(SCHEMA)).outcome == "correct"
     for gold in ("{", '"text"', '{"type": 7}'):
-        with pytest.raises(Exception):  # noqa: B017 - the worker makes an `error` of any
+        with pytest.raises(Exception):  # noqa: B017 - the worker turns any exception into an `error`
             check(gold)
 
 
-def test_a_reference_is_never_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: asked.append(a) or [])
-    monkeypatch.setattr(socket.socket, "connect", lambda self, place: asked.append(place))
+def test_reference_is_never_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections: list[Any] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: connections.append(a) or [])
+    monkeypatch.setattr(socket.socket, "connect", lambda self, place: connections.append(place))
     with pytest.raises(Exception, match="Unresolvable"):
         graded(JSON, "{}", json.dumps({"$ref": "http://127.0.0.1:9/schema.json"}))
     drafts = {"$ref": "https://json-schema.org/draft/2020-12/schema"}
     assert graded(JSON, '{"type": "array"}', json.dumps(drafts)).outcome == "correct"
-    assert asked == []
+    assert connections == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Verdicts on cases made by hand, one contract for all verifiers, and hostile answers."""
+"""Verdicts on hand-made cases, the contract of all verifiers, and hostile answers."""
 
 import csv
 import json
@@ -111,17 +111,17 @@ def test_cases_by_hand(name: str) -> None:
             try:
                 outcome = verify(case["completion"], case["gold"]).outcome
             except ValueError:
-                outcome = "error"  # of whatever a verifier raises: see the worker
+                outcome = "error"  # the worker turns any exception into an error
             found.append({**case, "found": outcome})
     assert [one for one in found if one["found"] != one["outcome"]] == []
 
 
-def test_a_number_of_very_many_digits_is_read() -> None:
+def test_number_of_very_many_digits_is_read() -> None:
     assert graded("numeric", "9" * 6000, "9").outcome == "wrong"
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_verifier_accepts_the_right_answer_and_checks_golds(name: str) -> None:
+def test_every_verifier_accepts_the_correct_answer_and_checks_golds(name: str) -> None:
     gold = GOLDS.get(name, "7")
     loaded = load(name, CONFIGURED)
     assert loaded.verify(RIGHT.get(name, "7"), gold).outcome == "correct"
@@ -142,7 +142,7 @@ def test_every_verifier_accepts_the_right_answer_and_checks_golds(name: str) -> 
         ("code", "```python\ndef add(a, b): return 0\n```", RIGHT["code"], ADD),
     ],
 )
-def test_only_text_after_the_reasoning_counts_by_default(
+def test_only_text_after_the_reasoning_is_graded_by_default(
     name: str, thought: str, answer: str, gold: str
 ) -> None:
     settings = CONFIGURED.get(name, {"method": name})
@@ -151,12 +151,12 @@ def test_only_text_after_the_reasoning_counts_by_default(
     assert after.version != whole.version
     assert after.verify(f"<think>{thought}</think>\n{answer}", gold).outcome == "correct"
     assert after.verify(f"<think>\n{answer}\n</think>", gold).outcome in ("unparsed", "wrong")
-    assert after.verify(f"<think>\n{answer}", gold).outcome == "correct"  # it is never closed
+    assert after.verify(f"<think>\n{answer}", gold).outcome == "correct"  # an unclosed tag
     assert whole.verify(f"<think>\n{answer}\n</think>", gold).outcome == "correct"
 
 
 def test_nested_boxes_take_linear_time() -> None:
-    """A hundredth of a second; a search for the end of every box takes minutes."""
+    """They take a hundredth of a second. A search for the end of every box takes minutes."""
     start = time.process_time()
     assert contents(r"\boxed{" * 50_000 + r"\boxed{7}") == ["7"]
     assert time.process_time() - start < 20
@@ -190,11 +190,10 @@ HOSTILE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names())
-def test_hostile_answers_are_graded_within_the_limits_and_not_executed(
+def test_hostile_answers_are_graded_in_time_and_not_executed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is judged, within the limits, as not correct; and what is asked after them is judged as
-    ever."""
+    """No hostile answer is correct, and the answers after it are graded as usual."""
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     monkeypatch.chdir(tmp_path)
     gold = GOLDS.get(name, "7")
@@ -207,8 +206,8 @@ def test_hostile_answers_are_graded_within_the_limits_and_not_executed(
     found = dict(zip(HOSTILE, verdicts[::2], strict=True))
     assert {verdict.outcome for verdict in verdicts[1::2]} == {"correct"}
     assert {
-        what: v
-        for what, v in found.items()
+        kind: v
+        for kind, v in found.items()
         if v.outcome not in {*OUTCOMES} - {"correct", "truncated"}
     } == {}
     for verdict in found.values():
@@ -239,7 +238,7 @@ def test_scorer_evaluates_only_harmless_text(text: str, harmless: bool) -> None:
     assert reasoning_gym.is_harmless(text) is harmless
 
 
-def test_a_composite_keeps_every_mark_and_rewards_their_weighted_sum() -> None:
+def test_composite_keeps_every_mark_and_rewards_their_weighted_sum() -> None:
     both = graded("composite", "<think>so</think><answer>7</answer>", "7")
     assert (both.outcome, both.reward, both.parts) == (
         "correct",
@@ -255,7 +254,7 @@ def test_a_composite_keeps_every_mark_and_rewards_their_weighted_sum() -> None:
     assert graded("composite", "7", "seven").outcome == "error"
 
 
-def test_partial_credit_is_kept_and_rewarded_only_through_a_composite() -> None:
+def test_partial_credit_is_rewarded_only_by_a_composite() -> None:
     problem = {"answer": "34", "metadata": {"source_dataset": "chain_sum"}}
     gold = reasoning_gym.gold("chain_sum", problem)
     partly = graded("reasoning_gym", "34 it is", gold)
@@ -289,7 +288,7 @@ def test_invalid_settings_are_named(settings: dict[str, Any], message: str) -> N
         load("x", {"x": settings})
 
 
-def test_a_version_follows_the_settings_and_the_verifiers_behind() -> None:
+def test_version_depends_on_settings_and_parts() -> None:
     weights = {"x": {"method": "composite", "weights": {"numeric": 0.5, "exact": 0.5}}}
     other = {"x": {"method": "composite", "weights": {"numeric": 0.6, "exact": 0.4}}}
     behind = {"x": {"method": "composite", "weights": {"t": 1.0}}, "t": CONFIGURED["think"]}

@@ -1,4 +1,4 @@
-"""Files of rows, and the rows and rejections that ingest makes of them."""
+"""Functions that write files of rows, and read them like the stage ingest."""
 
 import json
 from collections.abc import Callable
@@ -53,17 +53,17 @@ def found(
 
 
 def lines(path: Path, *contents: object) -> Path:
-    """Write a JSON Lines file, with bytes unchanged, and return its path."""
+    """Write a JSON Lines file, and return its path. Bytes are written unchanged."""
     path.write_bytes(
         b"".join((c if isinstance(c, bytes) else json.dumps(c).encode()) + b"\n" for c in contents)
     )
     return path
 
 
-def row(asked: str, answer: str = "1", line: int = 1, **changes: Any) -> Row:
+def row(question: str, answer: str = "1", line: int = 1, **changes: Any) -> Row:
     values = {
         "content": "raw",
-        "prompt": asked,
+        "prompt": question,
         "messages": None,
         "template": None,
         "marker": "",
@@ -71,7 +71,7 @@ def row(asked: str, answer: str = "1", line: int = 1, **changes: Any) -> Row:
         "level": "",
         "source": "mine",
     }
-    return Row(**{**values, "asked": asked, "answer": answer, "line": line, **changes})
+    return Row(**{**values, "asked": question, "answer": answer, "line": line, **changes})
 
 
 def spool(
@@ -80,7 +80,7 @@ def spool(
     seed: int = 0,
     question: Callable[[int, str, str], str] | None = None,
 ) -> Spool:
-    """Return a spool of rows, each of entry 0 or of its given entry, compared by `question`."""
+    """Return a spool of rows that are compared by `question`. A row is of entry 0 by default."""
     folder.mkdir(exist_ok=True)
     result = Spool(folder, seed)
     for item in rows:

@@ -1,5 +1,5 @@
-"""The presets of programs, on rows with the published columns: their prompts, and verdicts on the
-solution of a row and on another program."""
+"""The presets of programs on rows with the published columns: prompts, and verdicts on the solution
+of a row and on another program."""
 
 import json
 from pathlib import Path

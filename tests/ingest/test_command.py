@@ -1,5 +1,4 @@
-"""The command: tables that are the same every time, several sources in one run, the dry run, real
-files."""
+"""The command: repeatable tables, several sources in one run, the dry run, and real files."""
 
 import json
 import subprocess
@@ -45,7 +44,7 @@ def tables(tmp_path: Path) -> dict[str, pl.DataFrame]:
     return {name: table.read(layout.prompts(name)) for name, table in kinds.items()}
 
 
-def test_the_command_writes_the_tables_the_same_every_time(tmp_path: Path) -> None:
+def test_command_writes_equal_tables_every_time(tmp_path: Path) -> None:
     generator = {"seed": 0, "num_prompts": 60, "tasks": [CHAIN_SUM]}
     broken = lines(
         tmp_path / "a.jsonl",
@@ -85,7 +84,7 @@ def test_the_command_writes_the_tables_the_same_every_time(tmp_path: Path) -> No
     assert "the gold 'a while'" in rejected["detail"].to_list()[5]
 
 
-def test_several_sources_chat_and_contamination(tmp_path: Path) -> None:
+def test_chat_and_contamination_in_several_sources(tmp_path: Path) -> None:
     question = (
         "How many legs do {} spiders have when each of them has lost one leg in a fight with a "
         "bird?"
@@ -155,7 +154,7 @@ def test_special_tokens_are_counted_in_prompts_but_not_in_templates(
     }
 
 
-def test_leak_is_found_despite_shared_text_and_prompts_stay_whole(tmp_path: Path) -> None:
+def test_leak_is_found_despite_shared_text(tmp_path: Path) -> None:
     instruction = "Solve the following problem step by step. End with the answer alone.\n\n{}"
     names = ["Ann", "Ben", "Cleo", "Dev", "Eva"]
     questions = [
@@ -182,7 +181,7 @@ def test_leak_is_found_despite_shared_text_and_prompts_stay_whole(tmp_path: Path
     assert "'Solve the following problem step by step. End with the answer alone.' before" in log
 
 
-def test_a_dry_run_prints_the_table_and_writes_nothing(tmp_path: Path) -> None:
+def test_dry_run_prints_the_table_and_writes_no_file(tmp_path: Path) -> None:
     rows = [{"question": f"{n} + 1?", "gold": n + 1} for n in range(9)]
     path = lines(
         tmp_path / "a.jsonl",
@@ -221,13 +220,13 @@ REAL: dict[str, tuple[dict[str, Any], int, dict[int, str]]] = {
     ),
 }
 """Of each file its rows and those known to be bad, by number from 1."""
-EXACT = {"verifier": "exact"}  # quicker than the presets' own
+EXACT = {"verifier": "exact"}  # faster than the verifiers of the presets
 
 
 @pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", REAL)
-def test_a_real_file_by_one_command(name: str, real_data: Path, tmp_path: Path) -> None:
+def test_real_file_is_ingested_by_one_command(name: str, real_data: Path, tmp_path: Path) -> None:
     source, num_rows, bad = REAL[name]
     source = {
         **source,
@@ -257,11 +256,9 @@ def test_a_real_file_by_one_command(name: str, real_data: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.real_data
-def test_the_questions_of_dsr_sub_that_are_in_math_are_found(
-    real_data: Path, tmp_path: Path
-) -> None:
-    """DSR-sub's prompts carry an instruction that MATH's do not. All whose rest is a question of
-    MATH must be found: they are duplicates, since prompts are compared without it."""
+def test_questions_of_dsr_sub_that_are_in_math_are_found(real_data: Path, tmp_path: Path) -> None:
+    """Prompts of DSR-sub have an instruction that those of MATH lack. They are duplicates if the
+    rest is a question of MATH, since prompts are compared without the instruction."""
     sources = [
         {**preset("math", str(real_data / "math_train" / "math.json")), **EXACT, "split": "train"},
         {

@@ -1,5 +1,4 @@
-"""Training prompts that are also in the evaluation: equal ones, nearly equal ones, and similar ones
-that are other problems."""
+"""Training prompts that equal or nearly equal prompts of the evaluation, or are only similar."""
 
 import json
 from collections.abc import Callable
@@ -46,13 +45,13 @@ def search(
         (TRAIN.replace("12", "13"), None),
     ],
 )
-def test_a_pair_is_equal_near_or_neither(tmp_path: Path, other: str, kind: str | None) -> None:
+def test_kinds_of_pairs(tmp_path: Path, other: str, kind: str | None) -> None:
     found = search(tmp_path, [TRAIN], [other])
     assert [pair[2] for pair in found] == ([kind] if kind else [])
     assert all((pair[0], pair[1]) == (TRAIN, other) and 0.7 <= pair[3] <= 1 for pair in found)
 
 
-def test_signs_and_numbers_keep_formulas_apart(tmp_path: Path) -> None:
+def test_formulas_differ_by_signs_and_numbers(tmp_path: Path) -> None:
     question = "Find the product of all complex roots of the equation {} = 0 on the unit circle."
     train, other = question.format("z^4 - z^2 + 1"), question.format("z^4 + z^2 + 1")
     assert search(tmp_path / "careful", [train], [other]) == []
@@ -61,7 +60,7 @@ def test_signs_and_numbers_keep_formulas_apart(tmp_path: Path) -> None:
     assert kind == "near"
 
 
-def test_shared_text_is_no_evidence(tmp_path: Path) -> None:
+def test_shared_text_does_not_count_as_overlap(tmp_path: Path) -> None:
     instruction = (
         "Spell the following word backwards, letter by letter, and write nothing else than the "
         "letters: {}"
@@ -79,7 +78,7 @@ def test_only_equal_prompts_are_found_without_a_threshold(tmp_path: Path) -> Non
     ]
 
 
-def test_the_search_finds_what_comparing_all_pairs_finds(tmp_path: Path) -> None:
+def test_search_finds_the_same_as_a_comparison_of_all_pairs(tmp_path: Path) -> None:
     names = ["Ann", "Bob", "Cid", "Dan", "Eve", "Fay", "Gus", "Hal", "Ida", "Jim"]
     things = ["apples", "pears", "plums", "nuts", "figs", "limes"]
     train = [
@@ -94,7 +93,7 @@ def test_the_search_finds_what_comparing_all_pairs_finds(tmp_path: Path) -> None
     assert found == {*zip(train[::7], evaluation, strict=True), (train[0], again)}
 
 
-def test_the_overlap_is_the_share_of_the_shorter_prompt() -> None:
+def test_overlap_is_the_share_of_the_shorter_prompt() -> None:
     words = ["apples", "books", "cats", "dogs", "eggs", "figs", "goats", "hats", "inns", "jars"]
     index = Index([(7, " ".join(words))], NOTHING, SETTINGS)
     assert list(index.search(" ".join([*words, "kites"]))) == [(7, 1.0)]
@@ -116,7 +115,7 @@ def test_settings_out_of_range_are_named(settings: Any, message: str) -> None:
         Contamination(*settings)
 
 
-def test_sums_without_words_are_told_apart() -> None:
+def test_sums_without_words_are_distinguished() -> None:
     sums = ["2+2", "3+3", "5 + 1", "7+1", "12 - 4", "3 * 9"]
     index = Index(enumerate(sums), NOTHING, SETTINGS)
     assert [[row for row, _ in index.search(text)] for text in sums] == [
@@ -147,7 +146,7 @@ def test_pairs_labelled_by_hand() -> None:
     others = [pair for pair in PAIRS if not pair["same"]]
     assert [pair for pair in others if is_found(pair["train"], pair["evaluation"])] == []
     missed = [pair for pair in leaks if not is_found(pair["train"], pair["evaluation"])]
-    # every run of three words is another
+    # all runs of three words differ
     assert [pair["train"] for pair in missed] == ["Compute $\\sin 60^\\circ$ exactly."]
     guide = Path("docs/guide/data.md").read_text()
     assert f"{len(leaks) - 1} of {len(leaks)} leaks" in guide
@@ -165,7 +164,7 @@ def test_pairs_labelled_by_hand() -> None:
         ("seven 3-digit numbers", "7 3-digit numbers"),
     ],
 )
-def test_latex_and_numbers_are_written_in_one_way(one: str, other: str) -> None:
+def test_latex_and_numbers_are_normalised(one: str, other: str) -> None:
     assert tokens_of(one) == tokens_of(other)
 
 
@@ -173,7 +172,7 @@ def test_latex_and_numbers_are_written_in_one_way(one: str, other: str) -> None:
     ("one", "other"),
     [("10.5", "105"), ("100", "1"), ("0.05", "0.5"), ("1.05", "1.5"), ("(1,200)", "(12,00)")],
 )
-def test_other_numbers_stay_other_numbers(one: str, other: str) -> None:
+def test_different_numbers_stay_different(one: str, other: str) -> None:
     assert numbers_of(tokens_of(one)) != numbers_of(tokens_of(other))
 
 
@@ -201,9 +200,7 @@ CHANGES: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.real_data
 @pytest.mark.parametrize("change", CHANGES)
-def test_real_questions_in_another_form_are_found_and_no_others(
-    change: str, real_data: Path
-) -> None:
+def test_only_reworded_copies_of_real_questions_are_found(change: str, real_data: Path) -> None:
     gsm8k = [json.loads(line)["question"] for line in (real_data / "gsm8k/train.jsonl").open()]
     math = [row["problem"] for row in json.load((real_data / "math_train/math.json").open())]
     questions = [*gsm8k[::50], *math[::50]]
@@ -213,8 +210,8 @@ def test_real_questions_in_another_form_are_found_and_no_others(
     assert all(rows in ([n], []) for n, rows in enumerate(found))
 
 
-def test_options_that_never_end_are_text() -> None:
-    """Every `a)` and `b)` was tried with every other, which took hours."""
+def test_options_without_an_end_are_text() -> None:
+    """A search that tries all pairs of `a)` and `b)` would take hours."""
     text = "a) b) " * 3000
     assert surroundings.parts(text)[1] == ""
     assert surroundings.parts("which is even? (a) 1 (b) 2 (c) 3") == (

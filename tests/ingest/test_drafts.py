@@ -1,4 +1,4 @@
-"""What `winnow init` drafts for a file: fields, verifier, splits."""
+"""The settings that `winnow init` drafts for a file: fields, verifier, splits."""
 
 from pathlib import Path
 
@@ -20,9 +20,7 @@ from tests.ingest.helpers import lines
         (["7"] * 18 + ["seven"] * 2, "exact"),
     ],
 )
-def test_a_verifier_is_chosen_by_the_form_of_nearly_all_answers(
-    golds: list[str], verifier: str
-) -> None:
+def test_verifier_is_chosen_by_the_form_of_most_answers(golds: list[str], verifier: str) -> None:
     assert verifier_for(golds) == verifier
 
 
@@ -31,7 +29,7 @@ def rows(path: Path, number: int, **changed: str) -> str:
     return str(lines(path / "mine.jsonl", *found))
 
 
-def test_a_file_is_read_by_the_usual_names_and_fills_its_splits(tmp_path: Path) -> None:
+def test_file_with_usual_names_fills_its_splits(tmp_path: Path) -> None:
     path = rows(tmp_path, 40)
     entry, splits = draft(path, None, None, 100)
     assert entry["preset"] == "mapping"
@@ -47,13 +45,13 @@ def test_a_file_is_read_by_the_usual_names_and_fills_its_splits(tmp_path: Path) 
     assert draft(path, "mapping", None, 100) == (entry, splits)
 
 
-def test_a_worked_solution_has_its_gold_after_the_mark(tmp_path: Path) -> None:
+def test_gold_of_a_worked_solution_is_after_the_mark(tmp_path: Path) -> None:
     path = rows(tmp_path, 10, gold="3 + 4 = 7\n#### 7")
     entry, _ = draft(path, None, None, 100)
     assert (entry["settings"]["extract"], entry["settings"]["verifier"]) == ("####", "numeric")
 
 
-def test_a_preset_and_a_published_set_are_read_as_such(tmp_path: Path) -> None:
+def test_presets_and_published_sets_are_drafted_by_name(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", *({"problem": f"{n}?", "answer": "1"} for n in range(10)))
     entry, _ = draft(str(path), "aime", None, 100)
     assert entry == {"preset": "published", "settings": {"set": "aime", "path": str(path)}}
@@ -63,7 +61,7 @@ def test_a_preset_and_a_published_set_are_read_as_such(tmp_path: Path) -> None:
     assert draft(str(path), "gsm8k", None, 100)[0]["preset"] == "gsm8k"
 
 
-def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_unusable_files_are_named(tmp_path: Path) -> None:
     path = rows(tmp_path, 40)
     with pytest.raises(ParamsError, match="has the fields problem, gold: .* --fields QUESTION"):
         draft(path, None, ["problem", "answer"], 100)

@@ -1,5 +1,5 @@
-"""The same question twice: one stays; with two golds none does, unless the verifier calls the golds
-equal."""
+"""Of duplicate questions one is kept. With two golds none is kept, unless the verifier accepts the
+golds as equal."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from tests.ingest.helpers import row, spool
 def fates(
     folder: Path, *questions: tuple[str, str], splits: tuple[str | None, ...] = ()
 ) -> dict[int, tuple[str, int]]:
-    """Reason and other row of the rejected, by row; each question is an entry of its own where
-    `splits` are given."""
-    rows = [(n if splits else 0, row(asked, answer)) for n, (asked, answer) in enumerate(questions)]
+    """Return (reason, other row) of each rejected row. With `splits` each question is a separate
+    entry."""
+    rows = [(n if splits else 0, row(*question)) for n, question in enumerate(questions)]
     index = resolve(spool(folder, *rows).index, splits or (None,))
     return {
         n: (reason, other)
@@ -58,7 +58,7 @@ def test_duplicate_in_the_evaluation_is_kept(tmp_path: Path) -> None:
     }
 
 
-def test_a_wrong_gold_in_training_takes_no_row_from_the_evaluation(tmp_path: Path) -> None:
+def test_wrong_gold_in_training_rejects_no_row_of_the_evaluation(tmp_path: Path) -> None:
     right, wrong, other = ("2 + 2?", "4"), ("2 + 2?", "5"), ("2 + 2?", "6")
     splits: tuple[str | None, ...] = ("train", "test", None, "train")
     assert fates(tmp_path / "a", wrong, right, other, right, splits=splits) == {
@@ -66,20 +66,20 @@ def test_a_wrong_gold_in_training_takes_no_row_from_the_evaluation(tmp_path: Pat
         2: ("conflicting_answers", 1),
         3: ("duplicate", 1),
     }
-    # the rows held out contradict each other: none of the question can be trusted
+    # the held-out rows contradict each other: all rows of the question are rejected
     assert fates(tmp_path / "b", right, right, wrong, splits=("train", "test", "validation")) == {
         0: ("conflicting_answers", 2),
         1: ("conflicting_answers", 2),
         2: ("conflicting_answers", 1),
     }
-    # rows that name no split may come to any of them
+    # rows without a named split may be in any split
     assert fates(tmp_path / "c", right, wrong, splits=("train", None)) == {
         0: ("conflicting_answers", 1),
         1: ("conflicting_answers", 0),
     }
 
 
-def test_golds_that_the_verifier_calls_equal_are_no_conflict(tmp_path: Path) -> None:
+def test_golds_that_a_verifier_accepts_as_equal_do_not_conflict(tmp_path: Path) -> None:
     rows = [
         row("How many?", "1,200"),
         row("How many?", "1200"),
@@ -116,18 +116,18 @@ def test_golds_that_the_verifier_calls_equal_are_no_conflict(tmp_path: Path) -> 
         ("A", "a", False),
     ],
 )
-def test_questions_differ_by_more_than_composition_blanks_and_closing_signs(
+def test_questions_are_compared_without_blanks_and_closing_signs(
     one: str, other: str, same: bool
 ) -> None:
     assert (compared(one) == compared(other)) == same
 
 
 @given(st.text())
-def test_normalising_twice_changes_nothing(text: str) -> None:
+def test_normalising_twice_equals_normalising_once(text: str) -> None:
     assert normalised(normalised(text)) == normalised(text)
 
 
-def test_the_identity_of_a_prompt_is_its_content() -> None:
+def test_id_of_a_prompt_depends_on_its_content_only() -> None:
     same = prompt_id(row("a"))
     assert same == prompt_id(row("a", line=9, source="elsewhere", content="x", level="3"))
     others = [

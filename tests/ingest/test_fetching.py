@@ -1,5 +1,4 @@
-"""Sources that are elsewhere: a web server and a stand-in of the hub on loopback, and a real S3
-server."""
+"""Remote sources: a web server and a substitute for the hub on loopback, and a real S3 server."""
 
 import gzip
 import http.server
@@ -25,8 +24,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Web(http.server.BaseHTTPRequestHandler):
-    """A web server that replies by path; under /cut/ it cuts off as many replies as the number in
-    the path. It closes every connection after one reply, under /moved/silently/ without notice."""
+    """A web server whose replies depend on the path. Under /cut/ it truncates as many replies as
+    the number in the path. It closes connections after a reply, under /moved/silently/ silently."""
 
     protocol_version = "HTTP/1.1"
     asked: ClassVar[list[str]] = []
@@ -47,7 +46,7 @@ class Web(http.server.BaseHTTPRequestHandler):
             parts[0] == "cut" and self.asked.count(self.path) <= int(parts[1])
         ):
             return self.reply(503, b"") if parts[0] == "busy" else self.reply(200, ROWS, cut=20)
-        if parts[0] == "datasets":  # the hub's address of a file
+        if parts[0] == "datasets":  # the path of a file of the hub
             return self.reply(200, ROWS, ETag='"abc"', **{"X-Repo-Commit": COMMIT})
         if parts[-1] == "rows.jsonl.gz":
             return self.reply(200, gzip.compress(ROWS))
@@ -89,7 +88,7 @@ def web() -> Iterator[str]:
         "rows.jsonl?key=secret",
     ],
 )
-def test_a_file_of_a_web_server(web: str, path: str, tmp_path: Path) -> None:
+def test_file_of_a_web_server_is_read(web: str, path: str, tmp_path: Path) -> None:
     kept, rejected = found(entry(f"{web}/{path}"))
     assert ([row.answer for row in kept], rejected) == (["4", "6"], [])
 
@@ -155,7 +154,7 @@ def fetch_from_hub(tmp_path: Path, location: str, **environment: str) -> tuple[s
     return done.stdout, done.stderr
 
 
-def test_a_file_of_the_hub_is_cached_and_then_needs_no_connection(web: str, tmp_path: Path) -> None:
+def test_cached_file_of_the_hub_needs_no_connection(web: str, tmp_path: Path) -> None:
     location = f"hf://datasets/org/name@{COMMIT}/data/rows.jsonl"
     text, log = fetch_from_hub(tmp_path, location, HF_ENDPOINT=web)
     assert text.encode().rstrip() == ROWS.rstrip(), log
@@ -172,7 +171,7 @@ def test_error_for_an_unreachable_hub(tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-def test_an_object_of_a_bucket(bucket: str) -> None:
+def test_object_of_a_bucket_is_read(bucket: str) -> None:
     files, path = open_location(bucket)
     files.pipe_file(
         f"{path}/a.json.gz",

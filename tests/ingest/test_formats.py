@@ -1,5 +1,5 @@
-"""Every format in every packing gives the same rows; every bad row costs itself alone and keeps its
-line and text."""
+"""Every format and compression yields the same rows. A bad row is rejected with its line and text,
+and the others are read."""
 
 import bz2
 import gzip
@@ -35,7 +35,7 @@ PACKED = {
 
 
 def contents(ending: str) -> bytes:
-    """ROWS in one of the formats."""
+    """Return ROWS in one of the formats."""
     frame = pl.DataFrame(ROWS)
     if ending == ".json":
         return json.dumps(ROWS, indent=2).encode()
@@ -46,7 +46,7 @@ def contents(ending: str) -> bytes:
 
 @pytest.mark.parametrize("packing", PACKED)
 @pytest.mark.parametrize("ending", [".json", ".jsonl", ".csv", ".tsv"])
-def test_a_file_reads_the_same_in_every_format_and_packing(
+def test_every_format_and_compression_yields_the_same_rows(
     tmp_path: Path, ending: str, packing: str
 ) -> None:
     path = tmp_path / f"a{ending}{packing}"
@@ -89,7 +89,7 @@ def test_csv_keeps_lines_and_raw_text_of_bad_rows(tmp_path: Path) -> None:
     assert rejected[1].content == "caf\\udce9,4"
 
 
-def test_one_bad_byte_in_an_array_costs_one_entry(tmp_path: Path) -> None:
+def test_bad_byte_in_an_array_rejects_one_entry(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(
         b'[{"question": "caf\xe9", "gold": "1"}, {"question": "2 + 2?", "gold": "4"}, 3]'
@@ -137,13 +137,13 @@ def broken(path: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst", "parquet", "json"])
-def test_a_damaged_file_is_named(tmp_path: Path, kind: str) -> None:
+def test_damaged_file_is_named(tmp_path: Path, kind: str) -> None:
     path = broken(tmp_path, kind)
     with pytest.raises(ArtifactError, match=rf"{path.name} (is damaged|has dict|is not JSON)"):
         list(records(path, str(path)))
 
 
-def test_a_row_above_the_limit_is_one_rejection(
+def test_row_above_the_limit_is_one_rejection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounded, "MAX_ROW_BYTES", 2000)
@@ -158,7 +158,7 @@ def test_a_row_above_the_limit_is_one_rejection(
 def test_csv_rows_after_one_above_the_limit_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str
 ) -> None:
-    """A quote that is never closed takes the rows after it into its own, up to the limit."""
+    """An unclosed quote extends its row over the following ones, up to the limit."""
     monkeypatch.setattr(bounded, "MAX_ROW_BYTES", 2000)
     (tmp_path / "a.csv").write_text(f"question,gold\n1 + 1?,2\n{row}\n2 + 2?,4\n")
     kept, rejected = found(entry(tmp_path / "a.csv"))
@@ -207,7 +207,7 @@ def test_unsupported_compression_is_an_error(
 
 
 def zipped(name: str, content: bytes) -> bytes:
-    """A zip archive of one file."""
+    """Return a zip archive of one file."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(name, content)
@@ -217,7 +217,7 @@ def zipped(name: str, content: bytes) -> bytes:
 def test_rows_above_the_expansion_limit_of_a_table_are_not_read(
     tmp_path: Path,
 ) -> None:
-    """Half a million rows of 100 kB each, in a file of 3 kB: an entry of a dictionary, repeated."""
+    """A file of 3 kB has half a million rows of 100 kB: a repeated entry of a dictionary."""
     path = tmp_path / "a.parquet"
     entries = {3: "1 + 1?", 500_000: "x" * 100_000, 2: "2 + 2?"}
     kind = pa.dictionary(pa.int32(), pa.string())
@@ -233,7 +233,7 @@ def test_rows_above_the_expansion_limit_of_a_table_are_not_read(
     assert fault.detail.startswith("it becomes more than 256 MB, more than 1000 times its size")
 
 
-def test_a_table_that_claims_more_rows_than_it_can_have_is_damaged(tmp_path: Path) -> None:
+def test_table_with_an_impossible_number_of_rows_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"question": pa.nulls(20_000_000, pa.string())}), path)
     with pytest.raises(ArtifactError, match="it claims 20,000,000 rows"):
@@ -264,12 +264,12 @@ def test_deep_nesting_is_a_bad_row(tmp_path: Path, value: bytes) -> None:
     assert ([row.line for row in kept], [one.reason for one in rejected]) == ([2], ["malformed"])
 
 
-def test_a_source_without_rows_is_named(tmp_path: Path) -> None:
+def test_source_without_rows_is_named(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=r"ingest\.sources\[0\] \(mapping\) has no rows"):
         found(entry(lines(tmp_path / "a.jsonl")))
 
 
-def test_a_header_with_one_name_twice_is_an_error(tmp_path: Path) -> None:
+def test_header_with_a_duplicate_name_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("question,gold,gold\n1,2,3\n")
     with pytest.raises(ArtifactError, match="names a column twice"):
         found(entry(tmp_path / "a.csv"))

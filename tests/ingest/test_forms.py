@@ -1,5 +1,5 @@
-"""Files as people publish them: paths with indices, prompts of several fields, messages, golds of
-every form; and which rows of a mixed file are used."""
+"""Files of any published form: paths with indices, prompts of several fields, messages, golds of
+every form, and the selection of rows in mixed files."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_path_of_names_indices_and_json_text(path: str, value: Any) -> None:
 
 
 def one(tmp_path: Path, row: Any, **settings: Any) -> tuple[str, str]:
-    """Prompt and gold of the only row of a file, or the reason and detail of its rejection."""
+    """Return prompt and gold of the only row of a file, or reason and detail of its rejection."""
     kept, rejected = found(entry(lines(tmp_path / "a.jsonl", row), **settings))
     if kept:
         return kept[0].prompt, kept[0].answer
@@ -66,7 +66,7 @@ def one(tmp_path: Path, row: Any, **settings: Any) -> tuple[str, str]:
         ("{n} + {n} = ?", {"n": 2.0}, "2 + 2 = ?"),
     ],
 )
-def test_a_prompt_of_several_fields(tmp_path: Path, prompt: str, row: Any, expected: str) -> None:
+def test_prompt_of_several_fields(tmp_path: Path, prompt: str, row: Any, expected: str) -> None:
     assert one(tmp_path, {**row, "gold": "1"}, prompt=prompt)[0] == expected
 
 
@@ -133,29 +133,27 @@ def test_golds_of_every_form(tmp_path: Path, row: Any, settings: Any, gold: str 
         ({"g": None}, {"extract": "boxed", "json": ["g"]}, "empty_answer"),
     ],
 )
-def test_a_gold_that_cannot_be_read_is_rejected(
-    tmp_path: Path, row: Any, settings: Any, reason: str
-) -> None:
+def test_unreadable_gold_is_rejected(tmp_path: Path, row: Any, settings: Any, reason: str) -> None:
     path = lines(tmp_path / "a.jsonl", {"question": "Q?", **row})
     kept, (rejected,) = found(entry(path, answer="g", **settings))
     assert (kept, rejected.reason) == ([], reason)
 
 
 def test_messages_of_from_and_value_and_an_empty_last_turn(tmp_path: Path) -> None:
-    asked = {"role": "user", "content": "1 + 1?"}
+    message = {"role": "user", "content": "1 + 1?"}
     published: list[Any] = [
         [{"from": "human", "value": "1 + 1?"}],
         [{"from": "user", "value": "1 + 1?"}, {"from": "gpt", "value": ""}],
-        [asked, {"role": "assistant", "content": None}],
-        [asked, {"role": "assistant", "content": "2"}],
+        [message, {"role": "assistant", "content": None}],
+        [message, {"role": "assistant", "content": "2"}],
     ]
     path = lines(tmp_path / "a.jsonl", *({"question": each, "gold": "2"} for each in published))
     kept, rejected = found(entry(path))
-    assert [json.loads(row.messages or "") for row in kept] == [[asked]] * 3
+    assert [json.loads(row.messages or "") for row in kept] == [[message]] * 3
     assert [(row.line, row.reason) for row in rejected] == [(4, "malformed")]
     packed = lines(tmp_path / "b.jsonl", {"question": json.dumps(published[0]), "gold": "2"})
     (row,), _ = found(entry(packed, json=["question"]))
-    assert json.loads(row.messages or "") == [asked]
+    assert json.loads(row.messages or "") == [message]
 
 
 WHOLE = [{"question": "1 + 1?", "gold": "2"}, {"question": "2 + 2?", "gold": "4"}]
@@ -251,7 +249,7 @@ def test_rows_are_selected_by_a_column_and_others_rejected(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_the_verifier_by_a_column(tmp_path: Path, inside: bool) -> None:
+def test_verifier_by_a_column(tmp_path: Path, inside: bool) -> None:
     path = lines(tmp_path / "a.jsonl", *MIXED)
     source = entry(path, verifier=BY_COLUMN) if inside else {**entry(path), "verifier": BY_COLUMN}
     kept, rejected = found(source)
@@ -289,7 +287,7 @@ def test_bytes_of_an_image_are_not_in_the_rejection(tmp_path: Path) -> None:
     assert (rejected.reason, "<4000 bytes>" in rejected.content) == ("needs_image", True)
 
 
-def test_the_question_is_a_field_or_between_two_texts(tmp_path: Path) -> None:
+def test_question_is_a_field_or_between_two_texts(tmp_path: Path) -> None:
     wrapped = [
         {"question": f"Solve it.\n\nHow many are {n}?\n\nBox it.", "gold": n, "raw": f"{n}?"}
         for n in range(3)
@@ -325,7 +323,7 @@ def test_wrong_keys_are_named(tmp_path: Path, change: dict[str, Any], message: s
         sources([{**source, **change}])
 
 
-def test_a_generator_has_no_columns() -> None:
+def test_generator_has_no_columns() -> None:
     settings = {"seed": 0, "num_prompts": 1, "tasks": []}
     source = {"preset": "reasoning_gym", "settings": settings, "where": {"kind": "sum"}}
     with pytest.raises(ParamsError, match="where is for files, and the preset reasoning_gym"):

@@ -28,7 +28,7 @@ LINES = "Which?\nA. cat\nB. dog\nC. cow"
         ([], "malformed"),
     ],
 )
-def test_several_options_are_right(tmp_path: Path, gold: Any, expected: str) -> None:
+def test_several_options_are_correct(tmp_path: Path, gold: Any, expected: str) -> None:
     row = {"q": "Which?", "o": ["cat", "dog", "hen", "owl"], "gold": gold}
     result = one(tmp_path, row, prompt="q", options="o", verifier="choice")
     assert expected in (result[1], result[0])
@@ -75,7 +75,7 @@ def test_options_from_1_to_4(
 @pytest.mark.parametrize(
     ("names", "gold"), [(["A", "B", "C"], "B"), (["opt1", "opt2", "opt3"], 2), (["x", "y", "z"], 1)]
 )
-def test_options_in_fields_keep_their_order_where_the_gold_names_one(
+def test_options_in_fields_keep_their_order_if_the_gold_names_one(
     tmp_path: Path, names: list[str], gold: Any
 ) -> None:
     row = {"q": "Which?", **dict(zip(names, ("cat", "dog", "hen"), strict=True)), "gold": gold}
@@ -99,7 +99,7 @@ def test_options_in_fields_keep_their_order_where_the_gold_names_one(
     ],
 )
 @pytest.mark.parametrize("prompt", ["q", "{q}\n{options}"])
-def test_options_are_lines_and_the_gold_their_letter(
+def test_options_become_lines_and_the_gold_a_letter(
     tmp_path: Path, prompt: str, options: Any, gold: Any, letter: str
 ) -> None:
     row = {"q": "Which?", "options": options, "gold": gold}
@@ -112,7 +112,7 @@ def test_options_are_lines_and_the_gold_their_letter(
     [
         (["cat", "dog"], "cow", "none of the options"),
         (["cat", "dog"], 2, "none of the options"),
-        (["1", "0"], "1", "none of the options"),  # the first option, or the second
+        (["1", "0"], "1", "none of the options"),  # the index of an option, or its text
         (["cat"], 0, "not a list or mapping of 2 to 26"),
         (None, 0, "the options are null"),
         ([["a"], ["b"]], 0, "not all of them text"),
@@ -128,7 +128,7 @@ def test_gold_without_a_matching_option_is_rejected(
 
 
 def test_options_in_separate_fields_are_shuffled(tmp_path: Path) -> None:
-    """The right one stands in the same field in every row; its letter must not be the same."""
+    """The correct option is in the same field of every row, but must have different letters."""
     rows = [{"q": f"Which {n}?", "right": f"r{n}", "b": f"b{n}", "c": f"c{n}"} for n in range(40)]
     source = entry(
         lines(tmp_path / "a.jsonl", *rows), prompt="q", answer="right", options=["right", "b", "c"]

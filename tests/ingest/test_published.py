@@ -1,5 +1,5 @@
-"""Every published set by its name: on real rows where there are some, else on rows with its
-published columns."""
+"""Every published set by its name: on real rows if available, else on rows with its published
+columns."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ REAL: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", REAL)
-def test_a_set_on_real_rows(name: str, real_data: Path) -> None:
+def test_set_with_real_rows(name: str, real_data: Path) -> None:
     file, golds, verifier = REAL[name]
     kept, rejected = found(preset("published", real_data / "forms" / file, set=name))
     assert (len(kept), rejected) == (4, [])
@@ -74,7 +74,7 @@ def test_real_options_are_shown_as_lines(real_data: Path) -> None:
 
 
 @pytest.mark.real_data
-def test_the_question_of_deepscaler_is_without_its_instruction(real_data: Path) -> None:
+def test_question_of_deepscaler_excludes_its_instruction(real_data: Path) -> None:
     path = real_data / "forms" / "deepscaler_verl.parquet"
     kept, _ = found(preset("published", path, set="deepscaler_verl"))
     assert kept[1].asked.startswith("The number of white balls")
@@ -88,7 +88,7 @@ the source after the set's name."""
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_a_set_by_its_columns(name: str, tmp_path: Path) -> None:
+def test_set_with_published_columns(name: str, tmp_path: Path) -> None:
     case = COLUMNS[name]
     (kept,), _ = found(preset("published", lines(tmp_path / "a.jsonl", case["row"]), set=name))
     assert (kept.level, kept.source) == (case["level"], name + case["origin"])
@@ -118,6 +118,6 @@ def test_every_set_is_tested_and_in_the_guide() -> None:
         assert ("no" in row.split("|")[-2]) == (name not in REAL), name
 
 
-def test_a_set_that_is_not_there_is_named() -> None:
+def test_unknown_set_is_named() -> None:
     with pytest.raises(ParamsError, match=r"settings\.set is 'dapo'; use: .*dapo_math_17k"):
         sources([preset("published", "a.parquet", set="dapo")])

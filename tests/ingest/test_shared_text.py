@@ -1,5 +1,4 @@
-"""Text that all prompts of a source share is left out of comparisons; text that distinguishes them
-is not."""
+"""Comparisons ignore text that all prompts of a source share, and no other text."""
 
 import json
 import random
@@ -23,7 +22,7 @@ WHAT = ["apples", "stamps", "marbles", "shells", "coins"]
 
 
 def questions(count: int = 40) -> list[str]:
-    """Different questions of twelve words and more."""
+    """Return different questions of at least twelve words."""
     return [
         f"{WHO[n % 8]} had {n + 3} {WHAT[n % 5]} on {'Monday' if n % 3 else 'Friday'} and gave "
         f"away {n % 7 + 1} to {WHO[(n + 3) % 8]}. How many {WHAT[n % 5]} are left?"
@@ -47,11 +46,11 @@ def wrapped(template: str, count: int = 40) -> list[str]:
         ),
         ("{}\nLet's think step by step.", "", "Let's think step by step."),
         ("请逐步推理并解答下面的数学问题：\n{}", "请逐步推理并解答下面的数学问题：", ""),
-        ("Question: {}", "", ""),  # one word could be anything
+        ("Question: {}", "", ""),  # a single word is not enough
         ("{}", "", ""),
     ],
 )
-def test_the_words_around_every_question_are_found(template: str, start: str, end: str) -> None:
+def test_words_around_every_question_are_found(template: str, start: str, end: str) -> None:
     found = shared_text_of(wrapped(template))
     assert found == (SharedText(start, end) if start or end else None)
     if found:
@@ -78,7 +77,7 @@ def test_shared_words_of_generated_questions_are_kept(prompts: list[str]) -> Non
     assert shared_text_of(prompts) is None
 
 
-def test_a_question_that_all_prompts_end_with_stays() -> None:
+def test_question_at_the_end_of_all_prompts_is_kept() -> None:
     prompts = [
         f"{question.partition(' How')[0]} How many things are left now? Answer with one number."
         for question in questions()
@@ -88,17 +87,17 @@ def test_a_question_that_all_prompts_end_with_stays() -> None:
     assert found.stripped(prompts[0]).endswith("How many things are left now?")
 
 
-def test_a_few_prompts_without_the_shared_text_stay_whole() -> None:
+def test_few_prompts_without_the_shared_text_are_kept_whole() -> None:
     others = ["Compute it.", DAPO.format("7"), "Solve the following math problem step by step."]
     prompts = [*wrapped(DAPO, 77), *others]
     found = shared_text_of(prompts)
     assert found is not None
     assert [found.stripped(other) for other in others] == ["Compute it.", "7", others[2]]
-    assert found.stripped(DAPO.format("…")) == DAPO.format("…")  # nothing is left to compare
+    assert found.stripped(DAPO.format("…")) == DAPO.format("…")  # else it would be empty
     assert shared_text_of([*wrapped(DAPO, 50), *questions(50)[5:]]) is None
 
 
-def test_the_sample_depends_on_the_prompts_and_not_on_order_or_repetition() -> None:
+def test_sample_does_not_depend_on_order_or_repetition() -> None:
     texts = [f"prompt {n}" for n in range(1000)]
     mixed = random.Random(0).choices(texts, k=3000) + texts
     one, two = Sample(), Sample()
@@ -126,9 +125,9 @@ def test_comparison_without_shared_text_keeps_the_prompts(tmp_path: Path) -> Non
     kept = spool(tmp_path / "whole", *rows)
     assert kept.index["text"].n_unique() == 4
 
-    def question(entry: int, source: str, asked: str) -> str:
+    def question(entry: int, source: str, text: str) -> str:
         assert entry == 0
-        return asked.removeprefix("Wrapped. ") if source == "mine" else asked
+        return text.removeprefix("Wrapped. ") if source == "mine" else text
 
     kept = spool(tmp_path / "stripped", *rows, question=question)
     texts = kept.index["text"].to_list()
@@ -167,7 +166,7 @@ def test_comparison_without_shared_text_keeps_the_prompts(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_real_sources(
+def test_shared_text_of_real_sources(
     file: str, texts: Callable[[Path], list[str]], end: str | None, real_data: Path
 ) -> None:
     found = shared_text_of(random.Random(0).sample(texts(real_data / file), 256))

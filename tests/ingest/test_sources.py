@@ -1,4 +1,4 @@
-"""The presets on rows of their own form, and the settings of a source in params.yaml."""
+"""The presets on rows of their form, and the settings of a source in params.yaml."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_gsm8k_reads_the_gold_after_the_mark(tmp_path: Path) -> None:
     ]
 
 
-def test_math_in_both_forms_never_guesses_an_empty_gold(tmp_path: Path) -> None:
+def test_empty_gold_of_math_is_never_guessed(tmp_path: Path) -> None:
     solution = r"So $x = \boxed{1}$, hence $\boxed{\frac{1}{2}}$."
     path = lines(
         tmp_path / "math.jsonl",
@@ -73,7 +73,7 @@ def test_math_in_both_forms_never_guesses_an_empty_gold(tmp_path: Path) -> None:
         ("none", None),
     ],
 )
-def test_the_last_boxes_with_their_braces(solution: str, answer: str | None) -> None:
+def test_last_boxes_are_found_with_their_braces(solution: str, answer: str | None) -> None:
     assert gold_boxed(solution) == answer
 
 
@@ -182,7 +182,7 @@ def test_reasoning_gym_mixes_tasks_by_weight() -> None:
     assert all(len(row.answer) == int(row.level) for row in spelling)
 
 
-def test_reasoning_gym_gives_its_own_scorer_the_whole_problem() -> None:
+def test_scorer_of_reasoning_gym_gets_the_whole_problem() -> None:
     task = {**CHAIN_SUM, "verifier": "reasoning_gym"}
     kept, _ = found(
         {"preset": "reasoning_gym", "settings": {"seed": 5, "num_prompts": 3, "tasks": [task]}}
@@ -194,7 +194,7 @@ def test_reasoning_gym_gives_its_own_scorer_the_whole_problem() -> None:
     ] == ["correct"] * 3
 
 
-def test_every_preset_declares_its_settings_and_one_way_to_read() -> None:
+def test_every_preset_declares_settings_and_one_reader() -> None:
     for name in names(presets):
         module = load(name)
         assert callable(module.candidate)
@@ -218,7 +218,7 @@ def test_every_preset_declares_its_settings_and_one_way_to_read() -> None:
         ({"split": "tset"}, "split is 'tset'; allowed: train, validation, test"),
     ],
 )
-def test_a_wrong_entry_is_named_with_what_is_allowed(
+def test_wrong_entry_is_named_with_the_allowed_values(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ParamsError, match=message):

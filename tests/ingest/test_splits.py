@@ -1,5 +1,5 @@
-"""Splits by content and seed, by weight and cap, and by the sources that name them; and the errors
-for too few rows."""
+"""Splits by content and seed, by weight and cap, and by named sources. And the errors for too few
+rows."""
 
 from collections import Counter
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.ingest.helpers import row, spool
 
 
 def share(split: Any, weight: float | None, max_rows: int | None) -> Source:
-    """An entry of `ingest.sources`, as far as it decides where rows go."""
+    """Return an entry of `ingest.sources` with settings of the splits."""
     return Source("gsm8k", {}, split=split, weight=weight, max_rows=max_rows)
 
 
@@ -32,7 +32,7 @@ def nothing(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
 def parts(
     folder: Path, rows: Any, sizes: Sizes, *shares: Source, seed: int = 0, dropped: Any = nothing
 ) -> dict[str, set[str]]:
-    """The questions of every split."""
+    """Return the questions of every split."""
     folder.mkdir(exist_ok=True)
     kept = spool(folder, *rows, seed=seed)
     index = split(
@@ -41,9 +41,9 @@ def parts(
         shares or (ANY,),
         dropped,
     )
-    asked = index.with_columns(asked=kept.take(index["row"], "asked")["asked"])
+    table = index.with_columns(asked=kept.take(index["row"], "asked")["asked"])
     return {
-        name: set(asked.filter(pl.col("split") == name)["asked"])
+        name: set(table.filter(pl.col("split") == name)["asked"])
         for name in ("train", "validation", "test")
     }
 
@@ -65,26 +65,26 @@ def test_splits_depend_on_content_and_seed_not_on_order(tmp_path: Path) -> None:
     assert everything["test"] == one["test"]
 
 
-def test_weights_share_every_split(tmp_path: Path) -> None:
+def test_every_split_follows_the_weights(tmp_path: Path) -> None:
     rows = [(0, one) for one in problems(100, "a")] + [(1, one) for one in problems(30, "b")]
     weights = (share(None, 3.0, None), share(None, 1.0, None))
     found = parts(tmp_path, rows, Sizes(40, 8, 12), *weights)
-    shares = {name: Counter(asked[0] for asked in part) for name, part in found.items()}
+    shares = {name: Counter(question[0] for question in part) for name, part in found.items()}
     assert shares == {
         "train": {"a": 30, "b": 10},
         "validation": {"a": 6, "b": 2},
         "test": {"a": 9, "b": 3},
     }
     rest = parts(tmp_path / "b", rows, Sizes(None, 8, 12), *weights)["train"]
-    assert Counter(asked[0] for asked in rest) == {"a": 75, "b": 25}
+    assert Counter(question[0] for question in rest) == {"a": 75, "b": 25}
 
 
-def test_a_cap_takes_the_same_rows_in_any_order(tmp_path: Path) -> None:
+def test_cap_selects_the_same_rows_in_any_order(tmp_path: Path) -> None:
     shares = (share(None, None, 5), ANY)
     rows = [(0, one) for one in problems(50, "a")] + [(1, one) for one in problems(50, "b")]
     found = parts(tmp_path, rows, Sizes(None, 1, 1), *shares)
     union = set.union(*found.values())
-    assert Counter(asked[0] for asked in union) == {"a": 5, "b": 50}
+    assert Counter(question[0] for question in union) == {"a": 5, "b": 50}
     assert parts(tmp_path / "b", rows[::-1], Sizes(None, 1, 1), *shares) == found
 
 
@@ -92,8 +92,8 @@ def test_named_split_takes_only_rows_of_its_sources(tmp_path: Path) -> None:
     shares = (ANY, share("test", None, None))
     rows = [(0, one) for one in problems(20, "a")] + [(1, one) for one in problems(6, "b")]
     found = parts(tmp_path, rows, Sizes(None, 5, 4), *shares)
-    assert {asked[0] for asked in found["test"]} == {"b"}
-    assert {asked[0] for asked in found["train"] | found["validation"]} == {"a"}
+    assert {question[0] for question in found["test"]} == {"b"}
+    assert {question[0] for question in found["train"] | found["validation"]} == {"a"}
     assert (len(found["train"]), len(found["test"])) == (15, 4)
 
 
@@ -131,12 +131,12 @@ def test_error_for_too_few_rows_has_the_numbers(tmp_path: Path) -> None:
         )
 
 
-def test_null_takes_all_rows_of_the_sources_that_name_a_split(tmp_path: Path) -> None:
+def test_null_takes_all_rows_of_sources_with_a_named_split(tmp_path: Path) -> None:
     shares = (ANY, share("test", None, None), share("test", None, 2))
     rows = [(0, one) for one in problems(20, "a")] + [(1, one) for one in problems(6, "b")]
     rows += [(2, one) for one in problems(6, "c")]
     found = parts(tmp_path, rows, Sizes(None, 5, None), *shares)
-    assert Counter(asked[0] for asked in found["test"]) == {"b": 6, "c": 2}
+    assert Counter(question[0] for question in found["test"]) == {"b": 6, "c": 2}
     assert (len(found["train"]), len(found["validation"])) == (15, 5)
 
 

@@ -54,8 +54,8 @@ def world(root: Path, qwen: Path, template: str) -> tuple[Policy, Layout]:
 def test_plain_question_is_a_user_message_under_a_chat_template() -> None:
     """Without a chat template, or with one of its source, it is plain text."""
     tokenizer, without = chat_tokenizer(), chat_tokenizer(None)
-    asked = prompts(None, [{"role": "user", "content": "1 + 1 ="}], template=None)
-    question, chat = encode_prompts(asked, tokenizer, POLICY, 8)
+    table = prompts(None, [{"role": "user", "content": "1 + 1 ="}], template=None)
+    question, chat = encode_prompts(table, tokenizer, POLICY, 8)
     rendered = "<|im_start|>user\n1 + 1 =<|im_end|>\n<|im_start|>assistant\n"
     assert question == chat == tokenizer(rendered, add_special_tokens=False).input_ids
     raw = encode_prompts(prompts(None), tokenizer, POLICY, 8)
@@ -140,28 +140,28 @@ def test_harmful_template_is_ended_and_named(
 def test_endless_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "SECONDS", 0.2)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    rendering, asked = chat.Template(endless, {}), list[int]()
-    ask = rendering.pool.map
+    rendering, calls = chat.Template(endless, {}), list[int]()
+    original = rendering.pool.map
 
     def counted(requests: list[Any]) -> list[Any]:
-        asked.append(len(requests))
-        return ask(requests)
+        calls.append(len(requests))
+        return original(requests)
 
     monkeypatch.setattr(rendering.pool, "map", counted)
     first = next(rendering.render([(MESSAGES, True)] * 1000))
     rendering.close()
     assert isinstance(first, chat.TemplateFailed)
-    assert asked == [1]
+    assert calls == [1]
 
 
 def test_conversation_that_fails_is_named_and_the_others_are_rendered() -> None:
     template = "{% if messages[0].content == '2' %}{{ 'x' * 10**10 }}{% endif %}{{ eos_token }}"
     tokenizer = chat_tokenizer(template)
-    asked = [([{"role": "user", "content": str(n)}], True) for n in range(5)]
-    first, *_, last = template_of(tokenizer).render(asked)
+    chats = [([{"role": "user", "content": str(n)}], True) for n in range(5)]
+    first, *_, last = template_of(tokenizer).render(chats)
     assert first == last == tokenizer.eos_token
     with pytest.raises(ArtifactError, match=r"prompt p2: .*needs more than 2 GB of memory for it"):
-        encode_prompts(prompts(None, *(one for one, _ in asked[1:])), tokenizer, POLICY, 8)
+        encode_prompts(prompts(None, *(one for one, _ in chats[1:])), tokenizer, POLICY, 8)
 
 
 def test_shortest_prompt_that_does_not_fit_is_named() -> None:
@@ -235,8 +235,8 @@ def test_plain_text_has_only_the_special_tokens_of_its_template() -> None:
     template = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
     tokenizer = chat_tokenizer(None)
     end, begin = (ids_of(tokenizer, token) for token in ("<|im_end|>", "<|im_start|>"))
-    asked = template.replace("{prompt}", "1 + 1 =")
-    assert encode_plain(asked, tokenizer, template) == tokenizer(asked).input_ids
+    prompt = template.replace("{prompt}", "1 + 1 =")
+    assert encode_plain(prompt, tokenizer, template) == tokenizer(prompt).input_ids
     forged = encode_plain(template.replace("{prompt}", FORGED), tokenizer, template)
     assert (forged.count(begin), forged.count(end)) == (2, 1)
     assert tokenizer.decode(forged) == tokenizer.bos_token + template.replace("{prompt}", FORGED)
@@ -245,9 +245,9 @@ def test_plain_text_has_only_the_special_tokens_of_its_template() -> None:
     assert alone[0] == tokenizer.bos_token_id
     assert tokenizer.decode(alone) == tokenizer.bos_token + FORGED
     table = prompts(None, None).with_columns(
-        prompt=pl.Series([asked, FORGED]), template=pl.Series([template, None])
+        prompt=pl.Series([prompt, FORGED]), template=pl.Series([template, None])
     )
-    assert encode_prompts(table, tokenizer, POLICY, 8) == [tokenizer(asked).input_ids, alone]
+    assert encode_prompts(table, tokenizer, POLICY, 8) == [tokenizer(prompt).input_ids, alone]
 
 
 def test_reply_of_an_environment_forges_no_turn() -> None:
