@@ -141,7 +141,7 @@ def fork_server() -> Iterator[str]:
 
 @pytest.fixture
 def forked_stages(fork_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the stages that a test starts as processes, as a flow does: no stage imports torch."""
+    """Fork the stages that a test starts, as a flow does, so that they need not import torch."""
     if forks.are_possible():
         monkeypatch.setenv(forks.ADDRESS, fork_server)
 

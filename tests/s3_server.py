@@ -116,11 +116,11 @@ class S3Server:
 
     def start_monitor(self, address: str, fsid: str) -> None:
         monitors = self.folder / "monmap"
-        everything = "--cap mon 'allow *' --cap osd 'allow *' --cap mgr 'allow *'"
+        all_rights = "--cap mon 'allow *' --cap osd 'allow *' --cap mgr 'allow *'"
         tool = f"ceph-authtool {self.folder}/keyring --gen-key -n"
         command(f"{tool} mon. --create-keyring --cap mon 'allow *'")
         for name in ("client.admin", "client.rgw"):
-            command(f"{tool} {name} {everything}")
+            command(f"{tool} {name} {all_rights}")
         command(f"monmaptool --create --addv a {address} --fsid {fsid} {monitors}")
         (self.folder / "mon").mkdir()
         self.run(f"ceph-mon --mkfs -i a --monmap {monitors}")

@@ -103,8 +103,8 @@ class Started:
 
 
 class Forked:
-    """A stage forked from a process that has imported its libraries, with the environment of the
-    first such stage."""
+    """A stage forked from a process that has imported its libraries, with the environment of that
+    process."""
 
     def __init__(self, stage: str, params: Path, data: Path, *options: str) -> None:
         give_record(data)

@@ -98,21 +98,19 @@ def test_all_data_in_one_bucket_and_no_credential_in_any_file(
         store={"location": f"{bucket}/store"},
         tracking={"max_weights_gb": 1.0},
     )
-    mine, yours = Layout(tmp_path / "mine"), Layout(tmp_path / "yours")
-    mine.tracking.mkdir(parents=True)
-    record = mlflow.MlflowClient(f"sqlite:///{mine.tracking}/mlflow.db")
+    one, other = Layout(tmp_path / "one"), Layout(tmp_path / "other")
+    one.tracking.mkdir(parents=True)
+    record = mlflow.MlflowClient(f"sqlite:///{one.tracking}/mlflow.db")
     record.create_experiment("winnow", f"{bucket}/mlflow")
-    log = (
-        command(mine.root, "ingest") + command(mine.root, "policy") + command(mine.root, "profile")
-    )
-    assert len(PROMPTS.read(mine.prompts("train"))) == 12
+    log = command(one.root, "ingest") + command(one.root, "policy") + command(one.root, "profile")
+    assert len(PROMPTS.read(one.prompts("train"))) == 12
     assert reused_and_sampled(log) == (0, 48)
     assert any(name.endswith("model.safetensors") for name in objects(f"{bucket}/mlflow"))
-    shutil.copytree(mine.root, yours.root, ignore=shutil.ignore_patterns("profile", "tracking"))
-    assert reused_and_sampled(command(yours.root, "profile")) == (48, 0)
+    shutil.copytree(one.root, other.root, ignore=shutil.ignore_patterns("profile", "tracking"))
+    assert reused_and_sampled(command(other.root, "profile")) == (48, 0)
     for name in ("profile", "rollouts"):
         table = f"{name}.parquet"
-        assert pl.read_parquet(yours.profile / table).equals(pl.read_parquet(mine.profile / table))
+        assert pl.read_parquet(other.profile / table).equals(pl.read_parquet(one.profile / table))
     written = {str(file): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     written |= {name: files.cat_file(name) for name in objects(bucket)}
     assert any(bucket.encode() in content for content in written.values())

@@ -108,8 +108,8 @@ def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_stages_with_vllm(guesser: Path, tmp_path: Path) -> None:
-    """A profile uses vLLM in the stage, training a vLLM server that the stage starts. A second
-    profile with another engine reuses all rollouts of the store."""
+    """The profile runs vLLM in the stage, and the training starts a vLLM server. A second profile
+    with another engine reuses all rollouts of the store."""
     layout = make_world(tmp_path / "data", guesser, [4, 3, 2, 4] * 3)
     values = yaml.safe_load((tmp_path / "data" / "params.yaml").read_text()) | {
         "profile": {"num_samples": 6}

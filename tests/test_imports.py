@@ -59,7 +59,7 @@ NO_STORE = {"train"}  # it samples from the engine directly
 
 
 def allowed(relative: Path) -> set[str]:
-    """The packages of this repository that a file may import."""
+    """Return the packages of this repository that a file may import."""
     if relative.parts[0] == "flows":
         return {"flows", "tasks.common"}
     part = relative.parts[1] if len(relative.parts) > 2 else ""
@@ -141,7 +141,7 @@ def test_every_stage_folder_is_a_stage_of_the_pipeline() -> None:
     assert folders == stages - {"baseline"}  # `evaluate` without a recipe
 
 
-def test_the_checker_finds_breaches(tmp_path: Path) -> None:
+def test_checker_finds_breaches(tmp_path: Path) -> None:
     root = plant(
         tmp_path,
         {

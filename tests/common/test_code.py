@@ -1,4 +1,4 @@
-"""Digests of code: what changes them, on which Python, and which files a program reaches."""
+"""Digests of code are equal on all Pythons, and cover all files that a program may import."""
 
 import ast
 import json

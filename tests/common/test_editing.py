@@ -60,7 +60,7 @@ def test_missing_key_is_added_to_its_mapping() -> None:
         set_values(TEXT, {"h.b": 1})
 
 
-def test_edit_of_the_parameters_changes_nothing_else() -> None:
+def test_edit_of_the_parameters_changes_no_other_value() -> None:
     text = (ROOT / "params.yaml").read_text()
     sources = [{"preset": "gsm8k", "settings": {"path": "a/b.jsonl"}}]
     edited = set_values(text, {"policy.source": "tiny", "ingest.sources": sources})

@@ -165,7 +165,7 @@ def test_umask_applies_in_a_folder_without_a_group(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may give a folder to any group")
 @pytest.mark.parametrize("around", [0o775, 0o2775], ids=oct)
-def test_the_group_of_a_shared_folder_is_kept(around: int, tmp_path: Path) -> None:
+def test_group_of_a_shared_folder_is_kept(around: int, tmp_path: Path) -> None:
     os.chown(tmp_path, -1, 12345)
     tmp_path.chmod(around)
     write(tmp_path / "folder" / "file")

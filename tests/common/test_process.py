@@ -1,4 +1,4 @@
-"""Locks name their holder."""
+"""Messages about locks, and the exit status after an interrupt."""
 
 import errno
 import logging

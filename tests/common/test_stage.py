@@ -73,7 +73,7 @@ def test_incomplete_cell_is_refused(
 
 @pytest.mark.parametrize("library", ["yaml", "torch"])
 def test_interrupt_during_an_import_leaves_no_traceback(library: str, tmp_path: Path) -> None:
-    """Every stage imports yaml before it handles interrupts, and this one torch after that."""
+    """Every stage imports yaml before it handles interrupts. This one imports torch afterwards."""
     slow = "import time; print('importing', flush=True); time.sleep(600)"
     (tmp_path / f"{library}.py").write_text(slow)
     line = [sys.executable, "-m", "tasks.profile", "--data", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""How runs end: failed, interrupted or killed, and with their pipeline."""
+"""The status of failed, interrupted and killed runs, and the end of their pipeline."""
 
 import subprocess
 import sys

@@ -65,7 +65,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture(scope="module")
 def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """A policy that vLLM can serve."""
+    """Return a policy that vLLM can serve."""
     return placed(qwen, tmp_path_factory.mktemp("data"))
 
 

@@ -149,7 +149,7 @@ web.run_app(app, path=sys.argv[1], print=None)
 
 @pytest.fixture
 def gated(tmp_path: Path) -> Iterator[str]:
-    """The URL of a gate before a server that answers every route."""
+    """Start a gate before a server that answers every route, and return the URL of the gate."""
     socket, port = tmp_path / "s", tmp_path / "port"
     options = [str(socket), "127.0.0.1", str(port)]
     command = [sys.executable, "-P", gate.__file__, *options, sys.executable, "-c", SERVER]

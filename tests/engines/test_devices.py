@@ -22,14 +22,14 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture(autouse=True)
 def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of locks of this test."""
+    """Use a new folder of locks, and return it."""
     monkeypatch.setenv("WINNOW_LOCKS", str(tmp_path / "locks"))
     return tmp_path / "locks"
 
 
 @pytest.fixture
 def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with three GPUs."""
+    """Simulate a machine with three GPUs."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     numbered = [SimpleNamespace(uuid=f"number-{index}") for index in range(3)]
     monkeypatch.setattr(torch.cuda, "get_device_properties", numbered.__getitem__)

@@ -44,7 +44,7 @@ CASES = [
     ],
 )
 def case(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """An engine and the architecture of its policy."""
+    """Return the name of an engine and the architecture of its policy."""
     name, architecture = request.param
     return name, architecture
 
@@ -163,18 +163,18 @@ def test_stopped_completions_can_be_continued(
     for row, (ids, reason) in enumerate(zip(first.token_ids, first.finish_reasons, strict=True)):
         assert len(ids) == len(first.logprobs[row])
         assert ends.get(row, (ids, "abort")) == (ids, reason)
-    going = [row for row in range(15) if row not in ends and first.token_ids[row]]
-    assert going
+    continued = [row for row in range(15) if row not in ends and first.token_ids[row]]
+    assert continued
     rest = Request(
-        [[*prompts[owners[row]], *first.token_ids[row]] for row in going],
-        [1] * len(going),
-        [request.seeds[row] for row in going],
+        [[*prompts[owners[row]], *first.token_ids[row]] for row in continued],
+        [1] * len(continued),
+        [request.seeds[row] for row in continued],
         sampling,
-        written=[len(first.token_ids[row]) for row in going],
+        written=[len(first.token_ids[row]) for row in continued],
     )
     second = engine.generate_until(rest, lambda *_: False)
     whole = engine.generate(request)
-    for place, row in enumerate(going):
+    for place, row in enumerate(continued):
         ids = [*first.token_ids[row], *second.token_ids[place]]
         found = [*first.logprobs[row], *second.logprobs[place]]
         check_logprobs(found, logits(prompts[owners[row]], ids), ids)

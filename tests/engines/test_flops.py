@@ -107,19 +107,19 @@ def test_flops_after_a_swap_agree_with_torch(qwen: Path) -> None:
     request = Request(prompts, [8, 8], seeds, sampling)
     with FlopCounterMode(display=False) as computed:
         first = engine.generate(request)
-        going = [row for row, reason in enumerate(first.finish_reasons) if reason == "length"]
-        whole = [[*prompts[row // 8], *first.token_ids[row]] for row in going]
+        continued = [row for row, reason in enumerate(first.finish_reasons) if reason == "length"]
+        whole = [[*prompts[row // 8], *first.token_ids[row]] for row in continued]
         longer = dataclasses.replace(sampling, max_tokens=20)
         second = engine.generate(
-            Request(whole, [1] * len(going), going, longer, written=[6] * len(going))
+            Request(whole, [1] * len(continued), continued, longer, written=[6] * len(continued))
         )
     versions = [[0] * len(ids) for ids in first.token_ids]
-    for row, ids in zip(going, second.token_ids, strict=True):
+    for row, ids in zip(continued, second.token_ids, strict=True):
         first.token_ids[row] += ids
         versions[row] += [1] * len(ids)
     samples = dataclasses.replace(first, versions=versions)
     found = completion_flops(architecture_of(model), request, samples, 1)
-    assert len(going) > 8
+    assert len(continued) > 8
     assert found == pytest.approx(computed.get_total_flops(), rel=0.03)
 
 

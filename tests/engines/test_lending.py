@@ -117,7 +117,7 @@ LIMIT = timedelta(seconds=4)
 
 
 def wait_for_a_server(rank: int, meeting: str, hangs: bool) -> None:
-    """Wait, as the first of two processes, longer than a collective may take, or hang."""
+    """Wait longer than a collective may take, or hang, if this is the first of two processes."""
     distributed.init_process_group(
         "gloo", init_method=meeting, rank=rank, world_size=2, timeout=LIMIT
     )

@@ -26,7 +26,7 @@ from tests.engines.group import FOLDER, FileGroup
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the group's files."""
+    """Return the folder of the group's files."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setattr(nccl, "make_id", lambda: os.urandom(128))
     monkeypatch.setattr(nccl, "join", lambda unique_id, size: FileGroup(unique_id, 0, size))

@@ -29,7 +29,7 @@ MANY = SIZES * 10
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    """A head, and two nodes with room for one process each."""
+    """Start a head, and two nodes with room for one process each."""
     with RayCluster([1, 1, 1]) as cluster:
         yield cluster
 
@@ -122,7 +122,7 @@ def steps(layout: Layout) -> int:
 
 @pytest.fixture(scope="module")
 def expected(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The outputs of a training with two processes on one machine."""
+    """Return the outputs of a training with two processes on one machine."""
     layout = world(tmp_path_factory.mktemp("one"), guesser, SIZES * 2, num_processes=2)
     Training(layout, dict(os.environ)).finish()
     return outputs(layout)
@@ -233,12 +233,12 @@ def test_all_processes_end_with_the_command(
     training.wait_for(lambda: steps(layout) >= 1)
     training.process.send_signal(signal.SIGKILL)
     wait_for_none(layout)
-    again = Training(layout, cluster.environment)
+    resumed = Training(layout, cluster.environment)
     begun = steps(layout)
-    again.wait_for(lambda: steps(layout) > begun)
-    again.process.send_signal(signal.SIGTERM)
-    assert again.process.wait(60) == 130, again.words()
-    assert "interrupted; run the same command again" in again.words()  # the rank saved
+    resumed.wait_for(lambda: steps(layout) > begun)
+    resumed.process.send_signal(signal.SIGTERM)
+    assert resumed.process.wait(60) == 130, resumed.words()
+    assert "interrupted; run the same command again" in resumed.words()  # the rank saved
     assert not (layout.train("r", 0) / "policy").exists()
     wait_for_none(layout)
 

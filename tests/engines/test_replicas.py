@@ -263,12 +263,12 @@ def swap_in_the_middle(engine: Engine, model: PreTrainedModel) -> Samples:
     engine.set_weights(NamedWeights(model), 1)
     began = threading.Event()
     with ThreadPoolExecutor(1) as thread:
-        going = thread.submit(engine.generate, LONG, lambda *_: began.set())
+        samples = thread.submit(engine.generate, LONG, lambda *_: began.set())
         assert began.wait(60.0)
         scale(model, 1.3)
         distributed.barrier()
         engine.swap_weights(NamedWeights(model), 2)
-        return going.result()
+        return samples.result()
 
 
 @pytest.mark.vllm

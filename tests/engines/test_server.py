@@ -32,7 +32,7 @@ Serve = Callable[..., Server]
 
 @pytest.fixture(scope="module")
 def local(policy: Policy) -> Samples:
-    """The samples of the engine behind the servers."""
+    """Return the samples of the engine behind the servers."""
     return load_engine(ENGINE, policy).generate(REQUEST)
 
 

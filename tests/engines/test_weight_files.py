@@ -170,7 +170,7 @@ def test_policy_with_other_names_is_written_whole(policy: Policy, tmp_path: Path
 
 
 def take_together(rank: int, meeting: str, root: Path) -> None:
-    """Write, as one of two trainers, its pieces, then those that changed."""
+    """Write the pieces of one of two trainers, and then the changed ones."""
     distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
     files = transfer(root, piece_bytes=1_000)
     weights = {name: torch.full((100,), float(i)) for i, name in enumerate("abcdefg")}

@@ -13,21 +13,38 @@ from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 def test_clone_pulls_pushed_outputs(
     tmp_path: Path, finished: Path, environment: dict[str, str], s3: S3Server, bucket: str
 ) -> None:
-    mine = Project(tmp_path / "mine", {**environment, **s3.environment()})
-    shutil.copytree(finished, mine.root, symlinks=True)
-    mine.dvc(
+    first = Project(tmp_path / "first", {**environment, **s3.environment()})
+    shutil.copytree(finished, first.root, symlinks=True)
+    first.dvc(
         "remote", "add", "--default", "team", f"{bucket}/dvc"
     )  # the only setting that a project needs
-    shell(mine.root, mine.environment, "git", "commit", "--quiet", "--all", "--message", "remote")
-    mine.dvc("push")
-    theirs = Project(tmp_path / "theirs", mine.environment)
-    shell(tmp_path, mine.environment, "git", "clone", "--quiet", str(mine.root), str(theirs.root))
-    assert not (theirs.root / "data" / "report" / "leaderboard.json").exists()
-    theirs.dvc("pull")
-    assert theirs.status() == {}
+    shell(
+        first.root,
+        first.environment,
+        "git",
+        "commit",
+        "--quiet",
+        "--all",
+        "--message",
+        "remote",
+    )
+    first.dvc("push")
+    clone = Project(tmp_path / "clone", first.environment)
+    shell(
+        tmp_path,
+        first.environment,
+        "git",
+        "clone",
+        "--quiet",
+        str(first.root),
+        str(clone.root),
+    )
+    assert not (clone.root / "data" / "report" / "leaderboard.json").exists()
+    clone.dvc("pull")
+    assert clone.status() == {}
     report = Path("data/report/leaderboard.json")
-    assert (theirs.root / report).read_bytes() == (mine.root / report).read_bytes()
-    for project in (mine, theirs):
+    assert (clone.root / report).read_bytes() == (first.root / report).read_bytes()
+    for project in (first, clone):
         written = [path.read_bytes() for path in project.root.rglob("*") if path.is_file()]
         assert not any(
             key.encode() in content for content in written for key in (ACCESS_KEY, SECRET_KEY)

@@ -20,9 +20,9 @@ def test_message_names_the_file_to_remove(project: Project) -> None:
     notes = project.root / ".dvc" / "tmp" / "rwlock"
     holder: Any = {"pid": os.getpid(), "cmd": "/bin/dvc repro profile"}
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
-    for place, how in NOTES:
-        held = {str(project.root / place): [holder] if how == "read" else holder}
-        notes.write_text(json.dumps({how: held}) if place else '{"write": {"/data/ru')
+    for place, access in NOTES:
+        held = {str(project.root / place): [holder] if access == "read" else holder}
+        notes.write_text(json.dumps({access: held}) if place else '{"write": {"/data/ru')
         output = project.flow("grpo", expect=1)
         assert f"if no dvc runs here, remove '{notes}'" in output, place
         assert "Traceback" not in output

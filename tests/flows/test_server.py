@@ -199,8 +199,8 @@ def test_killed_server_ends_a_run_with_one_sentence(project: Project, when: str)
     output, _ = flow.communicate(timeout=PATIENCE)
     assert flow.returncode == 1
     assert "Traceback" not in output
-    error, again = output.splitlines()[-2:]
-    assert again.endswith("winnow run --force report")
+    error, remedy = output.splitlines()[-2:]
+    assert remedy.endswith("winnow run --force report")
     if when == "at its start":
         assert "Prefect's server did not start" in error
         return

@@ -153,7 +153,7 @@ def test_verdicts_do_not_depend_on_order_or_processes() -> None:
         forwards, backwards = one.grade(answers), three.grade(answers[::-1])
         assert three.pool is not None
         three.pool.seconds_per_request = (
-            1.0  # so slow that each answer is sent alone, and all processes are wanted
+            1.0  # so slow that each answer is sent separately, and all processes are used
         )
         alone = three.grade(answers)
     assert forwards == backwards[::-1] == alone

@@ -12,7 +12,7 @@ from tasks.grading.grader import Answer, Grader
 from tasks.grading.programs import sandbox
 from tasks.grading.settings import Verify
 from tests.grading.test_code import ADD, SETTINGS, SUM, graded
-from tests.grading.test_sandbox import RIGHT_ADD, RIGHT_SUM, gone, running
+from tests.grading.test_sandbox import RIGHT_ADD, RIGHT_SUM, have_ended, running
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.sandbox
@@ -273,7 +273,7 @@ def test_fork_bomb_is_limited_and_ends() -> None:
         counter.join()
     assert verdict.outcome == "wrong"
     assert 2 < most <= sandbox.MAX_PROCESSES
-    assert gone(token)
+    assert have_ended(token)
 
 
 @pytest.mark.slow

@@ -127,25 +127,25 @@ def test_order_of_shards_and_earlier_samples_do_not_matter(tmp_path: Path) -> No
 def test_rollout_stored_by_another_process_is_graded_by_its_text(
     tmp_path: Path,
 ) -> None:
-    mine, theirs = rows(0, 1, text="5"), rows(0, 1, text="0")
-    found = graded(Given([theirs], sampled=[mine]), tmp_path)
+    sampled, stored = rows(0, 1, text="5"), rows(0, 1, text="0")
+    found = graded(Given([stored], sampled=[sampled]), tmp_path)
     assert (found["outcome"].to_list(), found["answer"].to_list()) == (["correct"] * 2, ["0"] * 2)
 
 
 def test_large_and_small_tables_have_equal_rows(tmp_path: Path) -> None:
     """The small one is written at once, the large one in parts. Both are read in parts."""
-    tables, seen = [], []
+    tables, parts_seen = [], []
     for rows_per_part in (2, 100):
         source = Given([rows(*range(10), text="<b></b>{}", verifier="both")], (), rows_per_part)
         path, parts = tmp_path / "rollouts.parquet", []
         with graded_rollouts(source, VERIFY, tmp_path, greedy=True) as found:
             write_rollouts(path, [found], parts.append)
         tables.append(ROLLOUTS.read(path))
-        seen.append([part["prompt_id"].to_list() for part in parts])
+        parts_seen.append([part["prompt_id"].to_list() for part in parts])
     assert tables[0].equals(tables[1])
     assert tables[0]["greedy"].all()
-    assert seen[0] == [[f"p{n}"] * 2 for n in range(5)]
-    assert seen[1] == [[f"p{n // 2}" for n in range(10)]]
+    assert parts_seen[0] == [[f"p{n}"] * 2 for n in range(5)]
+    assert parts_seen[1] == [[f"p{n // 2}" for n in range(10)]]
 
 
 def test_failed_write_keeps_the_old_table(tmp_path: Path) -> None:

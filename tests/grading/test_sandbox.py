@@ -48,7 +48,7 @@ def running(token: str) -> list[str]:
     return found
 
 
-def gone(token: str, seconds: float = 30.0) -> bool:
+def have_ended(token: str, seconds: float = 30.0) -> bool:
     """Return whether all processes with that token end within some seconds."""
     deadline = time.monotonic() + seconds
     while running(token):
@@ -72,7 +72,7 @@ def test_daemon_ends_with_its_program() -> None:
         f"{RIGHT_SUM}\n"
     )
     assert graded(program, SUM).outcome == "correct"
-    assert gone(token)
+    assert have_ended(token)
 
 
 @pytest.mark.parametrize("ends", ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "time.sleep(9)"])
@@ -106,7 +106,7 @@ def test_all_processes_end_with_the_grader() -> None:
     finally:
         grades.kill()
         grades.wait()
-    assert gone(token)
+    assert have_ended(token)
 
 
 def test_parent_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:

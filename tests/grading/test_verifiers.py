@@ -245,24 +245,24 @@ def test_composite_keeps_every_mark_and_rewards_their_weighted_sum() -> None:
         1.0,
         (("numeric", 1.0), ("format", 1.0)),
     )
-    bare, shaped = (
+    bare, rewarded = (
         graded("composite", "7", "7"),
         graded("composite", "<think>so</think><answer>8</answer>", "7"),
     )
     assert (bare.outcome, bare.reward, bare.score) == ("correct", 0.75, 0.75)
-    assert (shaped.outcome, shaped.reward, shaped.answer) == ("wrong", 0.25, "8")
+    assert (rewarded.outcome, rewarded.reward, rewarded.answer) == ("wrong", 0.25, "8")
     assert graded("composite", "7", "seven").outcome == "error"
 
 
 def test_partial_credit_is_rewarded_only_by_a_composite() -> None:
     problem = {"answer": "34", "metadata": {"source_dataset": "chain_sum"}}
     gold = reasoning_gym.gold("chain_sum", problem)
-    partly = graded("reasoning_gym", "34 it is", gold)
-    assert (partly.outcome, partly.reward, partly.score) == ("wrong", 0.0, 2 / 8)
-    weighed = load(
+    partial = graded("reasoning_gym", "34 it is", gold)
+    assert (partial.outcome, partial.reward, partial.score) == ("wrong", 0.0, 2 / 8)
+    composite = load(
         "rewarded", {"rewarded": {"method": "composite", "weights": {"reasoning_gym": 1.0}}}
     )
-    assert weighed.verify("34 it is", gold).reward == 2 / 8
+    assert composite.verify("34 it is", gold).reward == 2 / 8
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_invalid_settings_are_named(settings: dict[str, Any], message: str) -> N
 def test_version_depends_on_settings_and_parts() -> None:
     weights = {"x": {"method": "composite", "weights": {"numeric": 0.5, "exact": 0.5}}}
     other = {"x": {"method": "composite", "weights": {"numeric": 0.6, "exact": 0.4}}}
-    behind = {"x": {"method": "composite", "weights": {"t": 1.0}}, "t": CONFIGURED["think"]}
-    changed = {**behind, "t": {**CONFIGURED["think"], "tags": ["thought"]}}
-    versions = [load("x", configured).version for configured in (weights, other, behind, changed)]
+    nested = {"x": {"method": "composite", "weights": {"t": 1.0}}, "t": CONFIGURED["think"]}
+    changed = {**nested, "t": {**CONFIGURED["think"], "tags": ["thought"]}}
+    versions = [load("x", configured).version for configured in (weights, other, nested, changed)]
     assert len(set(versions)) == 4

@@ -88,9 +88,9 @@ def test_search_finds_the_same_as_a_comparison_of_all_pairs(tmp_path: Path) -> N
         for m, thing in enumerate(things)
     ]
     evaluation = [question.replace("on the way", "while walking") for question in train[::7]]
-    again = train[0].replace("on the way", "while running")  # a second copy of one prompt
-    found = {(one, two) for one, two, _, _ in search(tmp_path, train, [*evaluation, again])}
-    assert found == {*zip(train[::7], evaluation, strict=True), (train[0], again)}
+    reworded = train[0].replace("on the way", "while running")  # a second copy of one prompt
+    found = {(one, two) for one, two, _, _ in search(tmp_path, train, [*evaluation, reworded])}
+    assert found == {*zip(train[::7], evaluation, strict=True), (train[0], reworded)}
 
 
 def test_overlap_is_the_share_of_the_shorter_prompt() -> None:

@@ -60,9 +60,9 @@ def test_splits_depend_on_content_and_seed_not_on_order(tmp_path: Path) -> None:
     assert not one["validation"] & (one["train"] | one["test"])
     assert parts(tmp_path / "b", rows[::-1], sizes) == one
     assert parts(tmp_path / "c", rows, sizes, seed=1)["test"] != one["test"]
-    everything = parts(tmp_path / "d", rows, Sizes(None, 10, 15))
-    assert len(everything["train"]) == 35
-    assert everything["test"] == one["test"]
+    largest = parts(tmp_path / "d", rows, Sizes(None, 10, 15))
+    assert len(largest["train"]) == 35
+    assert largest["test"] == one["test"]
 
 
 def test_every_split_follows_the_weights(tmp_path: Path) -> None:

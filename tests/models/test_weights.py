@@ -106,7 +106,7 @@ SIZES = Architecture(1, 1, 1, 1)
 
 
 def load_by_rows(rank: int, folder: Path, root: Path) -> None:
-    """Load, as one of two ranks, the rank's rows of a policy and of its adapters."""
+    """Load the rows of one of two ranks of a policy, and of its adapters."""
     method = f"file://{root}/meeting"
     distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
     by_rows = partial(shard, device=CPU, dtype=torch.float32, forwards=())

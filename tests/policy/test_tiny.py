@@ -141,9 +141,9 @@ def test_tokenizer_covers_ascii_and_has_a_token_per_phrase(tmp_path):
     prompt = f"{PHRASES[0]} 4 + 3 ="
     assert len(tokenizer.encode(prompt)) == 1 + len(" 4 + 3 =")
     assert tokenizer.decode(tokenizer.encode(prompt)) == prompt
-    everything = CHARACTERS + "  two  spaces ,."
-    assert tokenizer.decode(tokenizer.encode(everything)) == everything
-    assert tokenizer.unk_token_id not in tokenizer.encode(everything)
+    text = CHARACTERS + "  two  spaces ,."
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.unk_token_id not in tokenizer.encode(text)
     assert tokenizer.encode("é") == [tokenizer.unk_token_id]
     assert (tokenizer.bos_token_id, tokenizer.chat_template) == (None, None)
 

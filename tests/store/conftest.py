@@ -19,7 +19,7 @@ def rows(keys: list[tuple[str, int]], text: str) -> pl.DataFrame:
     )
 
 
-def again(store: RolloutStore) -> RolloutStore:
+def reopened(store: RolloutStore) -> RolloutStore:
     """Return the store of the same folder, as another process opens it."""
     return RolloutStore(
         store.files, store.folder, {"policy": "p", "sampling": {"temperature": 1.0}}
@@ -43,10 +43,10 @@ def owners(store: RolloutStore, keys: list[tuple[str, int]]) -> dict[tuple[str, 
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> RolloutStore:
     root = str(tmp_path) if request.param == "folder" else request.getfixturevalue("bucket")
     files, path = open_location(root)
-    return again(RolloutStore(files, f"{path}/policy/{digest({'temperature': 1.0})}"))
+    return reopened(RolloutStore(files, f"{path}/policy/{digest({'temperature': 1.0})}"))
 
 
 @pytest.fixture
 def local(tmp_path: Path) -> RolloutStore:
     files, path = open_location(str(tmp_path))
-    return again(RolloutStore(files, f"{path}/policy/{digest({'temperature': 1.0})}"))
+    return reopened(RolloutStore(files, f"{path}/policy/{digest({'temperature': 1.0})}"))

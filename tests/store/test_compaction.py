@@ -14,7 +14,7 @@ from tasks.store.admin import maintenance
 from tasks.store.folder import RolloutStore, is_local
 from tasks.store.shards import Span
 from tasks.store.view import StoreView
-from tests.store.conftest import again, damage, owners, rows
+from tests.store.conftest import damage, owners, reopened, rows
 
 
 @given(st.randoms(use_true_random=False), st.integers(3, 12))
@@ -84,7 +84,7 @@ def test_reader_lists_again_after_a_compaction(store: RolloutStore) -> None:
         store.append(rows([("a", n)], f"shard {n}"))
     view = StoreView(store, rows(keys, "").select(shards.KEYS))
     assert len(view.owned()) == 4  # the key columns are read and cached
-    compaction.compact(again(store))
+    compaction.compact(reopened(store))
     assert sorted(view.read(["text"])["text"]) == [f"shard {n}" for n in range(4)]
 
 
@@ -101,12 +101,12 @@ def test_missing_keys_of_a_part_equal_those_of_the_whole(
             damage(store, store.spans()[1])
             assert store.load(store.spans()[1], shards.KEYS) is None
         if number in (2, 6):
-            compaction.compact(again(store))
-        some = wanted[sorted(rng.sample(range(len(keys)), 5))]
-        stored = {*owners(again(store), keys)}
-        missing = [key for key in some.rows() if key not in stored]
-        assert long_lived.missing(some).rows() == missing
-        assert StoreView(again(store), wanted).missing(some).rows() == missing
+            compaction.compact(reopened(store))
+        requested = wanted[sorted(rng.sample(range(len(keys)), 5))]
+        stored = {*owners(reopened(store), keys)}
+        missing = [key for key in requested.rows() if key not in stored]
+        assert long_lived.missing(requested).rows() == missing
+        assert StoreView(reopened(store), wanted).missing(requested).rows() == missing
     assert 0 < len(long_lived.missing(wanted)) < len(keys)
 
 
@@ -120,7 +120,7 @@ def test_rows_are_read_once_during_compaction_and_damage(
     assert next(parts)["text"].to_list() == ["shard 0"]
     damage(store, Span(2, 2))
     assert next(parts)["text"].to_list() == ["shard 1"]
-    compaction.compact(again(store))
+    compaction.compact(reopened(store))
     assert [part["text"].to_list() for part in parts] == [["shard 3"]]
     assert list(view.parts(["text"])) == []
     store.append(rows([("a", 2), ("a", 1)], "sampled again"))
@@ -140,7 +140,7 @@ def test_rows_of_a_slow_writer_survive_a_compaction(store: RolloutStore) -> None
             found = super().names()
             if not self.listed and "sampling.json" in found and self.description is None:
                 self.listed = True
-                others = again(store)
+                others = reopened(store)
                 for n in range(1, 4):
                     others.append(rows([("a", n)], f"other {n}"))
                 compaction.compact(others)
@@ -160,7 +160,7 @@ def test_shard_compacted_at_once_is_not_repeated(store: RolloutStore) -> None:
         def create(self, name: str, content: bytes) -> bool:
             made = super().create(name, content)
             if name == Span(1, 1).name:
-                compaction.compact(again(store))
+                compaction.compact(reopened(store))
             return made
 
     Overtaken(store.files, store.folder).append(rows([("b", 0)], "mine"))

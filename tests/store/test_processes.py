@@ -156,7 +156,7 @@ def test_two_processes_on_one_root_sample_each_rollout_once(qwen: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_killed_stages_lose_nothing(qwen: Path, tmp_path: Path) -> None:
+def test_killed_stages_lose_no_rollouts(qwen: Path, tmp_path: Path) -> None:
     """After many kills, also while others compact shards, the profile is that of an uninterrupted
     run."""
     alone, killed = (

@@ -157,17 +157,17 @@ def test_only_missing_batches_are_sampled_after_a_kill(world: World) -> None:
     assert again.equals(whole)
 
 
-@pytest.mark.parametrize("how", ["cut", "bit", "keys", "empty"])
+@pytest.mark.parametrize("damage", ["cut", "bit", "keys", "empty"])
 def test_damaged_shard_is_set_aside_and_its_rows_are_sampled_again(
-    how: str, world: World, caplog: pytest.LogCaptureFixture
+    damage: str, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = (world, prompts_table(range(6)), 4, SMALL)
     whole, _, _ = draw(*request)
     shard = shard_files(world[1])[1]
     content = bytearray(shard.read_bytes())
-    place = {"keys": 40}.get(how, len(content) // 2)
+    place = {"keys": 40}.get(damage, len(content) // 2)
     content[place] ^= 4  # one bit, which Parquet may not detect
-    shard.write_bytes({"cut": content[:-40], "empty": b""}.get(how, content))
+    shard.write_bytes({"cut": content[:-40], "empty": b""}.get(damage, content))
     again, _, usage = draw(*request)
     assert usage.sampled_rollouts == 8
     assert "1 damaged shard set aside" in usage.why

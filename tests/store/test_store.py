@@ -16,7 +16,7 @@ from tasks.store import compaction, folder, shards
 from tasks.store.admin import maintenance
 from tasks.store.folder import RolloutStore
 from tasks.store.shards import Span
-from tests.store.conftest import again, damage, owners, rows
+from tests.store.conftest import damage, owners, reopened, rows
 
 
 def test_first_shard_of_a_duplicate_key_wins(store: RolloutStore) -> None:
@@ -53,7 +53,7 @@ def test_shard_with_a_damaged_footer_is_set_aside(
         damaged = bytearray(content)
         damaged[random_.randrange(footer, len(content))] ^= 1 << random_.randrange(8)
         path.write_bytes(damaged)
-        store = again(local)
+        store = reopened(local)
         store.scan(Span(0, 0))
         if not store.damaged:
             assert store.load(Span(0, 0), ["text"]) is None
@@ -100,7 +100,7 @@ def test_failed_read_is_repeated(
     assert local.num_damaged() == 0
 
 
-def test_reads_truncated_at_one_place_set_nothing_aside(
+def test_reads_truncated_for_one_reader_set_no_shard_aside(
     store: RolloutStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy truncates every answer for one reader of a team."""
@@ -134,25 +134,25 @@ def test_large_batches_are_split() -> None:
     )
 
 
-def test_concurrent_writers_lose_nothing(store: RolloutStore) -> None:
+def test_concurrent_writers_lose_no_rows(store: RolloutStore) -> None:
     def write(name: int) -> None:
-        mine = again(store)
+        own_store = reopened(store)
         for i in range(10):
-            mine.append(rows([("shared", i), (f"own {name}", i)], f"{name}"))
+            own_store.append(rows([("shared", i), (f"own {name}", i)], f"{name}"))
             if i % 5 == 4:
-                compaction.compact(mine)
+                compaction.compact(own_store)
 
     threads = [threading.Thread(target=write, args=[name]) for name in range(4)]
     for thread in threads:
         thread.start()
-    seen: dict[tuple[str, int], str] = {}
+    before: dict[tuple[str, int], str] = {}
     keys = [("shared", i) for i in range(10)] + [
         (f"own {n}", i) for n in range(4) for i in range(10)
     ]
     while any(thread.is_alive() for thread in threads):  # a reader never sees an owner change
         now = owners(store, keys)
-        assert {key: now.get(key) for key in seen} == seen
-        seen = now
+        assert {key: now.get(key) for key in before} == before
+        before = now
     for thread in threads:
         thread.join()
     assert len(owners(store, keys)) == 50
