@@ -15,30 +15,12 @@ def test_clone_pulls_pushed_outputs(
 ) -> None:
     first = Project(tmp_path / "first", {**environment, **s3.environment()})
     shutil.copytree(finished, first.root, symlinks=True)
-    first.dvc(
-        "remote", "add", "--default", "team", f"{bucket}/dvc"
-    )  # the only setting that a project needs
-    shell(
-        first.root,
-        first.environment,
-        "git",
-        "commit",
-        "--quiet",
-        "--all",
-        "--message",
-        "remote",
-    )
+    # the only setting that a project needs
+    first.dvc("remote", "add", "--default", "team", f"{bucket}/dvc")
+    shell(first.root, first.environment, "git", "commit", "--quiet", "--all", "--message", "remote")
     first.dvc("push")
     clone = Project(tmp_path / "clone", first.environment)
-    shell(
-        tmp_path,
-        first.environment,
-        "git",
-        "clone",
-        "--quiet",
-        str(first.root),
-        str(clone.root),
-    )
+    shell(tmp_path, first.environment, "git", "clone", "--quiet", str(first.root), str(clone.root))
     assert not (clone.root / "data" / "report" / "leaderboard.json").exists()
     clone.dvc("pull")
     assert clone.status() == {}
