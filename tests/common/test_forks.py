@@ -124,7 +124,7 @@ def test_interrupt_reaches_the_stage_and_not_the_server(
 
 
 def test_interrupt_during_the_imports_of_the_server_ends_the_command(tmp_path: Path) -> None:
-    slow = "import os, time; open(os.environ['SAID'], 'w'); time.sleep(600)"
+    slow = "import os, time; open(os.environ['OUTPUT'], 'w'); time.sleep(600)"
     (tmp_path / "slow_library.py").write_text(slow)
     world = World(tmp_path, "slow_library")
     try:
