@@ -1,4 +1,4 @@
-"""Whatever methods remember: a run that is killed goes on, and ends as one that is not."""
+"""The state of every method: a killed run resumes, and ends like one that was not killed."""
 
 from collections.abc import Callable
 from pathlib import Path
