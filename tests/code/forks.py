@@ -20,7 +20,7 @@ SLOW = ("reasoning_gym", "transformers.models.qwen3.modeling_qwen3", "sklearn.li
 
 
 def run(stage: str, arguments: list[str], record: str, log: str) -> None:
-    """Become the stage, with its output in a file; does not return."""
+    """Run the stage with its output in a file; do not return."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -270,8 +270,7 @@ CHATML = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_an_unused_chat_template_is_a_remark(tmp_path: Path) -> None:
-    """There is none if the source writes the template itself; a system message requires a
-    template."""
+    """Unless the source writes the template itself; a system message requires a template."""
     make_model(tmp_path / "model")
     values = changed(policy__source=str(tmp_path / "model"))
     values["ingest"]["sources"][0]["system"] = "Be brief."
@@ -299,8 +298,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error_with_the_needed_space(tmp_path: Path, monkeypatch) -> None:
-    """Weights have 10 GB: a run stores them twice, and three checkpoints of three times the
-    size."""
+    """Weights of 10 GB: a run stores them twice, and three checkpoints thrice."""
     model = places.Model(2_500_000_000, None, None)
     usage = type("Usage", (), {"free": 109e9})
     monkeypatch.setattr(places.shutil, "disk_usage", lambda path: usage)

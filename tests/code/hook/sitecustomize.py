@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Recorder:
-    """A finder that finds nothing, but sees every name that is looked for."""
+    """A finder that finds nothing, but records every name."""
 
     def __init__(self, file: str) -> None:
         self.file = file
