@@ -1,11 +1,11 @@
 """python -m tests.code.forks: run stages one after the other, each in a fork of this process.
 
-The slow libraries are imported once. None of the project's own files is, so every fork loads them
-anew and writes down which. (polars, and mlflow which imports it, are left to the forks: their
-threads do not survive one.)
+The slow libraries are imported once. The project's files are not, so every fork loads and records
+them. (The forks import polars, and mlflow which imports it, because their threads do not survive a
+fork.)
 
-Reads a list of [stage, arguments, file for what is loaded, file for the log] as JSON, and ends with
-the number of the first stage that failed, counted from 1."""
+Reads a list of [stage, arguments, record file, log file] as JSON. The exit status is the number of
+the first stage that failed, counted from 1."""
 
 import importlib
 import json

@@ -1,6 +1,7 @@
-"""The digest of every stage covers all files that the stage loads, except known neutral ones.  A
-wrong digest would give a stale result silently, so the stages run here, on a tiny world, and record
-the files that they and their children load (`hook/sitecustomize.py`)."""
+"""The digest of every stage covers all files that the stage loads, except neutral ones.
+
+A wrong digest would give a stale result silently, so the stages run here, on a tiny world, and
+record the files that they and their children load (`hook/sitecustomize.py`)."""
 
 import json
 import os
@@ -39,13 +40,13 @@ STAGES = {
 POLICY = {
     "tasks/common/": "reads parameters, writes files, draws the bar",
     "tasks/engines/": "the locks of GPUs",
-    "tasks/grading/": "settings that those of training name",
-    "tasks/train/": "how often the making is saved",
-    "tasks/models/": "saves, loads and describes a policy, whatever its weights",
+    "tasks/grading/": "settings within those of training",
+    "tasks/train/": "the interval of checkpoints",
+    "tasks/models/": "saves, loads and describes a policy, for any weights",
     "tasks/__init__.py": "empty",
     "tasks/policy/__main__.py": "the command line",
     "tasks/policy/run.py": "made here or fetched, then recorded",
-    "tasks/policy/card.py": "what is said of a policy",
+    "tasks/policy/card.py": "the description of a policy",
     "tasks/policy/source.py": "fetches external policies; counts for those",
 }
 """For the stage `policy` alone, with its result in git: only code that makes the weights counts."""

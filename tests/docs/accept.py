@@ -2,9 +2,8 @@
 
     python -m tests.docs.accept < commands.json
 
-A module is started as `python -m` does it, up to the moment at which its command line is parsed.
-All of them run in one process, and libraries that take seconds to import are replaced by
-stand-ins."""
+A module starts as with `python -m`, and stops when it has parsed its command line. All modules run
+in one process, and stand-ins replace libraries that take seconds to import."""
 
 import argparse
 import contextlib

@@ -1,4 +1,4 @@
-"""The examples: complete for `winnow doctor`, readable for `ingest`, and consistent with their
+"""The examples: complete for `winnow doctor`, readable for `ingest`, consistent with their
 pages."""
 
 import copy
@@ -210,7 +210,7 @@ def run(root: Path, *words: str) -> str:
 def test_gsm8k_is_read_and_split_as_on_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of GSM8K's columns stand for its files, which are on the hub."""
+    """GSM8K's files are on the hub, so rows with its columns replace them."""
     values = read(ROOT / "examples" / "gsm8k-1.5b")
     sizes = {"train": 300, "test": 50}
     for source, (split, size) in zip(values["ingest"]["sources"], sizes.items(), strict=True):

@@ -177,7 +177,7 @@ class Manager:
 
 @pytest.fixture
 def evaluated(monkeypatch) -> list[str]:
-    """The harness, as far as it is not installed: each task it is asked for is written down."""
+    """Replace the parts of the harness that are not installed; record each requested task."""
     evaluated: list[str] = []
 
     def evaluate(self: run.Harness, task: str) -> dict[str, Any]:
@@ -247,8 +247,7 @@ def harness_utils() -> Iterator[Any]:
 
 
 def share_solved(folder: Path, table: Path) -> float:
-    """Return the share of a table's questions that a policy solves greedily with plain
-    transformers."""
+    """Return the share of a table's questions that a policy solves greedily."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(folder)
     solved = []
     for line in table.read_text().splitlines():

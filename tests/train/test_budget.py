@@ -136,6 +136,6 @@ def test_the_profile_is_paid_first(guesser: Path, tmp_path: Path) -> None:
     assert [p["rollouts"] for p in paid.state.curve if p["branch"]] == [pytest.approx(15, abs=12)]
     rates = [[row["learning_rate"] for row in run.state.steps] for run in (without, paid)]
     assert rates[0][0] == pytest.approx(1e-3 * (1.0 - 0.9 * 12 / 60))
-    # it decays over the last four fifths of the rest, whose first fifth is this step
+    # it decays over the last four fifths of the rest, after this step
     assert rates[1][0] == pytest.approx(1e-3)
     assert rates[1][1] < 1e-3

@@ -58,8 +58,8 @@ def state_of(checkpoints: Checkpoints, folder: Path | None = None) -> dict[str, 
 def branches(checkpoints: Checkpoints, folder: Path | None = None) -> tuple[int, list[int]]:
     """Return the branch of the loaded checkpoint, and of each part that it names."""
     state = state_of(checkpoints, folder)
-    beside = checkpoints.folder if folder is None else folder.parent
-    parts = [pl.read_parquet(beside / name) for name in checkpoints.parts]
+    parent = checkpoints.folder if folder is None else folder.parent
+    parts = [pl.read_parquet(parent / name) for name in checkpoints.parts]
     return state["mark"], [int(part["branch"][0]) for part in parts]
 
 

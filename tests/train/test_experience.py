@@ -129,7 +129,7 @@ def entropy_of_tokens(rollouts: Rollouts) -> Observed:
 
 
 def refuse_to_score(rollouts: Rollouts) -> Observed:
-    raise AssertionError("nothing is to be scored")
+    raise AssertionError("there is nothing to score")
 
 
 def stored(method: successes.Method) -> list[tuple[int, int]]:

@@ -198,9 +198,9 @@ def test_kl_is_zero_at_the_reference_and_pulls_towards_it(step: tuple[Any, Rollo
     model, rollouts = step
     without = gradient(model, rollouts, np.arange(12), 60)
     reference = copy.deepcopy(model).requires_grad_(False)
-    held = dataclasses.replace(OBJECTIVE, reference=reference, kl_coefficient=0.5)
+    with_kl = dataclasses.replace(OBJECTIVE, reference=reference, kl_coefficient=0.5)
     np.testing.assert_allclose(
-        gradient(model, rollouts, np.arange(12), 60, held), without, atol=1e-6
+        gradient(model, rollouts, np.arange(12), 60, with_kl), without, atol=1e-6
     )
     scores = torch.tensor([0.3, -1.0, 0.8, 0.1, -0.4], dtype=torch.float64, requires_grad=True)
     other = torch.tensor([-0.2, 0.5, 1.4, -2.0, 0.0], dtype=torch.float64).log_softmax(-1)

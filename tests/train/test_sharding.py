@@ -117,7 +117,7 @@ PARTS = {
     "gated": [6],
     "joined": [6],
 }
-"""The numbers of steps at which a run stops, and goes on from its checkpoint; 4 for others."""
+"""The numbers of steps at which a run stops and resumes; 4 for other cases."""
 EQUAL = (
     *("reward_mean", "num_rollouts", "num_replayed", "num_mixed_groups", "num_updates"),
     *("tokens", "flops_charged", "clip_rate"),

@@ -363,14 +363,14 @@ def test_generate_samples_every_requested_rollout(name: str) -> None:
     method = make(generate, name, 9)
     seeds = [11, 12, 13, 14, 15]
     request = Request([[1], [2]], [3, 2], seeds, Sampling(1.0, 1.0, 0, 4, 0))
-    asked = asked_of(np.array([7, 8]), ["7", "8"])
-    others = replace(asked, prompt_rows=None)  # prompts of validation
-    first, second = (method.generate(CountingEngine(), request, asked) for _ in range(2))
+    context = asked_of(np.array([7, 8]), ["7", "8"])
+    others = replace(context, prompt_rows=None)  # prompts of validation
+    first, second = (method.generate(CountingEngine(), request, context) for _ in range(2))
     assert sorted(ids[0] for ids in first.token_ids) == seeds
     assert first == second
     method.observe(rollouts_of([0.0] * 5, [0, 0, 0, 1, 1], prompt_rows=[7, 8]))
     check_state_is_restored(method)
-    assert method.generate(CountingEngine(), request, asked) == first
+    assert method.generate(CountingEngine(), request, context) == first
     assert method.generate(CountingEngine(), request, others) == first
 
 
