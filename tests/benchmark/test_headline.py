@@ -302,7 +302,7 @@ def test_half_the_compute_is_a_ratio_of_two() -> None:
     assert not found[200].is_bound
 
 
-def test_a_target_that_is_not_reached() -> None:
+def test_an_unreached_target_has_no_ratio() -> None:
     weak = runs("weak", [(100, 0.4, 1.0), (200, 0.45, 2.0), (400, 0.55, 4.0)])
     found = ratios(weak, REFERENCE, "charged", 100)
     assert found[400].value is None

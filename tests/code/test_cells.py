@@ -99,7 +99,7 @@ def test_comments_new_methods_and_unused_files_change_no_digest(
         (root / "tasks" / registry / "new.py").write_text("def select(): pass\n")
     for name in (
         "grading/verifiers/countdown.py",
-        "policy/source.py",  # not what makes the tiny policy
+        "policy/source.py",  # not used for the tiny policy
         "ingest/sources/gsm8k.py",
         "store/compaction.py",
         "common/tracking/models.py",

@@ -134,7 +134,7 @@ def test_a_stage_loads_only_what_is_in_its_digest(
     ("cell", "path"),
     [
         ("r/train", "tasks/train/methods/select/pods.py"),  # loaded by name
-        ("r/train", "tasks/grading/verifiers/numeric.py"),  # in a process of its own
+        ("r/train", "tasks/grading/verifiers/numeric.py"),  # in a separate process
         ("report", "tasks/report/views/page.html"),  # not Python
         ("policy", "tasks/policy/families/chain_sum.py"),
     ],

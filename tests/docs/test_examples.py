@@ -33,7 +33,7 @@ VALUES = {**every_value(), "experiment": EXPERIMENT}
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/params.yaml"))
 LEAVES = {"ingest.splits", "ingest.sources", "verify.verifiers"}  # pages name these as a whole
 FOLLOWING = {f"train.{name}" for name in POINTS}  # defaults that `experiment.budget` decides
-MODEL = Model(1_777_088_000, 151_936, 4096)  # Qwen2.5-Math-1.5B as published, its head apart
+MODEL = Model(1_777_088_000, 151_936, 4096)  # Qwen2.5-Math-1.5B as published, with a separate head
 
 # The findings of `winnow doctor` without data, GPU, bucket and server.
 EXPECTED = {
@@ -164,7 +164,7 @@ def test_the_page_has_the_steps_to_use_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("gigabytes", "fits"), [(80.0, True), (48.0, True), (24.0, False)])
-def test_the_gpus_that_the_page_names(
+def test_the_gpus_on_the_page_suffice_and_smaller_ones_do_not(
     gigabytes: float, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver of the GPU reserves half a gigabyte."""

@@ -327,7 +327,7 @@ def test_gpu_memory_is_checked_with_nvidia_smi() -> None:
         places.Model(3_500_000_000, 32_000, None),
     )
     assert machine.check(served, middle, [gpu]) != []
-    assert machine.check(served, middle, [gpu, gpu]) == []  # the server has the other
+    assert machine.check(served, middle, [gpu, gpu]) == []  # the server uses the other
     values["engine"]["num_processes"] = 2
     assert "but there are 1 here" in machine.check(values, small, [gpu])[0]
 

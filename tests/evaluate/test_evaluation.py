@@ -62,7 +62,7 @@ def test_levels_of_one_source() -> None:
     assert found == {"1": (2, pytest.approx(0.75), pytest.approx(0.5)), "2": (1, 0.0, 1.0)}
 
 
-def test_levels_of_several_sources_are_kept_apart() -> None:
+def test_levels_of_several_sources_are_separate() -> None:
     found = levels_of(
         ("math", "1", "CCC"), ("gsm8k", "1", "CWW"), ("math", "2", "WWC"), ("svamp", "", "CCW")
     )

@@ -128,7 +128,7 @@ def test_a_group_has_its_own_metrics_and_those_of_its_tasks() -> None:
     ]
 
 
-def test_the_table_stands_beside_pass_at_1(layout: Layout) -> None:
+def test_the_table_has_pass_at_1_and_the_benchmarks(layout: Layout) -> None:
     assert records.table(layout) == ""
     record(layout, TRAINED, "sums")
     record(layout, Subject(), "sums")
@@ -293,5 +293,5 @@ def test_names_are_checked_before_anything_is_loaded() -> None:
         with pytest.raises(ArtifactError, match=message):
             index.names(["gsm8k", name])
     assert index.names(["gsm8k", "mmlu", "gsm8k"]) == ["gsm8k", "mmlu"]
-    assert "gsm8k" in index.names(["math_word_problems"])  # a tag is the tasks that have it
+    assert "gsm8k" in index.names(["math_word_problems"])  # a tag names the tasks with it
     assert index.source("gsm8k") is None

@@ -58,6 +58,6 @@ def test_larger_groups_are_forecast_to_be_mixed_more_often() -> None:
     assert summary["pass_rate_mean"] == 0.5
     rates = list(summary["mixed_rate"].values())
     assert rates == sorted(rates)
-    # counts spread evenly over 0..8 come from a flat prior, for which a pair is mixed with
+    # uniform counts over 0..8 correspond to a flat prior, for which a pair is mixed with
     # probability 1/3
     assert summary["mixed_rate"]["2"] == pytest.approx(1 / 3, abs=0.03)

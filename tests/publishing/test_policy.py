@@ -126,7 +126,7 @@ def test_an_unfinished_cell_is_named(layout: Layout, tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-def test_a_bucket(layout: Layout, bucket: str) -> None:
+def test_a_policy_is_pushed_to_a_bucket(layout: Layout, bucket: str) -> None:
     place = f"{bucket}/policies/sgpo"
     push(layout, VALUES, CELL, place, overwrite=False)
     store, path = open_location(place)

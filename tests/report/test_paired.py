@@ -100,7 +100,7 @@ def test_seeds_are_paired() -> None:
     found = (by_seed["mean"], by_seed["low"], by_seed["high"])
     assert found == pytest.approx(expected, abs=1e-4)
     over = difference(paired, ["b/0", "b/1"], ["initial"])
-    # two seeds 0.5 apart: one degree of freedom, 0.25 * 12.7 and more than the bounds allow
+    # two seeds 0.5 apart: one degree of freedom, 0.25 * 12.7 exceeds the bounds
     assert (over["mean"], over["low"], over["high"]) == pytest.approx((0.35, -1.0, 1.0), abs=1e-3)
 
 

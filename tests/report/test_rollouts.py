@@ -142,7 +142,7 @@ def test_the_transition_matrix() -> None:
     found = matrix(Paired(rates, 10), ["r/0", "r/1"])
     assert len(CLASSES) == 5
     expected = [[0.0] * 5 for _ in range(5)]
-    expected[0] = [0.5, 1.0, 0.0, 0.5, 0.0]  # a twice to 1/3; b stays, then below 1
+    expected[0] = [0.5, 1.0, 0.0, 0.5, 0.0]  # a: to 1/3 for both seeds; b: 0, then below 1
     expected[2][4] = 0.5
     expected[4] = [0.0, 0.0, 0.5, 0.0, 0.5]
     assert found == expected

@@ -73,7 +73,7 @@ def compared(found: dict[str, Any], *, in_flight: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("oldest", "surplus", "in_flight", "branches"), EVERY_PAIR)
-def test_a_killed_run_ends_alike(
+def test_a_killed_run_ends_like_an_uninterrupted_one(
     oldest: int,
     surplus: float,
     in_flight: bool,

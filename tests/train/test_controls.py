@@ -46,12 +46,12 @@ def test_dapo_fills_its_batch_with_mixed_groups_and_stops_at_the_limit() -> None
     assert first.counts.tolist() == [2] * 4
     drawn = [answer_to(first, [1, 0, 1, 1, 0, 0, 0, 1])]  # two of four are mixed
     second = requested(method, rng, after(*drawn))
-    assert second.prompt_rows.tolist() == [4, 5]  # as many as are missing, from the plan
+    assert second.prompt_rows.tolist() == [4, 5]  # the missing two, from the plan
     drawn.append(answer_to(second, [1, 0, 1, 1]))
     third = requested(method, rng, after(*drawn))
     assert third.prompt_rows.tolist() == [6]
     drawn.append(answer_to(third, [1, 1]))
-    assert method.next(after(*drawn), rng) is None  # two refills is the limit, one group short
+    assert method.next(after(*drawn), rng) is None  # the limit of two refills, one group short
     method.observe(merge(drawn))
     assert method.describe() == {"refills_mean": 2.0, "unfilled_rate": 1.0}
     full = requested(method, rng)
@@ -189,7 +189,7 @@ def test_knapsack_estimates_rates_from_its_own_groups() -> None:
     assert first.counts.tolist() == [8] * 4  # there are no outcomes yet
     method.observe(answer_to(first, [0] * 8 + [1] + [0] * 7 + [1] * 4 + [0] * 4 + [1] * 7 + [0]))
     second = requested(method, rng)
-    assert second.counts[0] == 8  # never solved: the plan's
+    assert second.counts[0] == 8  # never solved: the plan's size
     assert second.counts.sum() == 32
     assert second.counts[1] == second.counts.max()
     method.observe(answer_to(second, [1.0] * 32))
@@ -262,7 +262,7 @@ def test_a_step_of_the_plan_never_straddles_phases() -> None:
     steps = []
     while (request := method.next(START, np.random.default_rng(0))) is not None:
         steps.append((request.phase, request.counts.tolist()))
-    # a group larger than the batch is a step of its own
+    # a group larger than the batch is a separate step
     assert steps == [(0, [4, 4]), (0, [4]), (1, [2, 2]), (2, [16])]
 
 

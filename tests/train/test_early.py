@@ -105,7 +105,7 @@ def test_a_copy_of_the_prompt_is_wrong(guesser: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
-def test_verifiers_are_loaded_once_a_run(max_staleness: int, guesser: Path, tmp_path: Path) -> None:
+def test_verifiers_are_loaded_once(max_staleness: int, guesser: Path, tmp_path: Path) -> None:
     """They die with the thread that started them, and each round is sampled in its own thread."""
     layout = make_world(tmp_path, guesser, SIZES)
     trainer = make_trainer(layout, max_staleness=max_staleness)

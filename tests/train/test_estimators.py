@@ -125,7 +125,7 @@ LENGTHS = [3, 1]
         ("token", [1 / 10, 1 / 10]),
         ("sequence", [1 / 3 / 4, 1 / 4]),
         ("constant", [1 / 4 / 8, 1 / 4 / 8]),
-        ("prompt", [1 / 6 / 2, 1 / 4 / 2]),  # groups of 6 and 4 tokens, and one without any
+        ("prompt", [1 / 6 / 2, 1 / 4 / 2]),  # groups of 6 and 4 tokens, and one without tokens
     ],
 )
 def test_normalizations_by_hand(normalize: str, weights: list[float]) -> None:

@@ -94,7 +94,7 @@ def test_experience_starts_after_a_step_with_enough_successes() -> None:
         request = requested(method, rng)
         assert request.joined is not None
         assert request.joined.any() == has_started
-        method.observe(answer_to(request))  # a failed step does not stop it
+        method.observe(answer_to(request))  # a step without successes does not stop it
         assert method.state.has_started == has_started
 
 

@@ -207,7 +207,7 @@ def test_kl_is_zero_at_the_reference_and_pulls_towards_it(step: tuple[Any, Rollo
     sampler = torch.tensor([0.1, -0.8, 0.9, 0.0, -0.2], dtype=torch.float64).log_softmax(-1)
     mine = scores.log_softmax(-1)
     (true,) = torch.autograd.grad((mine.exp() * (mine - other)).sum(), scores, retain_graph=True)
-    # for each token that the sampler may draw
+    # for each token of the vocabulary
     correction = dataclasses.replace(CORRECTION, cap=1e9)
     tokens, _ = corrected_tokens(
         mine, mine.detach(), sampler, mine.detach(), torch.arange(5), 5, correction

@@ -19,7 +19,7 @@ from tasks.train.settings import Entropy
 from tests.train.worlds import make_trainer, make_world, sampled
 
 
-def test_tokens_of_an_environment_carry_no_gradient(guesser: Path, tmp_path: Path) -> None:
+def test_tokens_of_an_environment_have_no_gradient(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 6)
     trainer = make_trainer(layout)
     batch = sampled(trainer)
@@ -38,7 +38,7 @@ def test_tokens_of_an_environment_carry_no_gradient(guesser: Path, tmp_path: Pat
 
     advantages_N = np.where(own_N, advantages_N, 0.0)
     found = gradient(masked, advantages_N)
-    # the same tokens with advantage 0 in the whole: another divisor, the same direction
+    # with advantage 0 for these tokens: another divisor, the same direction
     whole = gradient(rollouts, advantages_N)
     cosine = torch.nn.functional.cosine_similarity(found, whole, dim=0)
     assert cosine.item() == pytest.approx(1.0, abs=2e-4)

@@ -30,7 +30,7 @@ class OwnWeights(HfEngine):
     def __init__(self, model: PreTrainedModel, lost: set[int]) -> None:
         super().__init__(copy.deepcopy(model), [1], 64, 512)
         self.lost, self.updates = lost, 0
-        self.probes: list[tuple[int, int]] = []  # tokens of prompt and completion
+        self.probes: list[tuple[int, int]] = []  # numbers of tokens of prompt and completion
 
     def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
         samples = super().generate(request, on_ended)
@@ -79,7 +79,7 @@ def test_an_engine_that_rejects_weights_fails_before_it_samples(
     assert [engine.prefilled_tokens for engine in engines] == [0]
 
 
-def test_weights_that_arrive_pass_the_guard(guesser: Path, tmp_path: Path) -> None:
+def test_current_weights_pass_the_guard(guesser: Path, tmp_path: Path) -> None:
     trainer = run(guesser, tmp_path, lost=set())
     assert trainer.learner.version == sum(row["updated"] for row in trainer.state.steps) > 3
     assert max(row["log_ratio_mean"] or 0.0 for row in trainer.state.steps) < 1e-5

@@ -80,7 +80,7 @@ def test_one_slot_is_enough_and_less_is_refused(world: Any) -> None:
         method.generate(engine, request, asked_of(np.arange(4)))
 
 
-def test_an_engine_with_a_scheduler_of_its_own_is_refused(world: Any) -> None:
+def test_an_engine_with_its_own_scheduler_is_refused(world: Any) -> None:
     class Other:
         name = "vllm"
 

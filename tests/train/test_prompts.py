@@ -37,7 +37,7 @@ def test_only_requested_prompts_are_encoded() -> None:
     assert prompts.ids[np.array([3, 0])].to_list() == ["p3", "p0"]
 
 
-def test_vllm_needs_room_for_the_longest_planned_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_has_space_for_the_longest_planned_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The validation prompts count as well, since every validation samples all of them."""
 
     def prompts(*lengths: int) -> Prompts:

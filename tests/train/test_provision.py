@@ -174,7 +174,7 @@ def cost_of(trainer: Trainer, batch: Batch) -> float:
     return trainer.collector.cost(request, samples_of(batch.fresh.table)).flops
 
 
-def test_a_late_group_is_waited_for(guesser: Path, tmp_path: Path) -> None:
+def test_a_step_waits_for_a_late_group(guesser: Path, tmp_path: Path) -> None:
     """The engine decodes the run's first prompt last. One of three steps of age is for sampling
     ahead."""
     trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **{**CHANGES, "max_staleness": 3})
@@ -246,7 +246,7 @@ def test_the_record_of_another_run_is_refused(guesser: Path, tmp_path: Path) -> 
             run_in_process(again, CHANGES, from_record(record))
 
 
-def test_two_ranks_sample_the_groups_of_one(guesser: Path, tmp_path: Path) -> None:
+def test_two_ranks_sample_the_groups_of_one_process(guesser: Path, tmp_path: Path) -> None:
     """Each rank stops when its share is complete, so the order of groups differs."""
     case = {"train": {**CHANGES, "learning_rate": 1e-3}}
     found = {}

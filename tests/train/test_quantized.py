@@ -88,7 +88,7 @@ def test_the_reference_is_the_base_in_4_bits(guesser: Path, tmp_path: Path) -> N
     assert state.steps[2]["kl"] > 1e-4
 
 
-def test_a_resumed_run_ends_as_one_that_was_not_stopped(guesser: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(guesser: Path, tmp_path: Path) -> None:
     changes = {**CHANGES, "optimizer_bits": 8, "max_steps": 4}
     check_kills(tmp_path, guesser, SIZES * 4, changes, (2,))
 

@@ -168,7 +168,7 @@ def test_the_distribution_of_groups_by_hand() -> None:
     rows, every = np.arange(4), np.ones(4, dtype=np.bool_)
     even = rollouts_of([10, 10], [[30, 30], [30, 30]])
     assert rank_of(even, rows, every, 2).tolist() == [0, 0, 1, 1]
-    # 110 and 30 tokens: the longest goes to the second rank, where its prompt is computed again
+    # 110 and 30 tokens: the longest moves to the second rank, which computes its prompt again
     uneven = rollouts_of([10, 10], [[40, 30, 30], [20]])
     assert sorted(tokens_by_rank(uneven, 2)) == [70, 80]
     # rollouts without a shared prompt are distributed one by one

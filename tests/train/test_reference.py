@@ -278,7 +278,7 @@ def test_a_teacher_is_charged_by_its_own_size(guesser: Path, tmp_path: Path) -> 
     assert costs_of(trainer, batch, rollouts, "charged")["reference"] == scored
     # 2 P to generate and 6 P to update in sGPO's flat rate without a reference
     assert ledger.charged_paper["update"] == 6.0 * own.num_matmul_parameters * tokens
-    # the forward of the same tokens, in the teacher's sizes: a third of an update in its own
+    # the teacher's forward of the same tokens: a third of an update of its size
     ratio = sizes.num_matmul_parameters / own.num_matmul_parameters
     executed = 3.0 * ledger.executed["score"] / ledger.executed["update"]
     assert executed == pytest.approx(ratio, rel=0.2)

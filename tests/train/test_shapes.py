@@ -317,7 +317,7 @@ def test_gdro_weights_advantages_by_the_bins_of_earlier_steps() -> None:
     assert (method.state.bins[5], method.state.bins[2], method.state.bins[0]) == (0, 1, -1)
     assert method.weights().tolist() == [1.0, 1.0]  # no bin has a score yet
     method.observe(step)
-    easy, hard = np.exp(0.25), np.exp(0.75)  # 1 - mean reward: the start is corrected for
+    easy, hard = np.exp(0.25), np.exp(0.75)  # 1 - mean reward, with bias correction
     mean = (easy + hard) / 2
     assert method.weights() == pytest.approx([hard / mean, easy / mean])
     method.observe(rollouts_of([1, 1, 0, 0], [0, 0, 1, 1], prompt_rows=[5, 2], errors=2))

@@ -115,7 +115,7 @@ def test_advantage(name: str) -> None:
     assert np.isfinite(advantages).all()
     if estimate.needs_group:
         assert (advantages[GROUPS == 1] == 0).all()  # equal rewards give no gradient
-        assert (advantages[GROUPS == 2] == 0).all()  # nor does a group of one
+        assert (advantages[GROUPS == 2] == 0).all()  # nor do groups of one
     else:
         assert (advantages[GROUPS == 2] != 0).all()
     assert advantages[0] >= 0 >= advantages[1]

@@ -91,7 +91,7 @@ def test_a_run_follows_its_plan_and_its_ledger_is_consistent(finished: Layout) -
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_random_points_ends_alike(
+def test_a_run_killed_at_random_ends_like_an_uninterrupted_one(
     finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
     layout, rng = make_world(tmp_path, guesser, SIZES * 8), random.Random(1)

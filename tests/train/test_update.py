@@ -338,5 +338,7 @@ def test_the_reference_reads_rollouts_once_for_all_epochs(
         executed.append(trainer.state.ledger.executed["score"])
         charged.append(trainer.state.ledger.charged["score"])
     assert read[0] == read[1] > 0
-    assert executed[0] == pytest.approx(executed[1], rel=0.02)  # other micro-batches, other padding
+    assert executed[0] == pytest.approx(
+        executed[1], rel=0.02
+    )  # different micro-batches and padding
     assert charged[0] == charged[1]

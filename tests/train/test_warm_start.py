@@ -80,7 +80,7 @@ def test_a_warm_start_counts_in_the_budget(guesser: Path, tmp_path: Path) -> Non
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_a_run_killed_in_its_warm_start_ends_alike(
+def test_a_kill_during_the_warm_start_changes_nothing(
     changes: dict[str, Any], guesser: Path, tmp_path: Path
 ) -> None:
     layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]

@@ -157,7 +157,7 @@ def test_the_expected_outcome_has_advantage_0(low: float, high: float) -> None:
 
 def test_rewards_that_differ_within_an_outcome_all_count() -> None:
     method = estimate_of(3.0)
-    method.observe(rewarded([0.0, 0.1] * 4, [False] * 8))  # wrong, but some in the right format
+    method.observe(rewarded([0.0, 0.1] * 4, [False] * 8))  # wrong, but some in the correct format
     found = method(rewarded([0.0, 0.1, 1.0], [False, False, True]))
     first, second = method.rates.beta(np.array([0]))
     baseline = 0.05 + 0.95 * (first[0] + 1) / (first[0] + second[0] + 2)
@@ -214,7 +214,7 @@ def choose(candidates: int, rates: list[float], steps: int) -> np.ndarray:
 
 def test_prompts_with_the_most_information_per_cost_are_sampled() -> None:
     rates = [0.0, 1.0, 0.01, 0.5, 0.3, 0.7, 0.99, 0.0]
-    # an even one would cost more updates
+    # even prompts cost more updates
     assert np.flatnonzero(choose(4, rates, 50)).tolist() == [4, 5]
     even = choose(1, rates, 400)
     assert even.sum() == 800
