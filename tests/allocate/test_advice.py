@@ -1,4 +1,4 @@
-"""The advice of a profile, with numbers by hand."""
+"""The advice on a profile, with numbers by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ BAND = {"allocate": {"strategy": "band", "trivial_above": 0.9, "group_size": 8},
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    """Of 40 prompts 20 are surely dead and 20 surely even: profiles of 200 samples."""
+    """Return a profile of 200 samples for 40 prompts: 20 certainly dead, 20 certainly even."""
     layout = Layout(tmp_path)
     write_checked(layout.policy_card, CARD)
     PROFILE.write(layout.profile / "profile.parquet", profile_of([(0, 200), (100, 200)] * 20))
@@ -39,9 +39,9 @@ def values() -> dict[str, Any]:
     return values
 
 
-def test_information_is_for_the_compute_that_the_profile_leaves(values, layout: Layout) -> None:
-    """A quarter of 7 of 8 rollouts of every even prompt: half of `grpo`'s, all that `alive` draws
-    with a fifth of the budget."""
+def test_information_is_for_the_compute_without_the_profile(values, layout: Layout) -> None:
+    """A quarter of 7 of 8 rollouts of every even prompt: half of `grpo`'s rollouts, and all of
+    `alive`'s, which has a fifth of the budget."""
     profile = PROFILE.read(layout.profile / "profile.parquet")
     grpo, alive = (forecast_of(values, layout, profile, name) for name in ("grpo", "alive"))
     assert (grpo.profile, alive.profile) == (0.0, 0.8)
@@ -68,7 +68,7 @@ def test_groups_of_one_are_not_judged_by_their_contrast(values, layout: Layout) 
     assert [line.partition(":")[0] for line in lines if ": profiling" in line] == ["alive"]
 
 
-def test_after_runs_the_reports_sentence_says_what_would_decide(values, layout: Layout) -> None:
+def test_after_runs_the_advice_has_the_reports_sentence(values, layout: Layout) -> None:
     summary = {"recipes": {"grpo": {}, "alive": {}}, "headline": "About 9 more seeds would."}
     write_checked(layout.report / "summary.json", summary)
     assert list(advise(values, layout))[-1] == "After the runs: About 9 more seeds would."
@@ -76,7 +76,7 @@ def test_after_runs_the_reports_sentence_says_what_would_decide(values, layout: 
     assert "The report compares alive, grpo" in list(advise(values, layout))[-1]
 
 
-def test_slots_that_the_model_leaves_out_are_named(values, layout: Layout) -> None:
+def test_slots_outside_the_model_are_named(values, layout: Layout) -> None:
     values["experiment"]["recipes"] = ["grpo", "winnow", "grpo_mixed"]
     text = "\n".join(advise(values, layout))
     assert "does not model: winnow (control, advantage)" in text
@@ -85,8 +85,8 @@ def test_slots_that_the_model_leaves_out_are_named(values, layout: Layout) -> No
 
 
 def test_the_resolution_of_the_test_prompts(values, layout: Layout) -> None:
-    """Two means of 4 samples over 1,024 prompts: 1.96 sqrt(2 / 4 / 4 / 1,024) at worst; with one
-    prompt solved in 1 of 2 samples and one in 0 of 2 the mean p (1 - p) is 1/4 as well."""
+    """Two means of 4 samples over 1,024 prompts: 1.96 sqrt(2 / 4 / 4 / 1,024) at worst. With
+    prompts solved in 1 of 2 and in 0 of 2 samples the mean p (1 - p) is 1/4 as well."""
     values["ingest"]["splits"]["test"], values["evaluate"]["num_samples"] = 1024, 4
     assert "1,024 test prompts with 4 samples resolve 2.2 points" in resolution(values, layout)
     assert "at worst" in resolution(values, layout)

@@ -1,4 +1,4 @@
-"""sGPO's rule against the paper's own figures, and what every strategy must keep."""
+"""sGPO's rule against the paper's figures, and properties of every strategy."""
 
 from dataclasses import asdict
 
@@ -36,7 +36,7 @@ SPECS = {
     "random_subset": {"strategy": "random_subset", **MATCHED},
 }
 
-# the decisions on prompts that are solved 0 to 8 times of 8
+# the decisions on prompts solved 0 to 8 times of 8
 BY_SOLVED = ["unsolved_dropped", *["learnable"] * 6, "trivial", "trivial"]
 ALL, MIXED = {"method": "all"}, {"method": "mixed"}
 ARCHITECTURE = Architecture(
@@ -45,7 +45,7 @@ ARCHITECTURE = Architecture(
 
 
 def train_of(select: dict[str, object], **changes: dict[str, object]) -> dict[str, object]:
-    """What the forecast reads of a recipe's section `train`."""
+    """Return the part of a recipe's section `train` that the forecast reads."""
     plain = {
         "updates": {"epochs": 1, "minibatches": 1},
         "prompt_gradient": True,
@@ -55,7 +55,7 @@ def train_of(select: dict[str, object], **changes: dict[str, object]) -> dict[st
 
 
 def profile_of(counts: list[tuple[int, int]]) -> pl.DataFrame:
-    """A PROFILE table of (correct, samples) pairs, prompts named by their place."""
+    """Return a PROFILE table of (correct, samples) pairs; names of prompts are their places."""
     rows = [
         {
             **PROFILE.example,
@@ -81,7 +81,7 @@ def run(
 def forecast_of(
     profile: pl.DataFrame, train: dict[str, object], passes: int = 2, reads_profile: bool = False
 ) -> dict[str, dict[str, float]]:
-    """The forecast of uniform groups of four."""
+    """Return the forecast of uniform groups of four."""
     _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes)
     return forecast(
         compare(plan, profile),
@@ -121,7 +121,7 @@ def test_other_sample_counts_and_buckets(
     assert allocation.decisions["group_size"].to_list() == [size]
 
 
-def test_the_papers_cluster_sizes_give_the_papers_figures() -> None:
+def test_the_papers_cluster_sizes_reproduce_its_figures() -> None:
     """arXiv 2606.08854, 7B: |C2| 3,857, |C4| 1,587, |C8| 2,081, trivial 1,285, unsolved 5,306 of
     14,116."""
     profile = profile_of(
@@ -174,7 +174,7 @@ def test_properties_of_sgpo_on_any_profile(
     assert all(ids == per_pass[0] for ids in per_pass)
 
 
-def test_uniform_visits_everyone_once_a_pass() -> None:
+def test_uniform_visits_every_prompt_once_per_pass() -> None:
     profile = profile_of([(k % 9, 8) for k in range(50)])
     _, plan = run(SPECS["uniform"], profile, passes=3)
     assert plan.group_by("prompt_id").len()["len"].to_list() == [3] * 50
@@ -190,7 +190,7 @@ def test_same_seed_same_plan(name: str) -> None:
     assert not run(SPECS[name], profile, seed=3)[1].equals(run(SPECS[name], profile, seed=4)[1])
 
 
-def test_the_band_has_the_prompts_solved_sometimes() -> None:
+def test_the_band_has_the_partly_solved_prompts() -> None:
     allocation, plan = run(SPECS["band"], profile_of([(k, 8) for k in range(9)]))
     assert sorted(plan["prompt_id"].unique()) == [f"p{k:05d}" for k in range(1, 7)]
     assert plan["group_size"].unique().to_list() == [16]
@@ -228,7 +228,7 @@ def test_a_matched_plan_costs_as_much_as_sgpos(name: str) -> None:
         for spec in (SPECS[name], SGPO)
     )
     assert ours == pytest.approx(theirs, rel=0.01)  # to a visit, and the head's share
-    # as much as eight passes of sGPO's: more than one uniform pass
+    # the cost of eight passes of sGPO, more than one uniform pass
     plan = run(SPECS[name], profile, passes=8)[1]
     subset = run(SGPO, profile, passes=8)[1]["prompt_id"].n_unique()
     assert plan["prompt_id"].n_unique() == (subset if name == "random_subset" else 400)
@@ -299,7 +299,7 @@ def test_forecast_by_hand() -> None:
     assert profiling == 2 * 10 * 5 * 8 * 21
 
 
-def test_the_forecast_charges_updates_of_what_select_keeps() -> None:
+def test_the_forecast_charges_updates_of_kept_rollouts() -> None:
     profile = profile_of([(4, 8)] * 5 + [(0, 8)] * 5)
     selects: tuple[dict[str, object], ...] = (ALL, {"method": "pods", "keep": 2}, MIXED)
     everything, pairs, mixed = (
@@ -309,7 +309,7 @@ def test_the_forecast_charges_updates_of_what_select_keeps() -> None:
     assert everything["tokens_updated"] == 40 * 21
     assert pairs["tokens_updated"] == 20 * 21
     assert pairs["flops_charged"] == 2 * 10 * 40 * 21 + 6 * 10 * 20 * 21
-    # all groups are of a size, so their tokens are in proportion to their number
+    # all groups have one size, so their tokens are proportional to their number
     assert mixed["tokens_updated"] == pytest.approx(mixed["mixed_groups"] * 4 * 21)
     assert mixed["flops_charged"] == pytest.approx(mixed["flops_charged_mixed"])
     assert mixed["flops_charged_mixed"] == pytest.approx(everything["flops_charged_mixed"])
@@ -326,7 +326,7 @@ def test_the_forecast_charges_every_epoch_replay_and_old_log_probabilities() -> 
     replay = {"method": "recent", "share": 0.2, "capacity": 9}
     train = train_of(ALL, updates=updates, replay=replay)
     found = forecast_of(profile_of([(4, 8)] * 5), train)["plan"]
-    tokens = 40 * 21  # 0.8 of what a step trains on
+    tokens = 40 * 21  # 0.8 of a step
     assert found["tokens_updated"] == pytest.approx(2 * tokens / 0.8)
     scored = 2 * 10 * tokens / 0.8
     assert found["flops_charged"] == pytest.approx(
@@ -346,7 +346,7 @@ def test_the_forecast_counts_a_replay_with_default_settings(
     assert one == other
 
 
-def test_slots_that_read_the_profile_are_found_without_loading_them() -> None:
+def test_slots_that_read_the_profile_are_found_without_imports() -> None:
     train = train_of(ALL, replay={"method": "profile", "share": 0.5, "capacity": 4})
     assert reading_slots(train) == ["replay"]
     assert reading_slots(train_of(ALL, replay={"method": "recent"})) == []

@@ -1,4 +1,4 @@
-"""The gates between profile and training, with numbers worked out by hand."""
+"""The gates between profile and training, with numbers by hand."""
 
 import polars as pl
 import pytest
@@ -13,7 +13,6 @@ GATES = Gates(min_solved_rate=0.001, max_truncated_rate=0.95)
 def profile(
     correct: list[int], truncated_rate: list[float], error: int = 0, longest: int = 9
 ) -> pl.DataFrame:
-    """Prompts with 8 samples each."""
     columns = {"num_samples": 8, "error": error, "correct": correct}
     lengths = {"truncated_rate": truncated_rate, "completion_tokens_max": longest}
     return pl.DataFrame({**columns, **lengths})
@@ -23,10 +22,10 @@ def test_truncated_and_unsolved_samples_stop_the_run_with_advice() -> None:
     nothing = profile([0] * 8, [1.0] * 7 + [0.875])
     with pytest.raises(ParamsError) as error:
         check_gates(GATES, nothing, 64)
-    said = str(error.value)
-    assert "of 64 samples 0 are correct (0.0%), and 98.4% are cut off" in said
-    assert "raise sampling.max_tokens" in said
-    assert "gates.min_solved_rate 0.001 is not reached" in said
+    message = str(error.value)
+    assert "of 64 samples 0 are correct (0.0%), and 98.4% are cut off" in message
+    assert "raise sampling.max_tokens" in message
+    assert "gates.min_solved_rate 0.001 is not reached" in message
 
 
 def test_complete_but_unsolved_samples_stop_the_run_with_advice() -> None:
@@ -34,7 +33,7 @@ def test_complete_but_unsolved_samples_stop_the_run_with_advice() -> None:
         check_gates(GATES, profile([0] * 8, [0.0] * 8), 64)
 
 
-def test_completions_that_end_at_once_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+def test_empty_completions_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ParamsError, match="completions end after one token: set `raw: true`"):
         check_gates(GATES, profile([0] * 8, [0.0] * 8, longest=1), 64)
     caplog.clear()
@@ -45,7 +44,7 @@ def test_completions_that_end_at_once_are_noticed(caplog: pytest.LogCaptureFixtu
     assert not caplog.text
 
 
-def test_completions_cut_off_stop_a_policy_that_is_sometimes_right() -> None:
+def test_truncated_completions_stop_a_partly_correct_policy() -> None:
     with pytest.raises(ParamsError, match=r"gates.max_truncated_rate 0.95 is passed.*raise it"):
         check_gates(GATES, profile([1, 0], [1.0, 1.0]), 64)
 
@@ -59,7 +58,7 @@ def test_the_limits_themselves_pass() -> None:
 
 
 def test_errors_are_not_wrong_answers() -> None:
-    """One of two graded samples is right; six could not be graded."""
+    """One of two graded samples is correct; six could not be graded."""
     half = Gates(0.5, 1.0)
     check_gates(half, profile([1], [0.0], error=6), 64)
     with pytest.raises(ParamsError, match=r"min_solved_rate 0.5 is not reached"):
@@ -67,6 +66,6 @@ def test_errors_are_not_wrong_answers() -> None:
 
 
 @pytest.mark.parametrize("rates", [(-0.1, 1.0), (0.0, 1.5)])
-def test_a_share_is_from_0_to_1(rates: tuple[float, float]) -> None:
+def test_gates_are_from_0_to_1(rates: tuple[float, float]) -> None:
     with pytest.raises(ParamsError, match="gates"):
         Gates(*rates)

@@ -1,4 +1,4 @@
-"""Whether profiling pays, against sums by hand and against what is known to be true."""
+"""The benefit of profiling, against sums by hand and against the truth."""
 
 from typing import Any
 
@@ -26,13 +26,13 @@ def mix(dead: int, even: int, num_samples: int = 8) -> pl.DataFrame:
 BAND = {"strategy": "band", "trivial_above": 0.9, "group_size": 8}
 
 
-def test_a_plan_that_leaves_out_the_dead_by_hand() -> None:
-    """Half of the prompts are surely dead, half are surely even: profiles of 2,000 samples."""
+def test_a_plan_without_dead_prompts_by_hand() -> None:
+    """Half of the prompts are certainly dead, half certainly even: profiles of 2,000 samples."""
     found = judged(BAND, mix(40, 40, 2000), passes=1)
     # information 7 p (1 - p) of 40 groups both times; 320 rollouts and 160,000 to profile, or 640
     assert found["rollouts"]["saving"] == pytest.approx(640 / 160_320, rel=0.01)
     assert found["charged"]["saving"] == pytest.approx(4 * 640 / (4 * 320 + 160_000), rel=0.01)
-    # groups without a gradient are not updated; of 8 even rollouts one group in 128 is none
+    # groups without a gradient are not updated: one even group of 8 in 128
     mixed = 640 + 3 * 320 * 127 / 128
     alone = 320 + 3 * 320 * 127 / 128
     assert found["charged_mixed"]["saving"] == pytest.approx(mixed / (alone + 160_000), rel=0.01)
@@ -41,7 +41,7 @@ def test_a_plan_that_leaves_out_the_dead_by_hand() -> None:
         assert to_pay == pytest.approx(160_000 / left, rel=0.01)
 
 
-def test_it_pays_with_more_dead_prompts_and_more_passes() -> None:
+def test_profiling_pays_with_more_dead_prompts_and_more_passes() -> None:
     few, many = (judged(BAND, mix(dead, 200), passes=4) for dead in (20, 600))
     for account in ("rollouts", "charged", "charged_mixed"):
         assert few[account]["saving"] < 1 < many[account]["saving"]
@@ -52,7 +52,7 @@ def test_it_pays_with_more_dead_prompts_and_more_passes() -> None:
     assert "does not pay in this plan, and is expected to from pass" in judgement_words(few)
 
 
-def test_small_groups_lose_information_however_often_the_profile_is_used() -> None:
+def test_small_groups_lose_information_with_any_number_of_passes() -> None:
     sgpo = {"strategy": "sgpo", "trivial_above": 0.75, "unsolved_rate": 0.1, "buckets": [2, 4, 8]}
     found = judged(sgpo, profile_of([(k % 9, 8) for k in range(300)]), passes=50)
     assert found["charged_mixed"]["passes_to_pay"] is None
@@ -69,7 +69,7 @@ def test_the_interval_of_many_prompts_is_drawn_from_some(monkeypatch: pytest.Mon
     assert some["high"] - some["low"] == pytest.approx(every["high"] - every["low"], rel=0.2)
 
 
-def test_the_interval_holds_the_saving_at_the_true_pass_rates() -> None:
+def test_the_interval_contains_the_saving_at_the_true_rates() -> None:
     rng = np.random.default_rng(1)
     rates = np.where(rng.random(400) < 0.5, 0.0, rng.beta(1.0, 1.0, 400))
     profile = profile_of([(int(c), 8) for c in rng.binomial(8, rates)])

@@ -1,4 +1,4 @@
-"""The profile's samples in a recipe's own outputs: by the stages, from the store."""
+"""The profile's samples in a recipe's outputs: the stages read them from the store."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ REPLAY = {"replay": {"method": "profile", "share": 0.5, "capacity": 4}}
 
 @pytest.fixture
 def profiled(request: Any, guesser: Path, tmp_path: Path) -> Layout:
-    """A world with a profile; the store has no log-probabilities unless a test asks for them."""
+    """Return a world with a profile; the store has log-probabilities only on request."""
     layout = make_world(tmp_path, guesser, [4] * 12)
     values = {
         **PARAMS,
@@ -44,7 +44,7 @@ def allocate(layout: Layout, recipe: str) -> Any:
 
 
 @pytest.mark.parametrize("profiled", [False, True], indirect=True)
-def test_samples_of_the_plan_are_those_of_the_profile_with_their_tokens(profiled: Layout) -> None:
+def test_samples_of_the_plan_are_those_of_the_profile(profiled: Layout) -> None:
     assert allocate(profiled, "r").returncode == 0
     samples = SAMPLES.read(profiled.plan("r", 0) / "samples.parquet")
     plan = PLAN.read(profiled.plan("r", 0) / "plan.parquet")
@@ -65,13 +65,13 @@ def test_samples_of_the_plan_are_those_of_the_profile_with_their_tokens(profiled
 
 
 def test_a_recipe_that_reads_no_samples_gets_none(profiled: Layout) -> None:
-    shutil.rmtree(profiled.store)  # and does not ask the store
+    shutil.rmtree(profiled.store)  # the store is not needed
     assert allocate(profiled, "plain").returncode == 0
     assert SAMPLES.read(profiled.plan("plain", 0) / "samples.parquet").is_empty()
     assert not read_checked(profiled.plan("plain", 0) / "forecast.json")["reads_profile"]
 
 
-def test_a_store_that_lacks_samples_is_named(profiled: Layout) -> None:
+def test_a_store_without_the_samples_is_named(profiled: Layout) -> None:
     shutil.rmtree(profiled.store)
     result = allocate(profiled, "r")
     assert result.returncode == 1
@@ -81,7 +81,7 @@ def test_a_store_that_lacks_samples_is_named(profiled: Layout) -> None:
     assert allocate(profiled, "r").returncode == 0
 
 
-def test_a_recipe_that_reads_the_profile_pays_for_it_from_the_budget(profiled: Layout) -> None:
+def test_a_recipe_that_reads_the_profile_spends_budget_on_it(profiled: Layout) -> None:
     rollouts = ROLLOUTS.read(profiled.profile / "rollouts.parquet")
     set_budget(profiled, {"account": "rollouts", "amount": 100.0})
     for recipe, spent in (("r", float(len(rollouts))), ("plain", 0.0)):

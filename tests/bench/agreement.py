@@ -174,10 +174,10 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     table: dict[str, list[tuple[str, bool | None, str]]] = defaultdict(list)
-    for policy, case, agrees, said in compare(
+    for policy, case, agrees, results_in_words in compare(
         read(Path(os.environ["WINNOW_REAL_DATA"]) / "verifier_cases.jsonl")
     ):
-        table[policy].append((case, agrees, said))
+        table[policy].append((case, agrees, results_in_words))
     print(f"{'policy':72} cases  compared  agreed")
     for policy, results in sorted(table.items()):
         compared = [result for result in results if result[1] is not None]
@@ -185,9 +185,9 @@ def main() -> None:
             f"{policy[:72]:72} {len(results):5} {len(compared):9} "
             f"{sum(bool(r[1]) for r in compared):7}"
         )
-        for case, agrees, said in compared:
+        for case, agrees, results_in_words in compared:
             if not agrees:
-                print(f"    {case}: {said}")
+                print(f"    {case}: {results_in_words}")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_an_event_is_drawn_from_its_number_alone() -> None:
     assert drawn != [draw(1, number, kinds) for number in range(300)]
 
 
-def test_the_summary_names_what_was_lost() -> None:
+def test_the_summary_names_the_losses() -> None:
     line = {**KILL.as_dict(), "done": {"hit": True}, "known": [], "seconds": 2.0}
     lines = [
         {**line, "outcome": "survived", "failures": []},

@@ -29,14 +29,14 @@ def test_the_common_subsequence_is_the_longest() -> None:
         assert common_length(one, other) == slow(one, other)
 
 
-def test_pairs_in_common_are_found_among_all() -> None:
+def test_common_pairs_are_found_among_all_pairs() -> None:
     question = "a farmer has 12 cows and 30 sheep on the hill how many animals are there"
     others = [question + " in all", "how many cows has the farmer", question.replace("12", "13")]
     assert common_pairs([question], others) == {(0, 0): 1.0, (0, 2): pytest.approx(15 / 16)}
 
 
 @pytest.mark.real_data
-def test_real_questions_are_found_whatever_is_around_them(real_data: Path) -> None:
+def test_real_questions_are_found_with_other_text_around_them(real_data: Path) -> None:
     gsm8k = [json.loads(line)["question"] for line in (real_data / "gsm8k/train.jsonl").open()]
     math = [row["problem"] for row in json.load((real_data / "math_train/math.json").open())]
     rows = made([*gsm8k[::100], *math[::100]], CHANGES)

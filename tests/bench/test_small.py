@@ -36,7 +36,7 @@ NEEDS = {
 }
 
 
-def test_no_benchmark_is_left_out() -> None:
+def test_every_benchmark_is_listed() -> None:
     commands = {
         path.stem
         for path in FOLDER.glob("*.py")
@@ -47,7 +47,7 @@ def test_no_benchmark_is_left_out() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=NEEDS.get(n, []), id=n) for n in SMALL])
-def test_it_runs(
+def test_a_benchmark_runs(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -55,7 +55,7 @@ def test_it_runs(
 ) -> None:
     if name == "against_trl" and importlib.util.find_spec("trl") is None:
         pytest.skip("TRL is not installed: `make bench` installs it")
-    if name != "engine_throughput":  # it looks into its stage
+    if name != "engine_throughput":  # it measures within its stage
         request.getfixturevalue("forked_stages")
     monkeypatch.setattr(sys, "argv", [name, *SMALL[name].split()])
     try:

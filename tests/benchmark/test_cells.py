@@ -1,4 +1,4 @@
-"""Modelled seconds of a run's rows: every pass that the trainer makes is in them."""
+"""Modelled seconds of a run's rows: they include every pass of the trainer."""
 
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ BONUS = {"method": "clip", "entropy": {"coefficient": 0.01}}
 
 
 def table() -> pl.DataFrame:
-    """A mixed group, a dead one that is kept, one that is not kept, and a replayed one; a row of
-    each is 10, 20, 40 and 80 tokens long."""
+    """Return a mixed group, a kept dead one, one that is not kept, and a replayed one, with rows of
+    10, 20, 40 and 80 tokens."""
     kinds = [(1.0, True, False), (0.0, True, False), (0.0, False, False), (-1.0, True, True)]
     return TRAIN_ROLLOUTS.frame(
         [
@@ -74,10 +74,10 @@ def test_modelled_seconds_are_those_of_all_passes(
     assert (found.decode, found.prefill) == (plain.decode, plain.prefill)
 
 
-def test_what_is_scored_beside_is_read_at_the_length_of_the_rollouts() -> None:
+def test_other_scored_tokens_have_the_lengths_of_the_rollouts() -> None:
     time_of = DeviceTime()
-    all_of_it = scoring_seconds(300.0, table(), time_of)  # as many tokens as the table has
-    assert all_of_it == pytest.approx(time_of.read(scaled(10, 20, 40, 80)))
+    whole = scoring_seconds(300.0, table(), time_of)  # the number of tokens in the table
+    assert whole == pytest.approx(time_of.read(scaled(10, 20, 40, 80)))
     assert scoring_seconds(0.0, table(), time_of) == 0.0
 
 
@@ -106,7 +106,7 @@ def test_the_passes_of_a_recipe_follow_from_its_slots(
     assert passes_of(train, PROMPTS.frame([])) == expected
 
 
-def test_a_familys_stage_is_made_again_when_its_code_or_that_behind_it_changes(
+def test_a_familys_stage_runs_again_after_a_change_of_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []

@@ -1,5 +1,5 @@
-"""The headline against numbers that are known: who is cheaper, by how much, and when nobody can
-say."""
+"""The headline against known numbers: the cheaper recipe, the ratio, and cases without a
+conclusion."""
 
 import itertools
 from typing import Any
@@ -26,7 +26,7 @@ ACCOUNTS = ("executed", "charged", "charged_mixed", "charged_paper")
 def line(
     recipe: str, budget: int, seed: int, rate: float, cost: float, profile: float = 0.0
 ) -> dict[str, Any]:
-    """A test run of a policy that solves every prompt with the same chance."""
+    """Return a test run of a policy that solves every prompt with the same probability."""
     rng = np.random.default_rng([budget, seed, len(recipe)])
     correct = rng.binomial(8, rate, NUM_PROMPTS)
     return {
@@ -50,7 +50,7 @@ def line(
 
 
 def trial(tested: dict[str, Any], validation: float, seed: int = 1000) -> dict[str, Any]:
-    """The trial behind a test run."""
+    """Return the trial behind a test run."""
     return {**tested, "measures": "validation", "seed": seed, "validation": validation}
 
 
@@ -70,7 +70,7 @@ def runs(recipe: str, points: list[tuple[int, float, float]], profile: float = 0
 
 
 def drawn_runs(rng: np.random.Generator, rates_P: Any, gains: dict[int, float]) -> Runs:
-    """A recipe whose seeds differ by chance, and whose budgets gain so much."""
+    """Return a recipe whose seeds differ by chance, with these gains of its budgets."""
     lines = []
     for budget, gain in gains.items():
         for seed in range(5):
@@ -80,13 +80,13 @@ def drawn_runs(rng: np.random.Generator, rates_P: Any, gains: dict[int, float]) 
     return made("grpo", lines + [trial(each, gains[each["budget"]]) for each in lines[::5]])
 
 
-def test_a_recipe_that_is_the_reference_gets_a_ratio_about_one_below_the_largest_budget() -> None:
-    """At the largest its ratios are above 1 or not reached, by chance; at the targets they are
-    about 1, and the interval holds 1 as often as it says."""
+def test_a_recipe_equal_to_the_reference_has_a_ratio_of_about_one() -> None:
+    """At the largest budget its ratios are above 1 or not reached, by chance; at the targets they
+    are about 1, with the nominal coverage."""
     rng, num = np.random.default_rng(0), 60
     gains = {4096: 0.0, 8192: 0.025, 16384: 0.05}
     values: dict[int, list[float]] = {budget: [] for budget in gains}
-    held = 0
+    num_covered = 0
     for _ in range(num):
         rates_P = rng.beta(0.6, 0.6, NUM_PROMPTS)
         mine, reference = (drawn_runs(rng, rates_P, gains) for _ in range(2))
@@ -94,16 +94,16 @@ def test_a_recipe_that_is_the_reference_gets_a_ratio_about_one_below_the_largest
         for budget, ratio in found.items():
             values[budget].append(ratio.value or 0.0)
         at = found[target_budgets(reference, [mine])[-1]]
-        held += (at.low or 0.0) <= 1.0 <= (at.high or 0.0)
+        num_covered += (at.low or 0.0) <= 1.0 <= (at.high or 0.0)
     largest = np.array(values[16384])
     assert np.median(largest[largest > 0]) > 1.05
     assert 0.3 < (largest == 0).mean() < 0.7
     assert target_budgets(reference, [mine])[-1] == 8192
     assert np.median(values[8192]) == pytest.approx(1.0, abs=0.04)
-    assert held / num >= 0.93
+    assert num_covered / num >= 0.93
 
 
-def test_the_largest_budget_is_a_target_where_it_is_the_only_one_or_all_go_beyond() -> None:
+def test_the_largest_budget_is_a_target_if_single_or_exceeded() -> None:
     reference = runs("grpo", [(100, 0.5, 1.0), (200, 0.6, 2.0)])
     beyond = runs("far", [(100, 0.5, 1.0), (400, 0.6, 2.0)])
     assert target_budgets(reference, [beyond]) == [100, 200]
@@ -113,8 +113,8 @@ def test_the_largest_budget_is_a_target_where_it_is_the_only_one_or_all_go_beyon
 
 
 def test_the_coverage_of_the_interval_of_a_difference_of_five_seeds() -> None:
-    """Seeds that differ, prompts that do not: of 95 % intervals about as many hold the truth."""
-    rng, held, num = np.random.default_rng(0), 0, 300
+    """Seeds differ and prompts do not; about 95 % of the intervals contain the truth."""
+    rng, num_covered, num = np.random.default_rng(0), 0, 300
     for _ in range(num):
         parts = []
         for _ in range(2):
@@ -129,11 +129,11 @@ def test_the_coverage_of_the_interval_of_a_difference_of_five_seeds() -> None:
             parts.append(made("r", [*lines, trial(lines[0], 0.5)]))
         mine, reference = resample(*parts, 200).drawn
         low, high = np.quantile(mine - reference, (0.025, 0.975))
-        held += low <= 0 <= high
-    assert 0.92 < held / num < 0.995
+        num_covered += low <= 0 <= high
+    assert 0.92 < num_covered / num < 0.995
 
 
-def test_lines_of_several_settings_are_points_of_their_own() -> None:
+def test_lines_of_several_settings_are_separate_points() -> None:
     base = line("grpo", 100, 0, 0.5, 1.0)
     lines = [{**base, "seed": seed} for seed in (0, 1)]
     found = made("grpo", [*lines, trial(base, 0.5)], 2)
@@ -150,7 +150,7 @@ def test_lines_of_several_settings_are_points_of_their_own() -> None:
 
 
 def search_runs(recipe: str, first: float, second: float, num: int = 5) -> Runs:
-    """Two searches that chose different settings, whose tests differ."""
+    """Return two searches that chose different settings, whose tests differ."""
     lines, tried = [], []
     for search, (name, rate) in enumerate((("a", first), ("b", second))):
         of = [line(recipe, 100, seed, rate, 10.0) for seed in range(num)]
@@ -159,7 +159,7 @@ def search_runs(recipe: str, first: float, second: float, num: int = 5) -> Runs:
     return made(recipe, lines + tried, num)
 
 
-def test_the_better_of_two_searches_stands_for_a_recipe_and_of_two_recipes_for_the_policy() -> None:
+def test_the_better_search_and_the_better_recipe_are_chosen() -> None:
     found = search_runs("grpo", 0.5, 0.6)
     assert found.points[found.best[100]].lines[0]["settings"] == {"name": "b"}
     assert [set(search) for search in found.searches] == [{100}, {100}]
@@ -182,7 +182,7 @@ def test_the_spread_of_searches_is_in_every_interval() -> None:
     assert spread is not None
     assert spread.freedom == 3
     assert spread.deviation == pytest.approx(0.06 / 2**0.5, abs=0.012)
-    # also in that of a recipe whose own searches agree
+    # including that of a recipe whose own searches agree
     agreeing = search_runs("agreeing", 0.56, 0.56)
     both = [
         np.ptp(np.quantile(np.subtract(*draws.drawn)[:, 0], (0.025, 0.975)))
@@ -192,10 +192,10 @@ def test_the_spread_of_searches_is_in_every_interval() -> None:
     assert spread_of([runs("one", [(100, 0.5, 1.0)])]) is None
 
 
-def test_recipes_that_differ_by_their_searches_alone_are_not_told_apart() -> None:
-    """Searches land on settings of different worth. Intervals with their spread hold a difference
-    of 0 as often as they say; those without it do not."""
-    rng, num, held = np.random.default_rng(1), 100, {False: 0, True: 0}
+def test_recipes_that_differ_only_by_their_searches_are_equal() -> None:
+    """Searches find settings of different quality. Intervals with their spread contain a difference
+    of 0 with the nominal coverage; those without it do not."""
+    rng, num, num_covered = np.random.default_rng(1), 100, {False: 0, True: 0}
 
     def searched(recipe: str) -> Runs:
         lines, tried = [], []
@@ -211,15 +211,15 @@ def test_recipes_that_differ_by_their_searches_alone_are_not_told_apart() -> Non
 
     for _ in range(num):
         family = [searched(name) for name in "abcd"]
-        for knows in (False, True):
-            draws = resample(*family[:2], 200, spread_of(family) if knows else None)
+        for has_spread in (False, True):
+            draws = resample(*family[:2], 200, spread_of(family) if has_spread else None)
             own, other = (
                 each[:, runs.best[100]] for each, runs in zip(draws.drawn, family[:2], strict=True)
             )
             low, high = np.quantile(own - other, (0.025, 0.975))
-            held[knows] += low <= 0.0 <= high
-    assert held[True] / num > 0.93
-    assert held[False] / num < 0.8
+            num_covered[has_spread] += low <= 0.0 <= high
+    assert num_covered[True] / num > 0.93
+    assert num_covered[False] / num < 0.8
 
 
 def test_each_account_chooses_settings_on_its_own_frontier() -> None:
@@ -241,9 +241,9 @@ def test_each_account_chooses_settings_on_its_own_frontier() -> None:
 
     assert names("rollouts") == names("cpu_seconds") == {"best small", "best large"}
     assert names("charged") == {"best small", "best large", "half the cost"}
-    # what costs the same in an account is chosen by accuracy alone
+    # settings with equal costs in an account are chosen by accuracy
     assert names("executed") == {"best small", "best large"}
-    # and its frontier has them once they are tested; before, every account has the first two
+    # its frontier has them after their tests; before, every account has the first two
     tests = {
         name: [
             {**each, "measures": "test", "seed": seed, "test": each["validation"]}
@@ -276,7 +276,7 @@ REFERENCE = runs("grpo", [(100, 0.5, 10.0), (200, 0.6, 20.0), (400, 0.7, 40.0)])
 def test_a_frontier_is_read_on_a_logarithmic_axis(target: float, compute: float) -> None:
     cost, accuracy = np.array([10.0, 20.0, 40.0]), np.array([[0.5, 0.6, 0.7]])
     assert reach(cost, accuracy, np.array([target])) == pytest.approx(compute)
-    # whatever the order of the points
+    # in any order of the points
     assert reach(cost[::-1], accuracy[:, ::-1], np.array([target])) == pytest.approx(compute)
     # a point that is worse than a cheaper one does not count
     worse = np.array([[0.5, 0.6, 0.55]])
@@ -284,11 +284,11 @@ def test_a_frontier_is_read_on_a_logarithmic_axis(target: float, compute: float)
     assert reach(cost[:1], accuracy[:, :1], np.array([0.5])) == pytest.approx(10.0)
 
 
-def test_the_reference_is_as_good_as_itself() -> None:
+def test_the_ratio_of_the_reference_to_itself_is_one() -> None:
     found = ratios(REFERENCE, REFERENCE, "charged", 200)
     for budget in (100, 200, 400):
         assert found[budget].value == pytest.approx(1.0)
-    # its own seeds are drawn twice, so the interval holds 1 and has a width
+    # its seeds are drawn twice, so the interval contains 1 and has a width
     assert found[200].low < 1.0 < found[200].high
 
 
@@ -302,7 +302,7 @@ def test_half_the_compute_is_a_ratio_of_two() -> None:
     assert not found[200].is_bound
 
 
-def test_a_target_that_is_not_reached() -> None:
+def test_an_unreached_target_has_no_ratio() -> None:
     weak = runs("weak", [(100, 0.4, 1.0), (200, 0.45, 2.0), (400, 0.55, 4.0)])
     found = ratios(weak, REFERENCE, "charged", 100)
     assert found[400].value is None
@@ -324,12 +324,12 @@ def test_profiling_is_charged_in_full_or_by_its_uses() -> None:
     assert cost_of(reader, "charged", uses=3) == 12.0
     assert cost_of(reader, "rollouts") == 106.0
     assert cost_of(reader, "device_seconds") == 16.0
-    # also for other costs of an update
+    # other costs of an update
     assert cost_of(reader, "device_seconds, updates half") == 5.0 + 2.5 + 6.0
     assert cost_of(reader, "device_seconds, updates double", uses=2) == 5.0 + 10.0 + 3.0
 
 
-def test_the_modelled_cost_of_an_update_is_that_of_a_rollout_that_is_updated() -> None:
+def test_the_modelled_cost_of_an_update_is_per_updated_rollout() -> None:
     found = line("grpo", 100, 0, 0.5, 8.0)
     found["flops"] = {"charged": 8.0, "charged_mixed": 5.0}  # 2 to generate, half of 6 to update
     found["device_seconds"] = {"decode": 9.0, "prefill": 1.0, "update": 10.0, "score": 0.0}

@@ -1,4 +1,4 @@
-"""A cell's key changes with the code and the values behind it, and with nothing else."""
+"""A cell's key changes only with the code and the values behind it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ RECIPES = ("grpo", "winnow", "pods", "filter_pods", "replay", "vcpo", "value_pro
 
 
 def keys(root: Path, values: dict[str, Any] = VALUES) -> dict[str, str]:
-    """The keys of a cell of each recipe, with the code under `root`."""
+    """Return the keys of a cell of each recipe, with the code under `root`."""
     family = ("small", Family([100], {}))
     return {
         recipe: make_cell(values, family, recipe, 100, 0, "test", {}, root).key
@@ -37,25 +37,25 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def changed(tree: Path) -> Iterator[Any]:
-    """Rewrites a file of the copy; returns the recipes whose keys are others then."""
+    """Rewrite a file of the copy; return the recipes whose keys changed."""
     before, texts = keys(tree), dict[Path, str]()
 
     def change(name: str) -> set[str]:
         path = tree / "tasks" / name
         texts[path] = path.read_text()
         path.write_text(f"{texts[path]}\nMORE = 1\n")
-        fresh()
+        clear_caches()
         after = keys(tree)
         return {recipe for recipe in RECIPES if after[recipe] != before[recipe]}
 
     yield change
     for path, text in texts.items():
         path.write_text(text)
-    fresh()
+    clear_caches()
 
 
-def fresh() -> None:
-    """Look at the files again: a process that runs cells reads them once."""
+def clear_caches() -> None:
+    """Clear the caches of a process that runs cells."""
     from tasks.benchmark import keys as module
 
     forget()
@@ -91,7 +91,7 @@ def test_a_key_covers_the_code_that_its_cell_can_run(
 
 
 @pytest.mark.parametrize(
-    ("change", "is_other"),
+    ("change", "is_changed"),
     [
         ({"allocate": {"seed": 7}}, True),
         ({"gates": {"min_solved_rate": 0.5}}, True),
@@ -109,14 +109,14 @@ def test_a_key_covers_the_code_that_its_cell_can_run(
     ],
 )
 def test_a_key_covers_the_values_that_change_a_result(
-    change: dict[str, Any], is_other: bool
+    change: dict[str, Any], is_changed: bool
 ) -> None:
     before, after = keys(ROOT), keys(ROOT, merged(VALUES, change))
-    assert {before[recipe] != after[recipe] for recipe in RECIPES} == {is_other}
+    assert {before[recipe] != after[recipe] for recipe in RECIPES} == {is_changed}
 
 
-def test_a_key_covers_the_defaults_of_a_recipes_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The digests of the code leave them out."""
+def test_a_key_covers_the_defaults_of_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digests of the code exclude them."""
     before = keys(ROOT)
 
     @settings

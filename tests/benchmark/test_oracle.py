@@ -1,4 +1,4 @@
-"""What the oracle of a family saves, against sums by hand."""
+"""The saving of a family's oracle, against sums by hand."""
 
 import numpy as np
 import pytest
@@ -7,15 +7,13 @@ from tasks.benchmark.oracle import family_facts, oracle_saving
 from tests.allocate.test_allocate import profile_of
 
 
-def test_even_prompts_leave_the_group_s_own_share_to_gain() -> None:
+def test_even_prompts_gain_the_own_share_of_a_group() -> None:
     found = oracle_saving(np.full(40, 0.5))
     assert found["charged"] == pytest.approx(8 / 7)
     assert found["charged_mixed"] == pytest.approx(8 / 7 * (1 + 3 * 127 / 128) / 4)
 
 
-def test_hard_prompts_gain_by_updating_the_rarer_outcome_and_dead_ones_by_leaving_them_out() -> (
-    None
-):
+def test_hard_and_dead_prompts_save_updates() -> None:
     one_sided = (0.75 / 1.75) / (7 / 8 / 4)
     assert oracle_saving(np.full(40, 0.25))["charged"] == pytest.approx(one_sided)
     mixed_in = oracle_saving(np.repeat([0.25, 0.0], 20))

@@ -1,4 +1,4 @@
-"""The results file: lines are added and marked, and nothing else happens to them."""
+"""The results file: lines are only added and marked."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from tasks.common.files import ArtifactError
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_marks_change_nothing_else_in_a_line(tmp_path: Path) -> None:
+def test_a_mark_changes_nothing_else_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     for line in ({"key": "a", "n": 1}, {"key": "b", "n": 2}, {"key": "a", "n": 3}):
         append_result(path, line)
@@ -31,7 +31,7 @@ def test_marks_change_nothing_else_in_a_line(tmp_path: Path) -> None:
     append_result(path, {"key": "b", "n": 4})
     assert path.read_text().startswith(before.replace('{"key": "b", "n": 2}', marked))
     assert read_results(path)["b"]["n"] == 4
-    # a mark is not replaced, and the line that counts now gets its own
+    # a mark is not replaced; the current line gets its own
     assert supersede(path, ["b"], "Another reason.") == 1
     reasons = [line.get("superseded") for line in read_lines(path)]
     assert reasons == [None, "Its code is another.", None, "Another reason."]
@@ -53,7 +53,7 @@ def git(*arguments: str) -> str:
 
 
 def history() -> list[str]:
-    """The commits that changed a results file; skips the test where they are not there."""
+    """Return the commits that changed a results file, or skip the test without a history."""
     try:
         if git("rev-parse", "--is-shallow-repository").strip() != "false":
             pytest.skip("the history is shallow: the commits before are not here")
@@ -67,7 +67,7 @@ def unmarked(text: str) -> str:
     return json.dumps({name: line[name] for name in sorted(line) if name != "superseded"})
 
 
-def test_no_line_of_a_results_file_was_ever_deleted() -> None:
+def test_no_line_of_a_results_file_was_deleted() -> None:
     ever: dict[str, set[str]] = {}
     for commit in history():
         for name in git("ls-tree", "--name-only", commit, "docs/results/").split():
@@ -76,8 +76,8 @@ def test_no_line_of_a_results_file_was_ever_deleted() -> None:
     assert ever
     for name, texts in ever.items():
         today = {unmarked(text) for text in (ROOT / name).read_text().splitlines()}
-        gone = {unmarked(text) for text in texts if text} - today
-        assert not gone, f"{name} lacks {len(gone)} lines that it had: mark them superseded"
+        deleted = {unmarked(text) for text in texts if text} - today
+        assert not deleted, f"{name} lacks {len(deleted)} lines that it had: mark them superseded"
 
 
 def test_a_partial_last_line_is_dropped_before_the_next_is_written(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""The pages of the benchmarks and the guide's numbers are those of the results files that are
-kept."""
+"""The pages of the benchmarks and the guide agree with the results files."""
 
 import shutil
 from functools import cache
@@ -21,7 +20,7 @@ COMMAND = "winnow bench docs/results/{}.yaml --tables"
 
 @cache
 def shown(name: str) -> list[dict[str, Any]]:
-    """The lines that the page of a results file shows."""
+    """Return the lines that the page of a results file shows."""
     protocol, values = read_protocol(RESULTS / f"{name}.yaml")
     return due(protocol, values, read_lines(RESULTS / f"{name}.jsonl"))
 
@@ -52,7 +51,7 @@ def test_superseded_results_are_marked_on_every_page(
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.yaml")))
-def test_the_pages_are_those_of_the_results(tmp_path: Path, name: str) -> None:
+def test_the_pages_agree_with_the_results(tmp_path: Path, name: str) -> None:
     protocol, values = read_protocol(RESULTS / f"{name}.yaml")
     for part in ("jsonl", "facts.json"):
         shutil.copy(RESULTS / f"{name}.{part}", tmp_path)
@@ -70,16 +69,16 @@ def test_the_guide_has_the_results_of_over_provisioning() -> None:
     guide = " ".join((ROOT / "docs/guide/training.md").read_text().split())
     before, link, _ = guide.partition("([the results](../results/provision.md))")
     assert link
-    said = before.rpartition("What it costs")[2]
+    section = before.rpartition("What it costs")[2]
     for family in {row["family"] for row in rows}:
         for recipe in ("grpo", "winnow"):
             of = [r["test"] for r in rows if (r["family"], r["recipe"]) == (family, recipe)]
             assert len(of) == 3
-            assert f"{mean(of):.1%}".rstrip("%") in said, (family, recipe)
+            assert f"{mean(of):.1%}".rstrip("%") in section, (family, recipe)
 
 
 def test_the_guide_has_the_results_of_sgpos_regime() -> None:
-    """The saving at as many passes, and its factors."""
+    """They are the saving at equal passes, and its factors."""
     rows = [row for row in shown("paper-passes") if row["measures"] == "test"]
 
     def of(recipe: str, budget: int) -> dict[str, Any]:
@@ -106,7 +105,7 @@ def test_the_guide_has_the_results_of_sgpos_regime() -> None:
 
 
 def finished_runs(name: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The test runs of a results file by family and recipe."""
+    """Return the test runs of a results file by family and recipe."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in shown(name):
         if row["measures"] == "test":

@@ -1,4 +1,4 @@
-"""What runs next follows from the results file: halving, the choice on validation, resuming."""
+"""The next cell follows from the results file: halving, the choice on validation, resuming."""
 
 import logging
 from pathlib import Path
@@ -51,7 +51,7 @@ def protocol_of(folder: Path, **changes: Any) -> tuple[Protocol, dict[str, Any]]
     return read_protocol(path)
 
 
-def test_the_projects_own_protocol_is_read_and_every_cell_of_it_can_be_made() -> None:
+def test_every_cell_of_the_projects_protocol_can_be_made() -> None:
     protocol, values = read_protocol(ROOT / "docs" / "results" / "protocol.yaml")
     found = list(runnable(protocol, values, {}))
     assert len({cell.key for cell in found}) == len(found) > 100
@@ -87,7 +87,7 @@ def test_all_recipes_try_the_same_points_and_their_own_settings_first(tmp_path: 
     assert {"train.learning_rate", "train.batch.size", "allocate.group_size"} == set(tried[0][1])
 
 
-def test_a_setting_within_a_key_leaves_the_rest_of_it(tmp_path: Path) -> None:
+def test_a_setting_within_a_key_keeps_the_rest_of_it(tmp_path: Path) -> None:
     contestants = [{"recipe": name, **CONTESTANT} for name in ("grpo", "pods")]
     protocol, values = protocol_of(tmp_path, contestants=contestants)
     family = ("small", protocol.families["small"])
@@ -109,8 +109,8 @@ def test_a_setting_within_a_key_leaves_the_rest_of_it(tmp_path: Path) -> None:
 def searched(
     protocol: Protocol, values: dict[str, Any], reach: Any
 ) -> tuple[list[BenchmarkCell], dict[str, Any]]:
-    """The cells of a whole benchmark in the order of their turns, and their lines: what `reach`
-    makes of a trial, and costs that grow with the budget."""
+    """Return the cells of a whole benchmark in order, and their lines: with the results of `reach`,
+    and costs that grow with the budget."""
     results: dict[str, Any] = {}
     seen = []
     while (cell := next(runnable(protocol, values, results), None)) is not None:
@@ -132,35 +132,35 @@ def searched(
     return seen, results
 
 
-def test_the_best_half_goes_on_and_the_best_is_tested(tmp_path: Path) -> None:
+def test_the_best_half_continues_and_the_best_is_tested(tmp_path: Path) -> None:
     axes = {"learning_rate": [1.0e-4, 3.0e-4, 9.0e-4], "batch.size": [8]}
     protocol, values = protocol_of(tmp_path, search={**PROTOCOL["search"], "axes": axes})
     rng = np.random.default_rng(0)
 
     def reached(cell: BenchmarkCell, number: int) -> dict[str, Any]:
-        # a failure comes last, and stops nothing
+        # a failure is last, and stops nothing
         return {"failed": "out of memory"} if number == 2 else {"validation": float(rng.random())}
 
     seen, results = searched(protocol, values, reached)
     assert expected_hours(protocol, results, 1) == 0.0
-    of_grpo = [cell for cell in seen if cell.recipe == "grpo"]
-    kinds = [(cell.measures, cell.budget) for cell in of_grpo]
+    grpo_cells = [cell for cell in seen if cell.recipe == "grpo"]
+    kinds = [(cell.measures, cell.budget) for cell in grpo_cells]
     assert kinds == [("validation", 100)] * 4 + [("validation", 200)] * 2 + [
         ("test", budget) for budget in (100, 100, 200, 200)
     ]
-    first = sorted(of_grpo[:4], key=lambda c: -results[c.key].get("validation", -1))
-    assert [cell.settings for cell in of_grpo[4:6]] == [cell.settings for cell in first[:2]]
-    assert [cell.settings for cell in of_grpo[6:8]] == [first[0].settings] * 2
-    of_search = [line for line in results.values() if line["measures"] == "validation"]
-    text = "\n".join(page(protocol, of_search, {}, "r.jsonl", {}))
+    first = sorted(grpo_cells[:4], key=lambda c: -results[c.key].get("validation", -1))
+    assert [cell.settings for cell in grpo_cells[4:6]] == [cell.settings for cell in first[:2]]
+    assert [cell.settings for cell in grpo_cells[6:8]] == [first[0].settings] * 2
+    search_lines = [line for line in results.values() if line["measures"] == "validation"]
+    text = "\n".join(page(protocol, search_lines, {}, "r.jsonl", {}))
     assert "| `grpo` | 99 | 100 | 3 |" in text  # one of four failed
     assert "| `grpo` | 99 | 200 | 2 |" in text
     assert "out of memory" in text
-    assert {cell.seed for cell in of_grpo[:6]} == {99}
-    assert [cell.seed for cell in of_grpo[6:]] == [0, 1, 0, 1]
+    assert {cell.seed for cell in grpo_cells[:6]} == {99}
+    assert [cell.seed for cell in grpo_cells[6:]] == [0, 1, 0, 1]
 
 
-def test_each_search_is_run_and_what_an_account_or_a_search_chooses_is_tested(
+def test_the_choices_of_every_search_and_account_are_tested(
     tmp_path: Path,
 ) -> None:
     search = {**PROTOCOL["search"], "seeds": [98, 99]}
@@ -194,7 +194,7 @@ def test_each_search_is_run_and_what_an_account_or_a_search_chooses_is_tested(
     assert len(tested) == 2 * len({str(line["settings"]) for line in (*best, cheapest)})
 
 
-def test_superseded_lines_are_shown_until_the_reference_is_measured_again(tmp_path: Path) -> None:
+def test_superseded_lines_are_shown_until_new_ones_exist(tmp_path: Path) -> None:
     contestants = [
         {"recipe": name, **CONTESTANT, "budgets": [100]} for name in ("grpo", "one_sided")
     ]
@@ -210,7 +210,7 @@ def test_superseded_lines_are_shown_until_the_reference_is_measured_again(tmp_pa
     file = tmp_path / "r.jsonl"
     for number, line in enumerate(results.values()):
         append_result(file, {**line, "key": f"of other code {number}"})
-    assert due(protocol, values, read_lines(file)) == []  # other code made them
+    assert due(protocol, values, read_lines(file)) == []  # they are of other code
     supersede_others(protocol, values, file, "The code has changed.")
     lines = read_lines(file)
     assert {line["superseded"] for line in lines} == {"The code has changed."}
@@ -221,10 +221,10 @@ def test_superseded_lines_are_shown_until_the_reference_is_measured_again(tmp_pa
     text = file.with_suffix(".md").read_text()
     assert "**These results are superseded**, all of them." in text
     assert "- `grpo`, `one_sided`: The code has changed." in text
-    # an earlier line of the same cell is not shown beside the one that replaced it
+    # an earlier line of the same cell is not shown beside its replacement
     old = {**lines[0], "validation": 0.999, "key": "an older one"}
     assert due(protocol, values, [old, *lines]) == shown
-    # and none that was superseded before for another reason, of whatever settings
+    # lines that were superseded earlier for another reason are not shown
     before = [{**line, "superseded": "An earlier one.", "budget": 100} for line in lines]
     others = [
         {**line, "settings": each["settings"], "key": f"{line['key']} {number}"}
@@ -269,7 +269,7 @@ def test_an_invalid_protocol_is_refused(
         protocol_of(tmp_path, **changes)
 
 
-def test_a_plan_is_thinned_in_its_last_pass_alone() -> None:
+def test_a_plan_is_thinned_only_in_its_last_pass() -> None:
     rows = [
         {
             "visit": 10 * number + place,
@@ -297,8 +297,8 @@ def test_a_plan_is_thinned_in_its_last_pass_alone() -> None:
 
 
 @pytest.mark.slow
-def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
-    """A trial and a test run, over a family made here; the second time nothing is made again."""
+def test_a_small_benchmark_from_end_to_end(tmp_path: Path) -> None:
+    """It runs a trial and a test over a new family; the second time it makes nothing again."""
     base = every_value()
     small = {
         "ingest": {**base["ingest"], "splits": {"train": 24, "validation": 16, "test": 16}},
@@ -343,7 +343,7 @@ def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
     assert len(due(protocol, values, read_lines(file))) == 6
 
 
-def test_a_cell_that_fails_is_a_line(
+def test_a_failed_cell_has_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     protocol, values = protocol_of(tmp_path)

@@ -1,11 +1,11 @@
 """python -m tests.code.forks: run stages one after the other, each in a fork of this process.
 
-The slow libraries are imported once. None of the project's own files is, so every fork loads them
-anew and writes down which. (polars, and mlflow which imports it, are left to the forks: their
-threads do not survive one.)
+The slow libraries are imported once. The project's files are not, so every fork loads and records
+them. (The forks import polars, and mlflow which imports it, because their threads do not survive a
+fork.)
 
-Reads a list of [stage, arguments, file for what is loaded, file for the log] as JSON, and ends with
-the number of the first stage that failed, counted from 1."""
+Reads a list of [stage, arguments, record file, log file] as JSON. The exit status is the number of
+the first stage that failed, counted from 1."""
 
 import importlib
 import json
@@ -20,7 +20,7 @@ SLOW = ("reasoning_gym", "transformers.models.qwen3.modeling_qwen3", "sklearn.li
 
 
 def run(stage: str, arguments: list[str], record: str, log: str) -> None:
-    """Become the stage, with its output in a file; does not return."""
+    """Run the stage with its output in a file; do not return."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -1,4 +1,4 @@
-"""What an edit anywhere makes stale: the digests of every cell before and after."""
+"""The effect of edits: the digests of every cell before and after."""
 
 import subprocess
 import sys
@@ -50,7 +50,7 @@ def before() -> dict[str, Any]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A copy of the code, to change."""
+    """Return a copy of the code, to change."""
     return copy_project(tmp_path, "tasks", *versions.PINS)
 
 
@@ -77,7 +77,7 @@ READERS = {"profile_replay"}
 
 
 def selecting(method: str) -> set[str]:
-    """The recipes whose training selects by `method`."""
+    """Return the recipes whose training selects by `method`."""
     trains = {name: ALL["recipes"][name]["train"] for name in RECIPES}
     return {n for n, train in trains.items() if train.get("select", {}).get("method") == method}
 
@@ -99,7 +99,7 @@ def test_comments_new_methods_and_unused_files_change_no_digest(
         (root / "tasks" / registry / "new.py").write_text("def select(): pass\n")
     for name in (
         "grading/verifiers/countdown.py",
-        "policy/source.py",  # not what makes the tiny policy
+        "policy/source.py",  # not used for the tiny policy
         "ingest/sources/gsm8k.py",
         "store/compaction.py",
         "common/tracking/models.py",
@@ -115,10 +115,10 @@ def test_comments_new_methods_and_unused_files_change_no_digest(
         ("train/methods/select/pods.py", of("train", selecting("pods"))),
         ("train/methods/loss/clip.py", of("train", RECIPES)),
         ("allocate/strategies/band.py", {"filter_pods/allocate"}),
-        # allocate looks for the line `reads_profile = True`
+        # allocate searches for the line `reads_profile = True`
         ("train/methods/replay/profile.py", of("train", READERS) | of("allocate", READERS)),
         ("report/views/page.py", {"report"}),
-        ("report/views/page.html", {"report"}),  # no Python: it counts where it is read
+        ("report/views/page.html", {"report"}),  # not Python, so it counts for its readers
         (
             "grading/verifiers/numeric.py",  # in use, so it changes the stages that grade
             {"ingest", "profile", "baseline"} | of("train", RECIPES) | of("evaluate", RECIPES),
@@ -135,7 +135,7 @@ def test_an_edit_changes_the_cells_that_can_run_it(
     assert stale(before, root) == expected
 
 
-def test_a_new_version_changes_what_uses_the_library_and_never_the_policy(
+def test_a_new_version_of_a_library_changes_its_users_but_no_policy(
     before: dict[str, Any], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def installed(name: str) -> str | None:
@@ -143,7 +143,7 @@ def test_a_new_version_changes_what_uses_the_library_and_never_the_policy(
 
     monkeypatch.setattr(versions, "installed_version", installed)
     stages = of("train", RECIPES) | of("evaluate", RECIPES)
-    # what reads the profile's samples asks the store, which stands on the engines
+    # readers of the profile's samples use the store, which imports the engines
     assert stale(before, root) == {"profile", "baseline"} | stages | of("allocate", READERS)
 
 
@@ -223,15 +223,15 @@ def test_all_verifiers_count_for_a_source_that_names_none(root: Path) -> None:
 
 
 def test_every_library_of_a_stage_is_classified() -> None:
-    """Another version of it changes values, or it is known that it does not."""
+    """Its version changes values, or does not."""
     modules = {module for cell in cells(ALL, ROOT).values() for module in cell.modules}
-    known = {*versions.PACKAGES, *LIBRARIES, *sys.stdlib_module_names, "tasks"}
+    classified = {*versions.PACKAGES, *LIBRARIES, *sys.stdlib_module_names, "tasks"}
     files = [
         path
         for path in code.reach(modules, ROOT)
         if not is_left_out(path.relative_to(ROOT).as_posix())
     ]
-    assert code.libraries(files, ROOT) - known == set()
+    assert code.libraries(files, ROOT) - classified == set()
 
 
 def test_excluded_files_exist() -> None:
@@ -242,9 +242,9 @@ def test_excluded_files_exist() -> None:
 def test_the_command_writes_exactly_the_cells_and_imports_little(tmp_path: Path) -> None:
     values = {**WRITTEN, "experiment": {"recipes": ["grpo", "pods"], "seeds": [0]}}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
-    gone = tmp_path / "data/code/sgpo/train.json"
-    gone.parent.mkdir(parents=True)
-    gone.write_text("{}")
+    removed = tmp_path / "data/code/sgpo/train.json"
+    removed.parent.mkdir(parents=True)
+    removed.write_text("{}")
     program = (
         "import sys; sys.argv[1:] = ['--params', sys.argv[1], '--data', sys.argv[2]]\n"
         "from tasks.code.__main__ import main; main()\n"

@@ -1,4 +1,4 @@
-"""The effective settings of every cell: what changes them, and what they leave out."""
+"""The effective settings of every cell: which values change them, and which do not."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ RECIPES = ("grpo", "sgpo", "winnow")
 
 
 def changed(**sections: Any) -> set[str]:
-    """The cells whose settings differ where sections have other values."""
+    """Return the cells whose settings differ with other values of these sections."""
     experiment = {"recipes": [*RECIPES], "seeds": [0]}
     values = {**WRITTEN, "experiment": experiment}
     other = {name: {**(values.get(name) or {}), **keys} for name, keys in sections.items()}
@@ -81,7 +81,7 @@ def test_options_of_vllm_change_the_cells_whose_samples_they_change() -> None:
     assert coarse["profile"]["engine"] == {"vllm": {"quantization": "fp8"}}
 
 
-def test_a_policy_from_elsewhere_does_not_depend_on_how_one_is_made() -> None:
+def test_an_external_policy_does_not_depend_on_the_tiny_policy() -> None:
     policy = {"source": "hf://org/name@main"}
     assert of_cells(complete({**WRITTEN, "policy": policy}))["policy"] == {
         "policy": {**policy, "trust_remote_code": False}
@@ -148,15 +148,15 @@ def test_a_mistake_that_recipes_share_is_one_problem() -> None:
     assert message.startswith("recipe grpo, sgpo, winnow: training needs sampling.temp")
 
 
-def test_a_slot_without_a_method_changes_the_usual_one() -> None:
+def test_a_slot_without_a_method_changes_the_default_method() -> None:
     own = {"mine": {"from": "grpo", "train": {"loss": {"clip_high": 0.4}}}}
     experiment = {"recipes": ["grpo", "mine"], "seeds": [0]}
     changed = {"loss": {"clip_low": 0.1}, "select": {}}
     whole = complete({**WRITTEN, "experiment": experiment, "train": changed, "recipes": own})
     cells = of_cells(whole)
-    usual = {"method": "clip", **asdict(clip.Settings())}
+    default = {"method": "clip", **asdict(clip.Settings())}
     for recipe, clip_high in (("grpo", 0.28), ("mine", 0.4)):
-        loss = {**usual, "clip_low": 0.1, "clip_high": clip_high}
+        loss = {**default, "clip_low": 0.1, "clip_high": clip_high}
         assert cells[f"{recipe}/train"]["train"]["loss"] == loss
         assert cells[f"{recipe}/train"]["train"]["select"] == {"method": "all"}
     with pytest.raises(ParamsError, match="train.loss.clip_lo is unknown; .* mean clip_low"):

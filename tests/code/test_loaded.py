@@ -1,7 +1,7 @@
-"""What every stage really loads is in its digest, or is known to change nothing.
+"""The digest of every stage covers all files that the stage loads, except neutral ones.
 
-A wrong digest would give a stale result without a word, so the stages run here, on a tiny world,
-and what they and their children load is written down (`hook/sitecustomize.py`)."""
+A wrong digest would give a stale result silently, so the stages run here, on a tiny world, and
+record the files that they and their children load (`hook/sitecustomize.py`)."""
 
 import json
 import os
@@ -40,13 +40,13 @@ STAGES = {
 POLICY = {
     "tasks/common/": "reads parameters, writes files, draws the bar",
     "tasks/engines/": "the locks of GPUs",
-    "tasks/grading/": "settings that those of training name",
-    "tasks/train/": "how often the making is saved",
-    "tasks/models/": "saves, loads and describes a policy, whatever its weights",
+    "tasks/grading/": "settings within those of training",
+    "tasks/train/": "the interval of checkpoints",
+    "tasks/models/": "saves, loads and describes a policy, for any weights",
     "tasks/__init__.py": "empty",
     "tasks/policy/__main__.py": "the command line",
     "tasks/policy/run.py": "made here or fetched, then recorded",
-    "tasks/policy/card.py": "what is said of a policy",
+    "tasks/policy/card.py": "the description of a policy",
     "tasks/policy/source.py": "fetches external policies; counts for those",
 }
 """For the stage `policy` alone, with its result in git: only code that makes the weights counts."""
@@ -54,7 +54,7 @@ POLICY = {
 
 @pytest.fixture(scope="module")
 def values() -> dict[str, Any]:
-    """The project's parameters, with little of everything."""
+    """Return the project's parameters with small sizes."""
     real = every_value()
     source = real["ingest"]["sources"][0]
     training = {**real["policy"]["tiny"]["training"], "tokens": 2.0e4}
@@ -78,7 +78,7 @@ def values() -> dict[str, Any]:
 def loaded(
     values: dict[str, Any], guesser: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, set[str]]:
-    """Every cell's stage, run once: the files of the project that it loaded."""
+    """Run the stage of every cell once, and return the project's files that it loaded."""
     root = tmp_path_factory.mktemp("world")
     make_world(root / "data", guesser, [4] * 12)
     (root / "params.yaml").write_text(yaml.safe_dump(values))
@@ -100,7 +100,7 @@ def loaded(
 
 
 def files(lines: list[str]) -> set[str]:
-    """The files behind module names and opened paths, from the root of the project."""
+    """Return the files of module names and opened paths, relative to the project."""
     paths = {
         Path(line) if "/" in line else module_file(line, ROOT)
         for line in lines
@@ -122,7 +122,7 @@ def test_a_stage_loads_only_what_is_in_its_digest(
     known = tuple(POLICY) if cell == "policy" else ()
     rest = loaded[cell] - set(cells(values, ROOT)[cell].digests(ROOT)["files"])
     if cell == "r/allocate":
-        # it looks for one line in the files of methods; those that have it are in the digest
+        # it searches for one line in the files of methods; those with the line are in the digest
         methods = {path for path in rest if path.startswith("tasks/train/methods/")}
         rest -= {path for path in methods if not declares(ROOT / path, "reads_profile")}
     assert {path for path in rest if not is_left_out(path) and not path.startswith(known)} == set()
@@ -134,10 +134,10 @@ def test_a_stage_loads_only_what_is_in_its_digest(
     ("cell", "path"),
     [
         ("r/train", "tasks/train/methods/select/pods.py"),  # loaded by name
-        ("r/train", "tasks/grading/verifiers/numeric.py"),  # in a process of its own
-        ("report", "tasks/report/views/page.html"),  # no Python
+        ("r/train", "tasks/grading/verifiers/numeric.py"),  # in a separate process
+        ("report", "tasks/report/views/page.html"),  # not Python
         ("policy", "tasks/policy/families/chain_sum.py"),
     ],
 )
-def test_what_is_loaded_is_noticed(cell: str, path: str, loaded: dict[str, set[str]]) -> None:
+def test_loaded_files_are_recorded(cell: str, path: str, loaded: dict[str, set[str]]) -> None:
     assert path in loaded[cell]

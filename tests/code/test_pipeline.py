@@ -1,4 +1,4 @@
-"""dvc.yaml against the code digests: who depends on what."""
+"""dvc.yaml against the code digests: the dependencies of each stage."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ VALUES = complete(params.load(ROOT / "params.yaml"))
 
 
 @pytest.mark.parametrize("stage", sorted(set(STAGES) - {"code"}))
-def test_a_stage_depends_on_its_own_digest_and_settings_alone(stage: str) -> None:
+def test_a_stage_depends_only_on_its_own_digest_and_settings(stage: str) -> None:
     folder = "${item.recipe}/" if "matrix" in STAGES[stage] else ""
     code = [dep for dep in STAGES[stage]["deps"] if not dep.startswith("data/")]
     digests = [dep for dep in STAGES[stage]["deps"] if dep.startswith("data/code/")]
@@ -31,7 +31,7 @@ def test_a_stage_depends_on_its_own_digest_and_settings_alone(stage: str) -> Non
 
 
 def test_the_digests_depend_on_all_their_inputs() -> None:
-    """Without the parameters and the recipes, `dvc repro` would leave the digests as they were."""
+    """Without the parameters and recipes, `dvc repro` would not update the digests."""
     assert STAGES["code"]["params"] == [{"params.yaml": None}]
     assert {"tasks", "recipes"} <= set(STAGES["code"]["deps"])
 

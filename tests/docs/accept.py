@@ -1,10 +1,9 @@
-"""Which commands do their own parsers refuse? JSON on standard input and output: lists of words.
+"""List the commands that their own parsers refuse: lists of words as JSON on standard streams.
 
     python -m tests.docs.accept < commands.json
 
-A module is started as `python -m` does it, up to the moment at which its command line is parsed.
-All of them run in one process, and libraries that take seconds to import are replaced by
-stand-ins."""
+A module starts as with `python -m`, and stops when it has parsed its command line. All modules run
+in one process, and stand-ins replace libraries that take seconds to import."""
 
 import argparse
 import contextlib
@@ -22,7 +21,7 @@ parse_args = argparse.ArgumentParser.parse_args
 
 
 class Attributes(type):
-    """Gives a class any attribute."""
+    """A metaclass that gives a class any attribute."""
 
     def __getattr__(cls, name: str) -> Any:
         return getattr(Anything(), name)
@@ -38,7 +37,7 @@ class Thing(metaclass=Attributes):
 
 
 class Anything:
-    """What a stand-in's function returns, is, and is decorated by: itself."""
+    """The value, the result and the decorator of a stand-in's functions."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -67,7 +66,7 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Accepted(BaseException):
-    """The command line was parsed: nothing more is wanted of the program."""
+    """An exception for a parsed command line."""
 
 
 def parse_and_stop(self: argparse.ArgumentParser, *arguments: Any, **more: Any) -> None:
@@ -76,7 +75,7 @@ def parse_and_stop(self: argparse.ArgumentParser, *arguments: Any, **more: Any) 
 
 
 def module(name: str, *arguments: str) -> None:
-    """`python -m name arguments`."""
+    """Run `python -m name arguments`."""
     sys.argv = [name, *arguments]
     with contextlib.suppress(Accepted):
         runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -91,21 +90,21 @@ def dvc(*arguments: str) -> None:
 
 
 def refusal(words: list[str]) -> str | None:
-    """Why the command is refused, or None."""
-    said = io.StringIO()
+    """Return why the command is refused, or None."""
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             if words[:2] == ["python", "-m"]:
                 module(*words[2:])
             else:
                 dvc(*words[1:])
     except (Exception, SystemExit) as error:
-        return f"{' '.join(words)}: {error!r} {said.getvalue()[-300:]}"
+        return f"{' '.join(words)}: {error!r} {output.getvalue()[-300:]}"
     return None
 
 
 if __name__ == "__main__":
     sys.meta_path.insert(0, StandIns())
-    wanted = json.load(sys.stdin)
+    commands = json.load(sys.stdin)
     argparse.ArgumentParser.parse_args = parse_and_stop  # type: ignore[assignment, method-assign]
-    print(json.dumps([found for words in wanted if (found := refusal(words))]))
+    print(json.dumps([found for words in commands if (found := refusal(words))]))

@@ -1,4 +1,4 @@
-"""The documentation as data: its pages, their fenced blocks, and the commands in them."""
+"""The documentation as data: pages, fenced blocks, and commands in them."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ LANGUAGES = {"bash", "yaml", "json", "python", "text", ""}
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: its language, the file that it claims to be (`:caption:`), its text."""
+    """One fenced block: its language, the file of its `:caption:`, its text."""
 
     page: str
     language: str
@@ -49,7 +49,7 @@ def blocks() -> list[Block]:
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
-    """The blocks of a page; directives other than `code-block` (toctree, include) are left out."""
+    """Yield the blocks of a page; skip directives other than `code-block` (toctree, include)."""
     for found in FENCE.finditer(page.read_text()):
         language, body, caption = found["kind"].strip(), found["body"], None
         if language.startswith("{code-block}"):
@@ -66,14 +66,14 @@ def of(language: str) -> list[Block]:
 
 
 def written(caption: str) -> str:
-    """The one block that claims to be the file `caption`."""
+    """Return the one block with the file `caption`."""
     [found] = [block.text for block in blocks() if block.caption == caption]
     return found
 
 
 @cache
 def commands() -> list[Command]:
-    """Every command of every `bash` block, continued lines joined, comments left out."""
+    """Return every command of every `bash` block, with joined lines and without comments."""
     found = []
     for block in of("bash"):
         for line in block.text.replace("\\\n", " ").splitlines():
@@ -89,7 +89,7 @@ def commands() -> list[Command]:
 
 @cache
 def inline() -> list[tuple[str, str]]:
-    """(page, text) of every piece of inline code."""
+    """Return (page, text) of every piece of inline code."""
     return [
         (page.relative_to(ROOT).as_posix(), found[1])
         for page in PAGES

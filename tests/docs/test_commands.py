@@ -1,4 +1,4 @@
-"""Every command in the documentation exists, and takes the options that it is given."""
+"""Every command in the documentation exists and accepts its options."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 VARIABLES = set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.MULTILINE)) | {"VLLM"}
 
-# Programs that are no part of the environment, and why they are named.
+# Programs outside the environment, and why they are named.
 FOREIGN = {
     "vllm": "started by the reader on another machine; tests/engines starts it with these options",
     "source": "activates the environment",
@@ -35,20 +35,20 @@ def programs(name: str) -> list[Command]:
 
 
 def modules() -> list[Command]:
-    """Those of this project."""
+    """Return the commands of this project's modules."""
     named = [command for command in programs("python") if command.words[1] == "-m"]
     return [command for command in named if command.words[2] != "pip"]
 
 
 def package(name: str) -> Path:
-    """The folder of an installed package, which is not imported."""
+    """Return the folder of an installed package without importing it."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     return Path(str(spec.origin)).parent
 
 
 def source(module: str) -> Path:
-    """The file that `python -m module` runs."""
+    """Return the file that `python -m module` runs."""
     base = ROOT.joinpath(*module.split("."))
     files = [base / "__main__.py", base.with_suffix(".py")]
     return next(path for path in files if path.exists())
@@ -63,17 +63,17 @@ def test_extras_that_are_installed_exist() -> None:
     assert {extra for names in named for extra in names.split(",")} <= set(extras)
 
 
-def test_blocks_are_in_known_languages() -> None:
+def test_blocks_have_known_languages() -> None:
     assert {block.language for block in blocks()} <= LANGUAGES
 
 
-def test_every_command_is_of_a_known_program() -> None:
+def test_every_command_has_a_known_program() -> None:
     known = {"make", "python", "winnow", "dvc", "mlflow", "prefect", *FOREIGN}
     assert [str(command) for command in commands() if command.words[0] not in known] == []
     assert len(commands()) > 40
 
 
-def test_what_is_copied_exists() -> None:
+def test_copied_files_exist() -> None:
     for command in programs("cp"):
         source, target = command.words[1:]
         assert (ROOT / source).is_file(), str(command)
@@ -97,33 +97,33 @@ def test_the_recipes_in_commands_exist_here_or_on_their_page() -> None:
                     assert recipe in recipes.names({}) or f"\n  {recipe}: {{" in page, recipe
 
 
-def test_pytest_is_given_files_that_exist() -> None:
+def test_files_for_pytest_exist() -> None:
     for command in modules():
         if command.words[2] == "pytest":
             assert all((ROOT / path).exists() for path in command.words[3:]), str(command)
 
 
 def test_commands_are_accepted_by_their_own_parsers() -> None:
-    """Modules without a command line are given none; all others parse what they are given."""
-    wanted = [command.words for command in programs("dvc")]
-    wanted += [["python", "-m", "flows", *command.words[1:]] for command in programs("winnow")]
+    """Modules without a command line get no options; all others parse theirs."""
+    lines = [command.words for command in programs("dvc")]
+    lines += [["python", "-m", "flows", *command.words[1:]] for command in programs("winnow")]
     for command in modules():
         name = command.words[2]
         if name == "pytest":
             continue
         if "argparse" in source(name).read_text() or "stage" in source(name).read_text():
-            wanted.append(command.words)
+            lines.append(command.words)
         else:
             assert command.words[3:] == [], str(command)
     started = [command.words for command in programs("docker") if command.words[1] == "run"]
     assert len(started) >= 3
-    wanted += [["python", "-m", "flows", *words[words.index("winnow") + 1 :]] for words in started]
-    # `make run` passes its ARGS on
+    lines += [["python", "-m", "flows", *words[words.index("winnow") + 1 :]] for words in started]
+    # `make run` forwards its ARGS
     for command in programs("make"):
-        passed = [word.partition("=")[2] for word in command.words if word.startswith("ARGS=")]
-        if "run" in command.words:  # `make test` passes them to pytest
-            wanted += [["python", "-m", "flows", "run", *shlex.split(text)] for text in passed]
-    unique = [json.loads(text) for text in dict.fromkeys(map(json.dumps, wanted))]
+        options = [word.partition("=")[2] for word in command.words if word.startswith("ARGS=")]
+        if "run" in command.words:  # `make test` forwards them to pytest
+            lines += [["python", "-m", "flows", "run", *shlex.split(text)] for text in options]
+    unique = [json.loads(text) for text in dict.fromkeys(map(json.dumps, lines))]
     done = subprocess.run(
         [sys.executable, "-m", "tests.docs.accept"],
         cwd=ROOT,
@@ -146,7 +146,7 @@ def test_mlflow_has_the_command_and_its_options(command: Command) -> None:
 
 
 def test_prefect_has_the_commands() -> None:
-    """Looked up in its source: importing it takes seconds."""
+    """The test reads its source, as importing takes seconds."""
     folder = package("prefect") / "cli"
     for command in programs("prefect"):
         group = command.words[1].replace("-", "_")

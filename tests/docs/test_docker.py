@@ -1,5 +1,5 @@
-"""The image, which cannot be built here: what the Dockerfile names exists, what can run outside of
-a container does, and .dockerignore leaves out what it should."""
+"""The image, which cannot be built here: files in the Dockerfile exist, commands that can run
+outside of a container do, and .dockerignore excludes the correct files."""
 
 import json
 import re
@@ -29,24 +29,24 @@ IGNORED = [
 
 
 def all_of(name: str) -> list[str]:
-    """What follows every instruction of this name."""
+    """Return the arguments of every instruction of this name."""
     return [rest for step, rest in STEPS if step == name]
 
 
 def commands() -> list[list[str]]:
-    """The words of every command of RUN, without variables set before it."""
+    """Return the words of every command of RUN, without variables before it."""
     found = [shlex.split(part) for rest in all_of("RUN") for part in rest.split("&&")]
     return [[word for n, word in enumerate(words) if n or "=" not in word] for words in found]
 
 
 def copies() -> list[tuple[list[str], str]]:
-    """The sources and the target of every COPY."""
+    """Return the sources and the target of every COPY."""
     found = [[w for w in rest.split() if not w.startswith("--")] for rest in all_of("COPY")]
     return [(words[:-1], words[-1]) for words in found]
 
 
 def before_env(folder: Path) -> Path:
-    """What the image has copied when it makes the environment."""
+    """Copy the files that the image has before it makes the environment."""
     for sources, target in copies():
         if sources == ["."]:
             return folder
@@ -56,7 +56,7 @@ def before_env(folder: Path) -> Path:
     raise AssertionError("the whole project is never copied")
 
 
-def test_it_starts_from_the_image_that_ci_tests_in() -> None:
+def test_the_base_image_is_that_of_ci() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     assert all_of("FROM") == [workflow["jobs"]["all"]["container"]["image"]]
 
@@ -82,15 +82,15 @@ def test_make_targets_and_variables_exist() -> None:
     assert "VENV" in VARIABLES
 
 
-def test_what_is_copied_exists_and_is_not_ignored(tmp_path: Path) -> None:
+def test_copied_files_exist_and_are_not_ignored(tmp_path: Path) -> None:
     sources = [source for named, _ in copies() for source in named]
     assert sources[-1] == "."
     assert all((ROOT / source).is_file() for source in sources[:-1]), sources
     assert set(sources[:-1]) <= set(exclude_paths(str(before_env(tmp_path)), IGNORED))
 
 
-def test_make_env_needs_no_more_than_was_copied(tmp_path: Path) -> None:
-    """Make is asked what it would do, with each kind of environment."""
+def test_make_env_needs_only_copied_files(tmp_path: Path) -> None:
+    """A dry run of make lists its commands for each kind of environment."""
     folder = before_env(tmp_path / "winnow")
     for kind in ("none", "cpu", "gpu"):
         variables = (f"VLLM={kind}", "TORCH_INDEX=", f"VENV={tmp_path}/venv")
@@ -104,8 +104,8 @@ def test_make_env_needs_no_more_than_was_copied(tmp_path: Path) -> None:
         assert f"touch {tmp_path}/venv/.installed-{kind}" in done.stdout
 
 
-def test_the_project_can_be_installed_from_what_was_copied(tmp_path: Path) -> None:
-    """As pip builds it for --editable: both packages, and the command."""
+def test_the_project_can_be_installed_from_copied_files(tmp_path: Path) -> None:
+    """pip builds it for --editable: both packages, and the command."""
     folder = before_env(tmp_path / "winnow")
     build = "from setuptools.build_meta import build_editable; build_editable('.')"
     done = subprocess.run(
@@ -140,8 +140,8 @@ def test_user_volume_and_entrypoint() -> None:
     assert json.loads(last["ENTRYPOINT"]) == ["winnow"]
 
 
-def test_what_dockerignore_excludes(tmp_path: Path) -> None:
-    """Besides the patterns of .gitignore, which are compared below."""
+def test_files_excluded_by_dockerignore(tmp_path: Path) -> None:
+    """A test below compares the patterns with .gitignore."""
     excluded = {
         "data/policy/model.safetensors",
         ".git/config",
@@ -169,7 +169,7 @@ def test_dockerignore_has_the_patterns_of_gitignore() -> None:
 
 
 def test_the_pages_commands_fit_the_image() -> None:
-    """Build arguments, and places in the container; test_commands has the words of `winnow`."""
+    """Build arguments, and paths in the container; test_commands checks the words of `winnow`."""
     arguments = {rest.partition("=")[0] for rest in all_of("ARG")}
     for command in programs("docker"):
         words = command.words

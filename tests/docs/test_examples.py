@@ -1,4 +1,5 @@
-"""The examples: complete by `winnow doctor`, readable by `ingest`, and what their pages say."""
+"""The examples: complete for `winnow doctor`, readable for `ingest`, consistent with their
+pages."""
 
 import copy
 import importlib.util
@@ -30,11 +31,11 @@ from tests.parameters import every_value
 EXPERIMENT = as_dict(params.load(ROOT / "params.yaml"), "experiment")
 VALUES = {**every_value(), "experiment": EXPERIMENT}
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/params.yaml"))
-LEAVES = {"ingest.splits", "ingest.sources", "verify.verifiers"}  # named whole on a page
+LEAVES = {"ingest.splits", "ingest.sources", "verify.verifiers"}  # pages name these as a whole
 FOLLOWING = {f"train.{name}" for name in POINTS}  # defaults that `experiment.budget` decides
-MODEL = Model(1_777_088_000, 151_936, 4096)  # Qwen2.5-Math-1.5B as published, its head apart
+MODEL = Model(1_777_088_000, 151_936, 4096)  # Qwen2.5-Math-1.5B as published, with a separate head
 
-# What `winnow doctor` finds where neither data, GPU, bucket nor server is there.
+# The findings of `winnow doctor` without data, GPU, bucket and server.
 EXPECTED = {
     "gsm8k-1.5b": [
         "ingest.sources[0]: hf://datasets/openai/gsm8k",
@@ -55,8 +56,8 @@ each = pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.nam
 
 
 @pytest.fixture(autouse=True)
-def a_machine_with_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No GPU, no bucket that answers, an empty folder; but vLLM, which some environments lack."""
+def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Set up a machine without GPU or reachable bucket in an empty folder, but with vLLM."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "gpus", list)
     monkeypatch.setattr(parameters.importlib.util, "find_spec", with_vllm)
@@ -80,7 +81,7 @@ def with_vllm(name: str, package: str | None = None) -> Any:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The values of an example, all of them."""
+    """Return all values of an example."""
     return complete(params.load(folder / "params.yaml"))
 
 
@@ -90,8 +91,7 @@ def doctor(folder: Path, tmp_path: Path) -> Findings:
 
 @pytest.fixture
 def own_project(tmp_path: Path) -> Path:
-    """A copy of the project with the example `own-verifier`, its verifier and its data, as the page
-    has them made."""
+    """Copy the project with the example `own-verifier`, and the verifier and data of its page."""
     root = copy_project(tmp_path / "project", "flows", "recipes", "tasks")
     shutil.copy(ROOT / "examples" / "own-verifier" / "params.yaml", root)
     verifier = "tasks/grading/verifiers/close.py"
@@ -107,7 +107,7 @@ def question(number: int) -> str:
 
 
 def differing(example: Any, project: Any, where: str = "") -> set[str]:
-    """The dotted names of the values that are not the project's."""
+    """Return the dotted names of the values that differ from the project's."""
     if where in LEAVES or not isinstance(example, dict) or not isinstance(project, dict):
         return set() if example == project else {where}
     return {
@@ -145,11 +145,11 @@ def test_an_example_is_short_and_has_the_projects_keys_and_recipes(folder: Path)
 
 @each
 def test_the_page_names_every_value_that_differs(folder: Path) -> None:
-    """And no other, so that an example follows when the project's file changes."""
+    """It names no other value, so an example follows changes of the project's file."""
     page = (folder / "README.md").read_text()
     named = re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE)
     values, project = (copy.deepcopy({**each, "recipes": {}}) for each in (read(folder), VALUES))
-    if values["policy"]["source"] != "tiny":  # then nothing is read of it
+    if values["policy"]["source"] != "tiny":  # then its settings are not used
         values["policy"]["tiny"] = project["policy"]["tiny"]
     assert sorted(named) == sorted(differing(values, project) - FOLLOWING)
 
@@ -164,26 +164,26 @@ def test_the_page_has_the_steps_to_use_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("gigabytes", "fits"), [(80.0, True), (48.0, True), (24.0, False)])
-def test_the_gpus_that_the_page_names(
+def test_the_gpus_on_the_page_suffice_and_smaller_ones_do_not(
     gigabytes: float, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU of which the driver keeps half a gigabyte."""
+    """The driver of the GPU reserves half a gigabyte."""
     folder = ROOT / "examples" / "gsm8k-1.5b"
     gpu = Gpu("X", (gigabytes - 0.5) * GIB, gigabytes * GIB)
     monkeypatch.setattr(machine, "gpus", lambda: [gpu])
     prompts = Layout(tmp_path / "data").prompts("train")
     prompts.parent.mkdir(parents=True)
-    prompts.touch()  # so the source, which cannot be reached, is not needed
-    assert doctor(folder, tmp_path).errors == []  # the model is not here: its size is not known
+    prompts.touch()  # so the unreachable source is not needed
+    assert doctor(folder, tmp_path).errors == []  # without the model its size is unknown
     monkeypatch.setattr(places, "describe_model", lambda *_: MODEL)
     monkeypatch.setattr(places, "check_disk", lambda *_: [])
-    said = doctor(folder, tmp_path).errors
-    assert [line for line in said if "training does not fit this GPU" not in line] == []
-    assert (not said) == fits
+    faults = doctor(folder, tmp_path).errors
+    assert [line for line in faults if "training does not fit this GPU" not in line] == []
+    assert (not faults) == fits
 
 
 def test_the_loop_in_one_page_learns() -> None:
-    """A minute of it: the policy solves more of the test problems than before."""
+    """After a minute the policy solves more test problems than before."""
     script = ROOT / "examples" / "loop.py"
     assert len(script.read_text().splitlines()) <= 150
     command = [sys.executable, str(script), "--steps", "12", "--threads", "1"]
@@ -194,13 +194,13 @@ def test_the_loop_in_one_page_learns() -> None:
 
 
 def kept(output: str) -> list[int]:
-    """The numbers of the last line of `ingest --dry-run`: those of all sources."""
+    """Return the numbers of all sources, in the last line of `ingest --dry-run`."""
     [line] = [line for line in output.splitlines() if line.lstrip("│ ").startswith("all")]
     return [int(number.replace(",", "")) for number in re.findall(r"[\d,]+", line)]
 
 
 def run(root: Path, *words: str) -> str:
-    """A command of a page, by its module, in a folder; its output."""
+    """Run a command of a page as a module in a folder, and return its output."""
     line = [sys.executable, "-m", *words]
     done = subprocess.run(line, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -210,7 +210,7 @@ def run(root: Path, *words: str) -> str:
 def test_gsm8k_is_read_and_split_as_on_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of GSM8K's columns stand for its files, which are on the hub."""
+    """GSM8K's files are on the hub, so rows with its columns replace them."""
     values = read(ROOT / "examples" / "gsm8k-1.5b")
     sizes = {"train": 300, "test": 50}
     for source, (split, size) in zip(values["ingest"]["sources"], sizes.items(), strict=True):
@@ -230,7 +230,7 @@ def test_the_own_verifier_with_its_data(own_project: Path) -> None:
 
 
 @pytest.mark.s3
-def test_the_bucket_is_found_where_there_is_one(bucket: str, tmp_path: Path) -> None:
+def test_an_existing_bucket_is_found(bucket: str, tmp_path: Path) -> None:
     text = (ROOT / "examples" / "bucket-and-schedule" / "params.yaml").read_text()
     (tmp_path / "params.yaml").write_text(text.replace("s3://bucket/", f"{bucket}/"))
     assert doctor(tmp_path, tmp_path).errors == []

@@ -1,4 +1,4 @@
-"""What the documentation names exists: parameters, files, modules, pages."""
+"""Names in the documentation exist: parameters, files, modules, pages."""
 
 import dataclasses
 import json
@@ -29,13 +29,13 @@ FREE = {
     "verify.verifiers",
     "recipes",
     "engine.vllm",
-}  # whose keys the reader chooses
+}  # the reader chooses their keys
 SUFFIXES = (".py", ".md", ".yaml", ".json", ".jsonl", ".parquet", ".txt", ".toml", ".html", ".lock")
 LINK = re.compile(r"\]\((?P<target>[^)#\s]*)(?:#[^)]*)?\)")
 
 
 def unknown_keys(value: Any, known: Any, where: str) -> Iterator[str]:
-    """The keys of `value` that `known` lacks, with dots."""
+    """Yield the keys of `value` that `known` lacks, with dots."""
     if where in FREE or not isinstance(value, dict):
         return
     for key, inner in value.items():
@@ -54,8 +54,8 @@ def test_yaml_blocks_are_parts_of_params(block: Block) -> None:
     assert list(unknown_keys(yaml.safe_load(block.text), KNOWN, "")) == []
 
 
-def test_the_task_file_of_the_guide_is_one_that_is_run(tmp_path: Path) -> None:
-    """But for its table, which is the reader's."""
+def test_the_task_file_of_the_guide_can_be_read(tmp_path: Path) -> None:
+    """Its table belongs to the reader."""
     (block,) = [block for block in of("yaml") if block.caption == "mine/sums.yaml"]
     (tmp_path / "sums.yaml").write_text(block.text)
     (path,) = files.task_files(tmp_path)
@@ -70,7 +70,7 @@ def test_json_blocks_are_json() -> None:
 
 
 def test_dotted_parameters_exist() -> None:
-    """Inline code such as `train.batch`."""
+    """They are inline code such as `train.batch`."""
     for page, text in inline():
         section, *keys = re.sub(r"(: .*|=.*)$", "", text).split(".")
         dotted = bool(keys) and all(re.fullmatch(r"[a-z_]+", key) for key in keys)

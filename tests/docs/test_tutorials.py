@@ -1,4 +1,4 @@
-"""What the tutorials write works: their files, under the names that they claim."""
+"""The files in the tutorials work under the names on the page."""
 
 import importlib
 from pathlib import Path
@@ -29,7 +29,7 @@ VALUES = every_value()
 
 
 def values(page: str, key: str) -> dict[str, Any]:
-    """The `yaml` blocks of a page, those with `key`, merged."""
+    """Return the merged content of a page's `yaml` blocks under `key`."""
     found: dict[str, Any] = {}
     for block in of("yaml"):
         if block.page == page:
@@ -78,7 +78,7 @@ def test_the_selector(install: Any) -> None:
 
 @pytest.mark.parametrize("name", ["README.md", "docs/tutorials/method.md"])
 def test_recipes_are_complete(name: str, install: Any) -> None:
-    """Every recipe on the page names methods that exist, or that the page writes."""
+    """Every recipe on the page names methods that exist or are on the page."""
     install(strategies, "tasks/allocate/strategies/frontier.py")
     install(select, "tasks/train/methods/select/balanced.py")
     recipes = values(name, "recipes")

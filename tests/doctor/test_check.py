@@ -1,4 +1,4 @@
-"""What the doctor finds: everything at once, with what was probably meant."""
+"""Findings of the doctor: all at once, each with a suggestion."""
 
 import contextlib
 import copy
@@ -36,7 +36,7 @@ TURNS = {
 
 @pytest.fixture(autouse=True)
 def no_connections(monkeypatch) -> None:
-    """The doctor fetches nothing."""
+    """Refuse connections: the doctor fetches nothing."""
 
     def refuse(*_: Any) -> None:
         raise AssertionError("it connects")
@@ -45,7 +45,7 @@ def no_connections(monkeypatch) -> None:
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    """The real parameters with values replaced; `__` in a name goes down a level."""
+    """Return the real parameters with replaced values; `__` in a name separates levels."""
     values = copy.deepcopy(VALUES)
     for name, value in changes.items():
         *keys, last = name.split("__")
@@ -68,7 +68,7 @@ def errors(tmp_path: Path, **changes: Any) -> list[str]:
     return found(tmp_path, changed(**changes)).errors
 
 
-def test_a_teacher_that_is_not_here_is_named() -> None:
+def test_a_missing_teacher_is_named() -> None:
     assert places.check_teachers(changed(experiment__recipes=["grpo"])) == []
     [found] = places.check_teachers(changed(experiment__recipes=["grpo", "distil"]))
     assert found.startswith("recipe 'distil': train.reference.source: teacher")
@@ -77,14 +77,14 @@ def test_a_teacher_that_is_not_here_is_named() -> None:
 def test_defaults_and_recipes_have_no_fault(tmp_path: Path) -> None:
     assert found(tmp_path, VALUES) == Findings([], [])
     assert not (tmp_path / "data").exists()
-    names = [name for name in recipes.names({}) if name != "distil"]  # its teacher is not here
+    names = [name for name in recipes.names({}) if name != "distil"]  # there is no teacher here
     assert errors(tmp_path, experiment__recipes=names) == []
 
 
 def test_all_errors_are_found_at_once(tmp_path: Path) -> None:
     sgpo = {"allocate": {**VALUES["recipes"]["sgpo"]["allocate"]}, "train": {"los": {}}}
     sgpo["allocate"]["trivial_abov"] = sgpo["allocate"].pop("trivial_above")
-    said = errors(
+    message = errors(
         tmp_path,
         sampling__temprature=1.0,
         engine__name="vlm",
@@ -102,7 +102,7 @@ def test_all_errors_are_found_at_once(tmp_path: Path) -> None:
         "ingest.sources[0].preset is 'gsm8'; .*did you mean gsm8k?",
     ):
         first, _, last = wanted.partition(".*")
-        assert any(first in line and last in line for line in said), (wanted, said)
+        assert any(first in line and last in line for line in message), (wanted, message)
 
 
 def test_a_misspelt_key_is_one_error(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_misspelt_key_is_one_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"engine__name": "vlm"}, "engine.name is 'vlm'; use: "),
         ({"engine__dtype": "float23"}, "did you mean float32?"),
@@ -150,9 +150,9 @@ def test_a_misspelt_key_is_one_error(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_fault_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_a_fault_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     lines = errors(tmp_path, **changes)
-    assert any(said in line for line in lines), lines
+    assert any(message in line for line in lines), lines
 
 
 def test_a_similar_file_is_suggested(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_field_missing_in_every_row_is_named(tmp_path: Path) -> None:
 
 
 def test_missing_solutions_are_a_remark(tmp_path: Path) -> None:
-    """A remark, as later rows may have some."""
+    """It is a remark, as later rows can have solutions."""
     seen = found(tmp_path, changed(train__warm_start={"data": "solutions"}))
     assert seen.errors == []
     [line] = seen.remarks
@@ -186,8 +186,8 @@ def test_missing_solutions_are_a_remark(tmp_path: Path) -> None:
 
 
 def test_only_the_beginning_of_a_remote_file_is_read(tmp_path: Path, monkeypatch) -> None:
-    """And one that cannot be reached stops nothing where its prompts are here."""
-    monkeypatch.undo()  # it connects, to this machine
+    """A file that cannot be reached is no error if its prompts are here."""
+    monkeypatch.undo()  # this test connects to this machine
     monkeypatch.setattr(reading, "HEAD_BYTES", 1000)
     sent: list[int] = []
 
@@ -237,7 +237,7 @@ def test_a_model_outside_the_hubs_cache_is_an_error_only_offline(
 
 
 def make_model(folder: Path, max_length: int = 128) -> None:
-    """A policy of 12 parameters."""
+    """Make a policy of 12 parameters."""
     folder.mkdir()
     config = {"vocab_size": 7, "max_position_embeddings": max_length}
     write_json(folder / "config.json", config)
@@ -269,8 +269,8 @@ def test_a_folder_without_tokenizer_or_with_pickled_weights_is_refused(tmp_path:
 CHATML = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_chat_template_that_is_not_used_is_a_remark(tmp_path: Path) -> None:
-    """One that the source writes out itself is none; and a system message needs a template."""
+def test_an_unused_chat_template_is_a_remark(tmp_path: Path) -> None:
+    """Unless the source writes the template itself; a system message requires a template."""
     make_model(tmp_path / "model")
     values = changed(policy__source=str(tmp_path / "model"))
     values["ingest"]["sources"][0]["system"] = "Be brief."
@@ -290,13 +290,15 @@ def test_a_chat_template_that_is_not_used_is_a_remark(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
-    said = errors(tmp_path, store__location=str(blocked / "store"))
-    assert len(said) == 1
-    assert said[0].startswith(f"store.location: {blocked / 'store'}: a part of this path is a file")
+    message = errors(tmp_path, store__location=str(blocked / "store"))
+    assert len(message) == 1
+    assert message[0].startswith(
+        f"store.location: {blocked / 'store'}: a part of this path is a file"
+    )
 
 
 def test_a_full_disk_is_an_error_with_the_needed_space(tmp_path: Path, monkeypatch) -> None:
-    """10 GB of weights: one run keeps them twice, and three checkpoints of three times them."""
+    """Weights of 10 GB: a run stores them twice, and three checkpoints thrice."""
     model = places.Model(2_500_000_000, None, None)
     usage = type("Usage", (), {"free": 109e9})
     monkeypatch.setattr(places.shutil, "disk_usage", lambda path: usage)
@@ -325,7 +327,7 @@ def test_gpu_memory_is_checked_with_nvidia_smi() -> None:
         places.Model(3_500_000_000, 32_000, None),
     )
     assert machine.check(served, middle, [gpu]) != []
-    assert machine.check(served, middle, [gpu, gpu]) == []  # the server has the other
+    assert machine.check(served, middle, [gpu, gpu]) == []  # the server uses the other
     values["engine"]["num_processes"] = 2
     assert "but there are 1 here" in machine.check(values, small, [gpu])[0]
 
@@ -342,12 +344,12 @@ def test_nvidia_smi_that_fails_is_no_gpu(monkeypatch) -> None:
 
 def test_the_command_that_installs_a_missing_tracker_is_named(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(parameters, "is_installed", lambda name: name == "wandb")
-    (said,) = errors(tmp_path, tracking__also=["wandb", "trackio"])
-    assert said.startswith("tracking.also names trackio, which is not installed: python -m pip")
-    assert said.endswith('--editable ".[trackio]", or remove it')
+    (message,) = errors(tmp_path, tracking__also=["wandb", "trackio"])
+    assert message.startswith("tracking.also names trackio, which is not installed: python -m pip")
+    assert message.endswith('--editable ".[trackio]", or remove it')
 
 
-def test_a_folder_that_a_tracker_leaves_is_no_package(tmp_path: Path, monkeypatch) -> None:
+def test_a_folder_of_a_tracker_is_no_package(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "left_by_a_tracker").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert not parameters.is_installed("left_by_a_tracker")
@@ -361,16 +363,16 @@ def test_an_invalid_yaml_file_is_one_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", [[3], {"grpo": {"train": {"a": 3}}}])
 @pytest.mark.parametrize("name", ["ingest", "policy", "recipes", "train", "verify", "experiment"])
-def test_sections_of_another_form_are_errors(tmp_path: Path, name: str, broken: Any) -> None:
+def test_sections_of_a_wrong_type_are_errors(tmp_path: Path, name: str, broken: Any) -> None:
     assert errors(tmp_path, **{name: broken})
 
 
-def test_a_suggestion_is_made_only_where_one_is_near() -> None:
+def test_only_similar_names_are_suggested() -> None:
     assert params.unknown("x.y is 'qqq'; there is", "qqq", ["one", "two"]).endswith("two")
     assert params.unknown("x.y is 'on'", "on", ["one", "two"]).endswith("did you mean one?")
 
 
-def test_a_mistake_that_all_recipes_share_is_reported_once(tmp_path: Path) -> None:
-    """One of the section `train` is not one of every recipe."""
-    said = errors(tmp_path, train__learning_rate="fast", experiment__recipes=["grpo", "sgpo"])
-    assert said == ["train.learning_rate is 'fast', which is not float"]
+def test_a_mistake_common_to_all_recipes_is_reported_once(tmp_path: Path) -> None:
+    """A mistake in the section `train` is not one of every recipe."""
+    message = errors(tmp_path, train__learning_rate="fast", experiment__recipes=["grpo", "sgpo"])
+    assert message == ["train.learning_rate is 'fast', which is not float"]

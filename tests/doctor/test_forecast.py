@@ -1,4 +1,4 @@
-"""What a run would cost, with numbers worked out by hand."""
+"""The forecast of a run's cost, with numbers by hand."""
 
 import copy
 import re
@@ -39,15 +39,15 @@ def values() -> dict[str, Any]:
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    """A data root with a described policy."""
+    """Return a data root with a described policy."""
     layout = Layout(tmp_path)
     write_checked(layout.policy_card, {"source": "tiny", **asdict(POLICY)})
     return layout
 
 
-def give_profile(layout: Layout, seconds: float = 2.0) -> None:
-    """One prompt of 20 tokens, solved twice by four samples of 30 tokens: 200 tokens in so many
-    seconds."""
+def write_profile(layout: Layout, seconds: float = 2.0) -> None:
+    """Write a profile of one prompt of 20 tokens, solved twice by four samples of 30 tokens: 200
+    tokens in so many seconds."""
     table = profile_of([(2, 4)]).with_columns(
         prompt_tokens=pl.lit(20, pl.Int32), completion_tokens=pl.lit(120, pl.Int64)
     )
@@ -63,7 +63,7 @@ def cost(values: dict[str, Any], layout: Layout, *stage: Any) -> Cost:
     return found
 
 
-def test_ranges_work_from_the_least_to_the_most() -> None:
+def test_arithmetic_of_ranges() -> None:
     work, rate = Range(10, 20, 40), Range(1, 2, 4)
     assert work.at(rate) == Range(2.5, 10, 40)
     assert work + exactly(1) == Range(11, 21, 41)
@@ -72,9 +72,9 @@ def test_ranges_work_from_the_least_to_the_most() -> None:
 
 
 def test_an_evaluation_costs_its_samples_and_the_greedy_one(values, layout) -> None:
-    """5 prompts, 3 + 1 samples, 20 + 30 tokens each; the untrained policy's lengths are known to a
+    """5 prompts, 3 + 1 samples, 20 + 30 tokens each; the initial policy's lengths are accurate to a
     tenth."""
-    give_profile(layout)
+    write_profile(layout)
     found = cost(values, layout, "baseline")
     assert found.tokens.middle == 5 * 4 * 50
     assert found.tokens.high == pytest.approx(5 * 4 * (20 + 33))
@@ -85,11 +85,11 @@ def test_an_evaluation_costs_its_samples_and_the_greedy_one(values, layout) -> N
     assert cost(values, layout, "evaluate", "grpo", 0).tokens.high == 5 * 4 * (20 + 66)
 
 
-def test_training_takes_the_plan_that_the_profile_gives(values, layout) -> None:
-    """Four passes over one prompt in groups of 8, where the split asks for 10 prompts. Validation:
-    4 prompts, 2 samples, 3 points, 50 tokens."""
+def test_training_follows_the_plan_of_the_profile(values, layout) -> None:
+    """Four passes over one prompt in groups of 8, instead of the 10 prompts of the split.
+    Validation: 4 prompts, 2 samples, 3 points, 50 tokens."""
     uniform = cost(values, layout, "train", "grpo", 0)
-    give_profile(layout)
+    write_profile(layout)
     found = cost(values, layout, "train", "grpo", 0)
     assert found.tokens.middle == 4 * 8 * 50 + 1200
     assert found.flops.middle == 2 * P * (1600 + 1200) + 6 * P * 1600
@@ -99,10 +99,10 @@ def test_training_takes_the_plan_that_the_profile_gives(values, layout) -> None:
     assert cost(values, layout, "train", "grpo", 0).tokens.middle == 2 * 8 * 50 + 1200
 
 
-def test_training_with_a_budget_spends_what_its_profile_left(values, layout) -> None:
-    """A rollout of 50 tokens takes 8 P each. Of 10 prompts with 8 samples the profile takes 2 P 50
-    80. Validation comes on top."""
-    give_profile(layout)
+def test_training_spends_the_budget_minus_the_profile(values, layout) -> None:
+    """A rollout of 50 tokens costs 8 P per token. The profile of 10 prompts with 8 samples costs 2
+    P 50 80. Validation is additional."""
+    write_profile(layout)
     values["experiment"]["budget"] = {"account": "charged", "amount": 1e6 * P}
     grpo, sgpo = (cost(values, layout, "train", recipe, 0) for recipe in ("grpo", "sgpo"))
     assert grpo.tokens.middle == 1e6 / 8 + 1200
@@ -113,7 +113,7 @@ def test_training_with_a_budget_spends_what_its_profile_left(values, layout) -> 
 
 
 def test_the_expected_cost_of_a_budget_is_within_its_range(values, layout) -> None:
-    """Short rollouts are cheaper, and more of them fit."""
+    """Short rollouts are cheaper, so there are more of them."""
     values["experiment"]["budget"] = {"account": "executed", "amount": 1e8 * P}
     for recipe in ("grpo", "winnow"):
         found = cost(values, layout, "train", recipe, 0)
@@ -133,8 +133,8 @@ def test_the_expected_cost_of_a_budget_is_within_its_range(values, layout) -> No
 def test_a_reference_or_a_pass_before_the_update_reads_every_rollout(
     values, layout, account: str, change: dict[str, Any]
 ) -> None:
-    """2 P a token more than the 8 P of a rollout."""
-    give_profile(layout)
+    """It adds 2 P per token to the 8 P of a rollout."""
+    write_profile(layout)
     values["recipes"]["grpo"]["train"] |= change
     found = cost(values, layout, "train", "grpo", 0)
     assert found.flops.middle == 2 * P * (2 * 1600 + 1200) + 6 * P * 1600
@@ -142,9 +142,9 @@ def test_a_reference_or_a_pass_before_the_update_reads_every_rollout(
     assert cost(values, layout, "train", "grpo", 0).tokens.middle == 1e6 / 10 + 1200
 
 
-def test_stored_rollouts_that_may_join_are_read(values, layout) -> None:
-    """Of half of the groups of 8, 4 each: a quarter of a forward of every rollout."""
-    give_profile(layout)
+def test_stored_rollouts_that_can_join_are_read(values, layout) -> None:
+    """For half of the groups of 8, 4 each: a quarter of a forward of every rollout."""
+    write_profile(layout)
     replay = {"method": "successes", "per_prompt": 4, "capacity": 9}
     control = {"method": "experience", "share": 0.5}
     values["recipes"]["grpo"]["train"] |= {"replay": replay, "control": control}
@@ -160,9 +160,9 @@ def test_stored_rollouts_that_may_join_are_read(values, layout) -> None:
     assert cost(values, layout, "train", "grpo", 0).tokens.middle == 1e6 / 8 + 1200
 
 
-def test_a_warm_start_takes_its_part_of_a_budget(values, layout) -> None:
-    """100 updates of 50 tokens, 6 P each: of the budget, and of the recipe's FLOPs."""
-    give_profile(layout)
+def test_a_warm_start_counts_in_the_budget(values, layout) -> None:
+    """Its 100 updates of 50 tokens with 6 P each count in the budget and in the recipe's FLOPs."""
+    write_profile(layout)
     values["experiment"]["budget"] = {"account": "charged", "amount": 1e6 * P}
     warm_start = {"data": "profile", "steps": 25, "batch_size": 4, "learning_rate": None}
     values["recipes"]["grpo"]["train"]["warm_start"] = warm_start
@@ -178,9 +178,9 @@ def test_a_warm_start_takes_its_part_of_a_budget(values, layout) -> None:
 
 @pytest.mark.parametrize("account", ["tokens", "charged_mixed", "executed"])
 def test_the_rollouts_within_a_budget_cost_the_budget(values, layout, account: str) -> None:
-    """As many groups of 8 as fit, counted as the run counts its rows: those that are mixed are
+    """The budget is spent on groups of 8, counted like rows of the run: mixed groups are
     updated."""
-    give_profile(layout)
+    write_profile(layout)
     amount = 1e10 if account != "tokens" else 1e5
     values["experiment"]["budget"] = {"account": account, "amount": amount}
     found = fits(values, layout, ["grpo"])["grpo"]
@@ -197,7 +197,7 @@ def test_the_rollouts_within_a_budget_cost_the_budget(values, layout, account: s
 
 
 def test_a_budget_below_the_cost_of_a_profile_is_refused(values, layout) -> None:
-    """10 prompts with 8 samples, and 1 with 4 once that is there."""
+    """The profile has 10 prompts with 8 samples; once it exists, 1 with 4."""
     values["experiment"]["budget"] = {"account": "rollouts", "amount": 80.0}
     [found] = refusals(values, layout, ["grpo", "sgpo"])
     assert "the profile, which recipe 'sgpo' reads, takes at least 80 of it: raise" in found
@@ -208,17 +208,17 @@ def test_a_budget_below_the_cost_of_a_profile_is_refused(values, layout) -> None
 
 
 def test_the_cost_of_an_existing_profile_is_exact(values, layout) -> None:
-    give_profile(layout)
+    write_profile(layout)
     values["ingest"]["splits"]["train"], values["profile"]["num_samples"] = 1, 4
     sample = {**ROLLOUTS.example, "prompt_tokens": 20, "completion_tokens": 40}
     ROLLOUTS.write(layout.profile / "rollouts.parquet", ROLLOUTS.frame([sample] * 4))
     values["experiment"]["budget"] = {"account": "tokens", "amount": 240.0}
     assert "240 of it" in refusals(values, layout, ["sgpo"])[0]
-    values["profile"]["num_samples"] = 3  # it will be another one
+    values["profile"]["num_samples"] = 3  # the profile will be another one
     assert refusals(values, layout, ["sgpo"]) == []
 
 
-def test_the_doctor_refuses_what_allocate_would(tmp_path: Path) -> None:
+def test_the_doctor_refuses_the_same_budgets_as_allocate(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     write_checked(layout.policy_card, {"source": "tiny", **asdict(POLICY)})
     text = (PROJECT / "params.yaml").read_text()
@@ -228,7 +228,7 @@ def test_the_doctor_refuses_what_allocate_would(tmp_path: Path) -> None:
     assert ["recipe 'sgpo' reads" in error for error in found.errors] == [True]
 
 
-def test_no_cost_is_known_without_a_policy(values, tmp_path: Path) -> None:
+def test_there_is_no_cost_without_a_policy(values, tmp_path: Path) -> None:
     values["policy"]["source"] = "hf://org/name@0123"
     costs, why = forecast(values, Layout(tmp_path), [("profile", None, None)])
     assert costs == [None]
@@ -236,14 +236,14 @@ def test_no_cost_is_known_without_a_policy(values, tmp_path: Path) -> None:
 
 
 def test_existing_prompts_are_counted(values, layout) -> None:
-    give_profile(layout)
+    write_profile(layout)
     PROMPTS.write(layout.prompts("test"), PROMPTS.frame([]))
     assert cost(values, layout, "baseline").tokens == exactly(0)
 
 
 def test_rates_come_from_runs_of_the_same_size(layout) -> None:
-    """A run of ten times the size is left out."""
-    give_profile(layout)
+    """A run of ten times the size is excluded."""
+    write_profile(layout)
     for seed, seconds, size in ((0, 1.0, P), (1, 4.0, P), (2, 1.0, 10 * P)):
         folder = layout.train("grpo", seed)
         charged = {"generate": 2 * size * 100, "score": 0.0, "update": 6 * size * 100}
@@ -257,7 +257,7 @@ def test_rates_come_from_runs_of_the_same_size(layout) -> None:
     assert "measured in 2 runs" in found.source
 
 
-def test_rates_are_assumed_where_nothing_was_measured(layout) -> None:
+def test_rates_are_assumed_without_measurements(layout) -> None:
     found = rates(layout, P, "NVIDIA H100 80GB HBM3")
     assert "assumed for NVIDIA H100" in found.source
     assert found.sampling == table("an H100").sampling

@@ -1,4 +1,4 @@
-"""What the doctor finds of the servers that the parameters name."""
+"""Findings of the doctor on the servers in the parameters."""
 
 import threading
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.doctor.test_check import changed, errors, found
 
 
 class Models(BaseHTTPRequestHandler):
-    """A model server whose path says how it answers; `keyed` wants a key."""
+    """A model server whose path determines its answer; `keyed` requires a key."""
 
     def do_GET(self) -> None:
         answers = {"empty": (200, '{"data": []}'), "page": (200, "<html>"), "gone": (404, "{}")}
@@ -41,7 +41,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("good", None),
         ("keyed", None),
@@ -52,23 +52,25 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ("loading", "/loading/models responded with 503: {}: start the server"),
     ],
 )
-def test_answers_of_model_servers(tmp_path: Path, server: str, name: str, said: str | None) -> None:
+def test_answers_of_model_servers(
+    tmp_path: Path, server: str, name: str, message: str | None
+) -> None:
     found = errors(tmp_path, engine__name="server", engine__urls=[f"{server}/{name}"])
-    assert [said in line for line in found if said] == [True] * (said is not None)
-    assert bool(found) == (said is not None)
+    assert [message in line for line in found if message] == [True] * (message is not None)
+    assert bool(found) == (message is not None)
 
 
 def test_the_error_of_a_refused_key_does_not_contain_it(
     tmp_path: Path, server: str, monkeypatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "other")
-    (said,) = errors(tmp_path, engine__urls=[f"{server}/keyed"])
-    assert "responded with 401" in said
-    assert "OPENAI_API_KEY" in said
-    assert "other" not in said
+    (message,) = errors(tmp_path, engine__urls=[f"{server}/keyed"])
+    assert "responded with 401" in message
+    assert "OPENAI_API_KEY" in message
+    assert "other" not in message
 
 
-def test_a_silent_model_server_is_an_error_only_where_no_other_answers(
+def test_a_silent_model_server_is_an_error_only_if_all_are_silent(
     tmp_path: Path, server: str
 ) -> None:
     silent = "http://127.0.0.1:1"
@@ -80,8 +82,8 @@ def test_a_silent_model_server_is_an_error_only_where_no_other_answers(
 
 
 def test_an_invalid_url_is_an_error(tmp_path: Path) -> None:
-    (said,) = errors(tmp_path, engine__urls=["localhost:8000"])
-    assert "is not a URL like http://127.0.0.1:8000/v1" in said
+    (message,) = errors(tmp_path, engine__urls=["localhost:8000"])
+    assert "is not a URL like http://127.0.0.1:8000/v1" in message
 
 
 def test_a_silent_tracking_server_is_a_remark(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of graded rollouts: what stands for which source and level."""
+"""Metrics of graded rollouts, by source and level."""
 
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ SETTINGS = Evaluate(num_samples=2, pass_at=[1, 2], num_bootstrap=10)
 
 
 def measured(*prompts: tuple[str, str, str]) -> dict[str, Any]:
-    """The metrics of prompts with (source, level, outcomes): C correct, W wrong, E error; two
-    samples and the greedy one."""
+    """Return the metrics of prompts with (source, level, outcomes): C correct, W wrong, E error;
+    two samples and the greedy one."""
     words = {"C": "correct", "W": "wrong", "E": "error"}
     rows, rollouts = [], []
     for number, (source, level, outcomes) in enumerate(prompts):
@@ -31,8 +31,8 @@ def measured(*prompts: tuple[str, str, str]) -> dict[str, Any]:
                 "greedy": sample == 2,
                 "reward": float(outcome == "C"),
             }
-            known = {"prompt_id": f"p{number}", "outcome": words[outcome]}
-            rollouts.append({**ROLLOUTS.example, **known, **changes})
+            row = {"prompt_id": f"p{number}", "outcome": words[outcome]}
+            rollouts.append({**ROLLOUTS.example, **row, **changes})
     tally = Tally()
     for part in ROLLOUTS.frame(rollouts).partition_by("greedy", maintain_order=True):
         tally.add(part)
@@ -40,7 +40,7 @@ def measured(*prompts: tuple[str, str, str]) -> dict[str, Any]:
 
 
 def levels_of(*prompts: tuple[str, str, str]) -> dict[str, tuple[int, float, float]]:
-    """Number of prompts, pass@1 and greedy accuracy of each part."""
+    """Return the number of prompts, pass@1 and greedy accuracy of each part."""
     levels = measured(*prompts)["levels"]
     return {
         name: (part["num_prompts"], part["pass_at_1"], part["greedy"])
@@ -62,7 +62,7 @@ def test_levels_of_one_source() -> None:
     assert found == {"1": (2, pytest.approx(0.75), pytest.approx(0.5)), "2": (1, 0.0, 1.0)}
 
 
-def test_levels_of_several_sources_are_kept_apart() -> None:
+def test_levels_of_several_sources_are_separate() -> None:
     found = levels_of(
         ("math", "1", "CCC"), ("gsm8k", "1", "CWW"), ("math", "2", "WWC"), ("svamp", "", "CCW")
     )

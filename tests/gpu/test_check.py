@@ -71,7 +71,7 @@ def test_killed_check_continues(tmp_path: Path) -> None:
     assert 0 < profile["pass rate"] < 0.8
     assert [run["run"] for run in runs] == ["grpo", "grpo, killed", "sgpo", "winnow"]
     assert [run["kills"] for run in runs] == [0, 1, 0, 0]
-    # plans keep within the budget, and groups of 8 may leave a rest
+    # plans stay within the budget, with a remainder below a group of 8
     assert [run["rollouts"] for run in runs if run["run"].startswith("grpo")] == [128, 128]
     assert all(120 < run["rollouts"] <= 128 for run in runs)
     assert runs[1]["weights of an unkilled run"] is True  # on a CPU

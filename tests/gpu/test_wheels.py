@@ -1,4 +1,4 @@
-"""Packages for a machine without network: they are complete for training, and travel in pieces."""
+"""Packages for a machine without network: complete for training, and transferred in pieces."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ def test_sufficient_packages_are_not_packed() -> None:
     assert everything["polars"] == metadata.version("polars")
     there = machine(**TORCH, transformers="5.17.0", polars="0.20.0", PyYAML="6.0.2")
     found = wheels.missing(there)
-    assert "transformers" not in found  # older than the pin, and new enough
+    assert "transformers" not in found  # older than the pin, but sufficient
     assert "pyyaml" not in found
     assert found["polars"] == metadata.version("polars")  # too old
 
@@ -130,8 +130,8 @@ def test_packages_are_complete_for_training(bare: Path, guesser: Path, tmp_path:
     absent = (
         f"from importlib.util import find_spec as f; print([n for n in {names!r}.split() if f(n)])"
     )
-    said = subprocess.run([bare, "-c", absent], capture_output=True, text=True, check=True)
-    assert said.stdout == "[]\n"
+    result = subprocess.run([bare, "-c", absent], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
     options = ["--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path)]
     done = subprocess.run(
         [bare, "-m", "tasks.train", *options, "--recipe", "r", "--seed", "0"],

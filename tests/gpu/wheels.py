@@ -1,23 +1,23 @@
-"""Bring what a machine lacks: `python -m tests.gpu.wheels list | pack | unpack`.
+"""Bring missing packages to a machine: `python -m tests.gpu.wheels list | pack | unpack`.
 
-A machine with a GPU often has torch, no network, and a limit on what can be carried to it. There,
-with nothing installed but Python:
+A machine with a GPU often has torch, no network, and a limit on transferred files. There, with
+only Python installed:
 
     python -m tests.gpu.wheels list there.json
 
-Where there is a package index, in this project's environment:
+On a machine with a package index, in this project's environment:
 
     python -m tests.gpu.wheels pack there.json --out pieces
 
-That asks pip for the wheels of the pinned versions of what is missing there, or too old, and writes
-them as pieces of at most 60 MB. There again, with the checkout and the pieces:
+It downloads with pip the wheels of packages that are missing there or too old, in their pinned
+versions, and writes them as pieces of at most 60 MB. There again, with the checkout and the pieces:
 
     python -m tests.gpu.wheels unpack pieces --target packages
     PYTHONPATH=packages python -m tests.gpu.check --out DIR
 
-Torch, CUDA and vLLM are never packed: they are the machine's own. What is packed is enough for the
-check and for `python -m tasks.train`; MLflow's record is then kept in files, to be replayed
-(docs/guide/operating.md). `list` and `unpack` need Python's own library alone."""
+Torch, CUDA and vLLM are never packed: the machine must have them. The packages suffice for the
+check and for `python -m tasks.train`; MLflow's record is then in files, to be replayed
+(docs/guide/operating.md). `list` and `unpack` need only Python's standard library."""
 
 import argparse
 import hashlib
@@ -33,7 +33,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# what `tasks.ingest`, `tasks.train` and the check import by themselves; the rest follows from these
+# direct imports of `tasks.ingest`, `tasks.train` and the check; these determine the rest
 ROOTS = (
     "aiohttp",
     "botocore",
@@ -52,12 +52,12 @@ ROOTS = (
     "tqdm",
     "transformers",
 )
-OWN = ("torch", "triton", "nvidia", "cuda", "vllm")  # begins so: the machine's
-# the oldest that work, where the project's pins and pyproject.toml are newer
+OWN = ("torch", "triton", "nvidia", "cuda", "vllm")  # prefixes of the machine's own packages
+# the oldest versions that work, if the project's pins and pyproject.toml are newer
 OLDEST = {"torch": ">=2.11", "transformers": ">=5.17,<6"}
 PIECE_MB = 60
 MANIFEST = "manifest.json"
-# glibc versions of wheels, from the newest that is common on machines with GPUs
+# glibc versions of wheels, from the newest one that is common on machines with GPUs
 MANYLINUX = ("2_31", "2_28", "2_27", "2_24", "2_17", "2_12", "2_5")
 
 
@@ -66,10 +66,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     words = parser.add_subparsers(dest="word", required=True)
-    zero = words.add_parser("list", help="write what is installed here, as JSON")
+    zero = words.add_parser("list", help="write the installed packages, as JSON")
     zero.add_argument("list", type=Path, help="the file")
-    one = words.add_parser("pack", help="fetch what a machine lacks")
-    one.add_argument("list", type=Path, help="what `list` wrote there")
+    one = words.add_parser("pack", help="fetch the missing packages")
+    one.add_argument("list", type=Path, help="the file that `list` wrote there")
     one.add_argument("--out", type=Path, required=True, help="a folder for the pieces")
     one.add_argument("--mb", type=int, default=PIECE_MB, help="of a piece (default: %(default)s)")
     two = words.add_parser("unpack", help="put the packages into a folder for PYTHONPATH")
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def installed() -> dict[str, Any]:
-    """This machine's Python, processor and packages."""
+    """Return this machine's Python, processor and packages."""
     return {
         "python": ".".join(map(str, sys.version_info[:2])),
         "machine": platform.machine(),
@@ -134,26 +134,26 @@ def missing(there: dict[str, Any]) -> dict[str, str]:
     wanted |= {name: SpecifierSet(versions) for name, versions in OLDEST.items()}
     found: dict[str, str] = {}
     seen: set[str] = set()
-    todo = [(root, wanted.get(root, SpecifierSet())) for root in ROOTS]
-    while todo:
-        name, versions = todo.pop()
-        does = name in has and versions.contains(has[name], prereleases=True)
+    pending = [(root, wanted.get(root, SpecifierSet())) for root in ROOTS]
+    while pending:
+        name, versions = pending.pop()
+        is_sufficient = name in has and versions.contains(has[name], prereleases=True)
         if name.startswith(OWN):
-            if name == "torch" and not does:
+            if name == "torch" and not is_sufficient:
                 raise SystemExit(
                     f"the machine has torch {has.get(name, 'not at all')}, and {versions} is "
                     "needed: its own build for its GPU cannot be brought from here"
                 )
             continue
-        if not does:
+        if not is_sufficient:
             found[name] = metadata.version(name)
-        if does or name in seen:
+        if is_sufficient or name in seen:
             continue
         seen.add(name)
         for line in metadata.requires(name) or []:
             requirement = Requirement(line)
             if requirement.marker is None or requirement.marker.evaluate(environment):
-                todo.append((canonicalize_name(requirement.name), requirement.specifier))
+                pending.append((canonicalize_name(requirement.name), requirement.specifier))
     return found
 
 
@@ -233,7 +233,7 @@ def unpack(pieces: Path, target: Path) -> int:
             for member in members:
                 content = archive.extractfile(member)
                 if content is None or not member.name.endswith(".whl"):
-                    raise SystemExit(f"{pieces} holds {member.name}, which is no wheel")
+                    raise SystemExit(f"{pieces} contains {member.name}, which is no wheel")
                 with zipfile.ZipFile(content) as wheel:
                     wheel.extractall(target)
     return len(members)

@@ -1,4 +1,4 @@
-"""Which files a folder of tasks has, and what their digest is made of."""
+"""The files of a folder of tasks, and their digest."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ metric_list: [{{metric: exact_match}}]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """One task file and its table."""
+    """Return a folder with one task file and its table."""
     table = tmp_path / "tables" / "sums.jsonl"
     return plant(
         tmp_path,
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     )
 
 
-def test_what_a_task_file_includes_is_read_as_well(folder: Path) -> None:
+def test_included_files_are_task_files(folder: Path) -> None:
     plant(folder, {"base": "doc_to_text: !function utils.text\n"})
     with (folder / "tasks/sums.yaml").open("a") as file:
         file.write("include: ../base\n")
@@ -41,7 +41,7 @@ def test_what_a_task_file_includes_is_read_as_well(folder: Path) -> None:
         files.task_files(folder / "tasks")
 
 
-def test_files_that_come_with_the_harness_are_left_out(folder: Path) -> None:
+def test_files_of_the_harness_are_excluded(folder: Path) -> None:
     plant(folder, {"lm_eval/gsm8k.yaml": "doc_to_text: !function utils.text\n"})
     with (folder / "tasks/sums.yaml").open("a") as file:
         file.write(f"include: {folder}/lm_eval/gsm8k.yaml\n")
@@ -56,7 +56,7 @@ def test_a_folder_without_task_files_is_refused(tmp_path: Path) -> None:
         files.task_files(tmp_path / "nothing")
 
 
-def test_the_digest_is_of_task_files_code_and_tables(folder: Path) -> None:
+def test_the_digest_covers_task_files_code_and_tables(folder: Path) -> None:
     def digest() -> str:
         return files.fingerprint(files.task_files(folder / "tasks"))
 
@@ -70,7 +70,7 @@ def test_the_digest_is_of_task_files_code_and_tables(folder: Path) -> None:
     assert digest() == digests[-1]
 
 
-def test_a_table_that_is_not_there_is_named(folder: Path) -> None:
+def test_a_missing_table_is_named(folder: Path) -> None:
     (folder / "tables/sums.jsonl").unlink()
     with pytest.raises(ArtifactError, match=r"sums.yaml: .*sums.jsonl does not exist"):
         files.fingerprint(files.task_files(folder / "tasks"))

@@ -1,5 +1,5 @@
-"""Policies on tasks of lm-evaluation-harness: what is recorded, shown and resumed. With the
-package, on sums of the embedded policy; without it, everything around it."""
+"""Policies on tasks of lm-evaluation-harness: records, tables and resumption. With the package, on
+sums of the embedded policy; without it, all other code."""
 
 import importlib.util
 import json
@@ -53,7 +53,7 @@ metadata: {{version: 1.0}}
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    """The embedded policy, once as it is and once as what `grpo` with seed 0 has made of it."""
+    """Return the embedded policy as the initial one and as that of `grpo` with seed 0."""
     layout = Layout(tmp_path / "data")
     trained = layout.train("grpo", 0)
     shutil.copytree(ROOT / "data" / "policy", layout.policy)
@@ -67,12 +67,12 @@ def layout(tmp_path: Path) -> Layout:
 
 
 def describe(layout: Layout) -> None:
-    """The digest that training writes beside the policy."""
+    """Write the digest beside the policy, as training does."""
     trained = layout.train("grpo", 0) / "policy"
     write_checked(layout.trained_card("grpo", 0), {"digest": policy_digest(trained)})
 
 
-def asked(*tasks: str, **changes: Any) -> run.Asked:
+def options(*tasks: str, **changes: Any) -> run.Asked:
     nothing: dict[str, Any] = dict.fromkeys(run.Asked.__dataclass_fields__)
     return run.Asked(**{**nothing, "tasks": list(tasks), "trust_tasks": True, **changes})
 
@@ -87,7 +87,7 @@ def record(layout: Layout, cell: Subject, task: str, **changes: Any) -> Path:
     return path
 
 
-def test_what_the_harness_returns_becomes_metrics() -> None:
+def test_results_of_the_harness_become_metrics() -> None:
     found = run.measured(
         "sums",
         {
@@ -128,7 +128,7 @@ def test_a_group_has_its_own_metrics_and_those_of_its_tasks() -> None:
     ]
 
 
-def test_the_table_stands_beside_pass_at_1(layout: Layout) -> None:
+def test_the_table_has_pass_at_1_and_the_benchmarks(layout: Layout) -> None:
     assert records.table(layout) == ""
     record(layout, TRAINED, "sums")
     record(layout, Subject(), "sums")
@@ -150,10 +150,10 @@ def test_records_of_a_policy_that_was_trained_again_are_not_shown(layout: Layout
     assert len(records.table(layout).splitlines()) == 3
 
 
-def test_a_missing_harness_is_said_with_the_command(layout: Layout, monkeypatch) -> None:
+def test_the_error_without_the_harness_names_the_command(layout: Layout, monkeypatch) -> None:
     monkeypatch.setattr(run, "find_spec", lambda name: None)
     with pytest.raises(ArtifactError, match=r"lm_eval is not installed; .*\.\[eval\]"):
-        next(run.measure(layout, VALUES, [TRAINED], asked("gsm8k")))
+        next(run.measure(layout, VALUES, [TRAINED], options("gsm8k")))
 
 
 def test_a_policy_that_was_not_trained_is_named(layout: Layout) -> None:
@@ -166,7 +166,7 @@ class Kind:
 
 
 class Entry:
-    """A task of an index that has no files."""
+    """A task of an index, without files."""
 
     kind, yaml_path, cfg, tags = Kind, None, None, frozenset()
 
@@ -176,8 +176,8 @@ class Manager:
 
 
 @pytest.fixture
-def answered(monkeypatch) -> list[str]:
-    """The harness, as far as it is not installed: each task it is asked for is written down."""
+def evaluated(monkeypatch) -> list[str]:
+    """Replace the parts of the harness that are not installed; record each requested task."""
     evaluated: list[str] = []
 
     def evaluate(self: run.Harness, task: str) -> dict[str, Any]:
@@ -190,39 +190,39 @@ def answered(monkeypatch) -> list[str]:
     return evaluated
 
 
-def test_what_was_measured_before_an_interrupt_is_not_measured_again(
-    layout: Layout, answered: list[str]
+def test_tasks_before_an_interrupt_are_not_measured_again(
+    layout: Layout, evaluated: list[str]
 ) -> None:
-    cells, wanted = [Subject(), TRAINED], asked("one", "two")
+    cells, wanted = [Subject(), TRAINED], options("one", "two")
     begun = run.measure(layout, VALUES, cells, wanted)
     for _ in range(3):
         next(begun)
     begun.close()
-    assert answered == ["initial one", "initial two", "grpo/0 one"]
+    assert evaluated == ["initial one", "initial two", "grpo/0 one"]
     assert len(list(run.measure(layout, VALUES, cells, wanted))) == 4
-    assert answered[3:] == ["grpo/0 two"]
+    assert evaluated[3:] == ["grpo/0 two"]
     list(run.measure(layout, VALUES, cells, wanted))
-    assert len(answered) == 4
+    assert len(evaluated) == 4
 
 
-def test_another_policy_or_another_way_is_measured_anew(
-    layout: Layout, answered: list[str]
+def test_another_policy_or_other_options_are_measured_again(
+    layout: Layout, evaluated: list[str]
 ) -> None:
     for changes in ({}, {"limit": 2}, {"few_shot": 3}, {"max_tokens": 9}, {"limit": 2}):
-        list(run.measure(layout, VALUES, [TRAINED], asked("one", **changes)))
-    assert len(answered) == 4
+        list(run.measure(layout, VALUES, [TRAINED], options("one", **changes)))
+    assert len(evaluated) == 4
     with (layout.train("grpo", 0) / "policy" / "config.json").open("a") as file:
         file.write("\n")
     with pytest.raises(ArtifactError, match="is not what training wrote"):
-        list(run.measure(layout, VALUES, [TRAINED], asked("one")))
+        list(run.measure(layout, VALUES, [TRAINED], options("one")))
     describe(layout)
-    list(run.measure(layout, VALUES, [TRAINED], asked("one")))
-    assert len(answered) == 5
+    list(run.measure(layout, VALUES, [TRAINED], options("one")))
+    assert len(evaluated) == 5
 
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Task files on a table of 16 sums, one of them with a template that reaches for Python."""
+    """Return task files on a table of 16 sums, one of them with a template that calls Python."""
     folder = tmp_path_factory.mktemp("tasks")
     prompt = "State the final answer to the following arithmetic problem: {} + 4 ="
     sums = [{"question": prompt.format(n), "answer": str(n + 4)} for n in range(1, 17)]
@@ -239,7 +239,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def harness_utils() -> Iterator[Any]:
-    """The harness's templates as they were, after the test."""
+    """Restore the harness's templates after the test."""
     utils = importlib.import_module("lm_eval.utils")
     plain = utils.env
     yield utils
@@ -247,7 +247,7 @@ def harness_utils() -> Iterator[Any]:
 
 
 def share_solved(folder: Path, table: Path) -> float:
-    """How many of a table's questions a policy answers, greedily, by transformers alone."""
+    """Return the share of a table's questions that a policy solves greedily."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(folder)
     solved = []
     for line in table.read_text().splitlines():
@@ -261,11 +261,11 @@ def share_solved(folder: Path, table: Path) -> float:
 
 @with_harness
 @pytest.mark.slow
-def test_the_embedded_policy_on_a_task_of_ones_own(
+def test_the_embedded_policy_on_a_custom_task(
     layout: Layout, tasks: Path, harness_utils: Any
 ) -> None:
     both = [Subject(), TRAINED]
-    found = list(run.measure(layout, VALUES, both, asked("sums", include=tasks)))
+    found = list(run.measure(layout, VALUES, both, options("sums", include=tasks)))
     values = [one["metrics"]["exact_match/last"]["value"] for _, _, one in found]
     assert values == [share_solved(layout.policy, tasks / "sums.jsonl")] * 2  # the same policy
     assert 0 < values[0] < 1
@@ -273,10 +273,10 @@ def test_the_embedded_policy_on_a_task_of_ones_own(
     assert found[0][2]["task_version"] == 1.0
     assert len(records.table(layout).splitlines()) == 3
     files = {path: path.read_bytes() for _, path, _ in found}
-    list(run.measure(layout, VALUES, both, asked("sums", include=tasks)))
+    list(run.measure(layout, VALUES, both, options("sums", include=tasks)))
     assert {path: path.read_bytes() for path in files} == files
     with pytest.raises(ArtifactError, match="reach: access to attribute '__init__'"):
-        list(run.measure(layout, VALUES, [TRAINED], asked("reach", include=tasks)))
+        list(run.measure(layout, VALUES, [TRAINED], options("reach", include=tasks)))
     assert not (tasks / "reached").exists()
     with pytest.raises(ArtifactError, match="can run code .* --trust-tasks"):
         run.open_index(["sums"], tasks, trust_tasks=False)
@@ -286,12 +286,12 @@ def test_the_embedded_policy_on_a_task_of_ones_own(
 @pytest.mark.slow
 def test_names_are_checked_before_anything_is_loaded() -> None:
     index = run.open_index([], None, trust_tasks=True)
-    for name, said in (
+    for name, message in (
         ("gsm8", "there is no task 'gsm8' in the harness; did you mean gsm8k?"),
         ("humaneval", "humaneval runs programs that the policy writes"),
     ):
-        with pytest.raises(ArtifactError, match=said):
+        with pytest.raises(ArtifactError, match=message):
             index.names(["gsm8k", name])
     assert index.names(["gsm8k", "mmlu", "gsm8k"]) == ["gsm8k", "mmlu"]
-    assert "gsm8k" in index.names(["math_word_problems"])  # a tag is the tasks that have it
+    assert "gsm8k" in index.names(["math_word_problems"])  # a tag names the tasks with it
     assert index.source("gsm8k") is None

@@ -41,7 +41,7 @@ def test_counts_rates_and_intervals_by_hand() -> None:
     assert (b["completion_tokens"], b["completion_tokens_max"], b["prompt_tokens"]) == (36, 8, 9)
     assert b["pass_rate_low"] == pytest.approx(0.0715, abs=1e-4)
     assert b["pass_rate_high"] == pytest.approx(0.5907, abs=1e-4)
-    # errors leave the denominator
+    # errors do not count
     assert (a["num_samples"], a["error"], a["pass_rate"]) == (4, 2, 0.5)
     assert (c["pass_rate"], c["pass_rate_low"]) == (None, None)
     summary = summarize(profile)
@@ -49,7 +49,7 @@ def test_counts_rates_and_intervals_by_hand() -> None:
     assert summary["histogram"] == [[0.25, 1], [0.5, 1]]
 
 
-def test_summary_forecasts_more_mixed_groups_the_larger_the_group() -> None:
+def test_larger_groups_are_forecast_to_be_mixed_more_often() -> None:
     rows = [
         rollout(f"p{p}", i, "correct" if i < p else "wrong") for p in range(9) for i in range(8)
     ]
@@ -58,6 +58,6 @@ def test_summary_forecasts_more_mixed_groups_the_larger_the_group() -> None:
     assert summary["pass_rate_mean"] == 0.5
     rates = list(summary["mixed_rate"].values())
     assert rates == sorted(rates)
-    # counts spread evenly over 0..8 come from a flat prior, for which a pair is mixed with
+    # uniform counts over 0..8 correspond to a flat prior, for which a pair is mixed with
     # probability 1/3
     assert summary["mixed_rate"]["2"] == pytest.approx(1 / 3, abs=0.03)

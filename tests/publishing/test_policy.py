@@ -1,4 +1,4 @@
-"""A policy is pushed whole, with what it came from, and nothing is written over unasked."""
+"""A policy is pushed complete with its origin, and overwrites nothing without a request."""
 
 import functools
 import json
@@ -36,7 +36,7 @@ VALUES = {
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    """One finished cell, sgpo/1."""
+    """Return one finished cell, sgpo/1."""
     layout = Layout(tmp_path / "data")
     train, plan = layout.train("sgpo", 1), layout.plan("sgpo", 1)
     for path in (
@@ -61,7 +61,7 @@ def layout(tmp_path: Path) -> Layout:
     return layout
 
 
-def test_a_folder_has_the_policy_and_where_it_came_from(layout: Layout, tmp_path: Path) -> None:
+def test_a_folder_has_the_policy_and_its_origin(layout: Layout, tmp_path: Path) -> None:
     place = tmp_path / "out"
     assert push(layout, VALUES, CELL, str(place), overwrite=False) == FILES
     assert sorted(path.name for path in place.iterdir()) == FILES
@@ -78,8 +78,8 @@ def test_a_folder_has_the_policy_and_where_it_came_from(layout: Layout, tmp_path
     assert "| executed | 1.7e+12 |" in card
 
 
-def test_the_settings_are_all_that_the_cell_ran_with(layout: Layout, tmp_path: Path) -> None:
-    """The stage `code` left them, with the defaults."""
+def test_the_settings_are_the_complete_ones_of_the_cell(layout: Layout, tmp_path: Path) -> None:
+    """The stage `code` wrote them with the defaults."""
     whole = {"learning_rate": 3.0e-4, "loss": {"method": "pg", "clip": 0.2}}
     path = layout.code_folder / "sgpo" / "train.params.yaml"
     path.parent.mkdir(parents=True)
@@ -98,7 +98,7 @@ def test_damaged_weights_are_not_pushed(layout: Layout, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_there_is_replaced_only_when_asked(layout: Layout, tmp_path: Path) -> None:
+def test_existing_files_are_replaced_only_on_request(layout: Layout, tmp_path: Path) -> None:
     place = tmp_path / "out"
     place.mkdir()
     (place / "mine.txt").write_text("mine")
@@ -109,7 +109,7 @@ def test_what_is_there_is_replaced_only_when_asked(layout: Layout, tmp_path: Pat
     assert (place / "mine.txt").read_text() == "mine"
 
 
-def test_a_place_that_was_not_written_whole_has_no_card(layout: Layout, tmp_path: Path) -> None:
+def test_an_incomplete_copy_has_no_card(layout: Layout, tmp_path: Path) -> None:
     place = tmp_path / "out"
     push(layout, VALUES, CELL, str(place), overwrite=False)
     (place / "model.safetensors").unlink()
@@ -119,14 +119,14 @@ def test_a_place_that_was_not_written_whole_has_no_card(layout: Layout, tmp_path
     assert not (place / "README.md").exists()
 
 
-def test_a_cell_that_is_not_finished_is_named(layout: Layout, tmp_path: Path) -> None:
+def test_an_unfinished_cell_is_named(layout: Layout, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"grpo/0 has no .*policy: run the pipeline first"):
         push(layout, VALUES, TrainedPolicy("grpo", 0), str(tmp_path / "out"), overwrite=False)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.s3
-def test_a_bucket(layout: Layout, bucket: str) -> None:
+def test_a_policy_is_pushed_to_a_bucket(layout: Layout, bucket: str) -> None:
     place = f"{bucket}/policies/sgpo"
     push(layout, VALUES, CELL, place, overwrite=False)
     store, path = open_location(place)
@@ -138,35 +138,35 @@ def test_a_bucket(layout: Layout, bucket: str) -> None:
 def test_a_hub_gets_one_commit_and_a_private_repository(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No hub can be reached from here: what is asked of its client is checked."""
-    asked: list[tuple[str, Any]] = []
+    """No hub can be reached from here, so the calls of its client are checked."""
+    calls: list[tuple[str, Any]] = []
 
     class Hub:
         def repo_exists(self, name: str) -> bool:
-            return any(what == "create" for what, _ in asked)
+            return any(call == "create" for call, _ in calls)
 
         def file_exists(self, name: str, path: str) -> bool:
             return path == "README.md"
 
         def create_repo(self, name: str, **options: Any) -> None:
-            asked.append(("create", (name, options)))
+            calls.append(("create", (name, options)))
 
         def create_commit(self, name: str, operations: Any, **options: Any) -> None:
-            asked.append(("commit", [operation.path_in_repo for operation in operations]))
+            calls.append(("commit", [operation.path_in_repo for operation in operations]))
 
     monkeypatch.setattr(policy, "HfApi", Hub)
     push(layout, VALUES, CELL, "hf://me/mine", overwrite=False)
-    assert asked[0] == ("create", ("me/mine", {"private": True, "exist_ok": True}))
-    assert asked[1] == ("commit", FILES)
+    assert calls[0] == ("create", ("me/mine", {"private": True, "exist_ok": True}))
+    assert calls[1] == ("commit", FILES)
     with pytest.raises(ArtifactError, match="hf://me/mine has a model"):
         push(layout, VALUES, CELL, "hf://me/mine", overwrite=False)
-    assert len(asked) == 2
+    assert len(calls) == 2
 
 
-def test_a_hub_that_cannot_be_reached_is_one_sentence(
+def test_an_unreachable_hub_gives_one_sentence(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = functools.partial(HfApi, endpoint="http://127.0.0.1:9")  # where nothing listens
+    hub = functools.partial(HfApi, endpoint="http://127.0.0.1:9")  # no server listens there
     monkeypatch.setattr(policy, "HfApi", hub)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(ArtifactError, match=r"^hf://me/mine: [^\n]*refused[^\n]*$"):

@@ -1,4 +1,4 @@
-"""Prompts in the terminal, as the policy receives them."""
+"""Prompts in the terminal, in the policy's form."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def layout(tmp_path: Path) -> Layout:
     return layout
 
 
-def test_a_prompt_stands_in_the_chat_template_with_its_tokens_and_verdict(layout: Layout) -> None:
+def test_a_prompt_is_shown_with_template_tokens_and_verdict(layout: Layout) -> None:
     text = "\n".join(read(every_value(), layout, "train", None, 5))
     assert "2 of 2 train prompts" in text
     assert "<s>user: 1 + 2 =\\x1b</s>" in text
@@ -39,7 +39,7 @@ def test_a_prompt_stands_in_the_chat_template_with_its_tokens_and_verdict(layout
     assert "gold: many   numeric: error (" in text
 
 
-def test_what_is_missing_is_named(layout: Layout) -> None:
+def test_a_missing_table_or_prompt_is_named(layout: Layout) -> None:
     for split, prompt, message in (
         ("test", None, "run the stage that writes the prompts table first"),
         ("train", "x", "no train prompt whose id begins with x"),

@@ -1,4 +1,4 @@
-"""Rollouts in the terminal: which prompts, which samples, and nothing that a model can steer."""
+"""Rollouts in the terminal: the chosen prompts and samples, and escaped text of models."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ LETTERS = {"c": "correct", "w": "wrong", "t": "truncated"}
 
 
 def rollouts(outcomes: dict[str, str], text: str) -> list[dict[str, Any]]:
-    """Samples with these outcomes, and a greedy one each."""
+    """Return samples with these outcomes, and a greedy one for each prompt."""
     row = {**dict.fromkeys(ROLLOUTS.columns), "finish_reason": "stop", "completion_tokens": 3}
     return [
         {
@@ -59,7 +59,7 @@ def test_both_sides_of_a_prompt_are_shown(layout: Layout) -> None:
     assert text.index("asked p0") < text.index("old") < text.index("new")
     assert "before, sample 0: correct, reward 0.5, answer 7" in text
     assert "after, greedy: correct" in text
-    assert "p0 1" not in text  # one sample a side was asked for
+    assert "p0 1" not in text  # one sample per side was requested
     assert "p1" not in text
 
 
@@ -96,11 +96,11 @@ def test_no_control_character_of_a_text_reaches_the_terminal(layout: Layout) -> 
         ("a\u00a0b", "a\u00a0b"),
     ],
 )
-def test_only_what_is_not_to_be_seen_is_escaped(text: str, seen: str) -> None:
+def test_only_invisible_characters_are_escaped(text: str, seen: str) -> None:
     assert escaped(text) == seen
 
 
-def test_what_is_not_there_is_named(layout: Layout) -> None:
+def test_missing_files_and_prompts_are_named(layout: Layout) -> None:
     with pytest.raises(ArtifactError, match=r"runs/sgp/0/eval/rollouts\.parquet does not exist"):
         list(read(layout, "sgp", 0, Wanted(None, None, 1, 1)))
     with pytest.raises(ArtifactError, match="no test prompt whose id begins with q of the class"):

@@ -16,29 +16,29 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def executable() -> str | None:
-    """The path of a Chromium, if there is one."""
+    """Return the path of a Chromium, or None."""
     return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
 def missing() -> str | None:
-    """Why no page can be opened; None where one can."""
+    """Return why no page can be opened, or None."""
     return None if executable() else "no Chromium (Debian's package chromium)"
 
 
 class Browser:
-    """A Chromium with one tab. `problems` are what the page and the browser complained of;
-    `requests` the addresses that the page asked for."""
+    """A Chromium with one tab. `problems` are errors of the page and the browser; `requests` are
+    the addresses that the page requested."""
 
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(
             [
                 str(executable()),
                 "--headless=new",
-                "--no-sandbox",  # which root has not, and it opens this one file alone
+                "--no-sandbox",  # root has no sandbox; only this one file is opened
                 "--disable-gpu",
                 "--disable-dev-shm-usage",
                 "--no-first-run",
-                "--remote-debugging-port=0",  # a free one, on the loopback address
+                "--remote-debugging-port=0",  # a free port on the loopback address
                 f"--user-data-dir={folder}",
                 "about:blank",
             ],
@@ -78,7 +78,7 @@ class Browser:
         self.process.wait(PATIENCE)
 
     def call(self, method: str, **params: Any) -> Any:
-        """Call a method of the protocol, and note the events until its answer."""
+        """Call a method of the protocol, and record the events before its answer."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": params}
         session = {"sessionId": self.session} if getattr(self, "session", "") else {}
@@ -92,7 +92,7 @@ class Browser:
             self.note(answer.get("method"), answer.get("params", {}))
 
     def note(self, event: str | None, params: dict[str, Any]) -> None:
-        """Keep what an event says is wrong, and what is fetched."""
+        """Record errors and requests of an event."""
         if event == "Runtime.exceptionThrown":
             self.problems.append(json.dumps(params["exceptionDetails"])[:500])
         if event == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
@@ -103,7 +103,7 @@ class Browser:
             self.requests.append(params["request"]["url"][:200])
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression; a promise is waited for."""
+        """Return the value of a JavaScript expression; await a promise."""
         found = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -112,7 +112,7 @@ class Browser:
         return found["result"].get("value")
 
     def resize(self, width: int, height: int, *, touch: bool = False) -> None:
-        """Become a screen of this size, of a phone with `touch`."""
+        """Set the size of the screen; with `touch`, of a phone."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -139,7 +139,7 @@ class Browser:
         self.settle()
 
     def settle(self) -> None:
-        """Wait for two frames: what a script changed is then on the screen."""
+        """Wait for two frames, so that changes are on the screen."""
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def press(self, key: str, text: str = "") -> None:
@@ -150,6 +150,6 @@ class Browser:
         self.settle()
 
     def write(self, text: str) -> None:
-        """Type into what has the focus."""
+        """Type into the focused element."""
         self.call("Input.insertText", text=text)
         self.settle()

@@ -1,5 +1,4 @@
-"""A small finished pipeline, written by hand: numbers in it are round, so that totals can be added
-up in the head."""
+"""A small finished pipeline, written by hand, with round numbers for sums in the head."""
 
 import shutil
 from collections.abc import Sequence
@@ -66,15 +65,15 @@ def metrics(pass_at_1: float, half: float = 0.04) -> dict[str, Any]:
 
 
 def solved(pass_at_1: float, seed: int) -> list[int]:
-    """How many of 8 samples of each test prompt are right: together the share `pass_at_1`, the
-    prompts as chance has it."""
+    """Return the number of correct samples of 8 for each test prompt: in total the share
+    `pass_at_1`, distributed at random."""
     slots = np.random.default_rng(seed).permutation(NUM_TEST * 8)
     return list((slots < round(pass_at_1 * NUM_TEST * 8)).reshape(NUM_TEST, 8).sum(axis=1))
 
 
 def write_answers(folder: Path, correct: list[int]) -> None:
-    """The rollouts on test: `correct` of the 8 samples of each prompt are right; the greedy ones
-    are all wrong."""
+    """Write the rollouts on test: `correct` of the 8 samples of each prompt are correct, no greedy
+    sample is."""
     rows = [
         {
             **ROLLOUTS.example,
@@ -90,8 +89,8 @@ def write_answers(folder: Path, correct: list[int]) -> None:
 
 
 def write_shared(layout: Layout) -> None:
-    """Policy card, profile and baseline: solved 0 to 8 of 8, evenly; profiling costs 100 charged,
-    80 executed."""
+    """Write policy card, profile and baseline: prompts are solved 0 to 8 of 8 times, evenly;
+    profiling costs 100 charged, 80 executed."""
     card = {
         "architecture": "Qwen3ForCausalLM",
         "num_parameters": 438656,
@@ -173,8 +172,8 @@ def write_plans(layout: Layout, recipe: str, reads_profile: bool) -> None:
 def write_training(
     layout: Layout, recipe: str, seed: int, *, scale: float, validation: float, test: float
 ) -> None:
-    """Training costs `scale` times 300 + 600 charged, 300 + 450 for mixed groups, and 200 + 400
-    executed; it loses 30 and validates for 50 (all e9)."""
+    """Write a training that costs `scale` times 300 + 600 charged, 300 + 450 for mixed groups, and
+    200 + 400 executed; it loses 30 and validates for 50 (all e9)."""
     folder = layout.train(recipe, seed)
     phases = {
         "generate": amounts(200, 300, 300, 300, tokens=9000, rollouts=320),
@@ -217,8 +216,8 @@ def write_training(
 
 
 def write_rollouts(layout: Layout, recipe: str, seed: int, *, more: int) -> None:
-    """35 steps of 4 groups of 8; each prompt solved as often as it was profiled, and `more` times
-    (of 8)."""
+    """Write 35 steps of 4 groups of 8; each prompt is solved as often as in the profile, and `more`
+    times (of 8)."""
     rows = [
         {
             **TRAIN_ROLLOUTS.example,
@@ -248,13 +247,13 @@ def write_params(folder: Path, recipes: list[str], seeds: list[int]) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """The pipeline of `make_layout`, for tests that only read it."""
+    """Return the pipeline of `make_layout`, for tests that only read it."""
     return make_layout(tmp_path_factory.mktemp("finished") / "data")
 
 
 @pytest.fixture
 def layout(finished: Layout, tmp_path: Path) -> Layout:
-    """A copy of the pipeline, for tests that change it."""
+    """Return a copy of the pipeline, for tests that change it."""
     return Layout(shutil.copytree(finished.root, tmp_path / "data"))
 
 
@@ -271,8 +270,8 @@ def results(
 
 
 def make_layout(root: Path) -> Layout:
-    """grpo at full cost and sgpo at a third of it, two seeds each; grpo does not read the profile,
-    sgpo does."""
+    """Make grpo at full cost and sgpo at a third of it, with two seeds each; only sgpo reads the
+    profile."""
     layout = Layout(root)
     write_shared(layout)
     write_plans(layout, "grpo", reads_profile=False)

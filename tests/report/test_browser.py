@@ -1,5 +1,5 @@
-"""The page in a headless Chromium: no complaint, no request, dark and light, a phone, the keyboard,
-the choices, and what hostile text comes to."""
+"""The page in a headless Chromium: no errors, no requests, dark and light, a phone, the keyboard,
+the choices, and hostile text."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,13 +45,13 @@ def browser(running: Browser) -> Browser:
 
 
 def texts(browser: Browser, selector: str) -> list[str]:
-    """What the elements say."""
+    """Return the text of the elements."""
     found = f"[...document.querySelectorAll({selector!r})].map(one => one.textContent)"
     return list(browser.run(found))
 
 
 def put(browser: Browser, selector: str, value: str) -> None:
-    """Give a field a value, as a reader does; of a list, by what the entry says."""
+    """Fill in a field as a reader does; choose an entry of a list by its text."""
     browser.run(
         f"""(() => {{
           const field = document.querySelector({selector!r});
@@ -69,13 +69,13 @@ def test_the_page_opens_without_an_error_or_a_request(
 ) -> None:
     browser.open(pages[name])
     assert browser.problems == []
-    asked = [url for url in browser.requests if not url.startswith(("data:", "blob:"))]
-    assert asked == [pages[name].as_uri()]
+    requests = [url for url in browser.requests if not url.startswith(("data:", "blob:"))]
+    assert requests == [pages[name].as_uri()]
     assert browser.run("document.querySelectorAll('[data-chart]').length") == 10
     assert browser.run("document.querySelectorAll('.plot:has(svg)').length") == 10
 
 
-def test_errors_of_a_page_are_noticed(browser: Browser, tmp_path: Path) -> None:
+def test_errors_of_a_page_are_recorded(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "broken.html"
     page.write_text(
         "<script>console.error('one'); setTimeout(() => { throw Error('two') })</script>"
@@ -124,7 +124,7 @@ def test_the_axis_is_chosen(browser: Browser, pages: dict[str, Path]) -> None:
 
 
 def test_the_advice_follows_the_budget(browser: Browser, pages: dict[str, Path]) -> None:
-    """grpo trains while sgpo still profiles (100 GFLOPs); afterwards sgpo is ahead."""
+    """grpo trains while sgpo still profiles (100 GFLOPs); later sgpo is better."""
     browser.open(pages["plain"])
     for place, words in (
         ("2", "45 GFLOPs charged, take grpo"),
@@ -161,7 +161,7 @@ def test_rollouts_are_found_by_text_and_change(browser: Browser, pages: dict[str
     assert all(row.endswith("worse") for row in rows)
 
 
-def test_a_phone_has_no_sideways_scrolling(browser: Browser, pages: dict[str, Path]) -> None:
+def test_a_phone_needs_no_sideways_scrolling(browser: Browser, pages: dict[str, Path]) -> None:
     browser.resize(390, 844, touch=True)
     for page in pages.values():
         browser.open(page)
@@ -177,10 +177,10 @@ def test_a_phone_has_no_sideways_scrolling(browser: Browser, pages: dict[str, Pa
         assert max(buttons) <= browser.run(f"({bottom})(document.querySelector('.recipes'))")
 
 
-def test_sentence_curve_and_table_are_above_the_fold(
+def test_the_first_screen_has_sentence_curve_and_table(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
-    """And nothing overlaps when the window changes its size."""
+    """They do not overlap when the window changes its size."""
     browser.resize(1280, 900)
     browser.open(pages["plain"])
     bottoms = "['.lead', '.plot', 'main table'].map(s => bottom(document.querySelector(s)))"
@@ -192,9 +192,7 @@ def test_sentence_curve_and_table_are_above_the_fold(
         assert lead + 300 < plot < table - 100 < 800
 
 
-def test_the_dark_page_is_dark_and_so_are_its_charts(
-    browser: Browser, pages: dict[str, Path]
-) -> None:
+def test_the_dark_page_has_dark_charts(browser: Browser, pages: dict[str, Path]) -> None:
     ink = "document.querySelector('[data-chart=accuracy] .plot')._fullLayout.font.color"
     paper = "getComputedStyle(document.body).backgroundColor"
     browser.open(pages["plain"])

@@ -1,4 +1,4 @@
-"""The advice at a budget: worked out by hand from curves whose draws are known."""
+"""The advice at a budget, by hand, from curves with known draws."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ BEGAN = {"a": 0.3, "b": 0.3}
 
 
 def fitted(flops: Sequence[float], *rows: Sequence[float]) -> dict[str, Fitted]:
-    """A curve over every axis: the first row is the fit, all of them are its draws."""
+    """Return a curve over every axis: the first row is the fit, all rows are its draws."""
     curves = [Monotone(np.array(flops), np.array(row)) for row in rows]
     return dict.fromkeys(AXES, Fitted(curves[0], curves))
 
@@ -27,7 +27,7 @@ def test_the_best_recipe_changes_with_the_budget() -> None:
     assert [row["budget"] for row in found] == [float(n) for n in range(1, 41)]
     assert list(found[9]["recipes"]) == ["early"], "late has only profiled"
     taken = [row["take"] for row in found]
-    # 0.4 + (x - 10) / 100 passes 0.5, where early ended, at 20: of equals the first
+    # 0.4 + (x - 10) / 100 reaches 0.5, the end of early, at 20: the first of equal recipes is taken
     assert taken == ["early"] * 20 + ["late"] * 20
     assert found[29]["recipes"]["early"]["accuracy"] == pytest.approx(0.5), "no more than its end"
     assert found[29]["recipes"]["late"]["accuracy"] == pytest.approx(0.6)
@@ -35,7 +35,7 @@ def test_the_best_recipe_changes_with_the_budget() -> None:
 
 
 def test_the_shares_of_draws_and_equal_recipes() -> None:
-    """a is above b in three draws of four, and as good in the fourth, of which each gets half."""
+    """a is better in three draws of four, and both share the fourth."""
     draws = {"a": np.array([0.6, 0.6, 0.6, 0.5]), "b": np.array([0.5, 0.5, 0.5, 0.5])}
     found = advice_at(1e9, {"a": 0.58, "b": 0.5}, draws, BEGAN)
     assert found["take"] == "a"
@@ -63,7 +63,7 @@ def test_the_advice_in_words() -> None:
     assert advice_words("rollouts", nothing).startswith("With 1,200 rollouts, keep the initial")
 
 
-def test_a_budget_below_every_profiling_buys_nothing() -> None:
+def test_no_recipe_is_advised_below_the_cost_of_profiling() -> None:
     fits = {"late": fitted([10, 40], [0.4, 0.7])}
     found = advise(fits)
     assert [row["take"] for row in found["rollouts"][8:11]] == [None, None, "late"]

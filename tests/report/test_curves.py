@@ -1,4 +1,4 @@
-"""Monotone curves: pooled by hand, properties, and why first touch is not used."""
+"""Monotone curves: pooling by hand, properties, and the bias of first touch."""
 
 import numpy as np
 import polars as pl
@@ -16,7 +16,7 @@ def rng() -> np.random.Generator:
 
 
 def points(accuracy: np.ndarray, half: float = 0.05) -> pl.DataFrame:
-    """A validation curve whose points are 1 FLOP apart."""
+    """Return a validation curve whose points are 1 FLOP apart."""
     return CURVE.frame(
         {
             **CURVE.example,
@@ -35,7 +35,7 @@ def points(accuracy: np.ndarray, half: float = 0.05) -> pl.DataFrame:
     ("values", "weights", "expected"),
     [
         ([1, 3, 2, 4], [1, 1, 3, 1], [1, 2.25, 2.25, 4]),  # (3 + 3 * 2) / 4
-        # 5 falls in with 3 (4 on average), then both with 0: (5 + 3 + 2 * 0) / 4; 6 with 4
+        # 5 is pooled with 3 (mean 4), then both with 0: (5 + 3 + 2 * 0) / 4; 6 is pooled with 4
         ([5, 3, 0, 6, 4], [1, 1, 2, 1, 1], [2, 2, 2, 5, 5]),
         ([], [], []),
     ],
@@ -65,8 +65,8 @@ def test_a_fit_is_monotone_and_keeps_the_weighted_mean(cases: list[tuple[float, 
         assert weights @ (fitted - values) ** 2 <= weights @ (other - values) ** 2 + 1e-9
 
 
-def test_points_at_the_same_compute_are_one_point_of_more_weight() -> None:
-    """Step 0 of two seeds, 0.4 and 0.6, weighs twice what the point after it does."""
+def test_points_at_the_same_compute_are_one_point_with_their_weight() -> None:
+    """Step 0 of two seeds, 0.4 and 0.6, has twice the weight of the next point."""
     (curve,) = monotone(np.array([1.0, 0.0, 0.0]), np.array([[0.2, 0.4, 0.6]]))
     assert curve.flops.tolist() == [0, 1]
     assert curve.accuracy == pytest.approx([0.4, 0.4])
@@ -81,21 +81,21 @@ def test_the_compute_to_an_accuracy(target: float, expected: float) -> None:
     assert curve.reaches(target) == pytest.approx(expected)
 
 
-def test_first_touch_of_a_noisy_curve_is_early_and_the_fit_is_not() -> None:
+def test_first_touch_of_a_noisy_curve_is_too_early_unlike_the_fit() -> None:
     """Accuracy rises from 0.4 to 0.6 in 40 steps, so 0.55 takes 30; validation is off by 0.03. The
-    interval holds the truth in most cases."""
+    interval contains the truth in most cases."""
     truth = np.linspace(0.4, 0.6, 41)
-    touched, fitted, held = [], [], 0
+    touched, fitted, num_covered = [], [], 0
     for seed in range(60):
         draws = np.random.default_rng(seed)
         seen = truth + draws.normal(0, 0.03, len(truth))
         touched.append(np.argmax(seen >= 0.55))
         needed = fit_curve([points(seen, 1.96 * 0.03)], "charged", 100, draws).compute_to(0.55)
         fitted.append(needed["flops"])
-        held += (needed["low"] or 41) <= 30 <= (needed["high"] or 41)
+        num_covered += (needed["low"] or 41) <= 30 <= (needed["high"] or 41)
     assert np.mean(touched) < 27
     assert np.mean(fitted) == pytest.approx(30, abs=1)
-    assert held >= 54
+    assert num_covered >= 54
 
 
 def test_an_accuracy_that_is_not_reached_has_no_compute() -> None:
@@ -115,7 +115,7 @@ def test_seeds_that_disagree_widen_the_band() -> None:
     assert widths[1] == pytest.approx(0.1, abs=0.02), "a draw is either seed twice, or both"
 
 
-def test_only_decayed_points_are_compared_where_a_run_has_branches() -> None:
+def test_only_decayed_points_of_a_run_with_branches_are_compared() -> None:
     curve = points(np.array([0.4, 0.5, 0.55, 0.6, 0.58, 0.7]))
     assert comparable(curve).equals(curve)
     branches = pl.Series([None, None, 0.5, None, 0.75, None], dtype=pl.Float64)

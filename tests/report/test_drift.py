@@ -1,5 +1,5 @@
-"""How the profile aged: expectations by hand, ragged groups, errors left out, fresh and stale
-profiles, the words."""
+"""The age of the profile: expectations by hand, ragged groups, excluded errors, fresh and stale
+profiles, the message."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ Groups = Sequence[tuple[int, str, Sequence[str]]]
 
 
 def profile_of(counts: Mapping[str, tuple[int, int, int]]) -> pl.DataFrame:
-    """A profile of (correct, wrong, error) for each prompt."""
+    """Return a profile with (correct, wrong, error) for each prompt."""
     rows = [
         {
             **PROFILE.example,
@@ -52,7 +52,7 @@ def profile_of(counts: Mapping[str, tuple[int, int, int]]) -> pl.DataFrame:
 
 
 def training_of(groups: Groups) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Steps and rollouts of a training whose groups are (pass, prompt, outcomes); a step each."""
+    """Return steps and rollouts of groups of (pass, prompt, outcomes), one per step."""
     steps = [
         {**STEPS.example, "step": step, "pass": number}
         for step, (number, _, _) in enumerate(groups)
@@ -72,8 +72,8 @@ def outcomes(right: int, wrong: int) -> list[str]:
 def simulated(
     seed: int, group_size: int, num_prompts: int, shift: float, chosen: Sequence[int]
 ) -> pl.DataFrame:
-    """Groups of prompts whose true rates are Beta(1, 1), profiled 8 times; those solved `chosen`
-    times are trained on by a policy whose rates are `shift` higher."""
+    """Return groups of prompts with true rates from Beta(1, 1), profiled 8 times. Prompts solved
+    `chosen` times are trained on by a policy whose rates are `shift` higher."""
     rng = np.random.default_rng(seed)
     rates = rng.beta(1, 1, num_prompts)
     solved = rng.binomial(8, rates)
@@ -125,8 +125,8 @@ def test_a_step_may_have_several_groups_of_one_prompt() -> None:
 
 
 def groups_in_bins(rows: Sequence[tuple[int, float, float]]) -> pl.DataFrame:
-    """Groups of 4 as (bin, expected, success), each with a variance of 0.04 and a mixed share of
-    one half foretold."""
+    """Return groups of 4 as (bin, expected, success), with a variance of 0.04 and a forecast mixed
+    share of one half."""
     frame = pl.DataFrame(rows, schema=["bin", "expected", "success"], orient="row")
     fixed = {"size": 4, "variance": 0.04, "mixed_expected": 0.5}
     mixed = (pl.col("success") % 1 != 0).alias("mixed")
@@ -136,7 +136,7 @@ def groups_in_bins(rows: Sequence[tuple[int, float, float]]) -> pl.DataFrame:
 
 
 def test_a_pass_by_hand() -> None:
-    """Three groups 0.25 above what was expected (0.5, 0.25 and 0 above), and one 0.25 below."""
+    """Three groups are on average 0.25 above expectation (0.5, 0.25 and 0), one is 0.25 below."""
     one = pass_of(
         groups_in_bins([(0, 0.25, 0.75), (0, 0.25, 0.5), (0, 0.25, 0.25), (1, 0.75, 0.5)])
     )
@@ -156,21 +156,21 @@ def test_a_pass_by_hand() -> None:
 @pytest.mark.parametrize(
     ("success", "sizes", "trials"),
     [
-        ([0.0, 1.0], [4, 4], 2.0),  # groups as different as they can be: each is worth one rollout
+        ([0.0, 1.0], [4, 4], 2.0),  # maximally different groups: each is worth one rollout
         ([0.25, 0.75], [4, 4], 4.0),  # variance of the mean 0.125 / 2; 0.25 / 0.0625 = 4
-        # they agree: all rollouts count, small groups weigh down the mean
+        # they agree: all rollouts count, but unequal sizes reduce the weight
         ([1.0, 1.0, 1.0], [2, 4, 8], 9 / 0.875),
         ([0.5], [8], 8.0),
     ],
 )
-def test_an_interval_over_rollouts_that_share_prompts(
+def test_the_interval_over_rollouts_accounts_for_shared_prompts(
     success: list[float], sizes: list[int], trials: float
 ) -> None:
     low, high = wilson_interval(np.mean(success) * trials, trials)
     assert interval(np.array(success), np.array(sizes)) == pytest.approx((float(low), float(high)))
 
 
-def test_bins_are_values_where_there_are_few_and_eighths_where_there_are_many() -> None:
+def test_bins_are_values_if_there_are_few_and_eighths_otherwise() -> None:
     few = profile_of({"a": (0, 3, 0), "b": (2, 1, 0), "c": (2, 1, 0), "d": (0, 0, 2)})
     assert few.select(bins(few)).to_series().to_list() == [1, 2, 2, None]
     many = profile_of({str(right): (right, 16 - right, 0) for right in range(17)})
@@ -178,8 +178,8 @@ def test_bins_are_values_where_there_are_few_and_eighths_where_there_are_many() 
     assert many.select(bins(many)).to_series().to_list() == eighths
 
 
-def test_selected_prompts_regress_to_the_mean_and_that_is_no_drift() -> None:
-    """Under Beta(1, 1), prompts seen 0 of 8 times have a mean rate of 1/10, and are solved that
+def test_regression_of_selected_prompts_to_the_mean_is_no_drift() -> None:
+    """Under Beta(1, 1), prompts solved 0 of 8 times have a mean rate of 1/10 and are solved that
     often."""
     groups = simulated(0, group_size=8, num_prompts=8000, shift=0.0, chosen=[0])
     assert groups["success"].mean() == pytest.approx(0.1, abs=0.015)
@@ -198,8 +198,8 @@ def test_a_stale_profile_and_the_threshold() -> None:
     assert not drift_of(groups, stale_above=0.25)["stale"]
 
 
-def test_a_fresh_profile_is_not_stale_by_chance_in_a_short_run() -> None:
-    """Eight groups of 2 are off by chance alone more often than not."""
+def test_a_short_run_does_not_make_a_fresh_profile_stale() -> None:
+    """The gap of eight groups of 2 is large by chance in most runs."""
     runs = [drift_of(simulated(seed, 2, 8, 0.0, range(9)), stale_above=0.15) for seed in range(60)]
     assert np.mean([run["gap"] > 0.15 for run in runs]) > 0.5
     assert np.mean([run["stale"] for run in runs]) < 0.1
@@ -214,9 +214,9 @@ def test_the_last_pass_decides_whether_the_profile_is_stale() -> None:
     as_profiled = [
         (number, f"p{i}", outcomes(i % 9, 8 - i % 9)) for number in (0, 1) for i in range(180)
     ]
-    moved, kept = right[:180] + as_profiled[180:], as_profiled[:180] + right[180:]
-    assert not drift_of(groups_of(*training_of(moved), profile), 0.15)["stale"]
-    found = drift_of(groups_of(*training_of(kept), profile), 0.15)
+    first_moved, last_moved = right[:180] + as_profiled[180:], as_profiled[:180] + right[180:]
+    assert not drift_of(groups_of(*training_of(first_moved), profile), 0.15)["stale"]
+    found = drift_of(groups_of(*training_of(last_moved), profile), 0.15)
     assert found["stale"]
     assert [one["pass"] for one in found["passes"]] == [0, 1]
     assert [round(one["mixed_rate"], 3) for one in found["passes"]] == [round(7 / 9, 3), 0.0]
@@ -241,14 +241,14 @@ def test_a_training_of_no_step_has_no_drift() -> None:
         (0.02, 0.3, "solved 30 points away from what was profiled, some more and some less often"),
     ],
 )
-def test_the_words(drift: float, gap: float, words: str) -> None:
-    said = stale_words("sgpo/0", {"drift": drift, "gap": gap}, reads_profile=True)
-    assert said.startswith(f"sgpo/0: in the last pass prompts were {words}")
-    assert "would re-size groups" in said
+def test_the_message_on_a_stale_profile(drift: float, gap: float, words: str) -> None:
+    message = stale_words("sgpo/0", {"drift": drift, "gap": gap}, reads_profile=True)
+    assert message.startswith(f"sgpo/0: in the last pass prompts were {words}")
+    assert "would re-size groups" in message
     assert "re-size" not in stale_words("grpo/0", {"drift": drift, "gap": gap}, reads_profile=False)
 
 
-def test_few_of_many_passes_are_drawn() -> None:
+def test_at_most_five_of_many_passes_are_drawn() -> None:
     drawn = [
         [one["pass"] for one in spaced([{"pass": n} for n in range(count)])]
         for count in (1, 3, 5, 9)
@@ -257,7 +257,7 @@ def test_few_of_many_passes_are_drawn() -> None:
 
 
 def report(layout: Layout, folder: Path) -> tuple[str, dict[str, Any], str]:
-    """Run the stage: its log, the drift in the summary, the page."""
+    """Run the stage; return its log, the drift in the summary, and the page."""
     params = write_params(folder, ["grpo", "sgpo"], [0])
     done = run_stage("report", params, layout.root)
     assert done.returncode == 0, done.output
@@ -265,7 +265,7 @@ def report(layout: Layout, folder: Path) -> tuple[str, dict[str, Any], str]:
     return done.output, drift, (layout.report / "index.html").read_text()
 
 
-def test_a_fresh_profile_is_not_warned_about(layout: Layout, tmp_path: Path) -> None:
+def test_a_fresh_profile_has_no_warning(layout: Layout, tmp_path: Path) -> None:
     log, drift, html = report(layout, tmp_path)
     assert "stale" not in log
     assert {name: run["stale"] for name, run in drift.items()} == {"grpo/0": False, "sgpo/0": False}

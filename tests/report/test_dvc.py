@@ -1,5 +1,5 @@
-"""What the report writes for `dvc metrics` and `dvc plots`, by DVC itself, in a fresh clone of a
-project that has the real dvc.yaml."""
+"""The report's files for `dvc metrics` and `dvc plots`, read by DVC in a fresh clone of a project
+with the real dvc.yaml."""
 
 import os
 import re
@@ -21,8 +21,8 @@ ACCOUNTS = ["charged", "charged_mixed", "executed"]
 COLUMNS = [*ACCOUNTS, "greedy", "pass@1", "recipe", "seed", "val"]
 
 
-def say(folder: Path, *command: str) -> str:
-    """The output of a command that must succeed."""
+def run(folder: Path, *command: str) -> str:
+    """Return the output of a command that must succeed."""
     identity = {
         f"GIT_{who}_{what}": "t" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
     }
@@ -33,27 +33,27 @@ def say(folder: Path, *command: str) -> str:
 
 
 def dvc(folder: Path, *arguments: str) -> str:
-    return say(folder, sys.executable, "-m", "dvc", *arguments)
+    return run(folder, sys.executable, "-m", "dvc", *arguments)
 
 
 @pytest.fixture(scope="module")
 def clone(finished: Layout, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone of a project in which everything that git does not ignore was committed, after a
-    report over grpo and sgpo."""
+    """Return a clone of a project after a report over grpo and sgpo, with everything committed that
+    git does not ignore."""
     folder = tmp_path_factory.mktemp("dvc")
     project = copy_project(folder / "project", *COPIED, "params.yaml", "data/.gitignore")
     params = write_params(folder, ["grpo", "sgpo"], [0, 1])
     shutil.copytree(finished.root, project / "data", dirs_exist_ok=True)
     done = run_stage("report", params, project / "data")
     assert done.returncode == 0, done.output
-    say(project, "git", "init", "--quiet")
-    say(project, "git", "add", "--all")
-    say(project, "git", "commit", "--quiet", "--message", "a report")
-    say(folder, "git", "clone", "--quiet", str(project), "clone")
+    run(project, "git", "init", "--quiet")
+    run(project, "git", "add", "--all")
+    run(project, "git", "commit", "--quiet", "--message", "a report")
+    run(folder, "git", "clone", "--quiet", str(project), "clone")
     return folder / "clone"
 
 
-def test_a_fresh_clone_has_the_metrics_as_one_narrow_table(clone: Path) -> None:
+def test_a_fresh_clone_shows_the_metrics_as_one_narrow_table(clone: Path) -> None:
     head, *rows = dvc(clone, "metrics", "show").splitlines()
     assert head.split() == ["Path", *COLUMNS]
     assert [" ".join(row.split()) for row in rows[2:]] == [
@@ -63,7 +63,7 @@ def test_a_fresh_clone_has_the_metrics_as_one_narrow_table(clone: Path) -> None:
     assert max(map(len, [head, *rows])) <= 120
 
 
-def test_a_cell_that_left_the_experiment_leaves_the_table(layout: Layout, tmp_path: Path) -> None:
+def test_a_removed_cell_is_not_in_the_table(layout: Layout, tmp_path: Path) -> None:
     for recipes in (["grpo", "sgpo"], ["sgpo"]):
         run_stage("report", write_params(tmp_path, recipes, [0]), layout.root)
     found = sorted((layout.report / "metrics").rglob("*.json"))
@@ -84,4 +84,4 @@ def test_plots_are_shown_without_a_network(clone: Path) -> None:
         assert ">grpo<" in drawn
         assert "validation accuracy" in drawn
         assert ">sgpo</text>" in drawn
-    assert say(clone, "git", "status", "--porcelain") == ""
+    assert run(clone, "git", "status", "--porcelain") == ""

@@ -1,4 +1,4 @@
-"""Seconds, when and where the report was made, and where tokens went."""
+"""Seconds, time and place of the report, and the use of tokens."""
 
 import re
 
@@ -20,7 +20,7 @@ from tasks.report.views.prompts import class_tokens
 
 
 def test_seconds_are_measured_on_this_machine(finished: Layout) -> None:
-    """A third of grpo's 60 s and the profile's 6 s for sgpo, which reads it; 2 s lost to kills."""
+    """sgpo has a third of grpo's 60 s, the profile's 6 s, and 2 s lost to kills."""
     evidence = read_evidence(finished, Experiment(["grpo", "sgpo"], [0]))
     measured = all_measured(finished, evidence)
     assert [total_seconds(measured, run) for run in evidence.trained] == pytest.approx([62, 28])
@@ -32,8 +32,8 @@ def test_seconds_are_measured_on_this_machine(finished: Layout) -> None:
     assert "lost seconds 2.0" in line
 
 
-def test_a_cell_that_was_restored_has_no_seconds(layout: Layout) -> None:
-    """The note of another training with the same name is not this one's."""
+def test_a_restored_cell_has_no_seconds(layout: Layout) -> None:
+    """A note of another training with the same name does not count."""
     evidence = read_evidence(layout, Experiment(["sgpo"], [0, 1]))
     note = read_checked(layout.measured("sgpo-0"))
     write_checked(layout.measured("sgpo-0"), {**note, "of": "0123456789abcdef"})
@@ -51,8 +51,8 @@ def test_the_commit_in_words() -> None:
 
 
 def test_tokens_are_counted_by_prompt_and_signal(layout: Layout) -> None:
-    """Prompt (9) and completion tokens (2) of 8 rollouts: 88 a group. p0 is never solved, p8
-    always, the rest sometimes; p39 (3 of 8) stands in 3 of the 140 groups. A group of right answers
+    """A group has 88 tokens: prompt (9) and completion (2) of 8 rollouts. p0 is never solved, p8
+    always, the rest sometimes; p39 (3 of 8) is in 3 of the 140 groups. A group of correct answers
     and errors has no signal, and replayed rollouts were sampled elsewhere."""
     path = layout.train("grpo", 0) / "rollouts.parquet"
     spent = read_tokens(path)

@@ -1,5 +1,4 @@
-"""The page as data and markup: hostile text, no reference to anything outside, its own scripts
-alone."""
+"""The page as data and markup: hostile text, no external references, only its own scripts."""
 
 import base64
 import hashlib
@@ -30,8 +29,8 @@ RECIPE = "third"
 
 
 def hostile_layout(root: Path) -> Layout:
-    """A pipeline whose prompts, golds, answers, texts, sources and levels are markup. A recipe can
-    have no such name (tests/common/test_params.py)."""
+    """Make a pipeline whose prompts, golds, answers, texts, sources and levels are markup. Names of
+    recipes cannot be markup (tests/common/test_params.py)."""
     layout = make_layout(root)
     write_plans(layout, RECIPE, reads_profile=True)
     for seed in (0, 1):
@@ -53,7 +52,7 @@ def hostile_layout(root: Path) -> Layout:
 
 
 def build(layout: Layout, recipes: list[str]) -> Path:
-    """Run the stage; the page."""
+    """Run the stage, and return the page."""
     params = write_params(layout.root.parent, recipes, [0, 1])
     done = run_stage("report", params, layout.root)
     assert done.returncode == 0, done.output
@@ -61,7 +60,7 @@ def build(layout: Layout, recipes: list[str]) -> Path:
 
 
 class Elements(HTMLParser):
-    """What a page would fetch, its elements in order, and whether they close."""
+    """A parser that records fetched URLs, elements and unclosed tags."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +106,7 @@ def test_the_page_fetches_nothing_and_is_well_formed(hostile: str) -> None:
 
 
 def test_only_the_pages_own_scripts_may_run(hostile: str) -> None:
-    """Plotly's and the page's two, by their digests; the data are no script."""
+    """The policy has the digests of Plotly's script and the page's two; the data are no script."""
     elements = Elements()
     elements.feed(hostile)
     assert elements.seen.count("script") == 4
@@ -128,14 +127,14 @@ def test_hostile_text_is_data(hostile: str) -> None:
     assert "<" not in text
 
 
-def test_data_hold_no_tag_and_no_number_that_json_lacks() -> None:
+def test_the_data_have_no_tag_and_no_nonfinite_number() -> None:
     text = data({"a": [float("nan"), float("inf"), 1.5], "b": "</script>\u2028<!--"})
     assert "<" not in text
     assert json.loads(text) == {"a": [None, None, 1.5], "b": "</script>\u2028<!--"}
 
 
-def test_an_arrow_shows_the_saving_that_the_first_sentence_states() -> None:
-    """The reference ends at 40 % for 8 GFLOPs, and sgpo is there after 5."""
+def test_an_arrow_shows_the_saving_of_the_first_sentence() -> None:
+    """The reference ends at 40 % with 8 GFLOPs; sgpo reaches it with 5."""
     curve = Monotone(np.array([0.0, 10e9]), np.array([0.2, 0.6]))
     difference = {"reference": {"low": 0.1, "high": 0.2}}
     points = {"grpo": [{"accuracy": 0.4}], "sgpo": [{"times_less": {"times": 1.6}}]}
@@ -152,8 +151,8 @@ def test_an_arrow_shows_the_saving_that_the_first_sentence_states() -> None:
     assert label.get_text() == "1.6 times less"
 
 
-def test_a_figure_has_no_more_recipes_than_colours() -> None:
-    """The reference, and the best of the others, in the order of the experiment."""
+def test_a_figure_has_at_most_as_many_recipes_as_colours() -> None:
+    """It has the reference and the best of the others, in the order of the experiment."""
     recipes = {f"r{n}": {"validation": {"mean": 0.1 * (n % 6)}} for n in range(12)}
     results: Any = SimpleNamespace(
         colours={name: n for n, name in enumerate(recipes)},
@@ -167,7 +166,7 @@ def test_a_figure_has_no_more_recipes_than_colours() -> None:
 
 
 def test_plots_have_the_pages_colours_and_the_groups_of_the_reference(layout: Layout) -> None:
-    """35 steps of 4 groups, of which 18 are never and 14 always solved."""
+    """There are 35 steps of 4 groups, of which 18 are never and 14 always solved."""
     build(layout, ["grpo", "sgpo"])
     names = ("executed", "executed-dark")
     light, dark = ((layout.report / f"plots/{name}.svg").read_text() for name in names)

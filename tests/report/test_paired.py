@@ -1,4 +1,4 @@
-"""Policies compared prompt by prompt: what two overlapping intervals hide, and seeds."""
+"""Policies compared prompt by prompt: significance despite overlapping intervals, and seeds."""
 
 import numpy as np
 import polars as pl
@@ -15,7 +15,7 @@ from tasks.report.views.tables import text_table
 from tests.report.conftest import NUM_TEST, metrics, results, write_answers
 
 ONE_SEED = Experiment(["grpo", "sgpo"], [0])
-# of 256 prompts half are hard and half are easy, as in a real test set: 2 or 6 of 8 samples right
+# half of the 256 prompts are hard and half are easy, as in a real test set: 2 or 6 of 8 correct
 FIRST = [2, 6] * (NUM_TEST // 2)
 
 
@@ -24,13 +24,13 @@ def rng() -> np.random.Generator:
 
 
 def changed(counts: dict[int, int]) -> list[int]:
-    """How many samples are right of a policy that solves so many prompts so much more often."""
+    """Return the correct samples of a policy that solves so many prompts so much more often."""
     more = np.repeat(list(counts), list(counts.values()))
     return list(np.array(FIRST) + np.pad(more, (0, NUM_TEST - len(more))))
 
 
-def give(layout: Layout, recipe: str | None, correct: list[int]) -> tuple[float, float]:
-    """Let a policy solve these prompts; the interval of its own pass@1."""
+def set_answers(layout: Layout, recipe: str | None, correct: list[int]) -> tuple[float, float]:
+    """Let a policy solve these prompts; return the interval of its own pass@1."""
     rates = np.array(correct) / 8
     low, high = bootstrap_interval(rates, 1000, rng())
     folder = layout.evaluation(recipe, 0) if recipe else layout.baseline
@@ -40,10 +40,10 @@ def give(layout: Layout, recipe: str | None, correct: list[int]) -> tuple[float,
     return low, high
 
 
-def test_a_paired_difference_is_sharper_than_two_intervals(layout: Layout) -> None:
-    """121 more of 2,048 samples right: 5.9 points, 95 % [3.9, 7.9], and the intervals overlap."""
-    grpo = give(layout, "grpo", FIRST)
-    sgpo = give(layout, "sgpo", changed({2: 80, 1: 37, -1: 16, -2: 30}))
+def test_a_paired_interval_is_narrower_than_two_separate_ones(layout: Layout) -> None:
+    """121 more of 2,048 samples: 5.9 points, 95 % [3.9, 7.9], and the intervals overlap."""
+    grpo = set_answers(layout, "grpo", FIRST)
+    sgpo = set_answers(layout, "sgpo", changed({2: 80, 1: 37, -1: 16, -2: 30}))
     assert sgpo[0] < grpo[1]
     measured = results(layout, seeds=[0], num_bootstrap=2000)
     found = difference(measured.paired, ["sgpo/0"], ["grpo/0"])
@@ -56,9 +56,9 @@ def test_a_paired_difference_is_sharper_than_two_intervals(layout: Layout) -> No
 
 
 def test_the_champion_is_confirmed_by_the_paired_difference(layout: Layout) -> None:
-    """2.9 points above the initial policy, whose pass@1 its own interval still holds."""
-    give(layout, None, FIRST)
-    low, _ = give(layout, "sgpo", changed({1: 100, -1: 40}))
+    """It is 2.9 points above the initial policy, whose pass@1 is within its own interval."""
+    set_answers(layout, None, FIRST)
+    low, _ = set_answers(layout, "sgpo", changed({1: 100, -1: 40}))
     assert low < np.mean(FIRST) / 8
     summary = results(layout, seeds=[0], num_bootstrap=1000).summary
     assert (summary["champion"]["recipe"], summary["champion"]["seed"]) == ("sgpo", 0)
@@ -84,8 +84,8 @@ def test_the_reference_is_grpo_in_any_order(finished: Layout) -> None:
 
 
 def test_seeds_are_paired() -> None:
-    """Seed by seed the second is 0.1 better on every prompt: no seed and no prompt says otherwise,
-    though seeds differ by 0.5. Against one policy that spread counts."""
+    """The second is 0.1 better on every prompt of each seed, while seeds differ by 0.5. Against a
+    single policy this spread counts."""
     seeds_PS = np.tile([0.2, 0.7], (20, 1))
     table = pl.DataFrame({"prompt_id": [f"t{index}" for index in range(20)]}).with_columns(
         pl.Series("a/0", seeds_PS[:, 0]),
@@ -95,12 +95,12 @@ def test_seeds_are_paired() -> None:
     )
     paired = Paired(table.with_columns(pl.lit(0.2).alias("initial")), 400)
     by_seed = difference(paired, ["b/0", "b/1"], ["a/0", "a/1"])
-    # all 20 prompts alike: up to 16.1 % may be others (`equal_interval`)
+    # all 20 prompts are equal: up to 16.1 % may differ (`equal_interval`)
     expected = (0.1, 0.1 - 0.1611 * 1.1, 0.1 + 0.1611 * 0.9)
     found = (by_seed["mean"], by_seed["low"], by_seed["high"])
     assert found == pytest.approx(expected, abs=1e-4)
     over = difference(paired, ["b/0", "b/1"], ["initial"])
-    # two seeds 0.5 apart: one degree of freedom, 0.25 * 12.7 and more than the bounds allow
+    # two seeds 0.5 apart: one degree of freedom, 0.25 * 12.7 exceeds the bounds
     assert (over["mean"], over["low"], over["high"]) == pytest.approx((0.35, -1.0, 1.0), abs=1e-3)
 
 

@@ -1,5 +1,5 @@
-"""What the report records in MLflow: a run for each cell that a search compares, once for each
-result; the experiment in the pipeline's run; and all of it by replay where a server was away."""
+"""The report's record in MLflow: one run per cell and result, the experiment in the pipeline's run,
+and a replay after a server was away."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ SETTINGS = tracking.Tracking(None, "winnow", 0.0, [])
 
 @pytest.fixture
 def params(tmp_path: Path) -> Path:
-    """The real parameters, for two recipes and two seeds."""
+    """Return the real parameters for two recipes and two seeds."""
     values = every_value()
     values["experiment"] = {"recipes": ["grpo", "sgpo"], "seeds": [0, 1]}
     values["report"]["num_bootstrap"] = 50
@@ -47,7 +47,7 @@ def found(layout: Layout, kind: str, order: str = "attributes.start_time ASC") -
 def test_a_search_finds_the_cell_with_the_most_accuracy_for_its_compute(
     layout: Layout, params: Path
 ) -> None:
-    """And the pipeline has the experiment."""
+    """The pipeline's run has the experiment."""
     report(params, layout)
     cells = found(layout, "cell", "metrics.pass_at_1_per_tflop_charged DESC")
     assert [run.info.run_name for run in cells] == ["sgpo/1", "sgpo/0", "grpo/1", "grpo/0"]
@@ -92,7 +92,7 @@ def test_a_report_after_a_kill_completes_the_cells(layout: Layout, params: Path)
     report(params, layout)
     client = client_of(layout)
     cells = {run.info.run_name: run.info.run_id for run in found(layout, "cell")}
-    client.delete_tag(cells["sgpo/0"], "cell.result")  # it comes last
+    client.delete_tag(cells["sgpo/0"], "cell.result")  # it is written last
     report(params, layout)
     again = {run.info.run_name: run for run in found(layout, "cell")}
     assert {name: run.info.run_id for name, run in again.items()} == cells
@@ -103,7 +103,7 @@ def test_a_report_after_a_kill_completes_the_cells(layout: Layout, params: Path)
 
 def test_cells_are_replayed_after_a_server_was_away(layout: Layout, params: Path) -> None:
     values = yaml.safe_load(params.read_text())
-    values["tracking"]["uri"] = "http://127.0.0.1:9"  # nobody listens there
+    values["tracking"]["uri"] = "http://127.0.0.1:9"  # no server listens there
     params.write_text(yaml.safe_dump(values))
     report(params, layout)
     (pending,) = (layout.tracking / "pending").glob("*.jsonl")

@@ -1,5 +1,5 @@
-"""The report on a pipeline written by hand (`conftest`): totals by hand, honest words, one
-self-contained page."""
+"""The report on a pipeline written by hand (`conftest`): totals, accurate words, one self-contained
+page."""
 
 import json
 import re
@@ -32,7 +32,7 @@ NO_ROLLOUTS = {"runs": [], "changes": [], "total": 0, "prompts": []}
 
 @pytest.fixture(scope="module")
 def found(finished: Layout) -> Results:
-    """The results of both recipes with both seeds."""
+    """Return the results of both recipes with both seeds."""
     return results(finished)
 
 
@@ -41,12 +41,12 @@ def row(found: Results, recipe: str, seed: int) -> dict[str, Any]:
 
 
 def data_of(html: str) -> dict[str, Any]:
-    """What the page's scripts draw."""
+    """Return the data of the page's scripts."""
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)
     return dict(json.loads(text))
 
 
-def test_a_bill_includes_the_profile_if_it_is_read_and_no_validation(found: Results) -> None:
+def test_costs_include_a_profile_if_it_is_read_and_no_validation(found: Results) -> None:
     grpo, sgpo = row(found, "grpo", 0), row(found, "sgpo", 0)
     parts = {"profile": 0.0, "generate": 300e9, "score": 0.0, "update": 600e9, "total": 900e9}
     assert grpo["flops_charged"] == parts
@@ -61,7 +61,7 @@ def test_a_bill_includes_the_profile_if_it_is_read_and_no_validation(found: Resu
 
 
 def test_recipes_are_compared_in_every_account(found: Results) -> None:
-    """The page's tables, the summary and the leaderboard name the accounts alike."""
+    """The page's tables, the summary and the leaderboard use the same names of accounts."""
     for account, grpo, sgpo in (("charged", 900, 400), ("charged_mixed", 750, 340)):
         assert row(found, "grpo", 0)[f"flops_{account}"]["total"] == grpo * 1e9
         assert row(found, "sgpo", 0)[f"flops_{account}"]["total"] == pytest.approx(sgpo * 1e9)
@@ -71,8 +71,8 @@ def test_recipes_are_compared_in_every_account(found: Results) -> None:
     compared = [head for head in heads if "charged" in head and "executed" in head]
     assert len(compared) == 2, "the leaderboard, and over the seeds"
     assert all("charged_mixed" in head for head in compared)
-    bills = html.partition("Where the compute went")[2]
-    named = re.findall(r"</td><td>((?:charged|executed)\w*)</td>", bills)
+    costs = html.partition("Where the compute went")[2]
+    named = re.findall(r"</td><td>((?:charged|executed)\w*)</td>", costs)
     assert named == [*ACCOUNTS, "charged_paper"] * 4
     charts = data_of(html)["charts"]
     assert [one["name"] for one in charts["parts"]["variants"]] == [*ACCOUNTS]
@@ -80,7 +80,7 @@ def test_recipes_are_compared_in_every_account(found: Results) -> None:
 
 
 def test_dropping_dead_groups_does_not_make_a_champion(layout: Layout) -> None:
-    """The same weights for a smaller bill in `charged`, and the same one in `charged_mixed`."""
+    """The same weights cost less in `charged`, and the same in `charged_mixed`."""
     write_plans(layout, "grpo_mixed", reads_profile=False)
     write_training(layout, "grpo_mixed", 0, scale=1.0, validation=0.52, test=0.50)
     path = layout.train("grpo_mixed", 0) / "flops.json"
@@ -124,7 +124,7 @@ def test_compute_to_the_reference_counts_profiling(found: Results) -> None:
 
 
 def test_a_budget_compares_at_every_branch(layout: Layout) -> None:
-    """At a quarter of the budget sgpo is 4 points ahead, and half as much took it there."""
+    """At a quarter of the budget sgpo is 4 points ahead, and needed half as much."""
     for recipe, quarter in (("grpo", 0.45), ("sgpo", 0.49)):
         path = layout.train(recipe, 0) / "curve.parquet"
         points = CURVE.read(path).to_dicts()
@@ -144,7 +144,7 @@ def test_a_budget_compares_at_every_branch(layout: Layout) -> None:
     assert [point["share"] for point in without] == [1.0]
 
 
-def test_runs_whose_rollouts_another_run_trained_on_are_named(found: Results) -> None:
+def test_runs_with_rollouts_of_another_run_are_named(found: Results) -> None:
     evidence = found.evidence
     first = evidence.trained[0]
     assert "whose generation" not in text_table(found)
@@ -166,8 +166,8 @@ def test_the_champion_is_chosen_by_validation_and_confirmed_on_test(layout: Layo
     assert summary["why"].endswith("not shown to be above it, so no champion")
 
 
-def test_curves_start_where_profiling_ended(found: Results) -> None:
-    """sgpo's profile took 320 rollouts."""
+def test_curves_start_after_the_profile(found: Results) -> None:
+    """sgpo's profile has 320 rollouts."""
     starts = found.curves.filter(pl.col("step") == 0)
     assert starts.select("run", "^flops_.*$").rows() == [
         ("grpo/0", 0.0, 0.0, 0.0),
@@ -222,7 +222,7 @@ def test_unmeasured_values_are_dashes(layout: Layout) -> None:
 
 @pytest.mark.usefixtures("forked_stages")
 def test_equal_inputs_give_equal_outputs(layout: Layout, tmp_path: Path) -> None:
-    """Measured seconds are in a file that is no output."""
+    """Measured seconds are in a file that is not an output."""
     params = write_params(tmp_path, ["grpo", "sgpo"], [0, 1])
     first = run_stage("report", params, layout.root)
     assert first.returncode == 0, first.output

@@ -1,4 +1,4 @@
-"""Rollouts to read: which prompts and samples are chosen, and the file beside the page."""
+"""Rollouts on the page: the chosen prompts and samples, and the file beside the page."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def test_classes_of_change(before: float | None, after: float | None, change: st
 
 
 def test_prompts_are_chosen_across_the_classes() -> None:
-    """Of 3 and of 100 prompts, 10 are 3 and 7; the order of the table does not matter."""
+    """Of classes of 3 and 100 prompts, it chooses 3 and 7, in any order of the table."""
     changes: dict[str, str | None] = {f"a{n:03}": "same" for n in range(100)}
     changes |= {f"b{n}": "lost" for n in range(3)}
     chosen = choose(changes, 10)
@@ -54,7 +54,7 @@ def test_prompts_are_chosen_across_the_classes() -> None:
     assert len(choose(changes, 200)) == 103
 
 
-def test_a_run_per_recipe_is_shown_the_champion_first() -> None:
+def test_one_run_per_recipe_is_shown_with_the_champion_first() -> None:
     rows: list[dict[str, Any]] = [
         {"recipe": "a", "seed": 0, "validation": 0.5},
         {"recipe": "b", "seed": 0, "validation": 0.4},
@@ -87,7 +87,7 @@ def test_a_long_text_is_cut_in_the_middle() -> None:
     assert long == "a" * 750 + "\n[… 2,500 characters left out …]\n" + "b" * 750
 
 
-def test_the_file_has_every_rollout_and_the_page_some(finished: Layout, tmp_path: Path) -> None:
+def test_the_file_has_all_rollouts_and_the_page_a_part(finished: Layout, tmp_path: Path) -> None:
     path, both = tmp_path / "rollouts.parquet", results(finished, num_bootstrap=10)
     found = write_rollouts(path, finished, both, ["sgpo/1", "grpo/0"])
     table = TO_READ.read(path)
@@ -111,7 +111,7 @@ def test_the_file_has_every_rollout_and_the_page_some(finished: Layout, tmp_path
             assert len(policy["samples"]) == 4
 
 
-def test_parts_together_are_the_file(finished: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_add_up_to_the_file(finished: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "BYTES_PER_PART", 100)
     path = finished.baseline / "rollouts.parquet"
     found = list(read_parts(path))
@@ -130,7 +130,7 @@ def test_a_rollout_without_its_prompt_is_an_error(layout: Layout, tmp_path: Path
 
 
 def test_the_transition_matrix() -> None:
-    """Two seeds, the mean of both; a prompt that one of them could not grade is left out there."""
+    """It is the mean of two seeds; a prompt without grades is excluded for its seed."""
     rates = pl.DataFrame(
         {
             "prompt_id": ["a", "b", "c", "d"],
@@ -142,7 +142,7 @@ def test_the_transition_matrix() -> None:
     found = matrix(Paired(rates, 10), ["r/0", "r/1"])
     assert len(CLASSES) == 5
     expected = [[0.0] * 5 for _ in range(5)]
-    expected[0] = [0.5, 1.0, 0.0, 0.5, 0.0]  # a twice to 1/3; b stays, then below 1
+    expected[0] = [0.5, 1.0, 0.0, 0.5, 0.0]  # a: to 1/3 for both seeds; b: 0, then below 1
     expected[2][4] = 0.5
     expected[4] = [0.0, 0.0, 0.5, 0.0, 0.5]
     assert found == expected

@@ -1,5 +1,5 @@
-"""The rounds side by side: what was kept of each, what all of it cost, and how the pass rates
-moved. Numbers are those of `conftest`, and of a second round on top of it."""
+"""Rounds side by side: the kept policy of each, the total cost, and the change of pass rates.
+Numbers are those of `conftest`, and of a second round."""
 
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ def run_report(layout: Layout, *options: str) -> Any:
 
 @pytest.fixture(scope="module")
 def second(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """A second round that starts from sgpo/1, in which every prompt is solved once more often, and
-    both reports."""
+    """Return a second round that starts from sgpo/1, with each prompt solved once more; both have
+    reports."""
     first = make_layout(tmp_path_factory.mktemp("rounds") / "data")
     done = run_report(first)
     assert done.returncode == 0, done.output
@@ -40,7 +40,7 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Layout:
     return layout
 
 
-def test_the_summary_adds_the_bills_of_what_was_kept(second: Layout) -> None:
+def test_the_summary_adds_the_costs_of_the_kept_policies(second: Layout) -> None:
     first, last = read_checked(second.report / "summary.json")["rounds"]
     assert (first["round"], first["source"], last["source"]) == (1, "tiny", SOURCE)
     assert (first["kept"]["recipe"], first["kept"]["seed"]) == ("sgpo", 1)
@@ -62,7 +62,7 @@ def test_prompts_are_counted_by_kind(second: Layout) -> None:
     assert [last[name] for name in names] == [0, 32, 8, 0]
 
 
-def test_the_page_shows_them_side_by_side(second: Layout) -> None:
+def test_the_page_shows_the_rounds_side_by_side(second: Layout) -> None:
     html = (second.report / "index.html").read_text()
     assert "<h2>Rounds</h2>" in html
     assert "<td>sgpo/1 (champion)</td>" in html
@@ -77,7 +77,7 @@ def test_the_page_shows_them_side_by_side(second: Layout) -> None:
     ]
 
 
-def test_a_single_round_has_nothing_of_it(second: Layout) -> None:
+def test_a_single_round_has_no_section_on_rounds(second: Layout) -> None:
     first = Layout(second.root.parent.parent)
     html = (first.report / "index.html").read_text()
     assert "<h2>Rounds</h2>" not in html
@@ -85,7 +85,7 @@ def test_a_single_round_has_nothing_of_it(second: Layout) -> None:
     assert "rounds" not in data_of(html)["charts"]
 
 
-def test_a_start_that_the_earlier_round_no_longer_has_is_named(second: Layout) -> None:
+def test_a_start_that_the_earlier_round_lacks_is_named(second: Layout) -> None:
     card = read_checked(second.policy_card)
     write_checked(second.policy_card, {**card, "source": "data/runs/pods/0/train/policy"})
     done = run_report(second, "--before", str(second.root.parent.parent))

@@ -32,20 +32,20 @@ BATCH = BatchSettings("rollouts", 8, "generated")
 
 
 def plan_of(visits: Sequence[tuple[int, int]], batch: BatchSettings = BATCH) -> Plan:
-    """A plan of one pass from the (phase, group size) of each visit, a prompt each."""
+    """Return a plan of one pass from the (phase, group size) of each visit."""
     phases, sizes = np.array(visits).T
     return Plan(np.arange(len(visits)), sizes, phases, phases * 0, batch)
 
 
 def passes_of(num_prompts: int, size: int, num_passes: int, batch: BatchSettings = BATCH) -> Plan:
-    """A plan that visits every prompt once a pass; each pass is a phase."""
+    """Return a plan that visits every prompt once per pass; each pass is a phase."""
     passes = np.repeat(np.arange(num_passes), num_prompts)
     rows = np.tile(np.arange(num_prompts), num_passes)
     return Plan(rows, np.full(len(rows), size), passes, passes, batch)
 
 
 def prompts_of(num: int) -> pl.DataFrame:
-    """Training prompts of two levels and many lengths, as many as a plan has rows."""
+    """Return training prompts of two levels and many lengths."""
     return PROMPTS.frame(
         [
             {
@@ -67,8 +67,8 @@ def rollouts_of(
     prompt_rows: Sequence[int] | None = None,
     errors: int = 0,
 ) -> Rollouts:
-    """Rollouts with these rewards and groups; the last `errors` could not be graded. Without
-    `prompt_rows` a group has its own number."""
+    """Return rollouts with these rewards and groups; the last `errors` could not be graded. Without
+    `prompt_rows` the row of a group is its number."""
     num, num_groups = len(rewards), max(groups, default=-1) + 1
     rows = np.arange(num_groups) if prompt_rows is None else np.array(prompt_rows)
     outcomes = ["correct" if reward > 0 else "wrong" for reward in rewards]
@@ -87,7 +87,7 @@ def graded(
     rewards: "np.ndarray",
     prompt_rows: Ints | None = None,
 ) -> Rollouts:
-    """One group of fresh rollouts a prompt, with these rewards."""
+    """Return one group of fresh rollouts per prompt, with these rewards."""
     return make_rollouts(
         np.arange(len(prompts)) if prompt_rows is None else prompt_rows,
         prompts,
@@ -102,13 +102,13 @@ def graded(
 
 
 def estimated(rollouts: Rollouts, advantages_B: "np.ndarray") -> Rollouts:
-    """All rollouts are kept, with these advantages."""
+    """Keep all rollouts, with these advantages."""
     keep_B = np.ones(len(advantages_B), dtype=np.bool_)
     return rollouts.estimated(keep_B, advantages_B[rollouts.owner_N()])
 
 
 def asked_of(prompt_rows: Ints | None, answers: Sequence[str] = ("7",) * 4) -> Asked:
-    """What a method of the slot `generate` may know of plain prompts with these answers."""
+    """Return the context of the slot `generate` for prompts with these answers."""
     row = {**PROMPTS.example, "prompt": "?", "messages": None}
     rows = [{**row, "prompt_id": f"p{k}", "answer": text} for k, text in enumerate(answers)]
     return Asked(PROMPTS.frame(rows), prompt_rows, TOKENIZER, (TOKENIZER.eos_token_id,))
@@ -120,7 +120,7 @@ def answer_to(
     lengths: Sequence[int] | None = None,
     errors: int = 0,
 ) -> Rollouts:
-    """The rollouts of a request, all wrong unless `rewards` says otherwise."""
+    """Return the rollouts of a request, all wrong without `rewards`."""
     groups = np.repeat(np.arange(len(request.counts)), request.counts).tolist()
     rewards = [0.0] * len(groups) if rewards is None else rewards
     return rollouts_of(rewards, groups, lengths, request.prompt_rows.tolist(), errors)
@@ -129,28 +129,28 @@ def answer_to(
 def requested(
     control: Control, rng: np.random.Generator | int = 0, so_far: SoFar = START
 ) -> GroupRequest:
-    """The next request of a control, which has one."""
+    """Return the next request of a control, which must have one."""
     request = control.next(so_far, np.random.default_rng(rng))
     assert request is not None
     return request
 
 
 def after(*parts: Rollouts) -> SoFar:
-    """A step after these answers of its own groups."""
+    """Return a step after these answers of its own groups."""
     return SoFar(merge(parts), len(parts), 0) if parts else START
 
 
 def merge_requests(parts: Sequence[Rollouts], numbers: Sequence[Ints]) -> Rollouts:
-    """The rollouts of several requests of one step, group by group: `numbers[i]` are those of the
+    """Merge the rollouts of several requests of one step, group by group: `numbers[i]` are the
     groups of part i within the step."""
     merged = merge(parts)
     of_step = merged.with_columns(group=np.concatenate(numbers)[merged.group_B]).table
-    # rollouts that joined a group stand beside those that were there before
+    # rollouts that joined a group follow the earlier ones of the group
     return Rollouts.of(of_step.sort("group", maintain_order=True))
 
 
 def observed_of(rollouts: Rollouts, seed: int = 0, size: int = 3) -> Rollouts:
-    """The same rollouts as a policy sees them that is not quite their sampler."""
+    """Return the rollouts as observed by a policy that differs slightly from their sampler."""
     rng = np.random.default_rng(seed)
     num, num_tokens = len(rollouts.group_B), len(rollouts.owner_N())
     observed = Observed(
@@ -166,9 +166,8 @@ def observed_of(rollouts: Rollouts, seed: int = 0, size: int = 3) -> Rollouts:
 def play(
     control: Control, rng: np.random.Generator, reward: Callable[[int], float] = lambda row: 0.0
 ) -> tuple[list[GroupRequest], Rollouts] | None:
-    """One step of a control: its requests and the rollouts of the step, all of a prompt with the
-    same reward. None at the end of the run. What the control learns from it is left to the
-    caller."""
+    """Return one step of a control: its requests and its rollouts, with one reward per prompt. None
+    at the end of the run. The caller calls `observe`."""
     requests: list[GroupRequest] = []
     parts: list[Rollouts] = []
     numbers: list[Ints] = []
@@ -183,7 +182,7 @@ def play(
 
 
 def profile_of(outcomes: dict[str, list[str]]) -> Profile:
-    """A profile of four prompts with samples of these outcomes, the first without
+    """Return a profile of four prompts with samples of these outcomes; the first sample has no
     log-probabilities."""
     rows = [
         {
@@ -195,8 +194,8 @@ def profile_of(outcomes: dict[str, list[str]]) -> Profile:
             "token_ids": [10 * k + place for place in range(k + 1)],
             "logprobs": [-0.5] * (k + 1) if k else None,
         }
-        for prompt_id, all_of_it in outcomes.items()
-        for k, outcome in enumerate(all_of_it)
+        for prompt_id, prompt_outcomes in outcomes.items()
+        for k, outcome in enumerate(prompt_outcomes)
     ]
     prompts = PROMPTS.frame(
         [{**PROMPTS.example, "prompt_id": f"p{row}", "prompt": "x" * (row + 1)} for row in range(4)]
@@ -212,8 +211,8 @@ def tokens_of(
     rows: Sequence[int] | None = None,
     **others: Any,
 ) -> Tokens:
-    """Tokens of weight 1 with these log-probabilities. A single value is that of every token, and
-    each token is a rollout of its own unless there are `rows`."""
+    """Return tokens of weight 1 with these log-probabilities. A single value applies to every
+    token, and without `rows` each token is a separate rollout."""
 
     def filled(values: Any) -> torch.Tensor:
         return torch.as_tensor(values, dtype=logprobs.dtype).expand_as(logprobs)

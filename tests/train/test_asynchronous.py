@@ -1,5 +1,5 @@
-"""Sampling ahead of training: how old a policy may be, what a kill loses, and that the clock has no
-say in it."""
+"""Sampling ahead of training: the age of policies, the cost of a kill, and independence of the
+clock."""
 
 import random
 import signal
@@ -32,7 +32,7 @@ SIZES = [4] * 36  # 12 steps of three groups
 
 
 def delayed(sampling: float, learning: float, seed: int = 0) -> Callable[[Trainer], None]:
-    """Have each side take up to so many seconds longer, at random."""
+    """Delay each side by up to so many seconds, at random."""
 
     def prepare(trainer: Trainer) -> None:
         engine, learner, rng = trainer.collector.engine, trainer.learner, random.Random(seed)
@@ -53,7 +53,7 @@ def delayed(sampling: float, learning: float, seed: int = 0) -> Callable[[Traine
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_no_token_is_older_than_the_limit_whichever_side_is_slow(
+def test_no_token_is_older_than_the_limit_at_any_speed(
     limit: int, guesser: Path, tmp_path: Path
 ) -> None:
     changes = {"max_staleness": limit, "advantage": {"method": "rloo"}}
@@ -67,7 +67,7 @@ def test_no_token_is_older_than_the_limit_whichever_side_is_slow(
         trainer = run(layout, changes, prepare=prepare)
         found.append(outputs(layout))
     rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
-    # updates made before a step is learned from, less those made before it was sampled
+    # updates before training on a step, less updates before sampling it
     steps = STEPS.frame(trainer.state.steps)
     made = np.concatenate([[0], np.cumsum(steps["num_updates"].to_numpy())])
     age = made[rows["step"].to_numpy()] - rows["version"].to_numpy()
@@ -76,8 +76,10 @@ def test_no_token_is_older_than_the_limit_whichever_side_is_slow(
     assert all(each == found[0] for each in found[1:])
 
 
-def test_the_first_update_is_that_of_the_synchronous_loop(guesser: Path, tmp_path: Path) -> None:
-    """Both learn their first batch from the initial policy; the second is sampled from it, too."""
+def test_the_first_update_equals_that_of_the_synchronous_loop(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """Both train on a first batch from the initial policy, which also samples the second."""
     weights = {}
     for limit in (0, 1):
         layout = make_world(tmp_path / str(limit), guesser, SIZES)
@@ -87,7 +89,7 @@ def test_the_first_update_is_that_of_the_synchronous_loop(guesser: Path, tmp_pat
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_an_error_of_sampling_ends_the_run(guesser: Path, tmp_path: Path) -> None:
+def test_a_sampling_error_ends_the_run(guesser: Path, tmp_path: Path) -> None:
     def prepare(trainer: Trainer) -> None:
         generate = trainer.collector.engine.generate
         calls = iter(range(100))
@@ -103,7 +105,7 @@ def test_an_error_of_sampling_ends_the_run(guesser: Path, tmp_path: Path) -> Non
         run(make_world(tmp_path, guesser, SIZES), {"max_staleness": 1}, prepare=prepare)
 
 
-def test_a_run_is_computed_again_from_its_rollouts(guesser: Path, tmp_path: Path) -> None:
+def test_a_run_is_reproduced_from_its_rollouts(guesser: Path, tmp_path: Path) -> None:
     changes = {"max_staleness": 1, "advantage": {"method": "rloo"}}
     layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("first", "again")]
     run(layouts[0], changes)
@@ -115,18 +117,18 @@ def test_a_run_is_computed_again_from_its_rollouts(guesser: Path, tmp_path: Path
 def test_waiting_times_are_recorded(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
     trainer = make_trainer(layout, max_staleness=1)
-    said: list[dict[str, Any]] = []
-    train_to_end(trainer, layout, lambda values, *_: said.append(dict(values)))
-    rounds = [values for values in said if "trainer_idle_rate" in values]
+    recorded: list[dict[str, Any]] = []
+    train_to_end(trainer, layout, lambda values, *_: recorded.append(dict(values)))
+    rounds = [values for values in recorded if "trainer_idle_rate" in values]
     assert len(rounds) == trainer.state.num_steps
     shares = [each[f"{side}_idle_rate"] for each in rounds for side in ("trainer", "sampler")]
     assert all(0.0 <= share <= 1.0 for share in shares)
-    assert {values["staleness"] for values in said if "staleness" in values} <= {0, 1}
+    assert {values["staleness"] for values in recorded if "staleness" in values} <= {0, 1}
     assert trainer.state.seconds["wait"] > 0.0
     assert not trainer.collector.engine.shares_weights
 
 
-def test_the_trunk_goes_on_as_if_there_were_no_branches(guesser: Path, tmp_path: Path) -> None:
+def test_the_trunk_does_not_depend_on_its_branches(guesser: Path, tmp_path: Path) -> None:
     found, curves = [], []
     for name, branches in (("plain", []), ("branched", [0.5])):
         layout = make_world(tmp_path / name, guesser, SIZES)
@@ -142,15 +144,13 @@ def test_the_trunk_goes_on_as_if_there_were_no_branches(guesser: Path, tmp_path:
     assert end["branch"] == 0.5
     ledger = trainer.state.ledger
     assert ledger.executed["branch"] > 0
-    # two steps, and as many batches beside them; what was sampled before the fork is the trunk's
+    # two steps and two more batches; rollouts from before the fork belong to the trunk
     assert ledger.rollouts["branch"] == 2 * 12
 
 
 @pytest.mark.parametrize("limit", [0, 3])
-def test_a_branch_ends_where_its_share_of_the_run_does(
-    limit: int, guesser: Path, tmp_path: Path
-) -> None:
-    """Also in the middle of a round."""
+def test_a_branch_ends_with_its_share_of_the_run(limit: int, guesser: Path, tmp_path: Path) -> None:
+    """This includes an end in the middle of a round."""
     changes = {"max_staleness": limit, "decay_share": 0.4, "branches": [0.41]}
     curve = run(make_world(tmp_path, guesser, SIZES), changes).state.curve
     (end,) = [point for point in curve if point["branch"]]
@@ -168,7 +168,7 @@ def test_checkpointed_samples_are_not_lost(limit: int, guesser: Path, tmp_path: 
     assert trainer.state.num_steps == 12
 
 
-def test_a_checkpoint_without_the_rollouts_in_flight_starts_over_with_the_reason(
+def test_a_checkpoint_without_rollouts_in_flight_restarts_the_run(
     guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "stopped")]

@@ -1,5 +1,5 @@
-"""Decayed branches: the trunk goes on as if there were none, and a branch ends where a run of its
-share would have ended."""
+"""Decayed branches: the trunk continues as if there were none, and a branch ends like a run of its
+share."""
 
 import itertools
 import shutil
@@ -24,8 +24,8 @@ VISITS = [4] * 40
 
 
 def run(layout: Layout, fail_at: int | None = None, keep: int = 2, **changes: Any) -> Trainer:
-    """Train with a checkpoint every step, and write the results; the process dies after so many
-    steps, those of branches among them."""
+    """Train with a checkpoint every step, and write the results; die after `fail_at` steps,
+    including those of branches."""
 
     def prepare(trainer: Trainer) -> None:
         record, numbers = trainer.record, itertools.count(1)
@@ -46,7 +46,7 @@ def branched(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[L
     return layout, run(layout, branches=[0.25, 0.5])
 
 
-def test_the_trunk_goes_on_as_if_there_were_no_branches(
+def test_the_trunk_does_not_depend_on_its_branches(
     branched: tuple[Layout, Trainer], guesser: Path, tmp_path: Path
 ) -> None:
     layout, trainer = branched
@@ -61,7 +61,7 @@ def test_the_trunk_goes_on_as_if_there_were_no_branches(
     for phase in ("generate", "score", "update"):
         assert ours.charged[phase] == plains.charged[phase]
         assert ours.executed[phase] == plains.executed[phase]
-    # 10 visits end the first branch, of which it makes 4 itself, and 20 the second, of which 8
+    # the first branch ends after 10 visits, 4 of its own, and the second after 20, 8 of its own
     assert ours.rollouts["branch"] == 12 * 4
     assert plains.rollouts["branch"] == 0
     assert ours.charged["branch"] > 0
@@ -69,10 +69,10 @@ def test_the_trunk_goes_on_as_if_there_were_no_branches(
     assert trainer.state.seconds["branch"] > 0
 
 
-def test_a_branch_ends_where_a_run_of_its_share_would_have(
+def test_a_branch_ends_like_a_run_of_its_share(
     branched: tuple[Layout, Trainer], guesser: Path, tmp_path: Path
 ) -> None:
-    """The same visits, the same random numbers, and the same rates."""
+    """It has the same visits, random numbers and rates."""
     short = run_in_process(make_world(tmp_path, guesser, VISITS[:20]), CONSTANT)
     curve = CURVE.frame(branched[1].state.curve)
     ends = curve.filter(pl.col("branch").is_not_null())
@@ -95,27 +95,25 @@ def test_a_kill_in_a_branch_loses_nothing(
     assert outputs(layout) == outputs(branched[0])
 
 
-def test_a_branch_shorter_than_a_step_is_left_out(
+def test_a_branch_shorter_than_a_step_is_skipped(
     guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     layout = make_world(tmp_path, guesser, VISITS[:8])
-    coarse = {"batch": {**BATCH, "size": 16}, "decay_share": 0.1, "branches": [0.25, 0.8]}
-    state = run_in_process(layout, coarse).state
+    changes = {"batch": {**BATCH, "size": 16}, "decay_share": 0.1, "branches": [0.25, 0.8]}
+    state = run_in_process(layout, changes).state
     assert "the branch to 0.8 of the run is skipped" in caplog.text
     assert all(point["branch"] is None for point in state.curve)
 
 
 def states_of(layout: Layout) -> list[dict[str, Any]]:
-    """The states of the checkpoints, in the order in which they were written."""
+    """Return the states of the checkpoints, in the order of writing."""
     (folder,) = [path for path in layout.checkpoints.iterdir() if not path.name.startswith(".")]
     steps = sorted(folder.glob("step-*"), key=lambda path: int(path.name.split("-")[2]))
     return [{**read_checked(path / "state.json")["state"], "folder": path} for path in steps]
 
 
-def test_the_trunk_takes_nothing_of_the_optimizer_from_a_branch(
-    guesser: Path, tmp_path: Path
-) -> None:
-    """At the fork no update has been made: groups of one teach nothing."""
+def test_a_branch_does_not_change_the_optimizer_of_the_trunk(guesser: Path, tmp_path: Path) -> None:
+    """There is no update before the fork: groups of one have no gradient."""
     visits = [1] * 16 + [4] * 30
     changes = {"decay_share": 0.9, "batch": BATCH, "learning_rate": 3e-3}
     weights = []
@@ -126,10 +124,10 @@ def test_the_trunk_takes_nothing_of_the_optimizer_from_a_branch(
     assert weights[0] == weights[1]
 
 
-def test_after_a_branch_a_damaged_checkpoint_is_passed_over(
+def test_a_damaged_checkpoint_after_a_branch_is_skipped(
     branched: tuple[Layout, Trainer], guesser: Path, tmp_path: Path
 ) -> None:
-    """The whole one before them is the fork's: the branch is trained again."""
+    """The last undamaged one is that of the fork, so the branch is trained again."""
     layout = make_world(tmp_path, guesser, VISITS)
     with pytest.raises(ConnectionError):
         run(layout, 6, 3, branches=[0.25, 0.5])
@@ -143,7 +141,7 @@ def test_after_a_branch_a_damaged_checkpoint_is_passed_over(
     assert outputs(layout) == outputs(branched[0])
 
 
-def test_a_branch_whose_trunk_is_gone_is_refused_before_any_work(
+def test_a_branch_without_its_trunk_is_refused_before_any_work(
     guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, VISITS)
@@ -159,7 +157,7 @@ def test_a_branch_whose_trunk_is_gone_is_refused_before_any_work(
 
 
 @pytest.mark.parametrize(("max_steps", "measured"), [(4, []), (5, [0.25])])
-def test_a_branch_that_is_cut_short_is_not_measured(
+def test_an_incomplete_branch_is_not_measured(
     max_steps: int, measured: list[float], guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, VISITS)
@@ -168,9 +166,7 @@ def test_a_branch_that_is_cut_short_is_not_measured(
     assert curve[-1]["step"] == max_steps
 
 
-def test_a_run_with_branches_is_computed_again_from_its_record(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_a_run_with_branches_is_reproduced_from_its_record(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, VISITS)
     write_params(layout, train={**CONSTANT, "branches": [0.5]})
     assert run_train(layout).returncode == 0

@@ -1,4 +1,4 @@
-"""Runs that end where their budget is spent: equal spends, the position in the plan, kills."""
+"""Runs that end with their budget: equal spends, the position in the plan, kills."""
 
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +22,7 @@ from tasks.train.settings import BatchSettings
 from tests.train.steps import plan_of
 from tests.train.worlds import make_trainer, make_world, run, sampled
 
-SIZES = [4] * 12  # four steps of three groups: less than what the budgets below ask for
+SIZES = [4] * 12  # four steps of three groups, below the budgets of these tests
 ARCHITECTURE = Architecture(
     num_matmul_parameters=1000, num_head_parameters=200, num_layers=2, attention_width=8
 )
@@ -32,23 +32,23 @@ ROWS = Rows(np.array([0, 0, 1]), np.array([3, 3, 5]), np.array([1, 4, 2]))
 def spend(
     layout: Layout, account: str, amount: float, profile: float = 0.0, **changes: Any
 ) -> Trainer:
-    """A run of the world with this budget, to its end."""
+    """Run the world to the end of this budget."""
     CellBudget(account, amount, profile).write(layout.plan("r", 0) / "budget.json")
     return run(layout, changes)
 
 
-# --- what counts
+# --- costs
 
 
-def test_generation_reads_a_prompt_once_a_group() -> None:
+def test_generation_reads_a_prompt_once_per_group() -> None:
     prompts = prefill_flops(ARCHITECTURE, 3.0) + prefill_flops(ARCHITECTURE, 5.0)
     completions = sum(decode_flops(ARCHITECTURE, p, c) for p, c in ((3, 1), (3, 4), (5, 2)))
     assert generation_cost("executed", ARCHITECTURE, ROWS) == pytest.approx(prompts + completions)
 
 
 def test_a_pass_by_hand() -> None:
-    """8 prompt and 7 completion tokens through the body of 800, 7 through the head of 200; pairs: 9
-    and 25 of prompts, 3 + 1, 12 + 10 and 10 + 3 of completions; 2 layers of width 8, 4 a pair."""
+    """8 prompt and 7 completion tokens pass the body of 800, 7 the head of 200. Pairs: 9 and 25 of
+    prompts, 3 + 1, 12 + 10 and 10 + 3 of completions, with 2 layers of width 8, 4 per pair."""
     expected = 2 * 800 * (8 + 7) + 2 * 200 * 7 + 4 * 2 * 8 * (9 + 25 + 4 + 22 + 13)
     assert pass_cost("executed", ARCHITECTURE, ROWS) == expected
 
@@ -63,28 +63,30 @@ def test_the_other_accounts_by_hand() -> None:
     assert pass_cost("rollouts", ARCHITECTURE, ROWS) == 0
 
 
-# --- where a run is in its plan
+# --- the position in the plan
 
 
 @pytest.mark.parametrize(
     ("position", "done", "expected"),
     [
         (0, None, 0),
-        (6, None, None),  # the plan has an end, a budget has another
+        (6, None, None),  # the plan ends, without a budget
         (1, 0.0, 1),
-        (4, 0.1, 0),  # the first phase over again: its half of the rollouts is half of the budget
+        (4, 0.1, 0),  # the first phase again: it has half of the rollouts and of the budget
         (2, 0.49, 2),
-        (2, 0.5, 4),  # the second phase begins, though the first was not taken to its end
+        (2, 0.5, 4),  # the second phase begins before the first is complete
         (6, 0.99, 4),
         (5, 1.0, 5),
     ],
 )
-def test_phases_keep_their_shares(position: int, done: float | None, expected: int | None) -> None:
+def test_phases_keep_their_shares_of_the_budget(
+    position: int, done: float | None, expected: int | None
+) -> None:
     plan = plan_of([(0, 2), (0, 2), (0, 2), (0, 2), (1, 4), (1, 4)])
     assert plan.start(position, done) == expected
 
 
-def test_the_last_groups_are_cut_to_what_is_left() -> None:
+def test_the_last_groups_are_cut_to_the_remaining_budget() -> None:
     request = GroupRequest(np.array([7, 8, 9]), np.array([4, 4, 4]), 0, 1)
     found = cut(request, 5, BatchSettings("rollouts", 12, "generated"))
     assert (found.prompt_rows.tolist(), found.counts.tolist()) == ([7, 8], [4, 1])
@@ -96,7 +98,7 @@ def test_the_last_groups_are_cut_to_what_is_left() -> None:
 
 @pytest.mark.parametrize("account", ["rollouts", "charged_mixed", "executed"])
 def test_a_run_spends_its_budget(account: str, guesser: Path, tmp_path: Path) -> None:
-    """More than the plan has, and less."""
+    """One budget is larger than the plan, and one is smaller."""
     layout = make_world(tmp_path / "whole", guesser, SIZES)
     step = spend(layout, account, 1e99, max_steps=4).buffer.spent / 4
     for number, steps in enumerate((2.5, 9.2)):
@@ -108,11 +110,9 @@ def test_a_run_spends_its_budget(account: str, guesser: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["value_probe", "poise", "min_variance"])
-def test_the_rule_counts_the_pass_that_a_method_executes(
-    name: str, guesser: Path, tmp_path: Path
-) -> None:
-    """But for last tokens: hidden states and norms need every prompt again, and hidden states are
-    those of rows that are padded to the longest."""
+def test_the_counted_pass_is_the_executed_one(name: str, guesser: Path, tmp_path: Path) -> None:
+    """Up to last tokens: hidden states and norms compute every prompt again, and rows of hidden
+    states are padded to the longest."""
     layout = make_world(tmp_path, guesser, [6] * 12)
     values = params.load(tmp_path / "params.yaml")
     values["learner"]["max_tokens_per_micro_batch"] = 4096
@@ -127,7 +127,7 @@ def test_the_rule_counts_the_pass_that_a_method_executes(
     assert trainer.state.ledger.executed["score"] == pytest.approx(counted, rel=0.12)
 
 
-def test_the_profile_is_paid_for_first(guesser: Path, tmp_path: Path) -> None:
+def test_the_profile_is_paid_first(guesser: Path, tmp_path: Path) -> None:
     layouts = [make_world(tmp_path / name, guesser, SIZES) for name in ("without", "with")]
     without = spend(layouts[0], "rollouts", 60)
     paid = spend(layouts[1], "rollouts", 90, profile=30, branches=[0.5], decay_share=0.8)
@@ -136,6 +136,6 @@ def test_the_profile_is_paid_for_first(guesser: Path, tmp_path: Path) -> None:
     assert [p["rollouts"] for p in paid.state.curve if p["branch"]] == [pytest.approx(15, abs=12)]
     rates = [[row["learning_rate"] for row in run.state.steps] for run in (without, paid)]
     assert rates[0][0] == pytest.approx(1e-3 * (1.0 - 0.9 * 12 / 60))
-    # it falls over the last four fifths of what the profile left, whose first fifth is this step
+    # it decays over the last four fifths of the rest, after this step
     assert rates[1][0] == pytest.approx(1e-3)
     assert rates[1][1] < 1e-3

@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: which one a restart goes on from, and what `--resume` leaves behind."""
+"""Checkpoints on the disk: the choice at a restart, and the effects of `--resume`."""
 
 import os
 from concurrent.futures import Future
@@ -28,12 +28,12 @@ COMPONENTS = {"recipe": "r", "seed": 0}
 
 
 def work_of(step: int) -> dict[str, float]:
-    """What so many steps executed."""
+    """Return the work of so many steps."""
     return {"seconds": 1.0 * step, "flops": 10.0 * step, "tokens": 100.0 * step}
 
 
 def save(checkpoints: Checkpoints, step: int, branch: int) -> Path:
-    """A checkpoint after `step` steps, with a part of rollouts for each; the folder it is in."""
+    """Save a checkpoint after `step` steps, with a part of rollouts for each; return its folder."""
     state = {"num_steps": step, "branch": None, "mark": branch, "work": work_of(step), "buffer": {}}
     rollouts = pl.DataFrame({"step": [step - 1], "branch": [branch]})
     tensors = {"policy.w": torch.full((2,), float(branch))}
@@ -49,17 +49,17 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 
 
 def state_of(checkpoints: Checkpoints, folder: Path | None = None) -> dict[str, Any]:
-    """The state in the checkpoint that is loaded."""
+    """Return the state of the loaded checkpoint."""
     loaded = checkpoints.load(folder)
     assert loaded is not None
     return loaded[1]
 
 
 def branches(checkpoints: Checkpoints, folder: Path | None = None) -> tuple[int, list[int]]:
-    """The branch of the checkpoint that is loaded, and of each part that it names."""
+    """Return the branch of the loaded checkpoint, and of each part that it names."""
     state = state_of(checkpoints, folder)
-    beside = checkpoints.folder if folder is None else folder.parent
-    parts = [pl.read_parquet(beside / name) for name in checkpoints.parts]
+    parent = checkpoints.folder if folder is None else folder.parent
+    parts = [pl.read_parquet(parent / name) for name in checkpoints.parts]
     return state["mark"], [int(part["branch"][0]) for part in parts]
 
 
@@ -70,7 +70,7 @@ def test_a_chosen_older_checkpoint_becomes_the_newest(tmp_path: Path) -> None:
     second = Checkpoints(tmp_path, COMPONENTS, keep=2)
     assert second.load(older) is not None
     second.branch_from(older)
-    assert branches(second) == (1, [1])  # what a restart would go on from now
+    assert branches(second) == (1, [1])  # a restart would load this one
     assert second.count_lost(work_of(1)) == {"seconds": 0.0, "flops": 0.0, "tokens": 0.0}
 
     for step in (2, 3):
@@ -111,10 +111,10 @@ def test_the_newest_checkpoint_is_not_copied(checkpoints: Checkpoints) -> None:
     assert checkpoints.steps()[-1] == newest
     assert checkpoints.count_lost(work_of(2)) == work_of(3)
     checkpoints.note_work(work_of(4))
-    assert checkpoints.count_lost(work_of(2)) == work_of(5)  # by both kills
+    assert checkpoints.count_lost(work_of(2)) == work_of(5)  # the sum of both kills
 
 
-def test_a_run_resumed_from_an_older_checkpoint_goes_on_from_it(
+def test_a_run_can_resume_from_an_older_checkpoint(
     guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     layout = make_world(tmp_path, guesser, [4, 4, 4] * 4)
@@ -172,9 +172,9 @@ def test_a_checkpoint_with_other_columns_of_rollouts_is_skipped(
     assert "from an earlier version, which stored rollouts differently" in caplog.text
 
 
-def test_a_snapshot_waits_for_the_last_one_before_it_copies(guesser: Path, tmp_path: Path) -> None:
-    """Had it copied first, the rollouts would have become a part already when the waiting shows
-    what went wrong with the last one."""
+def test_a_snapshot_first_waits_for_the_previous_one(guesser: Path, tmp_path: Path) -> None:
+    """Otherwise the rollouts would be in a part before the wait raises the error of the previous
+    one."""
     trainer = make_trainer(make_world(tmp_path, guesser, [4, 4, 4]))
     trainer.state.rollouts = [TRAIN_ROLLOUTS.frame([TRAIN_ROLLOUTS.example])]
     checkpoints = Checkpoints(tmp_path / "checkpoints", COMPONENTS, keep=1)
@@ -205,14 +205,14 @@ def test_the_steps_of_a_damaged_part_are_repeated(
     second = Checkpoints(tmp_path, COMPONENTS, keep=3)
     assert state_of(second)["num_steps"] == 1
     assert caplog.text.count(f"{damaged.name} was changed after it was written") == 2
-    save(second, 2, branch=1)  # the same rollouts again: the same name
+    save(second, 2, branch=1)  # the same rollouts have the same name
     assert second.folder / second.parts[1] == damaged
-    # whole again, and with it what was written before the damage
+    # this repairs the checkpoints from before the damage as well
     for folder in second.steps():
         assert second.load(folder) is not None
 
 
-def test_a_damaged_part_that_all_checkpoints_need_starts_the_run_over(
+def test_a_damaged_part_of_all_checkpoints_restarts_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = Checkpoints(tmp_path, COMPONENTS, keep=2)
@@ -227,14 +227,12 @@ def test_a_damaged_part_that_all_checkpoints_need_starts_the_run_over(
     save(second, 1, branch=2)
     caplog.clear()
     third = Checkpoints(tmp_path, COMPONENTS, keep=2)
-    assert branches(third) == (2, [2])  # not a checkpoint from before, which has a higher step
+    assert branches(third) == (2, [2])  # not the older checkpoint with a higher step
     assert not caplog.records
 
 
-def test_results_are_never_written_from_fewer_parts_than_the_run_has(
-    guesser: Path, tmp_path: Path
-) -> None:
-    """A part that is damaged between the last checkpoint and the results."""
+def test_results_are_not_written_if_a_part_is_damaged(guesser: Path, tmp_path: Path) -> None:
+    """The damage occurs between the last checkpoint and the results."""
     layout = make_world(tmp_path, guesser, [4, 4, 4] * 4)
     trainer = make_trainer(layout)
     checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=3)
@@ -247,7 +245,7 @@ def test_results_are_never_written_from_fewer_parts_than_the_run_has(
     assert not (out / "rollouts.parquet").exists()
 
 
-def test_the_record_of_a_run_has_the_same_bytes_wherever_its_checkpoints_were(
+def test_the_record_of_a_run_does_not_depend_on_its_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.train.checkpoint.checkpoints.ROWS", 16)
@@ -303,12 +301,12 @@ def test_a_resumed_run_reads_every_tensor_once(
 def test_a_part_is_deleted_with_its_last_checkpoint(checkpoints: Checkpoints) -> None:
     save(checkpoints, 1, branch=1)
     save(checkpoints, 2, branch=1)
-    (left,) = [name for name in checkpoints.parts if "-000000001-" in name]
+    (oldest,) = [name for name in checkpoints.parts if "-000000001-" in name]
     checkpoints.load(checkpoints.steps()[0])
     save(checkpoints, 2, branch=2)
-    assert (checkpoints.folder / left).exists()  # the checkpoint before this one needs it
+    assert (checkpoints.folder / oldest).exists()  # the previous checkpoint needs it
     save(checkpoints, 3, branch=2)
-    assert not (checkpoints.folder / left).exists()
+    assert not (checkpoints.folder / oldest).exists()
     kept = {path.name for path in checkpoints.folder.glob("rollouts-*")}
     assert kept == set(checkpoints.parts)
 
@@ -329,20 +327,22 @@ def test_damaged_notes_are_ignored(
     save(checkpoints, 1, branch=1)
     path = checkpoints.folder / "work.json"
     assert checkpoints.count_lost(work_of(0))["flops"] == 10.0
-    path.write_text(path.read_text().replace("10.0", "90.0", 1))  # of what was lost before
+    path.write_text(path.read_text().replace("10.0", "90.0", 1))  # the earlier loss
     assert checkpoints.count_lost(work_of(0))["flops"] == 0.0
     assert "ignoring it" in caplog.text
 
     key = checkpoints.folder / "key.json"
     flip(key, key.read_text().index("r"))
-    Checkpoints(tmp_path, {"recipe": "r", "seed": 1}, keep=2)  # another run says why it starts over
+    Checkpoints(
+        tmp_path, {"recipe": "r", "seed": 1}, keep=2
+    )  # another run states why it starts over
     assert "skipping the checkpoints in" in caplog.text
     again = Checkpoints(tmp_path, COMPONENTS, keep=2)
     assert read_checked(key) == COMPONENTS
     assert again.load() is not None
 
 
-def test_a_branch_whose_trunk_is_damaged_is_not_taken_up(tmp_path: Path) -> None:
+def test_a_branch_whose_trunk_is_damaged_is_not_resumed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=3)
     older, trunk = save(checkpoints, 1, branch=1), save(checkpoints, 2, branch=1)
     save_branch(checkpoints, 3)
@@ -354,15 +354,15 @@ def test_a_branch_whose_trunk_is_damaged_is_not_taken_up(tmp_path: Path) -> None
 
 
 def save_branch(checkpoints: Checkpoints, step: int) -> Path:
-    """A checkpoint of a branch that left the trunk after two steps."""
+    """Save a checkpoint of a branch that left the trunk after two steps."""
     state = {"num_steps": step, "branch": 0.5, "branch_start": 2, "buffer": {}}
     checkpoints.save(Snapshot(step, {"policy.w": torch.zeros(2)}, {}, state, {}, None))
     checkpoints.wait()
     return checkpoints.steps()[-1]
 
 
-def test_a_branch_keeps_the_trunk_that_it_returns_to(checkpoints: Checkpoints) -> None:
-    """Of two checkpoints of a branch the older is chosen, and then the one that it left."""
+def test_a_branch_keeps_the_checkpoint_of_its_trunk(checkpoints: Checkpoints) -> None:
+    """Both checkpoints of a branch can be chosen in turn."""
     save(checkpoints, 1, branch=1)
     save(checkpoints, 2, branch=1)
     for step in (3, 4, 5):
@@ -376,17 +376,17 @@ def test_a_branch_keeps_the_trunk_that_it_returns_to(checkpoints: Checkpoints) -
         assert checkpoints.trunk()[1]["num_steps"] == 2
     save_branch(checkpoints, 6)
     assert steps_of(checkpoints) == [2, 5, 6]
-    save(checkpoints, 2, branch=1)  # the trunk goes on
+    save(checkpoints, 2, branch=1)  # the trunk continues
     assert steps_of(checkpoints) == [2, 2]
 
 
 def steps_of(checkpoints: Checkpoints) -> list[int]:
-    """The number of steps of every checkpoint, in their order."""
+    """Return the number of steps of every checkpoint, in their order."""
     return [int(path.name.split("-")[1]) for path in checkpoints.steps()]
 
 
-def test_two_runs_may_tidy_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that starts removes what it takes for a killed run's: the one that has just ended."""
+def test_two_runs_can_clean_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A starting run deletes the folder that a finished run is deleting."""
     ended = Checkpoints(tmp_path, COMPONENTS, keep=1)
     save(ended, 1, branch=1)
     rename = os.rename

@@ -1,5 +1,5 @@
-"""How old a policy may be, groups beside a step's own, weights that are replaced in flight, and
-branches: every pair of their values goes on after kills as if there had been none."""
+"""Staleness, over-provisioning, updates in flight and branches: with every pair of their values, a
+killed run ends like one without kills."""
 
 import dataclasses
 from pathlib import Path
@@ -25,12 +25,12 @@ EVERY_PAIR = [
     (3, 1.0, True, []),
     (3, 1.5, False, [0.5]),
 ]
-"""Every two of the values that go together are together in one of these."""
+"""Every two values that can be combined are in one of these."""
 
 
 def changes_of(oldest: int, surplus: float, *, in_flight: bool) -> dict[str, Any]:
-    """The settings. With weights in flight, which one samples what follows from the clock, so they
-    do not move."""
+    """Return the settings. With updates in flight the clock decides which weights sample what, so
+    the weights are constant."""
     return {
         "max_staleness": oldest,
         "over_provision": surplus,
@@ -42,7 +42,7 @@ def changes_of(oldest: int, surplus: float, *, in_flight: bool) -> dict[str, Any
 
 
 class StoppableSwapping(Swapping):
-    """It takes new weights between the parts of a batch, and between batches."""
+    """An engine that takes new weights between the parts of a batch, and between batches."""
 
     def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
         assert isinstance(self.engine, HfEngine)
@@ -63,17 +63,17 @@ def prepare(trainer: Trainer) -> None:
 
 
 def compared(found: dict[str, Any], *, in_flight: bool) -> dict[str, Any]:
-    """What must be the same: all of it, but for whose tokens they are, and what that costs."""
+    """Return the outputs that must be equal: in flight, not versions and their costs."""
     if not in_flight:
         return found
-    apart = {"version", "versions", "sampler_logprobs", "advantage"}
-    rows = [{k: v for k, v in row.items() if k not in apart} for row in found["rollouts"]]
+    varying = {"version", "versions", "sampler_logprobs", "advantage"}
+    rows = [{k: v for k, v in row.items() if k not in varying} for row in found["rollouts"]]
     points = [(point["step"], point["branch"], point["accuracy"]) for point in found["curve"]]
     return {"rollouts": rows, "curve": points}
 
 
 @pytest.mark.parametrize(("oldest", "surplus", "in_flight", "branches"), EVERY_PAIR)
-def test_a_killed_run_ends_alike(
+def test_a_killed_run_ends_like_an_uninterrupted_one(
     oldest: int,
     surplus: float,
     in_flight: bool,
@@ -92,10 +92,10 @@ def test_a_killed_run_ends_alike(
     assert first == second
 
 
-def test_two_ranks_with_a_part_each_go_on_as_if_they_had_not_stopped(
+def test_two_resumed_shards_take_the_steps_of_an_uninterrupted_run(
     guesser: Path, tmp_path: Path
 ) -> None:
-    """All of it together."""
+    """All settings are combined."""
     case = {"train": {**changes_of(3, 1.5, in_flight=True), "branches": [0.2]}}
     found = []
     for name, parts in (("whole", [6]), ("stopped", [4, 6])):

@@ -1,4 +1,4 @@
-"""The controllers that look at what came out: their rules by hand, and in simulations with known
+"""The controllers that adapt to rewards: their rules by hand, and in simulations with known
 answers."""
 
 from typing import Any
@@ -34,7 +34,7 @@ def greso_on(plan: Plan) -> greso.Method:
 
 
 def dapo_on(num_prompts: int, group_size: int, passes: int, size: int, max_refills: int) -> Any:
-    """DAPO's control over a plan of equal groups, with batches of `size` rollouts."""
+    """Return DAPO's control over a plan of equal groups, with batches of `size` rollouts."""
     plan = passes_of(num_prompts, group_size, passes, BatchSettings("rollouts", size, "generated"))
     return dapo.Method(dapo.Settings(max_refills), plan)
 
@@ -46,12 +46,12 @@ def test_dapo_fills_its_batch_with_mixed_groups_and_stops_at_the_limit() -> None
     assert first.counts.tolist() == [2] * 4
     drawn = [answer_to(first, [1, 0, 1, 1, 0, 0, 0, 1])]  # two of four are mixed
     second = requested(method, rng, after(*drawn))
-    assert second.prompt_rows.tolist() == [4, 5]  # as many as are missing, from the plan
+    assert second.prompt_rows.tolist() == [4, 5]  # the missing two, from the plan
     drawn.append(answer_to(second, [1, 0, 1, 1]))
     third = requested(method, rng, after(*drawn))
     assert third.prompt_rows.tolist() == [6]
     drawn.append(answer_to(third, [1, 1]))
-    assert method.next(after(*drawn), rng) is None  # two refills is the limit, one group short
+    assert method.next(after(*drawn), rng) is None  # the limit of two refills, one group short
     method.observe(merge(drawn))
     assert method.describe() == {"refills_mean": 2.0, "unfilled_rate": 1.0}
     full = requested(method, rng)
@@ -59,10 +59,10 @@ def test_dapo_fills_its_batch_with_mixed_groups_and_stops_at_the_limit() -> None
     assert method.next(after(answer_to(full, [1, 0] * 4)), rng) is None
     method = dapo_on(20, 4, 1, size=4, max_refills=2)
     graded = answer_to(requested(method, rng), [1, 0, 0, 0], errors=1)
-    requested(method, rng, after(graded))  # three rollouts are no batch
+    requested(method, rng, after(graded))  # three rollouts do not fill a batch
 
 
-def test_dapo_ends_with_its_plan_and_keeps_to_a_phase() -> None:
+def test_dapo_ends_with_its_plan_and_no_step_spans_two_phases() -> None:
     rng = np.random.default_rng(0)
     method = dapo_on(5, 2, 2, size=8, max_refills=9)
     seen: list[int] = []
@@ -93,7 +93,7 @@ def test_greso_never_skips_in_the_first_pass_and_then_by_streak() -> None:
         assert 2 in request.prompt_rows  # its last group was mixed
 
 
-def test_greso_streaks_and_probabilities_move_as_published() -> None:
+def test_greso_streaks_and_probabilities_change_as_published() -> None:
     method = greso_on(passes_of(4, 2, 3, BatchSettings("rollouts", 100, "generated")))
     request = requested(method)
     method.observe(answer_to(request, [1, 1, 0, 0, 1, 0, 0, 0]))
@@ -101,14 +101,14 @@ def test_greso_streaks_and_probabilities_move_as_published() -> None:
     # both shares are at their targets or above
     np.testing.assert_allclose([method.state.p_easy, method.state.p_hard], [0.49, 0.49])
     method.observe(answer_to(request, [1, 1, 1, 1, 1, 0, 1, 0]))
-    # the other kind begins anew, a mixed group resets
+    # a streak of the other kind starts again, and a mixed group resets it
     assert method.state.streaks.tolist() == [2, 1, 0, 0]
     np.testing.assert_allclose([method.state.p_easy, method.state.p_hard], [0.48, 0.50])
     method.observe(answer_to(request, [1, 0, 0, 0, 1, 0, 0, 0], errors=2))
     assert method.state.streaks.tolist() == [0, -1, 0, 0]
     method.state.streaks[3] = -5
     method.observe(answer_to(request, [1, 0, 0, 0, 1, 0, 0, 0], errors=2))
-    # nothing graded: nothing learned, nothing forgotten
+    # without graded rollouts nothing changes
     assert method.state.streaks.tolist() == [0, -2, 0, -5]
     p = (method.state.p_easy, method.state.p_hard)
     method.observe(answer_to(request, [0.0] * 8, errors=8))
@@ -126,7 +126,7 @@ def test_greso_skips_at_the_predicted_rate() -> None:
 
 
 def decided_at_once(method: greso.Method, rng: np.random.Generator) -> tuple[list[int], int]:
-    """The visits of the next step when all of the phase is decided first, and where it ends."""
+    """Return the visits and the end of the next step, if the whole phase is decided first."""
     plan, first = method.plan, method.state.position
     visits = np.arange(first, len(plan))
     visits = visits[plan.phases_V[visits] == plan.phases_V[first]]
@@ -138,8 +138,8 @@ def decided_at_once(method: greso.Method, rng: np.random.Generator) -> tuple[lis
 
 
 @pytest.mark.parametrize("streak", [0, 1, 4, 9])
-def test_greso_decides_in_windows_as_it_would_at_once(streak: int) -> None:
-    """Also a random number a visit: the windows only leave out those that decide nothing."""
+def test_windows_do_not_change_the_decisions_of_greso(streak: int) -> None:
+    """Each visit takes one random number; windows leave out only visits without an effect."""
     method = greso_on(passes_of(3000, 4, 2, BatchSettings("rollouts", 32, "generated")))
     method.state.streaks[:] = streak * (1 - np.arange(3000) // 2000)  # the last third: no streak
     method.state.position = 2900
@@ -156,7 +156,7 @@ def test_greso_decides_in_windows_as_it_would_at_once(streak: int) -> None:
 # --- knapsack
 
 
-def test_knapsack_shares_out_as_published() -> None:
+def test_knapsack_counts_are_as_published() -> None:
     rates = np.array([0.0, 0.125, 0.5, 0.875])
     counts = knapsack.best_counts(rates, 32, 2, 20)
     assert counts.tolist() == [2, 19, 7, 4]
@@ -179,17 +179,17 @@ def test_knapsack_is_optimal_against_brute_force() -> None:
         ].sum() == pytest.approx(best)
 
 
-def test_knapsack_learns_from_its_own_groups() -> None:
+def test_knapsack_estimates_rates_from_its_own_groups() -> None:
     rng = np.random.default_rng(0)
     settings = knapsack.Settings(smallest=2, largest=20, discount=0.5)
     method = knapsack.Method(
         settings, passes_of(4, 8, 2, BatchSettings("rollouts", 32, "generated"))
     )
     first = requested(method, rng)
-    assert first.counts.tolist() == [8] * 4  # nothing is known yet
+    assert first.counts.tolist() == [8] * 4  # there are no outcomes yet
     method.observe(answer_to(first, [0] * 8 + [1] + [0] * 7 + [1] * 4 + [0] * 4 + [1] * 7 + [0]))
     second = requested(method, rng)
-    assert second.counts[0] == 8  # never solved: the plan's
+    assert second.counts[0] == 8  # never solved: the plan's size
     assert second.counts.sum() == 32
     assert second.counts[1] == second.counts.max()
     method.observe(answer_to(second, [1.0] * 32))
@@ -203,13 +203,13 @@ def test_knapsack_learns_from_its_own_groups() -> None:
 def simulate(
     steps: int, seed: int = 0, **changes: Any
 ) -> tuple[np.ndarray, np.ndarray, sagc.Method]:
-    """Sizes and straggler rates of steps with lengths drawn from a log-normal of deviation 0.8."""
+    """Return the sizes and straggler rates of steps with log-normal lengths (deviation 0.8)."""
     plan = plan_of([(0, 16)] * (16 * steps), BatchSettings("rollouts", 16, "generated"))
     method = sagc.Method(sagc.Settings(**(SAGC | changes)), plan)
     rng, sizes, rates = np.random.default_rng(seed), [], []
     for _ in range(steps):
         request = requested(method, rng)
-        assert request.counts.sum() == 16  # a step's rollouts stay what they are
+        assert request.counts.sum() == 16  # the number of rollouts of a step is fixed
         lengths = np.maximum(np.exp(0.8 * rng.standard_normal(16)) * 200, 1).astype(int)
         method.observe(answer_to(request, [0.0] * 16, lengths.tolist()))
         described = method.describe()
@@ -229,18 +229,18 @@ def test_sagc_spends_a_feasible_budget(budget: float) -> None:
 def test_sagc_with_an_infeasible_budget() -> None:
     sizes, _, method = simulate(1500, budget=0.05)
     assert (sizes[500:] == 4).mean() > 0.9
-    assert 19.0 < method.state.multiplier <= 20.0  # it stands at its cap, and goes no further
+    assert 19.0 < method.state.multiplier <= 20.0  # it stops at its cap
     more = simulate(1500, budget=0.3)[0]
     assert more.mean() > simulate(1500, budget=0.2)[0].mean() > sizes.mean()
 
 
-def test_sagc_without_a_price_takes_the_largest_groups_and_repeats_itself() -> None:
+def test_sagc_is_deterministic_and_takes_large_groups_if_free() -> None:
     assert set(simulate(50, step=0.0)[0]) == {16.0}
     assert simulate(80)[0].tolist() == simulate(80)[0].tolist()
     assert simulate(80, seed=1)[0].tolist() != simulate(80)[0].tolist()
 
 
-def test_sagc_sees_stragglers_in_groups_of_two() -> None:
+def test_sagc_finds_stragglers_in_groups_of_two() -> None:
     straggles = sagc.has_straggler(np.array([1, 9, 2, 2]), np.array([0, 0, 1, 1]), 4.0 * 2.0)
     # against its own median a group of two never reaches 2.0
     assert straggles.tolist() == [True, False]
@@ -262,7 +262,7 @@ def test_a_step_of_the_plan_never_straddles_phases() -> None:
     steps = []
     while (request := method.next(START, np.random.default_rng(0))) is not None:
         steps.append((request.phase, request.counts.tolist()))
-    # a group larger than the batch is a step of its own
+    # a group larger than the batch is a separate step
     assert steps == [(0, [4, 4]), (0, [4]), (1, [2, 2]), (2, [16])]
 
 
@@ -281,7 +281,7 @@ def test_the_plan_is_followed_exactly(visits: list[tuple[int, int]], size: int, 
         end, first = int(request.prompt_rows[-1]) + 1, int(request.counts[0])
         if end < len(visits) and visits[end][0] == request.phase:
             assert cost <= size or len(request.counts) == 1
-        else:  # the last step of a phase takes a rest of less than half a batch in
+        else:  # the last step of a phase includes a remainder below half a batch
             assert cost < max(size, first if unit == "rollouts" else 1) + size / 2
         assert {visits[row][0] for row in request.prompt_rows} == {request.phase}
         assert request.counts.tolist() == [visits[row][1] for row in request.prompt_rows]

@@ -1,4 +1,4 @@
-"""Further epochs of a batch that end at an unusual gradient (DGG)."""
+"""Further epochs of a batch, which an unusual gradient ends (DGG)."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ NO_WEIGHTS = np.zeros(1)
 
 
 def factors(method: dgg.Method, *steps: tuple[float, int]) -> list[float]:
-    """The factors of updates with these norms and numbers of earlier epochs."""
+    """Return the factors of updates with these norms and numbers of earlier epochs."""
     return [method.rate_factor(NO_WEIGHTS, norm, reuse) for norm, reuse in steps]
 
 
@@ -28,7 +28,7 @@ def test_scores_by_hand() -> None:
 
 
 def test_an_unusual_gradient_ends_the_reuse() -> None:
-    """Squares 1, 3, 2 and their changes 1, 2, -1."""
+    """The squares are 1, 3, 2 and their changes 1, 2, -1."""
     method = dgg.Method(dgg.Settings(limit=0.5, window=32))
     assert factors(method, (1.0, 0), (3**0.5, 0), (2**0.5, 0)) == [1.0, 1.0, 1.0]
     norms, changes = method.state.norms.copy(), method.state.changes.copy()
@@ -36,26 +36,26 @@ def test_an_unusual_gradient_ends_the_reuse() -> None:
     np.testing.assert_allclose(changes, [1.0, 2.0, -1.0])
     # mean 2, deviation .8165: 2.5 is .61 above
     assert factors(method, (2.5**0.5, 1)) == [0.0]
-    assert (method.state.norms == norms).all()  # a dropped gradient is no example
+    assert (method.state.norms == norms).all()  # a dropped gradient is not recorded
     assert (method.state.changes == changes).all()
     assert method.state.latest == pytest.approx(2.5)
     # the change of -.2 is usual, and so is 2.3, at .37
     assert factors(method, (2.3**0.5, 1)) == [1.0]
-    assert factors(method, (9.0, 0)) == [1.0]  # the first epoch is never gated
+    assert factors(method, (9.0, 0)) == [1.0]  # there is no gate in the first epoch
     # after squares of 1, 98, 96, 1 a square of 81 is usual, and its change of 80 is not
     found = dgg.Method(dgg.Settings(limit=1.0, window=4))
     factors(found, (10.0, 0), (1.0, 0), (9.9, 0), (9.8, 0))
     assert factors(found, (1.0, 1), (9.0, 1)) == [1.0, 0.0]
 
 
-def test_the_window_forgets() -> None:
+def test_old_gradients_leave_the_window() -> None:
     method = dgg.Method(dgg.Settings(window=2))
     factors(method, (1.0, 0), (2.0, 0), (3.0, 0))
     assert method.state.norms.tolist() == [4.0, 9.0]
     assert method.state.changes.tolist() == [3.0, 5.0]
 
 
-def test_a_bonus_with_a_target_keeps_its_coefficient() -> None:
+def test_an_entropy_bonus_with_a_target_updates_its_coefficient() -> None:
     method = dgg.Method(dgg.Settings(entropy=Entropy(0.01, target=0.2)))
     method.observe_entropy(0.1)
     assert method.bonus() == pytest.approx(0.015)
@@ -69,7 +69,7 @@ def changes_of(method: str, **settings: Any) -> dict[str, Any]:
     return {"updates": updates, "learning_rate": 1e-2, "loss": {"method": method, **settings}}
 
 
-def test_a_dropped_gradient_leaves_the_optimizer_and_ends_the_step(
+def test_a_dropped_gradient_skips_the_optimizer_and_ends_the_step(
     guesser: Path, tmp_path: Path
 ) -> None:
     """The third of six updates is dropped."""
@@ -93,12 +93,12 @@ def test_a_dropped_gradient_leaves_the_optimizer_and_ends_the_step(
     stepped = []
     step = other.learner.step
 
-    def twice(rate: float) -> None:
+    def step_twice(rate: float) -> None:
         if len(stepped) < 2:
             step(rate)
         stepped.append(rate)
 
-    other.learner.step = twice  # type: ignore[method-assign]
+    other.learner.step = step_twice  # type: ignore[method-assign]
     learn(other, again)
     for mine, theirs in zip(
         learner.optimizer.state.values(), other.learner.optimizer.state.values(), strict=True

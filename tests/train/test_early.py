@@ -1,4 +1,4 @@
-"""Completions are judged while others are sampled, in processes that live as long as the run."""
+"""Completions are graded while others are sampled, in processes that live as long as the run."""
 
 import random
 import time
@@ -24,28 +24,28 @@ SIZES = [4] * 36
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def grade_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grading, "EARLY_SECONDS", 0.0)
 
 
-def sample_with(trainer: Trainer, say: Callable[[Trainer, Samples, OnEnded], None]) -> Rollouts:
-    """A step's rollouts of an engine that says in its own way what has ended."""
+def sample_with(trainer: Trainer, report: Callable[[Trainer, Samples, OnEnded], None]) -> Rollouts:
+    """Return a step's rollouts from an engine that reports ended completions through `report`."""
     generate = trainer.collector.engine.generate
 
-    def saying(request: Request, on_ended: OnEnded | None = None) -> Samples:
+    def generate_and_report(request: Request, on_ended: OnEnded | None = None) -> Samples:
         samples = generate(request)
         assert on_ended is not None
-        say(trainer, samples, on_ended)
+        report(trainer, samples, on_ended)
         return samples
 
-    trainer.collector.engine.generate = saying  # type: ignore[method-assign]
+    trainer.collector.engine.generate = generate_and_report  # type: ignore[method-assign]
     with closing(trainer.collector.grader):
         batch = sampled(trainer)
     return batch.fresh
 
 
-def test_a_completion_is_judged_before_the_last_has_ended(guesser: Path, tmp_path: Path) -> None:
-    def one_and_wait(trainer: Trainer, samples: Samples, on_ended: OnEnded) -> None:
+def test_a_completion_is_graded_before_the_last_has_ended(guesser: Path, tmp_path: Path) -> None:
+    def report_one_and_wait(trainer: Trainer, samples: Samples, on_ended: OnEnded) -> None:
         on_ended(0, samples.token_ids[0], samples.finish_reasons[0])
         deadline = time.monotonic() + PATIENCE
         while not trainer.collector.grader.grader.num_graded and time.monotonic() < deadline:
@@ -53,20 +53,20 @@ def test_a_completion_is_judged_before_the_last_has_ended(guesser: Path, tmp_pat
         assert trainer.collector.grader.grader.num_graded == 1
 
     trainer = make_trainer(make_world(tmp_path, guesser, SIZES))
-    rollouts = sample_with(trainer, one_and_wait)
+    rollouts = sample_with(trainer, report_one_and_wait)
     assert trainer.collector.grader.grader.num_graded == len(rollouts.group_B) == 12
 
 
-@pytest.mark.parametrize("num_said", [0, 5, 12])
+@pytest.mark.parametrize("num_reported", [0, 5, 12])
 def test_verdicts_do_not_depend_on_the_time_of_grading(
-    num_said: int, guesser: Path, tmp_path: Path
+    num_reported: int, guesser: Path, tmp_path: Path
 ) -> None:
-    def some(trainer: Trainer, samples: Samples, on_ended: OnEnded) -> None:
-        for row in random.Random(num_said).sample(range(12), num_said):
+    def report_some(trainer: Trainer, samples: Samples, on_ended: OnEnded) -> None:
+        for row in random.Random(num_reported).sample(range(12), num_reported):
             on_ended(row, samples.token_ids[row], samples.finish_reasons[row])
 
     def from_record(layout: Layout, fresh: Rollouts) -> Rollouts:
-        """The same completions from a record, graded all at once."""
+        """Return the same completions from a record, graded all at once."""
         trainer = make_trainer(layout)
         recorded = fresh.estimated(fresh.kept_B, np.zeros(len(fresh.owner_N())))
         trainer.collector.recorded = record_rollouts(0, trainer.prompts.ids, recorded)
@@ -75,7 +75,7 @@ def test_verdicts_do_not_depend_on_the_time_of_grading(
         return batch.fresh
 
     layout = make_world(tmp_path, guesser, SIZES)
-    found = sample_with(make_trainer(layout), some)
+    found = sample_with(make_trainer(layout), report_some)
     expected = from_record(layout, found)
     assert expected.table["outcome"].n_unique() > 1
     verdicts = ["text", "outcome", "reward"]
@@ -85,17 +85,17 @@ def test_verdicts_do_not_depend_on_the_time_of_grading(
 def test_a_copy_of_the_prompt_is_wrong(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
     prompts = PROMPTS.read(layout.prompts("train"))
-    asked = {"verifier": pl.lit("math"), "prompt": pl.lit("What is $3 + 4$?")}
-    PROMPTS.write(layout.prompts("train"), prompts.with_columns(**asked))
+    changes = {"verifier": pl.lit("math"), "prompt": pl.lit("What is $3 + 4$?")}
+    PROMPTS.write(layout.prompts("train"), prompts.with_columns(**changes))
     trainer = make_trainer(layout)
     collector, tokenizer = trainer.collector, trainer.collector.tokenizer
     ended = [f"{text}{tokenizer.eos_token}" for text in ("3 + 4", "7")]
     token_ids = [tokenizer.encode(text, add_special_tokens=False) for text in ended]
-    golds = trainer.prompts.table[[0, 0]].select("verifier", "answer", "prompt").rows()
+    references = trainer.prompts.table[[0, 0]].select("verifier", "answer", "prompt").rows()
     with closing(collector.grader):
-        for num_said in (0, 2):
-            early = Early(collector.grader, tokenizer, golds, [[], []])
-            for row in range(num_said):
+        for num_reported in (0, 2):
+            early = Early(collector.grader, tokenizer, references, [[], []])
+            for row in range(num_reported):
                 early.on_ended(row, token_ids[row], "stop")
             first = np.zeros(1, dtype=np.int64)
             ended = {"token_ids": token_ids, "reason": "stop"}
@@ -105,8 +105,8 @@ def test_a_copy_of_the_prompt_is_wrong(guesser: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
-def test_verifiers_are_loaded_once_a_run(max_staleness: int, guesser: Path, tmp_path: Path) -> None:
-    """They die with the thread that started them, and a round is sampled in a thread of its own."""
+def test_verifiers_are_loaded_once(max_staleness: int, guesser: Path, tmp_path: Path) -> None:
+    """They die with the thread that started them, and each round is sampled in its own thread."""
     layout = make_world(tmp_path, guesser, SIZES)
     trainer = make_trainer(layout, max_staleness=max_staleness)
     loaders: list[int] = []

@@ -20,7 +20,7 @@ CLIP = {"clip_low": 0.2, "ratio": "token", "normalize": "token"}
 
 
 def loss_of(module: Any, *arrays: Any, **settings: Any) -> Any:
-    """The loss and its sums, with these settings."""
+    """Return the loss and its sums, with these settings."""
     return module.Method(module.Settings(**settings))(*arrays)
 
 
@@ -30,7 +30,7 @@ groups = st.lists(
 
 
 @given(groups, st.randoms(use_true_random=False))
-def test_advantages_centre_scale_and_ignore_row_order(
+def test_advantages_are_centred_scaled_and_independent_of_row_order(
     rewards: list[list[float]], random: "np.random.Generator"
 ) -> None:
     flat = np.array([reward for group in rewards for reward in group])
@@ -50,7 +50,7 @@ def test_advantages_centre_scale_and_ignore_row_order(
 def tokens_of(
     logprobs: torch.Tensor, old: torch.Tensor, advantages: list[float], lengths: list[int]
 ) -> Tokens:
-    """Tokens of rollouts of these lengths, an advantage a rollout, all weights 1."""
+    """Return tokens of rollouts of these lengths, with an advantage per rollout and weight 1."""
     row_N = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     gains = torch.tensor(advantages, dtype=logprobs.dtype)[row_N]
     return Tokens(logprobs, old, torch.ones_like(logprobs), gains, row_N, len(lengths))
@@ -70,7 +70,7 @@ def test_clip_by_hand() -> None:
 
 
 def test_on_policy_gradient_is_reinforce() -> None:
-    """At ratio 1 the gradient of the loss is -A w / N for every token, whatever the clips."""
+    """At ratio 1 the gradient of the loss is -A w / N for every token, for any clip."""
     logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
     tokens = tokens_of(logprobs, logprobs.detach(), [1.5, -0.5], [2, 1])
     tokens = dataclasses.replace(tokens, weights_N=torch.tensor([1.0, 2.0, 1.0]))
@@ -96,8 +96,8 @@ def test_dr_grpo_and_rloo_by_hand() -> None:
 
 @pytest.mark.parametrize("successes", range(1, 9))
 def test_mc_grpo_with_binary_rewards_of_an_odd_group(successes: int) -> None:
-    """Nine rollouts: as published +-1000 for the minority and 0 for the majority; with the cure
-    +-1."""
+    """Nine rollouts: as published, +-1000 for the minority and 0 for the majority; with a minimum
+    deviation of 1, +-1."""
     rewards, groups = (
         np.array([1.0] * successes + [0.0] * (9 - successes)),
         np.zeros(9, dtype=np.int64),
@@ -125,7 +125,7 @@ LENGTHS = [3, 1]
         ("token", [1 / 10, 1 / 10]),
         ("sequence", [1 / 3 / 4, 1 / 4]),
         ("constant", [1 / 4 / 8, 1 / 4 / 8]),
-        ("prompt", [1 / 6 / 2, 1 / 4 / 2]),  # groups of 6 and 4 tokens, and one without any
+        ("prompt", [1 / 6 / 2, 1 / 4 / 2]),  # groups of 6 and 4 tokens, and one without tokens
     ],
 )
 def test_normalizations_by_hand(normalize: str, weights: list[float]) -> None:
@@ -138,9 +138,9 @@ def test_normalizations_by_hand(normalize: str, weights: list[float]) -> None:
     assert loss.item() == pytest.approx(-(first * weights[0] + second * weights[1]))
 
 
-def test_sequence_ratio_is_gspos() -> None:
-    """One ratio a rollout, exp of the mean log-ratio (-0.1 and 0.1); its gradient spreads over the
-    tokens."""
+def test_the_sequence_ratio_is_that_of_gspo() -> None:
+    """Each rollout has one ratio, exp of the mean log-ratio (-0.1 and 0.1), and its gradient
+    spreads over the tokens."""
     logprobs = LOGPROBS.clone().requires_grad_()
     settings = {"clip_low": 0.2, "clip_high": 0.2, "ratio": "sequence", "normalize": "sequence"}
     tokens = tokens_of(logprobs, LOGPROBS - GAPS, [2.0, -1.0], LENGTHS)
@@ -156,13 +156,13 @@ def test_sequence_ratio_is_gspos() -> None:
     assert stats["clipped"].item() == 1  # the second rollout's token: its ratio is 1.105
 
 
-# --- what sampler and trainer differ
+# --- differences of sampler and trainer
 
 
 TRUNCATED = Correction(ratio_to="old", level="token", cap=1.2, mode="truncate")
 
 
-def test_weights_are_capped_and_carry_no_gradient() -> None:
+def test_importance_weights_are_capped_and_have_no_gradient() -> None:
     """On-policy the loss is REINFORCE with truncated importance weights (TIS)."""
     logprobs = LOGPROBS.clone().requires_grad_()
     gains, row_N = torch.tensor([2.0, 2.0, 2.0, -1.0]), torch.tensor([0, 0, 0, 1])
@@ -179,8 +179,8 @@ def test_weights_are_capped_and_carry_no_gradient() -> None:
 
 
 def exact_gradient(sampler: torch.Tensor, correction: Correction) -> np.ndarray:
-    """The expected gradient of the loss over a vocabulary of six, each token weighted with its
-    chance of being sampled: nothing is estimated."""
+    """Return the expected gradient of the loss over a vocabulary of six, by enumeration: each token
+    is weighted with its probability under the sampler."""
     scores = SCORES.clone().requires_grad_()
     logprobs = scores.log_softmax(-1)
     rows = torch.arange(6)
@@ -199,10 +199,9 @@ SCORES = torch.tensor([0.5, -0.3, 1.2, -1.0, 0.1, -2.0], dtype=torch.float64)
 GAINS = torch.tensor([1.0, -1.0, -0.5, 2.0, -2.0, 0.5], dtype=torch.float64)
 
 
-def test_a_sampler_that_differs_does_not_bend_the_gradient() -> None:
-    """An engine of another precision, its probabilities off by up to a factor of 1.7: truncated
-    weights of old to sampler keep the on-policy gradient, a clipped ratio to the sampler does
-    not."""
+def test_importance_weights_correct_the_gradient_for_another_sampler() -> None:
+    """The sampler's probabilities are off by up to a factor of 1.7. Truncated weights of old to
+    sampler keep the on-policy gradient; a clipped ratio to the sampler does not."""
     policy = SCORES.softmax(-1)
     off = torch.tensor([1.6, 0.6, 1.3, 0.7, 0.6, 1.5], dtype=torch.float64)
     sampler = policy * off / (policy * off).sum()
@@ -211,11 +210,11 @@ def test_a_sampler_that_differs_does_not_bend_the_gradient() -> None:
     corrected = exact_gradient(sampler, right)
     np.testing.assert_allclose(corrected, expected, atol=1e-12)
     to_sampler = dataclasses.replace(right, ratio_to="sampler")
-    bent = exact_gradient(sampler, to_sampler)
-    assert np.linalg.norm(bent - expected) / np.linalg.norm(expected) > 0.1
+    clipped = exact_gradient(sampler, to_sampler)
+    assert np.linalg.norm(clipped - expected) / np.linalg.norm(expected) > 0.1
 
 
-def test_rewards_that_differ_by_rounding_are_a_dead_group() -> None:
+def test_a_group_whose_rewards_differ_by_rounding_is_dead() -> None:
     rewards = np.array([0.1 + 0.2, 0.3, 0.3, 0.0, 1e-12])
     group_B = np.array([0, 0, 0, 1, 1])
     assert rewards[0] != rewards[1]

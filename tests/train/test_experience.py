@@ -33,13 +33,13 @@ CHANGES: dict[str, Any] = {
 
 
 def control_of(num_prompts: int, size: int, batch: int, **settings: Any) -> experience.Method:
-    """The control on a plan of two passes with groups of one size."""
+    """Return the control on a plan of two passes with groups of one size."""
     groups = passes_of(num_prompts, size, 2, BatchSettings("rollouts", batch, "generated"))
     return experience.Method(experience.Settings(**settings), groups)
 
 
 def test_buckets_near_one_half_are_drawn_most() -> None:
-    """A normal density around 4 of 8, of one prompt each; a bucket's prompts share it."""
+    """The density is normal around 4 of 8; prompts of a bucket share it."""
     found = experience.bucket_weights(np.arange(1, 8), np.full(7, 8))
     expected = [0.0044, 0.0540, 0.2420, 0.3991, 0.2420, 0.0540, 0.0044]
     assert found / found.sum() == pytest.approx(expected, abs=5e-5)
@@ -47,8 +47,8 @@ def test_buckets_near_one_half_are_drawn_most() -> None:
     assert shared[0] == shared[1] == pytest.approx(found[2] / 2)
 
 
-def test_prompts_are_drawn_by_bucket_in_proportion() -> None:
-    """Of seven prompts, one per bucket, one at a time."""
+def test_prompts_are_drawn_in_proportion_to_the_weights_of_buckets() -> None:
+    """There are seven prompts, one per bucket, and one is drawn at a time."""
     method = control_of(16, 8, 16, share=0.5, start=0.0)
     method.state.correct[:7], method.state.sizes[:7] = np.arange(1, 8), 8
     method.state.has_started = True
@@ -60,7 +60,7 @@ def test_prompts_are_drawn_by_bucket_in_proportion() -> None:
     assert found == pytest.approx(expected / expected.sum(), abs=0.02)
 
 
-def test_a_step_samples_partly_solved_prompts_again_with_one_rollout_less() -> None:
+def test_partly_solved_prompts_are_sampled_again_with_one_rollout_less() -> None:
     method, rng = control_of(8, 4, 16, share=0.5, start=0.35), np.random.default_rng(0)
     first = requested(method, rng)
     assert (first.prompt_rows.tolist(), first.counts.tolist()) == ([0, 1, 2, 3], [4] * 4)
@@ -83,10 +83,10 @@ def test_a_step_samples_partly_solved_prompts_again_with_one_rollout_less() -> N
     last = requested(method, rng)
     assert last.prompt_rows.tolist() == [0, 1, 2, 7]
     method.observe(answer_to(last, [1, 0, 0, 0] * 3 + [0] * 3))
-    assert method.describe() == {"open_rate": 1 / 8, "retired_rate": 2 / 8}  # retired for good
+    assert method.describe() == {"open_rate": 1 / 8, "retired_rate": 2 / 8}  # they stay retired
 
 
-def test_experience_starts_after_a_step_with_enough_correct_rollouts() -> None:
+def test_experience_starts_after_a_step_with_enough_successes() -> None:
     for correct, has_started in ((2, False), (3, True)):  # of 8: 0.25 and 0.375
         method, rng = control_of(8, 4, 8, start=0.35), np.random.default_rng(0)
         request = requested(method, rng)
@@ -94,12 +94,12 @@ def test_experience_starts_after_a_step_with_enough_correct_rollouts() -> None:
         request = requested(method, rng)
         assert request.joined is not None
         assert request.joined.any() == has_started
-        method.observe(answer_to(request))  # a failed step does not stop it
+        method.observe(answer_to(request))  # a step without successes does not stop it
         assert method.state.has_started == has_started
 
 
-def test_the_rollouts_of_the_plan_are_the_limit() -> None:
-    """Groups of 4 and 3, the last of them cut."""
+def test_experience_spends_the_rollouts_of_the_plan() -> None:
+    """Groups have 4 and 3 rollouts; the last group is cut."""
     method, rng = control_of(6, 4, 12, start=0.0), np.random.default_rng(0)
     total, steps = 0, 0
     while step := play(method, rng, lambda row: float(row % 2)):
@@ -117,22 +117,22 @@ def test_the_rollouts_of_the_plan_are_the_limit() -> None:
 
 
 def completions(rewards: list[float], groups: list[int], rows: list[int], tokens: list[int]) -> Any:
-    """Rollouts of one token each."""
+    """Return rollouts of one token each."""
     made = rollouts_of(rewards, groups, prompt_rows=rows)
     return made.with_columns(token_ids=[[token] for token in tokens], text="7")
 
 
 def entropy_of_tokens(rollouts: Rollouts) -> Observed:
-    """A view of rollouts whose entropies are their token ids."""
+    """Return an observation whose entropies are the token ids."""
     tokens = rollouts.table["token_ids"].explode().to_numpy().astype(float)
     return Observed(np.zeros_like(tokens), tokens)
 
 
-def unseen(rollouts: Rollouts) -> Observed:
-    raise AssertionError("nothing is to be scored")
+def refuse_to_score(rollouts: Rollouts) -> Observed:
+    raise AssertionError("there is nothing to score")
 
 
-def held(method: successes.Method) -> list[tuple[int, int]]:
+def stored(method: successes.Method) -> list[tuple[int, int]]:
     rows = method.state.table.select("prompt_row", pl.col("token_ids").list.first()).rows()
     return [(int(row), int(token)) for row, token in rows]
 
@@ -140,22 +140,22 @@ def held(method: successes.Method) -> list[tuple[int, int]]:
 def test_successes_of_partly_solved_groups_are_stored() -> None:
     method = successes.Method(successes.Settings(per_prompt=2, capacity=2))
     method.add(completions([1, 0, 1, 1, 0, 0], [0, 0, 1, 1, 2, 2], [5, 6, 7], [1, 2, 3, 4, 5, 6]))
-    assert held(method) == [(5, 1)]  # 6 is solved, 7 is not
+    assert stored(method) == [(5, 1)]  # 6 is solved, 7 is not
     method.add(completions([1, 1, 1, 0, 1, 0], [0, 0, 0, 0, 1, 1], [5, 8], [7, 8, 9, 0, 10, 0]))
-    assert held(method) == [(5, 8), (5, 9), (8, 10)]  # the latest two
+    assert stored(method) == [(5, 8), (5, 9), (8, 10)]  # the latest two
     assert method.state.table["replayed"].all()
     assert method.state.table["text"].unique().to_list() == [""]
     method.add(completions([1, 0], [0, 0], [9], [11, 0]))
-    assert held(method) == [(8, 10), (9, 11)]  # the oldest prompt leaves
+    assert stored(method) == [(8, 10), (9, 11)]  # the oldest prompt leaves
     method.add(completions([1, 1], [0, 0], [8], [12, 13]))
-    assert held(method) == [(9, 11)]  # its prompt was solved
+    assert stored(method) == [(9, 11)]  # its prompt was solved
     failed = completions([0, 0], [0, 0], [9], [0, 0])
     method.add(failed.with_columns(outcome="error"))
     method.add(failed)
-    assert held(method) == [(9, 11)]
+    assert stored(method) == [(9, 11)]
 
 
-def test_the_success_of_least_entropy_joins() -> None:
+def test_the_success_with_the_lowest_entropy_joins() -> None:
     method = successes.Method(successes.Settings(per_prompt=3, capacity=9))
     method.add(completions([1, 1, 0, 1, 0], [0, 0, 0, 1, 1], [5, 8], [4, 3, 0, 9, 0]))
     found = method.join(np.array([8, 7, 5]), entropy_of_tokens)
@@ -163,10 +163,10 @@ def test_the_success_of_least_entropy_joins() -> None:
     assert found.group_B.tolist() == [0, 2]
     assert found.table["token_ids"].to_list() == [[9], [3]]
     assert found.prompt_rows_Q.tolist() == [8, 7, 5]
-    alone = method.join(np.array([7, 8]), unseen)  # there is nothing to choose from
+    alone = method.join(np.array([7, 8]), refuse_to_score)  # there is only one candidate
     assert alone is not None
     assert alone.group_B.tolist() == [1]
-    nothing = method.join(np.array([1]), unseen)
+    nothing = method.join(np.array([1]), refuse_to_score)
     assert nothing is not None
     assert len(nothing.group_B) == 0
 
@@ -178,7 +178,7 @@ RATIOS = [0.1, 0.5, 1.0, 2.0, 5.0]
 
 
 def gradients(settings: shaped.Settings, marked: list[bool], ratio_to_old: float = 1.0) -> Floats:
-    """The coefficient of A grad log pi at each ratio of policy to sampler."""
+    """Return the coefficient of A grad log pi at each ratio of policy to sampler."""
     logs = torch.full((5,), ratio_to_old, dtype=torch.float64).log().requires_grad_()
     sampler_N = logs.detach() - torch.tensor(RATIOS, dtype=torch.float64).log()
     marked_N = torch.tensor(marked) if settings.shaping is not None else None
@@ -190,7 +190,7 @@ def gradients(settings: shaped.Settings, marked: list[bool], ratio_to_old: float
     return np.asarray(logs.grad / 3.0)
 
 
-def test_rare_replayed_tokens_weigh_most() -> None:
+def test_rare_replayed_tokens_have_the_largest_weights() -> None:
     """The published table of w / (w + .1); fresh tokens have the ratio times the weight."""
     settings = shaped.Settings(normalize="token")
     expected = [0.25, 0.1389, 0.0826, 0.0454, 0.0192]
@@ -201,7 +201,7 @@ def test_rare_replayed_tokens_weigh_most() -> None:
     assert gradients(plain, [True] * 5, 1.5) == pytest.approx([3.0] * 5)
 
 
-def test_the_shape_is_that_of_the_ratio_and_finite() -> None:
+def test_the_shaped_ratio_and_its_gradient_are_finite() -> None:
     logs = torch.tensor([0.1, 1.0, 5.0]).log().tolist() + [300.0, -300.0]
     for log, value in zip(logs, [0.5, 0.9091, 0.9804, 1.0, 0.0], strict=True):
         policy_N = torch.tensor([log]).requires_grad_()
@@ -215,9 +215,9 @@ def test_the_shape_is_that_of_the_ratio_and_finite() -> None:
 
 
 def test_the_expected_gradient_of_a_joined_group() -> None:
-    """A bandit whose second arm is right; the stored pull of it was drawn with probability .5.
-    With r - mean of G = 3 the fresh pulls have (G - 1)^2 / G times the gradient of p, and the
-    stored one (G - 1) (1 - p) / G times .1 w / (w + .1)^2 times its score."""
+    """The second arm of a bandit is correct, and its stored pull had probability .5. With r - mean
+    of G = 3 the fresh pulls have (G - 1)^2 / G times the gradient of p, and the stored one (G - 1)
+    (1 - p) / G times .1 w / (w + .1)^2 times its score."""
     logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
     arms, method = torch.softmax(logits.detach(), 0), shaped.Method(shaped.Settings())
     total = torch.zeros(3, dtype=torch.float64)
@@ -241,9 +241,7 @@ def test_the_expected_gradient_of_a_joined_group() -> None:
 # --- in the loop
 
 
-def test_stored_successes_join_groups_of_their_prompts_and_are_charged(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_stored_successes_join_their_groups_and_are_charged(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
     trainer = run(layout, CHANGES)
     rows = pl.read_parquet(layout.train("r", 0) / "rollouts.parquet")
@@ -269,7 +267,7 @@ def test_stored_successes_join_groups_of_their_prompts_and_are_charged(
 
 
 @pytest.mark.parametrize("account", ["charged", "executed"])
-def test_a_pass_over_stored_rollouts_is_a_part_of_the_budget(
+def test_a_pass_over_stored_rollouts_counts_in_the_budget(
     account: str, guesser: Path, tmp_path: Path
 ) -> None:
     spent, scored = [], []
@@ -291,12 +289,12 @@ def test_a_pass_over_stored_rollouts_is_a_part_of_the_budget(
 
 
 def test_a_pass_over_stored_rollouts_by_hand(guesser: Path, tmp_path: Path) -> None:
-    """Of two stored completions of one token."""
+    """There are two stored completions of one token."""
     trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
     batch = sampled(trainer)
     (prompt,) = trainer.prompts.token_ids(batch.fresh.prompt_rows_Q[1:2])
-    stored = completions([1, 1, 0], [0, 0, 0], batch.fresh.prompt_rows_Q[1:2].tolist(), [9, 8, 7])
-    trainer.slots.replay.add(stored.with_columns(prompt=[prompt] * 3))
+    rollouts = completions([1, 1, 0], [0, 0, 0], batch.fresh.prompt_rows_Q[1:2].tolist(), [9, 8, 7])
+    trainer.slots.replay.add(rollouts.with_columns(prompt=[prompt] * 3))
     batch.joined = [1]
     found = trainer.joined(batch)
     assert found.sizes_Q().tolist() == (batch.fresh.sizes_Q() + np.eye(3, dtype=int)[1]).tolist()

@@ -1,5 +1,5 @@
-"""Stages on a disk that takes no more: refused before the work where that can be known, else one
-sentence, and the same command goes on when there is room again."""
+"""Stages on a full disk: refused before the work if possible, else they fail with one sentence, and
+the same command resumes when there is space again."""
 
 import hashlib
 import shutil
@@ -24,13 +24,12 @@ def run_train(root: Path) -> Result:
 
 
 def outputs(root: Path) -> str:
-    """A digest of what may not depend on how often the run was stopped."""
+    """Return a digest of the outputs that must not depend on interruptions."""
     named = ("policy/*", "steps.parquet", "curve.parquet", "rollouts.parquet", "flops.json")
     return digest_folder(root / "runs" / "r" / "0" / "train", named)
 
 
-def said(result: Result) -> str:
-    """The one sentence of a stage that failed."""
+def failure(result: Result) -> str:
     assert result.returncode == 1, result.output
     assert "Traceback" not in result.output
     return next(line for line in result.output.splitlines() if "run the same command" in line)
@@ -38,7 +37,7 @@ def said(result: Result) -> str:
 
 @pytest.fixture(scope="module")
 def whole(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a training leaves that nothing stopped."""
+    """Return the outputs of an uninterrupted training."""
     root = tmp_path_factory.mktemp("whole")
     make_world(root, guesser, SIZES)
     assert run_train(root).returncode == 0
@@ -47,16 +46,16 @@ def whole(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("full_disk")
-def test_training_goes_on_where_a_checkpoint_found_no_room(
+def test_training_resumes_after_a_checkpoint_that_could_not_be_written(
     guesser: Path, whole: str, tmp_path: Path
 ) -> None:
     root = make_world(tmp_path, guesser, SIZES).root
     with largest_file(LARGEST):
-        sentence = said(run_train(root))
+        sentence = failure(run_train(root))
     assert f"{root}/checkpoints/" in sentence
     assert "the file would be larger than a process may write" in sentence
     kept = [path.name for path in root.glob("checkpoints/*/*step-*")]
-    assert kept == ["step-000000000-000001"]  # before the first update; not half of the next
+    assert kept == ["step-000000000-000001"]  # before the first update, without a partial one
     assert not (root / "runs" / "r" / "0" / "train").exists()
     assert run_train(root).returncode == 0
     assert outputs(root) == whole
@@ -64,10 +63,12 @@ def test_training_goes_on_where_a_checkpoint_found_no_room(
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("full_disk")
-def test_a_full_disk_keeps_the_checkpoint_before(guesser: Path, whole: str, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_previous_checkpoint(
+    guesser: Path, whole: str, tmp_path: Path
+) -> None:
     with small_disk(tmp_path / "disk", 5 << 20) as place:
         make_world(place, guesser, SIZES)
-        assert "the disk is full" in said(run_train(place))
+        assert "the disk is full" in failure(run_train(place))
         kept = list(place.glob("checkpoints/*/step-*"))
         newest = max(int(path.name.split("-")[1]) for path in kept)
         remount(place, "size=40m")
@@ -78,12 +79,12 @@ def test_a_full_disk_keeps_the_checkpoint_before(guesser: Path, whole: str, tmp_
 
 
 @pytest.mark.parametrize("blocked", ["profile", "store", "locks"])
-def test_a_stage_that_cannot_keep_its_work_does_not_begin(
+def test_a_stage_without_a_writable_folder_does_not_begin(
     blocked: str, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_root(tmp_path, guesser, None, range(4))
     (tmp_path / blocked).symlink_to(tmp_path / "unmounted")
-    sentence = said(run_stage("profile", tmp_path / "params.yaml", tmp_path))
+    sentence = failure(run_stage("profile", tmp_path / "params.yaml", tmp_path))
     assert f"{tmp_path}/{blocked}: " in sentence
     (tmp_path / blocked).unlink()
     assert stored_rows(layout.store) == 0
@@ -94,11 +95,11 @@ def test_a_store_elsewhere_is_checked_before_sampling(guesser: Path, tmp_path: P
     (tmp_path / "file").touch()
     root = make_root(tmp_path / "data", guesser, str(tmp_path / "file" / "store"), range(4)).root
     result = run_stage("profile", root / "params.yaml", root)
-    assert f"{tmp_path}/file/store/" in said(result)
-    assert "a part of this path is a file" in said(result)
+    assert f"{tmp_path}/file/store/" in failure(result)
+    assert "a part of this path is a file" in failure(result)
 
 
-def test_finished_results_are_taken_back_until_dvc_has_recorded_them(tmp_path: Path) -> None:
+def test_finished_results_are_restored_until_dvc_has_recorded_them(tmp_path: Path) -> None:
     out, folder, lock = (tmp_path / name for name in ("out", "finished", "dvc.lock"))
     plant(out, {"curve.parquet": "curve", "policy/config.json": "{}"})
     results.keep(out, folder, "key")
@@ -107,17 +108,17 @@ def test_finished_results_are_taken_back_until_dvc_has_recorded_them(tmp_path: P
     assert (out / "curve.parquet").read_text() == "curve"
     assert (out / "policy" / "config.json").read_text() == "{}"
     lock.write_text(f"outs: [{hashlib.md5(b'curve').hexdigest()}]")
-    assert not results.restore(out, folder, "key", [lock])  # it is to run again
+    assert not results.restore(out, folder, "key", [lock])  # the stage must run again
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("spoilt", ["key", "results"])
-def test_results_of_another_run_and_damaged_ones_are_not_taken(spoilt: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["key", "results"])
+def test_damaged_results_or_those_of_another_run_are_refused(fault: str, tmp_path: Path) -> None:
     out, folder = tmp_path / "out", tmp_path / "finished"
     plant(out, {"curve.parquet": "curve"})
-    results.keep(out, folder, "other" if spoilt == "key" else "key")
+    results.keep(out, folder, "other" if fault == "key" else "key")
     shutil.rmtree(out)
-    if spoilt == "results":
+    if fault == "results":
         (folder / "results" / "curve.parquet").write_text("curse")
     assert not results.restore(out, folder, "key", [])
     assert not out.exists()

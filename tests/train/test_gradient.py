@@ -1,5 +1,5 @@
-"""The gradient of a step: it does not depend on packing, on skipping or on what is computed again,
-and the KL term pulls towards the reference."""
+"""The gradient of a step: it does not depend on packing, skipped rollouts or recomputation, and the
+KL term pulls towards the reference."""
 
 import copy
 import dataclasses
@@ -54,7 +54,7 @@ from tests.train.worlds import make_world, run_in_process
 
 @pytest.fixture(scope="module")
 def step(qwen: Path) -> tuple[Any, Rollouts]:
-    """A model, and a ragged step of its rollouts with invented rewards."""
+    """Return a model, and a ragged step of its rollouts with arbitrary rewards."""
     model = load_model(qwen, dtype=torch.float32, device=torch.device("cpu"))
     tokenizer = load_tokenizer(qwen)
     prompts = [tokenizer(text).input_ids for text in ("1+1 =", "Janet has 3", "2", "17 - 4 - 3 =")]
@@ -106,10 +106,10 @@ def gradient(
 
 
 def recomputing(model: Any) -> Any:
-    """A copy that computes its activations again in the backward pass."""
-    thrifty = copy.deepcopy(model)
-    enable_activation_checkpointing(thrifty)
-    return thrifty.train()
+    """Return a copy that recomputes its activations in the backward pass."""
+    copied = copy.deepcopy(model)
+    enable_activation_checkpointing(copied)
+    return copied.train()
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
@@ -117,8 +117,8 @@ def recomputing(model: Any) -> Any:
 def test_a_gradient_does_not_depend_on_how_it_is_computed(
     step: tuple[Any, Rollouts], share_prompts: bool, recompute: bool
 ) -> None:
-    """The size of micro-batches and of chunks of logits, the order of rollouts, and rollouts of
-    advantage 0 that are left out."""
+    """It does not depend on the size of micro-batches and of chunks of logits, the order of
+    rollouts, or skipped rollouts of advantage 0."""
     model, rollouts = step
     rows, alive = np.arange(12), np.array([0, 1, 2, 3, 7, 8, 9, 10])
     whole = gradient(model, rollouts, rows, 10**6)
@@ -153,8 +153,8 @@ def test_long_rollouts_beside_shared_prompts_give_the_same_gradient(
         np.testing.assert_allclose(found, whole, atol=1e-6)
 
 
-def test_no_mask_is_as_large_as_a_long_rollout_squared(step: tuple[Any, Rollouts]) -> None:
-    """A rollout of 16,000 tokens beside the others of its group."""
+def test_no_mask_grows_with_the_square_of_a_long_rollout(step: tuple[Any, Rollouts]) -> None:
+    """One rollout of a group has 16,000 tokens."""
     rollouts = step[1]
     tokens = [[5] * 16_000, *rollouts.table["token_ids"].to_list()[1:]]
     long = rollouts.with_columns(token_ids=tokens, logprobs=[[0.0] * len(ids) for ids in tokens])
@@ -168,7 +168,7 @@ def test_no_mask_is_as_large_as_a_long_rollout_squared(step: tuple[Any, Rollouts
             assert bias is None or bias.numel() <= 512 * (512 + 4096)
 
 
-def test_a_micro_batch_leaves_neither_masks_nor_inputs_behind(step: tuple[Any, Rollouts]) -> None:
+def test_a_micro_batch_frees_its_masks_and_inputs(step: tuple[Any, Rollouts]) -> None:
     model, rollouts = step
     batches = micro_batches(rollouts, np.arange(12), 40, torch.device("cpu"), by_group=True)
     shared = dataclasses.replace(OBJECTIVE, share_prompts=True)
@@ -181,11 +181,11 @@ def test_a_micro_batch_leaves_neither_masks_nor_inputs_behind(step: tuple[Any, R
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
-def test_a_bfloat16_gradient_points_where_the_float32_one_does(
+def test_a_bfloat16_gradient_has_the_direction_of_the_float32_gradient(
     step: tuple[Any, Rollouts], share_prompts: bool
 ) -> None:
-    """Under autocast queries and keys are float32 (rotated in it), values bfloat16, and layers are
-    computed again."""
+    """Under autocast, queries and keys are float32 (by their rotation), values bfloat16, and layers
+    are recomputed."""
     model, rollouts = step
     whole = gradient(model, rollouts, np.arange(12), 60)
     objective = dataclasses.replace(OBJECTIVE, share_prompts=share_prompts)
@@ -194,20 +194,20 @@ def test_a_bfloat16_gradient_points_where_the_float32_one_does(
     assert 0.99 < torch.nn.functional.cosine_similarity(found, whole, dim=0) < 1 - 1e-7
 
 
-def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(step: tuple[Any, Rollouts]) -> None:
+def test_kl_is_zero_at_the_reference_and_pulls_towards_it(step: tuple[Any, Rollouts]) -> None:
     model, rollouts = step
     without = gradient(model, rollouts, np.arange(12), 60)
     reference = copy.deepcopy(model).requires_grad_(False)
-    held = dataclasses.replace(OBJECTIVE, reference=reference, kl_coefficient=0.5)
+    with_kl = dataclasses.replace(OBJECTIVE, reference=reference, kl_coefficient=0.5)
     np.testing.assert_allclose(
-        gradient(model, rollouts, np.arange(12), 60, held), without, atol=1e-6
+        gradient(model, rollouts, np.arange(12), 60, with_kl), without, atol=1e-6
     )
     scores = torch.tensor([0.3, -1.0, 0.8, 0.1, -0.4], dtype=torch.float64, requires_grad=True)
     other = torch.tensor([-0.2, 0.5, 1.4, -2.0, 0.0], dtype=torch.float64).log_softmax(-1)
     sampler = torch.tensor([0.1, -0.8, 0.9, 0.0, -0.2], dtype=torch.float64).log_softmax(-1)
     mine = scores.log_softmax(-1)
     (true,) = torch.autograd.grad((mine.exp() * (mine - other)).sum(), scores, retain_graph=True)
-    # for each token that the sampler may draw
+    # for each token of the vocabulary
     correction = dataclasses.replace(CORRECTION, cap=1e9)
     tokens, _ = corrected_tokens(
         mine, mine.detach(), sampler, mine.detach(), torch.arange(5), 5, correction
@@ -226,7 +226,7 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(step: tuple[Any, Rollo
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
-def test_logprobs_of_micro_batches_are_the_samplers(
+def test_logprobs_of_micro_batches_equal_the_samplers(
     step: tuple[Any, Rollouts], share_prompts: bool
 ) -> None:
     model, rollouts = step
@@ -241,10 +241,10 @@ def test_logprobs_of_micro_batches_are_the_samplers(
         assert (entropy >= 0).all()
 
 
-def test_a_head_that_does_more_is_refused(step: tuple[Any, Rollouts]) -> None:
+def test_an_unsupported_head_is_refused(step: tuple[Any, Rollouts]) -> None:
     model = copy.deepcopy(step[0])
     check_forward(model, packed=False)
-    model.config.logit_scale = 2.0  # as if its class did something else than its configuration says
+    model.config.logit_scale = 2.0  # as if its class ignored its configuration
     with pytest.raises(
         ArtifactError, match="Qwen3ForCausalLM computes something that is not supported"
     ):
@@ -263,7 +263,7 @@ def test_learning_rate_by_hand() -> None:
     assert rates == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.0])
 
 
-# --- prompts that are read without a gradient (`train.prompt_gradient: false`)
+# --- prompts without a gradient (`train.prompt_gradient: false`)
 
 
 STOPPED = dataclasses.replace(OBJECTIVE, share_prompts=True, prompt_gradient=False)
@@ -271,11 +271,11 @@ WITH = dataclasses.replace(OBJECTIVE, share_prompts=True)
 ROWS = np.arange(12)
 
 
-def test_the_gradient_is_that_of_detached_keys_and_values(
+def test_prompts_without_a_gradient_have_detached_keys_and_values(
     step: tuple[Any, Rollouts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reference is the forward that shares prompts, in which every token attends to copies of
-    the keys and values of a prompt that have no gradient, but for the prompt's last token."""
+    """The reference is the forward that shares prompts, in which the keys and values of a prompt
+    are detached, except for the prompt's last token."""
     model, rollouts = step
     found = gradient(model, rollouts, ROWS, 10**6, STOPPED)
     lengths = sorted((len(prompt) for prompt in rollouts.table["prompt"].unique()), reverse=True)
@@ -301,7 +301,9 @@ def test_the_gradient_is_that_of_detached_keys_and_values(
 
 
 @pytest.mark.parametrize("recompute", [True, False])
-def test_it_does_not_depend_on_micro_batches(step: tuple[Any, Rollouts], recompute: bool) -> None:
+def test_a_gradient_without_prompts_does_not_depend_on_micro_batches(
+    step: tuple[Any, Rollouts], recompute: bool
+) -> None:
     model, rollouts = step
     whole = gradient(model, rollouts, ROWS, 10**6, STOPPED)
     other = recomputing(model) if recompute else model
@@ -311,7 +313,7 @@ def test_it_does_not_depend_on_micro_batches(step: tuple[Any, Rollouts], recompu
         np.testing.assert_allclose(found, whole, atol=1e-6)
 
 
-def test_a_weight_that_autocast_has_cast_for_prompts_gets_its_gradient(
+def test_autocast_weights_that_prompts_share_get_a_gradient(
     step: tuple[Any, Rollouts],
 ) -> None:
     model, rollouts = step
@@ -321,7 +323,7 @@ def test_a_weight_that_autocast_has_cast_for_prompts_gets_its_gradient(
     assert torch.nn.functional.cosine_similarity(rounded, exact, dim=0) > 0.99
 
 
-def test_flops_are_one_forward_over_prompts_and_three_over_the_rest(
+def test_flops_of_prompts_are_a_third_of_those_of_other_tokens(
     step: tuple[Any, Rollouts],
 ) -> None:
     model, rollouts = step
@@ -329,7 +331,7 @@ def test_flops_are_one_forward_over_prompts_and_three_over_the_rest(
     [batch] = micro_batches(rollouts, ROWS, 10**6, device, by_group=True)
     prompts, rest, _ = batch.continued
     num_targets = int(rollouts.completion_tokens_B().sum())
-    assert len(rest.ids) == num_targets  # each is computed from the token before it
+    assert len(rest.ids) == num_targets  # one per token before a target
     lengths = [len(prompt) for prompt in rollouts.table["prompt"].unique()]
     assert len(prompts.ids) == sum(lengths) - len(lengths)
     read = forward_flops(sizes, len(prompts.ids), 0.0, prompts.num_pairs())
@@ -339,7 +341,7 @@ def test_flops_are_one_forward_over_prompts_and_three_over_the_rest(
     assert found < update_flops(model, batch, WITH, sizes)
 
 
-def test_the_cost_in_accounts_by_hand() -> None:
+def test_the_cost_of_prompts_in_accounts_by_hand() -> None:
     rows = Rows(np.array([0, 0, 1]), np.array([9, 9, 4]), np.array([2, 3, 5]))
     charged = prompt_cost("charged", ARCHITECTURE, rows)
     assert charged == 2.0 * ARCHITECTURE.num_matmul_parameters * 22
@@ -349,9 +351,7 @@ def test_the_cost_in_accounts_by_hand() -> None:
     assert executed == pass_cost("executed", ARCHITECTURE, nothing)
 
 
-def test_a_run_spends_less_for_its_updates_and_a_neutral_setting_changes_nothing(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_updates_without_prompt_gradients_cost_less(guesser: Path, tmp_path: Path) -> None:
     runs = {}
     for name, changes in {
         "default": {},

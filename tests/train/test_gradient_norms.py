@@ -19,7 +19,7 @@ from tasks.train.settings import Entropy
 from tests.train.worlds import make_trainer, make_world, sampled
 
 
-def test_tokens_of_an_environment_carry_no_gradient(guesser: Path, tmp_path: Path) -> None:
+def test_tokens_of_an_environment_have_no_gradient(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 6)
     trainer = make_trainer(layout)
     batch = sampled(trainer)
@@ -38,15 +38,15 @@ def test_tokens_of_an_environment_carry_no_gradient(guesser: Path, tmp_path: Pat
 
     advantages_N = np.where(own_N, advantages_N, 0.0)
     found = gradient(masked, advantages_N)
-    # the same tokens with advantage 0 in the whole: another divisor, the same direction
+    # with advantage 0 for these tokens: another divisor, the same direction
     whole = gradient(rollouts, advantages_N)
     cosine = torch.nn.functional.cosine_similarity(found, whole, dim=0)
     assert cosine.item() == pytest.approx(1.0, abs=2e-4)
     assert trainer.learner.totals(masked).num_tokens == own_N.sum()
 
 
-def test_gradient_norms_are_of_one_rollout_each(guesser: Path, tmp_path: Path) -> None:
-    """The norm that autograd finds for the rollout by itself, whatever shares its group."""
+def test_a_gradient_norm_does_not_depend_on_other_rollouts(guesser: Path, tmp_path: Path) -> None:
+    """It is the norm that autograd computes for the rollout alone."""
     layout = make_world(tmp_path, guesser, [4] * 6)
     trainer = make_trainer(layout)
     batch = sampled(trainer)
@@ -66,8 +66,7 @@ def test_gradient_norms_are_of_one_rollout_each(guesser: Path, tmp_path: Path) -
 def test_gradient_norms_take_one_forward_and_its_backward(
     layer: int | None, chunk: int, guesser: Path, tmp_path: Path
 ) -> None:
-    """6PT, as they are charged; by torch's own counter. Of logits in chunks the head is computed
-    again."""
+    """torch counts the charged 6PT; logits in chunks compute the head twice."""
     trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6))
     learner, loss = trainer.learner, trainer.slots.loss
     learner.memory = dataclasses.replace(learner.memory, tokens_per_logprob_chunk=chunk)
@@ -82,12 +81,12 @@ def test_gradient_norms_take_one_forward_and_its_backward(
 
 
 def clip_with(**entropy: Any) -> dict[str, Any]:
-    """The loss of the world with a bonus."""
+    """Return a clipped loss with an entropy bonus."""
     return {"method": "clip", "normalize": "token", "entropy": entropy}
 
 
 def test_the_gradient_of_the_entropy_of_two_arms() -> None:
-    """By the logits: -p (log p + H), with p = 0.8 and 0.2."""
+    """It is -p (log p + H) for the logits, with p = 0.8 and 0.2."""
     logits = torch.tensor([[0.8, 0.2]], dtype=torch.float64).log().requires_grad_()
     entropy = entropies(logits.log_softmax(-1))
     entropy.sum().backward()
@@ -102,7 +101,7 @@ def test_the_gradient_of_the_entropy_of_two_arms() -> None:
 
 def test_the_coefficient_follows_the_entropy() -> None:
     method = clip.Method(clip.Settings(entropy=Entropy(0.01, target=0.2, step=0.005, most=0.02)))
-    found = [method.bonus()]  # no entropy is known before the first update
+    found = [method.bonus()]  # there is no entropy before the first update
     for entropy in (0.1, 0.1, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3, 0.1):
         method.observe_entropy(entropy)
         found.append(method.bonus())
@@ -112,7 +111,7 @@ def test_the_coefficient_follows_the_entropy() -> None:
     assert constant.bonus() == 0.01
 
 
-def test_all_that_is_kept_is_computed_and_charged(guesser: Path, tmp_path: Path) -> None:
+def test_an_entropy_bonus_charges_all_kept_rollouts(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [3] * 24)
     changes = {"batch": {"size": 24}, "loss": clip_with(coefficient=0.01)}
     trainer = make_trainer(layout, **changes)

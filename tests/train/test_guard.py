@@ -1,4 +1,4 @@
-"""An engine that samples from other weights than the trainer's is found, one update old or more."""
+"""An engine whose weights are not the trainer's is detected, even if they are one update old."""
 
 import copy
 import dataclasses
@@ -25,12 +25,12 @@ SIZES = [4, 3, 4, 2, 2, 6] * 2
 
 
 class OwnWeights(HfEngine):
-    """The engine over a copy of the trainer's model; it loses the updates `lost` (from 1)."""
+    """An engine with a copy of the trainer's model, which misses the updates `lost` (from 1)."""
 
     def __init__(self, model: PreTrainedModel, lost: set[int]) -> None:
         super().__init__(copy.deepcopy(model), [1], 64, 512)
         self.lost, self.updates = lost, 0
-        self.probes: list[tuple[int, int]] = []  # tokens of prompt and completion
+        self.probes: list[tuple[int, int]] = []  # numbers of tokens of prompt and completion
 
     def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
         samples = super().generate(request, on_ended)
@@ -45,7 +45,7 @@ class OwnWeights(HfEngine):
 
 
 class Refusing(OwnWeights):
-    """An engine that does not take the policy's weights."""
+    """An engine that rejects the policy's weights."""
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         raise ArtifactError("there is no module named 'experts'")
@@ -79,7 +79,7 @@ def test_an_engine_that_rejects_weights_fails_before_it_samples(
     assert [engine.prefilled_tokens for engine in engines] == [0]
 
 
-def test_weights_that_arrive_are_let_through(guesser: Path, tmp_path: Path) -> None:
+def test_current_weights_pass_the_guard(guesser: Path, tmp_path: Path) -> None:
     trainer = run(guesser, tmp_path, lost=set())
     assert trainer.learner.version == sum(row["updated"] for row in trainer.state.steps) > 3
     assert max(row["log_ratio_mean"] or 0.0 for row in trainer.state.steps) < 1e-5
@@ -104,7 +104,7 @@ def test_the_probe_is_executed_but_not_charged(guesser: Path, tmp_path: Path) ->
 
 
 def test_a_resumed_run_has_the_ledger_of_the_stopped_one(guesser: Path, tmp_path: Path) -> None:
-    """The engine is probed once more, which is not the method's."""
+    """Its additional probe of the engine is not charged."""
     layout = make_world(tmp_path, guesser, SIZES)
     changes = {"max_staleness": 1, "max_steps": 2}  # the engine has a copy of the policy
     trainer = run_in_process(layout, changes)
@@ -115,10 +115,8 @@ def test_a_resumed_run_has_the_ledger_of_the_stopped_one(guesser: Path, tmp_path
     assert resumed.state.ledger.executed["score"] > 0
 
 
-def test_with_several_updates_a_batch_every_fresh_rollout_is_looked_at(
-    guesser: Path, tmp_path: Path
-) -> None:
-    """Only the first of them sees the policy that sampled."""
+def test_several_updates_per_batch_check_all_fresh_rollouts(guesser: Path, tmp_path: Path) -> None:
+    """Only the first update has the policy that sampled."""
     layout = make_world(tmp_path, guesser, [4, 4, 4] * 4)
     updates = {"epochs": 1, "minibatches": 3}
     trainer = make_trainer(layout, updates=updates, advantage={"method": "rloo"})

@@ -1,4 +1,4 @@
-"""New weights in the middle of completions: whose tokens they are is kept everywhere, and none is
+"""New weights in the middle of completions: the version of each token is recorded, and no token is
 older than the limit. With vLLM's servers see tests/engines/test_replicas.py."""
 
 import dataclasses
@@ -74,7 +74,7 @@ class Swapping:
             self.condition.notify_all()
 
     def swap_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        weights = dict(weights)  # which ranks gather together, before any waits for its sampler
+        weights = dict(weights)  # ranks gather them together, before any waits for its sampler
         with self.condition:
             while not self.is_between and is_sampling():
                 self.condition.wait(POLL_SECONDS)
@@ -88,7 +88,7 @@ class Swapping:
 
     def wait_for_weights(self) -> None:
         version = self.policy_version
-        if threading.current_thread().name == SAMPLER:  # and not the trainer, which probes
+        if threading.current_thread().name == SAMPLER:  # not the trainer, which only probes
             self.condition.wait_for(lambda: self.is_awaited or self.policy_version != version)
 
     def part(self, request: Request) -> tuple[Samples, int]:
@@ -103,17 +103,17 @@ class Swapping:
             self.condition.notify_all()
             self.between()
             self.is_between = False
-        going = [row for row, reason in enumerate(first.finish_reasons) if reason == "length"]
+        unfinished = [row for row, reason in enumerate(first.finish_reasons) if reason == "length"]
         owner_B = request.owner_B()
         rest = Request(
-            [[*request.prompts[owner_B[row]], *first.token_ids[row]] for row in going],
-            [1] * len(going),
-            [request.seeds[row] + 1 for row in going],
+            [[*request.prompts[owner_B[row]], *first.token_ids[row]] for row in unfinished],
+            [1] * len(unfinished),
+            [request.seeds[row] + 1 for row in unfinished],
             dataclasses.replace(sampling, max_tokens=request.sampling.max_tokens - 1),
         )
         second, later = self.part(rest)
         versions = [[version] * len(ids) for ids in first.token_ids]
-        for place, row in enumerate(going):
+        for place, row in enumerate(unfinished):
             first.token_ids[row] += second.token_ids[place]
             first.logprobs[row] += second.logprobs[place]
             first.finish_reasons[row] = second.finish_reasons[place]
@@ -164,7 +164,7 @@ def test_versions_of_tokens_are_recorded_and_within_the_limit(
     age = before[rows["step"].to_numpy()] - rows["version"].to_numpy()
     assert 0 <= age.min() < age.max() <= limit
 
-    # what samples what follows from the clock; what is learned from it does not
+    # the clock decides which policy samples what; training on a record is deterministic
     again = make_world(tmp_path / "again", guesser, SIZES)
 
     def prepare(trainer: Trainer) -> None:
@@ -177,19 +177,19 @@ def test_versions_of_tokens_are_recorded_and_within_the_limit(
 
 
 def test_steps_begin_while_a_later_batch_is_in_flight(guesser: Path, tmp_path: Path) -> None:
-    """The third batch goes on only when two steps have been learned from."""
+    """The third batch continues only after training on two steps."""
     found = list[bool]()
 
     def prepare(trainer: Trainer) -> None:
         engine = trainer.collector.engine = Swapping(trainer.collector.engine)
         requests = itertools.count()
 
-        def hold() -> None:
+        def wait_for_two_steps() -> None:
             if threading.current_thread().name == SAMPLER and next(requests) == 2:
-                learned = engine.condition.wait_for(lambda: engine.policy_version >= 2, PATIENCE)
-                found.append(learned)
+                in_time = engine.condition.wait_for(lambda: engine.policy_version >= 2, PATIENCE)
+                found.append(in_time)
 
-        engine.between = hold
+        engine.between = wait_for_two_steps
 
     trainer = run(
         make_world(tmp_path, guesser, SIZES), {**CHANGES, "max_staleness": 2}, prepare=prepare
@@ -199,7 +199,7 @@ def test_steps_begin_while_a_later_batch_is_in_flight(guesser: Path, tmp_path: P
 
 
 def unhindered(sampling: float, learning: float) -> Callable[[Trainer], None]:
-    """Weights come when they come, and each side takes up to so many seconds longer."""
+    """Let weights arrive at any time; each side takes up to so many seconds longer."""
 
     def prepare(trainer: Trainer) -> None:
         engine = Swapping(trainer.collector.engine)
@@ -214,7 +214,7 @@ def unhindered(sampling: float, learning: float) -> Callable[[Trainer], None]:
 def test_requests_depend_neither_on_the_clock_nor_on_kills(
     name: str, guesser: Path, tmp_path: Path
 ) -> None:
-    """Weights that do not move: what is sampled does not depend on when they are new."""
+    """The weights are constant, so samples do not depend on the time of an update."""
     changes = {**changes_of(name), **CHANGES, "max_staleness": 3, "learning_rate": 1e-30}
     found = {}
     for side, delays in (("sampling", (0.05, 0.0)), ("learning", (0.0, 0.05)), ("killed", (0, 0))):
@@ -252,13 +252,13 @@ def test_an_interrupt_waits_for_the_batch_in_flight(guesser: Path, tmp_path: Pat
 
 
 def one_side_slow(trainer: Trainer) -> None:
-    """Sampling on the second rank, and learning on the first."""
+    """Delay sampling on the second rank, and training on the first."""
     is_second = trainer.run.ranks.rank == 1
     unhindered(0.1 * is_second, 0.1 * (not is_second))(trainer)
 
 
 @pytest.mark.parametrize("shard", ["none", "fsdp2"])
-def test_two_ranks_ask_for_the_same_whichever_side_of_each_is_fast(
+def test_the_requests_of_two_ranks_do_not_depend_on_their_speeds(
     shard: str, guesser: Path, tmp_path: Path
 ) -> None:
     case = {"train": {**CHANGES, "max_staleness": 2, "learning_rate": 1e-30}}
@@ -291,7 +291,7 @@ def test_a_checkpoint_keeps_the_versions_of_tokens(guesser: Path, tmp_path: Path
 
 
 def test_the_prefill_after_a_swap_is_in_the_executed_flops(guesser: Path, tmp_path: Path) -> None:
-    """Every completion of two tokens and more goes on with new weights after its first."""
+    """Every completion of at least two tokens continues with new weights after its first token."""
     trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
     engine = trainer.collector.engine = Swapping(trainer.collector.engine)
     engine.between = lambda: engine.swap_weights(trainer.learner.weights(), 2)
@@ -320,9 +320,7 @@ def test_a_server_with_old_weights_ends_the_run(guesser: Path, tmp_path: Path) -
         sampled(trainer)
 
 
-def test_a_record_with_tokens_of_other_policies_is_that_of_another_run(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_a_record_with_tokens_of_other_policies_is_refused(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path / "first", guesser, SIZES)
     run(layout, CHANGES, prepare=swapping([]))
     rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
@@ -342,6 +340,6 @@ def test_a_record_with_tokens_of_other_policies_is_that_of_another_run(
             run(again, CHANGES, prepare=prepare)
 
 
-def test_an_engine_that_cannot_is_named(guesser: Path, tmp_path: Path) -> None:
+def test_an_engine_without_in_flight_updates_is_refused(guesser: Path, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="the engine hf cannot load weights while it samples"):
         run(make_world(tmp_path, guesser, SIZES), CHANGES)

@@ -1,4 +1,4 @@
-"""Training on the verdicts of a language model: its tokens stand in the ledger."""
+"""Training on the verdicts of a language model: the ledger includes its tokens."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -14,11 +14,11 @@ from tasks.grading.background import BackgroundGrader
 from tests.grading.judge_server import configured, judge_server
 from tests.train.worlds import make_trainer, make_world, train_to_end
 
-FLOPS = 2 * 7e9 * 100  # of one verdict
+FLOPS = 2 * 7e9 * 100  # per verdict
 
 
 def judged_world(root: Path, policy: Path, group_sizes: list[int]) -> Layout:
-    """A world whose answers a language model judges."""
+    """Make a world whose answers a language model judges."""
     layout = make_world(root, policy, group_sizes)
     for split in ("train", "validation"):
         path = layout.prompts(split)
@@ -27,7 +27,7 @@ def judged_world(root: Path, policy: Path, group_sizes: list[int]) -> Layout:
 
 
 def judged_run(layout: Layout, **changes: Any) -> tuple[Ledger, float]:
-    """The ledger of a run, and the FLOPs that its judge said to have computed."""
+    """Return the ledger of a run, and the reported FLOPs of its judge."""
     paid = 0.0
     with judge_server() as server:
         trainer = make_trainer(layout, **changes)
@@ -48,12 +48,12 @@ def judged_run(layout: Layout, **changes: Any) -> tuple[Ledger, float]:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-def test_verdicts_ahead_of_a_branch_are_charged_once(
+def test_verdicts_before_a_branch_are_charged_once(
     limit: int, tmp_path: Path, guesser: Path
 ) -> None:
     layout = judged_world(tmp_path, guesser, [4] * 36)
     ledger, paid = judged_run(layout, max_staleness=limit, decay_share=0.4, branches=[0.5])
-    # verdicts, beside which all else is next to nothing
+    # verdicts dominate the FLOPs
     verdicts = sum(round(flops / FLOPS) for flops in ledger.executed.values())
     assert ledger.executed["branch"] > FLOPS
     assert verdicts == round(paid / FLOPS)

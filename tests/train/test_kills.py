@@ -1,4 +1,4 @@
-"""Whatever methods remember: a run that is killed goes on, and ends as one that is not."""
+"""The state of every method: a killed run resumes, and ends like one that was not killed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -83,7 +83,9 @@ HAS_EFFECT: dict[str, Callable[[Trainer], bool]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_killed_run_ends_alike(name: str, guesser: Path, tmp_path: Path) -> None:
+def test_a_killed_run_ends_like_an_uninterrupted_one(
+    name: str, guesser: Path, tmp_path: Path
+) -> None:
     whole = check_kills(tmp_path, guesser, SIZES, {"learning_rate": 1e-2, **CASES[name]})
     assert HAS_EFFECT.get(name.split(",")[0], lambda trainer: True)(whole)
 
@@ -97,7 +99,7 @@ def test_a_killed_run_ends_alike(name: str, guesser: Path, tmp_path: Path) -> No
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_a_killed_run_with_a_budget_ends_alike(
+def test_a_killed_run_with_a_budget_ends_like_an_uninterrupted_one(
     changes: dict[str, Any], guesser: Path, tmp_path: Path
 ) -> None:
     """The budget is larger than the plan of four steps."""

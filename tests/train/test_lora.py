@@ -1,5 +1,5 @@
-"""Adapters: they alone are trained, every engine samples with them, and what comes out is a policy
-like any other."""
+"""Adapters: only they are trained, every engine samples with them, and the result is a normal
+policy."""
 
 import json
 from contextlib import closing
@@ -45,7 +45,7 @@ SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
 
 
 def adapted(folder: Path, settings: Lora = LORA) -> Any:
-    """A policy whose adapters add something."""
+    """Return a policy whose adapters have an effect."""
     model = load_model(folder, dtype=torch.float32, device=CPU)
     add_adapters(model, settings, seed=0)
     torch.manual_seed(1)
@@ -62,7 +62,7 @@ def sample(engine: HfEngine, tokenizer: Any) -> Rollouts:
 
 
 def logprobs(model: Any, rollouts: Rollouts) -> torch.Tensor:
-    """The trainer's, of all completion tokens."""
+    """Return the gaps between the trainer's and the sampler's log-probabilities."""
     rows = np.arange(len(rollouts.group_B))
     (batch,) = micro_batches(rollouts, rows, 10**6, CPU, by_group=False)
     with torch.no_grad():
@@ -73,7 +73,7 @@ def logprobs(model: Any, rollouts: Rollouts) -> torch.Tensor:
 def test_the_engine_samples_with_the_adapters(name: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(name)
     model = adapted(folder)
-    assert fits(model)  # by copies of the weights, to which the adapters are added
+    assert fits(model)  # the adapters are added to copies of the weights
     rollouts = sample(HfEngine(model, [1], 64, 512), load_tokenizer(folder))
     assert logprobs(model, rollouts).abs().max() < 1e-4
     with adapters_off(model):
@@ -84,7 +84,7 @@ def test_the_engine_samples_with_the_adapters(name: str, request: pytest.Fixture
 
 
 @pytest.mark.parametrize("name", ["qwen", "llama"])
-def test_an_engine_with_weights_of_its_own_gets_the_merged_ones(
+def test_an_engine_with_separate_weights_gets_the_merged_ones(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     folder: Path = request.getfixturevalue(name)
@@ -96,14 +96,14 @@ def test_an_engine_with_weights_of_its_own_gets_the_merged_ones(
     assert logprobs(model, sample(engine, load_tokenizer(folder))).abs().max() < 1e-4
 
 
-def test_only_adapters_are_trained_and_kept_and_the_result_is_a_policy(
+def test_only_adapters_are_trained_and_the_result_is_a_policy(
     guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
     trainer = run(layout, {"lora": SETTINGS, "learning_rate": 0.01, "max_steps": 3})
     learner, initial = trainer.learner, load_model(guesser, dtype=torch.float32, device=CPU)
 
-    # the policy without its adapters is the one that it was
+    # the policy without its adapters does not change
     for name, layer in adapted_layers(learner.model).items():
         assert torch.equal(layer.base_layer.weight, initial.get_submodule(name).weight)
         assert layer.lora_B["default"].weight.abs().max() > 1e-3
@@ -132,7 +132,7 @@ def test_the_reference_is_the_policy_without_its_adapters(guesser: Path, tmp_pat
     assert learner.reference is learner.model
     assert trainer.state.steps[0]["kl"] == pytest.approx(0.0, abs=1e-7)
     assert trainer.state.steps[2]["kl"] > 1e-4
-    # of a policy with a copy for reference a step costs a whole update
+    # with a copy as the reference, a step costs a whole update
     whole = make_trainer(layout, kl_coefficient=0.1)
     with closing(whole.collector.grader):
         assert whole.learner.reference is not whole.learner.model
@@ -146,25 +146,25 @@ def test_charges_by_hand() -> None:
     assert charged_flops(architecture, updated=5.0, update_factor=2.3) == 4600 * 5
 
 
-@pytest.mark.parametrize("thrifty", [False, True])
-def test_the_updates_flops_agree_with_torchs_counter(thrifty: bool, llama: Path) -> None:
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_the_flops_of_an_update_agree_with_torchs_counter(recomputes: bool, llama: Path) -> None:
     model = adapted(llama)
     architecture = architecture_of(load_model(llama, dtype=torch.float32, device=CPU))
     rollouts = sample(HfEngine(model, [1], 64, 512), load_tokenizer(llama))
-    if thrifty:
+    if recomputes:
         enable_activation_checkpointing(model)
         model.train()
     batches = micro_batches(rollouts, np.arange(12), 10**6, CPU, by_group=False)
     rollouts, totals = estimated(rollouts, np.ones(12)), StepTotals(100, 12, 12)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
         stats = accumulate_gradients(model, batches, rollouts, OBJECTIVE, totals, architecture)
-    # nothing stands before the first layer's projections that could need a gradient; transformers
-    # asks for one anyway where activations are computed again
+    # the input of the first layer's projections needs no gradient; transformers requests one anyway
+    # if activations are recomputed
     attention = model.model.layers[0].self_attn
     first = [attention.q_proj, attention.k_proj, attention.v_proj]
     left_out = sum(layer.weight.numel() + layer.lora_A["default"].weight.numel() for layer in first)
     num_tokens = sum(batch.whole.input_ids.numel() for batch in batches)
-    counted_flops = counted.get_total_flops() + (not thrifty) * 2.0 * left_out * num_tokens
+    counted_flops = counted.get_total_flops() + (not recomputes) * 2.0 * left_out * num_tokens
     assert stats.flops == pytest.approx(counted_flops, rel=0.01)
 
 

@@ -1,5 +1,5 @@
-"""A training of several processes loses nothing when one of them dies or hangs: the others end with
-it, and the same command goes on. Where one hangs, the others say who they are and what they did."""
+"""Training of several processes when one of them dies or hangs: the others end, and the same
+command resumes. If one hangs, the others report their rank and their step."""
 
 import json
 import signal
@@ -25,7 +25,7 @@ SILENT_SECONDS = 15
 
 
 def world(root: Path, policy: Path, num_processes: int = 2) -> Layout:
-    """A world that processes train in, with a checkpoint after every step."""
+    """Make a world for several processes, with a checkpoint after every step."""
     layout = make_world(root, policy, SIZES)
     values: dict[str, Any] = {
         **PARAMS,
@@ -48,7 +48,7 @@ def newest(layout: Layout) -> set[str]:
 
 
 def rank_of(process: Started, rank: int) -> psutil.Process:
-    """The process that torchrun started as this rank."""
+    """Return the process that torchrun started as this rank."""
     for child in psutil.Process(process.process.pid).children(recursive=True):
         try:
             if child.environ().get("RANK") == str(rank) and "tasks.train" in child.cmdline():
@@ -60,7 +60,7 @@ def rank_of(process: Started, rank: int) -> psutil.Process:
 
 @pytest.fixture(scope="module")
 def alone(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """What one process leaves."""
+    """Return the run of a single process."""
     layout = world(tmp_path_factory.mktemp("alone"), guesser, num_processes=1)
     params = layout.root / "params.yaml"
     result = run_stage("train", params, layout.root, "--recipe", "r", "--seed", "0")
@@ -71,7 +71,7 @@ def alone(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Layout:
 def lose(
     layout: Layout, rank: int, number: signal.Signals
 ) -> tuple[Started, psutil.Process, list[psutil.Process]]:
-    """A training whose rank got this signal after the first checkpoint; the rank, and all ranks."""
+    """Send a signal to a rank after the first checkpoint; return the training, it and all ranks."""
     process = start(layout)
     while not newest(layout):
         assert process.poll() is None, process.finish()
@@ -83,7 +83,7 @@ def lose(
 
 
 def ended(layout: Layout, process: Started, everyone: list[psutil.Process]) -> str:
-    """The log of a training that failed with all its ranks, and left no policy."""
+    """Check that a training failed with all its ranks and without a policy; return its log."""
     log = process.finish()
     assert process.returncode != 0
     _, alive = psutil.wait_procs(everyone, timeout=PATIENCE)
@@ -92,10 +92,10 @@ def ended(layout: Layout, process: Started, everyone: list[psutil.Process]) -> s
     return log
 
 
-def test_a_rank_that_is_killed_ends_the_others_and_the_command_goes_on(
+def test_a_killed_rank_ends_the_others_and_the_command_resumes(
     guesser: Path, tmp_path: Path, alone: Layout
 ) -> None:
-    """It takes the steps of one process. What else ranks share out is in test_sharding.py."""
+    """The result equals that of one process. Other distributed state is in test_sharding.py."""
     layout = world(tmp_path, guesser)
     process, _, everyone = lose(layout, 0, signal.SIGKILL)
     assert "did not respond for" not in ended(layout, process, everyone)
@@ -103,7 +103,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_command_goes_on(
     process = start(layout)
     log = process.finish()
     assert process.returncode == 0, log
-    assert log.count("train: done in") == 1  # one rank says it for all
+    assert log.count("train: done in") == 1  # only one rank logs it
     one, two = map(outputs, (alone, layout))
     for name in ("step", "group", "token_ids", "reward"):
         assert [row[name] for row in one["rollouts"]] == [row[name] for row in two["rollouts"]]
@@ -120,7 +120,7 @@ def test_a_rank_that_hangs_ends_the_others(guesser: Path, tmp_path: Path) -> Non
     layout = world(tmp_path, guesser)
     process, lost, everyone = lose(layout, 1, signal.SIGSTOP)
     rank_of(process, 0).wait(PATIENCE)
-    lost.kill()  # torchrun would do it after 30 s
+    lost.kill()  # torchrun would kill it after 30 s
     log = ended(layout, process, everyone)
     assert "rank 0 of 2 on " in log
     assert f"did not respond for {SILENT_SECONDS} s (learner.collective_timeout_seconds)" in log

@@ -1,5 +1,5 @@
-"""Rollouts under a memory budget: the same samples, the memory they are given, and the order that
-predictions make."""
+"""Rollouts within a memory budget: the same samples, the memory limit, and the order by
+predictions."""
 
 from pathlib import Path
 from typing import Any
@@ -41,25 +41,25 @@ def test_a_group_of_32_in_less_than_half_the_memory_gives_the_same_samples(
 ) -> None:
     model, prompts = world
     request = request_of(prompts, 32)
-    full, thrifty = HfEngine(model, [1], 32, 512), HfEngine(model, [1], 32, 512)
+    full, limited = HfEngine(model, [1], 32, 512), HfEngine(model, [1], 32, 512)
     expected = full.generate(request)
     budget = 0.45 * full.peak_cache_bytes / 2**20
     method = micro_groups.Method(micro_groups.Settings(budget, order), 4)
     method.state.history = np.random.default_rng(0).uniform(
         1, 60, (100, 3)
-    )  # predictions of no use change no sample
-    samples = method.generate(thrifty, request, asked_of(np.arange(4)))
+    )  # useless predictions change no sample
+    samples = method.generate(limited, request, asked_of(np.arange(4)))
     assert samples.token_ids == expected.token_ids
     assert samples.finish_reasons == expected.finish_reasons
     np.testing.assert_allclose(
         np.concatenate(samples.logprobs), np.concatenate(expected.logprobs), atol=1e-4
     )
-    assert 0 < thrifty.peak_cache_bytes <= budget * 2**20
-    assert thrifty.peak_cache_bytes <= 0.5 * full.peak_cache_bytes
+    assert 0 < limited.peak_cache_bytes <= budget * 2**20
+    assert limited.peak_cache_bytes <= 0.5 * full.peak_cache_bytes
     distinct = {tuple(prompt) for prompt in prompts}
-    assert thrifty.prefilled_tokens == sum(
+    assert limited.prefilled_tokens == sum(
         map(len, distinct)
-    )  # each distinct prompt is read once, for all its rounds
+    )  # each distinct prompt is read once for all its rounds
 
 
 def test_one_slot_is_enough_and_less_is_refused(world: Any) -> None:
@@ -80,7 +80,7 @@ def test_one_slot_is_enough_and_less_is_refused(world: Any) -> None:
         method.generate(engine, request, asked_of(np.arange(4)))
 
 
-def test_an_engine_with_a_scheduler_of_its_own_is_refused(world: Any) -> None:
+def test_an_engine_with_its_own_scheduler_is_refused(world: Any) -> None:
     class Other:
         name = "vllm"
 
@@ -89,7 +89,7 @@ def test_an_engine_with_a_scheduler_of_its_own_is_refused(world: Any) -> None:
         method.generate(Other(), request_of(world[1], 2), asked_of(None))  # type: ignore[arg-type]
 
 
-def test_predictions_learn_which_prompts_are_long() -> None:
+def test_predictions_order_prompts_by_length() -> None:
     rng = np.random.default_rng(0)
     method = micro_groups.Method(micro_groups.Settings(9.0, "lpt"), 6)
     prompts = [[1] * 5] * 6
@@ -108,4 +108,4 @@ def test_predictions_learn_which_prompts_are_long() -> None:
     order = queue(predicted[group_B], "lpt")
     assert group_B[order].tolist() == np.repeat([3, 5, 1, 4, 2, 0], 8).tolist()
     assert queue(predicted[group_B], "fifo").tolist() == list(range(48))
-    assert np.ptp(method.predict(request, None)) == 0  # prompts of validation: nothing of their own
+    assert np.ptp(method.predict(request, None)) == 0  # prompts of validation have no predictions

@@ -1,4 +1,4 @@
-"""Several turns with an environment: whose tokens are whose, when a conversation ends, what it
+"""Several turns with an environment: the policy's tokens, the end of a conversation, and its
 cost."""
 
 import dataclasses
@@ -35,7 +35,7 @@ def ids(text: str) -> list[int]:
 
 
 class Script:
-    """An engine that says what it is told, turn by turn; it notes what it was asked."""
+    """An engine that returns scripted turns and records its requests."""
 
     name, version, prefilled_tokens, shares_weights = "script", "1", 0, True
 
@@ -44,31 +44,31 @@ class Script:
 
     def generate(self, request: Request, on_ended: OnEnded | None = None) -> Any:
         self.requests.append(request)
-        told = self.turns[len(self.requests) - 1]
-        assert len(told) == len(request.seeds)
-        cut = [text.endswith("...") for text in told]
+        texts = self.turns[len(self.requests) - 1]
+        assert len(texts) == len(request.seeds)
+        is_cut = [text.endswith("...") for text in texts]
         tokens = [
             ids(text.removesuffix("...")) + [EOS] * (not short)
-            for text, short in zip(told, cut, strict=True)
+            for text, short in zip(texts, is_cut, strict=True)
         ]
-        reasons = ["length" if short else "stop" for short in cut]
+        reasons = ["length" if short else "stop" for short in is_cut]
         return Samples(tokens, [[-0.5] * len(t) for t in tokens], reasons)
 
     def set_weights(self, weights: object) -> None:
         """Weights make no difference."""
 
     def sleep(self) -> None:
-        """Nothing is held."""
+        """There is no memory to release."""
 
 
 def play(
     engine: Script, answers: list[str], counts: list[int], limit: int = 20, **changes: Any
 ) -> Samples:
-    asked = asked_of(None, answers)
+    plain_prompts = asked_of(None, answers)
     settings = Settings(**{"environment": WORDS, "max_turns": 3, "max_turn_tokens": 3, **changes})
     seeds = list(range(sum(counts)))
     request = Request([ids("n=")] * len(answers), counts, seeds, Sampling(1.0, 1.0, 0, limit, 0))
-    samples = Method(settings, 9).generate(engine, request, asked)
+    samples = Method(settings, 9).generate(engine, request, plain_prompts)
     assert samples.is_action is not None
     for tokens, logprobs, own in zip(
         samples.token_ids, samples.logprobs, samples.is_action, strict=True
@@ -78,7 +78,7 @@ def play(
     return samples
 
 
-def test_a_conversation_goes_on_until_the_answer_is_right() -> None:
+def test_a_conversation_continues_until_the_answer_is_correct() -> None:
     engine = Script(["5", "9", "7"], ["8", "x"], ["7", "6"])
     samples = play(engine, ["7", "7"], [2, 1])
     first, second, third = samples.token_ids
@@ -88,7 +88,7 @@ def test_a_conversation_goes_on_until_the_answer_is_right() -> None:
     assert samples.is_action is not None
     assert samples.is_action[0] == [True, True, False, True, True, False, True, True]
     assert samples.finish_reasons == ["stop"] * 3
-    # the first turns share their group's prompt; a later one reads its own context
+    # the first turns share their group's prompt; each later turn has its own context
     assert [request.counts for request in engine.requests] == [[2, 1], [1, 1], [1, 1]]
     assert engine.requests[1].prompts == [ids("n=") + first[:3], ids("n=") + second[:3]]
     seeds = [seed for request in engine.requests for seed in request.seeds]
@@ -96,13 +96,13 @@ def test_a_conversation_goes_on_until_the_answer_is_right() -> None:
     assert {request.sampling.max_tokens for request in engine.requests} == {3}
 
 
-def test_a_turn_that_is_cut_off_ends_the_conversation() -> None:
+def test_a_truncated_turn_ends_the_conversation() -> None:
     samples = play(Script(["123..."]), ["7"], [1])
     assert samples.token_ids == [ids("123")]
     assert samples.finish_reasons == ["length"]
 
 
-def test_a_conversation_keeps_to_its_limit_of_tokens_and_turns() -> None:
+def test_tokens_and_turns_of_a_conversation_are_limited() -> None:
     # two tokens, a reply of one, and three for the next turn are six
     assert len(play(Script(["5"], ["6"], ["8"]), ["7"], [1], limit=6).token_ids[0]) == 5
     assert len(play(Script(["5"]), ["7"], [1], limit=5).token_ids[0]) == 2
@@ -112,14 +112,14 @@ def test_a_conversation_keeps_to_its_limit_of_tokens_and_turns() -> None:
 
 
 def test_executed_flops_of_turns() -> None:
-    """From the masks alone, so that rollouts of a record cost what they did."""
+    """The masks suffice, so rollouts of a record cost the same."""
     masks = [[True, True, False, True, True], [True, True]]
     found = turn_flops(ARCHITECTURE, [2], [2], masks, 1)
     first = sample_flops(ARCHITECTURE, [2], [2], [2, 2], 1)
     second = sample_flops(ARCHITECTURE, [5], [1], [2], 1)
     assert found == pytest.approx([first[0] + second[0], first[1]])
-    # with a prefix cache the whole blocks that were fed before are not computed again: of the
-    # prompt's two tokens and the turn's two the last was not fed, so one block of two is there
+    # a prefix cache has the complete blocks of earlier inputs: of the prompt's two tokens and the
+    # turn's two, the last was no input, so the cache has one block of two
     cached = turn_flops(ARCHITECTURE, [2], [2], masks, 2)
     plain = sample_flops(ARCHITECTURE, [2], [2], [2, 2], 2)
     later = sample_flops(ARCHITECTURE, [5], [1], [2], 1) - prefill_flops(ARCHITECTURE, 2)
@@ -130,7 +130,7 @@ def test_executed_flops_of_turns() -> None:
     ("mask", "turns"),
     [("111", [(0, 3)]), ("10011", [(0, 1), (3, 2)]), ("1101", [(0, 2), (3, 1)]), ("", [])],
 )
-def test_turns_are_read_off_the_mask(mask: str, turns: list[tuple[int, int]]) -> None:
+def test_turns_follow_from_the_mask(mask: str, turns: list[tuple[int, int]]) -> None:
     assert turns_of([mark == "1" for mark in mask]) == turns
 
 
@@ -146,21 +146,21 @@ def test_turns_are_read_off_the_mask(mask: str, turns: list[tuple[int, int]]) ->
         ("none", "5", None),
     ],
 )
-def test_replies_judge_as_the_verifier_does(answer: str, turn: str, reply: str | None) -> None:
+def test_replies_agree_with_the_verifier(answer: str, turn: str, reply: str | None) -> None:
     episode = load_environment(WORDS).start("a number", answer)
     assert episode.reply(turn) == reply
     if reply is None and answer != "none":
         assert numeric.verify(turn, answer).outcome == "correct"
 
 
-def test_the_verifier_reads_each_turn_on_a_line_of_its_own() -> None:
+def test_the_verifier_reads_one_turn_per_line() -> None:
     tokens = [*ids("12"), EOS, *ids("too small"), *ids("13"), EOS]
     own = [True] * 3 + [False] * len(ids("too small")) + [True] * 3
     samples = Samples([tokens], [[-1.0] * len(tokens)], ["stop"], [own])
     (text,) = decode_samples(samples, TOKENIZER)
     assert text == "12\ntoo small\n13"
     assert numeric.verify(text, "13").outcome == "correct"
-    # a stop token that the tokenizer does not call special is not text either
+    # a stop token is no text even if it is not special for the tokenizer
     other = dataclasses.replace(
         samples, token_ids=[[t if t != EOS else ids("!")[0] for t in tokens]]
     )
@@ -210,17 +210,17 @@ def test_a_reply_in_a_chat_follows_the_template() -> None:
 
 
 def test_a_template_that_rewrites_finished_turns_is_refused() -> None:
-    forgetful = (
+    template = (
         "{% for m in messages %}{% if m.role == 'user' or loop.last %}<{{ m.role }}>{{ m.content }}"
         "<eos>{% endif %}{% endfor %}"
     )
     with pytest.raises(ArtifactError, match="changes a finished turn"):
-        render_reply("more", chat_tokenizer(forgetful), (EOS,), is_chat=True)
+        render_reply("more", chat_tokenizer(template), (EOS,), is_chat=True)
 
 
-def test_a_turn_ends_with_any_stop_token_and_not_with_one_before_it() -> None:
-    """Such as <end_of_turn>, which only generation_config.json lists; and a template that begins
-    with the tokenizer's own."""
+def test_a_reply_begins_after_the_stop_token_of_the_turn() -> None:
+    """For example <end_of_turn>, which only generation_config.json lists. The template begins with
+    the tokenizer's own stop token."""
     template = (
         "<eos>{% for m in messages %}<{{ m.role }}>{{ m.content }}| {% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -241,7 +241,7 @@ GENERATE = {
 }
 
 
-def test_training_over_several_turns_learns_from_the_policys_tokens_alone(
+def test_training_over_several_turns_uses_only_the_policys_tokens(
     guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, [4] * 12)
@@ -257,7 +257,7 @@ def test_training_over_several_turns_learns_from_the_policys_tokens_alone(
     assert 0 < own < total
     replies = rows.filter(~pl.col("is_action").list.all())
     assert len(replies) > 0
-    # recorded, the run can be computed again, masks and all
+    # the record reproduces the run with its masks
     again = make_trainer(layout, generate=GENERATE)
     again.collector.recorded = rows
     recomputed = sampled(again)

@@ -1,5 +1,5 @@
-"""The estimators of other trainers: published and hand-computed values, the direction of the
-expected gradient by enumeration, and the corrections for a sampler that differs."""
+"""Estimators of other trainers: published and hand-computed values, the direction of the expected
+gradient by enumeration, and corrections for a different sampler."""
 
 import itertools
 from pathlib import Path
@@ -32,14 +32,13 @@ def advantages_of(
     lengths: list[int] | None = None,
     **settings: Any,
 ) -> Floats:
-    """The advantages of rollouts with these rewards."""
     arguments = (module.Settings(**settings),) if hasattr(module, "Settings") else ()
     found: Floats = module.Method(*arguments)(rollouts_of(rewards, groups, lengths))
     return found
 
 
 def group_of(correct: int, size: int) -> list[float]:
-    """The rewards of a group, the correct ones first."""
+    """Return the rewards of a group, the correct ones first."""
     return [1.0] * correct + [0.0] * (size - correct)
 
 
@@ -50,7 +49,7 @@ def test_maxrl(correct: int, expected: float) -> None:
     assert found[-1] == pytest.approx(-1.0, rel=1e-4)
 
 
-def test_grpo_in_units_of_the_deviation_of_the_step() -> None:
+def test_grpo_can_divide_by_the_deviation_of_the_step() -> None:
     found = advantages_of(grpo, REWARDS, GROUPS, scale="batch")
     expected = [1.7321, -0.5774, -0.5774, -0.5774, 0.5774, 0.5774, 0.5774, -1.7321]
     assert found == pytest.approx(expected, abs=5e-5)
@@ -93,7 +92,7 @@ def test_bnpo_divides_by_the_density_of_the_fitted_beta() -> None:
     assert np.isfinite(dead).all()
 
 
-def test_pass_at_k_is_shared_among_the_rollouts_that_make_it() -> None:
+def test_pass_at_k_is_shared_among_the_correct_rollouts() -> None:
     is_correct = np.array(group_of(2, 8)) > 0
     scores = pass_at.scores(is_correct, np.zeros(8, dtype=np.int64), 4)
     assert scores[[0, 7]] == pytest.approx([0.5, 0.3571], abs=5e-5)
@@ -103,7 +102,7 @@ def test_pass_at_k_is_shared_among_the_rollouts_that_make_it() -> None:
     many = pass_at.scores(np.arange(512) < 3, np.zeros(512, dtype=np.int64), 256)
     assert np.isfinite(many).all()
     short = pass_at.scores(np.array([True, False]), np.zeros(2, dtype=np.int64), 4)
-    assert short.tolist() == [1.0, 1.0]  # pass@2 of a group of two that is solved
+    assert short.tolist() == [1.0, 1.0]  # pass@2 of a solved group of two
     assert advantages_of(pass_at, group_of(1, 4), [0] * 4, k=4).tolist() == [0.0] * 4
     assert pass_at.Method(pass_at.Settings(k=4)).min_group == 5
 
@@ -118,7 +117,7 @@ ARMS = np.array([0.5, 0.3, 0.2])  # probabilities of a bandit whose second arm i
 
 
 def expected_gradient(module: ModuleType, size: int, **settings: Any) -> Floats:
-    """The exact expected gradient by the logits, over all groups of this size."""
+    """Return the exact expected gradient of the logits, over all groups of this size."""
     total = np.zeros(3)
     for group in itertools.product(range(3), repeat=size):
         rewards = [float(arm == 1) for arm in group]
@@ -142,7 +141,7 @@ def expected_gradient(module: ModuleType, size: int, **settings: Any) -> Floats:
         (reinforce_pp, {"baseline": True}),
     ],
 )
-def test_an_advantage_scales_the_gradient_of_one_prompt_and_does_not_turn_it(
+def test_an_advantage_only_scales_the_gradient_of_one_prompt(
     module: ModuleType, settings: dict[str, Any]
 ) -> None:
     """With binary rewards the direction is that of the pass rate: p_arm (1[arm = 1] - p_1)."""
@@ -154,8 +153,8 @@ def test_an_advantage_scales_the_gradient_of_one_prompt_and_does_not_turn_it(
 
 
 @pytest.mark.parametrize("size", [2, 4, 6])
-def test_maxrl_estimates_the_gradient_of_the_log_of_the_pass_rate(size: int) -> None:
-    """The scale is 1/p but for groups whose other rollouts all fail."""
+def test_maxrl_estimates_the_gradient_of_the_log_pass_rate(size: int) -> None:
+    """The scale is 1/p, except for groups whose other rollouts all fail."""
     rate, true = ARMS[1], ARMS * ((np.arange(3) == 1) - ARMS[1])
     expected = (1 - (1 - rate) ** (size - 1)) / rate * true
     np.testing.assert_allclose(expected_gradient(maxrl, size), expected, rtol=1e-4)
@@ -165,7 +164,7 @@ RATIOS = [0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0]
 
 
 def gradients_of(module: ModuleType, advantage: float, **settings: Any) -> Floats:
-    """What A * grad log pi is multiplied by at each of RATIOS, one completion of one token each."""
+    """Return the factor of A * grad log pi at each of RATIOS, for completions of one token."""
     logs = torch.tensor(RATIOS, dtype=torch.float64).log().requires_grad_()
     tokens = tokens_of(logs, advantage)
     loss, _ = module.Method(module.Settings(**settings))(tokens, StepTotals(1, 1, 1))
@@ -204,7 +203,7 @@ def test_a_dual_clip_bounds_the_objective() -> None:
 
 @pytest.mark.parametrize("shift", [0.0, 0.1])
 def test_luspo_weighs_a_completion_by_its_length(shift: float) -> None:
-    """The recipe's gradient is that of the mean of |y| min(s A, clip(s) A), by the token limit."""
+    """The gradient is that of the mean of |y| min(s A, clip(s) A), over the token limit."""
     loss, limit = settings_of(params.load(recipes.FOLDER / "luspo.yaml")["train"]).loss, 9
     row_N, gains_B = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([1.0, -1.0, 2.0])
     moves = torch.tensor([0.001, 0.002, -0.001, 0.0005, 0.0003, 0.001]).double() + shift
@@ -223,14 +222,14 @@ def test_luspo_weighs_a_completion_by_its_length(shift: float) -> None:
     assert bool((expected == 0).any()) == (shift > 0)
 
 
-def test_the_veto_takes_the_whole_rollout() -> None:
+def test_the_veto_rejects_the_whole_rollout() -> None:
     correction = settings_of(params.load(recipes.FOLDER / "veto.yaml")["train"]).correction
     gaps = [0.0, -9.3, 0.1, -9.2, 0.0]  # 9.1e-5 and 1.01e-4
     found = weights_of(gaps, [0, 0, 1, 1, 2], **vars(correction))
     assert found == [0.0, 0.0, 1.1052, 0.0001, 1.0]
 
 
-def test_gmpo_takes_one_geometric_mean_of_a_completion() -> None:
+def test_gmpo_uses_one_geometric_mean_per_completion() -> None:
     for sign, expected in ((1.0, 1.1618), (-1.0, 1.2214)):
         tokens = tokens_of(torch.tensor([0.5, -0.1]), sign, rows=[0, 0])
         loss, _ = gmpo.Method(gmpo.Settings())(tokens, StepTotals(2, 1, 2))
@@ -273,7 +272,7 @@ def test_dppo_masks_by_probabilities(
 def weights_of(
     gaps: list[float], rows: list[int], advantages: list[float] | None = None, **settings: Any
 ) -> list[float]:
-    """The weights of tokens whose old log-probability exceeds the sampler's by `gaps`."""
+    """Return the weights of tokens whose old log-probability exceeds the sampler's by `gaps`."""
     gaps_N, row_N = torch.tensor(gaps, dtype=torch.float64), torch.tensor(rows)
     gains_N = torch.tensor(advantages or [1.0] * len(gaps))
     zeros_N, correction = torch.zeros_like(gaps_N), Correction(**settings)
@@ -310,16 +309,16 @@ def test_rejection_is_independent_of_the_weight() -> None:
     ("limit", "expected"),
     [(0.04, [0]), (0.02, [0, 1]), (0.06, []), (1e-9, [0, 1, 2, 3, 4, 5])],
 )
-def test_m2po_drops_the_tokens_that_have_moved_most(limit: float, expected: list[int]) -> None:
-    """Squares of .25, .09, .01, ...: their mean is .0584, without the first .0201."""
+def test_m2po_drops_the_tokens_with_the_largest_gaps(limit: float, expected: list[int]) -> None:
+    """The squares are .25, .09, .01, ...: their mean is .0584, without the first .0201."""
     gaps = np.array([0.5, -0.3, 0.1, 0.02, -0.01, 0.001])
     assert np.flatnonzero(far_tokens(gaps, limit)).tolist() == expected
     assert np.flatnonzero(far_tokens(gaps[::-1], limit)).tolist() == [5 - i for i in expected][::-1]
     assert far_tokens(np.zeros(0), limit).tolist() == []
 
 
-def test_m2po_takes_the_advantage_of_far_tokens_alone(guesser: Path, tmp_path: Path) -> None:
-    """The sampler's log-probabilities of two tokens of the step are moved by hand."""
+def test_m2po_only_affects_far_tokens(guesser: Path, tmp_path: Path) -> None:
+    """The test changes the sampler's log-probabilities of two tokens."""
     correction = {"m2po": 0.04}
     changes = {"advantage": {"method": "raw", "wrong": -1}, "correction": correction}
     trainer = make_trainer(make_world(tmp_path, guesser, [4] * 3), **changes)
@@ -335,8 +334,8 @@ def test_m2po_takes_the_advantage_of_far_tokens_alone(guesser: Path, tmp_path: P
     assert trainer.state.ledger.charged["score"] > 0.0  # the pass over the step
 
 
-def test_negative_rollouts_alone_are_rejected_by_opsm() -> None:
-    """A rollout whose mean log-probability fell by more than 0.5 since it was sampled."""
+def test_opsm_rejects_only_negative_rollouts() -> None:
+    """The mean log-probability of both rollouts fell by more than 0.5 after sampling."""
     gaps, rows = [-0.6, -0.6, -0.6, -0.6], [0, 0, 1, 1]
     opsm = Rejection(level="geometric", low=np.exp(-0.5), only_negative=True)
     found = weights_of(gaps, rows, [1.0, 1.0, -1.0, -1.0], reject=opsm)
@@ -347,7 +346,7 @@ def test_negative_rollouts_alone_are_rejected_by_opsm() -> None:
 
 
 def kl_cov_step(share: float = 0.2) -> tuple[Rollouts, kl_cov.Method]:
-    """Ten tokens of five rollouts; the last two are dropped, and without an advantage."""
+    """Return ten tokens of five rollouts; the last two rollouts have no effect."""
     gains = np.array([2.0, -1.0, 1.0, 3.0, 0.0])
     logs = np.array([-1.0, -4.0, -2.0, -1.0, -3.0, -1.0, 0.0, 0.0, 0.0, 0.0])
     keep_B = np.array([True, True, True, False, True])
@@ -357,8 +356,8 @@ def kl_cov_step(share: float = 0.2) -> tuple[Rollouts, kl_cov.Method]:
 
 
 def test_kl_cov_marks_the_largest_covariances() -> None:
-    """Of tokens with A 2, 2, -1, -1, 1, 1 and log p -1, -4, -2, -1, -3, -1, around 2/3 and -2:
-    4/3, -8/3, 0, -5/3, -1/3, 1/3."""
+    """Tokens have A 2, 2, -1, -1, 1, 1 and log p -1, -4, -2, -1, -3, -1, around 2/3 and -2: 4/3,
+    -8/3, 0, -5/3, -1/3, 1/3."""
     for share, expected in ((1e-9, [0]), (0.2, [0]), (0.34, [0, 5]), (0.5, [0, 2, 5])):
         rollouts, method = kl_cov_step(share)
         assert np.flatnonzero(method.marks(rollouts)).tolist() == expected
@@ -369,8 +368,8 @@ def test_kl_cov_marks_the_largest_covariances() -> None:
     assert not method.marks(nothing).any()
 
 
-def test_kl_cov_pulls_marked_tokens_back() -> None:
-    """At ratios 2, 1/2 and 1, with penalty 0.5: the gradient of |log r| is its sign."""
+def test_kl_cov_penalises_marked_tokens() -> None:
+    """Ratios 2, 1/2 and 1 with penalty 0.5: the gradient of |log r| is its sign."""
     logs = torch.tensor([2.0, 0.5, 1.0, 2.0]).log().requires_grad_()
     tokens = tokens_of(logs, marked_N=torch.tensor([True, True, True, False]))
     loss, stats = kl_cov.Method(kl_cov.Settings(penalty=0.5))(tokens, StepTotals(1, 1, 1))

@@ -1,4 +1,4 @@
-"""Settings of a method under which it changes nothing: the run ends as one without the method."""
+"""Neutral settings of a method: the run equals one without the method."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from tests.train.worlds import make_world, outputs, run
 
 CLIP = {"loss": {"method": "clip"}}
-RAW = {"advantage": {"method": "raw", "wrong": -1}}  # never 0: all rollouts are computed anyway
+RAW = {"advantage": {"method": "raw", "wrong": -1}}  # never 0, so all rollouts are computed
 REFERENCE = {"kl_coefficient": 0.1}
 SEVERAL = {"updates": {"epochs": 3, "minibatches": 2}}
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -56,7 +56,7 @@ def test_a_neutral_setting_changes_nothing(name: str, guesser: Path, tmp_path: P
 
 
 def test_a_neutral_shape_changes_no_weight(guesser: Path, tmp_path: Path) -> None:
-    """It may cost a pass over the rollouts, or drop those of advantage 0."""
+    """It can cost a pass over the rollouts, or drop those of advantage 0."""
     found = []
     for number, shape in enumerate([[], *([each] for each in SHAPES)]):
         layout = make_world(tmp_path / str(number), guesser, [4] * 9)

@@ -1,5 +1,5 @@
-"""AdamW with moments in 8 bits: it learns as the whole one does, a checkpoint holds it in plain
-tensors, and a killed run goes on bit for bit. What computes needs the extra `torchao`."""
+"""AdamW with moments in 8 bits: it learns like AdamW with whole moments, its checkpoints have plain
+tensors, and a killed run ends bit-identical. Most tests need the extra `torchao`."""
 
 import importlib.util
 from pathlib import Path
@@ -52,23 +52,23 @@ def test_impossible_settings_are_refused(
 
 
 def test_the_forecast_by_hand() -> None:
-    told: dict[str, Any] = {"num_reference": 0, "tokens_per_chunk": 1, "optimizer_bits": 8}
-    assert training_memory(2560, 0, 10, **told).moments == 2 * (2560 + 10 * 4)
-    assert training_memory(9, 0, 10, num_trained=2560, **told).moments == 2 * (2560 + 10 * 4)
+    options: dict[str, Any] = {"num_reference": 0, "tokens_per_chunk": 1, "optimizer_bits": 8}
+    assert training_memory(2560, 0, 10, **options).moments == 2 * (2560 + 10 * 4)
+    assert training_memory(9, 0, 10, num_trained=2560, **options).moments == 2 * (2560 + 10 * 4)
 
 
 @needs_torchao
-def test_the_moments_take_what_is_foreseen(qwen: Path) -> None:
+def test_the_memory_of_the_moments_is_as_forecast(qwen: Path) -> None:
     model = load_model(qwen, dtype=torch.float32, device=torch.device("cpu"))
     settings = settings_of(**EIGHT)
     learner = params.parse(PARAMS["learner"], LearnerSettings, "learner")
-    # embeddings, no multiple of 256 here, and norms, which are small, keep theirs in float32
+    # moments of embeddings (no multiple of 256 here) and of norms (small) are float32
     large = [p for p in model.parameters() if p.numel() >= 4096 and p.numel() % 256 == 0]
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer = make_optimizer([*model.parameters()], settings)
     step(optimizer, 0.01)
-    held = sum(
+    num_bytes = sum(
         getattr(optimizer.state[parameter][moment], part).nbytes
         for parameter in large
         for moment in ("exp_avg", "exp_avg_sq")
@@ -76,14 +76,14 @@ def test_the_moments_take_what_is_foreseen(qwen: Path) -> None:
     )
     num_large = sum(parameter.numel() for parameter in large)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    foreseen = memory_of(model, settings, learner).moments
+    expected = memory_of(model, settings, learner).moments
     assert 0 < num_large < num_parameters
-    assert held == pytest.approx(foreseen * num_large / num_parameters)
+    assert num_bytes == pytest.approx(expected * num_large / num_parameters)
 
 
 @needs_torchao
 @pytest.mark.parametrize("changes", [{}, {"lora": LORA, "learning_rate": 0.01}])
-def test_it_learns_as_with_whole_moments(
+def test_training_learns_as_with_whole_moments(
     changes: dict[str, Any], guesser: Path, tmp_path: Path
 ) -> None:
     whole, eight = (
@@ -105,7 +105,7 @@ def test_it_learns_as_with_whole_moments(
 
 @needs_torchao
 @pytest.mark.parametrize("changes", [{}, {"lora": LORA, "max_staleness": 1}])
-def test_a_killed_run_goes_on_bit_for_bit_from_plain_tensors(
+def test_a_killed_run_ends_bit_identical_with_plain_tensors(
     changes: dict[str, Any], guesser: Path, tmp_path: Path
 ) -> None:
     finals = []
@@ -123,7 +123,7 @@ def test_a_killed_run_goes_on_bit_for_bit_from_plain_tensors(
 
 @needs_torchao
 @pytest.mark.slow
-def test_the_compiled_step_is_the_other() -> None:
+def test_the_compiled_step_equals_the_eager_one() -> None:
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The training prompts as columns: what is read at the start, and what when it is asked for."""
+"""The training prompts as columns, which are tokenized on request."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -23,22 +23,22 @@ from tests.train.worlds import make_trainer, make_world, sampled
 
 def test_only_requested_prompts_are_encoded() -> None:
     rows = [{**PROMPTS.example, "prompt_id": f"p{n}", "prompt": "x" * n} for n in range(9)]
-    asked: list[str] = []
+    requested_ids: list[str] = []
 
     def encode(table: pl.DataFrame) -> list[list[int]]:
-        asked.extend(table["prompt_id"])
+        requested_ids.extend(table["prompt_id"])
         return [[len(text)] for text in table["prompt"]]
 
     prompts = Prompts(PROMPTS.frame(rows), encode)
     assert len(prompts) == 9
-    assert asked == []
+    assert requested_ids == []
     assert prompts.token_ids(np.array([7, 2, 7])) == [[7], [2], [7]]
-    assert asked == ["p7", "p2", "p7"]
+    assert requested_ids == ["p7", "p2", "p7"]
     assert prompts.ids[np.array([3, 0])].to_list() == ["p3", "p0"]
 
 
-def test_vllm_needs_room_for_the_longest_planned_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or one of the validation, which all validations sample."""
+def test_vllm_has_space_for_the_longest_planned_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The validation prompts count as well, since every validation samples all of them."""
 
     def prompts(*lengths: int) -> Prompts:
         rows = [
@@ -63,7 +63,7 @@ def test_vllm_needs_room_for_the_longest_planned_prompt(monkeypatch: pytest.Monk
     assert longest("vllm", 2) is None
 
 
-def test_a_prompt_that_does_not_fit_is_refused_when_it_is_sampled(
+def test_a_prompt_that_is_too_long_is_refused_when_it_is_sampled(
     guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, [4, 4, 4, 4])
@@ -85,7 +85,7 @@ def test_a_run_without_validation_prompts_is_refused(guesser: Path, tmp_path: Pa
         make_trainer(layout)
 
 
-def test_a_plan_is_read_by_the_rows_of_its_prompts() -> None:
+def test_a_plan_refers_to_prompts_by_row() -> None:
     visit = {"visit": 0, "pass": 0, "phase": 0, "order": 0, "group_size": 2}
     table = PLAN.frame([{**visit, "prompt_id": name} for name in ("c", "a", "c", "b")])
     ids = pl.Series(["a", "b", "c"])
@@ -104,18 +104,18 @@ OUTCOMES = {
 }
 
 
-def test_counts_are_by_training_row_and_leave_errors_out() -> None:
+def test_counts_follow_the_training_rows_and_exclude_errors() -> None:
     correct, graded = profile_of(OUTCOMES).correct()
     assert correct.tolist() == [2, 1, 1, 0]
     assert graded.tolist() == [2, 3, 2, 0]
 
 
-def test_mixed_prompts_come_in_the_plans_order() -> None:
+def test_mixed_prompts_follow_the_order_of_the_plan() -> None:
     assert profile_of(OUTCOMES).mixed_prompts().tolist() == [2, 1]
     assert profile_of({}).mixed_prompts().tolist() == []
 
 
-def test_rollouts_are_groups_of_the_initial_policy() -> None:
+def test_the_profiles_rollouts_are_groups_of_the_initial_policy() -> None:
     rollouts = profile_of(OUTCOMES).rollouts(np.array([1, 2]))
     assert rollouts.group_B.tolist() == [0, 0, 0, 1, 1]
     columns = {name: rollouts.table[name].to_list() for name in rollouts.table.columns}

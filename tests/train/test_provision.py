@@ -1,5 +1,5 @@
-"""More groups in flight than a step takes: every group is learned from once and whole, no token is
-older than the limit, and each has the log-probability of the policy that wrote it."""
+"""More groups in flight than a step takes: every group is used once and complete, no token is older
+than the limit, and each has the log-probability of the policy that sampled it."""
 
 import dataclasses
 import json
@@ -44,8 +44,8 @@ CHANGES: dict[str, Any] = {
 }
 
 
-def learned(layout: Layout) -> Counter[tuple[str, int]]:
-    """The groups that a run learned from, by prompt and size."""
+def used_groups(layout: Layout) -> Counter[tuple[str, int]]:
+    """Return the groups of a run's updates, by prompt and size."""
     rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
     groups = rows.group_by("step", "group").agg(pl.first("prompt_id"), pl.len())
     return Counter(groups.select("prompt_id", "len").rows())
@@ -55,13 +55,13 @@ PLANNED = Counter((f"p{visit % 6}", size) for visit, size in enumerate(SIZES))
 
 
 @pytest.mark.parametrize(("factor", "limit"), [(1.3, 1), (2.0, 3)])
-def test_every_group_is_learned_from_once_and_none_is_too_old(
+def test_every_group_is_used_once_and_none_is_too_old(
     factor: float, limit: int, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path / "first", guesser, SIZES)
     changes = {**CHANGES, "over_provision": factor, "max_staleness": limit}
     trainer = run(layout, changes)
-    assert learned(layout) == PLANNED
+    assert used_groups(layout) == PLANNED
     assert trainer.state.num_steps == 12
     assert trainer.buffer.batches == []
     assert trainer.state.ledger.rollouts["generate"] == sum(SIZES)
@@ -82,22 +82,20 @@ def test_every_group_is_learned_from_once_and_none_is_too_old(
     )
     assert trainer.state.ledger.tokens["generate"] == tokens
 
-    # what is whole first follows from the engine; what is learned from it, from the record
+    # the engine decides which groups complete first; the record determines the rest
     again = make_world(tmp_path / "again", guesser, SIZES)
     repeated = run(again, changes, prepare=from_record(rows))
     assert outputs(layout)["weights"] == outputs(again)["weights"]
     assert outputs(layout)["rollouts"] == outputs(again)["rollouts"]
     assert repeated.state.ledger.tokens["generate"] == tokens
-    # where a step updated nothing, the record does not show that tokens were read again after it
+    # after a step without an update, the record does not show that tokens were read again
     assert (
         0 < repeated.state.ledger.executed["generate"] <= trainer.state.ledger.executed["generate"]
     )
 
 
-def test_a_run_with_a_prompt_twice_in_flight_is_computed_again(
-    guesser: Path, tmp_path: Path
-) -> None:
-    """Its groups come in the order of the record, by which minibatches are dealt out."""
+def test_a_run_with_a_prompt_twice_in_flight_is_reproduced(guesser: Path, tmp_path: Path) -> None:
+    """Groups are in the order of the record, which determines minibatches."""
     changes = {
         **CHANGES,
         "learning_rate": 3e-3,
@@ -125,7 +123,7 @@ def test_a_run_with_a_prompt_twice_in_flight_is_computed_again(
 
 
 def scale(trainer: Trainer, weights: dict[str, torch.Tensor], version: int) -> None:
-    """Make the policy the one of that version: its weights are scaled by so much."""
+    """Scale the weights of the policy by its version."""
     with torch.no_grad():
         for name, tensor in trainer.learner.model.state_dict().items():
             tensor.copy_(weights[name] * (1.0 + 0.2 * version))
@@ -144,7 +142,7 @@ def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
             scale(trainer, weights, version)
             trainer.learner.version = trainer.state.num_steps = version
             batch = sampled(trainer)
-            carried += sum(map(is_begun, trainer.buffer.batches))
+            carried += sum(map(num_begun, trainer.buffer.batches))
             fresh = batch.fresh
             versions_N = fresh.versions_N()
             for old in set(versions_N.tolist()):
@@ -162,34 +160,34 @@ def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
     assert flops == pytest.approx(again, rel=1e-12)
 
 
-def is_begun(batch: Batch) -> int:
-    """How many of a waiting batch's rollouts have tokens and go on."""
+def num_begun(batch: Batch) -> int:
+    """Return the number of a waiting batch's unfinished rollouts with tokens."""
     begun = pl.col("token_ids").list.len() > 0
     return len(batch.fresh.table.filter((pl.col("reason") == UNFINISHED) & begun))
 
 
 def cost_of(trainer: Trainer, batch: Batch) -> float:
-    """The FLOPs of sampling the groups of a batch: at each other version they are read again."""
+    """Return the FLOPs of sampling a batch, whose groups are read again at each other version."""
     nothing: list[list[int]] = [[]] * len(batch.fresh.table)
-    asked = batch.fresh.with_columns(token_ids=nothing, reason=UNFINISHED).table
-    request, _, _ = request_for(asked, trainer.run.sampling)
+    unsampled = batch.fresh.with_columns(token_ids=nothing, reason=UNFINISHED).table
+    request, _, _ = request_for(unsampled, trainer.run.sampling)
     return trainer.collector.cost(request, samples_of(batch.fresh.table)).flops
 
 
-def test_a_late_group_is_waited_for(guesser: Path, tmp_path: Path) -> None:
-    """An engine that decodes the run's first prompt after all others. Of three steps of age one is
-    sampling ahead."""
+def test_a_step_waits_for_a_late_group(guesser: Path, tmp_path: Path) -> None:
+    """The engine decodes the run's first prompt last. One of three steps of age is for sampling
+    ahead."""
     trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **{**CHANGES, "max_staleness": 3})
     engine = trainer.collector.engine
     assert isinstance(engine, HfEngine)
     first = trainer.prompts.token_ids(np.array([0]))[0]
 
-    def holding(request: Request, is_enough: IsEnough) -> Samples:
-        is_held = np.array([prompt[: len(first)] == first for prompt in request.prompts])
-        order_B = np.argsort(is_held[request.owner_B()], kind="stable")
+    def generate_first_prompt_last(request: Request, is_enough: IsEnough) -> Samples:
+        is_first_prompt = np.array([prompt[: len(first)] == first for prompt in request.prompts])
+        order_B = np.argsort(is_first_prompt[request.owner_B()], kind="stable")
         return engine.decode(request, order_B, 4, 0.0, is_enough)
 
-    engine.generate_until = holding  # type: ignore[method-assign]
+    engine.generate_until = generate_first_prompt_last  # type: ignore[method-assign]
     taken = []
     with closing(trainer.collector.grader):
         for step in range(4):
@@ -206,7 +204,7 @@ def test_an_engine_that_cannot_be_stopped_is_refused(guesser: Path, tmp_path: Pa
         name = "plain"
 
         def generate(self, request: Request, *more: Any) -> Samples:
-            raise AssertionError("it must not be asked")
+            raise AssertionError("it must not sample")
 
     trainer.collector.engine = Plain()  # type: ignore[assignment]
     with closing(trainer.collector.grader), pytest.raises(ParamsError, match="the engine plain"):
@@ -214,7 +212,7 @@ def test_an_engine_that_cannot_be_stopped_is_refused(guesser: Path, tmp_path: Pa
 
 
 def test_a_step_with_too_few_complete_groups_is_refused(guesser: Path, tmp_path: Path) -> None:
-    """An engine that loses what has ended."""
+    """The engine loses finished rollouts."""
     trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
     engine = trainer.collector.engine
     assert isinstance(engine, HfEngine)
@@ -248,8 +246,8 @@ def test_the_record_of_another_run_is_refused(guesser: Path, tmp_path: Path) -> 
             run_in_process(again, CHANGES, from_record(record))
 
 
-def test_two_ranks_sample_the_groups_of_one(guesser: Path, tmp_path: Path) -> None:
-    """Each stops when its share is whole, so they take others in a step than one process does."""
+def test_two_ranks_sample_the_groups_of_one_process(guesser: Path, tmp_path: Path) -> None:
+    """Each rank stops when its share is complete, so the order of groups differs."""
     case = {"train": {**CHANGES, "learning_rate": 1e-3}}
     found = {}
     for name, shard, size, changes in (
@@ -266,19 +264,19 @@ def test_two_ranks_sample_the_groups_of_one(guesser: Path, tmp_path: Path) -> No
         found[name] = ([row["num_prompts"] for row in steps], visits, rows)
     assert found["plain"][:2] == found["two"][:2] == found["sharded"][:2]
     two, sharded = found["two"][2], found["sharded"][2]
-    # the norm of a sharded gradient, by which it is clipped, is summed in another order
+    # the norm of a sharded gradient, which clips it, is summed in another order
     assert two.drop("sampler_logprobs").equals(sharded.drop("sampler_logprobs"))
     gaps = two["sampler_logprobs"].explode() - sharded["sampler_logprobs"].explode()
     assert gaps.abs().max() < 1e-5
     assert found["two"][2]["versions"].is_not_null().any()
 
 
-def test_a_checkpoint_keeps_the_rollouts_in_flight(guesser: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_includes_the_rollouts_in_flight(guesser: Path, tmp_path: Path) -> None:
     trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
     with closing(trainer.collector.grader):
         sampled(trainer)
     waiting = trainer.buffer.batches
-    assert sum(map(is_begun, waiting)) > 0
+    assert sum(map(num_begun, waiting)) > 0
     numbers = json.loads(json.dumps(trainer.buffer.numbers()))
     table = trainer.buffer.table()
     trainer.buffer.restore(numbers, table)

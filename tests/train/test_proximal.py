@@ -1,4 +1,4 @@
-"""The old policy of stale tokens: that of their version, or a mean of versions."""
+"""The old policy of stale tokens: the policy of their version, or a mean of versions."""
 
 import contextlib
 from contextlib import closing
@@ -32,7 +32,7 @@ def changes_of(method: str | None, **more: Any) -> dict[str, Any]:
 
 
 def observed_in(layout: Any, changes: dict[str, Any]) -> list[tuple[Rollouts, np.ndarray]]:
-    """The observed rollouts of every step of a run, and the present policy's log-probabilities."""
+    """Return the observed rollouts of every step, and the current policy's log-probabilities."""
     found = []
 
     def prepare(trainer: Trainer) -> None:
@@ -40,8 +40,8 @@ def observed_in(layout: Any, changes: dict[str, Any]) -> list[tuple[Rollouts, np
 
         def recorded(rollouts: Rollouts) -> Rollouts:
             observed = observe_policy(rollouts)
-            present, _ = trainer.learner.observe(rollouts, Features(), trainer.slots.loss)
-            found.append((observed, present.logprobs_N))
+            current, _ = trainer.learner.observe(rollouts, Features(), trainer.slots.loss)
+            found.append((observed, current.logprobs_N))
             return observed
 
         trainer.observe_policy = recorded  # type: ignore[method-assign]
@@ -51,22 +51,22 @@ def observed_in(layout: Any, changes: dict[str, Any]) -> list[tuple[Rollouts, np
 
 
 @pytest.mark.parametrize("more", [{}, {"max_staleness": 3}, {"updates": {"minibatches": 2}}])
-def test_old_log_probabilities_are_those_of_the_version_that_sampled(
+def test_old_log_probabilities_are_those_of_the_sampling_version(
     more: dict[str, Any], guesser: Path, tmp_path: Path
 ) -> None:
     """The engine computed them in float32 from the same weights."""
     layout = make_world(tmp_path, guesser, SIZES)
     steps = observed_in(layout, changes_of("snapshot", **more))
     moved = []
-    for rollouts, present_N in steps:
+    for rollouts, current_N in steps:
         assert rollouts.old_logprobs_N is not None
         np.testing.assert_allclose(rollouts.old_logprobs_N, rollouts.logprobs_N, atol=3e-5)
-        moved.append(np.abs(present_N - rollouts.logprobs_N).max())
+        moved.append(np.abs(current_N - rollouts.logprobs_N).max())
     assert max(moved) > 0.01
 
 
 def first_batch(method: str | None, policy: Path, root: Path) -> tuple[Trainer, Batch]:
-    """A trainer at its first step, and its batch, which is fresh."""
+    """Return a trainer at its first step, and its batch, which is fresh."""
     trainer = make_trainer(make_world(root / str(method), policy, SIZES), **changes_of(method))
     trainer.sync_engine()
     with closing(trainer.collector.grader):
@@ -91,7 +91,7 @@ def test_fresh_rollouts_have_the_gradient_without_a_proximal_policy(
             torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
-def test_scoring_with_other_weights_leaves_the_policy_as_it_is(
+def test_scoring_with_other_weights_does_not_change_the_policy(
     guesser: Path, tmp_path: Path
 ) -> None:
     model = torch.nn.Linear(2, 1)
@@ -104,12 +104,12 @@ def test_scoring_with_other_weights_leaves_the_policy_as_it_is(
     with contextlib.suppress(KeyError), policy.weights_of(3):
         assert all(map(torch.equal, model.parameters(), copied))
         raise KeyError
-    with policy.weights_of(2):  # of a replayed rollout
+    with policy.weights_of(2):  # the version of a replayed rollout
         assert all(map(torch.equal, model.parameters(), mine))
     assert all(map(torch.equal, model.parameters(), mine))
 
 
-def test_copies_live_as_long_as_their_tokens(guesser: Path, tmp_path: Path) -> None:
+def test_copies_are_kept_as_long_as_their_tokens(guesser: Path, tmp_path: Path) -> None:
     layout, most = make_world(tmp_path, guesser, SIZES), []
 
     def prepare(trainer: Trainer) -> None:
@@ -126,7 +126,7 @@ def test_copies_live_as_long_as_their_tokens(guesser: Path, tmp_path: Path) -> N
 
 
 def test_a_mean_of_versions_by_hand() -> None:
-    """Every step weighs 0.75 times the next."""
+    """Every step has 0.75 times the weight of the next."""
     model = torch.nn.Linear(1, 1, bias=False)
     policy = ProximalPolicy(model, Proximal("ewma", 0.75, 0.9))
     values = [float(model.weight.detach()), 2.0, -1.0, 5.0]
@@ -142,14 +142,14 @@ def test_a_mean_of_versions_by_hand() -> None:
     assert policy.weight == 1.0
 
 
-def test_a_mean_without_memory_is_the_present_policy(guesser: Path, tmp_path: Path) -> None:
+def test_a_mean_without_memory_is_the_current_policy(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
-    for rollouts, present_N in observed_in(layout, changes_of("ewma", proximal={"decay": 0.0})):
+    for rollouts, current_N in observed_in(layout, changes_of("ewma", proximal={"decay": 0.0})):
         assert rollouts.old_logprobs_N is not None
-        np.testing.assert_allclose(rollouts.old_logprobs_N, present_N, atol=1e-6)
+        np.testing.assert_allclose(rollouts.old_logprobs_N, current_N, atol=1e-6)
 
 
-def test_its_pass_is_charged_and_executed(guesser: Path, tmp_path: Path) -> None:
+def test_the_proximal_pass_is_charged_and_executed(guesser: Path, tmp_path: Path) -> None:
     found = []
     for method in (None, "snapshot"):
         trainer, batch = first_batch(method, guesser, tmp_path)

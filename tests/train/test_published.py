@@ -1,4 +1,4 @@
-"""Numbers that the papers behind controls and replay print, or that follow from their rules."""
+"""Numbers that the papers on controls and replay print, or that follow from their rules."""
 
 import itertools
 from typing import Any
@@ -40,7 +40,7 @@ RNG = np.random.default_rng
         ("hard", True, 99, [23, 14, 6, 3, 0, 0, 0, 0, 0]),
     ],
 )
-def test_dars_gives_hard_prompts_the_published_extra(
+def test_dars_adds_the_published_rollouts_to_hard_prompts(
     schedule: Any, standardised: bool, largest: int, expected: list[int]
 ) -> None:
     method = dars.Method(dars.Settings(schedule, standardised, largest), plan_of([(0, 8)]))
@@ -79,7 +79,7 @@ def test_dars_extends_the_groups_of_its_first_stage() -> None:
                 (0.5276, 0.2362, 0.2362),
                 (0.3678, 0.3161, 0.3161),
                 (0.2708, 0.4861, 0.2431),
-                (0.3226, 0.4007, 0.2767),  # a step that did not sample the prompt
+                (0.3226, 0.4007, 0.2767),  # after a step without the prompt
             ],
         ),
     ],
@@ -87,8 +87,8 @@ def test_dars_extends_the_groups_of_its_first_stage() -> None:
 def test_dps_predicts_the_published_states(memory: float, expected: list[Any]) -> None:
     plan = passes_of(2, 4, 20, BatchSettings("prompts", 1, "generated"))
     method = dps.Method(dps.Settings(memory, candidates=2), plan)
-    shown = [[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]]
-    for rewards, belief in zip([*shown, None], expected, strict=False):
+    group_rewards = [[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]]
+    for rewards, belief in zip([*group_rewards, None], expected, strict=False):
         row = 0 if rewards else 1
         rewards = rewards or [1, 1, 1, 1]
         method.observe(rollouts_of(rewards, [0] * 4, prompt_rows=[row]))
@@ -96,7 +96,7 @@ def test_dps_predicts_the_published_states(memory: float, expected: list[Any]) -
         np.testing.assert_allclose(found, belief, atol=5e-5)
 
 
-def test_dps_takes_the_prompts_that_it_expects_to_be_mixed_and_spends_its_budget() -> None:
+def test_dps_prefers_prompts_expected_to_be_mixed_and_spends_its_budget() -> None:
     plan = passes_of(40, 4, 2, BatchSettings("prompts", 4, "generated"))
     method = dps.Method(dps.Settings(0.9, candidates=10), plan)
     taken = np.zeros(40, dtype=np.int64)
@@ -121,18 +121,18 @@ def test_dots_prefers_pass_rates_near_one_half() -> None:
         taken[request.prompt_rows] += 1
         rewards = [float(k < 8 * rates[row]) for row in request.prompt_rows for k in range(8)]
         method.observe(answer_to(request, rewards))
-    assert taken.min() > 0  # every prompt is tried
+    assert taken.min() > 0  # every prompt is sampled
     assert taken[10:20].mean() > 3 * taken[:10].mean()
     assert taken[10:20].mean() > 3 * taken[20:].mean()
 
 
-def test_replay_gives_its_share_of_mixed_groups_and_the_latest_of_a_prompt() -> None:
+def test_replay_draws_its_share_from_the_latest_mixed_groups() -> None:
     method = recent.Method(recent.Settings(share=0.5, capacity=3))
     batch = BatchSettings("rollouts", 8, "generated")
     for version, rows in enumerate(([0, 1], [2, 3], [0, 4])):
         step = rollouts_of([1, 0, 1, 0], [0, 0, 1, 1], [3, 1, 2, 2], prompt_rows=rows)
         method.add(step.with_columns(versions=[[version]] * 4))
-        method.add(rollouts_of([1, 1], [0, 0], prompt_rows=[9]))  # dead: not kept
+        method.add(rollouts_of([1, 1], [0, 0], prompt_rows=[9]))  # dead, so not stored
     assert method.state.rollouts.prompt_rows_Q.tolist() == [3, 0, 4]
     assert method.room(batch) == 4
     drawn = method.draw(RNG(0), 4, batch)
@@ -150,15 +150,15 @@ def test_a_state_keeps_its_rollouts(lengths: list[list[int]], random: Any) -> No
     group_B = np.repeat(np.arange(len(lengths)), list(map(len, lengths))).tolist()
     rewards = [float(random.random() < 0.5) for _ in flat]
     rollouts = rollouts_of(rewards, group_B, flat)
-    back = state_of(rollouts).rollouts
-    assert back.with_columns(replayed=False).table.equals(rollouts.table)
+    restored = state_of(rollouts).rollouts
+    assert restored.with_columns(replayed=False).table.equals(rollouts.table)
     chosen = np.array(random.sample(range(len(lengths)), random.randint(1, len(lengths))))
     part = state_of(rollouts.groups(chosen)).rollouts
     np.testing.assert_array_equal(part.prompt_rows_Q, chosen)
     assert part.completion_tokens_B().tolist() == [n for g in chosen for n in lengths[g]]
 
 
-def test_groups_that_could_not_be_graded_do_not_move_a_prompt_to_one_half() -> None:
+def test_ungraded_groups_do_not_change_a_pass_rate() -> None:
     method = dots.Method(dots.Settings(), passes_of(2, 8, 1))
     method.observe(rollouts_of([0.0] * 8, [0] * 8, prompt_rows=[0]))
     before = method.pass_rates().tolist()
@@ -166,7 +166,7 @@ def test_groups_that_could_not_be_graded_do_not_move_a_prompt_to_one_half() -> N
     assert method.pass_rates().tolist() == before
 
 
-def test_a_prompt_that_a_step_visits_twice_is_kept_once() -> None:
+def test_a_prompt_with_two_groups_in_a_step_is_stored_once() -> None:
     method = recent.Method(recent.EXAMPLE)
     method.add(rollouts_of([1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 2, 2], prompt_rows=[7, 7]))
     assert method.state.rollouts.prompt_rows_Q.tolist() == [7]
@@ -176,14 +176,14 @@ def test_a_prompt_that_a_step_visits_twice_is_kept_once() -> None:
 # --- coverage
 
 
-def covered(alike: np.ndarray, chosen: list[int]) -> float:
-    """The sum of everyone's likeness to the nearest chosen one."""
-    return float(alike[chosen].max(axis=0).sum())
+def covered(similarity: np.ndarray, chosen: list[int]) -> float:
+    """Return the sum of all groups' similarity to the nearest chosen one."""
+    return float(similarity[chosen].max(axis=0).sum())
 
 
 def groups_of(tokens: list[list[int]], prompt_rows: list[int]) -> Rollouts:
-    """A mixed group for each completion, which is right; the wrong ones are all alike."""
-    both = [ids for right in tokens for ids in (right, [9, 9, 9, 9])]
+    """Return a mixed group for each completion, which is correct; the wrong ones are all equal."""
+    both = [ids for correct in tokens for ids in (correct, [9, 9, 9, 9])]
     made = rollouts_of(
         [1.0, 0.0] * len(tokens),
         np.repeat(np.arange(len(tokens)), 2).tolist(),
@@ -193,8 +193,8 @@ def groups_of(tokens: list[list[int]], prompt_rows: list[int]) -> Rollouts:
     return made.with_columns(token_ids=both)
 
 
-def test_likeness_by_hand() -> None:
-    """Bigrams 12 23, and 23 34: one of three is common. A short run is a gram of its own."""
+def test_similarity_by_hand() -> None:
+    """Bigrams 12 23, and 23 34: they share one of three. A short run is a single gram."""
     rollouts = groups_of([[1, 2, 3], [2, 3, 4], [7]], [0, 1, 2])
     grams = coverage.grams_of(rollouts, 2)
     assert grams == [{(1, 2), (2, 3)}, {(2, 3), (3, 4)}, {(7,)}]
@@ -210,28 +210,28 @@ def test_likeness_by_hand() -> None:
     )
     own = [[True, False, True], [True] * 4] * 2 + [[True], [True] * 4]
     apart = coverage.grams_of(rollouts.with_columns(is_action=own), 2)
-    assert apart[0] == {(1,), (3,)}  # no gram goes across an environment's tokens
+    assert apart[0] == {(1,), (3,)}  # no gram spans an environment's tokens
 
 
 @given(st.integers(1, 9), st.integers(0, 2**31), st.data())
 def test_the_greedy_choice_is_near_the_best(num: int, seed: int, data: st.DataObject) -> None:
     size = data.draw(st.integers(1, num))
-    alike = np.random.default_rng(seed).random((num, num)) ** 3
-    alike = np.maximum(alike, alike.T)
-    np.fill_diagonal(alike, 1.0)
-    found = coverage.greedy(alike, size).tolist()
+    similarity = np.random.default_rng(seed).random((num, num)) ** 3
+    similarity = np.maximum(similarity, similarity.T)
+    np.fill_diagonal(similarity, 1.0)
+    found = coverage.greedy(similarity, size).tolist()
     assert len({*found}) == size
     subsets = itertools.combinations(range(num), size)
-    best = max(covered(alike, [*subset]) for subset in subsets)
-    assert covered(alike, found) >= (1 - 1 / np.e) * best - 1e-12
+    best = max(covered(similarity, [*subset]) for subset in subsets)
+    assert covered(similarity, found) >= (1 - 1 / np.e) * best - 1e-12
 
 
-def test_similar_groups_stay() -> None:
-    """Three alike and one apart: of the alike ones the first, then the one apart."""
+def test_coverage_keeps_dissimilar_groups() -> None:
+    """Of three equal groups and a different one, it keeps the first and the different one."""
     method = coverage.Method(coverage.Settings(capacity=2, n=2))
     same = [1, 2, 3]
     method.add(groups_of([same, same], [0, 1]))
-    assert method.state.rollouts.prompt_rows_Q.tolist() == [0, 1]  # there is room
+    assert method.state.rollouts.prompt_rows_Q.tolist() == [0, 1]  # both fit
     method.add(groups_of([[5, 6, 7], same], [2, 3]))
     assert method.state.rollouts.prompt_rows_Q.tolist() == [0, 2]
     method.add(groups_of([[5, 6, 8]], [2]))  # the latest group of a prompt
@@ -239,5 +239,5 @@ def test_similar_groups_stay() -> None:
     assert method.state.rollouts.table["token_ids"].to_list()[2] == [5, 6, 8]
 
 
-def test_its_share_of_a_batch_is_forecast() -> None:
+def test_the_share_of_coverage_in_a_batch_is_forecast() -> None:
     assert forecast.completed("replay", {"method": "coverage"})["share"] == 0.5

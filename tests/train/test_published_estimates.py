@@ -1,4 +1,4 @@
-"""Numbers that the papers behind selectors, advantages and losses print, or that follow from their
+"""Numbers that the papers on selectors, advantages and losses print, or that follow from their
 rules."""
 
 import dataclasses
@@ -31,7 +31,7 @@ RNG = np.random.default_rng
 # --- POISE and the value probe: METHODS 5.9
 
 
-def test_a_rollout_s_own_features_do_not_move_its_baseline() -> None:
+def test_the_features_of_a_rollout_do_not_change_its_baseline() -> None:
     method = poise.Method(probe.Settings(-1, 4, 1.0, 0.9))
     before = observed_of(rollouts_of([1, 0, 0, 1], [0, 0, 1, 1], [4] * 4))
     method.observe(before)
@@ -39,7 +39,7 @@ def test_a_rollout_s_own_features_do_not_move_its_baseline() -> None:
     assert before.observed is not None
     assert before.observed.hidden_ND is not None
     hidden_ND = before.observed.hidden_ND.copy()
-    hidden_ND[:4] += 5.0  # of the first rollout
+    hidden_ND[:4] += 5.0  # the first rollout
     moved = dataclasses.replace(
         before, observed=dataclasses.replace(before.observed, hidden_ND=hidden_ND)
     )
@@ -49,9 +49,9 @@ def test_a_rollout_s_own_features_do_not_move_its_baseline() -> None:
     np.testing.assert_array_equal(found[2:], advantages[2:])
 
 
-def test_baselines_that_predict_the_reward_make_the_advantage_vary_less() -> None:
-    """Rewards that the hidden state predicts: a third of the variance is left, at most, where the
-    group's mean leaves all of it."""
+def test_baselines_that_predict_the_reward_reduce_the_variance() -> None:
+    """The hidden state predicts rewards: at most a third of the variance remains, while the group's
+    mean would not reduce it."""
     rng = RNG(0)
     settings = probe.Settings(layer=-1, dimensions=8, ridge=0.1, memory=0.95)
     lam_1 = values.Settings(layer=-1, dimensions=8, ridge=0.1, memory=0.95)
@@ -76,17 +76,15 @@ def test_baselines_that_predict_the_reward_make_the_advantage_vary_less() -> Non
     ("lam", "expected"),
     [(0.95, [0.77025, 0.495, 0.1]), (0.0, [0.3, 0.4, 0.1]), (1.0, [0.8, 0.5, 0.1])],
 )
-def test_generalised_advantages_of_values_along_a_completion(
-    lam: float, expected: list[float]
-) -> None:
-    """Values .2, .5 and .9 of a rollout of reward 1, before one of a single token and reward 0."""
+def test_generalised_advantages_along_a_completion(lam: float, expected: list[float]) -> None:
+    """Values .2, .5 and .9 of a rollout of reward 1, before a rollout of one token and reward 0."""
     errors_N, row_N = 1.0 - np.array([0.2, 0.5, 0.9, 1.3]), np.array([0, 0, 0, 4])
     found = values.generalised(errors_N, row_N, lam)
     np.testing.assert_allclose(found, [*expected, -0.3])
 
 
 def test_an_environments_tokens_are_not_steps_of_the_policy() -> None:
-    """The advantages are those of the completion without them, and lambda 1 is the plain error."""
+    """The advantages equal those without them, and lambda 1 gives the plain error."""
     rollouts = observed_of(rollouts_of([1.0, 0.0], [0, 0], [5, 2]))
     rollouts = rollouts.with_columns(is_action=[[True, False, False, True, True], [True, True]])
     own_N = rollouts.trained_N()
@@ -129,7 +127,7 @@ def test_vcpo_scales_the_rate_by_the_effective_sample_size(
 
 
 @given(st.lists(st.floats(0.1, 5.0), min_size=3, max_size=8))
-def test_the_baseline_of_least_variance_is_one(weights: list[float]) -> None:
+def test_min_variance_has_the_baseline_of_the_least_variance(weights: list[float]) -> None:
     weights_B, rewards_B = np.array(weights), np.arange(len(weights)) % 2.0
     group_B = np.zeros(len(weights), dtype=np.int64)
     advantages_B = min_variance.advantage(rewards_B, group_B, weights_B)
@@ -155,14 +153,14 @@ def test_f_tis_drops_distant_rollouts_without_a_gain() -> None:
 
     assert kept(sampler_N) == [True] * 4  # the same policy
     far_N = sampler_N.copy()
-    far_N[:6] += 1.0  # both of the first group: 3 tokens of e - (e - 1) = 1 nat each
+    far_N[:6] += 1.0  # both rollouts of the first group: 3 tokens of e - (e - 1) = 1 nat each
     assert kept(far_N) == [True, False, True, True]
 
 
 # --- per-part normalisation, lengths
 
 
-def test_a_part_that_varies_little_weighs_as_much_as_the_others() -> None:
+def test_a_part_with_little_variance_has_the_same_weight() -> None:
     rollouts = rollouts_of([0.95, 0.05, 0.0, 0.95], [0] * 4)
     parts = ((1.0, 0.5), (0.0, 0.5), (0.0, 0.0), (1.0, 0.5))
     split = rollouts.with_columns(scores=[json.dumps({"a": a, "b": b}) for a, b in parts])
@@ -173,8 +171,8 @@ def test_a_part_that_varies_little_weighs_as_much_as_the_others() -> None:
     )
 
 
-def test_the_sum_of_parts_in_units_of_its_deviation_over_the_step() -> None:
-    """A dead group beside a success of four and a failure of four: 8 of 12 have variance 1."""
+def test_the_sum_of_parts_divided_by_its_deviation_over_the_step() -> None:
+    """A dead group, one success of four, and one failure of four: 8 of 12 have variance 1."""
     rewards = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, *[0.5] * 4]
     rollouts = rollouts_of(rewards, [0] * 4 + [1] * 4 + [2] * 4)
     found = decoupled.Method(decoupled.Settings({"a": 7.0}, batch=True))(rollouts)
@@ -187,7 +185,7 @@ def test_the_sum_of_parts_in_units_of_its_deviation_over_the_step() -> None:
     assert decoupled.Method(halves)(contrary).tolist() == [0.0] * 12
 
 
-def test_short_correct_answers_weigh_more_also_in_a_group_that_is_all_correct() -> None:
+def test_short_correct_answers_have_larger_advantages() -> None:
     method = efficient.Method(efficient.Settings(strength=0.2))
     mixed = method(rollouts_of([1, 1, 0], [0] * 3, [2, 6, 4]))
     assert mixed[0] > mixed[1] > 0 > mixed[2]
@@ -217,7 +215,7 @@ def test_contrast_keeps_the_shortest_correct_and_the_longest_wrong(
     assert np.flatnonzero(choose(rollouts, RNG(0))).tolist() == kept
 
 
-# --- what a review of the above found
+# --- edge cases
 
 
 def test_a_group_of_tiny_weights_keeps_its_baseline() -> None:
@@ -232,7 +230,7 @@ def test_a_group_of_tiny_weights_keeps_its_baseline() -> None:
     assert found[3] < -0.1
 
 
-def test_a_state_that_is_not_finite_does_not_spoil_the_probe() -> None:
+def test_a_nonfinite_row_does_not_affect_the_probe() -> None:
     state = probe.new_state(2)
     rows = np.array([[1.0, 1.0], [np.inf, 1.0], [2.0, 1.0]])
     probe.learn(state, rows, np.array([0.0, 1.0, 1.0]), 0.9)
@@ -252,15 +250,15 @@ def of_outcomes(num_correct: int, size: int) -> Rollouts:
         (4, 0.25, np.inf, 0.86),
         (8, 0.25, np.inf, 0.942),
         (8, 0.5, np.inf, 0.7266),
-        # groups of four correct are two-sided: the formula of the majority alone holds no more
+        # groups with four correct rollouts are two-sided, so the one-sided formula does not apply
         (8, 0.5, 3.0, 0.7656),
         (4, 0.25, 3.0, 0.8125),
     ],
 )
-def test_the_own_majority_shrinks_the_expected_gradient_and_does_not_turn_it(
+def test_one_sided_updates_only_scale_the_expected_gradient(
     size: int, rate: float, cost: float, shrink: float
 ) -> None:
-    """A prompt with one logit: its score is r - p, the gradient of its pass rate p (1 - p)."""
+    """A prompt with one logit: its score is r - p, and the gradient of its pass rate p (1 - p)."""
     method = one_sided.Method(one_sided.Settings(update_cost=cost))
     expected = 0.0
     for num in range(size + 1):
@@ -271,7 +269,7 @@ def test_the_own_majority_shrinks_the_expected_gradient_and_does_not_turn_it(
 
 
 @pytest.mark.parametrize(("cost", "evenest"), [(0.2, 0.143), (0.5, 0.25), (1, 0.333), (3, 0.4286)])
-def test_a_group_evener_than_pays_is_two_sided(cost: float, evenest: float) -> None:
+def test_groups_near_one_half_are_two_sided(cost: float, evenest: float) -> None:
     size = 1000
     method = one_sided.Method(one_sided.Settings(update_cost=cost))
     for num in (1, int(evenest * size) - 1, int(evenest * size) + 1, size // 2):
@@ -292,8 +290,8 @@ def test_one_sided_advantages_by_hand() -> None:
     assert never(of_outcomes(1, 4)) == pytest.approx(rloo.Method()(of_outcomes(1, 4)))
 
 
-def test_the_divergence_leaves_out_the_tokens_of_an_environment() -> None:
-    """Its tokens have a sampler's log-probability of 0 and the policy's own of anything."""
+def test_the_divergence_excludes_tokens_of_an_environment() -> None:
+    """The sampler's log-probability of these tokens is 0, and the policy's is arbitrary."""
     rollouts = observed_of(rollouts_of([1.0, 0.0], [0, 0], [4, 4]))
     assert rollouts.observed is not None
     own_N = np.array([True, False, False, True] * 2)

@@ -1,5 +1,5 @@
-"""Adapters on frozen weights in 4 bits: trainer, engines and result are one and the same policy.
-Needs the extra `torchao`; without it nothing here runs."""
+"""Adapters on frozen weights in 4 bits: trainer, engines and result have the same policy. The tests
+need the extra `torchao`."""
 
 from contextlib import closing
 from pathlib import Path
@@ -39,15 +39,15 @@ def bases(model: Any) -> dict[str, Any]:
     return {name: layer.base_layer.weight for name, layer in adapted_layers(model).items()}
 
 
-def test_the_weights_take_what_is_foreseen(qwen: Path) -> None:
+def test_the_memory_of_the_weights_is_as_forecast(qwen: Path) -> None:
     model, initial = quantized(qwen), load_model(qwen, dtype=torch.float32, device=CPU)
     for name, weight in bases(model).items():
         before = initial.get_submodule(name).weight.detach()
         assert is_quantized(weight)
         error = (dense(weight) - before).norm() / before.norm()
-        assert 0.05 < float(error) < 0.15  # of 16 values, for weights that are normal
-        held = [getattr(weight, part) for part in weight.__tensor_flatten__()[0]]
-        assert sum(part.nbytes for part in held) == pytest.approx(
+        assert 0.05 < float(error) < 0.15  # of 16 values, for normally distributed weights
+        parts = [getattr(weight, part) for part in weight.__tensor_flatten__()[0]]
+        assert sum(part.nbytes for part in parts) == pytest.approx(
             WEIGHT[4] * weight.numel(), abs=4 * (16 + 1 + 1)
         )
     # autocast keeps no copy of them
@@ -58,11 +58,11 @@ def test_the_weights_take_what_is_foreseen(qwen: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16"}, {"max_staleness": 1}])
-def test_it_learns_and_all_hold_one_policy(
+def test_training_learns_and_all_models_have_the_same_policy(
     changes: dict[str, Any], guesser: Path, tmp_path: Path
 ) -> None:
-    """The engine samples from the trainer's model, and in the last case from a copy of its own; a
-    run whose engine held another policy would stop at the first probe."""
+    """The engine samples from the trainer's model, in the last case from a copy. A run whose engine
+    had another policy would stop at the first probe."""
     layout = make_world(tmp_path, guesser, SIZES * 4)
     trainer = run_in_process(layout, {**CHANGES, **changes, "max_steps": 12})
     assert trainer.collector.engine.shares_weights == (not changes.get("max_staleness"))
@@ -74,7 +74,7 @@ def test_it_learns_and_all_hold_one_policy(
     assert logprobs(learner.model, rollouts).abs().max() < 1e-4
     with adapters_off(learner.model):
         assert logprobs(learner.model, rollouts).abs().mean() > 0.05
-    # what is frozen is what it was
+    # frozen weights do not change
     before = bases(quantized(guesser))
     for name, weight in bases(learner.model).items():
         assert torch.equal(dense(weight), dense(before[name]))
@@ -88,7 +88,7 @@ def test_the_reference_is_the_base_in_4_bits(guesser: Path, tmp_path: Path) -> N
     assert state.steps[2]["kl"] > 1e-4
 
 
-def test_a_resumed_run_ends_as_one_that_was_not_stopped(guesser: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(guesser: Path, tmp_path: Path) -> None:
     changes = {**CHANGES, "optimizer_bits": 8, "max_steps": 4}
     check_kills(tmp_path, guesser, SIZES * 4, changes, (2,))
 
@@ -105,5 +105,5 @@ def test_an_engine_of_another_dtype_gets_the_base_before_the_first_step(
         engine: Any = trainer.collector.engine
         assert not engine.shares_weights
         base = bases(trainer.learner.model)["model.layers.0.mlp.up_proj"]
-        held = engine.model.model.layers[0].mlp.up_proj.weight
-        assert torch.equal(held, dense(base).bfloat16())
+        parts = engine.model.model.layers[0].mlp.up_proj.weight
+        assert torch.equal(parts, dense(base).bfloat16())

@@ -59,13 +59,13 @@ def test_buckets_by_hand() -> None:
 
 
 def by_identity(tensors: list[torch.Tensor], max_bytes: int) -> list[list[int]]:
-    """The places in `tensors` of each bucket's tensors."""
+    """Return the places in `tensors` of each bucket's tensors."""
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
     return [[places[id(t)] for t in bucket] for bucket in buckets(tensors, max_bytes)]
 
 
 def sum_gradients(rank: int, folder: Path, bucket_bytes: int) -> None:
-    """One of two processes: the gradients after the sum, in a file."""
+    """Write the gradients of one of two processes after the sum."""
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
@@ -77,7 +77,7 @@ def sum_gradients(rank: int, folder: Path, bucket_bytes: int) -> None:
 
 
 def gradients_of(rank: int) -> torch.nn.Module:
-    """A model whose gradients are a rank's own; one parameter has none on rank 1, one is
+    """Return a model with gradients of one rank; one parameter has none on rank 1, one is
     transposed in memory."""
     model = torch.nn.Sequential(*[torch.nn.Linear(3, 4) for _ in range(4)]).double()
     model[3].float()
@@ -92,7 +92,7 @@ def gradients_of(rank: int) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 150, 10**6])
-def test_gradients_are_summed_over_ranks_whatever_the_buckets(
+def test_the_sum_over_ranks_does_not_depend_on_the_buckets(
     bucket_bytes: int, tmp_path: Path
 ) -> None:
     arguments = [(rank, tmp_path, bucket_bytes) for rank in (0, 1)]
@@ -112,8 +112,8 @@ def test_gradients_are_summed_over_ranks_whatever_the_buckets(
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def come_late(rank: int, meeting: str) -> None:
-    """The first rank comes long after what a collective may take."""
+def arrive_late(rank: int, meeting: str) -> None:
+    """Let the first rank arrive after the timeout of a collective."""
     limit = timedelta(seconds=2)
     distributed.init_process_group(
         "gloo", init_method=meeting, rank=rank, world_size=2, timeout=limit
@@ -126,9 +126,9 @@ def come_late(rank: int, meeting: str) -> None:
     distributed.destroy_process_group()
 
 
-def test_a_rank_waits_for_the_first_however_long_that_waits_for_a_gpu(tmp_path: Path) -> None:
+def test_ranks_wait_for_the_first_beyond_the_timeout_of_a_collective(tmp_path: Path) -> None:
     arguments = [(rank, f"file://{tmp_path}/meeting") for rank in range(2)]
-    ranks = [FORKS.Process(target=come_late, args=each) for each in arguments]
+    ranks = [FORKS.Process(target=arrive_late, args=each) for each in arguments]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -140,7 +140,7 @@ def test_a_rank_waits_for_the_first_however_long_that_waits_for_a_gpu(tmp_path: 
 
 
 def rollouts_of(prompts: list[int], lengths: list[list[int]]) -> Rollouts:
-    """Groups with prompts of so many tokens, and completions of these lengths."""
+    """Return groups with prompts and completions of these lengths."""
     group_B = np.repeat(np.arange(len(prompts)), [len(group) for group in lengths])
     completions = [[1] * length for group in lengths for length in group]
     rows_Q = np.arange(len(prompts))
@@ -148,7 +148,7 @@ def rollouts_of(prompts: list[int], lengths: list[list[int]]) -> Rollouts:
 
 
 def loads(rollouts: Rollouts, rank_B: Ints, num_ranks: int) -> list[int]:
-    """The tokens that each rank computes, the prompt of a group once."""
+    """Return the tokens that each rank computes; a group's prompt counts once."""
     found = []
     for rank in range(num_ranks):
         rows = np.flatnonzero(rank_B == rank)
@@ -158,21 +158,20 @@ def loads(rollouts: Rollouts, rank_B: Ints, num_ranks: int) -> list[int]:
     return found
 
 
-def over(rollouts: Rollouts, num_ranks: int) -> list[int]:
-    """The tokens of each rank."""
+def tokens_by_rank(rollouts: Rollouts, num_ranks: int) -> list[int]:
     rows = np.arange(len(rollouts.group_B))
     shares_B = np.ones(len(rows), dtype=np.bool_)
     return loads(rollouts, rank_of(rollouts, rows, shares_B, num_ranks), num_ranks)
 
 
-def test_whole_groups_and_parts_by_hand() -> None:
+def test_the_distribution_of_groups_by_hand() -> None:
     rows, every = np.arange(4), np.ones(4, dtype=np.bool_)
     even = rollouts_of([10, 10], [[30, 30], [30, 30]])
     assert rank_of(even, rows, every, 2).tolist() == [0, 0, 1, 1]
-    # 110 and 30 tokens: the longest goes to the second rank, where its prompt is computed again
+    # 110 and 30 tokens: the longest moves to the second rank, which computes its prompt again
     uneven = rollouts_of([10, 10], [[40, 30, 30], [20]])
-    assert sorted(over(uneven, 2)) == [70, 80]
-    # a group without a shared prompt has parts of their own
+    assert sorted(tokens_by_rank(uneven, 2)) == [70, 80]
+    # rollouts without a shared prompt are distributed one by one
     alone = rank_of(uneven, rows, ~every, 2)
     assert sorted(np.bincount(alone, [50, 40, 40, 30])) == [80, 80]
 
@@ -184,7 +183,7 @@ def test_only_the_chosen_rows_are_distributed() -> None:
     assert sorted(found.tolist()) == [0, 0, 1, 2]
 
 
-def test_a_group_that_no_split_makes_lighter_is_whole() -> None:
+def test_a_group_is_not_split_if_that_lightens_no_rank() -> None:
     prompts = rollouts_of([500, 3, 3], [[2, 2, 2], [2], [2]])
     rows = np.arange(5)
     assert len(set(rank_of(prompts, rows, np.ones(5, dtype=np.bool_), 2)[:3])) == 1
@@ -199,12 +198,12 @@ def test_a_group_that_no_split_makes_lighter_is_whole() -> None:
     ),
     st.integers(1, 9),
 )
-def test_no_rank_has_more_than_twice_the_least_possible(
+def test_no_rank_has_more_than_twice_the_optimum(
     groups: list[tuple[int, list[int]]], num_ranks: int
 ) -> None:
     prompts, lengths = [prompt for prompt, _ in groups], [group for _, group in groups]
     rollouts = rollouts_of(prompts, lengths)
-    tokens = over(rollouts, num_ranks)
+    tokens = tokens_by_rank(rollouts, num_ranks)
     total = sum(prompts) + sum(map(sum, lengths))
     largest = max(prompt + max(group) for prompt, group in groups)
     assert sum(tokens) >= total
@@ -212,7 +211,7 @@ def test_no_rank_has_more_than_twice_the_least_possible(
 
 
 def recorded() -> Ints:
-    """Lengths of the solutions that models wrote to GSM8K, in characters over four."""
+    """Return the lengths of models' solutions of GSM8K, in characters over four."""
     folder = Path(os.environ.get("WINNOW_REAL_DATA", "/nowhere"))
     path = folder / "rollouts" / "gsm8k_openai_model_solutions.jsonl"
     if not path.exists():
@@ -231,7 +230,7 @@ def test_64_groups_of_16_are_within_5_percent_of_the_mean(lengths: str, num_rank
     else:  # some prompts have longer completions than others
         scale = rng.normal(4.5, 0.6, (64, 1)) + rng.normal(2.0, 0.5, (64, 16))
         completions = np.maximum(np.exp(scale), 1).astype(np.int64)
-    tokens = over(rollouts_of([80] * 64, completions.tolist()), num_ranks)
+    tokens = tokens_by_rank(rollouts_of([80] * 64, completions.tolist()), num_ranks)
     by_turns = completions.reshape(-1, num_ranks, 16).sum((0, 2)) + 80 * 64 // num_ranks
     assert max(tokens) <= 1.05 * np.mean(tokens)
     assert max(tokens) < by_turns.max()

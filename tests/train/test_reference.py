@@ -62,7 +62,7 @@ RECIPE: dict[str, Any] = {
 
 
 def test_the_optimal_value_by_the_number_of_correct_samples() -> None:
-    """Of 8, with beta 0.5."""
+    """Of 8 samples, with beta 0.5."""
     rows = np.repeat(np.arange(9), 8)
     rewards = (np.tile(np.arange(8), 9) < rows).astype(np.float64)
     found = a_star.optimal_values(rewards, rows, 10, 0.5)
@@ -74,9 +74,9 @@ def test_the_optimal_value_by_the_number_of_correct_samples() -> None:
     assert a_star.optimal_values(rewards, rows, 9, 1e4) == pytest.approx(np.arange(9) / 8, abs=1e-3)
 
 
-def test_the_advantage_is_over_the_value_of_the_own_prompt() -> None:
-    """Prompts by row: 0 is always solved, 1 once in three samples, 2 once in two; samples with an
-    error do not count, and 3 has none."""
+def test_the_advantage_is_relative_to_the_value_of_the_prompt() -> None:
+    """Prompt 0 is always solved, 1 once in three samples, 2 once in two; errors do not count, and 3
+    has no other samples."""
     outcomes = {
         "p2": ["wrong", "correct", "error"],
         "p0": ["correct", "correct", "error"],
@@ -94,7 +94,7 @@ def test_the_advantage_is_over_the_value_of_the_own_prompt() -> None:
 def loss_of(
     scores: torch.Tensor, reference: torch.Tensor, advantages: list[float], beta: float
 ) -> torch.Tensor:
-    """The exact mean loss over the arms of a bandit, drawn from the policy of these scores."""
+    """Return the exact mean loss over the arms of a bandit with a policy of these scores."""
     logprobs, method = scores.log_softmax(-1), regression.Method(regression.Settings(beta=beta))
     total = torch.zeros((), dtype=torch.float64)
     for arm, chance in enumerate(logprobs.detach().exp()):
@@ -107,7 +107,7 @@ def loss_of(
 
 def test_the_first_gradient_is_that_of_the_pass_rate() -> None:
     """At the reference: -2 beta (r - V*) S, on average -2 beta times p (1 - p) for the correct arm
-    of two, whatever V* is."""
+    of two, for any V*."""
     scores = torch.tensor([0.3, 0.7], dtype=torch.float64).log().requires_grad_()
     reference = scores.detach().log_softmax(-1)
     for value in (0.0, 0.45):
@@ -118,7 +118,7 @@ def test_the_first_gradient_is_that_of_the_pass_rate() -> None:
 
 
 def test_the_optimum_of_the_penalised_reward_has_no_loss() -> None:
-    """Its policy is the reference times exp(reward / beta); the value is from exact samples."""
+    """It is the reference times exp(reward / beta); the value is from exact samples."""
     beta, correct = 0.5, 3
     reference = torch.tensor([correct / 8, 1 - correct / 8], dtype=torch.float64).log()
     samples = (np.arange(8) < correct).astype(np.float64)
@@ -129,17 +129,17 @@ def test_the_optimum_of_the_penalised_reward_has_no_loss() -> None:
 
 
 def test_a_completion_is_regressed_as_a_whole() -> None:
-    """Two completions, of one and of three tokens, with a weight of 0.5 on the second."""
+    """The completions have one and three tokens, and the second has a weight of 0.5."""
     logs = torch.tensor([0.5, 0.1, 0.2, 0.3])
     gains, weights = [1.0, -2.0, -2.0, -2.0], torch.tensor([1.0, 0.5, 0.5, 0.5])
-    of_tokens = {"weights_N": weights, "reference_logprobs_N": torch.zeros(4)}
-    tokens = tokens_of(logs, gains, logs, [0, 1, 1, 1], **of_tokens)
+    fields = {"weights_N": weights, "reference_logprobs_N": torch.zeros(4)}
+    tokens = tokens_of(logs, gains, logs, [0, 1, 1, 1], **fields)
     loss, _ = regression.Method(regression.Settings(beta=2.0))(tokens, StepTotals(4, 2, 3))
     # (2 * 0.5 - 1)^2, and half of (2 * 0.6 + 2)^2
     assert loss.item() == pytest.approx((0.0 + 0.5 * 3.2**2) / 2)
 
 
-def test_the_reference_of_the_loss_is_charged_like_that_of_a_kl_term(
+def test_the_reference_of_a_loss_is_charged_like_that_of_a_kl_term(
     guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, [1] * 24)
@@ -152,10 +152,10 @@ def test_the_reference_of_the_loss_is_charged_like_that_of_a_kl_term(
         assert account["score"] == charged_flops(architecture, reference=tokens)
         assert account["update"] == charged_flops(architecture, updated=tokens)
     assert ledger.executed["score"] > 0
-    assert row["kl"] == pytest.approx(0.0, abs=1e-6)  # recorded, and at the reference 0
+    assert row["kl"] == pytest.approx(0.0, abs=1e-6)  # at the reference it is 0
 
 
-def test_a_loss_with_a_reference_is_forecast_with_it() -> None:
+def test_the_forecast_includes_the_reference_of_a_loss() -> None:
     train = {"loss": {"method": "clip"}, "kl_coefficient": 0.0}
     assert not has_reference(train)
     assert has_reference({**train, "kl_coefficient": 0.1})
@@ -169,7 +169,7 @@ TEACHER = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64).log()
 
 
 def distilling(teacher: Path | str | None, **loss: Any) -> dict[str, Any]:
-    """The settings of a run that learns from the teacher in a folder."""
+    """Return the settings of a run that learns from the teacher in a folder."""
     source = None if teacher is None else str(teacher)
     advantage = {"method": "raw", "wrong": 0}
     return {
@@ -181,7 +181,7 @@ def distilling(teacher: Path | str | None, **loss: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def teacher(guesser: Path, tmp_path: Path) -> Path:
-    """The guesser with other weights in its last layer, and so with another opinion."""
+    """Return the guesser with different weights in its last layer."""
     model = load_model(guesser, dtype=torch.float32, device=torch.device("cpu"))
     torch.manual_seed(1)
     with torch.no_grad():
@@ -194,31 +194,31 @@ def teacher(guesser: Path, tmp_path: Path) -> Path:
 def gradient_of(
     policy: list[float], sampler: list[float], gains: list[float], **settings: Any
 ) -> tuple[list[float], float]:
-    """The exact mean gradient by the scores of the policy, over a completion of one token that the
-    sampler draws; and the mean number of tokens that left the loss."""
+    """Return the exact mean gradient of the policy's scores, over a completion of one token from
+    the sampler; and the mean number of tokens outside the loss."""
     scores = torch.tensor(policy, dtype=torch.float64).log().requires_grad_()
     method, drawn = distil.Method(distil.Settings(**settings)), torch.tensor(sampler).double()
     logprobs = scores.log_softmax(-1)
-    loss, left = torch.zeros((), dtype=torch.float64), 0.0
+    loss, outside = torch.zeros((), dtype=torch.float64), 0.0
     for arm, chance in enumerate(drawn):
         one = slice(arm, arm + 1)
         reference = {"reference_logprobs_N": TEACHER[one]}
         tokens = tokens_of(logprobs[one], gains[arm], drawn.log()[one], **reference)
         part, sums = method(tokens, StepTotals(1, 1, 1))
-        loss, left = loss + chance * part, left + float(chance) * float(sums["clipped"])
-    return torch.autograd.grad(loss, scores)[0].tolist(), left
+        loss, outside = loss + chance * part, outside + float(chance) * float(sums["clipped"])
+    return torch.autograd.grad(loss, scores)[0].tolist(), outside
 
 
 @pytest.mark.parametrize("sampler", [[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]])
 def test_the_gradient_is_that_of_the_divergence_from_the_teacher(sampler: list[float]) -> None:
-    """Of KL(policy | teacher), by autograd over all arms, for any sampler near the policy."""
+    """Autograd computes KL(policy | teacher) over all arms, for any sampler near the policy."""
     policy = [0.5, 0.3, 0.2]
     scores = torch.tensor(policy, dtype=torch.float64).log().requires_grad_()
     mine = scores.log_softmax(-1)
     (expected,) = torch.autograd.grad((mine.exp() * (mine - TEACHER)).sum(), scores)
-    found, left = gradient_of(policy, sampler, [9.0, 9.0, 0.0])
+    found, outside = gradient_of(policy, sampler, [9.0, 9.0, 0.0])
     assert found == pytest.approx(expected.tolist())
-    assert left == 0.0
+    assert outside == 0.0
     # the verifier's reward for the second arm, at half its weight: minus its own gradient
     rewarded, _ = gradient_of(policy, sampler, [0.0, 1.0, 0.0], reward_weight=0.5)
     chances = np.array(policy)
@@ -226,19 +226,17 @@ def test_the_gradient_is_that_of_the_divergence_from_the_teacher(sampler: list[f
     assert rewarded == pytest.approx((expected.numpy() - own).tolist())
 
 
-def test_a_token_that_has_become_much_less_likely_leaves_the_loss() -> None:
+def test_a_token_whose_probability_fell_too_far_leaves_the_loss() -> None:
     policy, sampler = [0.45, 0.35, 0.2], [0.7, 0.2, 0.1]  # the first by 0.25
-    found, left = gradient_of(policy, sampler, [0.0] * 3)
-    assert left == pytest.approx(0.7)
+    found, outside = gradient_of(policy, sampler, [0.0] * 3)
+    assert outside == pytest.approx(0.7)
     chances, gaps = np.array(policy), TEACHER.numpy() - np.log(policy)
     kept = [chances[arm] * gaps[arm] * (np.eye(3)[arm] - chances) for arm in (1, 2)]
     assert found == pytest.approx((-sum(kept)).tolist())
     assert gradient_of(policy, sampler, [0.0] * 3, max_fall=0.26)[1] == 0.0
 
 
-def test_the_policy_comes_nearer_to_its_teacher(
-    guesser: Path, teacher: Path, tmp_path: Path
-) -> None:
+def test_the_policy_approaches_its_teacher(guesser: Path, teacher: Path, tmp_path: Path) -> None:
     """`kl` is the estimate of KL(policy | teacher) on the policy's own tokens."""
     layout = make_world(tmp_path, guesser, [4] * 120)
     trainer = run(layout, {**distilling(teacher), "learning_rate": 1e-2})
@@ -249,7 +247,7 @@ def test_the_policy_comes_nearer_to_its_teacher(
     assert np.median(kls[-5:]) < 0.5 * np.median(kls[:5])
 
 
-def test_a_teacher_that_is_the_policy_teaches_nothing(guesser: Path, tmp_path: Path) -> None:
+def test_a_teacher_equal_to_the_policy_has_no_gradient(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 3)
     trainer = make_trainer(layout, **distilling(guesser))
     batch = sampled(trainer)
@@ -259,7 +257,7 @@ def test_a_teacher_that_is_the_policy_teaches_nothing(guesser: Path, tmp_path: P
 
 
 def test_a_teacher_is_charged_by_its_own_size(guesser: Path, tmp_path: Path) -> None:
-    """It has four layers, and the policy two."""
+    """The teacher has four layers, the policy two."""
     larger = tmp_path / "larger"
     config = AutoConfig.from_pretrained(guesser)
     config.num_hidden_layers, config.layer_types = 4, ["full_attention"] * 4
@@ -280,7 +278,7 @@ def test_a_teacher_is_charged_by_its_own_size(guesser: Path, tmp_path: Path) -> 
     assert costs_of(trainer, batch, rollouts, "charged")["reference"] == scored
     # 2 P to generate and 6 P to update in sGPO's flat rate without a reference
     assert ledger.charged_paper["update"] == 6.0 * own.num_matmul_parameters * tokens
-    # the forward of the same tokens, in the teacher's sizes: a third of an update in its own
+    # the teacher's forward of the same tokens: a third of an update of its size
     ratio = sizes.num_matmul_parameters / own.num_matmul_parameters
     executed = 3.0 * ledger.executed["score"] / ledger.executed["update"]
     assert executed == pytest.approx(ratio, rel=0.2)
@@ -295,7 +293,7 @@ def test_a_teacher_is_charged_by_its_own_size(guesser: Path, tmp_path: Path) -> 
     assert reference_parameters(train, 7) == 7
 
 
-def test_a_killed_run_goes_on_with_its_teacher(
+def test_a_killed_run_resumes_with_its_teacher(
     guesser: Path, teacher: Path, tmp_path: Path
 ) -> None:
     changes = {**distilling(teacher), "updates": {"minibatches": 2}, "learning_rate": 1e-2}
@@ -303,7 +301,7 @@ def test_a_killed_run_goes_on_with_its_teacher(
 
 
 def test_a_warm_start_has_no_teacher(guesser: Path, teacher: Path, tmp_path: Path) -> None:
-    """Its steps are charged without one, and so compute none."""
+    """Its steps compute and charge no teacher."""
     layout = make_world(tmp_path, guesser, [4] * 3)
     changes = distilling(teacher)
     settings_of({**changes, "warm_start": WARM})

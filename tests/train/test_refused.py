@@ -1,4 +1,4 @@
-"""Settings that are refused: values out of range, and settings that exclude each other."""
+"""Refused settings: values out of range, and settings that exclude each other."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def correction(**settings: Any) -> dict[str, Any]:
 
 
 def of(slot: str, method: str, **settings: Any) -> dict[str, Any]:
-    """The settings of a method."""
+    """Return the settings of a method."""
     spec = {"method": method, **settings}
     return {slot: [spec] if slot == "shape" else spec}
 

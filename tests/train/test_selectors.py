@@ -1,5 +1,5 @@
-"""Which rollouts of a group are kept: PODS against brute force and against its published figures,
-and its controls."""
+"""The kept rollouts of a group: PODS against brute force and its published figures, and its
+controls."""
 
 import itertools
 from typing import Any
@@ -18,7 +18,7 @@ RNG = np.random.default_rng(0)
 
 
 def kept_of(module: Any, rewards: Any, groups: Any, rng: Any = RNG, **settings: Any) -> Any:
-    """[B] what a selector keeps of rollouts with these rewards."""
+    """[B] Return the rollouts that a selector keeps, given these rewards."""
     method = module.Method(module.Settings(**settings)) if settings else module.Method()
     return method(rollouts_of(rewards, groups), rng)
 
@@ -35,8 +35,10 @@ def test_pods_finds_the_largest_variance_of_all_subsets(values: list[float], kee
     rewards_B = np.array(values)
     kept = kept_of(pods, rewards_B, np.zeros(len(values), dtype=np.int64), keep=keep)
     assert kept.sum() == min(keep, len(values))
-    best = max(np.var(subset) for subset in itertools.combinations(values, min(keep, len(values))))
-    assert np.var(rewards_B[kept]) == pytest.approx(best, rel=1e-6, abs=1e-6)
+    largest_reward = max(
+        np.var(subset) for subset in itertools.combinations(values, min(keep, len(values)))
+    )
+    assert np.var(rewards_B[kept]) == pytest.approx(largest_reward, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -56,28 +58,28 @@ def test_advantages_on_the_kept_set_and_on_the_pool() -> None:
     np.testing.assert_allclose(
         grpo_sample.advantage(even, one, epsilon=1e-4)[[0, 8]], [0.96806, -0.96806], atol=1e-5
     )
-    lone = np.concatenate([[1.0], np.zeros(63)])  # a single success of 64, of which 16 are kept
+    single = np.concatenate([[1.0], np.zeros(63)])  # a single success of 64, of which 16 are kept
     group = np.zeros(64, dtype=np.int64)
-    kept = kept_of(pods, lone, group, keep=16)
+    kept = kept_of(pods, single, group, keep=16)
     assert kept[0]
     np.testing.assert_allclose(
-        grpo_sample.advantage(lone[kept], group[kept], epsilon=1e-4)[[0, 1]],
+        grpo_sample.advantage(single[kept], group[kept], epsilon=1e-4)[[0, 1]],
         [3.75, -0.25],
         atol=2e-3,
     )
     np.testing.assert_allclose(
-        grpo_sample.advantage(lone, group, epsilon=1e-4)[[0, 1]], [7.87, -0.125], atol=6e-3
+        grpo_sample.advantage(single, group, epsilon=1e-4)[[0, 1]], [7.87, -0.125], atol=6e-3
     )
 
 
-def test_dead_groups_have_no_advantage_without_an_epsilon_either() -> None:
+def test_dead_groups_have_no_advantage_without_epsilon() -> None:
     advantages = grpo_sample.advantage(
         np.array([1.0, 1.0, 1.0, 0.0]), np.array([0, 0, 1, 1]), epsilon=0.0
     )
     np.testing.assert_allclose(advantages, [0, 0, 0.5**0.5, -(0.5**0.5)])
 
 
-def test_as_many_kept_as_drawn_is_plain_grpo() -> None:
+def test_keeping_all_rollouts_is_plain_grpo() -> None:
     rewards_B, group_B = np.array([1.0, 0, 0, 1, 1, 0]), np.array([0, 0, 0, 2, 2, 2])
     kept = kept_of(pods, rewards_B, group_B, keep=3)
     assert kept.all()
@@ -89,18 +91,18 @@ def test_as_many_kept_as_drawn_is_plain_grpo() -> None:
 @pytest.mark.parametrize(
     ("rewards", "keep", "kept"),
     [
-        # the two largest have no variance; one of each has; of the equal ones the last large and
-        # the first small are taken
+        # the two largest have no variance, but one of each has; of equal rewards, the last large
+        # and the first small are taken
         ([1.0, 0.0, 1.0, 0.0], 2, [1, 2]),
         ([0.5] * 4, 2, [2, 3]),  # nothing is strictly better than the largest
         ([3.0, 1.0, 2.0, 0.0], 1, [0]),
     ],
 )
-def test_ties_go_by_the_rule(rewards: list[float], keep: int, kept: list[int]) -> None:
+def test_ties_follow_the_rule(rewards: list[float], keep: int, kept: list[int]) -> None:
     assert np.flatnonzero(kept_of(pods, rewards, [0] * 4, keep=keep)).tolist() == kept
 
 
-def test_groups_are_chosen_from_one_by_one() -> None:
+def test_rollouts_are_selected_within_each_group() -> None:
     rewards_B = np.array([1.0, 0, 0, 0, 1, 1, 1, 0, 0.5])
     group_B = np.array([0, 0, 0, 0, 3, 3, 3, 3, 5])
     kept = kept_of(pods, rewards_B, group_B, keep=2)
@@ -108,7 +110,7 @@ def test_groups_are_chosen_from_one_by_one() -> None:
     assert rewards_B[kept].tolist() == [1, 0, 1, 0, 0.5]
 
 
-def test_dead_groups_hand_no_rollouts_to_the_update() -> None:
+def test_no_rollouts_of_dead_groups_are_updated() -> None:
     rewards_B = [0.1] * 3 + [1.0, 0.0, 0.0, 0.0] + [1.0] + [1.0, 0.0] + [0.0] * 4
     group_B = [0] * 3 + [1] * 4 + [3] + [4] * 2 + [6] * 4
     kept = kept_of(pods, rewards_B, group_B, keep=2, drop_dead=True)
@@ -120,8 +122,8 @@ def test_dead_groups_hand_no_rollouts_to_the_update() -> None:
 
 def test_the_controls_of_pods() -> None:
     rewards_B, group_B = np.array([0.2, 0.9, 0.1, 0.5, 0.9, 0.0]), np.array([0, 0, 0, 0, 0, 1])
-    best = kept_of(max_reward, rewards_B, group_B, keep=3)
-    assert np.flatnonzero(best).tolist() == [1, 3, 4, 5]
+    largest_reward = kept_of(max_reward, rewards_B, group_B, keep=3)
+    assert np.flatnonzero(largest_reward).tolist() == [1, 3, 4, 5]
     drawn = [
         tuple(
             kept_of(random_select, rewards_B, group_B, np.random.default_rng(seed), keep=2).tolist()

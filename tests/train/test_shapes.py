@@ -35,12 +35,11 @@ RNG = np.random.default_rng(0)
 
 
 def shape_of(module: ModuleType, **settings: Any) -> Any:
-    """The method with these settings."""
     return module.Method(module.Settings(**settings)) if settings else module.Method()
 
 
 def completions_of(rewards: list[float], lengths: list[int]) -> Rollouts:
-    """One group of completions of these lengths."""
+    """Return one group of completions of these lengths."""
     return rollouts_of(rewards, [0] * len(rewards), lengths)
 
 
@@ -50,7 +49,7 @@ def test_a_penalty_grows_towards_the_limit() -> None:
     assert rewards.tolist() == [0.0, 1.0, -0.5, 0.0]
 
 
-def test_truncated_completions_are_not_learned_from() -> None:
+def test_truncated_completions_have_no_advantage() -> None:
     rollouts = completions_of([1.0, 0.0, 0.0], [1, 2, 1])
     rollouts = rollouts.with_columns(reason=["stop", "length", "stop"])
     found = shape_of(truncated).advantages(rollouts, np.array([1.0, -0.5, -0.5, -0.5]), RNG)
@@ -65,7 +64,7 @@ def test_short_correct_completions_gain_and_long_ones_lose() -> None:
     assert shape_of(length, weight=1.0).rewards(equal, 64).tolist() == [1.0, 0.0]
 
 
-def test_repeated_ngrams_cost() -> None:
+def test_repeated_ngrams_have_a_penalty() -> None:
     assert repetition.repeated([[5, 5, 5, 5, 5]], 2) == 0.75
     assert repetition.repeated([[1, 2, 3]], 2) == 0.0
     assert repetition.repeated([[1]], 2) == 0.0
@@ -75,13 +74,13 @@ def test_repeated_ngrams_cost() -> None:
     assert shape_of(repetition, n=2, weight=1.0).rewards(rollouts, 64).tolist() == [0.25, 0.0]
 
 
-def test_factors_on_both_signs() -> None:
+def test_factors_for_both_signs() -> None:
     rollouts, both = completions_of([1.0, 0.0], [1, 2]), np.array([1.0, -1.0, -1.0])
     found = shape_of(signs, positive=0.1, negative=1.0).advantages(rollouts, both, RNG)
     assert found.tolist() == [0.1, -1.0, -1.0]
 
 
-def test_a_group_that_fails_learns_from_a_virtual_success() -> None:
+def test_a_failed_group_has_advantages_by_a_virtual_success() -> None:
     rollouts = rollouts_of([0.0] * 8 + [1.0, 0.0], [0] * 8 + [1] * 2)
     before = np.array([0.0] * 8 + [1.0, -1.0])
     found = shape_of(failures).advantages(rollouts, before, RNG)
@@ -98,7 +97,7 @@ def test_failed_groups_are_found_by_outcome() -> None:
     assert found == pytest.approx([-(0.5**0.5)] * 2)
 
 
-def test_tokens_of_high_entropy_are_learned_from() -> None:
+def test_only_tokens_of_high_entropy_have_an_advantage() -> None:
     rollouts = observed_of(completions_of([1.0, 0.0], [10, 10]))
     assert rollouts.observed is not None
     found = shape_of(entropy_mask, keep=0.2).advantages(rollouts, np.ones(20), RNG)
@@ -107,19 +106,19 @@ def test_tokens_of_high_entropy_are_learned_from() -> None:
     assert entropies[found > 0].min() > entropies[found == 0].max()
 
 
-def seen_as(rollouts: Rollouts, logprobs: list[float]) -> Rollouts:
-    """The rollouts with these log-probabilities under the policy and the sampler."""
+def with_logprobs(rollouts: Rollouts, logprobs: list[float]) -> Rollouts:
+    """Return the rollouts with these log-probabilities under the policy and the sampler."""
     logprobs_N = np.array(logprobs)
     rollouts = rollouts.with_columns(logprobs=nested(logprobs_N, rollouts.completion_tokens_B()))
     return dataclasses.replace(rollouts, observed=Observed(logprobs_N, np.zeros(len(logprobs))))
 
 
-def test_correct_rollouts_that_are_rare_in_their_group_gain() -> None:
-    """The mean of two tokens is taken, without the environment's token of probability e^-9."""
+def test_rare_correct_rollouts_of_a_group_gain() -> None:
+    """The mean of two tokens excludes the environment's token of probability e^-9."""
     logprobs = [-0.4, -0.6, -0.7, -0.3, -9.0, -0.5, -0.5, -2.0]
     rollouts = rollouts_of([1.0, 1.0, 0.0, 1.0, 1.0], [0, 0, 0, 0, 1], [2, 1, 2, 2, 1])
     own = [[True] * 2, [True], [True, False], [True] * 2, [True]]
-    rollouts = seen_as(rollouts, logprobs).with_columns(is_action=own)
+    rollouts = with_logprobs(rollouts, logprobs).with_columns(is_action=own)
     given = np.array([1.0, 1.0, 1.0, -3.0, -3.0, 1.0, 1.0, 0.5])
 
     def found(**settings: float) -> list[float]:
@@ -136,7 +135,7 @@ def test_correct_rollouts_that_are_rare_in_their_group_gain() -> None:
 def test_tokens_of_a_large_covariance_are_masked_at_random() -> None:
     rollouts = completions_of([1.0, 0.0], [3, 2])
     rollouts = rollouts.with_columns(is_action=[[True, True, False], [True, True]])
-    rollouts = seen_as(rollouts, [-1.0, -5.0, 40.0, -1.0, -5.0])
+    rollouts = with_logprobs(rollouts, [-1.0, -5.0, 40.0, -1.0, -5.0])
     given = np.array([2.0, 2.0, 90.0, -2.0, -2.0])  # covariances 4, -4, (none), -4, 4
     one = shape_of(cov_mask, drop=2e-4)
     drawn = [one.advantages(rollouts, given, np.random.default_rng(seed)) for seed in range(20)]
@@ -149,7 +148,7 @@ def test_tokens_of_a_large_covariance_are_masked_at_random() -> None:
 
 
 class Coins:
-    """Numbers in [0, 1) that are given, in place of random ones."""
+    """Given numbers in [0, 1) in place of random ones."""
 
     def __init__(self, numbers: list[float]) -> None:
         self.numbers = numbers
@@ -160,17 +159,17 @@ class Coins:
 
 @pytest.mark.parametrize("drop", [0.5, 0.75])
 def test_random_pruning_does_not_change_the_mean_advantage(drop: float) -> None:
-    """The exact mean over all outcomes of the coins, in ragged groups of rollouts of two tokens;
-    the variance of an advantage that may leave grows by 1 / (1 - drop)."""
+    """The exact mean is over all outcomes of the coins, in ragged groups of rollouts of two tokens;
+    the variance of an advantage that can be dropped grows by 1 / (1 - drop)."""
     rewards, groups = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.5], [0, 0, 0, 0, 1, 1, 3, 3]
     rollouts = rollouts_of(rewards, groups, [2] * 8)
     given = grpo.advantage(rollouts.rewards_B, rollouts.group_B)[rollouts.owner_N()]
     method = shape_of(pruned_po, drop=drop)
     mean, squares, num_rows = np.zeros(16), np.zeros(16), set()
-    for leaves in itertools.product([True, False], repeat=8):
-        coins = Coins([0.99 if leave else 0.0 for leave in leaves])
+    for dropped in itertools.product([True, False], repeat=8):
+        coins = Coins([0.99 if is_dropped else 0.0 for is_dropped in dropped])
         found = method.advantages(rollouts, given, coins)
-        chance = np.prod([drop if leave else 1.0 - drop for leave in leaves])
+        chance = np.prod([drop if is_dropped else 1.0 - drop for is_dropped in dropped])
         mean, squares = mean + chance * found, squares + chance * found**2
         num_rows.add(int((found != 0).sum() / 2))
     np.testing.assert_allclose(mean, given)
@@ -187,14 +186,14 @@ def test_nothing_is_pruned_with_drop_0(module: ModuleType) -> None:
     assert found.tolist() == given.tolist()
 
 
-def test_equal_advantages_are_not_pruned_for_the_rounding_of_their_mean() -> None:
+def test_equal_advantages_are_not_pruned_despite_rounding() -> None:
     rollouts, given = rollouts_of([0.0] * 3, [0] * 3), np.full(3, 0.1)
     assert sum(given) / 3 > 0.1
     found = shape_of(pruned_po, drop=0.9).advantages(rollouts, given, Coins([0.99] * 3))
     assert found.tolist() == given.tolist()
 
 
-def test_the_largest_advantages_of_each_group_stay() -> None:
+def test_cppo_keeps_the_largest_advantages_of_each_group() -> None:
     rewards = [0.0] * 5 + [1.0] + [0.0] * 10
     rollouts = rollouts_of(rewards, [0] * 16)
     given = grpo_sample.advantage(rollouts.rewards_B, rollouts.group_B, epsilon=1e-4)
@@ -212,18 +211,18 @@ def test_the_largest_advantages_of_each_group_stay() -> None:
     ("keep", "expected"),
     [(1.0, [1, 1, 1, -1, -1]), (0.5, [1, 1, 1, 0, 0]), (0.25, [0, 1, 1, 0, 0])],
 )
-def test_tokens_of_much_delight_are_learned_from(keep: float, expected: list[float]) -> None:
-    """The priorities are .1, 2, (an environment's 9), -.5 and -3."""
+def test_kondo_keeps_tokens_with_the_largest_priorities(keep: float, expected: list[float]) -> None:
+    """The priorities are .1, 2, (9 for an environment's token), -.5 and -3."""
     rollouts = completions_of([1.0, 0.0], [3, 2])
     rollouts = rollouts.with_columns(is_action=[[True, True, False], [True, True]])
-    rollouts = seen_as(rollouts, [-0.1, -2.0, -9.0, -0.5, -3.0])
+    rollouts = with_logprobs(rollouts, [-0.1, -2.0, -9.0, -0.5, -3.0])
     given = np.array([1.0, 1.0, 1.0, -1.0, -1.0])
     found = shape_of(kondo, keep=keep).advantages(rollouts, given, RNG)
     assert found.tolist() == expected
 
 
 def prefix(whole: float, lengths: list[int], numbers: list[float]) -> Floats:
-    """The weights of the tokens of completions whose cuts these numbers draw."""
+    """Return the weights of the tokens of completions, whose cuts these numbers determine."""
     rollouts = completions_of([1.0] * len(lengths), lengths)
     found: Floats = shape_of(nat, whole=whole).advantages(
         rollouts, np.ones(sum(lengths)), Coins(numbers)
@@ -232,8 +231,8 @@ def prefix(whole: float, lengths: list[int], numbers: list[float]) -> Floats:
 
 
 @pytest.mark.parametrize("whole", [0.0, 0.5, 0.75])
-def test_the_mean_over_all_prefixes_is_the_whole_completion(whole: float) -> None:
-    """The numbers are the middles of equal cells, of which each cut has a whole number."""
+def test_the_mean_over_all_cuts_is_the_whole_completion(whole: float) -> None:
+    """The numbers are the middles of equal cells; each cut has a whole number of cells."""
     numbers = [(cell + 0.5) / 60 for cell in range(60)]
     drawn = [prefix(whole, [5, 3, 1], [number] * 3) for number in numbers]
     np.testing.assert_allclose(np.mean(drawn, axis=0), np.ones(9))
@@ -245,7 +244,7 @@ def test_the_mean_over_all_prefixes_is_the_whole_completion(whole: float) -> Non
 
 
 def test_an_atom_bounds_the_weights_of_a_long_completion() -> None:
-    """Of 1,000 tokens without an atom, by the published figures: half stays, the mean weight is
+    """The published figures for 1,000 tokens without an atom: half are kept, the mean weight is
     7.49 and the largest 1,000."""
     weights = prefix(0.0, [1000], [0.0])
     assert weights.mean() == pytest.approx(7.49, abs=0.01)
@@ -255,7 +254,7 @@ def test_an_atom_bounds_the_weights_of_a_long_completion() -> None:
     assert prefix(1.0, [3, 2], [0.0, 0.999]).tolist() == [1.0] * 5
 
 
-def test_completions_of_one_length_are_like_any_others() -> None:
+def test_completions_of_one_length_are_not_special() -> None:
     rollouts = completions_of([1.0, 0.0], [2, 2])
     learned = rollouts.estimated(np.array([True, True]), np.array([0.5, 0.5, -0.5, 0.0]))
     assert learned.advantages_N.tolist() == [0.5, 0.5, -0.5, 0.0]
@@ -266,13 +265,13 @@ def test_completions_of_one_length_are_like_any_others() -> None:
 
 
 def test_correct_rollouts_are_imitated() -> None:
-    """With an average over all tokens, the mean log-probability of the correct ones is raised."""
+    """With an average over all tokens, it raises the mean log-probability of the correct ones."""
     rollouts = rollouts_of([1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1], [2, 3, 1, 2])
     own = [[True, False], [True] * 3, [True], [True] * 2]
     rollouts = rollouts.with_columns(is_action=own)
     given = np.array([1.0, 1.0, -1.0, -1.0, -1.0, 0.0, 0.0, 0.0])
     found = shape_of(nll, weight=0.5).advantages(rollouts, given, RNG)
-    share = 7 / 4  # own tokens, and those of correct rollouts
+    share = 7 / 4  # the policy's tokens, over those of correct rollouts
     more = 0.5 * share * np.array([1, 0, 0, 0, 0, 1, 1, 1])
     np.testing.assert_allclose(found, given + more)
     logs = torch.linspace(-2.0, -0.5, 8, dtype=torch.float64).requires_grad_()
@@ -298,7 +297,7 @@ def gdro_of(**settings: Any) -> gdro.Method:
 
 
 def test_weights_of_bins_by_their_scores() -> None:
-    """Published values; the cap holds after the mean."""
+    """Published values; the cap applies after the mean."""
     scores = np.array([0.2, 0.5, 0.9])
     found = gdro.bin_weights(scores, 1.0, 2.0)
     assert found == pytest.approx([0.6875, 0.9280, 1.3845], abs=5e-5)
@@ -308,8 +307,8 @@ def test_weights_of_bins_by_their_scores() -> None:
     assert gdro.bin_weights(scores, 0.0, 2.0).tolist() == [1.0, 1.0, 1.0]
 
 
-def test_advantages_weigh_by_the_bins_of_earlier_steps() -> None:
-    """Two prompts with pass rates 1/4 and 3/4; a third is new, and one could not be graded."""
+def test_gdro_weights_advantages_by_the_bins_of_earlier_steps() -> None:
+    """Two prompts have pass rates 1/4 and 3/4; a third is new, and one could not be graded."""
     method = gdro_of(width=0.5, rate=0.1, memory=0.5)
     step = rollouts_of([1, 0, 0, 0, 1, 1, 1, 0], [0] * 4 + [1] * 4, prompt_rows=[5, 2])
     ones = np.ones(8)
@@ -318,7 +317,7 @@ def test_advantages_weigh_by_the_bins_of_earlier_steps() -> None:
     assert (method.state.bins[5], method.state.bins[2], method.state.bins[0]) == (0, 1, -1)
     assert method.weights().tolist() == [1.0, 1.0]  # no bin has a score yet
     method.observe(step)
-    easy, hard = np.exp(0.25), np.exp(0.75)  # 1 - mean reward: the start is corrected for
+    easy, hard = np.exp(0.25), np.exp(0.75)  # 1 - mean reward, with bias correction
     mean = (easy + hard) / 2
     assert method.weights() == pytest.approx([hard / mean, easy / mean])
     method.observe(rollouts_of([1, 1, 0, 0], [0, 0, 1, 1], prompt_rows=[5, 2], errors=2))

@@ -1,5 +1,4 @@
-"""A policy sharded over ranks trains as a whole one does, and its checkpoints fit any number of
-ranks."""
+"""A sharded policy trains like a whole one, and its checkpoints fit any number of ranks."""
 
 import dataclasses
 import json
@@ -39,7 +38,7 @@ from tests.train.worlds import PARAMS, make_trainer, make_world
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
 COMPONENTS = {"recipe": "r", "seed": 0}
-# it rises with every update of any rank
+# the coefficient rises with every update of any rank
 BONUS = {"method": "clip", "entropy": {"coefficient": 0.05, "target": 10.0, "step": 0.01}}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -58,8 +57,8 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     "bfloat16": {"train": {"dtype": "bfloat16"}},
-    # one rollout a micro-batch, a chunk of logits for every few tokens; in some steps so few groups
-    # are mixed that a rank has none
+    # one rollout per micro-batch and small chunks of logits; in some steps fewer groups are mixed
+    # than there are ranks
     "uneven": {
         "learner": {
             "max_tokens_per_micro_batch": 1,
@@ -68,8 +67,8 @@ CASES: dict[str, dict[str, Any]] = {
             "share_prompts": False,
         }
     },
-    # what makes ranks score the step's rollouts, supervised steps first (of five completions one
-    # process takes three), and two changes of the policy a batch
+    # a pass over the step's rollouts, supervised steps first (one process takes three of five
+    # completions), and two updates per batch
     "observed": {
         "train": {
             "updates": {"epochs": 1, "minibatches": 2},
@@ -83,9 +82,9 @@ CASES: dict[str, dict[str, Any]] = {
             "replay": {"method": "recent", "share": 0.3, "capacity": 4},
         }
     },
-    # conversations, whose masks ranks exchange, and a branch, whose trunk all of them go back to
+    # conversations, whose masks ranks exchange, and a branch that ends with a restored trunk
     "turns": {"train": {"branches": [0.1], "decay_share": 0.5, "generate": GENERATE}},
-    # epochs that all ranks end at once
+    # all ranks end the epochs at the same update
     "gated": {
         "train": {
             "updates": {"epochs": 3, "minibatches": 2},
@@ -99,7 +98,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "ewma": {"train": {"max_staleness": 1, "correction": {"proximal": {"method": "ewma"}}}},
     "reset": {"train": {"kl_coefficient": 0.1, "reference": {"reset_every": 2}}},
-    # random numbers that all ranks draw alike, and rollouts without an end
+    # the same random numbers on all ranks, and truncated rollouts
     "pruned": {
         "train": {
             "updates": {"epochs": 1, "minibatches": 2},
@@ -118,7 +117,7 @@ PARTS = {
     "gated": [6],
     "joined": [6],
 }
-"""The numbers of steps at which a run stops, and goes on from its checkpoint; 4 for others."""
+"""The numbers of steps at which a run stops and resumes; 4 for other cases."""
 EQUAL = (
     *("reward_mean", "num_rollouts", "num_replayed", "num_mixed_groups", "num_updates"),
     *("tokens", "flops_charged", "clip_rate"),
@@ -131,7 +130,7 @@ HAS_EFFECT: dict[str, Callable[[list[dict[str, Any]]], bool]] = {
 
 
 def world(root: Path, policy: Path, case: dict[str, Any], shard: str) -> Layout:
-    """A world to train in, with the case's changes to its parameters."""
+    """Make a world to train in, with the case's changes to its parameters."""
     layout = make_world(root, policy, SIZES * 6)
     values = {**PARAMS, **{name: {**PARAMS[name], **case.get(name, {})} for name in case}}
     values["learner"] = {**values["learner"], "shard": shard}
@@ -140,7 +139,7 @@ def world(root: Path, policy: Path, case: dict[str, Any], shard: str) -> Layout:
 
 
 def tensors_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """All that training changes, every tensor whole."""
+    """Return all tensors that training changes, each whole."""
     tensors = optimizer_tensors(trainer.learner.model, trainer.learner.optimizer)
     return {name: whole(tensor).clone().contiguous() for name, tensor in tensors.items()}
 
@@ -153,8 +152,8 @@ def work(
     out: Path,
     prepare: Callable[[Trainer], object],
 ) -> None:
-    """One of `size` ranks: train from the newest checkpoint on to `max_steps`. The first one writes
-    its rollouts, and all tensors as they are after the resume and at the end."""
+    """Train as one of `size` ranks from the newest checkpoint to `max_steps`. The first rank writes
+    its rollouts, and all tensors after the resume and at the end."""
     torch.set_num_threads(1)
     if size:
         method = f"file://{out}/meeting"
@@ -180,7 +179,7 @@ def work(
 
 
 def make_no_change(trainer: Trainer) -> None:
-    """What is done to a trainer before it trains, where nothing is."""
+    """Leave the trainer as it is."""
 
 
 def run(
@@ -190,7 +189,7 @@ def run(
     out: Path,
     prepare: Callable[[Trainer], object] = make_no_change,
 ) -> Path:
-    """Train with `size` ranks; 0 is a process on its own, with the whole policy."""
+    """Train with `size` ranks; 0 is a single process with the whole policy."""
     out.mkdir()
     ranks = [
         FORKS.Process(target=work, args=(rank, size, layout, max_steps, out, prepare))
@@ -212,7 +211,7 @@ def same_tensors(one: Path, other: Path, tolerance: float = 0.0) -> bool:
 
 @pytest.fixture(scope="module")
 def untied(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The policy with an output head of its own."""
+    """Return the policy with a separate output head."""
     folder = tmp_path_factory.mktemp("untied") / "policy"
     shutil.copytree(guesser, folder)
     model = load_model(guesser, dtype=torch.float32, device=torch.device("cpu"))
@@ -224,7 +223,7 @@ def untied(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_with_a_part_each_take_the_steps_of_one_process(
+def test_two_shards_take_the_steps_of_one_process(
     case: str, guesser: Path, untied: Path, tmp_path: Path
 ) -> None:
     policy = untied if case in ("epochs", "adapters") else guesser
@@ -250,10 +249,10 @@ def test_two_ranks_with_a_part_each_take_the_steps_of_one_process(
     assert any(not torch.equal(before, changed[1][name]) for name, before in changed[0].items())
 
 
-def test_two_replicas_of_two_parts_take_the_steps_of_one_process(
+def test_two_replicas_of_two_shards_take_the_steps_of_one_process(
     guesser: Path, tmp_path: Path
 ) -> None:
-    """And go on from their checkpoint; and one process goes on from it."""
+    """Four ranks and one process both resume from their checkpoint."""
     learner = {**PARAMS["learner"], "replicas": 2}
     layouts = [world(tmp_path / "none", guesser, {}, "none")]
     layouts.append(world(tmp_path / "fsdp2", guesser, {"learner": learner}, "fsdp2"))
@@ -282,7 +281,7 @@ def test_replicas_that_do_not_fit_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def stopped(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Layout, Path]:
-    """A run of two ranks that stopped after three steps, and what it left."""
+    """Return a run of two ranks that stopped after three steps, and its outputs."""
     root = tmp_path_factory.mktemp("stopped")
     layout = world(root / "world", guesser, {}, "fsdp2")
     return layout, run(layout, 2, 3, root / "out")
@@ -298,14 +297,14 @@ def test_a_checkpoint_of_two_ranks_fits_any_number(
     assert same_tensors(found / "before.safetensors", out / "after.safetensors")
 
 
-def test_a_whole_checkpoint_fits_ranks_with_a_part_each(guesser: Path, tmp_path: Path) -> None:
+def test_a_whole_checkpoint_fits_shards(guesser: Path, tmp_path: Path) -> None:
     layout = world(tmp_path / "world", guesser, {}, "none")
     out = run(layout, 0, 3, tmp_path / "one")
     found = run(copied(layout, tmp_path / "copy", "fsdp2"), 3, 3, tmp_path / "three")
     assert same_tensors(found / "before.safetensors", out / "after.safetensors")
 
 
-def test_two_ranks_go_on_as_if_they_had_not_stopped(
+def test_two_resumed_ranks_take_the_steps_of_an_uninterrupted_run(
     stopped: tuple[Layout, Path], guesser: Path, tmp_path: Path
 ) -> None:
     resumed = run(copied(stopped[0], tmp_path / "copy", "fsdp2"), 2, 6, tmp_path / "resumed")
@@ -314,7 +313,7 @@ def test_two_ranks_go_on_as_if_they_had_not_stopped(
     assert steps_of(resumed) == steps_of(whole_run)
 
 
-def test_a_checkpoint_without_the_file_of_a_rank_is_passed_over(
+def test_a_checkpoint_without_the_file_of_a_rank_is_skipped(
     stopped: tuple[Layout, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     layout = copied(stopped[0], tmp_path / "world", "fsdp2")
@@ -325,7 +324,7 @@ def test_a_checkpoint_without_the_file_of_a_rank_is_passed_over(
     assert "skipping the damaged checkpoint" in caplog.text
 
 
-def test_rows_of_files_that_hold_uneven_parts(tmp_path: Path) -> None:
+def test_rows_are_read_from_uneven_shards(tmp_path: Path) -> None:
     tensor = torch.arange(14.0).reshape(7, 2)
     parts = [tensor[:3], tensor[3:6], tensor[6:], tensor[7:]]
     files = [tmp_path / f"{number}.safetensors" for number in range(len(parts))]
@@ -339,18 +338,18 @@ def test_rows_of_files_that_hold_uneven_parts(tmp_path: Path) -> None:
 
 
 def rollouts_of(layout: Layout) -> pl.DataFrame:
-    """All rollouts that a run's checkpoints have."""
+    """Return all rollouts in the checkpoints of a run."""
     parts = sorted(layout.checkpoints.glob("*/rollouts-*.parquet"))
     return pl.concat([pl.read_parquet(part) for part in parts])
 
 
 def sampled(layout: Layout) -> list[Any]:
-    """The tokens of a run's rollouts."""
+    """Return the tokens of a run's rollouts."""
     return rollouts_of(layout).select("step", "group", "token_ids").rows()
 
 
 def copied(layout: Layout, root: Path, shard: str, **learner: Any) -> Layout:
-    """A copy of a world, to go on from its checkpoints."""
+    """Copy a world with its checkpoints, to resume it."""
     shutil.copytree(layout.root, root)
     values = yaml.safe_load((root / "params.yaml").read_text())
     values["learner"] |= {"shard": shard, **learner}
@@ -359,13 +358,12 @@ def copied(layout: Layout, root: Path, shard: str, **learner: Any) -> Layout:
 
 
 def steps_of(out: Path) -> list[dict[str, Any]]:
-    """The rows of STEPS of a run, but for the time that its checkpoints say nothing of."""
     rows: list[dict[str, Any]] = json.loads((out / "steps.json").read_text())
     return rows
 
 
 def load_rows(rank: int, folder: Path, out: Path) -> None:
-    """One of two ranks: load its rows; write the growth of its memory, and the whole tensors."""
+    """Load the rows of one of two ranks; write the growth of its memory, and the whole tensors."""
     torch.set_num_threads(1)
     method = f"file://{out}/meeting"
     distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
@@ -380,7 +378,7 @@ def load_rows(rank: int, folder: Path, out: Path) -> None:
 
 
 def memory_kb(name: str) -> int:
-    """A number of /proc/self/status."""
+    """Return a number of /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
@@ -402,6 +400,6 @@ def test_a_rank_reads_only_its_rows(tmp_path: Path) -> None:
     assert [process.exitcode for process in ranks] == [0, 0]
     loaded = load_file(tmp_path / "tensors")
     assert all(torch.equal(loaded[name], value) for name, value in model.named_parameters())
-    # the rows, their pages of the mapped files, and one tensor that is being read
+    # the rows, their pages of the mapped files, and the tensor in progress
     for rank in (0, 1):
         assert int((tmp_path / f"{rank}.kb").read_text()) < 0.9 * 2 * whole_kb

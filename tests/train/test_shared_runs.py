@@ -1,4 +1,4 @@
-"""A replay of groups that finished runs recorded."""
+"""Replay of groups in the records of finished runs."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ SIZES = [4, 2, 6] * 6
 
 @pytest.fixture
 def finished(guesser: Path, tmp_path: Path) -> Path:
-    """The results of a run with another seed of its own."""
+    """Return the results of a finished run."""
     layout = make_world(tmp_path / "other", guesser, SIZES)
     run(layout, {"learning_rate": 3e-3, "advantage": {"method": "rloo"}})
     return layout.train("r", 0)
@@ -33,7 +33,7 @@ def changes_of(*folders: Path, share: float = 0.5, **more: Any) -> dict[str, Any
 
 
 def test_groups_are_those_of_the_record(guesser: Path, finished: Path, tmp_path: Path) -> None:
-    """Both outcomes, the tokens, the engine's log-probabilities; half of every batch."""
+    """Half of every batch has recorded outcomes, tokens and log-probabilities."""
     record = TRAIN_ROLLOUTS.read(finished / "rollouts.parquet")
     groups = {
         tuple(map(tuple, rows["token_ids"].to_list())): (
@@ -75,19 +75,21 @@ def test_without_a_share_or_a_folder_nothing_changes(
     run(layouts[0], {})
     run(layouts[1], changes_of(finished, share=0.0) if folders else changes_of())
     plain, shared = map(outputs, layouts)
-    of_shared = json.loads(shared.pop("flops"))
-    of_shared.pop("not_charged", None)
-    assert of_shared.keys() == json.loads(plain["flops"]).keys()
+    shared_flops = json.loads(shared.pop("flops"))
+    shared_flops.pop("not_charged", None)
+    assert shared_flops.keys() == json.loads(plain["flops"]).keys()
     assert {**plain, "flops": ""} == {**shared, "flops": ""}
 
 
-def test_a_killed_run_draws_the_same_groups(guesser: Path, finished: Path, tmp_path: Path) -> None:
+def test_a_killed_run_replays_the_same_groups(
+    guesser: Path, finished: Path, tmp_path: Path
+) -> None:
     check_kills(tmp_path, guesser, SIZES, changes_of(finished))
-    bill = tmp_path / "whole" / "runs" / "r" / "0" / "train" / "flops.json"
-    assert json.loads(bill.read_text())["not_charged"] == [str(finished)]
+    ledger_file = tmp_path / "whole" / "runs" / "r" / "0" / "train" / "flops.json"
+    assert json.loads(ledger_file.read_text())["not_charged"] == [str(finished)]
 
 
-def test_a_run_that_cannot_be_a_source_is_refused(
+def test_an_unsuitable_source_is_refused(
     guesser: Path, llama: Path, finished: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES)

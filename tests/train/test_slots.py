@@ -1,4 +1,4 @@
-"""One contract test a slot, over every file found in it."""
+"""One contract test per slot, over every file in it."""
 
 import copy
 import tracemalloc
@@ -52,7 +52,7 @@ GROUPS = np.array([0, 0, 0, 1, 1, 2, 3, 3])
 
 
 def example(package: ModuleType, name: str) -> dict[str, Any]:
-    """A method as params.yaml names it, with the settings for this test."""
+    """Return the settings of a method for this test, as in params.yaml."""
     module = registry.load(package, name, "method")
     if not hasattr(module, "Settings"):
         return {"method": name}
@@ -66,8 +66,8 @@ def make(package: ModuleType, name: str, *arguments: Any, profile: Profile | Non
     return load_method(slot, spec, *arguments, prompts=prompts, profile=profile)
 
 
-def comes_back(method: Any) -> None:
-    """What a checkpoint keeps of a method is all that it remembers."""
+def check_state_is_restored(method: Any) -> None:
+    """Check that a checkpoint restores the whole state of a method."""
     if method.state is None:
         return
     saved = values_of(method.state)
@@ -93,11 +93,11 @@ def test_select(name: str) -> None:
         assert np.bincount(GROUPS, first).tolist() == [
             min(size, keep) for size in np.bincount(GROUPS)
         ]
-    comes_back(choose)
+    check_state_is_restored(choose)
 
 
 def solved_half() -> Profile:
-    """A profile of the prompts, each with a correct and a wrong sample."""
+    """Return a profile of the prompts, each with a correct and a wrong sample."""
     prompts = prompts_of(1000)
     rows = [
         {**SAMPLES.example, "prompt_id": prompt_id, "sample_index": k, "outcome": outcome}
@@ -114,24 +114,24 @@ def test_advantage(name: str) -> None:
     advantages = estimate(observed_of(rollouts_of(REWARDS, GROUPS)))
     assert np.isfinite(advantages).all()
     if estimate.needs_group:
-        assert (advantages[GROUPS == 1] == 0).all()  # equal rewards teach nothing
-        assert (advantages[GROUPS == 2] == 0).all()  # nor does a group of one
+        assert (advantages[GROUPS == 1] == 0).all()  # equal rewards give no gradient
+        assert (advantages[GROUPS == 2] == 0).all()  # nor do groups of one
     else:
         assert (advantages[GROUPS == 2] != 0).all()
     assert advantages[0] >= 0 >= advantages[1]
     assert advantages[0] > advantages[1]
-    gap = [0, 0, 0, 2, 2, 5, 9, 9]  # groups that select emptied leave gaps
+    gap = [0, 0, 0, 2, 2, 5, 9, 9]  # emptied groups leave gaps
     np.testing.assert_allclose(estimate(observed_of(rollouts_of(REWARDS, gap))), advantages)
     assert estimate(observed_of(rollouts_of([], []))).shape == (0,)
-    comes_back(estimate)
+    check_state_is_restored(estimate)
 
 
 @pytest.mark.parametrize("name", names(advantage))
-def test_an_advantage_does_not_depend_on_the_order_of_groups_nor_on_a_restart(name: str) -> None:
+def test_an_advantage_does_not_depend_on_group_order_or_a_restart(name: str) -> None:
     estimate: Advantage = make(advantage, name, profile=solved_half())
     lengths = [3, 1, 4, 2, 2, 5, 1, 3]
     steps = [observed_of(rollouts_of(REWARDS, GROUPS, lengths), seed) for seed in range(3)]
-    for rollouts in steps[:2]:  # some learn from a step
+    for rollouts in steps[:2]:  # some methods update their state
         estimate(rollouts)
         estimate.observe(rollouts)
     found, last = estimate(steps[2]), steps[2]
@@ -148,16 +148,16 @@ def test_an_advantage_does_not_depend_on_the_order_of_groups_nor_on_a_restart(na
 
 @pytest.mark.parametrize("name", names(shape))
 def test_shape(name: str) -> None:
-    """A group is shaped by itself, and its rows' order does not matter unless a coin decides."""
+    """Groups are independent, and the order of rows matters only for random shapes."""
     change, lengths = make(shape, name), [3, 1, 4, 2, 2, 5, 1, 3]
     rollouts = rollouts_of(REWARDS, GROUPS, lengths)
     logprobs = nested(-np.random.default_rng(1).exponential(size=sum(lengths)), np.array(lengths))
     rollouts = observed_of(rollouts.with_columns(logprobs=logprobs))
     rollouts = rollouts.with_columns(reason=["stop"] * 5 + ["length"] * 3)
     given_B = np.array([1.5, -0.5, -1.0, 0.2, 0.3, -0.4, 2.0, -1.0])
-    for _ in range(2):  # some remember earlier steps
+    for _ in range(2):  # some methods have a state
         change.observe(rollouts)
-    comes_back(change)
+    check_state_is_restored(change)
     rewards, given = change.rewards(rollouts, 6), given_B[rollouts.owner_N()]
     assert rewards.shape == REWARDS.shape
 
@@ -169,7 +169,7 @@ def test_shape(name: str) -> None:
     assert (advantages == shaped(0)).all()
     assert advantages.shape == given.shape
     assert np.isfinite([*rewards, *advantages]).all()
-    assert (rewards != REWARDS).any() or (advantages != given).any()  # it changes something
+    assert (rewards != REWARDS).any() or (advantages != given).any()  # the shape has an effect
     order = np.array([6, 7, 2, 0, 1, 5, 4, 3])
     turned, places = rollouts.take(order), rollouts.places(order)
     np.testing.assert_allclose(change.rewards(turned, 6), rewards[order])
@@ -182,15 +182,15 @@ def test_shape(name: str) -> None:
 
 
 def tokens_of(lengths: list[int], rows: list[int], seed: int = 0) -> Tokens:
-    """Random tokens of the rollouts `rows`; rollout i has `lengths[i]` of them."""
+    """Return random tokens of the rollouts `rows`; rollout i has `lengths[i]` of them."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn((5, sum(lengths)), generator=generator, dtype=torch.float64)
     values[2] = values[2].exp()
     owners = np.repeat(np.arange(len(lengths)), lengths)
-    mine = np.flatnonzero(np.isin(owners, rows))
-    row_N = torch.from_numpy(np.searchsorted(rows, owners[mine]))
-    last_N = values[4, mine]
-    tokens = Tokens(*values[:4, mine], row_N, len(rows), last_N, last_N > 0)
+    places = np.flatnonzero(np.isin(owners, rows))
+    row_N = torch.from_numpy(np.searchsorted(rows, owners[places]))
+    last_N = values[4, places]
+    tokens = Tokens(*values[:4, places], row_N, len(rows), last_N, last_N > 0)
     return replace(tokens, sampler_logprobs_N=last_N)
 
 
@@ -202,26 +202,26 @@ def test_loss_adds_up_over_micro_batches(name: str) -> None:
     parts = [compute(tokens_of(lengths, list(range(i, 8, 3))), totals) for i in range(3)]
     assert sum(part.item() for part, _ in parts) == pytest.approx(whole.item())
     assert sum(float(s["clipped"]) for _, s in parts) == float(stats["clipped"])
-    comes_back(compute)
+    check_state_is_restored(compute)
 
 
 VISITS = [(0, 4), (0, 4), (0, 3), (1, 2), (1, 2), (2, 8)]
 
 
 def solved(row: int) -> float:
-    """Some prompts are solved always, the others never."""
+    """Return 0 or 1: half of the prompts are always solved, the others never."""
     return float(row % 2)
 
 
 @pytest.mark.parametrize("name", names(control))
-def test_a_step_of_control_does_not_grow_with_the_plan(name: str) -> None:
-    """Neither what a step looks at, nor what a checkpoint keeps."""
+def test_the_cost_of_a_step_of_control_does_not_grow_with_the_plan(name: str) -> None:
+    """Neither the memory of a step nor the size of a checkpoint grows."""
     plan = passes_of(1000, 4, 200)
-    phases = np.zeros(len(plan), dtype=np.int64)  # all of it one phase
+    phases = np.zeros(len(plan), dtype=np.int64)  # a single phase
     method: Control = make(control, name, replace(plan, phases_V=phases))
     rng = np.random.default_rng(0)
     method.next(START, rng)
-    method.progress()  # sums over the plan are made once
+    method.progress()  # sums over the plan are computed once
     tracemalloc.start()
     request = method.next(START, rng)
     method.progress()
@@ -231,7 +231,7 @@ def test_a_step_of_control_does_not_grow_with_the_plan(name: str) -> None:
     assert peak < 100_000  # a column of the plan has 1,600,000 bytes
     assert (
         sum(array.size for array in values_of(method.state).values()) < 20_000
-    )  # numbers a prompt, none a visit: there are 200,000
+    )  # numbers per prompt, not per visit (200,000)
 
 
 @pytest.mark.parametrize("name", names(control))
@@ -244,15 +244,15 @@ def test_control(name: str) -> None:
         sampled += rollouts.prompt_rows_Q.tolist()
         progress.append(method.progress())
         assert all(isinstance(value, float) for value in method.describe().values())
-        comes_back(method)
+        check_state_is_restored(method)
     assert sampled
     assert progress == sorted(progress)
     assert (progress[0], progress[-1]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("name", names(control))
-def test_a_control_goes_on_beyond_the_plan_until_the_budget_is_spent(name: str) -> None:
-    """And asks for no more than the budget leaves, but for a group."""
+def test_a_control_continues_beyond_the_plan_within_its_budget(name: str) -> None:
+    """A request never exceeds the rest of the budget by more than a group."""
     plan = plan_of(VISITS)
     method: Control = make(control, name, plan)
     rng, num_steps = np.random.default_rng(0), 3 * len(VISITS)
@@ -267,7 +267,7 @@ def test_a_control_goes_on_beyond_the_plan_until_the_budget_is_spent(name: str) 
 
 
 @pytest.mark.parametrize("name", names(control))
-def test_a_control_goes_on_as_if_it_had_not_been_interrupted(name: str) -> None:
+def test_a_resumed_control_makes_the_same_requests(name: str) -> None:
     def rest(method: Control, first: int) -> list[Any]:
         requests = []
         for step in range(first, 9):
@@ -287,7 +287,7 @@ def test_a_control_goes_on_as_if_it_had_not_been_interrupted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names(control))
-def test_a_control_bears_a_step_that_could_not_be_graded(name: str) -> None:
+def test_a_control_accepts_a_step_without_graded_rollouts(name: str) -> None:
     method: Control = make(control, name, plan_of(VISITS))
     request = method.next(START, np.random.default_rng(0))
     assert request
@@ -297,7 +297,7 @@ def test_a_control_bears_a_step_that_could_not_be_graded(name: str) -> None:
     assert np.isfinite(list(method.describe().values())).all()
 
 
-def unasked(rollouts: Rollouts) -> Observed:
+def refuse_to_score(rollouts: Rollouts) -> Observed:
     raise AssertionError("there is nothing to score")
 
 
@@ -306,9 +306,9 @@ def test_replay(name: str) -> None:
     profile = Profile(SAMPLES.frame([]), Prompts(PROMPTS.frame([]), lambda rows: []))
     method: Replay = make(replay, name, profile=profile)
     batch = BatchSettings("rollouts", 8, "generated")
-    assert method.room(batch) == 0  # an empty buffer gives nothing
+    assert method.room(batch) == 0  # an empty buffer has no room
     assert method.draw(np.random.default_rng(0), 0, batch) is None
-    method.prepare(unasked)
+    method.prepare(refuse_to_score)
     steps = [
         rollouts_of(REWARDS, GROUPS, lengths=[2] * 8, prompt_rows=[4 * n + i for i in range(4)])
         for n in range(3)
@@ -324,11 +324,11 @@ def test_replay(name: str) -> None:
         assert len(drawn.group_B) <= room
         assert np.isfinite(drawn.logprobs_N).all()
         assert merge([steps[0], drawn]).replayed_B.sum() == len(drawn.group_B)
-    comes_back(method)
+    check_state_is_restored(method)
 
 
 class CountingEngine:
-    """Completions that are their own seed; it can be scheduled, as the protocol asks."""
+    """An engine whose completions are their own seed; it implements the protocol of scheduling."""
 
     name, version, prefix_block, prefilled_tokens = "hf", "1", 1, 0
     shares_weights = True
@@ -348,7 +348,7 @@ class CountingEngine:
         return {}
 
     def sleep(self) -> None:
-        """Nothing is held."""
+        """There is no memory to release."""
 
     def cache_bytes(self, positions: int) -> int:
         return 1000 * positions
@@ -359,24 +359,24 @@ class CountingEngine:
 
 
 @pytest.mark.parametrize("name", names(generate))
-def test_generate_samples_every_rollout_it_is_asked_for(name: str) -> None:
+def test_generate_samples_every_requested_rollout(name: str) -> None:
     method = make(generate, name, 9)
     seeds = [11, 12, 13, 14, 15]
     request = Request([[1], [2]], [3, 2], seeds, Sampling(1.0, 1.0, 0, 4, 0))
-    asked = asked_of(np.array([7, 8]), ["7", "8"])
-    others = replace(asked, prompt_rows=None)  # prompts of validation
-    first, second = (method.generate(CountingEngine(), request, asked) for _ in range(2))
+    context = asked_of(np.array([7, 8]), ["7", "8"])
+    others = replace(context, prompt_rows=None)  # prompts of validation
+    first, second = (method.generate(CountingEngine(), request, context) for _ in range(2))
     assert sorted(ids[0] for ids in first.token_ids) == seeds
     assert first == second
     method.observe(rollouts_of([0.0] * 5, [0, 0, 0, 1, 1], prompt_rows=[7, 8]))
-    comes_back(method)
-    assert method.generate(CountingEngine(), request, asked) == first
+    check_state_is_restored(method)
+    assert method.generate(CountingEngine(), request, context) == first
     assert method.generate(CountingEngine(), request, others) == first
 
 
 def test_an_unknown_method_or_setting_is_named() -> None:
-    known = rf"train\.select\.method is 'pod'; use: {', '.join(names(select))}"
-    with pytest.raises(ParamsError, match=known):
+    message = rf"train\.select\.method is 'pod'; use: {', '.join(names(select))}"
+    with pytest.raises(ParamsError, match=message):
         load_method("select", {"method": "pod"})
     with pytest.raises(ParamsError, match=r"train\.select \(pods\)\.keep is missing"):
         load_method("select", {"method": "pods"})

@@ -1,5 +1,5 @@
-"""Whole runs of the stage: a run follows its plan, and a killed one ends as if it had not been
-killed."""
+"""Whole runs of the stage: a run follows its plan, and a killed run ends like an uninterrupted
+one."""
 
 import os
 import random
@@ -23,20 +23,20 @@ SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
 
 
 def train(layout: Layout, *options: str) -> Result:
-    """The command, in this process."""
+    """Run the command in this process."""
     coordinates = ("--recipe", "r", "--seed", "0", *options)
     return run_stage("train", layout.root / "params.yaml", layout.root, *coordinates)
 
 
 def fork(layout: Layout) -> Forked:
-    """The command in a process of its own, to be interrupted or killed."""
+    """Run the command in a separate process, to be interrupted or killed."""
     params = layout.root / "params.yaml"
     return Forked("train", params, layout.root, "--recipe", "r", "--seed", "0")
 
 
 @pytest.fixture(scope="module")
 def finished(guesser: Path) -> Layout:
-    """A run that nothing interrupted."""
+    """Return an uninterrupted run."""
 
     def make(folder: Path) -> None:
         process = train(make_world(folder, guesser, SIZES * 8))
@@ -45,7 +45,7 @@ def finished(guesser: Path) -> Layout:
     return Layout(once("finished", make))
 
 
-def test_a_run_follows_its_plan_and_its_books_balance(finished: Layout) -> None:
+def test_a_run_follows_its_plan_and_its_ledger_is_consistent(finished: Layout) -> None:
     out = outputs(finished)
     plan = PLAN.read(finished.plan("r", 0) / "plan.parquet")
     rollouts = pl.DataFrame(out["rollouts"])
@@ -56,11 +56,13 @@ def test_a_run_follows_its_plan_and_its_books_balance(finished: Layout) -> None:
     assert groups["len"].to_list() == plan["group_size"].to_list()
     steps = pl.DataFrame(out["steps"])
     assert steps["step"].to_list() == list(range(len(steps)))
-    assert (steps["num_rollouts"] > 12).sum() <= 2  # the last of a phase takes its rest in
+    assert (
+        steps["num_rollouts"] > 12
+    ).sum() <= 2  # the last step of a phase includes the remainder
     assert (steps["num_rollouts"] < 18).all()
     assert (
         steps["log_ratio_max"].max() < 1e-3
-    )  # the sampler held the trainer's weights at every step
+    )  # the sampler had the trainer's weights at every step
     tokens = sum(row["prompt_tokens"] + len(row["token_ids"]) for row in out["rollouts"])
     ledger, policy = read_checked(finished.train("r", 0) / "flops.json"), read_policy(finished)
     size = policy.architecture.num_matmul_parameters
@@ -89,7 +91,7 @@ def test_a_run_follows_its_plan_and_its_books_balance(finished: Layout) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_random_points_ends_alike(
+def test_a_run_killed_at_random_ends_like_an_uninterrupted_one(
     finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
     layout, rng = make_world(tmp_path, guesser, SIZES * 8), random.Random(1)
@@ -118,7 +120,7 @@ def test_a_run_killed_at_random_points_ends_alike(
 def test_an_interrupted_run_writes_a_checkpoint(
     finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
-    """By Ctrl-C; below, by SIGTERM."""
+    """The signal is SIGINT; a test below sends SIGTERM."""
     layout = make_world(tmp_path, guesser, SIZES * 8)
     process = fork(layout)
     while not list(layout.checkpoints.glob("*/step-*")):
@@ -128,7 +130,7 @@ def test_an_interrupted_run_writes_a_checkpoint(
     assert "run the same command again to resume" in process.finish()
     assert process.returncode == 130
     assert not layout.train("r", 0).exists()
-    # a damaged newest checkpoint is passed over for the one before
+    # a damaged newest checkpoint is skipped
     newest = max(layout.checkpoints.glob("*/step-*"))
     with (newest / "tensors.safetensors").open("r+b") as file:
         file.seek(-8, os.SEEK_END)
@@ -138,11 +140,11 @@ def test_an_interrupted_run_writes_a_checkpoint(
     assert outputs(layout) == outputs(finished)
 
 
-def test_a_changed_parameter_is_another_key(guesser: Path, tmp_path: Path) -> None:
+def test_a_changed_parameter_changes_the_key(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
     gaps = {"float32": 0.0, "bfloat16": 0.0, "float16": 0.0}
     write_params(layout, guards={"max_sampler_gap": gaps})
-    process = train(layout)  # a gap of 0 is more than any sampler keeps
+    process = train(layout)  # no sampler reaches a gap of 0
     assert process.returncode == 1
     assert "over guards.max_sampler_gap 0: " in process.output
     assert not layout.train("r", 0).exists()
@@ -164,7 +166,7 @@ def test_a_changed_parameter_is_another_key(guesser: Path, tmp_path: Path) -> No
         ),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(
+def test_invalid_settings_are_refused(
     section: str, changes: dict[str, Any], message: str, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
@@ -174,7 +176,7 @@ def test_settings_that_make_no_sense_are_refused(
     assert message in process.output
 
 
-def test_updates_recomputed_from_stored_rollouts_are_the_same(finished: Layout) -> None:
+def test_updates_are_reproduced_from_stored_rollouts(finished: Layout) -> None:
     stored = finished.train("r", 0) / "rollouts.parquet"
     process = train(finished, "--from-rollouts", str(stored))
     assert process.returncode == 0, process.output
@@ -187,9 +189,7 @@ def test_updates_recomputed_from_stored_rollouts_are_the_same(finished: Layout) 
         )
 
 
-def test_steps_that_are_not_finite_are_skipped_and_then_stop_the_run(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_nonfinite_steps_are_skipped_and_then_stop_the_run(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES * 2)
     write_params(layout, train={"learning_rate": 1.0e38})
     process = train(layout)
@@ -200,7 +200,7 @@ def test_steps_that_are_not_finite_are_skipped_and_then_stop_the_run(
     assert "3 steps in a row (guards.max_nonfinite_steps)" in log
 
 
-def test_resume_takes_a_checkpoint_that_fits_and_refuses_another(
+def test_resume_accepts_only_a_checkpoint_of_the_same_run(
     finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES * 8)
@@ -221,7 +221,7 @@ def test_resume_takes_a_checkpoint_that_fits_and_refuses_another(
     assert outputs(layout) == outputs(finished)
 
 
-def test_recorded_rollouts_are_never_taken_for_those_of_other_prompts(
+def test_recorded_rollouts_of_other_prompts_are_refused(
     finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES * 8)

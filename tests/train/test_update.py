@@ -1,4 +1,4 @@
-"""The update of a step: the computed and charged rollouts, its averages, and several updates of a
+"""The update of a step: the computed and charged rollouts, its averages, and several updates per
 batch."""
 
 import dataclasses
@@ -34,7 +34,7 @@ from tests.train.worlds import make_trainer, make_world, run_steps, same_paramet
         (kondo, 8, {"shape": [{"method": "kondo", "keep": 0.1}]}),
     ],
 )
-def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
+def test_rollouts_of_weight_0_are_not_charged_and_have_no_effect(
     module: ModuleType,
     size: int,
     changes: dict[str, Any],
@@ -58,10 +58,10 @@ def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
     assert same_parameters(skipping.learner.model, keeping.learner.model)
 
 
-def test_tokens_behind_a_cut_are_not_computed_and_change_nothing(
+def test_tokens_after_a_cut_are_not_computed_and_have_no_effect(
     guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gradient is that of whole completions whose last advantages are 0."""
+    """The gradient equals that of whole completions whose last advantages are 0."""
     layout, shape = make_world(tmp_path, guesser, [4] * 24), [{"method": "nat", "whole": 0.25}]
     cutting = make_trainer(layout, shape=shape)
     mine_S = run_steps(cutting, 4)
@@ -102,9 +102,7 @@ def test_a_rollout_ends_with_its_last_advantage() -> None:
     assert short.logprobs_N.shape == short.versions_N().shape == short.trained_N().shape == (7,)
 
 
-def test_dead_groups_that_pods_drops_are_not_charged_and_move_nothing(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_dead_groups_dropped_by_pods_are_not_charged(guesser: Path, tmp_path: Path) -> None:
     layout, trainers = make_world(tmp_path, guesser, [4] * 24), []
     for drop_dead in (False, True):
         select = {"method": "pods", "keep": 2, "drop_dead": drop_dead}
@@ -122,9 +120,7 @@ def test_dead_groups_that_pods_drops_are_not_charged_and_move_nothing(
     assert ledgers[1].charged_mixed["update"] == ledgers[0].charged_mixed["update"]
 
 
-def test_with_a_kl_term_all_that_is_kept_is_computed_and_charged(
-    guesser: Path, tmp_path: Path
-) -> None:
+def test_a_kl_term_computes_and_charges_all_kept_rollouts(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [3] * 24)
     pods = {"select": {"method": "pods", "keep": 2}, "batch": {"size": 24}}
     for coefficient in (0.0, 0.1):
@@ -140,17 +136,17 @@ def test_with_a_kl_term_all_that_is_kept_is_computed_and_charged(
         ledger, architecture = trainer.state.ledger, trainer.run.policy.architecture
         charged = charged_flops(architecture, updated=float(updated))
         assert ledger.charged_mixed["update"] == charged
-        # of what is computed, prompts are read once a group
+        # prompts are computed once per group
         whole = charged_flops(architecture, updated=float(tokens_B[kept_B].sum()))
         assert ledger.charged["update"] == whole
         assert 0.3 * charged < ledger.executed["update"] < charged
 
 
 @pytest.mark.parametrize("divisor", ["generated", "kept"])
-def test_every_group_with_graded_tokens_counts_the_same(
+def test_all_groups_with_graded_tokens_have_the_same_weight(
     divisor: str, guesser: Path, tmp_path: Path
 ) -> None:
-    """Groups of 2, 3, 4 and 1 rollouts; those of the last and one of the third are not graded, and
+    """Groups have 2, 3, 4 and 1 rollouts; the last group and one of the third are not graded, and
     one of the second is not kept."""
     trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6), divisor=divisor)
     lengths, errors = [3, 1, 2, 2, 5, 4, 1, 1, 6, 2], [6, 9]
@@ -166,10 +162,10 @@ def test_every_group_with_graded_tokens_counts_the_same(
     assert totals.num_tokens == 4 + second + 11
 
 
-def test_the_average_over_prompts_is_that_over_tokens_if_groups_have_equal_lengths(
+def test_averages_over_prompts_and_tokens_agree_for_groups_of_one_length(
     guesser: Path, tmp_path: Path
 ) -> None:
-    """And otherwise another one, whose gradient does not depend on micro-batches."""
+    """Otherwise they differ, and the gradient does not depend on micro-batches."""
 
     def gradient(normalize: str, groups: list[int], most: int) -> torch.Tensor:
         trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6))
@@ -190,15 +186,15 @@ def test_the_average_over_prompts_is_that_over_tokens_if_groups_have_equal_lengt
 
 
 def logprobs_of(model: torch.nn.Module, rollouts: Rollouts, row: int) -> torch.Tensor:
-    """[T, V] the log-probabilities of a completion's positions, by a forward of its own."""
+    """[T, V] Return the log-probabilities of a completion's positions, by a separate forward."""
     prompt, ids = rollouts.table["prompt", "token_ids"].row(row)
     logits: torch.Tensor = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
     return logits.log_softmax(-1)
 
 
 def check_gradient(learner: Learner, coefficient: float, terms: list[Any], normalize: str) -> None:
-    """Assert that the gradient in the parameters is that of the mean of these terms of tokens, a
-    tensor a rollout, as many rollouts in each of three groups; by plain autograd."""
+    """Check by plain autograd that the gradient is that of the mean of these terms of tokens: one
+    tensor per rollout, equally many rollouts in each of three groups."""
     size = len(terms) // 3
     groups = [torch.cat(terms[first : first + size]) for first in range(0, 3 * size, size)]
     mean = {
@@ -217,10 +213,10 @@ def check_gradient(learner: Learner, coefficient: float, terms: list[Any], norma
 @pytest.mark.parametrize("normalize", ["token", "sequence", "constant", "prompt"])
 @pytest.mark.parametrize("divisor", ["generated", "kept"])
 @pytest.mark.parametrize(("keep", "epochs"), [(2, 1), (4, 1), (2, 2)])
-def test_the_kl_term_is_the_mean_over_what_is_kept(
+def test_the_kl_term_is_the_mean_over_kept_rollouts(
     keep: int, epochs: int, divisor: str, normalize: str, guesser: Path, tmp_path: Path
 ) -> None:
-    """For several epochs the reference has read the rollouts before."""
+    """For several epochs the reference has scored the rollouts before."""
     loss = {"method": "clip", "normalize": normalize}
     changes = {"kl_coefficient": 0.5, "max_grad_norm": 1e9, "divisor": divisor, "loss": loss}
     trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6), **changes)
@@ -252,7 +248,7 @@ def test_the_kl_term_is_the_mean_over_what_is_kept(
 
 @pytest.mark.parametrize("normalize", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("chunk", [3, 4096])
-def test_the_entropy_bonus_is_the_mean_over_what_is_kept(
+def test_the_entropy_bonus_is_the_mean_over_kept_rollouts(
     chunk: int, normalize: str, guesser: Path, tmp_path: Path
 ) -> None:
     loss = {"method": "clip", "normalize": normalize, "entropy": {"coefficient": 0.5}}
@@ -269,7 +265,7 @@ def test_the_entropy_bonus_is_the_mean_over_what_is_kept(
     check_gradient(learner, -0.5, [-(each.exp() * each).sum(-1) for each in logprobs], normalize)
 
 
-def test_several_updates_move_on_from_the_scored_policy(guesser: Path, tmp_path: Path) -> None:
+def test_several_updates_start_from_the_scored_policy(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 24)
     updates = {"epochs": 2, "minibatches": 3}
     trainer = make_trainer(layout, updates=updates, learning_rate=1e-2)
@@ -282,11 +278,11 @@ def test_several_updates_move_on_from_the_scored_policy(guesser: Path, tmp_path:
     (rows,) = trainer.state.rollouts
     tokens = rows["prompt_tokens"].sum() + rows["token_ids"].list.len().sum()
     assert ledger.tokens["update"] == 2 * tokens
-    # later updates of the batch differ from the old policy, so PPO's clip has something to do
+    # later updates of the batch differ from the old policy, so PPO's clip has an effect
     assert row["clip_rate"] > 0
 
 
-def test_several_updates_begin_with_the_plain_one(guesser: Path, tmp_path: Path) -> None:
+def test_the_first_of_several_updates_is_the_plain_one(guesser: Path, tmp_path: Path) -> None:
     """An epoch of one minibatch with scored old log-probabilities is the plain update."""
     layout = make_world(tmp_path, guesser, [4] * 6)
     plain = make_trainer(layout)
@@ -297,8 +293,10 @@ def test_several_updates_begin_with_the_plain_one(guesser: Path, tmp_path: Path)
     assert twice.state.ledger.charged["update"] == 2 * plain.state.ledger.charged["update"]
 
 
-def test_against_the_sampler_several_updates_need_no_pass(guesser: Path, tmp_path: Path) -> None:
-    """In float32 the sampler's log-probabilities are those of the scored policy."""
+def test_several_updates_need_no_pass_with_ratios_to_the_sampler(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """In float32 the sampler's log-probabilities equal those of the scored policy."""
     layout = make_world(tmp_path, guesser, [4] * 24)
     found = []
     for ratio_to in ("old", "sampler"):
@@ -320,7 +318,7 @@ def test_against_the_sampler_several_updates_need_no_pass(guesser: Path, tmp_pat
 
 
 @pytest.mark.parametrize("ratio_to", ["old", "sampler"])
-def test_the_reference_reads_rollouts_once_whatever_the_epochs(
+def test_the_reference_reads_rollouts_once_for_all_epochs(
     ratio_to: str, guesser: Path, tmp_path: Path
 ) -> None:
     correction = {"ratio_to": ratio_to}
@@ -340,5 +338,7 @@ def test_the_reference_reads_rollouts_once_whatever_the_epochs(
         executed.append(trainer.state.ledger.executed["score"])
         charged.append(trainer.state.ledger.charged["score"])
     assert read[0] == read[1] > 0
-    assert executed[0] == pytest.approx(executed[1], rel=0.02)  # other micro-batches, other padding
+    assert executed[0] == pytest.approx(
+        executed[1], rel=0.02
+    )  # different micro-batches and padding
     assert charged[0] == charged[1]

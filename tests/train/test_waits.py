@@ -1,6 +1,5 @@
-"""The host waits for the device a fixed number of times a step, however many micro-batches it has.
-
-Counted on a CPU; `tests/gpu/check` counts on a GPU."""
+"""The host waits for the device a fixed number of times per step, for any number of micro-batches.
+The tests count on a CPU; `tests/gpu/check` counts on a GPU."""
 
 import copy
 import dataclasses
@@ -38,8 +37,8 @@ def make_learner(folder: Path, policy: Path, share_prompts: bool, **changes: Any
 
 
 def ragged_rollouts() -> Rollouts:
-    """Twelve rollouts of two groups: of the first an environment wrote a token, the last was
-    replayed; with the log-probabilities before an earlier update."""
+    """Return twelve rollouts of two groups with the log-probabilities before an earlier update: the
+    first has a token of an environment, the last is replayed."""
     tokens = [[5 + k, 20, 9, *range(4, 4 + k % 5)] for k in range(12)]
     logprobs = [[-2.0 - 0.1 * k] * len(ids) for k, ids in enumerate(tokens)]
     samples = Samples(tokens, logprobs, ["stop"] * 12)
@@ -60,7 +59,7 @@ def batches_of(learner: Learner, rollouts: Rollouts, max_tokens: int) -> list[An
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
 @pytest.mark.parametrize("share_prompts", [True, False])
-def test_a_step_waits_once_however_many_micro_batches_it_has(
+def test_a_step_waits_once(
     tmp_path: Path, guesser: Path, share_prompts: bool, kl_coefficient: float, loss: str
 ) -> None:
     changes = {"kl_coefficient": kl_coefficient}
@@ -79,15 +78,15 @@ def test_a_step_waits_once_however_many_micro_batches_it_has(
 
 @pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
 @pytest.mark.parametrize("share_prompts", [True, False])
-def test_nothing_is_read_before_the_last_micro_batch_is_under_way(
+def test_no_value_is_read_before_the_last_micro_batch_has_started(
     tmp_path: Path,
     guesser: Path,
     share_prompts: bool,
     kl_coefficient: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a device that holds no numbers whatever reads them raises, copies to the host as well."""
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it has none
+    """On a device without values, every read raises an error, and so does a copy to the host."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # absent on meta
     learner = make_learner(tmp_path, guesser, share_prompts, kl_coefficient=kl_coefficient)
     learner.reference = copy.deepcopy(learner.model).to(META) if kl_coefficient else None
     learner.model.to(META)
@@ -115,9 +114,7 @@ def test_nothing_is_read_before_the_last_micro_batch_is_under_way(
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
-def test_looking_at_rollouts_waits_for_nothing_between_micro_batches(
-    tmp_path: Path, guesser: Path, share_prompts: bool
-) -> None:
+def test_observing_rollouts_never_waits(tmp_path: Path, guesser: Path, share_prompts: bool) -> None:
     learner = make_learner(tmp_path, guesser, share_prompts)
     rollouts = ragged_rollouts()
     assert len(batches_of(learner, rollouts, 20)) > 4
@@ -145,7 +142,7 @@ def test_waits_are_counted() -> None:
     assert waits.names == []
 
 
-def test_numbers_come_back_as_they_were() -> None:
+def test_copies_to_the_host_are_exact() -> None:
     singles = torch.tensor([[0.1, 1e-38], [float("nan"), -3e38]])
     doubles = torch.tensor([1 / 3, float("-inf")], dtype=torch.float64)
     found = to_host([singles, doubles, torch.zeros(0)])

@@ -1,4 +1,4 @@
-"""Supervised steps before the first one: what they learn, cost and survive."""
+"""Supervised steps before the first one: their effect, their cost, and kills."""
 
 import contextlib
 from pathlib import Path
@@ -23,7 +23,7 @@ WARM: dict[str, Any] = {"data": "profile", "steps": 6, "batch_size": 4, "learnin
 
 
 def with_solutions(layout: Layout) -> Layout:
-    """The world with a worked solution for its first two training prompts."""
+    """Add a worked solution to the first two training prompts of the world."""
     path = layout.prompts("train")
     texts = pl.Series(["1 + 0 = 7", "7", None, None, None, None], dtype=pl.String)
     PROMPTS.write(path, PROMPTS.read(path).with_columns(solution=texts))
@@ -38,7 +38,7 @@ def test_a_pass_over_the_demonstrations_takes_each_once() -> None:
 
 
 @pytest.mark.parametrize("data", ["profile", "solutions"])
-def test_a_warm_start_teaches_and_is_charged_before_the_first_step(
+def test_a_warm_start_learns_and_is_charged_before_the_first_step(
     data: str, guesser: Path, tmp_path: Path
 ) -> None:
     layouts = [with_solutions(make_world(tmp_path / name, guesser, SIZES)) for name in "ab"]
@@ -46,7 +46,7 @@ def test_a_warm_start_teaches_and_is_charged_before_the_first_step(
     plain = run(layouts[0], changes)
     trainer = run(layouts[1], {**changes, "warm_start": {**WARM, "data": data}})
     before, after = plain.state.curve[0], trainer.state.curve[0]
-    assert after["accuracy"] > before["accuracy"]  # the demonstrations are right, or say how
+    assert after["accuracy"] > before["accuracy"]  # the demonstrations contain the answer
     ledgers = [found.state.ledger for found in (plain, trainer)]
     assert trainer.state.num_warm_steps == WARM["steps"] <= trainer.learner.version
     updated = ledgers[1].rollouts["update"] - ledgers[0].rollouts["update"]
@@ -65,7 +65,7 @@ def test_a_warm_start_counts_in_the_budget(guesser: Path, tmp_path: Path) -> Non
     trainer = spend("four", 4 * cost, decay_share=0.5)
     assert trainer.buffer.first_share == pytest.approx(0.25)
     assert trainer.buffer.spent == pytest.approx(4 * cost, rel=0.1)
-    # the rate falls over the last half of what the warm start left
+    # the rate decays over the second half of the rest
     rates = {row["learning_rate"] for row in trainer.state.steps[:2]}
     assert rates == {1e-3}
     with pytest.raises(TrainingError, match=r"spends experiment.budget by step \d .*: lower train"):
@@ -80,7 +80,7 @@ def test_a_warm_start_counts_in_the_budget(guesser: Path, tmp_path: Path) -> Non
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_a_run_killed_in_its_warm_start_ends_alike(
+def test_a_kill_during_the_warm_start_changes_nothing(
     changes: dict[str, Any], guesser: Path, tmp_path: Path
 ) -> None:
     layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]

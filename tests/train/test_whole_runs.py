@@ -24,7 +24,7 @@ SIZES = [4, 3, 4, 2, 2, 4]
 
 
 def changes_of(name: str) -> dict[str, Any]:
-    """What the recipe changes in the section `train`, with a batch for the small world."""
+    """Return the recipe's changes of the section `train`, with a batch for the small world."""
     changes = dict(PROJECT["recipes"][name]["train"])
     if "batch" in changes:
         changes["batch"] = {**changes["batch"], "size": 12}
@@ -36,7 +36,7 @@ def changes_of(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", PROJECT["recipes"])
 def test_a_recipe_trains(name: str, guesser: Path, tmp_path: Path) -> None:
     layout, changes = make_world(tmp_path, guesser, SIZES * 3), changes_of(name)
-    if "reference" in changes:  # its teacher is not here
+    if "reference" in changes:  # there is no teacher here
         changes["reference"] = {"source": str(guesser)}
     state = run_in_process(layout, {**changes, "max_steps": 4}).state
     steps = STEPS.frame(state.steps)
@@ -52,7 +52,7 @@ def test_a_recipe_trains(name: str, guesser: Path, tmp_path: Path) -> None:
 RECENT = {"method": "recent", "share": 0.5, "capacity": 64}
 
 
-def test_replayed_rollouts_are_marked_weighted_and_not_generated_again(
+def test_replayed_rollouts_are_marked_weighted_and_not_generated(
     guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, [4] * 40)
@@ -66,7 +66,7 @@ def test_replayed_rollouts_are_marked_weighted_and_not_generated_again(
     updates = np.cumsum([0] + [row["num_updates"] for row in steps])
     assert versions["version"].list.first().to_list() == updates[:-1].tolist()
     assert (old["version"] < pl.Series(updates)[old["step"]]).all()
-    # the sampler's gap is asked of what the present policy sampled; the weights are of all
+    # the sampler's gap is that of fresh rollouts; the weights are those of all
     assert max(row["log_ratio_max"] or 0.0 for row in steps) < 1e-3
     assert min(row["weight_ess_rate"] or 1.0 for row in steps) < 0.9999
 
@@ -75,15 +75,15 @@ def test_the_profiles_rollouts_are_trained_on_first(guesser: Path, tmp_path: Pat
     layout = make_world(tmp_path, guesser, [4] * 40)
     replay = {"method": "profile", "share": 0.5, "capacity": 4}
     trainer = make_trainer(layout, replay=replay)
-    held = trainer.slots.replay.state.rollouts
-    assert np.isnan(held.logprobs_N).all()
+    stored = trainer.slots.replay.state.rollouts
+    assert np.isnan(stored.logprobs_N).all()
     trainer.score_replay()
     assert np.isfinite(trainer.slots.replay.state.rollouts.logprobs_N).all()
-    # the policy's own log-probabilities, as the profile's engine would have kept them
+    # the policy's log-probabilities, as the profile's engine would have stored them
     seen = trainer.slots.replay.state.rollouts
     assert trainer.learner.log_ratios(seen, trainer.slots.loss)[0].abs().max() < 1e-6
     charged = dict(trainer.state.ledger.charged)
-    tokens = float(held.tokens_B().sum())
+    tokens = float(stored.tokens_B().sum())
     architecture = trainer.run.policy.architecture
     assert charged["score"] == charged_flops(architecture, reference=tokens)
 
@@ -115,15 +115,15 @@ def test_a_group_of_the_profile_may_be_larger_than_the_share(guesser: Path, tmp_
         {"max_staleness": 1, "over_provision": 2.0},
     ],
 )
-def test_no_group_of_the_profile_is_promised_to_two_batches(
+def test_no_group_of_the_profile_is_in_two_batches(
     ahead: dict[str, Any], guesser: Path, tmp_path: Path
 ) -> None:
-    """Those that are sampled before others were learned from: every batch is full."""
+    """Batches that are sampled before training on earlier ones are full as well."""
     layout = make_world(tmp_path, guesser, [2] * 80)
     samples = layout.plan("r", 0) / "samples.parquet"
     table = SAMPLES.read(samples)
     short = pl.col("prompt_id").is_in(["p1", "p3"]) & pl.col("sample_index").is_in([0, 3])
-    SAMPLES.write(samples, table.filter(~short))  # of two rollouts, others of four
+    SAMPLES.write(samples, table.filter(~short))  # two groups have two rollouts, the others four
     replay = {"method": "profile", "share": 0.5, "capacity": 5}
     changes = {"replay": replay, "max_steps": 8, **ahead}
     steps = run_in_process(layout, changes).state.steps
@@ -131,10 +131,10 @@ def test_no_group_of_the_profile_is_promised_to_two_batches(
     assert [row["num_rollouts"] for row in steps] == [6, 6, 8, 12, 12, 12, 12, 12]
 
 
-def test_an_engines_own_log_probabilities_of_the_profile_are_not_taken_for_a_stale_engine(
+def test_log_probabilities_of_the_profile_do_not_count_as_a_stale_engine(
     guesser: Path, tmp_path: Path
 ) -> None:
-    """They may come from another engine, in another dtype; the weights correct for that."""
+    """They can come from another engine with another dtype; the weights correct for that."""
     layout = make_world(tmp_path, guesser, [4] * 40)
     replay = {"method": "profile", "share": 0.5, "capacity": 4}
     trainer = make_trainer(layout, replay=replay)
@@ -167,10 +167,9 @@ def test_a_recipe_can_be_planned_and_loaded(name: str) -> None:
     assert slots.select(rollouts, np.random.default_rng(0)).any()
 
 
-# --- recorded losses: moving code about must not change what is computed
+# --- recorded losses: a refactoring must not change them
 #
-# They are a record, not a derivation: a change of the maths that is meant records them anew and
-# says why.
+# They are not derived: an intended change of the maths records them again and states its reason.
 
 
 OLD: dict[str, Any] = {"divisor": "kept", "correction": {"ratio_to": "sampler"}}
@@ -208,7 +207,7 @@ GRADIENT_NORMS = [
 @pytest.mark.parametrize(
     ("name", "losses", "norms"), list(zip(METHODS, LOSSES, GRADIENT_NORMS, strict=True))
 )
-def test_a_run_finds_its_recorded_losses(
+def test_a_run_has_its_recorded_losses(
     name: str, losses: list[float], norms: list[float], guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4] * 2)

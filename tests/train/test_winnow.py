@@ -1,4 +1,4 @@
-"""What a run knows of pass rates, and what `winnow` makes of it: whom to sample, which baseline."""
+"""Pass rates during a run, and their use by `winnow` for prompts and baselines."""
 
 from dataclasses import replace
 
@@ -16,8 +16,8 @@ from tests.train.steps import START, answer_to, passes_of, prompts_of, requested
 PRIOR = PriorSettings(strength=4.0, prompt_window=8.0, stratum_window=16.0)
 
 
-def known(rates: PassRates, rows: list[int], correct: list[float], trials: list[int]) -> PassRates:
-    """The pass rates after so many successes of so many trials of each prompt."""
+def count(rates: PassRates, rows: list[int], correct: list[float], trials: list[int]) -> PassRates:
+    """Count so many successes of so many trials of each prompt."""
     group_B = np.repeat(np.arange(len(rows)), trials)
     place_B = np.concatenate([np.arange(size) for size in trials])
     rates.add(np.array(rows), group_B, (place_B < np.array(correct)[group_B] - 0.5).astype(float))
@@ -29,12 +29,12 @@ def means(rates: PassRates, rows: list[int]) -> list[float]:
     return list(first / (first + second))
 
 
-def test_a_stratum_is_a_source_a_level_and_a_length() -> None:
+def test_a_stratum_is_a_source_with_a_level_and_a_length() -> None:
     rows = [(s, level, "x" * n) for s in "ab" for level in "12" for n in range(1, 81)]
     strata = strata_of(pl.DataFrame(rows, schema=["source", "level", "prompt"], orient="row"))
     strata = strata.reshape(2, 2, 80)
     assert np.unique(strata).tolist() == list(range(2 * 2 * 8))
-    for one in strata.reshape(4, 80):  # an eighth of a source's prompts each
+    for one in strata.reshape(4, 80):  # each has an eighth of a source's prompts
         assert np.bincount(one)[one[0] :].tolist() == [10] * 8
 
 
@@ -42,21 +42,21 @@ def test_the_rate_of_a_new_prompt_is_that_of_its_stratum() -> None:
     prompts = prompts_of(40).with_columns(prompt=pl.lit("?"))  # levels 0 and 1 alternate
     rates = PassRates(PRIOR, prompts)
     assert means(rates, [0, 1]) == [0.5, 0.5]
-    known(rates, [0, 2, 1], [0, 0, 8], [8, 8, 8])
+    count(rates, [0, 2, 1], [0, 0, 8], [8, 8, 8])
     solved, never = means(rates, [5, 4])
     assert solved > 0.75
     assert never < 0.15
-    # its own outcomes count for more the more there are
-    known(rates, [4], [4], [4])
+    # more outcomes of the prompt itself have more weight
+    count(rates, [4], [4], [4])
     assert never < means(rates, [6])[0] < means(rates, [4])[0]
 
 
 def test_the_beta_of_a_prompt_by_hand() -> None:
     rates = PassRates(PRIOR, prompts_of(2).with_columns(prompt=pl.lit("?")))
-    known(rates, [0, 1], [1, 4], [4, 4])
+    count(rates, [0, 1], [1, 4], [4, 4])
     overall = (5 + 0.5) / (8 + 1)
     prior = (1 + 4 * overall) / (4 + 4)
-    # before, all was even: of the pairs of the one none, of those of the other all are right twice
+    # before, all was even: no pair of the first and every pair of the second is correct twice
     between, total = (0 - 0.25) + (1 - 0.25), 0.25 + 0.25
     likeness = (between + LIKENESS_WEIGHT / 5) / (total + LIKENESS_WEIGHT)
     strength = 1 / likeness - 1
@@ -66,8 +66,8 @@ def test_the_beta_of_a_prompt_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("spread", "size"), [(0.5, 2), (2.0, 2), (8.0, 4), (2.0, 1)])
-def test_the_weight_of_a_stratum_is_learned(spread: float, size: int) -> None:
-    """Pass rates of one stratum from Beta(a, a): it tells as much as 2 a rollouts."""
+def test_the_weight_of_a_stratum_is_estimated(spread: float, size: int) -> None:
+    """With pass rates from Beta(a, a), a stratum is worth 2 a rollouts."""
     rng = np.random.default_rng(0)
     true = rng.beta(spread, spread, 400)
     rates = PassRates(
@@ -75,25 +75,25 @@ def test_the_weight_of_a_stratum_is_learned(spread: float, size: int) -> None:
         prompts_of(400).with_columns(prompt=pl.lit("?"), level=pl.lit("")),
     )
     for _ in range(3):
-        known(rates, list(range(400)), (rng.binomial(size, true)).tolist(), [size] * 400)
+        count(rates, list(range(400)), (rng.binomial(size, true)).tolist(), [size] * 400)
     assert rates.strength() == pytest.approx(2 * spread, rel=0.3)
 
 
 def test_own_rollouts_dominate_in_a_stratum_of_dead_prompts() -> None:
     rates = PassRates(PRIOR, prompts_of(200).with_columns(prompt=pl.lit("?"), level=pl.lit("")))
-    known(rates, list(range(200)), [0, 4] * 100, [4] * 200)
+    count(rates, list(range(200)), [0, 4] * 100, [4] * 200)
     assert rates.strength() < 0.5
     dead, alive = means(rates, [0, 1])
     assert dead < 0.1
     assert alive > 0.9
 
 
-def test_only_a_window_is_remembered() -> None:
+def test_old_outcomes_leave_the_window() -> None:
     rates = PassRates(PRIOR, prompts_of(1))
     for _ in range(20):
-        known(rates, [0], [0], [8])
+        count(rates, [0], [0], [8])
     for _ in range(4):
-        known(rates, [0], [8], [8])
+        count(rates, [0], [8], [8])
     assert means(rates, [0])[0] > 0.8
     assert rates.belief.trials[0] == PRIOR.prompt_window
     assert rates.belief.stratum_trials[0] == PRIOR.stratum_window
@@ -102,17 +102,17 @@ def test_only_a_window_is_remembered() -> None:
 def test_the_belief_does_not_depend_on_the_order_of_groups() -> None:
     rows, correct, trials = [0, 2, 4, 0, 6], [1.0, 0, 8, 3, 2], [8, 8, 8, 4, 2]
     one, other = (PassRates(PRIOR, prompts_of(8)) for _ in range(2))
-    known(one, rows, correct, trials)
-    known(other, rows[::-1], correct[::-1], trials[::-1])
+    count(one, rows, correct, trials)
+    count(other, rows[::-1], correct[::-1], trials[::-1])
     for name, value in vars(one.belief).items():
         np.testing.assert_allclose(value, getattr(other.belief, name))
 
 
 def estimate_of(cost: float, trials: int = 0, correct: float = 0.0) -> posterior.Method:
-    """The method, which has seen so many outcomes of the first prompt."""
+    """Return the method after so many outcomes of the first prompt."""
     method = posterior.Method(posterior.Settings(cost, PRIOR), prompts_of(2))
     if trials:
-        known(method.rates, [0], [correct], [trials])
+        count(method.rates, [0], [correct], [trials])
     return method
 
 
@@ -133,7 +133,7 @@ def test_the_gradient_is_unbiased(rate: float, size: int, seen: float) -> None:
 
 
 def rewarded(rewards: list[float], is_correct: list[bool]) -> Rollouts:
-    """One group with these rewards and outcomes."""
+    """Return one group with these rewards and outcomes."""
     outcomes = ["correct" if right else "wrong" for right in is_correct]
     return rollouts_of(rewards, [0] * len(rewards)).with_columns(outcome=outcomes)
 
@@ -143,21 +143,21 @@ def test_the_expected_outcome_has_advantage_0(low: float, high: float) -> None:
     hard, easy = estimate_of(3.0), estimate_of(3.0)
     for method, right in ((hard, [False] * 7), (easy, [True] * 7)):
         method.observe(rewarded([high if r else low for r in right], right))
-        # one of the other outcome, elsewhere
+        # the other outcome, for another prompt
         other = rewarded([low if right[0] else high], [not right[0]])
         method.observe(replace(other, prompt_rows_Q=np.array([1])))
     mixed = rewarded([high, low, low], [True, False, False])
     assert hard(mixed) == pytest.approx([high - low, 0.0, 0.0])
     assert easy(mixed) == pytest.approx([0.0, low - high, low - high])
     assert [(hard(mixed) == 0).sum(), (easy(mixed) == 0).sum()] == [2, 1]  # exactly
-    # a group of one, and one that is solved against what was expected
+    # a group of one, and an unexpectedly solved one
     assert hard(rewarded([high], [True])) == pytest.approx([high - low])
     assert hard(rewarded([high, high], [True, True])) == pytest.approx([high - low] * 2)
 
 
-def test_where_rewards_of_an_outcome_differ_no_side_is_silent() -> None:
+def test_rewards_that_differ_within_an_outcome_all_count() -> None:
     method = estimate_of(3.0)
-    method.observe(rewarded([0.0, 0.1] * 4, [False] * 8))  # wrong, but some in the right format
+    method.observe(rewarded([0.0, 0.1] * 4, [False] * 8))  # wrong, but some in the correct format
     found = method(rewarded([0.0, 0.1, 1.0], [False, False, True]))
     first, second = method.rates.beta(np.array([0]))
     baseline = 0.05 + 0.95 * (first[0] + 1) / (first[0] + second[0] + 2)
@@ -165,7 +165,7 @@ def test_where_rewards_of_an_outcome_differ_no_side_is_silent() -> None:
     assert found[2] > 0.5
 
 
-def test_a_first_step_of_correct_rollouts_is_remembered() -> None:
+def test_a_first_step_of_correct_rollouts_raises_the_pass_rate() -> None:
     method = estimate_of(3.0)
     method.observe(rewarded([1.0] * 8, [True] * 8))
     assert means(method.rates, [0])[0] > 0.8
@@ -178,7 +178,7 @@ def test_the_baseline_of_an_even_prompt() -> None:
     found = method(rollouts_of([1.0, 0.0], [0, 0]))
     total = first[0] + second[0] + 1
     assert found == pytest.approx([1 - first[0] / total, -(first[0] + 1) / total])
-    # the less was known, the nearer to the mean of the others
+    # with fewer outcomes it is closer to the mean of the others
     method = posterior.Method(posterior.Settings(0.0, PRIOR), prompts_of(1))
     rollouts = rollouts_of([1.0, 0.0, 0.0, 1.0], [0] * 4)
     others, gaps = rloo.Method()(rollouts), []
@@ -188,7 +188,7 @@ def test_the_baseline_of_an_even_prompt() -> None:
     assert gaps[1] < gaps[0] / 4
 
 
-def test_it_learns_from_fresh_graded_rollouts_after_their_advantages_were_taken() -> None:
+def test_graded_rollouts_update_the_rates_afterwards() -> None:
     method = estimate_of(0.0)
     rollouts = rollouts_of([1.0, 1.0, 1.0, 0.0], [0] * 4, errors=1)
     before = method(rollouts)
@@ -198,13 +198,13 @@ def test_it_learns_from_fresh_graded_rollouts_after_their_advantages_were_taken(
 
 
 def choose(candidates: int, rates: list[float], steps: int) -> np.ndarray:
-    """How often each prompt is sampled, in groups of 4, where much is known of all of them."""
+    """Return how often each prompt is sampled, in groups of 4, with well-known rates."""
     plan = passes_of(len(rates), 4, 1000)
     prior = PriorSettings(1.0, 400.0, 1.0)
     method = information.Method(
         information.Settings(3.0, candidates, prior), plan, prompts_of(len(rates))
     )
-    known(method.rates, list(range(len(rates))), [400 * p for p in rates], [400] * len(rates))
+    count(method.rates, list(range(len(rates))), [400 * p for p in rates], [400] * len(rates))
     counts = np.zeros(len(rates), dtype=int)
     for step in range(steps):
         request = requested(method, step)
@@ -212,29 +212,29 @@ def choose(candidates: int, rates: list[float], steps: int) -> np.ndarray:
     return counts
 
 
-def test_the_prompts_of_most_information_for_their_cost_are_sampled() -> None:
+def test_prompts_with_the_most_information_per_cost_are_sampled() -> None:
     rates = [0.0, 1.0, 0.01, 0.5, 0.3, 0.7, 0.99, 0.0]
-    # an even one would cost more updates
+    # even prompts cost more updates
     assert np.flatnonzero(choose(4, rates, 50)).tolist() == [4, 5]
     even = choose(1, rates, 400)
     assert even.sum() == 800
     assert even.min() > 70
 
 
-def test_the_worth_of_a_rollout() -> None:
+def test_the_information_per_cost_of_a_rollout() -> None:
     plan, settings = passes_of(4, 4, 1), information.Settings(3.0, 2, PRIOR)
     method = information.Method(settings, plan, prompts_of(4))
     found = method.worth(np.array([0.0, 0.5, 0.25, 0.9]))
-    # at one half all are updated; further out the rarer outcome alone
+    # at one half all are updated, else only the rarer outcome
     assert found == pytest.approx([0.0, 0.25 / 4, 0.1875 * 0.75 / 1.75, 0.09 * 0.9 / 1.3])
 
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("spread", [0.5, 1.0])
 def test_the_loss_of_the_baseline_on_chosen_prompts(spread: float, size: int) -> None:
-    """About a tenth of the information: prompts are chosen where the posterior says that there is
-    some. True rates from Beta(a, a), settings of `winnow`, 60 steps of 128 rollouts."""
-    rng, lost, all_of_it = np.random.default_rng(0), 0.0, 0.0
+    """It is about a tenth of the information. True rates from Beta(a, a), settings of `winnow`, 60
+    steps of 128 rollouts."""
+    rng, lost_information, total = np.random.default_rng(0), 0.0, 0.0
     true_P, prior = rng.beta(spread, spread, 600), PriorSettings(8.0, 8.0, 64.0)
     prompts = prompts_of(600).with_columns(prompt=pl.lit("?"), level=pl.lit(""))
     plan = passes_of(600, size, 20, BatchSettings("rollouts", 128, "generated"))
@@ -247,14 +247,14 @@ def test_the_loss_of_the_baseline_on_chosen_prompts(spread: float, size: int) ->
         rollouts = answer_to(request, outcomes_B.tolist())
         if step >= 20:
             baseline_B = outcomes_B - method(rollouts)
-            lost += float(((baseline_B - rates_B) ** 2).sum())
-            all_of_it += float((rates_B * (1 - rates_B) + (baseline_B - rates_B) ** 2).sum())
+            lost_information += float(((baseline_B - rates_B) ** 2).sum())
+            total += float((rates_B * (1 - rates_B) + (baseline_B - rates_B) ** 2).sum())
         control.observe(rollouts)
         method.observe(rollouts)
-    assert 0.08 < lost / all_of_it < 0.13
+    assert 0.08 < lost_information / total < 0.13
 
 
-def test_the_budget_of_the_plan_is_spent_and_no_more() -> None:
+def test_the_budget_of_the_plan_is_spent_exactly() -> None:
     plan = passes_of(10, 3, 2)
     method = information.Method(information.Settings(), plan, prompts_of(10))
     spent = []

@@ -62,11 +62,11 @@ PARAMS: dict[str, Any] = {
     "gates": {"min_solved_rate": 0.0, "max_truncated_rate": 1.0},
     "recipes": {"r": {"allocate": {"strategy": "uniform", "group_size": 4}, "train": {}}},
 }
-"""What differs from the defaults, and what tests change."""
+"""Values that differ from the defaults, or that tests change."""
 
 
 def make_world(root: Path, policy: Path, group_sizes: list[int], answer: str = "7") -> Layout:
-    """Six prompts, and a plan that visits them in turn with `group_sizes`, in two phases."""
+    """Make six prompts, and a plan that visits them in turn with `group_sizes`, in two phases."""
     layout = Layout(root)
     place_policy(
         policy, layout, load_model(policy, dtype=torch.float32, device=torch.device("cpu"))
@@ -110,8 +110,8 @@ def write_params(layout: Layout, **changes: dict[str, Any]) -> None:
 
 
 def samples_of(policy: Path, answer: str) -> pl.DataFrame:
-    """A profile of four samples a prompt without log-probabilities, two of them correct; the last
-    prompt is never solved."""
+    """Return a profile of four samples per prompt without log-probabilities, two of them correct;
+    the last prompt is never solved."""
     tokenizer = load_tokenizer(policy)
     rows = [
         {
@@ -139,7 +139,7 @@ def make_trainer(
     ranks: Ranks = Ranks(0, 1),  # noqa: B008 - frozen
     **changes: Any,
 ) -> Trainer:
-    """The trainer of the world under `layout.root`; `changes` to the section `train`."""
+    """Return the trainer of the world, with `changes` of the section `train`."""
     values = params.load(layout.root / "params.yaml")
     settings = params.parse({**values["train"], **changes}, TrainSettings, "train")
     sections = params.sections(values, Sections)
@@ -150,7 +150,7 @@ def make_trainer(
 
 
 def sampled(trainer: Trainer) -> Batch:
-    """The batch that a step takes."""
+    """Return the next batch."""
     trainer.buffer.reserve(trainer.buffer.num_sampled + 1)
     trainer.buffer.fill(trainer.learner.version)
     (batch,) = trainer.buffer.take(1)
@@ -162,7 +162,7 @@ def run_in_process(
     changes: dict[str, Any],
     prepare: Callable[[Trainer], object] = lambda trainer: None,
 ) -> Trainer:
-    """The trainer at the end of its run."""
+    """Return the trainer at the end of its run."""
     trainer = make_trainer(layout, **changes)
     prepare(trainer)
     train_to_end(trainer, layout)
@@ -172,14 +172,14 @@ def run_in_process(
 def train_to_end(
     trainer: Trainer, layout: Layout, record: Record = lambda *_: None
 ) -> dict[str, float]:
-    """Train from the last checkpoint on, without others before the end; the work that was lost."""
+    """Train from the last checkpoint without further checkpoints; return the lost work."""
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
     with closing(trainer.collector.grader):
         return train(trainer, checkpoints, CheckpointSettings(1e9, 1), record)
 
 
 def same_parameters(one: torch.nn.Module | None, other: torch.nn.Module | None) -> bool:
-    """Whether two models have equal parameters."""
+    """Return whether two models have equal parameters."""
     assert one is not None
     assert other is not None
     pairs = zip(one.parameters(), other.parameters(), strict=True)
@@ -187,11 +187,11 @@ def same_parameters(one: torch.nn.Module | None, other: torch.nn.Module | None) 
 
 
 class Killed(BaseException):
-    """It stands for SIGKILL within a process."""
+    """A stand-in for SIGKILL within a process."""
 
 
 def die_after(trainer: Trainer, step: int) -> None:
-    """Kill the run while it learns from that step, if it gets there."""
+    """Kill the run when it records that step."""
     record = trainer.record
 
     def dying(*arguments: Any) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def die_after(trainer: Trainer, step: int) -> None:
 
 
 def from_record(rows: pl.DataFrame) -> Callable[[Trainer], None]:
-    """Have a run take its rollouts from a record."""
+    """Let a run take its rollouts from a record."""
 
     def prepare(trainer: Trainer) -> None:
         trainer.collector.recorded = rows
@@ -219,7 +219,7 @@ def run(
     keep: int = 2,
     dies_after: int | None = None,
 ) -> Trainer:
-    """A run to its end, or from its last checkpoint on, with its results written."""
+    """Run from the last checkpoint to the end, and write the results."""
     trainer = make_trainer(layout, **changes)
     if dies_after is not None:
         die_after(trainer, dies_after)
@@ -229,7 +229,7 @@ def run(
         try:
             train(trainer, checkpoints, CheckpointSettings(every_seconds, keep), lambda *_: None)
         finally:
-            checkpoints.wait()  # a process that is killed writes no more
+            checkpoints.wait()  # a killed process writes nothing more
     write_results(trainer, checkpoints, layout.train("r", 0))
     return trainer
 
@@ -240,7 +240,7 @@ def run_with_kills(
     kills: Sequence[int],
     prepare: Callable[[Trainer], object] = lambda trainer: None,
 ) -> Trainer:
-    """A run that is killed in each of these steps that it gets to, to its end."""
+    """Kill a run in each of these steps that it reaches, then run it to its end."""
     num_kills = 0
     for step in kills:
         try:
@@ -259,8 +259,8 @@ def check_kills(
     kills: Sequence[int] = (1, 2, 5),
     budget: CellBudget | None = None,
 ) -> Trainer:
-    """Assert that a run which is killed in these steps ends as one that is not, and that its
-    methods remember the same. Return the trainer of the other one."""
+    """Check that a run with kills in these steps ends like one without, with the same states of its
+    methods. Return the trainer of the run without kills."""
     layouts = [make_world(root / side, policy, sizes) for side in ("whole", "killed")]
     for layout in layouts:
         if budget is not None:
@@ -278,7 +278,7 @@ def check_kills(
 
 
 def outputs(layout: Layout) -> dict[str, Any]:
-    """What a finished run left, in a form that can be compared."""
+    """Return the outputs of a finished run for comparisons."""
     out = layout.train("r", 0)
     tables = {
         name: pl.read_parquet(out / f"{name}.parquet").to_dicts()
@@ -289,7 +289,7 @@ def outputs(layout: Layout) -> dict[str, Any]:
 
 
 def run_steps(trainer: Trainer, num: int) -> list[dict[str, Any]]:
-    """Steps of the loop, without its files; their rows of STEPS."""
+    """Run steps of the loop without its files; return their rows of STEPS."""
     trainer.score_replay()
     for _ in range(num):
         batch = sampled(trainer)

@@ -146,8 +146,8 @@ class Harness:
     def numbers(self) -> list[int]:
         if self.options.only is not None:
             return [self.options.only]
-        there = {line["number"] for line in self.past()}
-        return [n for n in range(self.options.events) if n not in there]
+        stored = {line["number"] for line in self.past()}
+        return [n for n in range(self.options.events) if n not in stored]
 
     def run(self) -> int:
         numbers = [] if self.options.table else self.numbers()

@@ -198,9 +198,9 @@ def container(world: World, event: Event) -> dict[str, object]:
     time.sleep(after)
     found = dvcs(world)
     strike(found, signal.SIGKILL)
-    holding = {p.pid for p in world.processes() if "ctypes.CDLL" in line_of(p)}
+    adopters = {p.pid for p in world.processes() if "ctypes.CDLL" in line_of(p)}
     done = {"hit": bool(found) and stage_runs, "after": round(after, 2), "hit_level": "dvc"}
-    gone = wait_gone(world, holding | {process.pid})
+    gone = wait_gone(world, adopters | {process.pid})
     worlds.end(world.processes())
     return {**done, "status": process.wait(), "orphans": gone}
 

@@ -1,7 +1,7 @@
-"""Writes down what a process and its children load of this project, as it happens.
+"""Record the files of this project that a process and its children load.
 
-Python imports a module of this name by itself when it starts. It stands on the path only of the
-processes that `test_loaded` starts."""
+Python imports a module of this name automatically when it starts. Only the processes of
+`test_loaded` have it on their path."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Recorder:
-    """A finder that finds nothing, but sees every name that is looked for."""
+    """A finder that finds nothing, but records every name."""
 
     def __init__(self, file: str) -> None:
         self.file = file

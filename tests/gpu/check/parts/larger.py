@@ -28,7 +28,7 @@ RUNS |= {"winnow": ("winnow", 0)}
 # Attention has 4 x 768^2 and the MLP 3 x 768 x 2560 parameters: 99M in 12 layers. Its training
 # needs 6 x 99e6 x 5e7 tokens = 3.0e16 FLOPs, 75 to 100 seconds of an H100 at 30 to 40 % of 990
 # TFLOP/s. The host needs perhaps as long again for examples and kernel launches: two to three
-# minutes. This is an estimate and no measurement.
+# minutes. This is an estimate, not a measurement.
 MODEL = {"num_layers": 12, "hidden_size": 768, "num_heads": 24, "num_key_value_heads": 24}
 MODEL |= {"intermediate_size": 2560, "max_length": 256}
 TRAINING = {"tokens": 5.0e7, "batch_size": 512, "batches_per_bucket": 32, "learning_rate": 6.0e-4}
@@ -138,7 +138,7 @@ def train(layout: Layout, name: str, values: dict[str, Any], sizes: Sizes) -> di
     recipe, kills = RUNS[name]
     out, budget = layout.train(recipe, 0), 128 if sizes.is_small else 4096
     cell = BenchmarkCell("hard", recipe, budget, 0, "validation", {}, values, {})
-    fit_plan(cell, CellLayout(layout.root, layout))  # the same one every time
+    fit_plan(cell, CellLayout(layout.root, layout))  # always the same plan
     seconds, kills = run(layout, recipe, kills)
     flops = read_checked(out / "flops.json")
     accuracy = CURVE.read(out / "curve.parquet")["accuracy"]
