@@ -119,7 +119,7 @@ class Checkpoints:
 
     def write(self, snapshot: Snapshot) -> None:
         """Write the part of the rollouts, then the checkpoint that refers to it, then delete the
-        oldest ones. Raise WriteError, and keeps the earlier ones, if the disk is full."""
+        oldest ones. Raise WriteError, and keep the earlier ones, if the disk is full."""
         unique = name_in(self.folder, snapshot.step, on_branch=snapshot.state["branch"] is not None)
         try:
             with writing(self.folder / unique):
