@@ -10,16 +10,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tasks.common.config import yaml_tags
 from tasks.common.files import ArtifactError, digest, digest_file
-
-
-class Loader(yaml.SafeLoader):
-    """A YAML loader that replaces a value with a tag, such as `!function`, by null."""
-
-
-Loader.add_multi_constructor("", lambda loader, tag, node: None)  # type: ignore[no-untyped-call]
 
 
 def task_files(folder: Path, installed: Path | None = None) -> list[Path]:
@@ -38,17 +30,8 @@ def task_files(folder: Path, installed: Path | None = None) -> list[Path]:
         if not path.is_file():
             raise ArtifactError(f"{path} does not exist, and a task file includes it")
         found[path] = None
-        waiting += [path.parent / other for other in named(read(path), "include")]
+        waiting += [path.parent / other for other in named(yaml_tags.read(path), "include")]
     return list(found)
-
-
-def read(path: Path) -> Any:
-    """Return the values of a task file, without running code. Raise ArtifactError if it is not
-    YAML."""
-    try:
-        return yaml.load(path.read_bytes(), Loader)  # nosec B506  # a SafeLoader
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ArtifactError(f"{path} is not YAML: {error}") from error
 
 
 def named(value: Any, key: str, is_below: bool = False) -> Iterator[str]:
@@ -73,7 +56,7 @@ def fingerprint(paths: Collection[Path]) -> str:
 
 def data_files(path: Path) -> Iterator[str]:
     """Yield the local files that a task file uses as its data."""
-    for pattern in named(read(path), "data_files"):
+    for pattern in named(yaml_tags.read(path), "data_files"):
         if "://" in pattern:
             continue
         found = glob.glob(pattern, recursive=True)

@@ -52,6 +52,9 @@ POLICY = {
 """For the stage `policy` alone, with its result in git: only code that makes the weights counts."""
 
 
+OWN = ("train", "recipes")  # sections that `values` writes itself
+
+
 @pytest.fixture(scope="module")
 def values() -> dict[str, Any]:
     """Return the project's parameters with small sizes."""
@@ -60,7 +63,7 @@ def values() -> dict[str, Any]:
     training = {**real["policy"]["tiny"]["training"], "tokens": 2.0e4}
     return {
         **real,
-        **{name: value for name, value in PARAMS.items() if name not in ("train", "recipes")},
+        **{name: {**real[name], **PARAMS[name]} for name in PARAMS if name not in OWN},
         "experiment": {"recipes": ["r"], "seeds": [0]},
         "ingest": {
             **real["ingest"],
