@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.common.config import yaml_tags
 from tasks.common.params import Budget
 from tasks.engines.settings import Cluster
 from tasks.harness import files
@@ -59,7 +60,7 @@ def test_the_task_file_of_the_guide_can_be_read(tmp_path: Path) -> None:
     (block,) = [block for block in of("yaml") if block.caption == "mine/sums.yaml"]
     (tmp_path / "sums.yaml").write_text(block.text)
     (path,) = files.task_files(tmp_path)
-    assert list(files.named(files.read(path), "data_files")) == ["/data/sums.jsonl"]
+    assert list(files.named(yaml_tags.read(path), "data_files")) == ["/data/sums.jsonl"]
     assert yaml.safe_load(block.text)["metric_list"][0]["metric"] == "exact_match"
 
 
