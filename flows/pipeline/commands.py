@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from flows.pipeline import lock
@@ -90,12 +89,7 @@ class Dvc:
     def __enter__(self) -> "Dvc":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         with self.stack:
             # after an error, dvc waits for a request, and exits by itself
             interrupt = error is not None and not isinstance(error, CommandError)

@@ -24,7 +24,8 @@ def how_to_restore(path: Path) -> str:
     if found is None:
         return "Delete it and run the same command again: it is restored or recreated"
     root, stage = found
-    if not is_of_project(root):
+    project = root if root.name != "data" else root.parent
+    if not (project / "dvc.yaml").exists():  # `winnow run` cannot run it
         return f"Delete it and run the stage {stage} again"
     place = os.path.relpath(root)
     copy = damaged_copy(path)
@@ -83,9 +84,3 @@ def maker(path: Path) -> tuple[Path, str] | None:
     if parents[0].name in STAGES:
         return parents[1], STAGES[parents[0].name]
     return None
-
-
-def is_of_project(root: Path) -> bool:
-    """Return whether the data root belongs to this project, so that `winnow run` can run it."""
-    own = root if root.name != "data" else root.parent
-    return (own / "dvc.yaml").exists()

@@ -11,7 +11,8 @@ Legend: N tokens packed together, H query heads, K key-value heads, D size of a 
 sequences of T queries and S keys."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -186,6 +187,20 @@ def head_logits(model: PreTrainedModel, hidden_ND: torch.Tensor) -> torch.Tensor
     if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
         logits = cap * torch.tanh(logits / cap)
     return logits
+
+
+@contextmanager
+def head_precision(kind: str) -> Iterator[None]:
+    """Under autocast, let a head in float32 use TF32 on a GPU: factors of 10 bits of mantissa.
+    torch's switch is global. It would also round the positions in rotary embeddings."""
+    backend = torch.backends.cuda.matmul
+    before = backend.fp32_precision
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        backend.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        backend.fp32_precision = before
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from tasks.models.adapters import adapted_layers, adapter_of, add_delta, dense
 
-LAYER = re.compile(r".*?\.\d+\.")  # a name up to the number of its layer
+LAYER = re.compile(r".*?\.\d+\.")  # a name up to the number of its layer; other names match nothing
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -71,7 +71,7 @@ def as_saved(weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.T
     if not isinstance(weights, NamedWeights) or is_saved_as_it_is(weights.model):
         yield from weights.items()
         return
-    for _, names in groupby(weights, key=layer_of):
+    for _, names in groupby(weights, key=lambda name: (LAYER.match(name) or [name])[0]):
         layer = ((name, weights[name]) for name in names)
         yield from revert_weight_conversion(weights.model, dict(layer)).items()
 
@@ -79,9 +79,3 @@ def as_saved(weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.T
 def is_saved_as_it_is(model: PreTrainedModel) -> bool:
     """Return whether transformers converted no weight when it loaded the model."""
     return getattr(model, "_weight_conversions", None) == []
-
-
-def layer_of(name: str) -> str:
-    """Return the prefix of a weight's layer, or the whole name of a weight outside layers."""
-    found = LAYER.match(name)
-    return found[0] if found else name

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.bench.world import PROJECT
 from tests.gpu import wheels
+from tests.gpu.check.parts.larger import settings
+from tests.gpu.check.shapes import Sizes
 from tests.train.worlds import make_world
 
 TORCH = {"torch": "2.11.0"}
@@ -124,21 +127,27 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
+def run_stage(python: Path, root: Path, stage: str, *options: str) -> None:
+    paths = ["--params", str(root / "params.yaml"), "--data", str(root)]
+    line = [python, "-m", f"tasks.{stage}", *paths, *options]
+    done = subprocess.run(line, cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_packages_are_complete_for_prompts_and_a_policy(bare: Path, tmp_path: Path) -> None:
+    values = settings(Sizes(is_small=True))
+    values["policy"]["tiny"]["training"]["tokens"] = 1.0e3
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    for stage in ("ingest", "policy", "profile"):
+        run_stage(bare, tmp_path, stage)
+
+
 def test_packages_are_complete_for_training(bare: Path, guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4, 3, 4, 2])
     names = "mlflow prefect dvc vllm ray sklearn"
-    absent = (
-        f"from importlib.util import find_spec as f; print([n for n in {names!r}.split() if f(n)])"
-    )
-    result = subprocess.run([bare, "-c", absent], capture_output=True, text=True, check=True)
-    assert result.stdout == "[]\n"
-    options = ["--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path)]
-    done = subprocess.run(
-        [bare, "-m", "tasks.train", *options, "--recipe", "r", "--seed", "0"],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    found = f"from importlib.util import find_spec; print(*filter(find_spec, {names!r}.split()))"
+    result = subprocess.run([bare, "-c", found], capture_output=True, text=True, check=True)
+    assert result.stdout == "\n"
+    run_stage(bare, tmp_path, "train", "--recipe", "r", "--seed", "0")
     assert (layout.train("r", 0) / "policy" / "model.safetensors").exists()
     assert list((layout.tracking / "pending").glob("train-*.jsonl"))

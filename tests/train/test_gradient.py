@@ -23,6 +23,7 @@ from tasks.models import packing
 from tasks.models.forward_check import check_forward
 from tasks.models.packing import Packing
 from tasks.models.policy import load_model, load_tokenizer
+from tasks.train.learner import update
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import micro_batches
 from tasks.train.learner.update import (
@@ -192,6 +193,23 @@ def test_a_bfloat16_gradient_has_the_direction_of_the_float32_gradient(
     with torch.autocast("cpu", torch.bfloat16):
         found = gradient(recomputing(model), rollouts, np.arange(12), 60, objective)
     assert 0.99 < torch.nn.functional.cosine_similarity(found, whole, dim=0) < 1 - 1e-7
+
+
+@pytest.mark.parametrize(("is_rounded", "expected"), [(True, "tf32"), (False, "none")])
+def test_a_bfloat16_update_has_its_head_in_tf32(
+    step: tuple[Any, Rollouts], is_rounded: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, precision = [], torch.backends.cuda.matmul
+
+    def head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+        found.append((hidden.dtype, precision.fp32_precision))
+        return packing.head_logits(model, hidden)
+
+    monkeypatch.setattr(update, "head_logits", head)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_rounded):
+        gradient(*step, np.arange(12), 10_000)
+    assert found == [(torch.float32, expected)]
+    assert precision.fp32_precision == "none"  # in the body, and after the update
 
 
 def test_kl_is_zero_at_the_reference_and_pulls_towards_it(step: tuple[Any, Rollouts]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tasks.models.packing import Ints, Segments
+from tasks.models.packing import Ints, Segments, gather
 from tasks.models.transfer import to_device
 
 # one layer's keys and values
@@ -69,17 +69,15 @@ class KVCache:
         Repeat the last token of shorter prompts: these positions are overwritten before any token
         attends to them."""
         indices, _ = prefill.segments.padded_indices(owners)  # [rows, longest prompt]
-        flat = to_device(indices.ravel(), prefill.logits.device)
+        places = to_device(indices, prefill.logits.device)
         slots = slice(first, first + len(owners))
         for layer, pair in enumerate(prefill.states):
             for cached, new in zip((self.keys, self.values), pair, strict=True):
                 if layer == len(cached):
                     shape = (self.capacity, new.shape[1], self.length, new.shape[2])
                     cached.append(new.new_zeros(shape))
-                # [N, K, D] -> [rows, longest prompt, K, D] -> [rows, K, longest prompt, D]
-                copies = new.reshape(len(new), -1).index_select(0, flat)
-                copies = copies.view(*indices.shape, *new.shape[1:]).transpose(1, 2)
-                cached[layer][slots, :, : indices.shape[1]] = copies
+                # [N, K, D] -> [rows, K, longest prompt, D]
+                cached[layer][slots, :, : indices.shape[1]] = gather(new, places)
 
     def num_bytes(self) -> int:
         """Return the bytes of all slots' keys and values."""

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from tasks.common.accounting.ledger import Architecture, forward_flops
 from tasks.models.adapters import adapters_off, has_adapters, num_adapter_parameters
-from tasks.models.packing import forward, forward_after, forward_rows, head_logits
+from tasks.models.packing import forward, forward_after, forward_rows, head_logits, head_precision
 from tasks.models.sharding import call
 from tasks.models.transfer import chosen, to_device, to_host
 from tasks.train.learner.correction import corrected_tokens
@@ -297,9 +297,12 @@ def project(
     """Return [N] log-probabilities of the targets and [N] entropies, in float32. The entropies have
     a gradient if there is a bonus for them."""
     # in float32 also under autocast: a bfloat16 head changes log-probabilities by over a percent
-    with torch.autocast(hidden_ND.device.type, enabled=False):
+    kind = hidden_ND.device.type
+    with head_precision(kind), torch.autocast(kind, enabled=False):
         logits_NV = head_logits(model, hidden_ND.float())
-    logprobs_NV = (logits_NV / temperature).log_softmax(-1)
+    if temperature != 1.0:
+        logits_NV = logits_NV / temperature
+    logprobs_NV = logits_NV.log_softmax(-1)
     entropy_N = entropies(logprobs_NV if has_bonus else logprobs_NV.detach())
     # by a sum of one, not by a view: FSDP adds its hooks to the outputs of a forward
     return logprobs_NV.gather(-1, targets_N[:, None]).sum(-1), entropy_N

@@ -16,7 +16,6 @@ when a branch ends."""
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 
 import torch
 
@@ -44,12 +43,7 @@ class Sampler:
             self.trainer.sync_engine()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Wait for the batch in flight, unless an immediate interrupt ends the run."""
         with self.lock:
             self.target = 0

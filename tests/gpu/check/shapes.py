@@ -39,16 +39,16 @@ class Sizes:
     @property
     def rows(self) -> list[int]:
         """Rollouts in flight."""
-        return [4, 8] if self.is_small else [64, 256, 1024, 4096]
+        return [4, 8] if self.is_small else [64, 256, 1024]
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of a completion in the update."""
-        return [16, 32] if self.is_small else [512, 2048, 4096, 16384]
+        return [16, 32] if self.is_small else [512, 2048, 16384]
 
     @property
     def new_tokens(self) -> int:
-        return 8 if self.is_small else 256
+        return 8 if self.is_small else 64
 
     @property
     def repeats(self) -> int:

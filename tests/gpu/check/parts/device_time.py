@@ -75,7 +75,7 @@ def decoding(
 def prefill(
     model: Any, modelled: DeviceTime, sizes: Sizes
 ) -> Iterator[tuple[str, int, float, float]]:
-    for length in sizes.lengths[:3]:
+    for length in sizes.lengths[:2]:
         num_rows = 2 if sizes.is_small else max(16_384 // length, 1)
         tokens = torch.ones(num_rows, length, dtype=torch.long, device=sizes.device)
         read = lambda ids=tokens: model.model(input_ids=ids, use_cache=False)  # noqa: E731
@@ -88,7 +88,7 @@ def prefill(
 def updates(
     shape: str, modelled: DeviceTime, sizes: Sizes
 ) -> Iterator[tuple[str, int, float, float]]:
-    for length in sizes.lengths[:3]:
+    for length in sizes.lengths[:2]:
         found = update.measure(shape, length, sizes, 1.0, share_prompts=True)
         if found["tokens/s"]:
             whole = length + update.PROMPT_TOKENS / 8  # a prompt is read once for its eight

@@ -21,7 +21,7 @@ KILLS = 2
 
 
 def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
-    steps = 8 if sizes.is_small else 256
+    steps = 8 if sizes.is_small else 96
     with tempfile.TemporaryDirectory() as folder:
         digests = {}
         for name, recipe, kills in (
