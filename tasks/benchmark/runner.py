@@ -7,6 +7,7 @@ benchmark that is killed or stopped continues from the same state."""
 
 import logging
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -220,7 +221,7 @@ def run(protocol: Protocol, values: Values, work: Path, file: Path, workers: int
                 busy = {cell.key for cell in running.values()}
                 waiting = [c for c in runnable(protocol, values, results) if c.key not in busy]
                 for cell in waiting[: workers - len(running)]:
-                    running[pool.submit(cells.run_cell, cell, work)] = cell
+                    running[pool.submit(run_in_worker, cell, work)] = cell
                 if not running:
                     return
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -235,6 +236,15 @@ def run(protocol: Protocol, values: Values, work: Path, file: Path, workers: int
             for process in list(pool._processes.values()):
                 process.terminate()
             raise
+
+
+def run_in_worker(cell: BenchmarkCell, work: Path) -> Line:
+    """Run a cell in a worker. A worker that is interrupted writes a checkpoint and exits: the pool
+    would wait for it if it returned, and it for other work."""
+    try:
+        return cells.run_cell(cell, work)
+    except KeyboardInterrupt:
+        os._exit(128 + signal.SIGTERM)
 
 
 def line_of(future: Future[Line], ran: Collection[BenchmarkCell]) -> Line:

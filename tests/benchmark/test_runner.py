@@ -1,6 +1,8 @@
 """The next cell follows from the results file: halving, the choice on validation, resuming."""
 
 import logging
+import multiprocessing
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,13 @@ from tasks.benchmark import cells
 from tasks.benchmark.cells import prepare_family, run_cell, thinned
 from tasks.benchmark.protocol import BenchmarkCell, Protocol, make_cell, read_protocol, trials
 from tasks.benchmark.results import append_result, digits, read_lines, read_results
-from tasks.benchmark.runner import due, expected_hours, runnable, supersede_others
+from tasks.benchmark.runner import (
+    due,
+    expected_hours,
+    run_in_worker,
+    runnable,
+    supersede_others,
+)
 from tasks.benchmark.tables import page, write_tables
 from tasks.common.artifacts import PLAN
 from tasks.common.files import ArtifactError
@@ -21,6 +29,7 @@ from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tests.benchmark.test_headline import line as line_of
 from tests.parameters import every_value
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTESTANT = {
@@ -357,3 +366,17 @@ def test_a_failed_cell_has_a_line(
         line = run_cell(cell, tmp_path / "work")
     assert line["failed"] == "ArtifactError: no prompts here"
     assert line["key"] == cell.key
+
+
+def test_an_interrupted_worker_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool waits for all workers. One that went on would wait for work, and both for ever."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cells, "run_cell", interrupted)
+    (cell, *_), context = runnable(*protocol_of(tmp_path), {}), multiprocessing.get_context("fork")
+    worker = context.Process(target=run_in_worker, args=(cell, tmp_path))
+    worker.start()
+    worker.join(PATIENCE)
+    assert worker.exitcode == 128 + signal.SIGTERM
