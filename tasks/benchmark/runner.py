@@ -239,8 +239,7 @@ def run(protocol: Protocol, values: Values, work: Path, file: Path, workers: int
 
 
 def run_in_worker(cell: BenchmarkCell, work: Path) -> Line:
-    """Run a cell in a worker. A worker that is interrupted writes a checkpoint and exits: the pool
-    would wait for it if it returned, and it for other work."""
+    """Run a cell in a worker, which exits when interrupted: the pool would wait for it forever."""
     try:
         return cells.run_cell(cell, work)
     except KeyboardInterrupt:

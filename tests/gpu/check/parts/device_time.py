@@ -1,6 +1,5 @@
 """The model of device time (`accounting.device_time`) compared with this device: seconds per token
-of decoding, prefill and the update. On a CPU the numbers are compared with an A100's, and mean only
-that the part runs."""
+of prefill and the update. On a CPU, compared with an A100, this shows only that the part runs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 
 from tasks.common.accounting.device_time import A100, H100, H200, Device, DeviceTime, Model
-from tests.gpu.check.parts import engine, update
+from tests.gpu.check.parts import update
 from tests.gpu.check.shapes import Sizes, make_model, seconds_of
 
 DEVICES = {"H200": H200, "H100": H100, "A100": A100}
@@ -19,15 +18,12 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
     for shape in sizes.shapes:
         model = make_model(shape, torch.bfloat16, sizes.device)
         modelled = DeviceTime(described(shape, model), device)
-        for part, context, measured, expected in (
-            *decoding(model, modelled, sizes),
-            *prefill(model, modelled, sizes),
-        ):
-            yield row(device, shape, part, context, measured, expected)
+        for found in prefill(model, modelled, sizes):
+            yield row(device, shape, "prefill", *found)
         del model
         update.free(sizes)
-        for part, context, measured, expected in updates(shape, modelled, sizes):
-            yield row(device, shape, part, context, measured, expected)
+        for found in updates(shape, modelled, sizes):
+            yield row(device, shape, "update", *found)
 
 
 def row(
@@ -37,7 +33,7 @@ def row(
         "constants of": device.name,
         "model": shape,
         "part": part,
-        "rows, or tokens": size,
+        "tokens": size,
         "measured, us a token": 1e6 * measured,
         "modelled, us a token": 1e6 * expected,
         "measured / modelled": measured / expected,
@@ -57,39 +53,20 @@ def described(shape: str, model: Any) -> Model:
     return Model(shape, num, num, cache, config.num_hidden_layers, config.hidden_size)
 
 
-def decoding(
-    model: Any, modelled: DeviceTime, sizes: Sizes
-) -> Iterator[tuple[str, int, float, float]]:
-    """Measure the engine `hf` by rows in flight, which all end together after short prompts."""
-    new = sizes.new_tokens
-    for num_rows in sizes.rows:
-        draw = lambda n=num_rows: engine.draw(model, n // 4, 4, new, max_rows=n)  # noqa: E731
-        draw()
-        seconds = seconds_of(draw, sizes.device)
-        context = num_rows * len(engine.PROMPTS[0])
-        tokens = num_rows * new
-        yield "decode", num_rows, seconds / tokens, modelled.steps(new, num_rows, context) / tokens
-
-
 @torch.no_grad()
-def prefill(
-    model: Any, modelled: DeviceTime, sizes: Sizes
-) -> Iterator[tuple[str, int, float, float]]:
+def prefill(model: Any, modelled: DeviceTime, sizes: Sizes) -> Iterator[tuple[int, float, float]]:
     for length in sizes.lengths[:2]:
         num_rows = 2 if sizes.is_small else max(16_384 // length, 1)
         tokens = torch.ones(num_rows, length, dtype=torch.long, device=sizes.device)
         read = lambda ids=tokens: model.model(input_ids=ids, use_cache=False)  # noqa: E731
         read()
-        seconds = seconds_of(read, sizes.device)
-        total = num_rows * length
-        yield "prefill", length, seconds / total, modelled.read([length] * num_rows) / total
+        expected = modelled.read([length] * num_rows)
+        yield length, seconds_of(read, sizes.device) / tokens.numel(), expected / tokens.numel()
 
 
-def updates(
-    shape: str, modelled: DeviceTime, sizes: Sizes
-) -> Iterator[tuple[str, int, float, float]]:
+def updates(shape: str, modelled: DeviceTime, sizes: Sizes) -> Iterator[tuple[int, float, float]]:
     for length in sizes.lengths[:2]:
         found = update.measure(shape, length, sizes, 1.0, share_prompts=True)
         if found["tokens/s"]:
             whole = length + update.PROMPT_TOKENS / 8  # a prompt is read once for its eight
-            yield "update", length, 1.0 / found["tokens/s"], modelled.update([whole]) / length
+            yield length, 1.0 / found["tokens/s"], modelled.update([whole]) / length
