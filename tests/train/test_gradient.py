@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -93,12 +94,7 @@ def gradient(
     model.zero_grad(set_to_none=True)
     device, by_group = torch.device("cpu"), objective.share_prompts
     batches = micro_batches(
-        rollouts,
-        rows,
-        max_tokens,
-        device,
-        by_group=by_group,
-        max_shared_tokens=max_shared_tokens,
+        rollouts, rows, max_tokens, device, by_group=by_group, max_shared_tokens=max_shared_tokens
     )
     assert sorted(np.concatenate([batch.rows for batch in batches])) == sorted(rows)
     rollouts = estimated(rollouts, ADVANTAGES)
@@ -196,19 +192,20 @@ def test_a_bfloat16_gradient_has_the_direction_of_the_float32_gradient(
 
 
 @pytest.mark.parametrize(("is_rounded", "expected"), [(True, "tf32"), (False, "none")])
-def test_a_bfloat16_update_has_its_head_in_tf32(
+def test_a_bfloat16_head_is_in_tf32_and_entropies_are_computed_once(
     step: tuple[Any, Rollouts], is_rounded: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, precision = [], torch.backends.cuda.matmul
+    found, precision, once = [], torch.backends.cuda.matmul, Mock(wraps=update.entropies)
 
     def head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
         found.append((hidden.dtype, precision.fp32_precision))
         return packing.head_logits(model, hidden)
 
     monkeypatch.setattr(update, "head_logits", head)
+    monkeypatch.setattr(update, "entropies", once)
     with torch.autocast("cpu", torch.bfloat16, enabled=is_rounded):
-        gradient(*step, np.arange(12), 10_000)
-    assert found == [(torch.float32, expected)]
+        gradient(*step, np.arange(12), 10_000, dataclasses.replace(OBJECTIVE, tokens_per_chunk=40))
+    assert found == [(torch.float32, expected)] * 2 * once.call_count
     assert precision.fp32_precision == "none"  # in the body, and after the update
 
 

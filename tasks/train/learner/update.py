@@ -300,12 +300,12 @@ def project(
     kind = hidden_ND.device.type
     with head_precision(kind), torch.autocast(kind, enabled=False):
         logits_NV = head_logits(model, hidden_ND.float())
-    if temperature != 1.0:
-        logits_NV = logits_NV / temperature
-    logprobs_NV = logits_NV.log_softmax(-1)
-    entropy_N = entropies(logprobs_NV if has_bonus else logprobs_NV.detach())
+    scaled_NV = logits_NV if temperature == 1.0 else logits_NV / temperature
+    logprobs_NV = scaled_NV.log_softmax(-1)
     # by a sum of one, not by a view: FSDP adds its hooks to the outputs of a forward
-    return logprobs_NV.gather(-1, targets_N[:, None]).sum(-1), entropy_N
+    logprobs_N = logprobs_NV.gather(-1, targets_N[:, None]).sum(-1)
+    # last: without a bonus, the backward pass computes only what is above again
+    return logprobs_N, entropies(logprobs_NV if has_bonus else logprobs_NV.detach())
 
 
 def entropies(logprobs_NV: torch.Tensor) -> torch.Tensor:
