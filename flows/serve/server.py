@@ -82,6 +82,7 @@ def settings(host: str, auth: str | None) -> dict[str, str]:
         "PREFECT_SERVER_API_HOST": host,
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
         "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # of a write: a checkpoint may keep the disk busy
         "PREFECT_SERVER_UI_API_URL": "/api",  # relative to the page's own origin
         "PREFECT__SERVER_FINAL": "1",
         **({"PREFECT_SERVER_API_AUTH_STRING": auth} if auth else {}),

@@ -7,7 +7,6 @@ benchmark that is killed or stopped continues from the same state."""
 
 import logging
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -52,7 +51,6 @@ logger = logging.getLogger(__name__)
 
 SECONDS_A_ROLLOUT = 1 / 250  # of training; the default until cells have been measured
 SECONDS_ALWAYS = 20.0  # per cell: start, validation, test
-
 
 Find = Callable[[BenchmarkCell], Line | None]
 """A function that returns the line of a cell, or None."""
@@ -239,11 +237,12 @@ def run(protocol: Protocol, values: Values, work: Path, file: Path, workers: int
 
 
 def run_in_worker(cell: BenchmarkCell, work: Path) -> Line:
-    """Run a cell in a worker, which exits when interrupted: the pool would wait for it forever."""
+    """Run a cell in a worker, which ends when interrupted: the pool would wait for it forever."""
     try:
         return cells.run_cell(cell, work)
     except KeyboardInterrupt:
-        os._exit(128 + signal.SIGTERM)
+        signal.raise_signal(signal.SIGKILL)
+        raise
 
 
 def line_of(future: Future[Line], ran: Collection[BenchmarkCell]) -> Line:
