@@ -190,13 +190,12 @@ def head_logits(model: PreTrainedModel, hidden_ND: torch.Tensor) -> torch.Tensor
 
 
 @contextmanager
-def head_precision(kind: str) -> Iterator[None]:
-    """Under autocast, let a head in float32 use TF32 on a GPU: factors of 10 bits of mantissa.
-    torch's switch is global. It would also round the positions in rotary embeddings."""
+def head_precision(*, is_tf32: bool) -> Iterator[None]:
+    """Let a head in float32 use TF32 on a GPU: factors of 10 bits of mantissa. torch's switch is
+    of the process. It would also round the positions in rotary embeddings, in any thread."""
     backend = torch.backends.cuda.matmul
     before = backend.fp32_precision
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        backend.fp32_precision = "tf32"
+    backend.fp32_precision = "tf32" if is_tf32 else before
     try:
         yield
     finally:

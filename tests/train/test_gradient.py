@@ -191,9 +191,9 @@ def test_a_bfloat16_gradient_has_the_direction_of_the_float32_gradient(
     assert 0.99 < torch.nn.functional.cosine_similarity(found, whole, dim=0) < 1 - 1e-7
 
 
-@pytest.mark.parametrize(("is_rounded", "expected"), [(True, "tf32"), (False, "none")])
-def test_a_bfloat16_head_is_in_tf32_and_entropies_are_computed_once(
-    step: tuple[Any, Rollouts], is_rounded: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("is_tf32", "expected"), [(True, "tf32"), (False, "none")])
+def test_only_the_head_is_in_tf32_and_entropies_are_computed_once(
+    step: tuple[Any, Rollouts], is_tf32: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, precision, once = [], torch.backends.cuda.matmul, Mock(wraps=update.entropies)
 
@@ -203,8 +203,8 @@ def test_a_bfloat16_head_is_in_tf32_and_entropies_are_computed_once(
 
     monkeypatch.setattr(update, "head_logits", head)
     monkeypatch.setattr(update, "entropies", once)
-    with torch.autocast("cpu", torch.bfloat16, enabled=is_rounded):
-        gradient(*step, np.arange(12), 10_000, dataclasses.replace(OBJECTIVE, tokens_per_chunk=40))
+    objective = dataclasses.replace(OBJECTIVE, tokens_per_chunk=40, is_tf32=is_tf32)
+    gradient(*step, np.arange(12), 10_000, objective)
     assert found == [(torch.float32, expected)] * 2 * once.call_count
     assert precision.fp32_precision == "none"  # in the body, and after the update
 

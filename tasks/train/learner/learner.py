@@ -141,6 +141,7 @@ class Learner:
             self.version,
             self.settings.prompt_gradient,
             self.reference_architecture,
+            is_tf32=self.settings.dtype == "bfloat16" and not self.settings.max_staleness,
         )
 
     def reads_reference(self, loss: Loss) -> bool:

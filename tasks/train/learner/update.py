@@ -46,6 +46,7 @@ class Objective:
     version: int = 0  # of the policy
     prompt_gradient: bool = True
     reference_architecture: Architecture | None = None  # None: the policy's
+    is_tf32: bool = False  # the head; not while a thread samples, see `head_precision`
 
 
 @dataclass
@@ -277,7 +278,7 @@ def chunked_logprobs(
     """Return [N] log-probabilities and [N] entropies. Only one chunk's logits [n, V] exist at a
     time."""
     size, has_bonus = objective.tokens_per_chunk, objective.loss.bonus() > 0.0
-    settings = objective.temperature, has_bonus
+    settings = objective.temperature, has_bonus, objective.is_tf32
     if len(hidden_ND) <= size:
         return project(model, hidden_ND, targets_N, *settings)
     parts = [
@@ -293,15 +294,14 @@ def project(
     targets_N: torch.Tensor,
     temperature: float,
     has_bonus: bool,
+    is_tf32: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return [N] log-probabilities of the targets and [N] entropies, in float32. The entropies have
     a gradient if there is a bonus for them."""
     # in float32 also under autocast: a bfloat16 head changes log-probabilities by over a percent
-    kind = hidden_ND.device.type
-    with head_precision(kind), torch.autocast(kind, enabled=False):
+    with head_precision(is_tf32=is_tf32), torch.autocast(hidden_ND.device.type, enabled=False):
         logits_NV = head_logits(model, hidden_ND.float())
-    scaled_NV = logits_NV if temperature == 1.0 else logits_NV / temperature
-    logprobs_NV = scaled_NV.log_softmax(-1)
+    logprobs_NV = (logits_NV if temperature == 1.0 else logits_NV / temperature).log_softmax(-1)
     # by a sum of one, not by a view: FSDP adds its hooks to the outputs of a forward
     logprobs_N = logprobs_NV.gather(-1, targets_N[:, None]).sum(-1)
     # last: without a bonus, the backward pass computes only what is above again
