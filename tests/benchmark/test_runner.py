@@ -15,13 +15,7 @@ from tasks.benchmark import cells
 from tasks.benchmark.cells import prepare_family, run_cell, thinned
 from tasks.benchmark.protocol import BenchmarkCell, Protocol, make_cell, read_protocol, trials
 from tasks.benchmark.results import append_result, digits, read_lines, read_results
-from tasks.benchmark.runner import (
-    due,
-    expected_hours,
-    run_in_worker,
-    runnable,
-    supersede_others,
-)
+from tasks.benchmark.runner import due, expected_hours, run_in_worker, runnable, supersede_others
 from tasks.benchmark.tables import page, write_tables
 from tasks.common.artifacts import PLAN
 from tasks.common.files import ArtifactError

@@ -52,6 +52,18 @@ def delayed(sampling: float, learning: float, seed: int = 0) -> Callable[[Traine
     return prepare
 
 
+@pytest.mark.parametrize(
+    ("dtype", "limit", "expected"),
+    [("bfloat16", 0, True), ("bfloat16", 1, False), ("float32", 0, False)],
+)
+def test_no_thread_samples_while_a_head_is_in_tf32(
+    dtype: str, limit: int, expected: bool, guesser: Path, tmp_path: Path
+) -> None:
+    changes = {"dtype": dtype, "max_staleness": limit}
+    trainer = make_trainer(make_world(tmp_path, guesser, [4, 4]), **changes)
+    assert trainer.learner.objective(trainer.slots.loss).is_tf32 == expected
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_no_token_is_older_than_the_limit_at_any_speed(
     limit: int, guesser: Path, tmp_path: Path

@@ -14,7 +14,8 @@ DEVICES = {"H200": H200, "H100": H100, "A100": A100}
 
 
 def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
-    device = device_of(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    device = next((device for part, device in DEVICES.items() if part in name), A100)
     for shape in sizes.shapes:
         model = make_model(shape, torch.bfloat16, sizes.device)
         modelled = DeviceTime(described(shape, model), device)
@@ -38,11 +39,6 @@ def row(
         "modelled, us a token": 1e6 * expected,
         "measured / modelled": measured / expected,
     }
-
-
-def device_of(name: str) -> Device:
-    """Return the constants of a GPU by its name, by default an A100's."""
-    return next((device for part, device in DEVICES.items() if part in name), A100)
 
 
 def described(shape: str, model: Any) -> Model:
