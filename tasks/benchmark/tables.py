@@ -95,10 +95,7 @@ def superseded_words(lines: list[Line]) -> Iterator[str]:
         return
     every = "all" if all("superseded" in line for line in lines) else "some"
     yield ""
-    yield (
-        f"**These results are superseded**, {every} of them. New measurements will use fresh test "
-        "prompts."
-    )
+    yield f"**These results are superseded**, {every} of them."
     yield ""
     for reason, recipes in sorted(reasons.items()):
         names = ", ".join(f"`{name}`" for name in dict.fromkeys(recipes))
