@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,14 +33,14 @@ Bools = npt.NDArray[np.bool_]
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float, int | None], torch.Tensor]
 
 ATTENTION = "handed"
+# cuDNN's attention makes a plan for every new shape: a tenth of a second each, in every step
+torch.backends.cuda.enable_cudnn_sdp(False)
 # arguments that some models pass to attention, and that no `attend` here computes
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 # share of the length of a block's longest sequence; a shorter sequence starts a new block
 MIN_LENGTH_RATE = 0.6
-# longer sequences that attend only to themselves need no bias, which would be [T, T]
-MAX_BIASED_LENGTH = 1024
-# queries of such a sequence that are computed together if a layer has a window
-BAND = 512
+# the longest heads of torch's FlashAttention, whose lengths are multiples of 8
+MAX_FLASH_HEAD = 256
 # the position of a padding key: after every query, so that no query sees it
 PADDING_POSITION = 2**62
 
@@ -175,6 +176,22 @@ def is_plainly_causal(model: PreTrainedModel) -> bool:
     return getattr(config, "sliding_window", None) is None
 
 
+def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Return the modules that transformers would not split over devices."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Let torch.compile compile every layer in its first forward, for any number of tokens. On a
+    GPU elementwise operations become a few kernels, which keep fewer activations. Attention is not
+    compiled: it depends on the packing."""
+    AttentionInterface.register(ATTENTION, torch.compiler.disable(handed_attention))
+    for layer in layers_of(model):
+        forward: Any = torch.compile(layer.forward, dynamic=True)
+        layer.forward = forward  # inside FSDP's hooks and checkpoints of activations
+
+
 def head_logits(model: PreTrainedModel, hidden_ND: torch.Tensor) -> torch.Tensor:
     """Return the logits [N, V] of the last hidden states, as the model's own forward computes them
     (`check_forward` compares the two)."""
@@ -208,27 +225,21 @@ class Block:
 
     `queries` [R, T] and `keys` [R, S] are indices into the packed tokens. `query_positions` and
     `key_positions` are the positions of those tokens in their sequences. A query sees the keys up
-    to its own position. `kept` lists the indices into [R * T] that are not padding. `is_causal`
-    marks long sequences that attend only to themselves: they get no dense bias."""
+    to its own position. `kept` and `kept_keys` list the indices into [R * T] and [R * S] that are
+    not padding, and `lengths` [R, 2] the numbers of queries and keys."""
 
     queries: torch.Tensor
     keys: torch.Tensor
     query_positions: torch.Tensor
     key_positions: torch.Tensor
     kept: torch.Tensor
-    is_causal: bool
+    kept_keys: torch.Tensor
+    lengths: Ints
 
-    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """Return the bias [R, 1, T, S] for the scores: 0 where a query sees a key, and the lowest
-        finite number elsewhere. For a causal block, return the bias of a band (see
-        `banded_attention`) if the window is shorter, else None."""
-        if not self.is_causal:
-            query, key = self.query_positions[:, :, None], self.key_positions[:, None, :]
-        elif window is None or window >= self.keys.shape[1]:
-            return None
-        else:
-            steps = torch.arange(BAND + window - 1, device=self.keys.device)
-            query, key = steps[window - 1 :, None][None], steps[None][None]
+        finite number elsewhere."""
+        query, key = self.query_positions[:, :, None], self.key_positions[:, None, :]
         hidden = (key > query) if window is None else (key > query) | (key <= query - window)
         zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         return zeros.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]
@@ -238,17 +249,13 @@ class Block:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        bias: torch.Tensor | None,
+        bias: torch.Tensor,
         scaling: float,
     ) -> torch.Tensor:
         """Return the attention [len(kept), H, D] of the block's queries."""
         # gather to [R, heads, T or S, D], attend, then drop padding: [R, H, T, D] -> [kept, H, D]
         states = gather(query, self.queries), gather(key, self.keys), gather(value, self.keys)
-        if self.is_causal and bias is not None:
-            found = banded_attention(*states, bias, scaling)
-        else:
-            # padding is behind every real query, where causal attention does not look
-            found = fused_attention(*states, bias, scaling, is_causal=self.is_causal)
+        found = fused_attention(*states, bias, scaling)
         flat = found.transpose(1, 2).flatten(2).flatten(0, 1)
         return flat.index_select(0, self.kept).view(-1, *query.shape[1:])
 
@@ -263,7 +270,7 @@ class Packing:
     blocks: list[Block]
     num_prompt_tokens: int
     num_prompt_blocks: int
-    biases: dict[Any, list[torch.Tensor | None]] = field(default_factory=dict)
+    biases: dict[Any, list[torch.Tensor]] = field(default_factory=dict)
 
     def attend(
         self,
@@ -274,7 +281,9 @@ class Packing:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Return the attention [N, H, D], computed block by block; see `Attend`."""
+        """Return the attention [N, H, D], by FlashAttention or block by block; see `Attend`."""
+        if supports_flash(value):
+            return self.flash(query, key, value, scaling, window)
         kind = (window, query.dtype)
         if kind not in self.biases:  # the same for every layer of the same kind
             self.biases[kind] = [block.bias(window, query.dtype) for block in self.blocks]
@@ -284,6 +293,43 @@ class Packing:
             for block, bias in zip(self.blocks, self.biases[kind], strict=True)
         ]
         return torch.cat(found)
+
+    def flash(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Return the attention [N, H, D] by torch's FlashAttention (Dao, arXiv 2307.08691), without
+        padding or bias, in the dtype of the values."""
+        from torch.nn.attention import varlen  # takes a second
+
+        attention: Any = varlen.varlen_attn
+        keys, sequences = self.sequences
+        # torch 2.11 has no such argument, and supports grouped query heads
+        if "enable_gqa" in attention.__kwdefaults__:
+            sequences = sequences | {"enable_gqa": True}
+        states = key.to(value.dtype).index_select(0, keys), value.index_select(0, keys)
+        # the last query of a sequence sees its last key
+        shown = (-1 if window is None else window - 1, 0)
+        found: torch.Tensor = attention(
+            query.to(value.dtype), *states, **sequences, scale=scaling, window_size=shown
+        )
+        return found
+
+    @cached_property
+    def sequences(self) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The packed indices of the keys, sequence after sequence, and FlashAttention's arguments:
+        the index of every sequence's first query and first key, with the total at the end, and the
+        largest numbers of them."""
+        keys = [block.keys.flatten().index_select(0, block.kept_keys) for block in self.blocks]
+        lengths = np.concatenate([block.lengths for block in self.blocks])
+        starts = np.concatenate([np.zeros((1, 2)), lengths.cumsum(0)]).astype(np.int32).T
+        names = ("cu_seq_q", "cu_seq_k", "max_q", "max_k")
+        values = *to_device(starts, self.ids.device), *lengths.max(0).tolist()
+        return torch.cat(keys), dict(zip(names, values, strict=True))
 
     def split(self) -> tuple["Packing", "Packing"]:
         """Return the prompts alone, and the continuations alone. The keys of these are still
@@ -302,31 +348,16 @@ class Packing:
         return sum(block.queries.numel() * block.keys.shape[1] for block in self.blocks)
 
 
-def banded_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float
-) -> torch.Tensor:
-    """Return the causal attention [R, H, T, D] within a window, for one band of queries and the
-    keys that they see at a time. All bands use slices of one `bias` [1, 1, BAND, BAND + window - 1]
-    in which row i is the query at column `i + window - 1`."""
-    reach = bias.shape[3] - BAND  # keys before a band's first query that it sees
-    parts = []
-    for start in range(0, query.shape[2], BAND):
-        end = min(start + BAND, query.shape[2])
-        first = max(start - reach, 0)
-        columns = slice(first - start + reach, end - start + reach)
-        states = query[:, :, start:end], key[:, :, first:end], value[:, :, first:end]
-        parts.append(fused_attention(*states, bias[:, :, : end - start, columns], scaling))
-    return torch.cat(parts, 2)
+def supports_flash(value: torch.Tensor) -> bool:
+    """Return whether torch's FlashAttention supports such values [N, K, D]: on a GPU, not in
+    float32."""
+    is_possible = value.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
+    is_size = value.shape[-1] % 8 == 0 and value.shape[-1] <= MAX_FLASH_HEAD
+    return is_possible and is_size and torch.cuda.get_device_capability(value.device) >= (8, 0)
 
 
 def fused_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,
-    scaling: float,
-    *,
-    is_causal: bool = False,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float
 ) -> torch.Tensor:
     """Return torch's attention [R, H, T, D].
 
@@ -341,7 +372,6 @@ def fused_attention(
         key,
         value,
         attn_mask=bias,
-        is_causal=is_causal,
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
@@ -397,14 +427,13 @@ def pack(
     blocks = []
     for rows in prompt_blocks:
         own, is_own = prompt_segments.padded_indices(rows)
-        is_long = own.shape[1] > MAX_BIASED_LENGTH
-        blocks.append(make_block(own, is_own, own, is_own, positions, device, is_causal=is_long))
+        blocks.append(make_block(own, is_own, own, is_own, positions, device))
     for rows in continuation_blocks:
         own, is_own = segments.padded_indices(rows)
         prompt, is_prompt = prompt_segments.padded_indices(owners[rows])
         keys = np.concatenate([prompt, own], 1)
         is_key = np.concatenate([is_prompt, is_own], 1)
-        blocks.append(make_block(own, is_own, keys, is_key, positions, device, is_causal=False))
+        blocks.append(make_block(own, is_own, keys, is_key, positions, device))
     on_device = to_device(ids, device), to_device(positions, device)
     packing = Packing(*on_device, blocks, num_prompt_tokens, len(prompt_blocks))
     return packing, prompt_segments, segments
@@ -433,8 +462,6 @@ def make_block(
     is_key: Bools,
     positions: Ints,
     device: torch.device,
-    *,
-    is_causal: bool,
 ) -> Block:
     """Return a block for packed indices, and masks that are False for padding."""
     key_positions = np.where(is_key, positions[keys], PADDING_POSITION)
@@ -444,5 +471,6 @@ def make_block(
         to_device(positions[queries], device),
         to_device(key_positions, device),
         to_device(np.flatnonzero(is_query), device),
-        is_causal,
+        to_device(np.flatnonzero(is_key), device),
+        np.stack([is_query.sum(1), is_key.sum(1)], 1),
     )

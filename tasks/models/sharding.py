@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
 
+from tasks.models.packing import layers_of
 from tasks.models.weights import is_sharded
 
 P = ParamSpec("P")
@@ -44,12 +45,10 @@ def shard(
     shape = (size,) if replicas == 1 else (replicas, size // replicas)
     names = ("replicas", "shards")[-len(shape) :]
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-    layers = set(model._no_split_modules or ())
     # autocast casts the inputs
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    for module in [*model.modules()]:
-        if type(module).__name__ in layers:
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+    for layer in layers_of(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
     # free the root as well after a forward: one without a backward would leave it gathered
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     for module in model.modules():

@@ -373,8 +373,8 @@ class LearnerSettings:
     max_tokens_per_micro_batch: int = 4096  # tokens of one forward and backward
     tokens_per_logprob_chunk: int = 4096  # completion tokens whose logits exist at once
     share_prompts: bool = True  # prefill a group's prompt once for all its rollouts
-    max_shared_tokens: int = 4096  # except longer rollouts, whose mask would have all their pairs
     activation_checkpointing: bool = False  # compute activations again in the backward pass
+    compile: bool = False  # torch.compile of the layers, for a GPU; the first step takes a minute
     shard: Literal["none", "fsdp2"] = "none"  # fsdp2: each rank stores a part of the policy
     replicas: int = 1  # groups of ranks that each store a whole policy (HSDP)
     collective_timeout_seconds: int = 1800  # time without a response after which a rank is lost

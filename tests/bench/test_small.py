@@ -22,7 +22,6 @@ SMALL = {
     "identity": "--recipes grpo --steps 1",
     "ingest_scale": "--rows 99 --near 3",
     "programs": "--programs 2 --tests 2",
-    "sequence_length": "--lengths 128",
     "store_scale": "--rollouts 2000 --repeats 1",
     "throughput": "--steps 2 --rounds 1 --no-large --no-compile",
 }

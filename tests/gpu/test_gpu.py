@@ -9,6 +9,7 @@ import torch
 from tasks.engines.engine import Request
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.settings import Sampling
+from tasks.models.packing import pack, supports_flash
 from tasks.models.policy import load_model
 from tests.gpu.check.parts.engine import GROUP, PROMPTS, draw
 from tests.gpu.check.parts.update import free, gradient, make_learner, measure
@@ -33,8 +34,10 @@ def test_engine_samples_the_same_on_cuda_and_cpu(guesser: Path) -> None:
     )
 
 
-def test_bfloat16_gradient_is_close_to_float32() -> None:
-    exact, rounded = (make_learner("0.5B", SIZES, dtype=name) for name in ("float32", "bfloat16"))
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_bfloat16_gradient_is_close_to_float32(is_compiled: bool) -> None:
+    exact = make_learner("0.5B", SIZES, dtype="float32")
+    rounded = make_learner("0.5B", SIZES, dtype="bfloat16", compile=is_compiled)
     samples = draw(exact.model, 2, GROUP, SIZES.new_tokens)
     rewards = np.arange(2 * GROUP) % 2.0
     rollouts = graded(PROMPTS[:2], np.repeat([0, 1], GROUP), samples, rewards)
@@ -46,6 +49,31 @@ def test_bfloat16_gradient_is_close_to_float32() -> None:
         found = [p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]
         gradients.append(torch.cat(found).cpu())
     assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.95
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 64), (8, 8, 128), (4, 1, 256)])
+@pytest.mark.parametrize("window", [None, 6, 100])
+def test_flash_attention_agrees_with_the_blocks(
+    window: int | None, heads: tuple[int, int, int]
+) -> None:
+    """In bfloat16, against the blocks in float32, with the gradients."""
+    num_heads, num_kv_heads, size = heads
+    rests, owners = [[6] * 90, [1], [3] * 40, [], [4] * 20], np.array([0, 1, 1, 0, 0])
+    packed, _, _ = pack([[7] * 120, [5] * 3], owners, rests, SIZES.device)
+    torch.manual_seed(0)
+    states = [
+        torch.randn(len(packed.ids), number, size, device=SIZES.device)
+        for number in (num_heads, num_kv_heads, num_kv_heads)
+    ]
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        leaves = [part.to(torch.bfloat16).to(dtype).requires_grad_() for part in states]
+        assert supports_flash(leaves[2]) == (dtype == torch.bfloat16)
+        output = packed.attend(0, *leaves, size**-0.5, window)
+        output.square().sum().backward()
+        found.append([output, *(leaf.grad for leaf in leaves)])
+    for exact, rounded in zip(*found, strict=True):
+        assert float((exact - rounded).norm() / exact.norm()) < 0.01
 
 
 def test_engine_and_update_run_at_1_5B() -> None:

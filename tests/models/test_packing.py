@@ -1,11 +1,14 @@
 """Packed rows and the fused forward against transformers' own forward, over real architectures with
 random weights."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention import varlen
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -35,6 +38,7 @@ from tasks.models.forward_check import check_forward
 from tasks.models.fused import FusedForward, fits
 from tasks.models.packing import (
     ATTENTION,
+    compile_layers,
     forward,
     forward_rows,
     head_logits,
@@ -95,6 +99,9 @@ REFUSED = {
 }
 
 
+LONG = [[(7 * n + 3 * length) % 61 for n in range(length)] for length in (31, 22, 5, 13)]
+
+
 def make(config: Any) -> Any:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -134,26 +141,75 @@ def test_forward_of_rows_is_bit_identical_to_transformers(name: str) -> None:
         assert waits.names == []
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2", "gemma3", "gpt2"])
-def test_long_sequences_need_no_bias(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences with a window of 6 are computed in bands of 4 queries. A block of 5 tokens has a
-    bias."""
-    monkeypatch.setattr(packing, "MAX_BIASED_LENGTH", 5)
-    monkeypatch.setattr(packing, "BAND", 4)
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "gemma3", "gpt2", "qwen3_moe"])
+def test_flash_attention_agrees_with_the_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of prompts and continuations, with their gradients, and of continuations of prompts without
+    one. FlashAttention is replaced by its definition."""
     model = make((FAMILY | OTHERS)[name])
-    rows = [[(7 * n + 3 * length) % 61 for n in range(length)] for length in (31, 22, 5, 13)]
-    packed, segments, _ = pack(rows, np.zeros(0, dtype=np.int64), [], model.device)
-    assert [block.is_causal for block in packed.blocks] == [True, True, False]
-    with torch.no_grad():
-        found = head_logits(model, forward(model, packed.ids, packed.positions, packed.attend))
-        for row, start in zip(rows, segments.starts, strict=True):
-            expected = model(input_ids=torch.tensor([row])).logits[0]
-            np.testing.assert_allclose(found[start : start + len(row)], expected, atol=2e-5)
-    for window in (6, 31, None):
-        biases = [block.bias(window, torch.float32) for block in packed.blocks[:2]]
-        assert [None if b is None else tuple(b.shape) for b in biases] == [
-            None if window != 6 else (1, 1, 4, 9)
-        ] * 2
+    owners, rests = np.array([0, 3, 0, 2, 3]), [[6] * 9, [1, 2], [3], [], [4] * 20]
+    packed, _, _ = pack(LONG, owners, rests, model.device)
+    found: list[list[torch.Tensor]] = []
+    for is_flash in (False, True):
+        monkeypatch.setattr(packing, "supports_flash", lambda _, is_flash=is_flash: is_flash)
+        monkeypatch.setattr(varlen, "varlen_attn", defined_attention)
+        model.zero_grad()
+        states = forward(model, packed.ids, packed.positions, packed.attend)
+        states.square().sum().backward()
+        rest = packing.forward_after(model, *packed.split())
+        found.append([states, rest, *(p.grad for p in model.base_model.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-4)
+
+
+def defined_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Return the attention of torch's `varlen_attn`, one sequence after another."""
+    assert window_size[1] == 0
+    assert enable_gqa
+    assert (int(cu_seq_q.diff().max()), int(cu_seq_k.diff().max())) == (max_q, max_k)
+    parts = []
+    for queries, keys in zip(cu_seq_q.unfold(0, 2, 1), cu_seq_k.unfold(0, 2, 1), strict=True):
+        q, k, v = query[slice(*queries)], key[slice(*keys)], value[slice(*keys)]
+        k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
+        behind = torch.arange(len(q))[:, None] + len(k) - len(q) - torch.arange(len(k))
+        seen = (behind >= 0) & ((behind <= window_size[0]) | (window_size[0] < 0))
+        scores = torch.einsum("thd,shd->hts", q, k) * scale
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        parts.append(torch.einsum("hts,shd->thd", weights, v))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "gemma3", "gpt2"])
+def test_compiled_layers_agree_for_any_number_of_tokens(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States and gradients. Only the first number of tokens compiles anything."""
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    plain, model = (make((FAMILY | OTHERS)[name]) for _ in range(2))
+    compile_layers(model)
+    counts = []
+    for rows in (LONG, [*LONG, *LONG], LONG[1:], [LONG[0]] * 5):
+        packed, _, _ = pack(rows, np.zeros(0, dtype=np.int64), [], model.device)
+        for each in (plain, model):
+            each.zero_grad()
+            forward(each, packed.ids, packed.positions, packed.attend).square().sum().backward()
+        for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, atol=2e-3, rtol=1e-4)
+        counts.append(counter.frame_count)
+    assert counts[0] > 0
+    assert len(set(counts)) == 1
 
 
 @pytest.mark.parametrize("name", FAMILY)

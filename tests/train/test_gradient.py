@@ -88,14 +88,11 @@ def gradient(
     rows: np.ndarray,
     max_tokens: int,
     objective: Objective = OBJECTIVE,
-    max_shared_tokens: float = np.inf,
 ) -> torch.Tensor:
     totals = StepTotals(int(rollouts.completion_tokens_B().sum()), 12, 10)
     model.zero_grad(set_to_none=True)
     device, by_group = torch.device("cpu"), objective.share_prompts
-    batches = micro_batches(
-        rollouts, rows, max_tokens, device, by_group=by_group, max_shared_tokens=max_shared_tokens
-    )
+    batches = micro_batches(rollouts, rows, max_tokens, device, by_group=by_group)
     assert sorted(np.concatenate([batch.rows for batch in batches])) == sorted(rows)
     rollouts = estimated(rollouts, ADVANTAGES)
     accumulate_gradients(model, batches, rollouts, objective, totals, architecture_of(model))
@@ -128,41 +125,6 @@ def test_a_gradient_does_not_depend_on_how_it_is_computed(
         for chosen in (rows, rows[::-1].copy(), alive):
             found = gradient(other, rollouts, chosen, max_tokens, objective)
             np.testing.assert_allclose(found, whole, atol=1e-6)
-
-
-@pytest.mark.parametrize("max_shared_tokens", [0, 16])
-@pytest.mark.parametrize("max_biased_length", [4, 1024])
-def test_long_rollouts_beside_shared_prompts_give_the_same_gradient(
-    step: tuple[Any, Rollouts],
-    max_shared_tokens: int,
-    max_biased_length: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, rollouts = step
-    whole = gradient(model, rollouts, np.arange(12), 10**6)
-    monkeypatch.setattr(packing, "MAX_BIASED_LENGTH", max_biased_length)
-    shared = dataclasses.replace(OBJECTIVE, share_prompts=True)
-    is_long = rollouts.tokens_B() > max_shared_tokens
-    assert is_long.all() == (max_shared_tokens == 0)
-    assert is_long.any()
-    for max_tokens in (1, 60, 10**6):
-        found = gradient(model, rollouts, np.arange(12), max_tokens, shared, max_shared_tokens)
-        np.testing.assert_allclose(found, whole, atol=1e-6)
-
-
-def test_no_mask_grows_with_the_square_of_a_long_rollout(step: tuple[Any, Rollouts]) -> None:
-    """One rollout of a group has 16,000 tokens."""
-    rollouts = step[1]
-    tokens = [[5] * 16_000, *rollouts.table["token_ids"].to_list()[1:]]
-    long = rollouts.with_columns(token_ids=tokens, logprobs=[[0.0] * len(ids) for ids in tokens])
-    batches = micro_batches(
-        long, np.arange(12), 4096, torch.device("cpu"), by_group=True, max_shared_tokens=4096
-    )
-    assert [batch.rows.tolist() for batch in batches if batch.is_long] == [[0]]
-    for window in (None, 4096):
-        for block in (block for batch in batches for block in batch.shared[0].blocks):
-            bias = block.bias(window, torch.float32)
-            assert bias is None or bias.numel() <= 512 * (512 + 4096)
 
 
 def test_a_micro_batch_frees_its_masks_and_inputs(step: tuple[Any, Rollouts]) -> None:

@@ -160,33 +160,32 @@ def loads(rollouts: Rollouts, rank_B: Ints, num_ranks: int) -> list[int]:
 
 def tokens_by_rank(rollouts: Rollouts, num_ranks: int) -> list[int]:
     rows = np.arange(len(rollouts.group_B))
-    shares_B = np.ones(len(rows), dtype=np.bool_)
-    return loads(rollouts, rank_of(rollouts, rows, shares_B, num_ranks), num_ranks)
+    return loads(rollouts, rank_of(rollouts, rows, num_ranks, shares=True), num_ranks)
 
 
 def test_the_distribution_of_groups_by_hand() -> None:
-    rows, every = np.arange(4), np.ones(4, dtype=np.bool_)
+    rows = np.arange(4)
     even = rollouts_of([10, 10], [[30, 30], [30, 30]])
-    assert rank_of(even, rows, every, 2).tolist() == [0, 0, 1, 1]
+    assert rank_of(even, rows, 2, shares=True).tolist() == [0, 0, 1, 1]
     # 110 and 30 tokens: the longest moves to the second rank, which computes its prompt again
     uneven = rollouts_of([10, 10], [[40, 30, 30], [20]])
     assert sorted(tokens_by_rank(uneven, 2)) == [70, 80]
     # rollouts without a shared prompt are distributed one by one
-    alone = rank_of(uneven, rows, ~every, 2)
+    alone = rank_of(uneven, rows, 2, shares=False)
     assert sorted(np.bincount(alone, [50, 40, 40, 30])) == [80, 80]
 
 
 def test_only_the_chosen_rows_are_distributed() -> None:
     rollouts = rollouts_of([5, 5, 5], [[9, 9], [9, 9], [9, 9]])
     chosen = np.array([0, 3, 4, 5])
-    found = rank_of(rollouts, chosen, np.ones(6, dtype=np.bool_), 3)
+    found = rank_of(rollouts, chosen, 3, shares=True)
     assert sorted(found.tolist()) == [0, 0, 1, 2]
 
 
 def test_a_group_is_not_split_if_that_lightens_no_rank() -> None:
     prompts = rollouts_of([500, 3, 3], [[2, 2, 2], [2], [2]])
     rows = np.arange(5)
-    assert len(set(rank_of(prompts, rows, np.ones(5, dtype=np.bool_), 2)[:3])) == 1
+    assert len(set(rank_of(prompts, rows, 2, shares=True)[:3])) == 1
 
 
 @settings(max_examples=60, deadline=None)

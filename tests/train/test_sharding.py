@@ -57,6 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     "bfloat16": {"train": {"dtype": "bfloat16"}},
+    "compiled": {"learner": {"compile": True, "activation_checkpointing": True}},
     # one rollout per micro-batch and small chunks of logits; in some steps fewer groups are mixed
     # than there are ranks
     "uneven": {
@@ -224,8 +225,10 @@ def untied(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_shards_take_the_steps_of_one_process(
-    case: str, guesser: Path, untied: Path, tmp_path: Path
+    case: str, guesser: Path, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # without a C++ compiler
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     policy = untied if case in ("epochs", "adapters") else guesser
     layouts = [world(tmp_path / shard, policy, CASES[case], shard) for shard in ("none", "fsdp2")]
     for num_steps in PARTS.get(case, [4]):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.train.rollouts import Bools, Ints, Rollouts
+from tasks.train.rollouts import Ints, Rollouts
 
 SLACK = 1.05  # maximum of a rank's tokens over the mean at which groups stay whole
 PRECISION = 0.005  # of the search for the capacity, as a share of the mean
@@ -36,10 +36,10 @@ class Group:
         return self.prompt + int(self.lengths.sum())
 
 
-def rank_of(rollouts: Rollouts, rows: Ints, shares_B: Bools, num_ranks: int) -> Ints:
-    """Return the rank of each of the rollouts `rows`. Rollouts that `shares_B` marks share the
-    prefill of their prompt with their group."""
-    groups = sorted(pieces(rollouts, rows, shares_B), key=lambda group: -group.num_tokens)
+def rank_of(rollouts: Rollouts, rows: Ints, num_ranks: int, *, shares: bool) -> Ints:
+    """Return the rank of each of the rollouts `rows`. With `shares` the rollouts of a group share
+    the prefill of their prompt."""
+    groups = sorted(pieces(rollouts, rows, shares=shares), key=lambda group: -group.num_tokens)
     mean = sum(group.num_tokens for group in groups) / num_ranks
     found = place(groups, SLACK * mean, num_ranks, whole=True)
     if found is None:
@@ -63,17 +63,15 @@ def split(groups: list[Group], mean: float, num_ranks: int) -> dict[int, int]:
     return found
 
 
-def pieces(rollouts: Rollouts, rows: Ints, shares_B: Bools) -> list[Group]:
-    """Return the rollouts `rows` by shared prompt; a rollout that shares none is a group of one."""
+def pieces(rollouts: Rollouts, rows: Ints, *, shares: bool) -> list[Group]:
+    """Return the rollouts `rows` by shared prompt, or each as a group of one."""
     prompts_B, tokens_B = rollouts.prompt_tokens_B(), rollouts.tokens_B()
-    shared, alone = rows[shares_B[rows]], rows[~shares_B[rows]]
-    found = [Group(0, np.array([row]), tokens_B[[row]]) for row in alone]
-    by_group = shared[np.lexsort((-tokens_B[shared], rollouts.group_B[shared]))]
+    if not shares:
+        return [Group(0, np.array([row]), tokens_B[[row]]) for row in rows]
+    by_group = rows[np.lexsort((-tokens_B[rows], rollouts.group_B[rows]))]
     _, firsts = np.unique(rollouts.group_B[by_group], return_index=True)
-    for part in np.split(by_group, firsts[1:]) if len(by_group) else []:
-        prompt = int(prompts_B[part[0]])
-        found.append(Group(prompt, part, tokens_B[part] - prompt))
-    return found
+    parts = [(int(prompts_B[part[0]]), part) for part in np.split(by_group, firsts[1:])]
+    return [Group(prompt, part, tokens_B[part] - prompt) for prompt, part in parts]
 
 
 def place(

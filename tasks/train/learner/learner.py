@@ -17,6 +17,7 @@ from tasks.engines.settings import Sampling
 from tasks.models.adapters import adapters_off, has_adapters, is_quantized, num_adapter_parameters
 from tasks.models.folder import reference_parameters
 from tasks.models.forward_check import check_forward, own_logits
+from tasks.models.packing import compile_layers
 from tasks.models.policy import Policy, load_model
 from tasks.models.sharding import local, shard
 from tasks.models.transfer import to_device
@@ -118,12 +119,13 @@ class Learner:
         )
         if memory.activation_checkpointing:
             enable_activation_checkpointing(model)
-        if memory.shard != "none":
-            others = [] if self.reference in (None, model) else [self.reference]
-            for each in [model, *others]:
-                if not is_sharded(each):
-                    dtype = getattr(torch, settings.dtype)
-                    shard(each, device, dtype, FORWARDS, memory.replicas)
+        others = [] if self.reference in (None, model) else [self.reference]
+        for each in [model, *others]:
+            if memory.compile:
+                compile_layers(each)
+            if memory.shard != "none" and not is_sharded(each):
+                dtype = getattr(torch, settings.dtype)
+                shard(each, device, dtype, FORWARDS, memory.replicas)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(trained, settings)
         self.proximal = ProximalPolicy(model, settings.correction.proximal)
@@ -266,9 +268,8 @@ class Learner:
         rows, num_ranks = np.flatnonzero(chosen_B), self.ranks.size
         if num_ranks == 1 or not len(rows):
             return rows
-        is_short_B = rollouts.tokens_B() <= self.memory.max_shared_tokens
-        shares_B = is_short_B & self.memory.share_prompts
-        is_mine = rank_of(rollouts, rows, shares_B, num_ranks) == self.ranks.rank
+        shares = self.memory.share_prompts
+        is_mine = rank_of(rollouts, rows, num_ranks, shares=shares) == self.ranks.rank
         return np.asarray(rows[is_mine])
 
     def micro_batches(
@@ -283,7 +284,6 @@ class Learner:
             1 if features.gradient_norms else memory.max_tokens_per_micro_batch,
             self.model.device,
             by_group=memory.share_prompts and features.hidden_layer is None,
-            max_shared_tokens=memory.max_shared_tokens,
         )
 
     def fillers(self, rollouts: Rollouts, batches: Sequence[MicroBatch]) -> list[MicroBatch]:

@@ -36,13 +36,10 @@ class Whole:
 class MicroBatch:
     """The rollouts `rows` of a step: their groups; their completion tokens, concatenated; `row_N`,
     the index into `rows` per token; and `places_N`, the position of each token in the step's flat
-    arrays. The inputs of a forward are computed lazily in the form in use. With `is_long` the
-    rollouts are too long to share their prompts in `shared`."""
+    arrays. The inputs of a forward are computed lazily in the form in use."""
 
-    def __init__(
-        self, rollouts: Rollouts, rows: Ints, device: torch.device, *, is_long: bool
-    ) -> None:
-        self.rows, self.device, self.is_long = rows, device, is_long
+    def __init__(self, rollouts: Rollouts, rows: Ints, device: torch.device) -> None:
+        self.rows, self.device = rows, device
         groups, completions = rollouts.group_B[rows], rollouts.table["token_ids"][rows]
         _, first, self.owner_B = np.unique(groups, return_index=True, return_inverse=True)
         prompts, targets_N = rollouts.table["prompt"][rows[first]], flat(completions)
@@ -59,7 +56,8 @@ class MicroBatch:
     @cached_property
     def whole(self) -> Whole:
         """The rollouts, one per row."""
-        rows = self.with_prompts(self.completions)
+        pairs = zip(self.owner_B, self.completions, strict=True)
+        rows = [np.concatenate([self.prompts[owner], completion]) for owner, completion in pairs]
         ids = pad(rows)[:, :-1]
         prompt_ends = np.array([len(prompt) - 1 for prompt in self.prompts])[self.owner_B]
         predicts = spans(np.arange(len(rows)) * ids.shape[1] + prompt_ends, self.lengths_B)
@@ -68,13 +66,8 @@ class MicroBatch:
     @cached_property
     def shared(self) -> tuple[Packing, torch.Tensor]:
         """The rollouts with each prompt once, and the positions [N] before the completion's tokens,
-        row by row. Long rollouts repeat their prompt: attention to keys of two sequences needs a
-        bias of queries by keys."""
+        row by row."""
         fed = [completion[:-1] for completion in self.completions]
-        if self.is_long:
-            packing, rows, _ = pack(self.with_prompts(fed), self.owner_B[:0], [], self.device)
-            ends = rows.starts + rows.lengths
-            return packing, self._tensor(spans(ends - self.lengths_B, self.lengths_B))
         packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.device)
         predicts = spans(rest.starts - 1, self.lengths_B)
         # the prompt's last token predicts the first one
@@ -94,11 +87,6 @@ class MicroBatch:
         packing, _, rest = pack(starts, self.owner_B, fed, self.device)
         firsts = rest.starts - packing.num_prompt_tokens
         return *packing.split(), self._tensor(spans(firsts, self.lengths_B))
-
-    def with_prompts(self, completions: Sequence[Ints]) -> list[Ints]:
-        """Return each of these completions after its prompt."""
-        pairs = zip(self.owner_B, completions, strict=True)
-        return [np.concatenate([self.prompts[owner], completion]) for owner, completion in pairs]
 
     def free(self) -> None:
         """Free the inputs of the forward, and at once the biases of attention, [R, T, S] each:
@@ -120,20 +108,13 @@ def micro_batches(
     device: torch.device,
     *,
     by_group: bool,
-    max_shared_tokens: float = np.inf,
 ) -> list[MicroBatch]:
     """Return `rows` in micro-batches of at most `max_tokens` computed tokens (one row at least),
     the longest first: an allocation that fails then fails at once, not hours later. `by_group`
     keeps the rollouts of a prompt side by side and counts each prompt once and no padding (see
-    `MicroBatch.shared`). Otherwise rows of similar length share a batch, padded. A rollout with
-    more than `max_shared_tokens` tokens is grouped with rollouts of similar length instead of its
-    group."""
-    is_long = by_group & (rollouts.tokens_B()[rows] > max_shared_tokens)
-    parts = []
-    for part, long in ((rows[is_long], True), (rows[~is_long], False)):
-        for batch in fill(rollouts, part, max_tokens, by_group=by_group and not long):
-            parts.append(MicroBatch(rollouts, np.array(batch), device, is_long=long))
-    return parts
+    `MicroBatch.shared`). Otherwise rows of similar length share a batch, padded."""
+    batches = fill(rollouts, rows, max_tokens, by_group=by_group)
+    return [MicroBatch(rollouts, np.array(batch), device) for batch in batches]
 
 
 def fill(rollouts: Rollouts, rows: Ints, max_tokens: int, *, by_group: bool) -> list[list[int]]:

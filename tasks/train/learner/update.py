@@ -253,7 +253,7 @@ def compute_logprobs(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the result of `token_logprobs`."""
-    if torch.is_grad_enabled() and stops_at_prompts(batch, objective):
+    if torch.is_grad_enabled() and not objective.prompt_gradient:
         prompts, rest, predicts_N = batch.continued
         hidden_ND = forward_after(model, prompts, rest).index_select(0, predicts_N)
     elif objective.share_prompts:  # each prompt is computed once, without padding
@@ -264,12 +264,6 @@ def compute_logprobs(
         states = forward_rows(model, batch.whole.input_ids).last_hidden_state
         hidden_ND = batch.whole.predicting(states)
     return chunked_logprobs(model, hidden_ND, batch.targets_N, objective)
-
-
-def stops_at_prompts(batch: MicroBatch, objective: Objective) -> bool:
-    """Return whether the batch's prompts have no gradient. Rollouts that are too long to share a
-    prompt have one through theirs."""
-    return not (objective.prompt_gradient or batch.is_long)
 
 
 def chunked_logprobs(
@@ -353,7 +347,7 @@ def update_flops(
     head_again = float(len(batch.targets_N) > objective.tokens_per_chunk)
     num_tokens, num_pairs = batch_size(batch, objective.share_prompts)
     per_token, read = 2.0 * num_adapter_parameters(model), 0.0
-    if stops_at_prompts(batch, objective):  # one forward over the prompts, and no more
+    if not objective.prompt_gradient:  # one forward over the prompts, and no more
         prompts, rest, _ = batch.continued
         num_read, read_pairs = len(prompts.ids), prompts.num_pairs()
         read = forward_flops(architecture, num_read, 0.0, read_pairs) + per_token * num_read

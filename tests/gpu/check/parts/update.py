@@ -1,6 +1,6 @@
-"""The update by shape, length and `share_prompts`: tokens per second, the share of the machine's
-matrix product rate (MFU), micro-batches, waits of the host for the device, and peak memory beside
-the estimate of `memory_of`."""
+"""The update by shape, length, `share_prompts` and `compile`: tokens per second, the share of the
+machine's matrix product rate (MFU), micro-batches, waits of the host for the device, and peak
+memory beside the estimate of `memory_of`."""
 
 import dataclasses
 import gc
@@ -29,6 +29,7 @@ from tests.waits import num_waits
 
 PROMPT_TOKENS = 128
 NUM_TOKENS = 32_768  # of a step's completions
+MEAN_RATE = 15 / 16 / np.log(16.0)  # of the longest completion
 
 
 def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
@@ -36,34 +37,37 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
     rate = matmul_rate(torch.bfloat16, sizes.device, size)
     for shape in sizes.shapes:
         for length in sizes.lengths:
-            for share in (True, False):
-                yield {
-                    "model": shape,
-                    "completion tokens": length,
-                    "share_prompts": share,
-                    **measure(shape, length, sizes, rate, share_prompts=share),
-                }
+            # a CPU may have no compiler
+            for share, is_compiled in ((True, False), (True, not sizes.is_small), (False, False)):
+                changes = {"share_prompts": share, "compile": is_compiled}
+                row = {"model": shape, "longest completion": length, **changes}
+                yield row | measure(shape, length, sizes, rate, **changes)
 
 
 def measure(shape: str, length: int, sizes: Sizes, rate: float, **changes: Any) -> dict[str, Any]:
-    """Measure the median update of a step of groups of eight, after a warm-up."""
+    """Measure the median update of three steps of groups of eight, after a warm-up. A step has
+    other lengths than those before."""
     device = sizes.device
     try:
         changes["activation_checkpointing"] = shape == "1.5B"  # 16,384 tokens need it
         learner = make_learner(shape, sizes, **changes)
-        rollouts = rollouts_of(learner, length, 1024 if sizes.is_small else NUM_TOKENS)
+        size = 1024 if sizes.is_small else NUM_TOKENS
+        first, *steps = (
+            rollouts_of(learner, length, size, seed) for seed in range(sizes.repeats + 1)
+        )
         free(sizes)
         before = allocated(sizes)
-        work = lambda: update(learner, rollouts)  # noqa: E731
-        work()
-        seconds = sorted(seconds_of(work, device) for _ in range(sizes.repeats))
+        update(learner, first)
+        seconds, rollouts = sorted(
+            ((seconds_of(lambda s=step: update(learner, s), device), step) for step in steps),
+            key=lambda pair: pair[0],
+        )[len(steps) // 2]
         gradients: list[UpdateStats] = []
         waits = num_waits(lambda: gradients.append(gradient(learner, rollouts)), device)
         flops = gradients[0].flops
-        took, tokens = seconds[len(seconds) // 2], int(rollouts.completion_tokens_B().sum())
         return {
-            "tokens/s": tokens / took,
-            "MFU": flops / took / rate,
+            "tokens/s": int(rollouts.completion_tokens_B().sum()) / seconds,
+            "MFU": flops / seconds / rate,
             "micro-batches": len(learner.micro_batches(rollouts, np.arange(len(rollouts.group_B)))),
             "waits": waits,
             **peak(learner, before, sizes),
@@ -92,14 +96,16 @@ def make_learner(
     return Learner(policy, model, settings, memory, sampling, Ranks(0, 1), sizes.device)
 
 
-def rollouts_of(learner: Learner, length: int, num_tokens: int) -> Rollouts:
-    """Return groups of eight random completions of this length, half of them correct. Their
-    log-probabilities are those of a flat distribution, which random weights nearly have."""
-    rng, vocabulary = np.random.default_rng(0), learner.model.config.vocab_size
-    num_groups = max(num_tokens // (8 * length), 1)
+def rollouts_of(learner: Learner, length: int, num_tokens: int, seed: int = 0) -> Rollouts:
+    """Return groups of eight random completions of a sixteenth of this length to this length, on a
+    logarithmic scale, half of them correct. Their log-probabilities are those of a flat
+    distribution, which random weights nearly have."""
+    rng, vocabulary = np.random.default_rng(seed), learner.model.config.vocab_size
+    num_groups = max(round(num_tokens / (8 * MEAN_RATE * length)), 1)
     prompts = rng.integers(2, vocabulary, (num_groups, PROMPT_TOKENS)).tolist()
-    tokens = rng.integers(2, vocabulary, (8 * num_groups, length)).tolist()
-    flat = [[-float(np.log(vocabulary))] * length] * len(tokens)
+    lengths = np.ceil(length * 16.0 ** -rng.random(8 * num_groups)).astype(np.int64)
+    tokens = [rng.integers(2, vocabulary, size).tolist() for size in lengths]
+    flat = [[-float(np.log(vocabulary))] * size for size in lengths]
     samples = Samples(tokens, flat, ["length"] * len(tokens))
     group_B = np.repeat(np.arange(num_groups), 8)
     rewards = np.arange(len(tokens)) % 2.0
