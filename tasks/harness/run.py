@@ -176,6 +176,7 @@ class Harness:
             "max_tokens": self.asked.max_tokens,
             "chat_template": self.chat_template,
             "task_files": self.index.source(task),
+            **(self.engine.altering if self.backend == "vllm" else {}),
         }
 
     def path(self, task: str) -> Path:
@@ -239,6 +240,7 @@ class Harness:
                     "pretrained": str(self.policy.folder),
                     "dtype": self.engine.dtype,
                     "trust_remote_code": self.policy.trust_remote_code,
+                    **(self.engine.vllm if self.backend == "vllm" else {}),
                 },
                 {"batch_size": self.asked.batch_size or size, "device": self.device},
             )

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,6 +173,27 @@ class Entry:
 
 class Manager:
     task_index = MappingProxyType({"one": Entry, "two": Entry})
+
+
+def test_the_options_of_vllm_reach_the_harness(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that change samples are a part of the record's name, too."""
+    registry = SimpleNamespace(
+        get_model=lambda _: SimpleNamespace(create_from_arg_obj=lambda a, b: a | b)
+    )
+    monkeypatch.setattr(run, "import_module", lambda _: registry)
+    engine = {**VALUES["engine"], "name": "vllm", "vllm": {"max_model_len": 64, "seed_all": 1}}
+    index = run.Index(Manager, None, None)
+    for backend, passed, named in (
+        ("vllm", {"max_model_len": 64, "seed_all": 1}, {"seed_all": 1}),
+        ("hf", {}, None),
+    ):
+        asked = options("one", backend=backend)
+        harness = run.Harness(layout, {"engine": engine}, TRAINED, asked, index)
+        assert passed.items() <= harness.loaded().items()
+        assert ("max_model_len" in harness.loaded()) == bool(passed)
+        assert harness.settings("one").get("vllm") == named
 
 
 @pytest.fixture

@@ -38,7 +38,8 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
     for shape in sizes.shapes:
         for length in sizes.lengths:
             # a CPU may have no compiler
-            for share, is_compiled in ((True, False), (True, not sizes.is_small), (False, False)):
+            cases = [(True, False), (True, not sizes.is_small)]
+            for share, is_compiled in cases + [(False, False)] * (length == sizes.lengths[0]):
                 changes = {"share_prompts": share, "compile": is_compiled}
                 row = {"model": shape, "longest completion": length, **changes}
                 yield row | measure(shape, length, sizes, rate, **changes)
