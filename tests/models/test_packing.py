@@ -1,6 +1,7 @@
 """Packed rows and the fused forward against transformers' own forward, over real architectures with
 random weights."""
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -148,6 +149,8 @@ def test_flash_attention_agrees_with_the_blocks(name: str, monkeypatch: pytest.M
     model = make((FAMILY | OTHERS)[name])
     owners, rests = np.array([0, 3, 0, 2, 3]), [[6] * 9, [1, 2], [3], [], [4] * 20]
     packed, _, _ = pack(LONG, owners, rests, model.device)
+    names = [inspect.signature(f).parameters for f in (defined_attention, varlen.varlen_attn)]
+    assert set(names[0]) <= set(names[1])
     found: list[list[torch.Tensor]] = []
     for is_flash in (False, True):
         monkeypatch.setattr(packing, "supports_flash", lambda _, is_flash=is_flash: is_flash)
