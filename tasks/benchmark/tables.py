@@ -58,7 +58,7 @@ def page(
         f"Made from `{source}` by `winnow bench`: {len(lines)} cells, "
         f"{len(failed)} of them failed, {seconds / 3600:.1f} hours of one core; "
         f"{'; '.join(machines) or 'nothing has run yet'}. "
-        "[The guide](../guide/benchmark.md) says how to read it."
+        "How to read it: [the guide](../guide/benchmark.md)."
     )
     yield from superseded_words(lines)
     for family in protocol.families:

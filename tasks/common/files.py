@@ -56,10 +56,10 @@ def writing(path: Path) -> Iterator[None]:
     except WriteError:
         raise
     except Exception as error:
-        said = explain_write(error, path)
-        if said is None:
+        message = explain_write(error, path)
+        if message is None:
             raise
-        raise WriteError(said) from error
+        raise WriteError(message) from error
 
 
 def require_writable(folder: Path) -> None:

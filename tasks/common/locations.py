@@ -103,8 +103,8 @@ def reaching(location: str) -> Iterator[None]:
     except WriteError:
         raise
     except UNREACHED as error:
-        if not is_remote(location) and (said := explain_write(error, Path(location))):
-            raise WriteError(said) from error
+        if not is_remote(location) and (message := explain_write(error, Path(location))):
+            raise WriteError(message) from error
         why = explain(error) if is_remote(location) else getattr(error, "strerror", None) or error
         raise ArtifactError(f"{location}: {why}") from error
 

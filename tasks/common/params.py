@@ -92,7 +92,7 @@ def load(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, RecursionError) as error:
         raise ParamsError(f"{path} is not YAML: {type(error).__name__}, {error}") from error
     if not isinstance(params, dict):
-        what = "is empty" if params is None else f"holds {type(params).__name__}"
+        what = "is empty" if params is None else f"is a {type(params).__name__}"
         raise ParamsError(f"{path} {what}, not sections of parameters")
     check_cells(params, path.name)
     return params

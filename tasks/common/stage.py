@@ -168,10 +168,10 @@ def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
         logger.error("%s", error)
         return getattr(error, "status", 1)
     except Exception as error:
-        said = explain_write(error, arguments.data)
-        if said is None:
+        message = explain_write(error, arguments.data)
+        if message is None:
             raise
-        logger.error("%s", said)
+        logger.error("%s", message)
         return 1
     logger.info("done in %.1f s (pid %d)", time.perf_counter() - started, os.getpid())
     return 0

@@ -29,7 +29,7 @@ def check(values: Values) -> tuple[list[str], list[str]]:
         except ArtifactError as error:
             wrong.append(f"engine.urls: {error}")
     if len(silent) == len(engine["urls"]):
-        return [*wrong, *(f"{said}: start the server, or correct the URL" for said in silent)], []
+        return [*wrong, *(f"{each}: start the server, or correct the URL" for each in silent)], []
     return wrong, silent
 
 

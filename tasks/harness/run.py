@@ -76,8 +76,8 @@ class Index:
         for name in asked:
             if name not in known:
                 guess = meant(name, known)
-                said = f"; did you mean {guess}?" if guess else ""
-                raise ArtifactError(f"there is no task {name!r} in the harness{said}")
+                hint = f"; did you mean {guess}?" if guess else ""
+                raise ArtifactError(f"there is no task {name!r} in the harness{hint}")
             entry = known[name]
             if (entry.cfg or {}).get("unsafe_code"):
                 raise ArtifactError(
@@ -223,8 +223,8 @@ class Harness:
                 log_samples=False,
             )
         except FAILURES as error:
-            said = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise ArtifactError(f"{task}: {said}") from error
+            message = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ArtifactError(f"{task}: {message}") from error
         return dict(found)
 
     def loaded(self) -> Any:

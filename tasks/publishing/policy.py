@@ -178,8 +178,8 @@ def to_hub(
             commit_message=f"Add the policy of {cell.name}",
         )
     except (HTTPError, OSError, ValueError) as error:  # errors of the hub and of the connection
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        raise ArtifactError(f"{HUB}{name}: {said}") from error
+        message = (str(error) or type(error).__name__).splitlines()[0]
+        raise ArtifactError(f"{HUB}{name}: {message}") from error
 
 
 def to_location(

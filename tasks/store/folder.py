@@ -208,7 +208,7 @@ class RolloutStore:
             if self.create(span.name, content) or self.is_written(span, content):
                 # the shard is valid unless a compaction without it has covered its number meanwhile
                 by = [other for other in self.spans() if other != span and other.covers(span)]
-                if not by or self.holds(by[0], content):
+                if not by or self.contains(by[0], content):
                     return span
                 self.remove(span.name)
             # another writer was first
@@ -227,7 +227,7 @@ class RolloutStore:
         except FileNotFoundError:
             return False
 
-    def holds(self, span: Span, content: bytes) -> bool:
+    def contains(self, span: Span, content: bytes) -> bool:
         """Return whether every key of the shard `content` is in the shard `span`."""
         keys = shards.decode(content, KEYS, self.path(span))
         try:

@@ -113,7 +113,7 @@ def track(
         raise
     finally:
         tracker.close()
-        journal.tell(
+        journal.record(
             "end", status=status, closes_parent=journal.start["pipeline"]["kind"] != "flow"
         )
         if journal.write is not None:

@@ -44,7 +44,7 @@ class Tracker:
     def params(self, values: Mapping[str, Any]) -> None:
         """Record parameters, flattened with dots; a value beyond MLflow's length is truncated, with
         a note."""
-        self._say("params", values=cut(values))
+        self._record("params", values=cut(values))
 
     def metrics(
         self,
@@ -94,42 +94,42 @@ class Tracker:
         """Send the pending metrics."""
         points, self.points, self.told = self.points, [], time.monotonic()
         if points and self.journal is not None:
-            self.journal.tell("metrics", points=points)
+            self.journal.record("metrics", points=points)
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Record tags, such as the reason why the stage ran."""
         shown = {key: shorten(without_secrets(value), MAX_TAG) for key, value in values.items()}
-        self._say("tags", values=shown)
+        self._record("tags", values=shown)
 
     def dataset(self, name: str, path: Path, digest: str, context: str) -> None:
         """Record a table that the stage read, by name and digest, linked to the run that recorded
         it as `output` with this path and digest."""
-        self._say("dataset", **self._dataset(name, path, digest, context))
+        self._record("dataset", **self._dataset(name, path, digest, context))
 
     def output(self, path: Path, digest: str) -> None:
         """Record a file that the stage wrote: later runs find this run by the file's digest."""
-        self._say("output", key=key_of(self.root, path), digest=digest)
+        self._record("output", key=key_of(self.root, path), digest=digest)
 
     def artifact(self, path: Path) -> None:
         """Record a file or folder to store with the run."""
-        self._say("artifact", path=str(path.absolute()))
+        self._record("artifact", path=str(path.absolute()))
 
     def model(self, name: str, path: Path, digest: str) -> None:
         """Record a policy of the stage: path and digest, and its weights up to `max_weights_gb`."""
         where = {"path": str(path.absolute()), "key": key_of(self.root, path)}
         weights = 0 < size_of(path) <= self.max_weights_gb * 1e9
-        self._say("model", name=name, digest=digest, weights=weights, **where)
+        self._record("model", name=name, digest=digest, weights=weights, **where)
 
     def champion(self, evidence: Path | None, why: str, candidate: Path | None = None) -> None:
         """Move the alias `champion` to the policy whose training wrote the file `evidence`, and the
         alias `candidate` likewise; None removes the alias."""
-        self._say(
+        self._record(
             "champion", evidence=self._named(evidence), why=why, candidate=self._named(candidate)
         )
 
     def experiment(self, params: Mapping[str, Any], metrics: Mapping[str, float | None]) -> None:
         """Record the experiment's parameters and summary, for the run of the whole pipeline."""
-        self._say("experiment", values=cut(params), points=[point(metrics, milliseconds())])
+        self._record("experiment", values=cut(params), points=[point(metrics, milliseconds())])
 
     def cell(
         self,
@@ -144,17 +144,17 @@ class Tracker:
         """Record one recipe and seed: settings, results and curves, inputs and outputs. A repeated
         call is recorded once: `result` is a digest of the record."""
         values, made = cut(params), [self._named(path) for path in outputs]
-        told = {"recipe": recipe, "seed": seed, "values": values, "outputs": made}
+        cell = {"recipe": recipe, "seed": seed, "values": values, "outputs": made}
         metrics = [{**one, "time": None} for one in points]
-        self._say(
+        self._record(
             "cell",
-            **told,
+            **cell,
             points=points,
             datasets=[
                 self._dataset(name, path, digest_file(path), "experiment")
                 for name, path in datasets.items()
             ],
-            result=digest([told, metrics]),
+            result=digest([cell, metrics]),
         )
 
     def benchmark(
@@ -166,7 +166,7 @@ class Tracker:
     ) -> None:
         """Record a policy's results on external benchmarks: for this run, and for a trained policy
         also for the run of its recipe and seed, which the file `evidence` identifies."""
-        self._say(
+        self._record(
             "benchmark",
             recipe=recipe,
             seed=seed,
@@ -183,10 +183,10 @@ class Tracker:
         where = {"path": str(path.absolute()), "key": key_of(self.root, path)}
         return {"name": name, "digest": digest, "context": context, **where}
 
-    def _say(self, kind: str, **fields: Any) -> None:
+    def _record(self, kind: str, **fields: Any) -> None:
         self.flush()
         if self.journal is not None:
-            self.journal.tell(kind, **fields)
+            self.journal.record(kind, **fields)
 
 
 class Journal:
@@ -205,9 +205,9 @@ class Journal:
             with locked(folder):
                 self.write = open_run()
         except Exception as error:  # of any kind: a record never stops a stage
-            self._fall_over(error)
+            self._use_file(error)
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def record(self, kind: str, **fields: Any) -> None:
         """Write one event to the server, or to the file after a failure."""
         event = {"kind": kind, "time": milliseconds(), **fields}
         for listen in self.listeners:
@@ -218,10 +218,10 @@ class Journal:
             except Exception as error:  # as above
                 if refused(error):
                     return logger.warning("MLflow does not accept this %s: %s", kind, error)
-                self._fall_over(error)
+                self._use_file(error)
         return self._keep(event)
 
-    def _fall_over(self, error: Exception) -> None:
+    def _use_file(self, error: Exception) -> None:
         self.write = None
         cause = str(error).strip().split("\n")[0][:200]
         logger.warning(

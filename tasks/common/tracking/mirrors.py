@@ -145,8 +145,8 @@ class Mirrors:
             known = self.known(recipe, seed)
             if known.get("key") != key:
                 known = self.remember(recipe, seed, new_run(key))
-            told = [one["values"] for one in self.begun if one["kind"] == "params"]
-            params = {name: value for values in told for name, value in values.items()}
+            parts = [one["values"] for one in self.begun if one["kind"] == "params"]
+            params = {name: value for values in parts for name, value in values.items()}
             self.open(recipe, seed, known["id"], params)
         # trackers measure the machine's load themselves
         points = [each for each in event.get("points", []) if not any(map(is_load, each["values"]))]
