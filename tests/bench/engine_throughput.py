@@ -142,6 +142,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-rows", type=int, default=256)
     parser.add_argument("--prompts", type=int, default=1024)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -159,11 +160,11 @@ def main() -> None:
         values = yaml.safe_load((root / "params.yaml").read_text())
         values["engine"] |= {"name": "vllm", "max_rows": chosen.max_rows}
         (root / "params.yaml").write_text(yaml.safe_dump(values))
-        rates: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+        rates: dict[str, list[dict[str, float]]] = {side: [] for side in chosen.sides}
         for repeat in range(chosen.repeats):
-            for number, side in enumerate(SIDES):
+            for number, side in enumerate(rates):
                 rates[side].append(run_side(side, root, repeat * len(SIDES) + number))
-    for other in ("same_requests", "bare"):
+    for other in [side for side in rates if side != "profile"]:
         for clock in CLOCKS:
             pairs = zip(rates["profile"], rates[other], strict=True)
             ratios = sorted(mine[clock] / theirs[clock] for mine, theirs in pairs)

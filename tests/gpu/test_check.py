@@ -28,13 +28,13 @@ def test_parts_write_their_rows_and_only_failed_ones_are_run_again(tmp_path: Pat
     assert "environment: failed, see" in failed.stdout
     (tmp_path / "environment.json").rmdir()
     (tmp_path / "environment.json").touch()  # an empty file is no result
-    first = check(tmp_path, *PARTS[:1])
-    assert first.stdout == "environment: done\n", first.stderr
-    written = (tmp_path / "environment.json").stat().st_mtime_ns
     done = check(tmp_path, *PARTS)
     logs = [(tmp_path / f"{name}.log").read_text()[-1500:] for name in PARTS]
     assert done.returncode == 0, done.stdout + "\n".join(logs)
-    assert done.stdout.splitlines()[0] == "environment: was there"
+    assert done.stdout.splitlines()[0] == "environment: done"
+    written = (tmp_path / "environment.json").stat().st_mtime_ns
+    again = check(tmp_path, *PARTS)
+    assert again.stdout.splitlines()[0] == "environment: was there"
     assert (tmp_path / "environment.json").stat().st_mtime_ns == written
     found = {name: json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in PARTS}
     assert found["engine"][0]["largest gap"] < 1e-4  # float32 on both sides
@@ -69,11 +69,9 @@ def test_killed_check_continues(tmp_path: Path) -> None:
     assert policy["kills"] == 1
     assert 5_000 < policy["parameters"] < 20_000
     assert 0 < profile["pass rate"] < 0.8
-    assert [run["run"] for run in runs] == ["grpo", "grpo, killed", "sgpo", "winnow"]
-    assert [run["kills"] for run in runs] == [0, 1, 0, 0]
-    # plans stay within the budget, with a remainder below a group of 8
-    assert [run["rollouts"] for run in runs if run["run"].startswith("grpo")] == [128, 128]
-    assert all(120 < run["rollouts"] <= 128 for run in runs)
+    assert [run["run"] for run in runs] == ["grpo", "grpo, killed"]
+    assert [run["kills"] for run in runs] == [0, 1]
+    assert [run["rollouts"] for run in runs] == [128, 128]
     assert runs[1]["weights of an unkilled run"] is True  # on a CPU
     assert all(run["executed, TFLOPs"] > 0 for run in runs)
     assert "| made | pass rate |" in (tmp_path / "page.md").read_text()

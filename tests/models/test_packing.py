@@ -193,7 +193,7 @@ def defined_attention(
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2", "gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
 def test_compiled_layers_agree_for_any_number_of_tokens(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

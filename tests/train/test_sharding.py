@@ -227,8 +227,8 @@ def untied(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_shards_take_the_steps_of_one_process(
     case: str, guesser: Path, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # without a C++ compiler
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    # traced only: a machine may have no C++ compiler
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     policy = untied if case in ("epochs", "adapters") else guesser
     layouts = [world(tmp_path / shard, policy, CASES[case], shard) for shard in ("none", "fsdp2")]
     for num_steps in PARTS.get(case, [4]):
