@@ -37,10 +37,11 @@ def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
     advice = "it cannot be trained here"
     if packed and has_body:
         advice = "set engine.name to vllm and learner.share_prompts to false"
-    with resized_windows(model, LENGTH) as window:
+    # layers that would be compiled are not compiled for this sequence
+    with torch.compiler.set_stance("force_eager"), resized_windows(model, LENGTH) as window:
         if not (is_standard and gives_own_logits(model, packed=packed)):
             raise ArtifactError(f"{name} computes something that is not supported here: {advice}")
-    with resized_windows(model, NARROW):
+    with torch.compiler.set_stance("force_eager"), resized_windows(model, NARROW):
         if window is not None and not gives_own_logits(model, packed=packed):
             raise ArtifactError(
                 f"{name} has an attention window of {window} tokens, which would be ignored here: "

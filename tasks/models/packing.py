@@ -179,15 +179,20 @@ def is_plainly_causal(model: PreTrainedModel) -> bool:
 def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     """Return the modules that transformers would not split over devices."""
     names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    # a sharded module has a class of its own, made from the module's
+    return [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
 
 
 def compile_layers(model: PreTrainedModel) -> None:
     """Let torch.compile compile every layer in its first forward, for any number of tokens. On a
     GPU elementwise operations become a few kernels, which keep fewer activations. Attention is not
     compiled: it depends on the packing."""
+    layers = layers_of(model)
+    if not layers:
+        raise ArtifactError(f"{type(model).__name__} names no layers: set learner.compile to false")
     AttentionInterface.register(ATTENTION, torch.compiler.disable(handed_attention))
-    for layer in layers_of(model):
+    torch._dynamo.config.recompile_limit = 32  # one per kind of pass, for all layers together
+    for layer in layers:
         forward: Any = torch.compile(layer.forward, dynamic=True)
         layer.forward = forward  # inside FSDP's hooks and checkpoints of activations
 
@@ -254,8 +259,19 @@ class Block:
     ) -> torch.Tensor:
         """Return the attention [len(kept), H, D] of the block's queries."""
         # gather to [R, heads, T or S, D], attend, then drop padding: [R, H, T, D] -> [kept, H, D]
-        states = gather(query, self.queries), gather(key, self.keys), gather(value, self.keys)
-        found = fused_attention(*states, bias, scaling)
+        keys, values = gather(key, self.keys), gather(value, self.keys)
+        group_size = query.shape[1] // key.shape[1]
+        if query.is_cuda and group_size > 1:
+            # no kernel has groups of query heads with a bias: all scores would be allocated
+            keys, values = (part.repeat_interleave(group_size, 1) for part in (keys, values))
+        found = torch.nn.functional.scaled_dot_product_attention(
+            gather(query, self.queries),
+            keys,
+            values,
+            attn_mask=bias,
+            scale=scaling,
+            enable_gqa=query.shape[1] != keys.shape[1],
+        )
         flat = found.transpose(1, 2).flatten(2).flatten(0, 1)
         return flat.index_select(0, self.kept).view(-1, *query.shape[1:])
 
@@ -354,27 +370,6 @@ def supports_flash(value: torch.Tensor) -> bool:
     is_possible = value.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
     is_size = value.shape[-1] % 8 == 0 and value.shape[-1] <= MAX_FLASH_HEAD
     return is_possible and is_size and torch.cuda.get_device_capability(value.device) >= (8, 0)
-
-
-def fused_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float
-) -> torch.Tensor:
-    """Return torch's attention [R, H, T, D].
-
-    On a GPU, its kernels support groups of query heads neither with a bias nor in float32. torch
-    would silently allocate all scores [R, H, T, S], so keys and values are repeated for every head.
-    """
-    group_size = query.shape[1] // key.shape[1]
-    if query.is_cuda and group_size > 1:
-        key, value = key.repeat_interleave(group_size, 1), value.repeat_interleave(group_size, 1)
-    return torch.nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=bias,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
 
 
 def gather(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -374,7 +374,7 @@ class LearnerSettings:
     tokens_per_logprob_chunk: int = 4096  # completion tokens whose logits exist at once
     share_prompts: bool = True  # prefill a group's prompt once for all its rollouts
     activation_checkpointing: bool = False  # compute activations again in the backward pass
-    compile: bool = False  # torch.compile of the layers, for a GPU; the first step takes a minute
+    compile: bool = False  # torch.compile of the layers, for a GPU: half a minute at the start
     shard: Literal["none", "fsdp2"] = "none"  # fsdp2: each rank stores a part of the policy
     replicas: int = 1  # groups of ranks that each store a whole policy (HSDP)
     collective_timeout_seconds: int = 1800  # time without a response after which a rank is lost

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tasks.common.artifacts import Layout
 from tasks.common.params import ParamsError
+from tasks.models.packing import layers_of
 from tasks.models.policy import load_model
 from tasks.models.sharding import shard
 from tasks.models.weights import whole
@@ -183,6 +184,12 @@ def make_no_change(trainer: Trainer) -> None:
     """Leave the trainer as it is."""
 
 
+def check_compiled(trainer: Trainer) -> None:
+    layers = layers_of(trainer.learner.model)
+    assert layers
+    assert all("forward" in vars(layer) for layer in layers)
+
+
 def run(
     layout: Layout,
     size: int,
@@ -232,8 +239,9 @@ def test_two_shards_take_the_steps_of_one_process(
     policy = untied if case in ("epochs", "adapters") else guesser
     layouts = [world(tmp_path / shard, policy, CASES[case], shard) for shard in ("none", "fsdp2")]
     for num_steps in PARTS.get(case, [4]):
-        one = run(layouts[0], 0, num_steps, tmp_path / f"one-{num_steps}")
-        two = run(layouts[1], 2, num_steps, tmp_path / f"two-{num_steps}")
+        prepare = check_compiled if case == "compiled" else make_no_change
+        one = run(layouts[0], 0, num_steps, tmp_path / f"one-{num_steps}", prepare)
+        two = run(layouts[1], 2, num_steps, tmp_path / f"two-{num_steps}", prepare)
     steps = [steps_of(out) for out in (one, two)]
     assert len(steps[0]) == len(steps[1]) == num_steps
     # layers are gathered in bfloat16, whose norms autocast leaves in float32
