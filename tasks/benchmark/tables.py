@@ -150,7 +150,9 @@ def headline(runs: dict[str, Runs], reference: Runs, protocol: Protocol) -> Iter
             rows.append((f"{mine.name}{shared}", found))
     names = " and ".join(f"`{name}`" for name in protocol.reference)
     compared = f"the better of {names}" if len(protocol.reference) > 1 else names
-    for budget in target_budgets(reference, others):
+    # recipes of the reference are never run beyond its largest budget
+    contestants = [mine for name, mine in runs.items() if name not in protocol.reference]
+    for budget in target_budgets(reference, contestants or others):
         target = reference.points[reference.best[budget]]
         yield (
             f"Times less compute than {compared} to its accuracy at {budget:,} "
