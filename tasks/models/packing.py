@@ -10,6 +10,8 @@ padding token. Left out: packed attention with biases, caps or sinks (an error n
 Legend: N tokens packed together, H query heads, K key-value heads, D size of a head; a block has R
 sequences of T queries and S keys."""
 
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -190,6 +192,8 @@ def compile_layers(model: PreTrainedModel) -> None:
     layers = layers_of(model)
     if not layers:
         raise ArtifactError(f"{type(model).__name__} names no layers: set learner.compile to false")
+    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
+        raise ArtifactError("learner.compile needs a C compiler: install gcc, or set it to false")
     AttentionInterface.register(ATTENTION, torch.compiler.disable(handed_attention))
     torch._dynamo.config.recompile_limit = 32  # one per kind of pass, for all layers together
     for layer in layers:
@@ -299,7 +303,7 @@ class Packing:
     ) -> torch.Tensor:
         """Return the attention [N, H, D], by FlashAttention or block by block; see `Attend`."""
         if supports_flash(value):
-            return self.flash(query, key, value, scaling, window)
+            return self.flash((query, key, value), scaling, window)
         kind = (window, query.dtype)
         if kind not in self.biases:  # the same for every layer of the same kind
             self.biases[kind] = [block.bias(window, query.dtype) for block in self.blocks]
@@ -311,15 +315,10 @@ class Packing:
         return torch.cat(found)
 
     def flash(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        window: int | None,
+        self, states: tuple[torch.Tensor, ...], scaling: float, window: int | None
     ) -> torch.Tensor:
-        """Return the attention [N, H, D] by torch's FlashAttention (Dao, arXiv 2307.08691), without
-        padding or bias, in the dtype of the values."""
+        """Return the attention [N, H, D] of queries, keys and values by torch's FlashAttention
+        (Dao, arXiv 2307.08691), without padding or bias, in the dtype of the values."""
         from torch.nn.attention import varlen  # takes a second
 
         attention: Any = varlen.varlen_attn
@@ -327,11 +326,12 @@ class Packing:
         # torch 2.11 has no such argument, and supports grouped query heads
         if "enable_gqa" in attention.__kwdefaults__:
             sequences = sequences | {"enable_gqa": True}
-        states = key.to(value.dtype).index_select(0, keys), value.index_select(0, keys)
+        query, *others = (part.to(states[2].dtype) for part in states)
+        key_value = (part.index_select(0, keys) for part in others)
         # the last query of a sequence sees its last key
         shown = (-1 if window is None else window - 1, 0)
         found: torch.Tensor = attention(
-            query.to(value.dtype), *states, **sequences, scale=scaling, window_size=shown
+            query, *key_value, **sequences, scale=scaling, window_size=shown
         )
         return found
 

@@ -200,6 +200,7 @@ def test_compiled_layers_agree_for_any_number_of_tokens(
     """States and gradients. Only the first number of tokens compiles anything."""
     counter = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    monkeypatch.setenv("CC", "ls")  # this backend needs no compiler
     plain, model = (make((FAMILY | OTHERS)[name]) for _ in range(2))
     compile_layers(model)
     counts = []
@@ -213,6 +214,17 @@ def test_compiled_layers_agree_for_any_number_of_tokens(
         counts.append(counter.frame_count)
     assert counts[0] > 0
     assert len(set(counts)) == 1
+
+
+def test_layers_that_cannot_be_compiled_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(FAMILY["qwen2"])
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ArtifactError, match="needs a C compiler: install gcc, or set it to false"):
+        compile_layers(model)
+    model._no_split_modules = None
+    with pytest.raises(ArtifactError, match="Qwen2ForCausalLM names no layers"):
+        compile_layers(model)
 
 
 @pytest.mark.parametrize("name", FAMILY)

@@ -236,6 +236,7 @@ def test_two_shards_take_the_steps_of_one_process(
 ) -> None:
     # traced only: a machine may have no C++ compiler
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setenv("CC", "ls")
     policy = untied if case in ("epochs", "adapters") else guesser
     layouts = [world(tmp_path / shard, policy, CASES[case], shard) for shard in ("none", "fsdp2")]
     for num_steps in PARTS.get(case, [4]):
