@@ -25,7 +25,6 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "transformers.models.qwen3.modeling_qwen3",
-        "sklearn.linear_model",
         "sqlalchemy.orm",
         "alembic.command",
         "fastapi",

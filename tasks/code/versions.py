@@ -26,7 +26,6 @@ PACKAGES = {
     "polars": ("polars",),
     "reasoning_gym": ("reasoning-gym",),
     "scipy": ("scipy",),
-    "sklearn": ("scikit-learn",),
     "tokenizers": ("tokenizers",),
     "torch": ("torch",),
     "torchao": ("torchao",),

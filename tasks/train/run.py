@@ -17,7 +17,7 @@ import torch
 from tasks.common import recipes, stage
 from tasks.common.accounting.spending import read_budget
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, TRAIN_ROLLOUTS
-from tasks.common.files import ArtifactError, digest, digest_file
+from tasks.common.files import ArtifactError, digest, digest_file, read_json
 from tasks.common.processes import locks
 from tasks.engines.devices import held, training_gpus
 from tasks.engines.engine import NoServerError
@@ -74,7 +74,7 @@ def main(run: stage.Stage) -> None:
     if replayed is not None:  # the record contains only the trunk's rollouts
         settings = dataclasses.replace(settings, branches=[])
     out = layout.train(recipe, seed) if replayed is None else layout.replayed(recipe, seed)
-    key = results.key_of(components, layout.code("train", recipe))
+    key = digest(components)
     under_dvc = "DVC_STAGE" in os.environ and replayed is None
     lock_files = [Path("dvc.lock"), layout.root / "dvc.lock"]
     kept = layout.unrecorded(recipe, seed)
@@ -176,6 +176,7 @@ def run_components(
     """Return everything that the result depends on, as the key of checkpoints."""
     recipe, seed = run.coordinates()
     budget = read_budget(budget_file(run))
+    code = run.layout.code("train", recipe)  # missing if the stage is run by hand
     return {
         "recipe": recipe,
         "seed": seed,
@@ -184,6 +185,7 @@ def run_components(
         **run_parameters(settings, sections),
         "budget": None if budget is None else dataclasses.asdict(budget),
         **recipes.input_digests(dataclasses.asdict(settings)),
+        "code": digest(read_json(code)) if code.exists() else None,
     }
 
 
@@ -193,8 +195,8 @@ def budget_file(run: stage.Stage) -> Path:
 
 
 def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any]:
-    """Return the parameters that change the result. dvc.yaml lists the same ones for the stage, so
-    that a change that reruns the stage also invalidates its checkpoints."""
+    """Return the parameters that change the result. The stage `code` lists the same ones, so that a
+    change that reruns the stage also invalidates its checkpoints."""
     verify = sections.verify
     return {
         "train": dataclasses.asdict(settings),

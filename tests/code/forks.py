@@ -16,7 +16,7 @@ import traceback
 
 from tests.code.hook.sitecustomize import Recorder
 
-SLOW = ("reasoning_gym", "transformers.models.qwen3.modeling_qwen3", "sklearn.linear_model")
+SLOW = ("reasoning_gym", "transformers.models.qwen3.modeling_qwen3")
 
 
 def run(stage: str, arguments: list[str], record: str, log: str) -> None:

@@ -16,7 +16,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-SLOW = ("torch", "transformers", "sklearn", "s3fs", "aiohttp", "reasoning_gym", "prefect", "mlflow")
+SLOW = ("torch", "transformers", "s3fs", "aiohttp", "reasoning_gym", "prefect", "mlflow")
 parse_args = argparse.ArgumentParser.parse_args
 
 

@@ -144,7 +144,7 @@ def test_packages_are_complete_for_prompts_and_a_policy(bare: Path, tmp_path: Pa
 
 def test_packages_are_complete_for_training(bare: Path, guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4, 3, 4, 2])
-    names = "mlflow prefect dvc vllm ray sklearn"
+    names = "mlflow prefect dvc vllm ray"
     found = f"from importlib.util import find_spec; print(*filter(find_spec, {names!r}.split()))"
     result = subprocess.run([bare, "-c", found], capture_output=True, text=True, check=True)
     assert result.stdout == "\n"

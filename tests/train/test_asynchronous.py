@@ -2,7 +2,6 @@
 clock."""
 
 import random
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
-from tasks.common.checksums import read_checked, write_checked
 from tasks.engines.engine import Request, Samples
 from tasks.train.loop.trainer import Trainer
 from tests.train.worlds import (
@@ -178,33 +176,3 @@ def test_checkpointed_samples_are_not_lost(limit: int, guesser: Path, tmp_path: 
     # a round is checkpointed once it is sampled
     assert train_to_end(trainer, layout)["tokens"] == 0
     assert trainer.state.num_steps == 12
-
-
-def test_a_checkpoint_without_rollouts_in_flight_restarts_the_run(
-    guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "stopped")]
-    changes = {"max_staleness": 1}
-    run(layouts[0], changes)
-
-    def stopping(trainer: Trainer) -> None:
-        record = trainer.record
-
-        def interrupting(*arguments: Any) -> dict[str, Any]:
-            if trainer.state.num_steps == 4:
-                signal.raise_signal(signal.SIGINT)
-            return record(*arguments)
-
-        trainer.record = interrupting  # type: ignore[method-assign]
-
-    with pytest.raises(KeyboardInterrupt):
-        run(layouts[1], changes, every_seconds=1e9, prepare=stopping)
-    (path,) = layouts[1].checkpoints.glob("*/step-*/state.json")
-    index = dict(read_checked(path))
-    assert index["state"].pop("buffer")["progress"] > 0.0
-    write_checked(path, index)
-    caplog.set_level("INFO")
-    run(layouts[1], changes)
-    assert "starting over: the newest checkpoint of" in caplog.text
-    assert "from an earlier version, which stored rollouts differently" in caplog.text
-    assert outputs(layouts[0]) == outputs(layouts[1])

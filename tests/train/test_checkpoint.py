@@ -90,13 +90,16 @@ def test_an_abandoned_checkpoint_can_be_resumed(checkpoints: Checkpoints) -> Non
     assert branches(checkpoints) == (1, [1, 1, 1])
 
 
-def test_a_checkpoint_of_another_folder_is_copied_with_its_parts(tmp_path: Path) -> None:
-    other = Checkpoints(tmp_path / "other", COMPONENTS, keep=2)
+def test_a_checkpoint_of_other_code_is_copied_with_its_parts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Checkpoints(tmp_path / "other", COMPONENTS | {"code": "earlier"}, keep=2)
     save(other, 1, branch=1)
     chosen = save(other, 2, branch=1)
-    checkpoints = Checkpoints(tmp_path / "mine", COMPONENTS, keep=2)
+    checkpoints = Checkpoints(tmp_path / "mine", COMPONENTS | {"code": "later"}, keep=2)
     save(checkpoints, 1, branch=2)
     checkpoints.load(chosen)
+    assert "its steps were made by other code" in caplog.text
     checkpoints.branch_from(chosen)
     other.delete()
     assert branches(checkpoints) == (1, [1, 1])
@@ -136,40 +139,22 @@ def test_a_run_can_resume_from_an_older_checkpoint(
     assert read_checked(newest / "state.json")["state"]["num_steps"] == 2
 
 
-def test_a_checkpoint_without_the_state_of_a_method_is_skipped(
-    guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_of_other_code_is_refused(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4, 4, 4])
     checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=1)
     trainer = make_trainer(layout)
-    trainer.state.num_steps = 2
     save_trainer(trainer, checkpoints)
     checkpoints.wait()
     again = make_trainer(layout, replay={"method": "recent", "share": 0.5, "capacity": 4})
+    other = trainer.buffer.table().drop("kept")
     with closing(trainer.collector.grader), closing(again.collector.grader):
-        resume(again, checkpoints, None)
-        assert again.state.num_steps == 0
-        assert "starting over: the newest checkpoint" in caplog.text
-        assert "stored the state of methods (method.replay.table) differently" in caplog.text
-        with pytest.raises(ArtifactError, match="from an earlier version.* omit --resume"):
-            resume(again, checkpoints, checkpoints.steps()[0])
-
-
-def test_a_checkpoint_with_other_columns_of_rollouts_is_skipped(
-    guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    layout = make_world(tmp_path, guesser, [4, 4, 4])
-    checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=1)
-    trainer, again = make_trainer(layout), make_trainer(layout)
-    trainer.state.num_steps = 2
-    earlier = trainer.buffer.table().drop("kept")
-    trainer.buffer.table = lambda: earlier  # type: ignore[method-assign]
-    save_trainer(trainer, checkpoints)
-    checkpoints.wait()
-    with closing(trainer.collector.grader), closing(again.collector.grader):
-        resume(again, checkpoints, None)
-    assert again.state.num_steps == 0
-    assert "from an earlier version, which stored rollouts differently" in caplog.text
+        with pytest.raises(ArtifactError, match=r"stored the state of methods \(method.replay"):
+            resume(again, checkpoints, None)
+        trainer.buffer.table = lambda: other  # type: ignore[method-assign]
+        save_trainer(trainer, checkpoints)
+        checkpoints.wait()
+        with pytest.raises(ArtifactError, match="is from other code, which stored rollouts"):
+            resume(trainer, checkpoints, checkpoints.steps()[-1])
 
 
 def test_a_snapshot_first_waits_for_the_previous_one(guesser: Path, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_an_interrupted_run_writes_a_checkpoint(
     assert outputs(layout) == outputs(finished)
 
 
-def test_a_changed_parameter_changes_the_key(guesser: Path, tmp_path: Path) -> None:
+def test_changed_parameters_and_code_change_the_key(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
     gaps = {"float32": 0.0, "bfloat16": 0.0, "float16": 0.0}
     write_params(layout, guards={"max_sampler_gap": gaps})
@@ -149,9 +149,11 @@ def test_a_changed_parameter_changes_the_key(guesser: Path, tmp_path: Path) -> N
     assert "over guards.max_sampler_gap 0: " in process.output
     assert not layout.train("r", 0).exists()
     write_params(layout, train={"learning_rate": 2.0e-3})
+    layout.code("train", "r").parent.mkdir(parents=True)
+    layout.code("train", "r").write_text('{"files": {"a.py": "91c0"}}')
     process = train(layout)
     assert process.returncode == 0
-    assert "starting over: train changed since the checkpoint" in process.output
+    assert "starting over: train, code changed since the checkpoint" in process.output
     assert "1 of 12 visits have a group of one" in process.output
 
 

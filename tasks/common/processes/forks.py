@@ -34,7 +34,6 @@ from tasks.common.processes.ending import PARENT, exit_interrupted
 ADDRESS = "WINNOW_FORKS"
 LIBRARIES = (
     "transformers.models.qwen3.modeling_qwen3",
-    "sklearn.linear_model",
     "sqlalchemy.orm",
     "alembic.command",
     "fastapi",

@@ -1,10 +1,11 @@
 """Checkpoints: a killed run resumes where it stopped, with the same result as an uninterrupted run.
 
 They are in `checkpoints/<key>/` under the data root. The key is the digest of everything that the
-result depends on: policy, prompts, plan, effective parameters, seed. A run with the same key
-resumes; a run with another key starts from the beginning. A checkpoint is a folder that is created
-atomically (temporary name, flush, rename) and contains the digests of its files. A damaged one is
-skipped in favour of the one before. Tensors are safetensors: no file here can execute code.
+result depends on: policy, prompts, plan, effective parameters, seed, code. A run with the same key
+resumes; a run with another key starts from the beginning. Only `--resume` continues the checkpoint
+of other code. A checkpoint is a folder that is created atomically (temporary name, flush, rename)
+and contains the digests of its files. A damaged one is skipped in favour of the one before. Tensors
+are safetensors: no file here can execute code.
 
 The rollouts since the previous checkpoint are a separate file beside the checkpoints. It is written
 once and named by its content, and every later checkpoint needs it. If one is damaged, training
@@ -280,7 +281,10 @@ class Checkpoints:
                 f"{chosen.parent / 'key.json'} is missing or damaged. Name a checkpoint of another "
                 "folder, or omit --resume"
             ) from error
-        if different := [name for name in mine if mine[name] != theirs.get(name)]:
+        different = [name for name in mine if mine[name] != theirs.get(name)]
+        if different == ["code"]:
+            logger.warning("--resume %s: its steps were made by other code", chosen)
+        elif different:
             raise ArtifactError(
                 f"--resume {chosen} belongs to another run: {', '.join(different)} differ. Omit "
                 "--resume to start over, or restore the parameters"

@@ -10,20 +10,13 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from tasks.common.files import ArtifactError, digest, digest_folder, read_json, write_json
+from tasks.common.files import ArtifactError, digest_folder, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
 EVIDENCE = "curve.parquet"  # DVC's lock has its digest once DVC has recorded the run
-
-
-def key_of(components: Mapping[str, Any], code: Path) -> str:
-    """Return the digest of everything that the results depend on, including the code."""
-    return digest([dict(components), read_json(code) if code.exists() else None])
 
 
 def keep(out: Path, folder: Path, key: str) -> None:

@@ -89,11 +89,10 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
     """Restore the trainer from `chosen` or the newest checkpoint, if there is one."""
     loaded = checkpoints.load(chosen)
     if loaded is not None and (what := unreadable_part(trainer, loaded)):
-        why = f"is from an earlier version, which stored {what} differently"
-        if chosen is not None:
-            raise ArtifactError(f"--resume {chosen} {why}: omit --resume to start over")
-        logger.warning("starting over: the newest checkpoint of %s %s", checkpoints.folder, why)
-        checkpoints.parts, loaded = [], None
+        raise ArtifactError(
+            f"{chosen or checkpoints.folder} is from other code, which stored {what} differently: "
+            "omit --resume, or delete this folder, to start over"
+        )
     found = None if loaded is None else loaded[1]["num_steps"]
     if len(set(trainer.run.ranks.all_gather(found))) > 1:
         raise TrainingError(
@@ -108,7 +107,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
 
 
 def unreadable_part(trainer: Trainer, loaded: Loaded) -> str | None:
-    """Return the unreadable part of a checkpoint of an earlier version; None if all is readable."""
+    """Return the unreadable part of a checkpoint of other code; None if all is readable."""
     tensors, numbers, tables = loaded
     if BUFFER not in numbers or not {*COLUMNS} <= {*tables[BUFFER].columns}:
         return "rollouts"

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from sklearn.linear_model import Ridge
 
 from tasks.common.params import ParamsError, settings
 from tasks.engines.engine import Engine, Request, Samples, ScheduledEngine
@@ -89,8 +88,12 @@ class Method(Generate):
             tokens_Q, rollouts_Q = self.state.tokens[prompt_rows], self.state.rollouts[prompt_rows]
         means_Q = expected_mean(tokens_Q, rollouts_Q, history[:, 2].mean())
         features = np.column_stack([[len(ids) for ids in request.prompts], means_Q])
-        model = Ridge(alpha=1.0).fit(history[:, :2], history[:, 2])
-        return np.asarray(model.predict(features), dtype=np.float64)
+        center = history.mean(0)
+        centered = history - center
+        known, lengths = centered[:, :2], centered[:, 2]
+        # a ridge regression of weight 1
+        slopes = np.linalg.solve(known.T @ known + np.eye(2), known.T @ lengths)
+        return np.asarray(center[2] + (features - center[:2]) @ slopes)
 
     def observe(self, rollouts: Rollouts) -> None:
         """Update the predictions with the step's lengths."""
