@@ -109,6 +109,7 @@ def test_verifiers_are_loaded_once(max_staleness: int, guesser: Path, tmp_path: 
     """They die with the thread that started them, and each round is sampled in its own thread."""
     layout = make_world(tmp_path, guesser, SIZES)
     trainer = make_trainer(layout, max_staleness=max_staleness)
+    trainer.collector.grader.grader.pool = None  # not the tests' shared one
     loaders: list[int] = []
 
     def record(*_: object) -> None:

@@ -1,8 +1,12 @@
 """A small world to train in: prompts, a profile, a plan and a policy under one data root, and its
 parameters."""
 
+import os
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from tasks.common import params, stage
 from tasks.common.accounting.spending import CellBudget
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
 from tasks.common.checksums import write_checked
+from tasks.common.processes.pool import Pool
 from tasks.grading.background import BackgroundGrader
 from tasks.models.policy import load_model, load_tokenizer, read_policy
 from tasks.train.checkpoint.checkpoints import Checkpoints
@@ -146,7 +151,37 @@ def make_trainer(
     run = stage.Stage.unrecorded("train", values, layout, recipe, seed)
     context = RunContext(read_policy(layout), settings, sections.sampling, ranks, seed)
     grader = BackgroundGrader(sections.verify, min_judged=MIN_JUDGED)
+    if sections.verify == params.sections(PARAMS, Sections).verify:
+        grader.grader.names = {"numeric"}
+        grader.grader.pool = shared_pool(os.getpid())
     return build(run, context, sections, grader)[0]
+
+
+class SharedPool(Pool):
+    """A pool that outlives its graders, since its start takes longer than most runs here."""
+
+    lock = threading.Lock()
+
+    def map(
+        self, requests: Sequence[Any], on_done: Callable[[int], object] | None = None
+    ) -> list[Any]:
+        with self.lock:
+            return super().map(requests, on_done)
+
+    def close(self) -> None:
+        if sys.exc_info()[0]:  # `map` failed, and a later call would receive these replies
+            super().close()
+
+
+@cache
+def shared_pool(process: int) -> Pool:
+    """Return the pool of a process: forks cannot use their parent's."""
+    verify = params.sections(PARAMS, Sections).verify
+    configuration = {"names": ["numeric"], "configured": {}, "memory": 2**32}
+    limits = (verify.processes, verify.seconds, verify.clock_factor)
+    pool = SharedPool("tasks.grading.verifier_worker", configuration, *limits)
+    pool.handshake()  # a loader dies with the thread that started it
+    return pool
 
 
 def sampled(trainer: Trainer) -> Batch:
