@@ -17,7 +17,7 @@ SMALL = {
     "allocate_scale": "--prompts 1000",
     "budgets": "--recipes grpo --amount 5e9",
     "engine_parity": "--engines hf fake",
-    "engine_throughput": "--repeats 1 --prompts 8 --sides same_requests profile",
+    "engine_throughput": "--repeats 1 --prompts 8 --sides profile",
     "grading": "--answers 100 --repeats 1",
     "identity": "--recipes grpo --steps 1",
     "ingest_scale": "--rows 99 --near 3",

@@ -210,7 +210,7 @@ def unhindered(sampling: float, learning: float) -> Callable[[Trainer], None]:
     return prepare
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "knapsack", "winnow", "dots_replay"])
+@pytest.mark.parametrize("name", ["dapo", "dots_replay"])
 def test_requests_depend_neither_on_the_clock_nor_on_kills(
     name: str, guesser: Path, tmp_path: Path
 ) -> None:

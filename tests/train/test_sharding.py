@@ -98,7 +98,6 @@ CASES: dict[str, dict[str, Any]] = {
     "snapshot": {
         "train": {"max_staleness": 1, "correction": {"proximal": {"method": "snapshot"}}},
     },
-    "ewma": {"train": {"max_staleness": 1, "correction": {"proximal": {"method": "ewma"}}}},
     "reset": {"train": {"kl_coefficient": 0.1, "reference": {"reset_every": 2}}},
     # the same random numbers on all ranks, and truncated rollouts
     "pruned": {
@@ -111,14 +110,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-PARTS = {
-    "plain": [8],
-    "snapshot": [3, 5],
-    "ewma": [3, 5],
-    "reset": [3, 5],
-    "gated": [6],
-    "joined": [6],
-}
+PARTS = {"plain": [8], "snapshot": [3, 5], "gated": [6], "joined": [6]}
 """The numbers of steps at which a run stops and resumes; 4 for other cases."""
 EQUAL = (
     *("reward_mean", "num_rollouts", "num_replayed", "num_mixed_groups", "num_updates"),

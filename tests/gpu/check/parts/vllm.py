@@ -31,15 +31,14 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
         for dtype in dtypes:
             engine = start(Path(folder) / dtype, "tiny", dtype, sizes)
             yield from parity(engine, dtype)
+            if sizes.is_small:
+                yield from rates(engine, "tiny", sizes)
             del engine
         for shape in [] if sizes.is_small else sizes.shapes:
             engine = start(Path(folder) / shape, shape, "bfloat16", sizes)
             yield from rates(engine, shape, sizes)
             yield from sleeping(engine, shape)
             del engine
-        if sizes.is_small:
-            engine = start(Path(folder) / "rates", "tiny", "float32", sizes)
-            yield from rates(engine, "tiny", sizes)
 
 
 def start(root: Path, shape: str, dtype: str, sizes: Sizes) -> Any:
