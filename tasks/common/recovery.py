@@ -1,44 +1,34 @@
 """How to restore a damaged file, in words: for every message that names one."""
 
 import hashlib
+import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
-
-STAGES = {
-    "prompts": "ingest",
-    "policy": "policy",
-    "profile": "profile",
-    "baseline": "baseline",
-    "report": "report",
-}
-CELL_STAGES = {"plan": "allocate", "train": "train", "eval": "evaluate"}
-"""The stage that writes a folder of the data root, and one of a recipe and a seed."""
 
 
 def how_to_restore(path: Path) -> str:
     """Return how to restore a damaged output of the pipeline: a sentence that begins with a capital
     letter and has no full stop."""
-    found = maker(path)
+    place = path.parent.resolve() / path.name  # resolves links to a round's prompts
+    project = next((f for f in place.parents if (f / ".dvc").is_dir()), Path("/"))
+    found = recorded(place, project)
     if found is None:
         return "Delete it and run the same command again: it is restored or recreated"
-    root, stage = found
-    project = root if root.name != "data" else root.parent
-    if not (project / "dvc.yaml").exists():  # `winnow run` cannot run it
-        return f"Delete it and run the stage {stage} again"
-    place = os.path.relpath(root)
-    copy = damaged_copy(path)
-    command = "`winnow run" + ("`" if place == "data" else f" --data {place}`")
-    if stage == "policy":  # it is in git, not in DVC's cache
+    root, stage, digest = found
+    is_main = root == project
+    command = "`winnow run" + ("`" if is_main else f" --data {root.relative_to(project)}`")
+    if stage == "policy" and is_main:  # it is in git, not in DVC's cache
         return (
             f"Restore it from git (git checkout -- {os.path.relpath(path)}), or delete it and run "
             f"{command}: the stage policy recreates it"
         )
-    if copy is not None:
+    if copy := damaged_copy(project / ".dvc" / "cache" / "files" / "md5", digest):
         return (
-            f"Delete it and its copy in DVC's cache, {copy}, which is damaged as well, and run "
-            f"{command}: the stage {stage} recreates it"
+            f"Delete it and its copy in DVC's cache, {os.path.relpath(copy)}, which is damaged as "
+            f"well, and run {command}: the stage {stage} recreates it"
         )
     return (
         f"Delete it and run {command}: the stage {stage} restores it from DVC's cache or "
@@ -46,41 +36,29 @@ def how_to_restore(path: Path) -> str:
     )
 
 
-def damaged_copy(path: Path) -> Path | None:
-    """Return the copy of a damaged output in DVC's cache, which no longer matches the digest in its
-    name. Return None if it is intact or missing, or the cache is elsewhere. DVC itself trusts a
-    copy with unchanged size and time."""
-    try:
-        outputs = [
-            (folder / output["path"], output.get("md5"))
-            for folder in path.absolute().parents
-            if (folder / "dvc.lock").exists()
-            for stage in yaml.safe_load((folder / "dvc.lock").read_text())["stages"].values()
-            for output in stage.get("outs", [])
-        ]
-        digests = [value for place, value in outputs if value and place == path.absolute()]
-        cache = next((f for f in path.absolute().parents if (f / ".dvc" / "cache").is_dir()), None)
-        if not digests or cache is None:
-            return None
-        copy = cache / ".dvc" / "cache" / "files" / "md5" / digests[0][:2] / digests[0][2:]
-        if not copy.is_file():
-            return None
-        with copy.open("rb") as file:
-            is_whole = hashlib.file_digest(file, "md5").hexdigest() == digests[0]
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
-        return None  # dvc.lock or the disk is damaged as well; `path` is damaged anyway
-    return None if is_whole else Path(os.path.relpath(copy))
-
-
-def maker(path: Path) -> tuple[Path, str] | None:
-    """Return the data root of a file and the stage that writes it, or None for other files."""
-    parents = (path.parent.resolve() / path.name).parents  # resolves links to a round's prompts
-    if path.name == "policy.json" and parents[0].name not in CELL_STAGES:
-        return parents[0], "policy"
-    for folder in parents[:2]:  # a policy's files are one folder below
-        if folder.name in CELL_STAGES and folder.parents[2].name == "runs":
-            recipe, seed = folder.parts[-3:-1]
-            return folder.parents[3], f"{CELL_STAGES[folder.name]}@{recipe}-{seed}"
-    if parents[0].name in STAGES:
-        return parents[1], STAGES[parents[0].name]
+def recorded(path: Path, project: Path) -> tuple[Path, str, str] | None:
+    """Return the folder of the dvc.lock with the file, or with a folder above it, as an output; the
+    stage; and the digest. The paths in every dvc.lock of a project are relative to the project."""
+    for folder in (f for f in path.parents if f.is_relative_to(project)):
+        with suppress(OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+            stages = yaml.safe_load((folder / "dvc.lock").read_text())["stages"]
+            for stage, entry in stages.items():
+                for output in entry.get("outs", []):
+                    if path.is_relative_to(project / output["path"]):
+                        return folder, stage, str(output["md5"])
     return None
+
+
+def damaged_copy(cache: Path, digest: str) -> Path | None:
+    """Return the copy of an output in DVC's cache that no longer matches the digest in its name; of
+    a folder, its list or the copy of one of its files. Return None if they are intact or missing,
+    or the cache is elsewhere. DVC itself trusts a copy with unchanged size and time."""
+    copy = cache / digest[:2] / digest[2:]
+    try:
+        with copy.open("rb") as file:
+            if hashlib.file_digest(file, "md5").hexdigest() != digest.removesuffix(".dir"):
+                return copy
+        listed = json.loads(copy.read_bytes()) if digest.endswith(".dir") else []
+    except OSError:
+        return None
+    return next(filter(None, (damaged_copy(cache, file["md5"]) for file in listed)), None)

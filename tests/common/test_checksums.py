@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tasks.common.checksums import read_checked, write_checked
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, write_text
 from tasks.common.recovery import how_to_restore
 
 VALUE = {
@@ -35,7 +36,7 @@ def test_every_flipped_bit_is_detected_or_changes_nothing(tmp_path: Path) -> Non
             messages.append(str(error))
     assert len(messages) > 0.9 * 8 * len(content)  # the others are between white space
     assert all(f"{path} is damaged" in words for words in messages)
-    assert all("Delete it and run the stage profile again" in words for words in messages)
+    assert all("Delete it and run the same command again" in words for words in messages)
 
 
 def test_file_is_plain_json_and_equal_values_make_equal_files(tmp_path: Path) -> None:
@@ -67,63 +68,68 @@ def test_file_without_a_checksum_is_refused(tmp_path: Path, text: str, message: 
         read_checked(path)
 
 
+def write_lock(root: str, **outputs: dict[str, str]) -> None:
+    """Write the dvc.lock of a data root of a project, with a stage's output paths and digests."""
+    for folder in (root, ".dvc"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    stages = {
+        stage: {"outs": [{"path": path, "md5": digest} for path, digest in of.items()]}
+        for stage, of in outputs.items()
+    }
+    Path(root, "dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [
         ("data/prompts/test.parquet", "run `winnow run`: the stage ingest restores"),
-        (
-            "data/policy.json",
-            r"Restore it from git \(git checkout -- data/policy.json\)",
-        ),
-        ("data/runs/a-b/3/plan/forecast.json", "stage allocate@a-b-3 restores"),
+        ("data/policy/a", r"Restore it from git \(git checkout -- data/policy/a\)"),
         ("data/runs/a/0/train/policy", "stage train@a-0 restores"),
-        ("data/runs/a/0/train/policy.json", "stage train@a-0 restores"),
-        ("other/profile/flops.json", "`winnow run --data other`: the stage profile restores"),
-        ("data/rounds/2/prompts/train.parquet", "`winnow run`: the stage ingest restores"),
-        ("data/rounds/2/baseline/metrics.json", "--data data/rounds/2`: the stage baseline"),
-        ("families/x/profile/flops.json", "run the stage profile again"),
-        ("data/locks/overrides.json", "run the same command again"),
+        ("other/policy/a", "`winnow run --data other`: the stage policy restores"),
+        ("data/rounds/2/prompts/test.parquet", "`winnow run`: the stage ingest restores"),
+        ("data/rounds/2/policy.json", "--data data/rounds/2`: the stage policy restores"),
+        ("families/x/profile/flops.json", "run the same command again"),
     ],
 )
 def test_remedy_names_the_command_and_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("dvc.yaml", "other/dvc.yaml", "data/rounds/2/dvc.yaml"):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).touch()
+    trained = {"train@a-0": {"data/runs/a/0/train/policy": "5d41.dir"}}
+    prompts = {"data/prompts/test.parquet": "5d41"}
+    write_lock(".", ingest=prompts, policy={"data/policy": "5d41.dir"}, **trained)
+    write_lock("other", policy={"other/policy": "5d41.dir"})
+    write_lock("data/rounds/2", policy={"data/rounds/2/policy.json": "5d41"})
     Path("data/prompts").mkdir()
     Path("data/rounds/2/prompts").symlink_to("../../prompts")
-    with pytest.raises(ArtifactError, match=words):
-        raise ArtifactError(how_to_restore(Path(path)))
+    assert re.search(words, how_to_restore(Path(path)))
 
 
+@pytest.mark.parametrize(
+    ("root", "path"),
+    [(".", "data/profile/a"), ("data/rounds/2", "data/rounds/2/profile/a"), ("a", "a/policy")],
+)
 def test_remedy_names_a_damaged_copy_in_dvcs_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, path: str
 ) -> None:
-    """DVC would restore the file from it."""
+    """DVC would restore the file from it. Only an intact copy of a file, or of a folder with this
+    file, leaves that to DVC."""
     monkeypatch.chdir(tmp_path)
-    path, content = Path("data/prompts/test.parquet"), b"whole"
-    digest = hashlib.md5(content).hexdigest()
-    copy = Path(".dvc/cache/files/md5") / digest[:2] / digest[2:]
-    for each in (path, copy):
-        each.parent.mkdir(parents=True)
-    Path("dvc.yaml").touch()
-    outputs = [{"path": "data/prompts/x"}, {"path": str(path), "md5": digest}]
-    Path("dvc.lock").write_text(yaml.safe_dump({"stages": {"ingest": {"outs": outputs}}}))
-    copy.write_bytes(content)
-    path.write_bytes(b"whale")
-    assert "restores it from DVC's cache" in how_to_restore(path)
+    digest = hashlib.md5(b"whole").hexdigest()
+    listed = json.dumps([{"md5": digest, "relpath": "b"}])
+    folder = hashlib.md5(listed.encode()).hexdigest() + ".dir"
+    cache = Path(".dvc/cache/files/md5")
+    copy = cache / digest[:2] / digest[2:]
+    write_text(copy, "whole")
+    write_text(cache / folder[:2] / folder[2:], listed)
+    write_lock(root, profile={"data/x": "", path: folder if path == "a/policy" else digest})
+    damaged = Path(path) / "b" if path == "a/policy" else Path(path)
+    assert "restores it from DVC's cache" in how_to_restore(damaged)
     copy.write_bytes(b"whale")
-    assert f"copy in DVC's cache, {copy}, which is damaged as well" in how_to_restore(path)
-    for damaged in (
-        b"half a fi",
-        b"\xff\xfe{",
-        b"stages: {ingest: 5}",
-        b"stages: {a: {outs: [{}]}}",
-    ):
-        Path("dvc.lock").write_bytes(damaged)
-        assert "restores it from DVC's cache" in how_to_restore(path)
+    assert f"copy in DVC's cache, {copy}, which is damaged as well" in how_to_restore(damaged)
+    for lock in (b"half a fi", b"\xff\xfe{", b"stages: {ingest: 5}", b"stages: {a: {outs: [{}]}}"):
+        Path(root, "dvc.lock").write_bytes(lock)
+        assert "run the same command again" in how_to_restore(damaged)
 
 
 def test_missing_key_names_the_file(tmp_path: Path) -> None:
