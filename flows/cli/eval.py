@@ -8,7 +8,6 @@ run code, so they also need --trust-tasks."""
 import argparse
 import importlib
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from flows.cli import flags
@@ -26,8 +25,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=count(1), help="maximum number of problems per task, for a trial"
     )
+    own = "of your own task files"
     parser.add_argument(
-        "--include-path", dest="include", type=here, metavar="FOLDER", help="of your own task files"
+        "--include-path", dest="include", type=flags.location, metavar="FOLDER", help=own
     )
     parser.add_argument("--trust-tasks", action="store_true", help="let task files run code")
     parser.add_argument(
@@ -42,11 +42,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--backend", choices=("hf", "vllm"), help="default: as engine.name")
     parser.add_argument("--batch-size", type=count(1), help="default: as many as fit")
-
-
-def here(path: str) -> Path:
-    """Return the path as absolute, because the command later changes to the project's folder."""
-    return Path(path).expanduser().absolute()
 
 
 def names(text: str) -> list[str]:

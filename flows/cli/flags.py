@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from flows.pipeline.roots import MAIN
@@ -29,6 +30,15 @@ def seed_of(options: argparse.Namespace, values: Mapping[str, Any]) -> int:
     if options.seed is not None:
         return int(options.seed)
     return params.section(values, "experiment", params.Experiment).seeds[0]
+
+
+def location(text: str) -> str:
+    """Return a location with an absolute path, because commands change the folder. Addresses such
+    as s3://bucket are unchanged."""
+    path = text.removeprefix("sqlite:///")
+    if "://" in path:
+        return text
+    return text.removesuffix(path) + str(Path(path).expanduser().absolute())
 
 
 def count(least: int) -> Callable[[str], int]:

@@ -20,15 +20,16 @@ RECORDS = ("http://", "https://", "sqlite://")  # prefixes of the address of a t
 def add_options(parser: argparse.ArgumentParser) -> None:
     what = "a recipe that has been trained and evaluated, or records"
     parser.add_argument("what", metavar="RECIPE|FILE", nargs="+", help=what, type=recipe_or_file)
-    parser.add_argument("destination", metavar="DESTINATION", help="hf://, s3://, a folder, or URI")
+    places = "hf://, s3://, a folder, or URI"
+    parser.add_argument("destination", metavar="DESTINATION", help=places, type=flags.location)
     parser.add_argument("--seed", type=int, help="default: the experiment's first")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     flags.add_root(parser)
 
 
 def recipe_or_file(text: str) -> str:
-    """Return a recipe's name, or a record's path as absolute: commands change the folder."""
-    return str(Path(text).absolute()) if text.endswith(".jsonl") else text
+    """Return a recipe's name, or a record's path as absolute."""
+    return flags.location(text) if text.endswith(".jsonl") else text
 
 
 def run(options: argparse.Namespace) -> int:

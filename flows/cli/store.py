@@ -15,7 +15,8 @@ from tasks.common import params
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("command", choices=("stat", "verify", "gc"))
-    parser.add_argument("--location", help="another store: a folder or s3://bucket/prefix")
+    other = "another store: a folder or s3://bucket/prefix"
+    parser.add_argument("--location", help=other, type=flags.location)
     flags.add_several(parser, "--policy", metavar="DIGEST", help="only these policies")
     parser.add_argument("--dry-run", action="store_true", help="gc: only print the changes")
     flags.add_root(parser)

@@ -95,7 +95,11 @@ def set_recipes(path: Path, names: Sequence[str]) -> None:
     values, is_all = params.load(path), list(names) == ["all"]
     known = recipes.names(values) if is_all else names
     read = {name: recipes.folders_of(recipes.recipe(values, name)["train"]) for name in known}
-    there = [name for name, folders in read.items() if all(map(Path.is_dir, folders))]
+    there = [
+        name
+        for name, folders in read.items()
+        if all((commands.ROOT / folder).is_dir() for folder in folders)
+    ]
     chosen = there if is_all else list(names)
     if chosen != params.section(values, "experiment", params.Experiment).recipes:
         write_text(path, set_values(path.read_text(), {"experiment.recipes": chosen}))

@@ -52,7 +52,7 @@ class Asked:
 
     tasks: list[str]
     limit: int | None
-    include: Path | None
+    include: str | None
     trust_tasks: bool
     few_shot: int | None
     max_tokens: int | None
@@ -103,28 +103,28 @@ def require_harness() -> ModuleType:
     return import_module("lm_eval")
 
 
-def open_index(asked: list[str], include: Path | None, trust_tasks: bool) -> Index:
+def open_index(asked: list[str], include: str | None, trust_tasks: bool) -> Index:
     """Return the tasks of the harness and of the folder `include`. The harness's own tasks, some
     ten thousand files, are read only if one is requested. Raise ArtifactError for a folder that is
     not trusted."""
     harness = require_harness()
     tasks = import_module("lm_eval.tasks")
     fingerprint, needs_all = None, True
-    if include is not None:
+    folder = None if include is None else Path(include).resolve()
+    if folder is not None:
         if not trust_tasks:
             raise ArtifactError(
                 f"the task files of {include} can run code (!function, metrics, pickled tables): "
                 "read them, and run the command with --trust-tasks"
             )
-        include = include.expanduser().resolve()
-        own = files.task_files(include, Path(str(harness.__file__)).resolve().parent)
+        own = files.task_files(folder, Path(str(harness.__file__)).resolve().parent)
         fingerprint = files.fingerprint(own)
-        manager = tasks.TaskManager(include_path=include, include_defaults=False)
+        manager = tasks.TaskManager(include_path=folder, include_defaults=False)
         needs_all = not set(asked) <= set(manager.all_subtasks)
     sandbox_templates(import_module("lm_eval.utils"))
     if needs_all:
-        manager = tasks.TaskManager(include_path=include)
-    return Index(manager, include, fingerprint)
+        manager = tasks.TaskManager(include_path=folder)
+    return Index(manager, folder, fingerprint)
 
 
 def sandbox_templates(utils: Any) -> None:

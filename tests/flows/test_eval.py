@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.__main__ import parser_of
 from flows.cli import eval as word
 from tasks.common import params
 from tasks.harness.records import Subject
@@ -58,7 +59,19 @@ def test_wrong_options_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_folder_is_relative_to_the_current_one(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "name", "place"),
+    [
+        ("eval grpo --tasks sums --include-path mine", "include", "{}/mine"),
+        ("push sgpo out", "destination", "{}/out"),
+        ("push a.jsonl sqlite:///b.db", "destination", "sqlite:///{}/b.db"),
+        ("push sgpo s3://bucket/out", "destination", "s3://bucket/out"),
+        ("store stat --location there", "location", "{}/there"),
+    ],
+)
+def test_paths_are_relative_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, name: str, place: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    parsed = options("grpo", "--tasks", "sums", "--include-path", "mine")
-    assert parsed.include == tmp_path / "mine"
+    parsed = parser_of(words.split()[0]).parse_args(words.split())
+    assert getattr(parsed, name) == place.format(tmp_path)

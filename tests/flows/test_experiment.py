@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.recipes import run, what
+from flows.pipeline import commands
 from flows.pipeline.rounds import set_recipes
 from tasks.common import params, recipes
 from tasks.common.params import ParamsError
@@ -32,7 +33,7 @@ def test_set_recipes_changes_only_the_recipes(path: Path) -> None:
 def test_all_excludes_recipes_of_missing_folders(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(path.parent)
+    monkeypatch.setattr(commands, "ROOT", path.parent)
     set_recipes(path, ["all"])
     once = path.read_text()
     found, all_names = params.load(path)["experiment"]["recipes"], recipes.names(params.load(path))
