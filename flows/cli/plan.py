@@ -1,5 +1,5 @@
 """winnow plan: which stages would run and why, what they would cost, and what fits into the budget.
-It runs nothing.
+It runs nothing, and writes only the files that define a later round, once no flow runs.
 
 The reasons are DVC's, with the current code. A stage after one that would run may turn out to be up
 to date; a later round may start from another policy, once the round before it has run. The costs
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.cli import costs, flags
-from flows.pipeline import commands, lock, reasons, roots, selection
+from flows.pipeline import commands, lock, reasons, roots, rounds, selection
 from flows.pipeline.roots import Root
 from flows.pipeline.rounds import FlowRequest
 from flows.pipeline.stages import CODE, changes_of, explain, forced_of
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
                 return 0
             planned = plan_of(dvc, root, request, options.price)
             if later:
-                print(f"{root.folder}, from {params.load(root.params)['policy']['source']}:")
+                print(f"{root.folder}, from {root.values['policy']['source']}:")
             print(planned)
     return 0
 
@@ -50,7 +50,8 @@ def run(options: argparse.Namespace) -> int:
 def plan_of(dvc: commands.Dvc, root: Root, request: FlowRequest, price: float | None) -> str:
     """Return the plan of a data root. Raise ParamsError if the profile exceeds the budget."""
     if root.number > 1:
-        roots.refresh(root)
+        with rounds.locked():
+            roots.refresh(root)
     values = root.values
     needs = roots.own_needs(root, dvc.graph())
     changed = changes_of(dvc, root, root.pipeline)

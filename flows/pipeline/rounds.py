@@ -5,7 +5,7 @@ report, or a named recipe and seed. So its files are written after the round bef
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,15 +62,19 @@ class FlowRequest:
         return [root, *(Root(root.first, number) for number in range(2, self.rounds + 1))]
 
 
+def locked() -> AbstractContextManager[None]:
+    """Return the lock of the project's pipeline: no other flow runs during the block."""
+    return locks.exclusive(Root().layout.locks / "pipeline", "the pipeline")
+
+
 @contextmanager
 def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Iterator[Stages]]:
     """Yield the stages of each root of the request; the caller brings them up to date before it
-    requests the next root. Meanwhile no other flow runs in this project. The recipes of the
-    `experiment` are first written to the parameters, after undoing the overrides of a killed
-    run."""
+    requests the next root. Meanwhile the pipeline is locked. The recipes of the `experiment` are
+    first written to the parameters, after undoing the overrides of a killed run."""
     request.check()
     first, *later = request.chain
-    with locks.exclusive(Root().layout.locks / "pipeline", "the pipeline"):
+    with locked():
         if first.number == 1:
             roots.prepare_first(first)
         else:

@@ -10,7 +10,7 @@ import yaml
 
 from flows.__main__ import parser_of
 from flows.cli import flags
-from flows.pipeline import rounds
+from flows.pipeline import commands, roots, rounds
 from flows.pipeline.overrides import applied
 from flows.pipeline.roots import Root, root_of
 from flows.pipeline.rounds import FlowRequest
@@ -19,6 +19,7 @@ from flows.pipeline.stages import forced_of
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tests.flows.project import ROOT, Project, lines, shell
+from tests.patience import PATIENCE
 
 SECOND = "data/rounds/2"
 SGPO = "data/runs/sgpo/0/train/policy"
@@ -138,6 +139,21 @@ def test_plan_of_a_round_that_never_ran(project: Project) -> None:
     printed = project.winnow("plan", "--rounds", "2")
     assert "data, from tiny:\nnothing to do: all 15 stages are up to date" in printed
     assert f"{SECOND}: never run" in printed
+    project.edit("params.yaml", r"^  source: tiny.*\n", "")  # the default
+    printed = project.winnow("plan", "--rounds", "2", "--force", "ingest")
+    assert "data, from tiny:\n" in printed
+    assert "requested by --force" in printed
+
+
+def test_plan_changes_a_round_only_while_no_flow_runs(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "ROOT", project.root)
+    roots.prepare_round(Root("data", 2), "tiny")
+    with rounds.locked():
+        child = project.start("flows", "plan", "--rounds", "2")
+        assert any("waiting for the pipeline: process" in line for line in child.stdout)
+    assert f"{SECOND}, from tiny:" in child.communicate(timeout=PATIENCE)[0]
 
 
 def lock(path: Path) -> dict[str, Any]:
