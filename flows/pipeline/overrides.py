@@ -5,6 +5,7 @@ the results. The file is then restored; after a kill, the next run restores it f
 
 import importlib
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,8 +64,9 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
     finally:
         put_back(path, note)
     logger.warning(
-        "%s is restored; the outputs in data/ were made with %s",
+        "%s is restored; the outputs in %s were made with %s",
         path.name,
+        os.path.relpath(layout.root),
         ", ".join(overrides),
     )
 
