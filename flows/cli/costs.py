@@ -68,6 +68,7 @@ def clock(hours: float) -> str:
 
 def short(number: float) -> str:
     """Return the number with three digits and a unit; small numbers have no unit."""
+    number = float(f"{number:.3g}")  # first, because it can reach the next unit
     for limit, unit in ((1e18, ""), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number:.1e}" if not unit else f"{number / limit:.3g}{unit}"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.__main__ import SUBCOMMANDS, parser_of
-from flows.cli import init
+from flows.cli import costs, init
 from tasks.common import params
 from tasks.common.params import ParamsError
 from tasks.common.processes.ports import free_port
@@ -103,12 +103,6 @@ def test_plan_and_doctor_end_with_the_budget(project: Project) -> None:
         assert "test prompts with 4 samples resolve" in output.splitlines()[-1]
 
 
-def test_advice_without_a_profile_names_the_command(project: Project) -> None:
-    (project.root / "data/profile/profile.parquet").unlink(missing_ok=True)
-    output = project.winnow("advise", expect=1)
-    assert "data has no profile yet: create it with `dvc repro profile`" in output
-
-
 def test_change_of_the_cluster_repeats_no_stage(project: Project) -> None:
     cluster = "{ray: 'head:6379', trainers: 2, engines: 1, gpus_per_engine: 1, shared: data}"
     project.edit("params.yaml", r"^  num_replicas: 1", f"  cluster: {cluster}\n  num_replicas: 1")
@@ -117,14 +111,18 @@ def test_change_of_the_cluster_repeats_no_stage(project: Project) -> None:
     assert output.splitlines()[1].startswith("code ")
 
 
-def test_plan_contains_forced_stages(project: Project) -> None:
-    assert "requested by --force" in project.winnow("plan", "--force", "ingest")
-
-
-def test_read_without_an_evaluation_names_the_file(project: Project) -> None:
+def test_missing_results_are_named(project: Project) -> None:
     output = project.winnow("read", "pods", expect=1)
     assert "runs/pods/0/eval/rollouts.parquet does not exist" in output
     assert "Traceback" not in output
+    (project.root / "data/profile/profile.parquet").unlink(missing_ok=True)
+    output = project.winnow("advise", expect=1)
+    assert "data has no profile yet: create it with `dvc repro profile`" in output
+
+
+def test_numbers_have_three_digits_and_the_unit_after_rounding() -> None:
+    shown = list(map(costs.short, (999.4, 999.6, 1500, 999_400, 999_600, 999.7e9, 4e18)))
+    assert shown == ["999", "1k", "1.5k", "999k", "1M", "1T", "4.0e+18"]
 
 
 def test_every_subcommand_has_help() -> None:
