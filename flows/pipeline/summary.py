@@ -65,8 +65,8 @@ def places(root: Root) -> str:
     table = layout.report / "leaderboard.txt"
     benchmarks = importlib.import_module("tasks.harness.records").table(layout)
     database = os.path.relpath(layout.tracking / "mlflow.db")
-    uri = params.load(root.params).get("tracking", {}).get("uri") or f"sqlite:///{database}"
-    pages = f"{pages_command()}    then http://127.0.0.1:5000 (it reads {uri})"
+    uri = (params.load(root.params).get("tracking") or {}).get("uri") or f"sqlite:///{database}"
+    pages = f"{own_command()} ui    then http://127.0.0.1:5000 (it reads {uri})"
     return "\n".join(
         [
             table.read_text().rstrip() + "\n" if table.exists() else "",
@@ -101,12 +101,7 @@ def prefect_place() -> str:
         return page_of(url)
     moved = f"PREFECT_HOME={server.home()} " if "PREFECT_HOME" in os.environ else ""
     database = f"{server.home()}/prefect.db"
-    return f"{moved}{pages_command()}    then http://127.0.0.1:4200 (it reads {database})"
-
-
-def pages_command() -> str:
-    """Return the command that shows both records, quoted for a shell."""
-    return f"{own_command()} ui"
+    return f"{moved}{own_command()} ui    then http://127.0.0.1:4200 (it reads {database})"
 
 
 def own_command() -> str:
