@@ -181,10 +181,7 @@ class Dvc:
 
     def status(self, *stages: str) -> dict[str, list[Any]]:
         """Return the changes per stage in dvc's words; stages that are up to date are absent."""
-        changed: dict[str, list[Any]] = json.loads(
-            self.query("--wait-for-lock", "status", "--json", *stages)
-        )
-        return changed
+        return dict(json.loads(self.query("--wait-for-lock", "status", "--json", *stages)))
 
     def repro(self, stage: str, force: bool = False) -> tuple[int, bool]:
         """Bring one stage up to date, ignoring upstream stages. Return (exit status, whether its
@@ -227,11 +224,8 @@ def end_groups(children: Sequence["subprocess.Popen[Any]"], interrupt: bool = Tr
         for child in children:
             child.wait(max(deadline - time.monotonic(), 0.0))
     except subprocess.TimeoutExpired:
-        print(
-            f"still running {GRACE_SECONDS:.0f} s after the interrupt: killing it",
-            file=sys.stderr,
-            flush=True,
-        )
+        message = f"still running {GRACE_SECONDS:.0f} s after the interrupt: killing it"
+        print(message, file=sys.stderr, flush=True)
     finally:
         for child in children:
             with suppress(ProcessLookupError):

@@ -52,9 +52,8 @@ class Lines:
         the first line states their number."""
         left_out = max(len(self.waiting) - most, 0)
         found = [self.waiting.popleft() for _ in range(len(self.waiting))][left_out:]
-        return (
-            [f"({left_out} lines omitted; the terminal shows them)"] if left_out else []
-        ) + found
+        omitted = [f"({left_out} lines omitted; the terminal shows them)"] if left_out else []
+        return omitted + found
 
     def clear(self) -> None:
         self.tail.clear()

@@ -39,9 +39,8 @@ def explain(
         if isinstance(change, str):
             phrases.append(change.removeprefix("changed ") + " changed")
         else:
-            phrases += explain_deps(
-                change.get("changed deps", {}), lock[stage], entries, root, f"{data}/code/"
-            )
+            deps = change.get("changed deps", {})
+            phrases += explain_deps(deps, lock[stage], entries, root, f"{data}/code/")
             phrases += explain_outs(change.get("changed outs", {}))
     return phrases
 
@@ -60,9 +59,8 @@ def explain_deps(
     phrases: list[str] = []
     for path, how in changed.items():
         if isinstance(how, dict):
-            phrases += explain_params(
-                entry.get("params", {}).get(path, {}), params.load(root / path), list(how)
-            )
+            ran_with = entry.get("params", {}).get(path, {})
+            phrases += explain_params(ran_with, params.load(root / path), list(how))
         elif how == "deleted":
             phrases.append(f"input missing: {path}")
         elif how == "new":
@@ -132,13 +130,9 @@ def explain_params(
 def explain_outs(changed: Mapping[str, str]) -> list[str]:
     """Return one phrase for all missing outputs, and one for each output changed elsewhere."""
     gone = [path for path, how in changed.items() if how in GONE]
-    phrases = [f"output changed since: {path}" for path, how in changed.items() if how not in GONE]
-    if gone:
-        phrases.insert(
-            0,
-            f"output missing: {gone[0]}" + (f" and {len(gone) - 1} more" if len(gone) > 1 else ""),
-        )
-    return phrases
+    more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+    phrases = [f"output missing: {gone[0]}{more}"] if gone else []
+    return phrases + [f"output changed since: {path}" for path in changed if path not in gone]
 
 
 def sampled(path: Path, since: float) -> str:

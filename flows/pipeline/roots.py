@@ -64,10 +64,8 @@ class Root:
     @property
     def values(self) -> dict[str, Any]:
         """Return the root's parameters, completed with the defaults."""
-        values: dict[str, Any] = importlib.import_module("tasks.code.effective").complete(
-            params.load(self.params)
-        )
-        return values
+        effective = importlib.import_module("tasks.code.effective")
+        return dict(effective.complete(params.load(self.params)))
 
     @property
     def lock(self) -> Path:

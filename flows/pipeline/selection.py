@@ -78,6 +78,5 @@ def select(
         return order(needs), []
     other = upstream(needs, set(all_cells) - chosen) - upstream(needs, chosen)
     keep = upstream(needs, chosen) if other & set(changed) else set(needs) - other
-    return [stage for stage in order(needs) if stage in keep], [
-        stage for stage in needs if stage not in keep
-    ]
+    left_out = [stage for stage in needs if stage not in keep]
+    return [stage for stage in order(needs) if stage in keep], left_out

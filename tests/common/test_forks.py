@@ -112,9 +112,7 @@ def test_fork_has_the_arguments_and_returns_its_status(
         assert command.returncode == status
 
 
-def test_interrupt_reaches_the_stage_and_not_the_server(
-    world: World,
-) -> None:
+def test_interrupt_reaches_the_stage_and_not_the_server(world: World) -> None:
     command, stage = world.waiting()
     os.killpg(world.server.pid, signal.SIGINT)
     assert command.wait() == 130

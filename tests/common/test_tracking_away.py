@@ -108,9 +108,7 @@ def test_slow_server_is_abandoned_after_a_limit(
     assert pending.exists()
 
 
-def test_file_of_a_running_stage_is_not_replayed(
-    layout: Layout,
-) -> None:
+def test_file_of_a_running_stage_is_not_replayed(layout: Layout) -> None:
     settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0, [])
     with track(settings, layout, "profile", None, None):
         (pending,) = pending_files(layout)

@@ -28,6 +28,5 @@ def test_clone_pulls_pushed_outputs(
     assert (clone.root / report).read_bytes() == (first.root / report).read_bytes()
     for project in (first, clone):
         written = [path.read_bytes() for path in project.root.rglob("*") if path.is_file()]
-        assert not any(
-            key.encode() in content for content in written for key in (ACCESS_KEY, SECRET_KEY)
-        )
+        keys = (ACCESS_KEY.encode(), SECRET_KEY.encode())
+        assert not any(key in content for content in written for key in keys)

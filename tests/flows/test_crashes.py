@@ -22,6 +22,7 @@ def run_of(project: Project) -> str:
 
 
 def state_of(project: Project, run: str) -> tuple[str, str]:
+    """Return (type, message) of a run's state."""
     found = project.post("flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
     return found[0]["state"]["type"], found[0]["state"]["message"] or ""
 

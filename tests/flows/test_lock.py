@@ -50,9 +50,7 @@ def commit(project: Project, digest: str) -> None:
     assert git(project, "commit", "--quiet", "--all", "--message", digest) == 0
 
 
-def test_commands_name_the_repair_after_a_merge_with_conflicts(
-    project: Project,
-) -> None:
+def test_commands_name_the_repair_after_a_merge_with_conflicts(project: Project) -> None:
     assert git(project, "checkout", "--quiet", "-b", "other") == 0
     commit(project, "a" * 32)
     assert git(project, "checkout", "--quiet", "-b", "mine", "HEAD~1") == 0
@@ -64,9 +62,7 @@ def test_commands_name_the_repair_after_a_merge_with_conflicts(
         assert "Traceback" not in output
 
 
-def test_lock_refused_by_dvc_is_named_with_its_repair(
-    project: Project,
-) -> None:
+def test_lock_refused_by_dvc_is_named_with_its_repair(project: Project) -> None:
     """A lock that is cut in the middle of an entry is valid YAML, and has stages."""
     path = project.root / "dvc.lock"
     whole = path.read_text()

@@ -49,9 +49,7 @@ def test_interrupt_at_the_start_of_a_child_leaves_no_traceback(
     assert helper.returncode == 130
 
 
-def test_stage_of_a_cancelled_flow_saves(
-    hanging: Project,
-) -> None:
+def test_stage_of_a_cancelled_flow_saves(hanging: Project) -> None:
     flow = hanging.start("flows", "run")
     stage = hanging.hanging()
     latest = {"sort": "EXPECTED_START_TIME_DESC", "limit": 1}
@@ -65,9 +63,7 @@ def test_stage_of_a_cancelled_flow_saves(
     assert hanging.post("flow_runs/filter", query)[0]["state"]["type"] == "CANCELLED"
 
 
-def test_stage_ends_if_dvc_is_killed_in_a_container_during_imports(
-    project: Project,
-) -> None:
+def test_stage_ends_if_dvc_is_killed_in_a_container_during_imports(project: Project) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     project.behave(allocate__grpo_0="import")
     repro = (sys.executable, "-m", "dvc", "repro", "allocate@grpo-0")

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.flows.project import ROOT, Project
+from tests.flows.test_crashes import state_of
 from tests.flows.test_processes import is_gone
 from tests.patience import PATIENCE, wait_for
 
@@ -46,13 +47,6 @@ def request_start(project: Project, run: str) -> str:
     """Request the start of a run, as a worker does, and return the name of the run's new state."""
     body = {"state": {"type": "PENDING"}}
     return str(project.post(f"flow_runs/{run}/set_state", body)["state"]["name"])
-
-
-def state_of(project: Project, run: str) -> tuple[str, str]:
-    """Return (type, message) of a run's state."""
-    body = {"flow_runs": {"id": {"any_": [run]}}}
-    state = project.post("flow_runs/filter", body)[0]["state"]
-    return state["type"], state["message"] or ""
 
 
 @pytest.mark.slow

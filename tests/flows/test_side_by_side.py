@@ -73,8 +73,5 @@ def test_failed_cell_does_not_stop_the_others(project: Project) -> None:
     for stage in ("train@grpo-0", "train@winnow-0"):
         (tag,) = tags[stage]
         assert f"\n{stage} | GPUs: {tag.removeprefix('device:cuda:')}\n" in output
-    assert {tag for name in tags for tag in tags[name]} == {
-        "device:cpu",
-        "device:cuda:4",
-        "device:cuda:7",
-    }
+    devices = {"device:cpu", "device:cuda:4", "device:cuda:7"}
+    assert {tag for name in tags for tag in tags[name]} == devices

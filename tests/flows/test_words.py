@@ -11,7 +11,7 @@ from flows.pipeline import commands, health, reasons, selection, stages
 from flows.serve import server
 from tasks.common import params
 from tasks.common.config import changes
-from tasks.common.files import read_json, write_json
+from tasks.common.files import write_json
 from tests.flows.project import ROOT
 
 LOCK = {
@@ -101,14 +101,9 @@ def test_earlier_code_missing_in_the_cache(tmp_path: Path) -> None:
 
 
 def test_many_files_are_counted(tmp_path: Path) -> None:
-    write_json(tmp_path / "new.json", {**NOW, "files": {f"{n}.py": "2" for n in range(9)}})
-    write_json(
-        tmp_path / ".dvc/cache/files/md5/01/23abcd",
-        {**NOW, "files": {f"{n}.py": "1" for n in range(9)}},
-    )
-    phrases = reasons.explain_digests(
-        "new.json", "0123abcd", read_json(tmp_path / "new.json"), tmp_path
-    )
+    before, now = ({**NOW, "files": {f"{n}.py": digest for n in range(9)}} for digest in "12")
+    write_json(tmp_path / ".dvc/cache/files/md5/01/23abcd", before)
+    phrases = reasons.explain_digests("new.json", "0123abcd", now, tmp_path)
     assert phrases == [*(f"code {n}.py changed" for n in range(5)), "and 4 more files"]
 
 
@@ -124,9 +119,8 @@ def test_everything_is_selected_by_default_in_order() -> None:
     ordered, excluded = selection.select(NEEDS, [], None, None)
     assert excluded == []
     assert [ordered[0], ordered[-1]] == ["ingest", "report"]
-    assert all(
-        ordered.index(need) < ordered.index(stage) for stage in NEEDS for need in NEEDS[stage]
-    )
+    place = ordered.index
+    assert all(place(need) < place(stage) for stage in NEEDS for need in NEEDS[stage])
 
 
 def test_recipe_and_seed_select_a_cell_and_its_upstream_stages() -> None:
@@ -136,22 +130,15 @@ def test_recipe_and_seed_select_a_cell_and_its_upstream_stages() -> None:
 
 
 def test_unknown_recipe_is_refused() -> None:
-    with pytest.raises(
-        selection.SelectionError, match=r"recipe dapo is not in the experiment: it has a, b-c"
-    ):
+    message = "recipe dapo is not in the experiment: it has a, b-c"
+    with pytest.raises(selection.SelectionError, match=message):
         selection.select(NEEDS, [], ["dapo"], None)
 
 
 def test_report_is_selected_if_the_other_cells_are_up_to_date() -> None:
     ordered, excluded = selection.select(NEEDS, ["evaluate@b-c-1", "report"], ["b-c"], None)
-    assert ordered == [
-        "ingest",
-        "baseline",
-        "allocate@b-c",
-        "evaluate@b-c-0",
-        "evaluate@b-c-1",
-        "report",
-    ]
+    cells = ["evaluate@b-c-0", "evaluate@b-c-1"]
+    assert ordered == ["ingest", "baseline", "allocate@b-c", *cells, "report"]
     assert excluded == ["allocate@a", "evaluate@a-0", "evaluate@a-1"]
 
 
@@ -227,9 +214,8 @@ def test_edges_of_the_pipeline() -> None:
     assert needs["profile"] == {"code", "ingest", "policy"}
     assert needs["train@sgpo-0"] == {"code", "ingest", "policy", "allocate@sgpo-0"}
     assert needs["evaluate@sgpo-0"] == {"code", "ingest", "policy", "train@sgpo-0"}
-    assert {"baseline", "profile", "allocate@grpo-0", "train@grpo-0", "evaluate@sgpo-0"} <= needs[
-        "report"
-    ]
+    read = {"baseline", "profile", "allocate@grpo-0", "train@grpo-0", "evaluate@sgpo-0"}
+    assert read <= needs["report"]
 
 
 def test_full_cache_is_not_a_failure_of_the_command() -> None:
