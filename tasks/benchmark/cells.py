@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tasks.benchmark.keys import code_of, values_of
+from tasks.benchmark.keys import inputs_of
 from tasks.benchmark.protocol import BenchmarkCell, Values
 from tasks.benchmark.results import Line, digits
 from tasks.common import recipes
@@ -31,14 +31,9 @@ from tasks.common.statistics import score_prompts
 
 logger = logging.getLogger(__name__)
 
-FAMILY_STAGES = {
-    "ingest": ("ingest", "verify"),
-    "policy": ("policy",),
-    "profile": ("ingest", "policy", "profile", "sampling", "verify", "engine", "store"),
-    "evaluate": ("ingest", "policy", "evaluate", "sampling", "verify", "engine"),
-}
-"""The stages of a family, and the sections on which their results depend. For sections that are
-stages, the results also depend on the stage's code."""
+FAMILY_STAGES = ("policy", "ingest", "profile", "evaluate")
+"""The stages of a family in their order. If the inputs of one change, it runs again, and those
+after it."""
 
 TRAINING = ("generate", "score", "update")
 # scaling from a tiny policy's run to a GPU run: lengths, and rollouts in a wave
@@ -86,11 +81,11 @@ def prepare_family(work: Path, family: str, values: Values, policy: Layout | Non
     """Make prompts, policy, profile and baseline of a family, each once. `policy` is a data root
     with a policy made from the same parameters, which is copied."""
     layout = family_layout(work, family)
-    code = code_of(values, next(iter(values["recipes"])))  # the same for all recipes
-    for name, sections in FAMILY_STAGES.items():
+    settings, code = inputs_of(values, next(iter(values["recipes"])))  # the same for all recipes
+    wanted = ""
+    for name in FAMILY_STAGES:
         mark = layout.root / "done" / f"{name}.json"
-        behind = {section: code[section] for section in sections if section in code}
-        wanted = digest([values_of(values, sections), behind])
+        wanted = digest([wanted, settings[name], code[name]])
         if mark.exists() and read_json(mark) == wanted:
             continue
         logger.info("%s: %s", family, name)

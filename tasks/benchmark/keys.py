@@ -1,8 +1,8 @@
-"""The inputs of a cell's result: the parameters and the code of every stage before it."""
+"""The inputs of a cell's result: the values and the code of every stage before it."""
 
 import importlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,55 +13,44 @@ from tasks.common.files import digest
 
 Values = Mapping[str, Any]
 
-SECTIONS: dict[str, tuple[str, ...] | None] = {
-    "ingest": None,
-    "policy": None,
-    "sampling": None,
-    "profile": None,
-    "gates": None,
-    "allocate": ("seed",),  # the passes follow from the budget
-    "train": None,
-    "learner": None,  # padding and shared prompts are in `executed`
-    "evaluate": None,
-    "engine": ("name", "device", "dtype", "max_rows"),
-    "verify": ("seconds", "memory_gb", "verifiers"),
-    "store": ("logprobs",),  # without them, replay of the profile has to score, at a cost
-}
-"""The sections with values that can change a line, and their relevant keys (None: all). The other
-keys are locations, waiting times and time limits."""
-
 SHARED_STAGES = ("ingest", "policy", "profile")
 RECIPE_STAGES = ("allocate", "train", "evaluate")
 OWN_FILES = ("tasks/benchmark/cells.py", "tasks/common/accounting/device_time.py")
 """The benchmark's own code, besides the stages: the cutting of plans, and the measurements."""
 
 
-def values_of(params: Values, sections: Iterable[str]) -> dict[str, Any]:
-    """Return the values of `sections` that can change a result."""
-    found = {}
-    for name in sections:
-        keys, section = SECTIONS[name], params[name]
-        found[name] = section if keys is None else {key: section[key] for key in keys}
-    return found
-
-
-def code_of(params: Values, recipe: str, root: Path = ROOT) -> dict[str, str]:
-    """Return, for each stage, a digest of the code that it can run for this recipe, from the files
-    under `root`."""
+def inputs_of(params: Values, recipe: str, root: Path = ROOT) -> tuple[Values, Values]:
+    """Return for each stage a digest of the values that can change this recipe's results, and one
+    of the code that it can run for them, from the files under `root`."""
     # cached: a benchmark needs the same digests many times, independent of the seed
-    alone: dict[str, Any] = {"experiment": {"recipes": [recipe], "seeds": [0]}}
+    alone: dict[str, Any] = {"experiment": {"recipes": [recipe], "seeds": [0], "budget": None}}
     alone["recipes"] = {recipe: params["recipes"][recipe]}
-    return dict(digests(json.dumps({**params, **alone}, sort_keys=True), recipe, root))
+    return digests(json.dumps({**params, **alone}, sort_keys=True), recipe, root)
 
 
 @cache
-def digests(params: str, recipe: str, root: Path) -> dict[str, str]:
-    # by name: no stage imports another
-    cells = importlib.import_module("tasks.code.cells").cells(json.loads(params), root)
+def digests(params: str, recipe: str, root: Path) -> tuple[Values, Values]:
+    whole = json.loads(params)
     names = {name: name for name in SHARED_STAGES}
     names |= {name: f"{recipe}/{name}" for name in RECIPE_STAGES}
+    # by name: no stage imports another
+    values = importlib.import_module("tasks.code.effective").of_cells(whole)
+    cells = importlib.import_module("tasks.code.cells").cells(whole, root)
+    found = {name: values[cell] for name, cell in names.items()}
+    del found["allocate"]["allocate"]["passes"]  # they follow from the budget
+    found["profile"] = {**found["profile"], "costs": costs_of(whole)}
     own = digest([file_digest(root / name) for name in OWN_FILES])
-    return {"cells": own, **{name: digest_of(cells[cell], root) for name, cell in names.items()}}
+    return (
+        {name: digest(chosen) for name, chosen in found.items()},
+        {"cells": own, **{name: digest_of(cells[cell], root) for name, cell in names.items()}},
+    )
+
+
+def costs_of(whole: Values) -> dict[str, Any]:
+    """Return the values that change only costs: padding, the rows of a wave, and whether the
+    profile's replay has to score."""
+    of_engine = {key: whole["engine"][key] for key in ("device", "max_rows")}
+    return {**of_engine, "learner": whole["learner"], "logprobs": whole["store"]["logprobs"]}
 
 
 @cache

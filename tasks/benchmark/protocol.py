@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.benchmark.keys import SECTIONS, code_of, values_of
+from tasks.benchmark.keys import inputs_of
+from tasks.benchmark.results import MAX_COUNT
 from tasks.common import params
 from tasks.common.code import ROOT
 from tasks.common.files import digest
@@ -98,9 +99,9 @@ class Protocol:
 
 @dataclass(frozen=True)
 class BenchmarkCell:
-    """One run: its identity, its parameters, and by stage the digest of the code that it can run.
-    `measures` is `validation` for a trial of the search and `test` for a run at the chosen
-    settings."""
+    """One run: its identity, its parameters, and by stage the digests of the values that can change
+    its result and of the code that it can run. `measures` is `validation` for a trial of the search
+    and `test` for a run at the chosen settings."""
 
     family: str
     recipe: str
@@ -109,14 +110,14 @@ class BenchmarkCell:
     measures: str
     settings: Mapping[str, Any]
     params: Mapping[str, Any]
+    values: Mapping[str, str]
     code: Mapping[str, str]
 
     @property
     def key(self) -> str:
         """The digest of all inputs of the result, including the code of its stages."""
-        chosen = self.params["recipes"][self.recipe]
-        what = [chosen, values_of(self.params, SECTIONS), self.code]
-        return digest([self.recipe, self.budget, self.seed, self.measures, *what])
+        what = [self.recipe, self.budget, self.seed, self.measures, self.values, self.code]
+        return digest(what)
 
     @property
     def identity(self) -> str:
@@ -154,6 +155,13 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
     for budgets in (*owned, *(family.budgets for family in protocol.families.values())):
         if budgets != sorted(set(budgets)) or not budgets:
             raise ParamsError(f"{path.name}: budgets {budgets} must ascend, with at least one")
+    for name, family in protocol.families.items():
+        num_samples = merged(values, family.changes)["evaluate"]["num_samples"]
+        if num_samples > MAX_COUNT:
+            raise ParamsError(
+                f"{path.name}: family {name} has evaluate.num_samples {num_samples}; a result line "
+                f"has room for {MAX_COUNT}: set it to at most {MAX_COUNT}"
+            )
     for contestant in protocol.contestants:
         chosen = effective.cell_of(values, contestant.recipe)
         check_keys(path.name, protocol.search, contestant, chosen)
@@ -223,5 +231,5 @@ def make_cell(
             chosen = merged(chosen, {"train": {path[1]: changed["train"][path[1]]}})
         chosen = merged(chosen, dotted(key, value))
     changed |= {"experiment": {"recipes": [recipe], "seeds": [seed]}, "recipes": {recipe: chosen}}
-    code = code_of(changed, recipe, root)
-    return BenchmarkCell(name, recipe, budget, seed, measures, dict(settings), changed, code)
+    inputs = inputs_of(changed, recipe, root)
+    return BenchmarkCell(name, recipe, budget, seed, measures, dict(settings), changed, *inputs)

@@ -12,6 +12,8 @@ from typing import Any
 from tasks.common.files import ArtifactError, read_json, replace_file
 
 Line = dict[str, Any]
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+MAX_COUNT = len(DIGITS) - 1
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -85,8 +87,8 @@ def append_result(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def digits(counts: "list[int]") -> str:
-    """Return counts of up to 35 as a string with one character each, for result lines."""
-    return "".join("0123456789abcdefghijklmnopqrstuvwxyz"[count] for count in counts)
+    """Return counts of up to MAX_COUNT as a string with one character each, for result lines."""
+    return "".join(DIGITS[count] for count in counts)
 
 
 def counts_of(text: str) -> list[int]:

@@ -111,8 +111,9 @@ def test_a_familys_stage_runs_again_after_a_change_of_its_code(
 ) -> None:
     made: list[str] = []
     code = dict.fromkeys(("ingest", "policy", "profile", "allocate", "train", "evaluate"), "a")
+    values = dict(code)
     monkeypatch.setattr("tasks.benchmark.cells.run_stage", lambda name, *_: made.append(name))
-    monkeypatch.setattr("tasks.benchmark.cells.code_of", lambda *_: code)
+    monkeypatch.setattr("tasks.benchmark.cells.inputs_of", lambda *_: (values, code))
 
     def again(**changed: str) -> list[str]:
         made.clear()
@@ -120,8 +121,10 @@ def test_a_familys_stage_runs_again_after_a_change_of_its_code(
         prepare_family(tmp_path, "small", VALUES, None)
         return list(made)
 
-    assert again() == ["ingest", "policy", "profile", "evaluate"]
+    assert again() == ["policy", "ingest", "profile", "evaluate"]
     assert again() == []
     assert again(train="b") == []
-    assert again(profile="b") == ["profile"]
+    assert again(profile="b") == ["profile", "evaluate"]
+    values["evaluate"] = "b"
+    assert again() == ["evaluate"]
     assert again(ingest="b") == ["ingest", "profile", "evaluate"]

@@ -96,6 +96,7 @@ def test_a_key_covers_the_code_that_its_cell_can_run(
         ({"allocate": {"seed": 7}}, True),
         ({"gates": {"min_solved_rate": 0.5}}, True),
         ({"engine": {"name": "vllm"}}, True),
+        ({"engine": {"max_rows": 8}}, True),
         ({"learner": {"max_tokens_per_micro_batch": 64}}, True),
         ({"verify": {"seconds": 1.0}}, True),
         ({"store": {"logprobs": True}}, True),
@@ -113,6 +114,17 @@ def test_a_key_covers_the_values_that_change_a_result(
 ) -> None:
     before, after = keys(ROOT), keys(ROOT, merged(VALUES, change))
     assert {before[recipe] != after[recipe] for recipe in RECIPES} == {is_changed}
+
+
+def test_a_key_covers_options_of_vllm_and_the_files_of_a_teacher(tmp_path: Path) -> None:
+    teacher = {"kl_coefficient": 0.1, "reference": {"source": str(tmp_path)}}
+    recipe = {"recipes": {"grpo": {"train": teacher}}}
+    values = merged(VALUES, {"engine": {"name": "vllm"}, **recipe})
+    options = merged(values, {"engine": {"vllm": {"quantization": "fp8"}}})
+    found = {keys(ROOT, values)["grpo"], keys(ROOT, options)["grpo"]}
+    (tmp_path / "model.safetensors").write_bytes(b"other weights")
+    clear_caches()
+    assert len(found | {keys(ROOT, values)["grpo"]}) == 3
 
 
 def test_a_key_covers_the_defaults_of_methods(monkeypatch: pytest.MonkeyPatch) -> None:

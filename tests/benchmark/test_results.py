@@ -38,15 +38,6 @@ def test_a_mark_changes_nothing_else_in_a_line(tmp_path: Path) -> None:
     assert supersede(path, ["b"], "A third.") == 0
 
 
-def test_a_mark_keeps_a_partial_last_line(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    append_result(path, {"key": "a", "n": 1})
-    with path.open("a") as file:
-        file.write('{"key": "b", "n"')
-    assert supersede(path, ["a", "b"], "Why.") == 1
-    assert path.read_text() == '{"key": "a", "n": 1, "superseded": "Why."}\n{"key": "b", "n"'
-
-
 def git(*arguments: str) -> str:
     command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -80,12 +71,14 @@ def test_no_line_of_a_results_file_was_deleted() -> None:
         assert not deleted, f"{name} lacks {len(deleted)} lines that it had: mark them superseded"
 
 
-def test_a_partial_last_line_is_dropped_before_the_next_is_written(tmp_path: Path) -> None:
+def test_a_mark_keeps_a_partial_last_line_and_the_next_line_drops_it(tmp_path: Path) -> None:
     path = tmp_path / "results" / "r.jsonl"
     append_result(path, {"key": "a", "n": 1})
     with path.open("a") as file:
         file.write('{"key": "b", "n"')
     assert list(read_results(path)) == ["a"]
+    assert supersede(path, ["a", "b"], "Why.") == 1
+    assert path.read_text() == '{"key": "a", "n": 1, "superseded": "Why."}\n{"key": "b", "n"'
     append_result(path, {"key": "c", "n": 3})
     append_result(path, {"key": "a", "n": 4})
     assert {key: line["n"] for key, line in read_results(path).items()} == {"a": 4, "c": 3}

@@ -57,24 +57,31 @@ def test_the_pages_agree_with_the_results(tmp_path: Path, name: str) -> None:
         shutil.copy(RESULTS / f"{name}.{part}", tmp_path)
     file = tmp_path / f"{name}.jsonl"
     write_tables(protocol, values, file)
-    kept = {tmp_path / f"{name}.md": RESULTS / f"{name}.md"}
-    for ours, there in kept.items():
-        assert ours.read_text() == there.read_text(), f"{there}: {COMMAND.format(name)}"
+    ours, there = file.with_suffix(".md"), RESULTS / f"{name}.md"
+    assert ours.read_text() == there.read_text(), f"{there}: {COMMAND.format(name)}"
     figures = {path.name for path in RESULTS.glob(f"{name}-*.svg")}
     assert figures == {path.name for path in tmp_path.glob("*.svg")}
 
 
+def finished_runs(name: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the test runs of a results file by family and recipe."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in shown(name):
+        if row["measures"] == "test":
+            found.setdefault((row["family"], row["recipe"]), []).append(row)
+    return found
+
+
 def test_the_guide_has_the_results_of_over_provisioning() -> None:
-    rows = [row for row in shown("provision") if row["measures"] == "test"]
     guide = " ".join((ROOT / "docs/guide/training.md").read_text().split())
     before, link, _ = guide.partition("([the results](../results/provision.md))")
     assert link
     section = before.rpartition("What it costs")[2]
-    for family in {row["family"] for row in rows}:
-        for recipe in ("grpo", "winnow"):
-            of = [r["test"] for r in rows if (r["family"], r["recipe"]) == (family, recipe)]
-            assert len(of) == 3
-            assert f"{mean(of):.1%}".rstrip("%") in section, (family, recipe)
+    runs = finished_runs("provision")
+    assert {recipe for _, recipe in runs} == {"grpo", "winnow"}
+    for cell, rows in runs.items():
+        assert len(rows) == 3
+        assert f"{mean(row['test'] for row in rows):.1%}".rstrip("%") in section, cell
 
 
 def test_the_guide_has_the_results_of_sgpos_regime() -> None:
@@ -102,15 +109,6 @@ def test_the_guide_has_the_results_of_sgpos_regime() -> None:
     }
     for words, factor in factors.items():
         assert f"| {words} | {factor:.2f} |" in guide
-
-
-def finished_runs(name: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return the test runs of a results file by family and recipe."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in shown(name):
-        if row["measures"] == "test":
-            found.setdefault((row["family"], row["recipe"]), []).append(row)
-    return found
 
 
 def test_the_guide_has_the_results_of_every_method() -> None:

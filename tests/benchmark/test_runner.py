@@ -163,28 +163,22 @@ def test_the_best_half_continues_and_the_best_is_tested(tmp_path: Path) -> None:
     assert [cell.seed for cell in grpo_cells[6:]] == [0, 1, 0, 1]
 
 
-def test_the_choices_of_every_search_and_account_are_tested(
-    tmp_path: Path,
-) -> None:
+def test_the_choices_of_every_search_and_account_are_tested(tmp_path: Path) -> None:
     search = {**PROTOCOL["search"], "seeds": [98, 99]}
     contestants = [{**PROTOCOL["contestants"][0], "budgets": [100]}]
     protocol, values = protocol_of(tmp_path, search=search, contestants=contestants)
 
     def reached(cell: BenchmarkCell, number: int) -> dict[str, Any]:
         cheap = cell.settings.get("train.batch.size") == 16
-        rate = (
-            0.7
-            if not cell.settings
-            else 0.4 + 0.2 * cheap + 100 * cell.settings.get("train.learning_rate", 0.0)
-        )
+        rate = 0.4 + 0.2 * cheap + 100 * cell.settings.get("train.learning_rate", 0.0)
+        rate = rate if cell.settings else 0.7
         return {"validation": rate - 0.1 * (cell.seed == 98), "test": rate}
 
     seen, results = searched(protocol, values, reached)
     tried = [cell for cell in seen if cell.measures == "validation"]
     assert [cell.seed for cell in tried] == [98] * 4 + [99] * 4
-    assert [dict(cell.settings) for cell in tried[:4]] != [
-        dict(cell.settings) for cell in tried[4:]
-    ]
+    settings = [dict(cell.settings) for cell in tried]
+    assert settings[:4] != settings[4:]
     tested = [dict(cell.settings) for cell in seen if cell.measures == "test"]
     lines = [results[cell.key] for cell in tried]
     best = [max(lines[a : a + 4], key=lambda line: line["validation"]) for a in (0, 4)]
@@ -198,9 +192,7 @@ def test_the_choices_of_every_search_and_account_are_tested(
 
 
 def test_superseded_lines_are_shown_until_new_ones_exist(tmp_path: Path) -> None:
-    contestants = [
-        {"recipe": name, **CONTESTANT, "budgets": [100]} for name in ("grpo", "one_sided")
-    ]
+    contestants = [{**each, "budgets": [100]} for each in PROTOCOL["contestants"]]
     protocol, values = protocol_of(tmp_path, contestants=contestants)
     rng = np.random.default_rng(0)
 
@@ -254,6 +246,10 @@ def test_superseded_lines_are_shown_until_new_ones_exist(tmp_path: Path) -> None
         ({"seeds": [0, 99]}, "none of them a seed"),
         ({"search": {**PROTOCOL["search"], "seeds": [9, 9]}}, "needs distinct seeds"),
         ({"families": {"small": {"budgets": [200, 100], "changes": {}}}}, "must ascend"),
+        (
+            {"families": {"big": {"budgets": [9], "changes": {"evaluate": {"num_samples": 36}}}}},
+            r"family big has evaluate\.num_samples 36; .* at most 35",
+        ),
         ({"contestants": [{"recipe": "grop", **CONTESTANT}]}, "recipe 'grop' is unknown"),
         (
             {"contestants": [{"recipe": "grpo", **CONTESTANT, "knob": "allocate.size"}]},

@@ -135,7 +135,7 @@ def train(layout: Layout, name: str, values: dict[str, Any], sizes: Sizes) -> di
     """Train over a plan with the same number of rollouts for every recipe."""
     recipe, kills = RUNS[name]
     out, budget = layout.train(recipe, 0), 128 if sizes.is_small else 4096
-    cell = BenchmarkCell("hard", recipe, budget, 0, "validation", {}, values, {})
+    cell = BenchmarkCell("hard", recipe, budget, 0, "validation", {}, values, {}, {})
     fit_plan(cell, CellLayout(layout.root, layout))  # always the same plan
     seconds, kills = run(layout, recipe, kills)
     flops = read_checked(out / "flops.json")
