@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     places = "hf://, s3://, a folder, or URI"
     parser.add_argument("destination", metavar="DESTINATION", help=places, type=flags.location)
     parser.add_argument("--seed", type=int, help="default: the experiment's first")
-    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
+    parser.add_argument("--overwrite", action="store_true", help="replace the policy there")
     flags.add_root(parser)
 
 
@@ -39,11 +39,10 @@ def run(options: argparse.Namespace) -> int:
     if len(options.what) > 1:
         raise ParamsError("a destination needs exactly one recipe")
     root = roots.existing(options.data)
-    values = params.load(root.params)
+    cell = (options.what[0], flags.seed_of(options, params.load(root.params)))
     part = importlib.import_module("tasks.publishing.policy")
-    cell = part.TrainedPolicy(options.what[0], flags.seed_of(options, values))
-    names = part.push(root.layout, values, cell, options.destination, overwrite=options.overwrite)
-    print(f"{cell.name} is at {options.destination}: {', '.join(names)}")
+    names = part.push(root.layout, *cell, options.destination, overwrite=options.overwrite)
+    print(f"{cell[0]}/{cell[1]} is at {options.destination}: {', '.join(names)}")
     return 0
 
 

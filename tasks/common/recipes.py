@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common import params, registry
-from tasks.common.files import digest_folder
+from tasks.common.files import ArtifactError, digest_folder
+from tasks.common.layout import Layout
 from tasks.common.params import ParamsError, unknown
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "recipes"
@@ -62,14 +63,16 @@ def base_train(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**(POINTS if has_budget else {}), **base}
 
 
-def of_cell(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:
-    """Return the recipe with all its values, as the stage `code` wrote it in `folder`; without that
-    file, return it as `recipe` does."""
-    found = recipe(values, name)
-    for key in ("allocate", "train"):
-        path = folder / name / f"{key}.params.yaml"
-        if path.exists():
-            found[key] = params.load(path)[key]
+def of_cell(layout: Layout, name: str, seed: int) -> dict[str, Any]:
+    """Return all values that can change the result of a recipe with a seed, as the stage `code`
+    wrote them. Raise ArtifactError if a file is missing."""
+    found: dict[str, Any] = {"recipe": name, "seed": seed}
+    stages = [layout.code(stage, name) for stage in ("allocate", "train", "evaluate")]
+    for file in (layout.code("profile"), *stages):
+        path = file.with_suffix(".params.yaml")
+        if not path.exists():
+            raise ArtifactError(f"{path} does not exist: run the pipeline, or its stage code")
+        found = merged(found, params.load(path))
     return found
 
 

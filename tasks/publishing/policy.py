@@ -2,31 +2,36 @@
 tokenizer, a model card, the recipe's settings, the plan, the ledger, and its test result.
 
 On a hub all files are one commit. Elsewhere the card is written last: a place without a card is
-incomplete."""
+incomplete. The former policy of a place is removed first, with all files that loading could read:
+libraries would read a chat template that the new policy lacks."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from httpx2 import HTTPError
-from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    ModelCard,
+    ModelCardData,
+)
 
-from tasks.common import params, recipes
+from tasks.common import recipes
 from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
-from tasks.engines.settings import Sampling
-from tasks.models.folder import trained_digest
-from tasks.profile.settings import ProfileSettings
-
-SECTIONS = {"sampling": Sampling, "profile": ProfileSettings}
+from tasks.models.folder import POLICY_FILES, trained_digest
 
 HUB = "hf://"
 CARD = "README.md"
+CONFIG = "config.json"  # without it no library loads a policy
+# names of files that loading reads; other texts belong to the place's owner
+LOADED = (*(set(POLICY_FILES) - {"*.txt"}), "merges.txt", "vocab.txt")
 ACCOUNTS = ("charged", "charged_mixed", "executed")
 PARTS = ("generate", "score", "update")  # phases of training that count as the policy's cost
 LOADING = """```python
@@ -37,76 +42,45 @@ tokenizer = AutoTokenizer.from_pretrained("{place}")
 ```"""
 
 
-@dataclass(frozen=True)
-class TrainedPolicy:
-    """A trained policy, identified by recipe and seed."""
-
-    recipe: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.recipe}/{self.seed}"
-
-
-def push(
-    layout: Layout,
-    values: Mapping[str, Any],
-    cell: TrainedPolicy,
-    destination: str,
-    *,
-    overwrite: bool,
-) -> list[str]:
-    """Write the policy of a cell to `hf://ORG/NAME`, `s3://bucket/prefix` or a folder, and return
-    the names of the files. Raise ArtifactError for an unfinished cell, and for a place that already
-    has files unless they may be overwritten."""
-    files = collect(layout, cell)
+def push(layout: Layout, recipe: str, seed: int, destination: str, *, overwrite: bool) -> list[str]:
+    """Write the policy of a recipe and seed to `hf://ORG/NAME`, `s3://bucket/prefix` or a folder,
+    and return the names of the files. Raise ArtifactError for an unfinished cell, and for a place
+    that already has files unless they may be overwritten."""
+    files = collect(layout, recipe, seed)
+    settings = recipes.of_cell(layout, recipe, seed)
     texts = {
-        CARD: card(layout, cell, destination),
-        "recipe.json": json.dumps(settings(values, cell, layout), indent=2) + "\n",
+        CARD: card(layout, recipe, seed, destination),
+        "recipe.json": json.dumps(settings, indent=2) + "\n",
     }
     if destination.startswith(HUB):
-        to_hub(destination.removeprefix(HUB), files, texts, cell, overwrite)
+        to_hub(destination.removeprefix(HUB), files, texts, f"{recipe}/{seed}", overwrite)
     else:
         to_location(destination, files, texts, overwrite)
     return sorted([*files, *texts])
 
 
-def collect(layout: Layout, cell: TrainedPolicy) -> dict[str, Path]:
+def collect(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
     """Return the files of a cell, keyed by their names at the destination."""
-    train, plan = layout.train(cell.recipe, cell.seed), layout.plan(cell.recipe, cell.seed)
+    train, plan = layout.train(recipe, seed), layout.plan(recipe, seed)
     named = {
         "ledger.json": train / "flops.json",
         "curve.parquet": train / "curve.parquet",
         "plan.parquet": plan / "plan.parquet",
         "forecast.json": plan / "forecast.json",
-        "metrics.json": layout.evaluation(cell.recipe, cell.seed) / "metrics.json",
+        "metrics.json": layout.evaluation(recipe, seed) / "metrics.json",
     }
-    trained = (train / "policy", layout.trained_card(cell.recipe, cell.seed))
+    trained = (train / "policy", layout.trained_card(recipe, seed))
     missing = [str(path) for path in (*trained, *named.values()) if not path.exists()]
     if missing:
-        raise ArtifactError(f"{cell.name} has no {missing[0]}: run the pipeline first")
-    trained_digest(layout, cell.recipe, cell.seed)  # refuses damaged weights
+        raise ArtifactError(f"{recipe}/{seed} has no {missing[0]}: run the pipeline first")
+    trained_digest(layout, recipe, seed)  # refuses damaged weights
     weights = {path.name: path for path in sorted((train / "policy").iterdir()) if path.is_file()}
     return {**weights, **named}
 
 
-def settings(values: Mapping[str, Any], cell: TrainedPolicy, layout: Layout) -> dict[str, Any]:
-    """Return all settings with which the cell was allocated and trained."""
-    chosen = recipes.of_cell(values, cell.recipe, layout.code_folder)
-    allocate = {**values.get("allocate", {}), **chosen["allocate"]}
-    return {
-        "recipe": cell.recipe,
-        "seed": cell.seed,
-        **{name: asdict(params.section(values, name, cls)) for name, cls in SECTIONS.items()},
-        "allocate": allocate,
-        "train": chosen["train"],
-    }
-
-
-def card(layout: Layout, cell: TrainedPolicy, destination: str) -> str:
+def card(layout: Layout, recipe: str, seed: int, destination: str) -> str:
     """Return the model card: the policy's origin, its results and cost, and how to load it."""
-    metrics = read_checked(layout.evaluation(cell.recipe, cell.seed) / "metrics.json")
+    metrics = read_checked(layout.evaluation(recipe, seed) / "metrics.json")
     policy = read_checked(layout.policy_card)
     source = policy.get("location") or policy["source"]
     is_of_hub = policy["source"].startswith(HUB)
@@ -114,9 +88,10 @@ def card(layout: Layout, cell: TrainedPolicy, destination: str) -> str:
         library_name="transformers",
         pipeline_tag="text-generation",
         base_model=policy["source"].removeprefix(HUB).split("@")[0] if is_of_hub else None,
-        tags=["rlvr", "winnow", cell.recipe],
+        tags=["rlvr", "winnow", recipe],
     )
-    costs = "\n".join(f"| {name} | {total:.4g} |" for name, total in bill(layout, cell).items())
+    totals = bill(layout, recipe, seed)
+    costs = "\n".join(f"| {name} | {total:.4g} |" for name, total in totals.items())
     interval = f"{metrics['pass_at_1_low']:.1%} to {metrics['pass_at_1_high']:.1%}"
     is_on_hub = destination.startswith(HUB)
     place = destination.removeprefix(HUB) if is_on_hub else "PATH/OF/THIS/FOLDER"
@@ -124,9 +99,9 @@ def card(layout: Layout, cell: TrainedPolicy, destination: str) -> str:
 {data.to_yaml()}
 ---
 
-# {cell.recipe}, seed {cell.seed}
+# {recipe}, seed {seed}
 
-Trained by reinforcement learning with verifiable rewards, with the recipe `{cell.recipe}` of
+Trained by reinforcement learning with verifiable rewards, with the recipe `{recipe}` of
 Winnow, from `{source}` (digest `{policy["digest"]}`).
 
 On {metrics["num_prompts"]} test prompts, {metrics["num_samples"]} samples each: pass@1
@@ -147,36 +122,38 @@ test.
     return str(ModelCard(text, ignore_metadata_errors=True))
 
 
-def bill(layout: Layout, cell: TrainedPolicy) -> dict[str, float]:
+def bill(layout: Layout, recipe: str, seed: int) -> dict[str, float]:
     """Return the FLOPs of a cell by account, as on the report's leaderboard."""
-    train = layout.train(cell.recipe, cell.seed)
-    ledger = read_checked(train / "flops.json")
+    ledger = read_checked(layout.train(recipe, seed) / "flops.json")
     totals = {name: sum(ledger[name][part] for part in PARTS) for name in ACCOUNTS}
-    if read_checked(layout.plan(cell.recipe, cell.seed) / "forecast.json")["reads_profile"]:
+    if read_checked(layout.plan(recipe, seed) / "forecast.json")["reads_profile"]:
         profile = read_checked(layout.profile / "flops.json")
         totals = {name: total + profile[name]["profile"] for name, total in totals.items()}
     return totals
 
 
+def is_loaded(name: str) -> bool:
+    """Return whether loading a policy can read the file `name` of its folder."""
+    return any(PurePosixPath("/", name).match(f"/{pattern}") for pattern in LOADED)
+
+
 def to_hub(
-    name: str,
-    files: Mapping[str, Path],
-    texts: Mapping[str, str],
-    cell: TrainedPolicy,
-    overwrite: bool,
+    name: str, files: Mapping[str, Path], texts: Mapping[str, str], cell: str, overwrite: bool
 ) -> None:
-    """Create the repository (private) if it is missing, and write everything in one commit."""
+    """Create the repository (private) if it is missing, and replace everything in one commit."""
     hub = HfApi()
     try:
         if hub.repo_exists(name) and hub.file_exists(name, CARD) and not overwrite:
             raise ArtifactError(f"{HUB}{name} has a model: use another name, or --overwrite")
         hub.create_repo(name, private=True, exist_ok=True)
         content: dict[str, Any] = {**files, **{key: texts[key].encode() for key in texts}}
-        hub.create_commit(
-            name,
-            [CommitOperationAdd(path, content[path]) for path in sorted(content)],
-            commit_message=f"Add the policy of {cell.name}",
-        )
+        there = hub.list_repo_files(name) if overwrite else []
+        stale = [path for path in there if is_loaded(path) and path not in content]
+        operations: list[Any] = [
+            CommitOperationAdd(path, content[path]) for path in sorted(content)
+        ]
+        operations += [CommitOperationDelete(path) for path in stale]
+        hub.create_commit(name, operations, commit_message=f"Add the policy of {cell}")
     except (HTTPError, OSError, ValueError) as error:  # errors of the hub and of the connection
         message = (str(error) or type(error).__name__).splitlines()[0]
         raise ArtifactError(f"{HUB}{name}: {message}") from error
@@ -185,17 +162,22 @@ def to_hub(
 def to_location(
     destination: str, files: Mapping[str, Path], texts: Mapping[str, str], overwrite: bool
 ) -> None:
-    """Write to a bucket or a folder, the card last."""
+    """Write to a bucket or a folder. The former policy is removed before, its card and its
+    configuration first; the new ones are written last. So no state between can be loaded."""
+    if Path(destination).expanduser().resolve() in {p.parent.resolve() for p in files.values()}:
+        raise ArtifactError(f"{destination} has the files to push: use another place")
     store, place = open_location(destination)
     with reaching(destination):
         if not overwrite and store.exists(place) and store.ls(place):
             raise ArtifactError(f"{destination} is not empty: use another place, or --overwrite")
         store.makedirs(place, exist_ok=True)
-        if store.exists(f"{place}/{CARD}"):  # the place is incomplete until all is replaced
-            store.rm_file(f"{place}/{CARD}")
+        there = [path.removeprefix(f"{place}/") for path in store.find(place, maxdepth=2)]
+        former = [name for name in there if name == CARD or is_loaded(name)]
+        for name in sorted(former, key=lambda name: (name != CARD, name != CONFIG)):
+            store.rm_file(f"{place}/{name}")
         with progress(sum(path.stat().st_size for path in files.values()), "push", "B") as bar:
-            for name, path in files.items():
-                store.put_file(str(path), f"{place}/{name}")
-                bar.update(path.stat().st_size)
+            for name in sorted(files, key=lambda name: name == CONFIG):
+                store.put_file(str(files[name]), f"{place}/{name}")
+                bar.update(files[name].stat().st_size)
         for name in sorted(texts, key=lambda name: name == CARD):
             store.pipe_file(f"{place}/{name}", texts[name].encode())

@@ -11,26 +11,24 @@ from huggingface_hub import HfApi, constants
 
 from tasks.common.artifacts import Layout
 from tasks.common.checksums import write_checked
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, write_text
 from tasks.common.locations import open_location
 from tasks.models.folder import policy_digest
 from tasks.publishing import policy
-from tasks.publishing.policy import TrainedPolicy, push
+from tasks.publishing.policy import push
 
-CELL = TrainedPolicy("sgpo", 1)
 FILES = [
     *("README.md", "config.json", "curve.parquet", "forecast.json", "ledger.json"),
     *("metrics.json", "model.safetensors", "plan.parquet", "recipe.json"),
 ]
-VALUES = {
-    "experiment": {"recipes": ["grpo", "sgpo"], "seeds": [0, 1]},
-    "sampling": {"temperature": 1.0},
-    "allocate": {"passes": 4},
-    "train": {"learning_rate": 1.0e-4, "loss": {"method": "pg"}},
-    "recipes": {
-        "grpo": {"allocate": {"strategy": "uniform"}, "train": {}},
-        "sgpo": {"allocate": {"strategy": "sgpo"}, "train": {"learning_rate": 3.0e-4}},
+SETTINGS: dict[str, dict[str, Any]] = {  # as the stage `code` writes them
+    "profile": {"profile": {"num_samples": 8}, "sampling": {"top_p": 0.9}},
+    "sgpo/allocate": {"allocate": {"passes": 4}, "train": {"loss": {"method": "pg"}}},
+    "sgpo/train": {
+        "train": {"learning_rate": 3.0e-4, "loss": {"method": "pg", "clip": 0.2}},
+        "engine": {"dtype": "float32", "quantization": "fp8"},
     },
+    "sgpo/evaluate": {"evaluate": {"num_samples": 8}, "engine": {"quantization": "fp8"}},
 }
 
 
@@ -58,17 +56,20 @@ def layout(tmp_path: Path) -> Layout:
     write_checked(layout.evaluation("sgpo", 1) / "metrics.json", {**metrics, **bounds})
     origin = {"source": "hf://org/base@abc", "location": "hf://org/base@abc", "digest": "c509"}
     write_checked(layout.policy_card, origin)
+    for name, values in SETTINGS.items():
+        write_text(layout.code_folder / f"{name}.params.yaml", yaml.safe_dump(values))
     return layout
 
 
-def test_a_folder_has_the_policy_and_its_origin(layout: Layout, tmp_path: Path) -> None:
+def test_a_folder_has_the_policy_with_its_settings(layout: Layout, tmp_path: Path) -> None:
     place = tmp_path / "out"
-    assert push(layout, VALUES, CELL, str(place), overwrite=False) == FILES
+    assert push(layout, "sgpo", 1, str(place), overwrite=False) == FILES
     assert sorted(path.name for path in place.iterdir()) == FILES
     assert (place / "model.safetensors").read_bytes() == b"model.safetensors"
     recipe = json.loads((place / "recipe.json").read_text())
-    assert recipe["train"] == {"learning_rate": 3.0e-4, "loss": {"method": "pg"}}
-    assert recipe["allocate"] == {"passes": 4, "strategy": "sgpo"}
+    train = SETTINGS["sgpo/train"]
+    every = {**SETTINGS["profile"], **SETTINGS["sgpo/allocate"], **SETTINGS["sgpo/evaluate"]}
+    assert recipe == {"recipe": "sgpo", "seed": 1, **every, **train}
     head, card = (place / "README.md").read_text().split("\n---\n", 1)
     described = yaml.safe_load(head.removeprefix("---"))
     assert described["base_model"] == "org/base"
@@ -78,61 +79,55 @@ def test_a_folder_has_the_policy_and_its_origin(layout: Layout, tmp_path: Path) 
     assert "| executed | 1.7e+12 |" in card
 
 
-def test_the_settings_are_the_complete_ones_of_the_cell(layout: Layout, tmp_path: Path) -> None:
-    """The stage `code` wrote them with the defaults."""
-    whole = {"learning_rate": 3.0e-4, "loss": {"method": "pg", "clip": 0.2}}
-    path = layout.code_folder / "sgpo" / "train.params.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text(yaml.safe_dump({"train": whole}))
-    push(layout, VALUES, CELL, str(tmp_path / "out"), overwrite=False)
-    recipe = json.loads((tmp_path / "out" / "recipe.json").read_text())
-    assert recipe["train"] == whole
-    assert recipe["allocate"] == {"passes": 4, "strategy": "sgpo"}
-    assert (recipe["sampling"]["top_p"], recipe["profile"]) == (1.0, {"num_samples": 8})
-
-
-def test_damaged_weights_are_not_pushed(layout: Layout, tmp_path: Path) -> None:
+def test_an_unfinished_or_damaged_cell_is_not_pushed(layout: Layout, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"grpo/0 has no .*policy: run the pipeline first"):
+        push(layout, "grpo", 0, str(tmp_path / "out"), overwrite=False)
+    (layout.code_folder / "sgpo" / "train.params.yaml").unlink()
+    with pytest.raises(ArtifactError, match=r"train\.params\.yaml does not exist: run the pipel"):
+        push(layout, "sgpo", 1, str(tmp_path / "out"), overwrite=False)
     (layout.train("sgpo", 1) / "policy" / "model.safetensors").write_bytes(b"model.safetensorz")
     with pytest.raises(ArtifactError, match="is not what training wrote .* Delete it"):
-        push(layout, VALUES, CELL, str(tmp_path / "out"), overwrite=False)
+        push(layout, "sgpo", 1, str(tmp_path / "out"), overwrite=False)
     assert not (tmp_path / "out").exists()
 
 
 def test_existing_files_are_replaced_only_on_request(layout: Layout, tmp_path: Path) -> None:
+    """A former policy goes as a whole: its template would be used with the new one."""
     place = tmp_path / "out"
-    place.mkdir()
-    (place / "mine.txt").write_text("mine")
+    mine = ("mine.txt", "notes/mine.json")
+    for name in (*mine, "chat_template.jinja", "merges.txt", "generation_config.json"):
+        write_text(place / name, "mine")
     with pytest.raises(ArtifactError, match="is not empty: use another place, or --overwrite"):
-        push(layout, VALUES, CELL, str(place), overwrite=False)
-    assert [path.name for path in place.iterdir()] == ["mine.txt"]
-    push(layout, VALUES, CELL, str(place), overwrite=True)
-    assert (place / "mine.txt").read_text() == "mine"
+        push(layout, "sgpo", 1, str(place), overwrite=False)
+    assert (place / "chat_template.jinja").exists()
+    push(layout, "sgpo", 1, str(place), overwrite=True)
+    left = {path.relative_to(place).as_posix() for path in place.rglob("*.*")}
+    assert left == {*FILES, *mine}
+    with pytest.raises(ArtifactError, match="has the files to push: use another place"):
+        push(layout, "sgpo", 1, str(layout.train("sgpo", 1) / "policy"), overwrite=True)
 
 
-def test_an_incomplete_copy_has_no_card(layout: Layout, tmp_path: Path) -> None:
+def test_an_incomplete_copy_cannot_be_loaded(layout: Layout, tmp_path: Path) -> None:
     place = tmp_path / "out"
-    push(layout, VALUES, CELL, str(place), overwrite=False)
+    push(layout, "sgpo", 1, str(place), overwrite=False)
     (place / "model.safetensors").unlink()
     (place / "model.safetensors").mkdir()  # cannot be written over
     with pytest.raises(ArtifactError):
-        push(layout, VALUES, CELL, str(place), overwrite=True)
-    assert not (place / "README.md").exists()
-
-
-def test_an_unfinished_cell_is_named(layout: Layout, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"grpo/0 has no .*policy: run the pipeline first"):
-        push(layout, VALUES, TrainedPolicy("grpo", 0), str(tmp_path / "out"), overwrite=False)
-    assert not (tmp_path / "out").exists()
+        push(layout, "sgpo", 1, str(place), overwrite=True)
+    assert not {"README.md", "config.json"} & {path.name for path in place.iterdir()}
 
 
 @pytest.mark.s3
 def test_a_policy_is_pushed_to_a_bucket(layout: Layout, bucket: str) -> None:
     place = f"{bucket}/policies/sgpo"
-    push(layout, VALUES, CELL, place, overwrite=False)
+    push(layout, "sgpo", 1, place, overwrite=False)
     store, path = open_location(place)
     assert sorted(Path(name).name for name in store.ls(path)) == FILES
     with pytest.raises(ArtifactError, match="is not empty"):
-        push(layout, VALUES, CELL, place, overwrite=False)
+        push(layout, "sgpo", 1, place, overwrite=False)
+    store.pipe_file(f"{path}/chat_template.jinja", b"of a former policy")
+    push(layout, "sgpo", 1, place, overwrite=True)
+    assert sorted(Path(name).name for name in store.ls(path)) == FILES
 
 
 def test_a_hub_gets_one_commit_and_a_private_repository(
@@ -154,13 +149,18 @@ def test_a_hub_gets_one_commit_and_a_private_repository(
         def create_commit(self, name: str, operations: Any, **options: Any) -> None:
             calls.append(("commit", [operation.path_in_repo for operation in operations]))
 
+        def list_repo_files(self, name: str) -> list[str]:
+            return ["README.md", "chat_template.jinja", "mine.txt", "notes/mine.json"]
+
     monkeypatch.setattr(policy, "HfApi", Hub)
-    push(layout, VALUES, CELL, "hf://me/mine", overwrite=False)
+    push(layout, "sgpo", 1, "hf://me/mine", overwrite=False)
     assert calls[0] == ("create", ("me/mine", {"private": True, "exist_ok": True}))
     assert calls[1] == ("commit", FILES)
     with pytest.raises(ArtifactError, match="hf://me/mine has a model"):
-        push(layout, VALUES, CELL, "hf://me/mine", overwrite=False)
+        push(layout, "sgpo", 1, "hf://me/mine", overwrite=False)
     assert len(calls) == 2
+    push(layout, "sgpo", 1, "hf://me/mine", overwrite=True)
+    assert calls[3] == ("commit", [*FILES, "chat_template.jinja"])
 
 
 def test_an_unreachable_hub_gives_one_sentence(
@@ -170,4 +170,4 @@ def test_an_unreachable_hub_gives_one_sentence(
     monkeypatch.setattr(policy, "HfApi", hub)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(ArtifactError, match=r"^hf://me/mine: [^\n]*refused[^\n]*$"):
-        push(layout, VALUES, CELL, "hf://me/mine", overwrite=False)
+        push(layout, "sgpo", 1, "hf://me/mine", overwrite=False)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.code.__main__ import write as write_code
+from tasks.common import params
 from tasks.common.accounting.ledger import Ledger
 from tasks.common.artifacts import (
     CURVE,
@@ -27,6 +29,7 @@ from tasks.common.params import Budget, Experiment
 from tasks.report.evidence import read_evidence
 from tasks.report.results import Results, results_of
 from tasks.report.settings import ReportSettings
+from tests.files import PROJECT
 
 NUM_PROMPTS = 40
 NUM_TEST = 256  # prompts, 8 samples each
@@ -280,4 +283,7 @@ def make_layout(root: Path) -> Layout:
     write_training(layout, "grpo", 1, scale=1.0, validation=0.54, test=0.54)
     write_training(layout, "sgpo", 0, scale=1 / 3, validation=0.55, test=0.51)
     write_training(layout, "sgpo", 1, scale=1 / 3, validation=0.57, test=0.55)
+    experiment = {"recipes": ["grpo", "sgpo"], "seeds": [0, 1]}
+    values = {**params.load(PROJECT / "params.yaml"), "experiment": experiment}
+    write_code(values, PROJECT, layout.code_folder)
     return layout

@@ -10,22 +10,16 @@ import yaml
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
 from tasks.common.checksums import read_checked, write_checked
-from tests.parameters import every_value
+from tests.report.conftest import write_params
 from tests.stages import give_record, run_stage
 
-ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = tracking.Tracking(None, "winnow", 0.0, [])
 
 
 @pytest.fixture
 def params(tmp_path: Path) -> Path:
-    """Return the real parameters for two recipes and two seeds."""
-    values = every_value()
-    values["experiment"] = {"recipes": ["grpo", "sgpo"], "seeds": [0, 1]}
-    values["report"]["num_bootstrap"] = 50
-    path = tmp_path / "params.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+    """The values of cells are in the files of the stage `code`."""
+    return write_params(tmp_path, ["grpo", "sgpo"], [0, 1])
 
 
 def report(params: Path, layout: Layout) -> None:
@@ -59,6 +53,7 @@ def test_a_search_finds_the_cell_with_the_most_accuracy_for_its_compute(
     assert best.data.params["allocate.strategy"] == "sgpo"
     assert best.data.params["allocate.passes"] == "4"  # common to all recipes
     assert best.data.params["train.loss.clip_high"] == "0.28"
+    assert best.data.params["engine.dtype"] == "float32"
     curve = client_of(layout).get_metric_history(best.info.run_id, "by_gflops/accuracy")
     assert (curve[0].step, curve[-1].step) == (100, 400)  # profiling comes first
 

@@ -3,25 +3,19 @@ candidate and the champion."""
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from tasks.allocate.settings import AllocateSettings
 from tasks.common import recipes
-from tasks.common.params import Experiment, parse
+from tasks.common.params import Experiment
 from tasks.common.stage import Stage
 from tasks.common.tracking.journal import Event, milliseconds, point
-from tasks.engines.settings import Sampling
-from tasks.evaluate.settings import Evaluate
-from tasks.profile.settings import ProfileSettings
 from tasks.report.curves import COMPARED
 from tasks.report.evidence import Trained
 from tasks.report.measured import all_measured, total_seconds
 from tasks.report.results import SUMMARISED, Results, Row, name_of
-from tasks.train.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +24,6 @@ RECORDED = (
     *("index.html", "leaderboard.json", "leaderboard.txt"),
     *("summary.json", "curve.csv", "measured.txt"),
 )
-# the sections that affect a cell's result, beside `allocate` and `train`
-SECTIONS = {"sampling": Sampling, "profile": ProfileSettings, "evaluate": Evaluate}
 
 
 def record(stage: Stage, results: Results) -> None:
@@ -56,7 +48,7 @@ def write(stage: Stage, results: Results) -> None:
         tracker.cell(
             run.recipe,
             run.seed,
-            cell_params(stage, run),
+            recipes.of_cell(layout, run.recipe, run.seed),
             [point(reached, milliseconds()), *curves(stage, results, run)],
             datasets={split: path for split, path in prompts.items() if path.exists()},
             outputs=outputs(stage, run),
@@ -104,18 +96,6 @@ def experiment_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     }
     initial = {f"{name}/initial": summary["initial"][name] for name in ("pass_at_1", "greedy")}
     return {**means, **initial}
-
-
-def cell_params(stage: Stage, run: Trained) -> dict[str, Any]:
-    """Return all parameters of a cell: the recipe's settings merged over the common ones."""
-    shared = {name: asdict(stage.section(name, cls)) for name, cls in SECTIONS.items()}
-    cell = {"recipe": run.recipe, "seed": run.seed, **shared}
-    if run.recipe not in recipes.names(stage.params):
-        return cell
-    chosen = recipes.of_cell(stage.params, run.recipe, stage.layout.code_folder)
-    allocate = {**asdict(stage.section("allocate", AllocateSettings)), **chosen["allocate"]}
-    train = asdict(parse(chosen["train"], TrainSettings, "train"))
-    return {**cell, "allocate": allocate, "train": train}
 
 
 def cell_metrics(row: Row) -> dict[str, float]:
