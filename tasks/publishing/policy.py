@@ -25,13 +25,17 @@ from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
-from tasks.models.folder import POLICY_FILES, trained_digest
+from tasks.models.folder import OBJECTS, trained_digest
 
 HUB = "hf://"
 CARD = "README.md"
 CONFIG = "config.json"  # without it no library loads a policy
-# names of files that loading reads; other texts belong to the place's owner
-LOADED = (*(set(POLICY_FILES) - {"*.txt"}), "merges.txt", "vocab.txt")
+# the files of a policy that libraries load; all others belong to the owner of the place
+LOADED = (
+    *(*OBJECTS, "model*.safetensors", "model.safetensors.index.json", "tokenizer.model"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja"),
+    "additional_chat_templates/*.jinja",
+)
 ACCOUNTS = ("charged", "charged_mixed", "executed")
 PARTS = ("generate", "score", "update")  # phases of training that count as the policy's cost
 LOADING = """```python

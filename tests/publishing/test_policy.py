@@ -94,7 +94,7 @@ def test_an_unfinished_or_damaged_cell_is_not_pushed(layout: Layout, tmp_path: P
 def test_existing_files_are_replaced_only_on_request(layout: Layout, tmp_path: Path) -> None:
     """A former policy goes as a whole: its template would be used with the new one."""
     place = tmp_path / "out"
-    mine = ("mine.txt", "notes/mine.json")
+    mine = ("mine.txt", "mine.json", "notes/mine.json")
     for name in (*mine, "chat_template.jinja", "merges.txt", "generation_config.json"):
         write_text(place / name, "mine")
     with pytest.raises(ArtifactError, match="is not empty: use another place, or --overwrite"):
@@ -150,7 +150,7 @@ def test_a_hub_gets_one_commit_and_a_private_repository(
             calls.append(("commit", [operation.path_in_repo for operation in operations]))
 
         def list_repo_files(self, name: str) -> list[str]:
-            return ["README.md", "chat_template.jinja", "mine.txt", "notes/mine.json"]
+            return ["README.md", "chat_template.jinja", "mine.json", "notes/mine.json"]
 
     monkeypatch.setattr(policy, "HfApi", Hub)
     push(layout, "sgpo", 1, "hf://me/mine", overwrite=False)
