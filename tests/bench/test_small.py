@@ -16,7 +16,7 @@ SMALL = {
     "against_trl": "--steps 2 --rollouts 16 --repeats 1 --warmup 1",
     "allocate_scale": "--prompts 1000",
     "budgets": "--recipes grpo --amount 5e9",
-    "engine_parity": "--engines hf fake",
+    "engine_parity": "--engines hf hf",
     "engine_throughput": "--repeats 1 --prompts 8 --sides profile",
     "grading": "--answers 100 --repeats 1",
     "identity": "--recipes grpo --steps 1",

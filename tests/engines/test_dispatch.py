@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from tasks.engines.engine import Request, Unavailable
-from tasks.engines.fake import FakeEngine
+from tasks.engines.hf.engine import HfEngine
 from tasks.engines.server.dispatch import MAX_MISSED, Dispatch, chunked
 from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.engine import ServerEngine, from_own_first
 from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy
+from tests.engines.conftest import load
 from tests.engines.serving import Server
 from tests.parameters import every_value
 from tests.policies import ENGINE
@@ -198,7 +199,8 @@ def test_hanging_server_loses_its_rows_after_missed_heartbeats(
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=4, seed=0)
     request = Request(prompts, [5] * 8, range(40), sampling)
     with ExitStack() as stack:
-        stubs: Any = [Server(FakeEngine(policy), [policy.digest]) for _ in range(3)]  # type: ignore[arg-type]
+        engines = [HfEngine(load(policy.folder), [1], 8, 512) for _ in range(3)]
+        stubs = [Server(each, [policy.digest]) for each in engines]
         started = [Endpoint(stack.enter_context(stub).url, key="k") for stub in stubs]
         engine = ServerEngine(settings, policy, None, started)
         whole = engine.generate(request)

@@ -10,7 +10,6 @@ import torch
 from tasks import engines
 from tasks.common import registry
 from tasks.common.files import ArtifactError
-from tasks.engines import fake
 from tasks.engines.engine import Engine, Request, StoppableEngine
 from tasks.engines.loading import load_engine
 from tasks.engines.settings import Sampling
@@ -79,21 +78,8 @@ def prompts(policy: Policy) -> list[list[int]]:
     ]
 
 
-def reference(engine_name: str, policy: Policy, model: torch.nn.Module | None = None) -> Reference:
+def reference(model: torch.nn.Module) -> Reference:
     """Return a function that computes the logits [T, V] of a completion without a cache."""
-    model = model or load(policy.folder)
-    if engine_name == "fake":
-        made_up = fake.FakeEngine(policy)
-        made_up.set_weights(NamedWeights(model))  # type: ignore[arg-type]
-
-        def logits_by_hash(prompt: list[int], completion: list[int]) -> torch.Tensor:
-            prefixes = [[*prompt, *completion[:place]] for place in range(len(completion))]
-            states = np.array(
-                [fake.prefix_state(made_up.seed, prefix) for prefix in prefixes], dtype=np.uint64
-            )
-            return fake.next_logits(states, made_up.vocab_size, made_up.stop_ids).double()
-
-        return logits_by_hash
 
     @torch.no_grad()
     def logits(prompt: list[int], completion: list[int]) -> torch.Tensor:
@@ -104,8 +90,8 @@ def reference(engine_name: str, policy: Policy, model: torch.nn.Module | None = 
 
 
 @pytest.fixture(scope="module")
-def logits(engine_name: str, policy: Policy) -> Reference:
-    return reference(engine_name, policy)
+def logits(policy: Policy) -> Reference:
+    return reference(load(policy.folder))
 
 
 def check_logprobs(found: list[float], logits: torch.Tensor, completion: list[int]) -> None:
@@ -180,7 +166,7 @@ def test_stopped_completions_can_be_continued(
         check_logprobs(found, logits(prompts[owners[row]], ids), ids)
         is_full = len(ids) == sampling.max_tokens and ids[-1] != 1
         assert second.finish_reasons[place] == ("length" if is_full else "stop")
-        if engine_name in ("hf", "fake"):  # their random numbers depend on the position
+        if engine_name == "hf":  # its random numbers depend on the position
             assert ids == whole.token_ids[row]
 
 
@@ -260,7 +246,7 @@ def test_prompt_that_does_not_fit_is_named(
 
 
 def test_weights_replaced_in_place_are_in_effect(
-    engine: Engine, engine_name: str, policy: Policy, prompts: list[list[int]]
+    engine: Engine, policy: Policy, prompts: list[list[int]]
 ) -> None:
     request = Request(prompts, [2] * 5, list(range(10)), SAMPLING)
     before, model = engine.generate(request), load(policy.folder)
@@ -278,7 +264,7 @@ def test_weights_replaced_in_place_are_in_effect(
         engine.set_weights(NamedWeights(model))
         after = engine.generate(request)
         assert after.token_ids != before.token_ids
-        new_logits = reference(engine_name, policy, model)
+        new_logits = reference(model)
         for row, ids in enumerate(after.token_ids):
             check_logprobs(after.logprobs[row], new_logits(prompts[row // 2], ids), ids)
     finally:

@@ -253,9 +253,3 @@ def test_contradictory_settings_are_refused(policy: Policy) -> None:
         dataclasses.replace(ENGINE, name="hf", num_replicas=2)
     assert engine_name(dataclasses.replace(ENGINE, name="auto", urls=["http://host"])) == "server"
     assert engine_name(dataclasses.replace(ENGINE, name="auto", num_replicas=2)) == "server"
-
-
-def test_fake_engine_is_for_tests_only(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WINNOW_FAKE_ENGINE")
-    with pytest.raises(ArtifactError, match="for tests only"):
-        load_engine(dataclasses.replace(ENGINE, name="fake"), policy)
