@@ -9,7 +9,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 import importlib.util
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -21,6 +21,8 @@ from flows.pipeline import commands
 from tasks.common.files import temporary_folder
 from tasks.common.locations import open_location
 from tasks.common.processes import forks
+from tasks.engines.hf.cache import Prefill
+from tasks.engines.hf.decoding import Slots
 from tasks.grading.programs import sandbox
 from tasks.grading.programs.command import Sandbox
 from tests import once, s3_server
@@ -124,6 +126,19 @@ def llama() -> Path:
 def guesser() -> Path:
     """Return a small Qwen3 that answers sums with a random digit, a third of them correctly."""
     return once.once("guesser", make_guesser)
+
+
+@pytest.fixture
+def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the length of each prompt that the engine `hf` prefills."""
+    lengths, prefill = list[int](), Slots.prefill
+
+    def spied(slots: Slots, prompts: Sequence[Sequence[int]]) -> Prefill:
+        lengths.extend(map(len, prompts))
+        return prefill(slots, prompts)
+
+    monkeypatch.setattr(Slots, "prefill", spied)
+    return lengths
 
 
 @pytest.fixture(scope="session")

@@ -102,14 +102,12 @@ IsEnough = Callable[[int, Sequence[int], str], bool]
 class Engine(Protocol):
     """An engine, which samples completions. `prefix_block` is the number of tokens in a block of
     the prefix cache: the completions of a prompt share the whole blocks of its prefill.
-    `prefilled_tokens` counts the prompt tokens that were computed, without cache hits.
     `shares_weights` is true for an engine that samples from the trainer's own memory: its weights
     are never stale."""
 
     name: str
     version: str
     prefix_block: int
-    prefilled_tokens: int
     shares_weights: bool
 
     def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:

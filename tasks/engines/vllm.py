@@ -48,7 +48,6 @@ class VllmEngine:
             ) from error
         self.vllm = vllm
         self.version = str(vllm.__version__)
-        self.prefilled_tokens = 0
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
         self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
         on_gpu = torch_device(settings.device).type == "cuda"
@@ -90,9 +89,6 @@ class VllmEngine:
                 outputs: list[Any] = engine.step()
                 for output in outputs:
                     row, (completion,) = int(output.request_id), output.outputs
-                    if not samples.token_ids[row]:
-                        self.prefilled_tokens += len(request.prompts[owners[row]])
-                        self.prefilled_tokens -= output.num_cached_tokens or 0
                     samples.token_ids[row].extend(completion.token_ids)
                     samples.logprobs[row].extend(chosen_logprobs(completion))
                     if output.finished:

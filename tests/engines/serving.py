@@ -7,7 +7,6 @@ import asyncio
 import dataclasses
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -64,9 +63,7 @@ class Server:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
@@ -215,7 +212,7 @@ class Server:
             "logprobs": {"token_logprobs": [scale * value for value in samples.logprobs[0]]},
             "finish_reason": samples.finish_reasons[0],
         }
-        return {"choices": [choice], "system_fingerprint": "vllm-0.32.0-0123abcd", "usage": {}}
+        return {"choices": [choice], "system_fingerprint": "vllm-0.32.0-0123abcd"}
 
 
 class StandIn:

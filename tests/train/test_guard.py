@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.save import resume
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
+from tests.engines.conftest import load
 from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 
 SIZES = [4, 3, 4, 2, 2, 6] * 2
@@ -44,13 +46,6 @@ class OwnWeights(HfEngine):
             super().set_weights(weights)
 
 
-class Refusing(OwnWeights):
-    """An engine that rejects the policy's weights."""
-
-    def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        raise ArtifactError("there is no module named 'experts'")
-
-
 def run(guesser: Path, root: Path, lost: set[int]) -> Trainer:
     def prepare(trainer: Trainer) -> None:
         trainer.collector.engine = OwnWeights(trainer.learner.model, lost)
@@ -65,18 +60,15 @@ def test_weights_one_update_old_stop_the_run_at_once(guesser: Path, tmp_path: Pa
 
 
 def test_an_engine_that_rejects_weights_fails_before_it_samples(
-    guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guesser: Path, tmp_path: Path, prefilled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines = []
-
-    def load(_: object, __: object, model: PreTrainedModel, **___: object) -> HfEngine:
-        engines.append(Refusing(model, lost=set()))
-        return engines[0]
-
-    monkeypatch.setattr(training, "load_engine", load)
+    engine = OwnWeights(load(guesser), lost=set())
+    refusal = ArtifactError("there is no module named 'experts'")
+    monkeypatch.setattr(engine, "set_weights", Mock(side_effect=refusal))
+    monkeypatch.setattr(training, "load_engine", lambda *_, **__: engine)
     with pytest.raises(ArtifactError, match="there is no module named 'experts'"):
         make_trainer(make_world(tmp_path, guesser, [4, 3, 4, 2, 2, 6] * 2))
-    assert [engine.prefilled_tokens for engine in engines] == [0]
+    assert not prefilled
 
 
 def test_current_weights_pass_the_guard(guesser: Path, tmp_path: Path) -> None:

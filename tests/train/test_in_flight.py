@@ -56,10 +56,6 @@ class Swapping:
         self.num_swaps = 0
         self.between: Callable[[], object] = self.wait_for_weights
 
-    @property
-    def prefilled_tokens(self) -> int:
-        return self.engine.prefilled_tokens
-
     def metrics(self) -> dict[str, float]:
         return self.engine.metrics()
 

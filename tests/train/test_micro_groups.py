@@ -1,20 +1,22 @@
 """Rollouts within a memory budget: the same samples, the memory limit, and the order by
 predictions."""
 
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Request, Samples
+from tasks.engines.hf.cache import KVCache, Prefill
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.settings import Sampling
-from tasks.models.policy import load_model, load_tokenizer
+from tasks.models.policy import load_tokenizer
 from tasks.train.methods.generate import micro_groups
 from tasks.train.methods.generate.micro_groups import queue
+from tests.engines.conftest import load
 from tests.train.steps import asked_of, graded
 
 SAMPLING = Sampling(1.0, 1.0, 0, 60, 0)
@@ -23,11 +25,8 @@ SAMPLING = Sampling(1.0, 1.0, 0, 60, 0)
 @pytest.fixture(scope="module")
 def world(qwen: Path) -> tuple[Any, list[list[int]]]:
     tokenizer = load_tokenizer(qwen)
-    prompts = [
-        tokenizer(text).input_ids
-        for text in ("12 + 30 =", "Janet has 3 apples and", "the", "12 + 30 =")
-    ]
-    return load_model(qwen, dtype=torch.float32, device=torch.device("cpu")), prompts
+    texts = ("12 + 30 =", "Janet has 3 apples and", "the", "12 + 30 =")
+    return load(qwen), [tokenizer(text).input_ids for text in texts]
 
 
 def request_of(prompts: list[list[int]], size: int) -> Request:
@@ -35,31 +34,50 @@ def request_of(prompts: list[list[int]], size: int) -> Request:
     return Request(prompts, [size] * len(prompts), list(range(100, 100 + total)), SAMPLING)
 
 
+@pytest.fixture
+def cached_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the bytes of all keys and values whenever slots have been filled."""
+    sizes, prefills = list[int](), list[weakref.ref[Prefill]]()
+    fill, create = KVCache.fill, Prefill.__init__
+
+    def filled(cache: KVCache, *prompts: Any) -> None:
+        fill(cache, *prompts)
+        alive = [kept for made in prefills if (kept := made())]
+        pairs = [(*cache.keys, *cache.values), *(pair for kept in alive for pair in kept.states)]
+        sizes.append(sum(states.nbytes for pair in pairs for states in pair))
+
+    def created(prefill: Prefill, *parts: Any) -> None:
+        create(prefill, *parts)
+        prefills.append(weakref.ref(prefill))
+
+    monkeypatch.setattr(KVCache, "fill", filled)
+    monkeypatch.setattr(Prefill, "__init__", created)
+    return sizes
+
+
 @pytest.mark.parametrize("order", ["fifo", "lpt", "sjf"])
 def test_a_group_of_32_in_less_than_half_the_memory_gives_the_same_samples(
-    world: Any, order: Any
+    world: Any, order: Any, prefilled: list[int], cached_bytes: list[int]
 ) -> None:
     model, prompts = world
     request = request_of(prompts, 32)
-    full, limited = HfEngine(model, [1], 32, 512), HfEngine(model, [1], 32, 512)
-    expected = full.generate(request)
-    budget = 0.45 * full.peak_cache_bytes / 2**20
-    method = micro_groups.Method(micro_groups.Settings(budget, order), 4)
-    method.state.history = np.random.default_rng(0).uniform(
-        1, 60, (100, 3)
-    )  # useless predictions change no sample
-    samples = method.generate(limited, request, asked_of(np.arange(4)))
+    engine = HfEngine(model, [1], 32, 512)
+    expected = engine.generate(request)
+    budget = 0.45 * max(cached_bytes)
+    cached_bytes.clear()
+    prefilled.clear()
+    method = micro_groups.Method(micro_groups.Settings(budget / 2**20, order), 4)
+    # useless predictions change no sample
+    method.state.history = np.random.default_rng(0).uniform(1, 60, (100, 3))
+    samples = method.generate(engine, request, asked_of(np.arange(4)))
     assert samples.token_ids == expected.token_ids
     assert samples.finish_reasons == expected.finish_reasons
     np.testing.assert_allclose(
         np.concatenate(samples.logprobs), np.concatenate(expected.logprobs), atol=1e-4
     )
-    assert 0 < limited.peak_cache_bytes <= budget * 2**20
-    assert limited.peak_cache_bytes <= 0.5 * full.peak_cache_bytes
-    distinct = {tuple(prompt) for prompt in prompts}
-    assert limited.prefilled_tokens == sum(
-        map(len, distinct)
-    )  # each distinct prompt is read once for all its rounds
+    assert 0 < max(cached_bytes) <= budget
+    # each distinct prompt is read once for all its rounds
+    assert sum(prefilled) == sum(map(len, {tuple(prompt) for prompt in prompts}))
 
 
 def test_one_slot_is_enough_and_less_is_refused(world: Any) -> None:
@@ -69,14 +87,11 @@ def test_one_slot_is_enough_and_less_is_refused(world: Any) -> None:
     least = engine.cache_bytes(longest + SAMPLING.max_tokens) + engine.cache_bytes(longest)
     method = micro_groups.Method(micro_groups.Settings(least / 2**20, "lpt"), 4)
     request = request_of(prompts, 2)
-    assert (
-        method.generate(engine, request, asked_of(np.arange(4))).token_ids
-        == engine.generate(request).token_ids
-    )
+    samples = method.generate(engine, request, asked_of(np.arange(4)))
+    assert samples.token_ids == engine.generate(request).token_ids
     method = micro_groups.Method(micro_groups.Settings(0.99 * least / 2**20, "lpt"), 4)
-    with pytest.raises(
-        ParamsError, match=r"train\.generate\.cache_megabytes is .*one rollout may need"
-    ):
+    message = r"train\.generate\.cache_megabytes is .*one rollout may need"
+    with pytest.raises(ParamsError, match=message):
         method.generate(engine, request, asked_of(np.arange(4)))
 
 

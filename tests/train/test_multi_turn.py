@@ -37,7 +37,7 @@ def ids(text: str) -> list[int]:
 class Script:
     """An engine that returns scripted turns and records its requests."""
 
-    name, version, prefilled_tokens, shares_weights = "script", "1", 0, True
+    name, version, shares_weights = "script", "1", True
 
     def __init__(self, *turns: list[str], prefix_block: int = 1) -> None:
         self.turns, self.prefix_block, self.requests = list(turns), prefix_block, []

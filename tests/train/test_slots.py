@@ -330,7 +330,7 @@ def test_replay(name: str) -> None:
 class CountingEngine:
     """An engine whose completions are their own seed; it implements the protocol of scheduling."""
 
-    name, version, prefix_block, prefilled_tokens = "hf", "1", 1, 0
+    name, version, prefix_block = "hf", "1", 1
     shares_weights = True
 
     def generate(self, request: Request, on_ended: OnEnded | None = None) -> Any:

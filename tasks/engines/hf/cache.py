@@ -41,10 +41,6 @@ class Prefill:
         segments = Segments(np.cumsum(lengths) - lengths, lengths)
         return Prefill(states, segments, self.logits.index_select(0, chosen))
 
-    def num_bytes(self) -> int:
-        """Return the bytes of the prompts' keys and values."""
-        return sum(states.nbytes for pair in self.states for states in pair)
-
 
 class KVCache:
     """Keys and values of every layer, [capacity, K, length, D]; each row writes at its own
@@ -78,10 +74,6 @@ class KVCache:
                     cached.append(new.new_zeros(shape))
                 # [N, K, D] -> [rows, K, longest prompt, D]
                 cached[layer][slots, :, : indices.shape[1]] = gather(new, places)
-
-    def num_bytes(self) -> int:
-        """Return the bytes of all slots' keys and values."""
-        return sum(states.nbytes for states in (*self.keys, *self.values))
 
     def move(self, target: Ints, source: Ints, length: int) -> None:
         """Copy the first `length` positions of the slots `source` to the slots `target`."""

@@ -57,8 +57,6 @@ class HfEngine(StoppableEngine):
         self.stop_ids = np.array(stop_ids)
         self.max_rows = max_rows
         self.max_length = max_length
-        self.prefilled_tokens = 0
-        self.peak_cache_bytes = 0
         self.shares_weights = False
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -97,9 +95,8 @@ class HfEngine(StoppableEngine):
         is_enough: IsEnough,
     ) -> Samples:
         """Decode every row. Rows start in the order `order_B`, with at most `max_rows` in flight.
-        New rows start when a share `refill_rate` of the slots is free. `peak_cache_bytes` records
-        the peak memory of the caches. Samples do not depend on the order, the slots or an earlier
-        call that was stopped."""
+        New rows start when a share `refill_rate` of the slots is free. Samples do not depend on the
+        order, the slots or an earlier call that was stopped."""
         prompts = request.prompts
         owners, written = request.owner_B(), request.written_B()
         check_lengths(request, self.max_length)
@@ -118,9 +115,7 @@ class HfEngine(StoppableEngine):
             # either start rows in the free slots, or decode one token of every row in flight
             if pending and (not slots.rows or free >= max(refill_rate * capacity, 1)):
                 rows = [pending.popleft() for _ in range(min(free, len(pending)))]
-                self.prefilled_tokens += cached.start(slots, rows, request.seeds, written)
-                held = slots.cache.num_bytes() + cached.peak_bytes
-                self.peak_cache_bytes = max(self.peak_cache_bytes, held)
+                cached.start(slots, rows, request.seeds, written)
             else:
                 slots.step()
             # return the ended rows, including rows that start with a stop token
@@ -150,11 +145,9 @@ class PromptCache:
         self.owner = np.array([index[tuple(prompts[owner])] for owner in owners], dtype=np.int64)
         self.waiting = np.bincount(self.owner, minlength=len(distinct))
         self.kept: dict[int, Prefill] = {}
-        self.peak_bytes = 0
 
-    def start(self, slots: Slots, rows: list[int], seeds: Sequence[int], written: Ints) -> int:
-        """Start `rows`, after a prefill of the prompts that have none yet. Return the number of
-        prompt tokens that were computed."""
+    def start(self, slots: Slots, rows: list[int], seeds: Sequence[int], written: Ints) -> None:
+        """Start `rows`, after a prefill of the prompts that have none yet."""
         owner = self.owner[rows]
         new = [prompt for prompt in dict.fromkeys(owner.tolist()) if prompt not in self.kept]
         np.subtract.at(self.waiting, owner, 1)
@@ -171,14 +164,12 @@ class PromptCache:
             mine = [row for row in rows if self.owner[row] in index]
             owners = np.array([index[prompt] for prompt in self.owner[mine].tolist()])
             slots.start(mine, [seeds[row] for row in mine], written[mine], prefill, owners)
-            self.peak_bytes = max(self.peak_bytes, prefill.num_bytes() + self.num_bytes())
             for prompt in batch:
                 if self.waiting[prompt]:
                     self.kept[prompt] = prefill.select(np.array([index[prompt]]))
         # prompts without rows to start
         for prompt in [prompt for prompt in self.kept if not self.waiting[prompt]]:
             del self.kept[prompt]
-        return sum(len(self.prompts[prompt]) for prompt in new)
 
     def batches(self, new: list[int]) -> list[list[int]]:
         """Split the prompts `new` into batches for one forward pass each."""
@@ -192,10 +183,6 @@ class PromptCache:
                 batches.append([prompt])
                 tokens = len(self.prompts[prompt])
         return batches
-
-    def num_bytes(self) -> int:
-        """Return the bytes of the keys and values of prompts that are still needed."""
-        return sum(prefill.num_bytes() for prefill in self.kept.values())
 
 
 def longest_first(prompts: Sequence[Sequence[int]], owners: Ints) -> Ints:

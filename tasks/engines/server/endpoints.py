@@ -47,14 +47,13 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion as a server returned it. `cached_tokens` of the prompt came from its cache.
-    `fingerprint` is the server's kind and version, by OpenAI's protocol. `versions` are the weights
-    behind the tokens, if the server reports them: the weights' name, and the span of tokens."""
+    """One completion as a server returned it. `fingerprint` is the server's kind and version, by
+    OpenAI's protocol. `versions` are the weights behind the tokens, if the server reports them: the
+    weights' name, and the span of tokens."""
 
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: str
-    cached_tokens: int
     fingerprint: str = "unknown"
     versions: tuple[tuple[str, int, int], ...] = ()
 
@@ -231,7 +230,6 @@ class Connection:
             (choice,) = answer["choices"]
             token_ids = choice.get("token_ids")
             logprobs = (choice.get("logprobs") or {}).get("token_logprobs", [])
-            details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
                 f"{self.endpoint.url} did not return a completion: {str(answer)[:200]}"
@@ -254,7 +252,6 @@ class Connection:
             token_ids,
             logprobs,
             choice["finish_reason"],
-            int(details.get("cached_tokens") or 0),
             str(answer.get("system_fingerprint") or "unknown"),
         )
 

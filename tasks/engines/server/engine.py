@@ -83,7 +83,6 @@ class ServerEngine(StoppableEngine):
         max_rows = max(settings.max_rows // num_trainers(), 1)
         self.settings = settings = replace(settings, max_rows=max_rows)
         self.replicas = replicas
-        self.prefilled_tokens = 0
         self.endpoints = list(started) or [Endpoint(parse_url(url)) for url in settings.urls]
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
         self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
@@ -169,9 +168,6 @@ class ServerEngine(StoppableEngine):
         answers = self.complete_all(ask, chunked(request.counts, self.settings.max_rows))
         self.meter.seconds += time.perf_counter() - started
         rows = [answers[row] for row in range(len(prompt_B))]
-        began = [place for place, row in enumerate(rows) if row.token_ids]
-        self.prefilled_tokens += sum(len(prompt_B[place]) for place in began)
-        self.prefilled_tokens -= sum(row.cached_tokens for row in rows)
         return Samples(
             [row.token_ids for row in rows],
             [row.logprobs for row in rows],

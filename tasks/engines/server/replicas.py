@@ -274,7 +274,6 @@ def server_options(
 def serve_command(options: Options, path: Path) -> list[str]:
     """Return the command of vLLM's server with these options, which listens on a socket."""
     flags = [
-        "--enable-prompt-tokens-details",
         "--enable-scale-out",  # the route that reports the weights behind each token
         "--disable-fastapi-docs",
         "--disable-uvicorn-access-log",

@@ -11,7 +11,7 @@ from tasks.engines.server.endpoints import Completion, CompletionRequest, Connec
 logger = logging.getLogger(__name__)
 
 PAUSE = 0.1  # seconds between two tries
-NOT_BEGUN = Completion([], [], "abort", 0)
+NOT_BEGUN = Completion([], [], "abort")
 
 
 class InFlight:
