@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.checksums import write_checked
+from tasks.common.files import digest_file
 from tasks.common.layout import Layout
 from tasks.common.stage import Stage
 from tasks.engines.devices import first_gpus, held
@@ -40,14 +41,18 @@ def provide(
 ) -> dict[str, Any]:
     """Write the tiny policy, after training it, or the external one to `policy/`. Write and return
     its card, `policy.json`. With `copy`, include the external policy's weights. Training continues
-    from a checkpoint, saved every `every_seconds`, and deletes it when it is done."""
+    from a checkpoint of the same code, saved every `every_seconds`, and deletes it when it is
+    done."""
+    unfinished, code = layout.unfinished_policy, layout.code("policy")
+    if code.exists():
+        unfinished = unfinished.with_stem(f"{unfinished.stem}-{digest_file(code)}")
     if settings.source == "tiny":
-        made = make(settings.tiny, layout.unfinished_policy, every_seconds)
-        card = write_own(*made, layout.policy)
+        card = write_own(*make(settings.tiny, unfinished, every_seconds), layout.policy)
     else:
         trusted, downloads = settings.trust_remote_code, layout.root / "policy_download"
         location = resolve(settings.source, downloads, trusted)
         card = write_external(settings.source, location, trusted, layout.policy, copy=copy)
     write_checked(layout.policy_card, card)
-    layout.unfinished_policy.unlink(missing_ok=True)
+    for path in layout.checkpoints.glob("policy*.safetensors"):
+        path.unlink()
     return card

@@ -114,8 +114,7 @@ def make(layout: Layout) -> dict[str, Any]:
 
 def states(layout: Layout) -> set[int]:
     """Return the time of the policy's checkpoint, if there is one."""
-    path = layout.unfinished_policy
-    return {path.stat().st_mtime_ns} if path.exists() else set()
+    return {path.stat().st_mtime_ns for path in layout.checkpoints.glob("policy*.safetensors")}
 
 
 def profile(layout: Layout) -> dict[str, Any]:
