@@ -143,7 +143,7 @@ class StoredRollouts:
             view.store.tidy()
             missing = view.missing(view.wanted)
             if len(missing):
-                damaged = view.store.num_damaged()
+                damaged = len(view.store.damaged)  # set aside by this stage, not long ago
                 why = explain(self.last, self.asked, view.prompts(), missing, damaged)
                 logger.info("sampling %d of %d rollouts: %s", len(missing), len(view.wanted), why)
                 logs = self.layout.engine_logs(self.cell)

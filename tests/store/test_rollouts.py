@@ -9,7 +9,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-import torch
 
 from tasks.common.artifacts import PROMPTS, Layout
 from tasks.common.files import ArtifactError
@@ -18,21 +17,16 @@ from tasks.engines.settings import Sampling
 from tasks.grading.graded import graded_rollouts
 from tasks.grading.grader import Grader
 from tasks.grading.settings import Verify
-from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.policy import Policy, read_policy
 from tasks.store.compaction import AUTOMATIC_FROM
 from tasks.store.fixed_policy import SamplerSettings, StoredRollouts, sampling_cost
 from tasks.store.settings import StoreSettings
+from tests.engines.conftest import load
 from tests.full import largest_file
 from tests.policies import ENGINE, place_policy
 
-SETTINGS = SamplerSettings(
-    Sampling(1.0, 1.0, 0, 8, 0),
-    ENGINE,
-    StoreSettings(None, 2048, False),
-)
+SETTINGS = SamplerSettings(Sampling(1.0, 1.0, 0, 8, 0), ENGINE, StoreSettings(None, 2048, False))
 VERIFY = Verify(1, 5.0, 4.0, 0.5, {})
-
-
 World = tuple[Policy, Layout]
 
 
@@ -58,24 +52,15 @@ def draw(*arguments: Any, verify: Verify = VERIFY, greedy: bool = False) -> Any:
 
 
 def prompts_table(numbers: range, answer: str = "7") -> pl.DataFrame:
-    rows = [
-        {
-            "prompt_id": f"p{n}",
-            "prompt": f"{n} + 3 =",
-            "answer": answer,
-            "verifier": "numeric",
-            "source": "t",
-            "level": "",
-        }
-        for n in numbers
-    ]
+    same = {"answer": answer, "verifier": "numeric", "source": "t", "level": ""}
+    rows = [{"prompt_id": f"p{n}", "prompt": f"{n} + 3 =", **same} for n in numbers]
     return PROMPTS.frame(rows)
 
 
 @pytest.fixture
 def world(qwen: Path, tmp_path: Path) -> World:
     layout = Layout(tmp_path)
-    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
+    place_policy(qwen, layout, load(qwen))
     return read_policy(layout), layout
 
 
@@ -175,6 +160,7 @@ def test_damaged_shard_is_set_aside_and_its_rows_are_sampled_again(
     assert shard.name in caplog.text
     assert shard.with_name(shard.name + ".damaged").exists()
     assert draw(*request)[2].sampled_rollouts == 0
+    assert draw(world, prompts_table(range(7)), 4, SMALL)[2].why == "1 prompt new to the store"
 
 
 def test_shard_damaged_during_reading_is_sampled_again(world: World) -> None:
@@ -249,9 +235,7 @@ def test_external_policy_that_changed_in_place_is_refused(qwen: Path, tmp_path: 
     folder = tmp_path / "mine"
     shutil.copytree(qwen, folder)
     layout = Layout(tmp_path / "data")
-    place_policy(
-        folder, layout, load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
-    )
+    place_policy(folder, layout, load(folder))
     read_policy(layout)
     with (folder / "model.safetensors").open("r+b") as file:
         file.seek(-4, 2)
