@@ -74,7 +74,7 @@ def test_samples_are_those_of_the_engine_behind_the_server(
 
 
 def test_metrics_sum_over_all_servers_since_the_start(serve: Serve, policy: Policy) -> None:
-    """A server that dies counts up to its last reading."""
+    """A server that dies counts up to its last reading, one that restarts from zero again."""
     dying, other, silent = serve(), serve(delay=0.05), serve(has_metrics=False)
     engine = connect(policy, dying, other, silent)
     before = [each.does.num_tokens for each in (dying, other)]
@@ -82,18 +82,15 @@ def test_metrics_sum_over_all_servers_since_the_start(serve: Serve, policy: Poli
     seen = dying.does.num_tokens
     dying.stop()
     engine.generate(REQUEST)
-    found = engine.metrics()
     total = seen - before[0] + other.does.num_tokens - before[1]
+    other.does.num_tokens = 0  # its second engine continues to report 1,000
+    engine.generate(ONE)
+    total += other.does.num_tokens + 1000
+    found = engine.metrics()
     assert found["engine/generation_tokens"] == total > 0
     assert found["engine/num_preemptions"] == 0.0
     assert found["engine/generation_tokens_per_second"] == total / engine.meter.seconds
     assert found["engine/kv_cache_usage_perc"] in {n / 8 for n in range(1, 5)}
-
-
-def test_servers_without_metrics_have_none(serve: Serve, policy: Policy) -> None:
-    engine = connect(policy, serve(has_metrics=False))
-    engine.generate(ONE)
-    assert engine.metrics() == {}
 
 
 def test_samples_of_a_prompt_go_to_one_server(serve: Serve, policy: Policy) -> None:
@@ -146,10 +143,11 @@ def test_server_that_was_down_at_first_joins_later(
 
 
 def test_others_take_the_rows_after_a_timeout(serve: Serve, policy: Policy, local: Samples) -> None:
-    hanging, other = serve(), serve()
+    hanging, other = serve(has_metrics=False), serve(has_metrics=False)
     engine = connect(policy, hanging, other, timeout_seconds=2.0)
     hanging.does.delay = 600.0
     assert engine.generate(REQUEST).token_ids == local.token_ids
+    assert engine.metrics() == {}  # the servers have none
 
 
 def test_error_names_all_servers_if_none_answers(serve: Serve, policy: Policy) -> None:

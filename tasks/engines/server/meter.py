@@ -13,12 +13,12 @@ LINE = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 class Meter:
-    """The counts of every server since its first reading here, the highest usage of a cache at a
+    """The counts of all servers since their first readings here, the highest usage of a cache at a
     reading, and the seconds of sampling."""
 
     def __init__(self) -> None:
-        self.first: dict[Endpoint, Counter[str]] = {}
         self.last: dict[Endpoint, Counter[str]] = {}
+        self.sums = Counter[str]()
         self.cache_usage = self.seconds = 0.0
 
     async def read(self, connection: Connection) -> str:
@@ -35,7 +35,9 @@ class Meter:
                 counts[name] += float(value)  # type: ignore[assignment]
             elif name == CACHE_USAGE:
                 self.cache_usage = max(self.cache_usage, float(value))
-        self.first.setdefault(connection.endpoint, counts)
+        last = self.last.get(connection.endpoint, counts)
+        has_restarted = any(counts[name] < last[name] for name in COUNTERS)  # at zero
+        self.sums += counts if has_restarted else counts - last
         self.last[connection.endpoint] = counts
         return text
 
@@ -44,8 +46,7 @@ class Meter:
         is missing if no reading was during sampling."""
         if not any(self.last.values()):
             return {}
-        pairs = [(last, self.first[endpoint]) for endpoint, last in self.last.items()]
-        found = {name: float(sum(b[name] - a[name] for b, a in pairs)) for name in COUNTERS}
+        found = {name: float(self.sums[name]) for name in COUNTERS}
         if self.seconds:
             found["generation_tokens_per_second"] = found["generation_tokens"] / self.seconds
         if self.cache_usage:
