@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from tasks.common.files import ArtifactError, follow_folder, sync_folder, temporary_folder
 from tasks.common.progress import progress
 from tasks.models.folder import (
+    DATA_FILES,
     POLICY_FILES,
     as_mapping,
     check_folder,
@@ -41,9 +42,6 @@ from tasks.models.policy import (
 NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 PIECE = 2**24  # numbers checked at once
 
-# files to copy from an external policy
-DESCRIPTIVE_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
-
 
 def write_own(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
@@ -60,10 +58,12 @@ def write_external(
     """Check the policy at `location`, and copy the files that describe it to `folder`. With `copy`,
     also copy the weights: the policy in `folder` is then complete. Return its card."""
     described = checked(location, trust_remote_code)
-    patterns = POLICY_FILES if copy else DESCRIPTIVE_FILES
+    patterns = {*POLICY_FILES} if copy else {*DATA_FILES} - {"*.safetensors"}
     with whole_folder(folder) as temporary:
         for path in sorted({path for pattern in patterns for path in location.glob(pattern)}):
-            shutil.copyfile(path, temporary / path.name)
+            target = temporary / path.relative_to(location)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)
     if copy:
         return card(source, None, policy_digest(folder), trust_remote_code, described)
     return card(source, str(location), policy_digest(location), trust_remote_code, described)
@@ -149,7 +149,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         new.mkdir()
         yield new
         # flush the files to disk before the rename
-        for path in new.iterdir():
+        for path in filter(Path.is_file, new.rglob("*")):
             path.chmod(0o644)
             with path.open("rb") as file:
                 os.fsync(file.fileno())

@@ -9,7 +9,6 @@ content, so that the same model is not fetched twice."""
 import logging
 import os
 import re
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +65,12 @@ def from_hub(source: str, patterns: tuple[str, ...]) -> Path:
 def from_store(store: Any, prefix: str, downloads: Path, patterns: tuple[str, ...]) -> Path:
     """Copy a folder of `store` (an fsspec file system) to `downloads`, whole or not at all. Return
     the copy."""
-    found = sorted(store.ls(prefix, detail=False))
-    files = [
-        path for path in found if any(fnmatch(Path(path).name, pattern) for pattern in patterns)
-    ]
+    found = store.ls(prefix, detail=False)
+    inner = {Path(pattern).parent.name for pattern in patterns}
+    folders = [path for path in found if Path(path).name in inner]
+    found += [path for folder in folders for path in store.ls(folder, detail=False)]
+    named = {path: Path(path).relative_to(prefix) for path in sorted(found)}
+    files = {path: name for path, name in named.items() if is_permitted(name, patterns)}
     content = [[path, store.size(path), str(store.checksum(path))] for path in files]
     target = downloads / digest([prefix, content])
     if not target.is_dir():
@@ -77,12 +78,20 @@ def from_store(store: Any, prefix: str, downloads: Path, patterns: tuple[str, ..
     return target.resolve()
 
 
-def fetch(store: Any, files: list[str], target: Path) -> None:
-    """Copy `files` into a temporary folder, and rename it to `target` when it is complete."""
+def is_permitted(name: Path, patterns: tuple[str, ...]) -> bool:
+    """Return whether a pattern matches a path relative to a policy's folder, part by part."""
+    depth = len(name.parts)
+    return any(name.match(each) and len(Path(each).parts) == depth for each in patterns)
+
+
+def fetch(store: Any, files: dict[str, Path], target: Path) -> None:
+    """Copy `files` to their names in a temporary folder, and rename it to `target` when it is
+    complete."""
     with temporary_folder(target.parent, target.name) as temporary:
         with progress(sum(store.size(path) for path in files), "download", "B") as bar:
-            for path in files:
-                store.get_file(path, str(temporary / Path(path).name))
+            for path, name in files.items():
+                (temporary / name).parent.mkdir(exist_ok=True)
+                store.get_file(path, str(temporary / name))
                 bar.update(store.size(path))
         follow_folder(temporary, 0o755)
         os.replace(temporary, target)

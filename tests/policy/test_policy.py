@@ -90,14 +90,18 @@ def test_invalid_source_is_an_error(tmp_path, source, message):
 
 
 def test_policy_in_a_store_is_fetched_once_without_code(tmp_path, llama):
-    store = fsspec.filesystem("local")
-    shutil.copytree(llama, tmp_path / "bucket" / "model")
-    for name in ("training.py", "optimizer.pt"):
-        (tmp_path / "bucket" / "model" / name).write_text("")
-    arguments = store, f"{tmp_path}/bucket/model", tmp_path / "downloads", DATA_FILES
+    store, model = fsspec.filesystem("local"), tmp_path / "bucket" / "model"
+    shutil.copytree(llama, model)
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "chat_template.jinja").write_text("{{ messages }}")
+    expected = policy_digest(model)
+    for name in ("training.py", "optimizer.pt", "additional_chat_templates/notes.json"):
+        (model / name).write_text("")
+    arguments = store, str(model), tmp_path / "downloads", DATA_FILES
     folder = from_store(*arguments)
-    assert not {"training.py", "optimizer.pt"} & {path.name for path in folder.iterdir()}
-    assert policy_digest(folder) == policy_digest(llama)
+    names = {path.name for path in folder.rglob("*")}
+    assert not {"training.py", "optimizer.pt", "notes.json"} & names
+    assert policy_digest(folder) == expected
     written = (folder / "config.json").stat().st_mtime_ns
     assert from_store(*arguments) == folder
     assert (folder / "config.json").stat().st_mtime_ns == written
@@ -126,6 +130,8 @@ def test_interrupted_write_keeps_the_old_folder(tmp_path):
 
 def test_copied_policy_does_not_need_its_source(tmp_path):
     trained = make_policy(tmp_path / "trained", "qwen3")
+    (trained / "additional_chat_templates").mkdir()
+    (trained / "additional_chat_templates" / "chat_template.jinja").write_text("{{ messages }}")
     expected = policy_digest(trained)
     layout = Layout(tmp_path / "data")
     settings = parse({"source": str(trained)}, Policy, "policy")
