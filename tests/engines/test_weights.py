@@ -24,16 +24,16 @@ def dropped(replicas: Replicas) -> list[str]:
 
 
 def test_server_that_keeps_its_old_weights_is_replaced(fleet: Fleet, policy: Policy) -> None:
-    servers = fleet(True, False)
+    servers = fleet(False, True, True)
     engine = engine_of(servers, policy)
     assert engine.generate(REQUEST).token_ids == expected(policy, 1.0)
     engine.set_weights(NamedWeights(scaled(policy, 1.5)))
-    assert dropped(servers) == ["1-0"]
-    assert names(engine) == ["0-0"]
+    assert dropped(servers) == ["0-0"]  # the others agree
+    assert names(engine) == ["1-0", "2-0"]
     new = expected(policy, 1.5)
     assert engine.generate(REQUEST).token_ids == new != expected(policy, 1.0)
-    assert names(engine) == ["0-0", "1-1"]
-    does(servers, 0).fault = lambda number: 503  # the other must answer all
+    assert names(engine) == ["1-0", "2-0", "0-1"]
+    does(servers, 1).fault = does(servers, 2).fault = lambda number: 503  # the new one answers all
     assert engine.generate(REQUEST).token_ids == new
 
 

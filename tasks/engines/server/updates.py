@@ -98,7 +98,7 @@ class Loading:
         self, endpoints: Sequence[Endpoint], versions: Versions, *, in_flight: bool = False
     ) -> list[Endpoint]:
         """Load the current weights into some servers, and return the servers that have them. End
-        servers that fail, or answer a probe unlike the others; end all if this process fails."""
+        servers that fail, or answer a probe unlike most others; end all if this process fails."""
         try:
             failed = await self.fail(endpoints, versions, in_flight=in_flight)
         except BaseException:
@@ -126,17 +126,23 @@ class Loading:
                 failed = await self.send(connections, versions.current, in_flight=in_flight)
             ready = [each for each in connections if each.endpoint not in failed]
             found = await asyncio.gather(*(attempt(self.identify(each)) for each in ready))
+        answers = [each for each in found if isinstance(each, Completion)]
+        self.probe = self.probe or self.most_common(answers)
         for endpoint, answer in zip((each.endpoint for each in ready), found, strict=True):
             why = answer if isinstance(answer, str) else self.compare(endpoint, answer)
             if why is not None:
                 failed[endpoint] = why
         return failed
 
+    def most_common(self, answers: Sequence[Completion]) -> Completion | None:
+        """Return the answer that the most servers agree with, or None if there are no answers."""
+        agrees = self.identity.agrees
+        return max(answers, key=lambda one: sum(agrees(one, a) for a in answers), default=None)
+
     def compare(self, endpoint: Endpoint, answer: Completion) -> str | None:
         """Return the fault in a server's answer to the probe, compared with the other servers'
         answers, or None. The trainer compares the answers with its own policy."""
-        self.probe = self.probe or answer
-        if self.identity.agrees(answer, self.probe):
+        if self.probe is None or self.identity.agrees(answer, self.probe):
             return None
         return f"{endpoint.url} responds to a probe differently from servers with the new weights"
 
