@@ -5,8 +5,8 @@ A compacted shard is first created, read back and checked. Only then are the sha
 removed. A reader that lists in between sees both and reads the compacted one. A reader that listed
 before finds that a shard is gone, and lists again. Only adjacent shards are merged, in order, and
 every sequence number before the end is used, so no new shard can appear inside a compacted span:
-every key keeps its row. After a kill, covered shards may remain. No reader uses them, and the next
-compaction removes them."""
+every key keeps its row. After a kill, covered shards may remain. No reader uses them. A compaction
+that merges their span again removes them, and so does `winnow store gc`."""
 
 import logging
 
