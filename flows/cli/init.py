@@ -8,6 +8,7 @@ overwrites a file with uncommitted changes only after confirmation, or with --ov
 
 import argparse
 import importlib
+import os
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
             return 1
     write_text(FILE, changed)
     print("params.yaml is written: git diff params.yaml")
+    os.chdir(commands.ROOT)  # paths in params.yaml are relative to it
     return doctor.run(argparse.Namespace(data=MAIN, price=None))
 
 
