@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -130,52 +129,6 @@ def test_versions_of_tokens_are_those_of_their_policies(policy: Policy, servers:
     assert again.versions is not None
     assert set(itertools.chain(*again.versions)) == {versions[-1]}
     engine.set_weights(NamedWeights(scaled_models[0]))
-
-
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_killed_replica_loses_no_rows(
-    policy: Policy, servers: Servers, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = servers.take(policy)
-    assert isinstance(engine.replicas, Replicas)
-    request = Request(PROMPTS, [8] * 40, list(range(320)), SAMPLING)
-    try:
-        first, second = (replica.process.pid for replica in engine.replicas.replicas)
-        whole = engine.generate(request)
-        finished: list[int] = []
-
-        def kill_in_the_middle(row: int, *_: object) -> None:
-            finished.append(row)
-            if len(finished) == 100:
-                os.killpg(first, signal.SIGKILL)
-
-        killed = engine.generate(request, kill_in_the_middle)
-        assert killed.token_ids == whole.token_ids
-        assert killed.finish_reasons == whole.finish_reasons
-        assert sorted(finished) == list(range(320))
-        assert "http://replica-0/v1 is not reachable" in caplog.text
-        assert wait_for_end(first)
-
-        engine.set_weights(NamedWeights(scaled(policy, 1.01)))
-        assert [endpoint.url for endpoint in engine.endpoints] == ["http://replica-1/v1"]
-        new = engine.generate(request)
-        assert new.token_ids != whole.token_ids
-
-        # the restarted server gets the weights that it missed
-        while len(engine.replicas.serving()) < 2:
-            time.sleep(0.1)
-        assert engine.generate(request) == new
-        assert {endpoint.url for endpoint in engine.endpoints} == {
-            "http://replica-0-1/v1",
-            "http://replica-1/v1",
-        }
-        os.killpg(second, signal.SIGKILL)
-        assert engine.generate(request) == new
-        groups = [replica.process.pid for replica in engine.replicas.replicas]
-    finally:
-        engine.close()
-    assert all(map(wait_for_end, [second, *groups]))
 
 
 PARENT = """
