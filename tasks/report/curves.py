@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
-from scipy import stats
+from scipy import optimize, stats
 
 from tasks.common.statistics import Floats
 
@@ -116,32 +115,14 @@ def axis_words(axis: str, name: str) -> str:
     return f"{axis} compute, {name}" if axis in COMPARED else axis
 
 
-def isotonic(values: npt.ArrayLike, weights: npt.ArrayLike) -> Floats:
-    """Return the weighted least-squares isotonic (non-decreasing) fit to `values`: one row [N], or
-    many rows [R, N] with the same weights [N]. The value at i is the maximum over starts s <= i of
-    the minimum over ends e >= i of the mean of s..e (the min-max formula; Robertson, Wright and
-    Dykstra, Order Restricted Statistical Inference, 1988)."""
-    rows = np.asarray(values, np.float64)
-    heavy = np.asarray(weights, np.float64)
-    zero = np.zeros((*rows.shape[:-1], 1))
-    sums = np.concatenate([zero, np.cumsum(rows * heavy, axis=-1)], axis=-1)
-    ends = np.concatenate([[0.0], np.cumsum(heavy)])
-    fitted = np.full(rows.shape, -np.inf)
-    for start in range(rows.shape[-1]):
-        means = sums[..., start + 1 :] - sums[..., start, None]
-        means /= ends[start + 1 :] - ends[start]
-        smallest = np.minimum.accumulate(means[..., ::-1], axis=-1)[..., ::-1]
-        np.maximum(fitted[..., start:], smallest, out=fitted[..., start:])
-    return fitted
-
-
 def monotone(flops: Floats, accuracy: Floats) -> list[Monotone]:
     """Fit a curve to each row [R, N] of accuracies at the same places [N], in any order. Points at
     the same compute are merged: their mean, weighted by their number."""
     order = np.argsort(flops, kind="stable")
     places, starts, counts = np.unique(flops[order], return_index=True, return_counts=True)
     means = np.add.reduceat(accuracy[:, order], starts, axis=1) / counts
-    return [Monotone(places, row) for row in isotonic(means, counts)]
+    fits = (optimize.isotonic_regression(row, weights=counts) for row in means)
+    return [Monotone(places, fit.x) for fit in fits]
 
 
 def comparable(curve: pl.DataFrame) -> pl.DataFrame:

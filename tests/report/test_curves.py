@@ -1,13 +1,11 @@
-"""Monotone curves: pooling by hand, properties, and the bias of first touch."""
+"""Monotone curves: weights by hand, and the bias of first touch."""
 
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tasks.common.artifacts import CURVE
-from tasks.report.curves import Monotone, comparable, fit_curve, isotonic, monotone
+from tasks.report.curves import Monotone, comparable, fit_curve, monotone
 from tasks.report.views.tables import times_words
 
 
@@ -29,40 +27,6 @@ def points(accuracy: np.ndarray, half: float = 0.05) -> pl.DataFrame:
         }
         for step, value in enumerate(accuracy.tolist())
     )
-
-
-@pytest.mark.parametrize(
-    ("values", "weights", "expected"),
-    [
-        ([1, 3, 2, 4], [1, 1, 3, 1], [1, 2.25, 2.25, 4]),  # (3 + 3 * 2) / 4
-        # 5 is pooled with 3 (mean 4), then both with 0: (5 + 3 + 2 * 0) / 4; 6 is pooled with 4
-        ([5, 3, 0, 6, 4], [1, 1, 2, 1, 1], [2, 2, 2, 5, 5]),
-        ([], [], []),
-    ],
-)
-def test_adjacent_violators_are_pooled(
-    values: list[float], weights: list[float], expected: list[float]
-) -> None:
-    assert isotonic(values, weights) == pytest.approx(expected)
-
-
-def test_rows_are_fitted_one_by_one() -> None:
-    rows = [[1, 3, 2, 4], [4, 3, 2, 1]]
-    assert isotonic(rows, [1, 1, 3, 1]) == pytest.approx(
-        np.array([isotonic(row, [1, 1, 3, 1]) for row in rows])
-    )
-
-
-@given(st.lists(st.tuples(st.floats(-1, 1), st.floats(0.1, 10)), min_size=1, max_size=30))
-def test_a_fit_is_monotone_and_keeps_the_weighted_mean(cases: list[tuple[float, float]]) -> None:
-    values, weights = np.array(cases).T
-    fitted = isotonic(values, weights)
-    assert (np.diff(fitted) >= 0).all()
-    assert weights @ fitted == pytest.approx(weights @ values)
-    assert isotonic(fitted, weights) == pytest.approx(fitted)
-    # two other monotone curves are no closer
-    for other in (np.sort(values), np.full(len(values), np.average(values, weights=weights))):
-        assert weights @ (fitted - values) ** 2 <= weights @ (other - values) ** 2 + 1e-9
 
 
 def test_points_at_the_same_compute_are_one_point_with_their_weight() -> None:
