@@ -11,6 +11,7 @@ import polars as pl
 from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
+from tasks.common.statistics import score_prompts
 
 RULE = "=" * 78  # before each prompt
 SIDES = ("before", "after")
@@ -50,8 +51,8 @@ def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str
 
 
 def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
-    """Return the ROLLOUTS tables of both sides. Raise ArtifactError if one is missing or damaged.
-    For a recipe that has not been evaluated, the message lists the evaluated ones."""
+    """Return the ROLLOUTS tables of both sides. Raise ArtifactError for a recipe that has not been
+    evaluated; the message lists the evaluated ones."""
     folders = layout.baseline, layout.evaluation(recipe, seed)
     files = {side: f / "rollouts.parquet" for side, f in zip(SIDES, folders, strict=True)}
     if not files["after"].is_file():
@@ -63,20 +64,17 @@ def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
             f"{files['after']} does not exist: {recipe} with seed {seed} has not been evaluated. "
             f"Evaluated: {', '.join(there) or 'nothing yet (winnow run)'}"
         )
-    for path in files.values():
-        ROLLOUTS.verify(path)
     return files
 
 
 def pass_rates(files: dict[str, Path]) -> pl.DataFrame:
-    """Return each prompt_id with the share of correct ones among its graded samples per side."""
-    graded = ~pl.col("greedy") & (pl.col("outcome") != "error")
+    """Return each prompt_id with the share of correct ones among its graded samples per side; null
+    if none is graded."""
+    share = (pl.col("correct") / pl.col("trials")).fill_nan(None)
     sides = [
-        pl.scan_parquet(files[side])
-        .filter(graded)
-        .group_by("prompt_id", maintain_order=True)
-        .agg((pl.col("outcome") == "correct").mean().alias(side))
-        .collect()
+        score_prompts(
+            ROLLOUTS.read_columns(files[side], ["prompt_id", "greedy", "outcome"])
+        ).select("prompt_id", share.alias(side))
         for side in SIDES
     ]
     return sides[0].join(sides[1], on="prompt_id", maintain_order="left")
@@ -99,11 +97,12 @@ def choose(rates: pl.DataFrame, after: Path, wanted: Wanted) -> pl.DataFrame:
     return rates
 
 
-def heading(prompt: dict[str, str], rates: dict[str, float]) -> str:
+def heading(prompt: dict[str, str], rates: dict[str, float | None]) -> str:
     """Return a prompt as text, with its gold answer and its pass rates."""
+    before, after = ("–" if rates[side] is None else f"{rates[side]:.0%}" for side in SIDES)
     return (
-        f"\n{RULE}\nprompt {prompt['prompt_id']}   solved {rates['before']:.0%} before, "
-        f"{rates['after']:.0%} after\n\n{escaped(prompt['prompt'])}\n\n"
+        f"\n{RULE}\nprompt {prompt['prompt_id']}   solved {before} before, "
+        f"{after} after\n\n{escaped(prompt['prompt'])}\n\n"
         f"gold: {escaped(prompt['answer'])}   ({escaped(prompt['verifier'])})"
     )
 

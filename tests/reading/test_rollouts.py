@@ -10,9 +10,9 @@ from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.reading.comparisons import CLASSES, Wanted, escaped, read
 
-BEFORE = {"p0": "cw", "p1": "cw", "p2": "cc", "p3": "ww"}
-AFTER = {"p0": "cc", "p1": "wt", "p2": "cc", "p3": "ww"}
-LETTERS = {"c": "correct", "w": "wrong", "t": "truncated"}
+BEFORE = {"p0": "cw", "p1": "cw", "p2": "cc", "p3": "ww", "p4": "ee", "p5": "cw"}
+AFTER = {"p0": "cc", "p1": "wt", "p2": "cc", "p3": "ww", "p4": "cw", "p5": "ee"}
+LETTERS = {"c": "correct", "w": "wrong", "t": "truncated", "e": "error"}
 
 
 def rollouts(outcomes: dict[str, str], text: str) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def shown(layout: Layout, prompt: str | None = None, kind: str | None = None, n:
 
 def test_both_sides_of_a_prompt_are_shown(layout: Layout) -> None:
     text = shown(layout, "p0")
-    assert "1 of 4 test prompts; sgpo, seed 0" in text
+    assert "1 of 6 test prompts; sgpo, seed 0" in text
     assert "solved 50% before, 100% after" in text
     assert text.index("asked p0") < text.index("old") < text.index("new")
     assert "before, sample 0: correct, reward 0.5, answer 7" in text
@@ -71,12 +71,19 @@ def test_both_sides_of_a_prompt_are_shown(layout: Layout) -> None:
         ("solved", ["p2"]),
         ("unsolved", ["p3"]),
         ("truncated", ["p1"]),
-        ("correct", ["p0", "p2"]),
+        ("correct", ["p0", "p2", "p4"]),
+        ("error", ["p5"]),
     ],
 )
 def test_a_class_chooses_prompts(layout: Layout, kind: str, prompts: list[str]) -> None:
     text = shown(layout, kind=kind)
     assert [name for name in BEFORE if f"prompt {name} " in text] == prompts
+
+
+def test_a_prompt_without_a_graded_sample_has_no_rate(layout: Layout) -> None:
+    text = shown(layout)
+    assert "solved – before, 50% after" in text
+    assert "solved 50% before, – after" in text
 
 
 def test_no_control_character_of_a_text_reaches_the_terminal(layout: Layout) -> None:
