@@ -181,9 +181,8 @@ def forecast_table(title: str, forecast: dict[str, Any]) -> None:
         for name in FORECAST
         if name in forecast["plan"]
     ]
-    artifacts.create_table_artifact(
-        rows, key=key(f"forecast {title}"), description=f"What {title} is expected to cost"
-    )
+    description = f"The whole plan of {title}, without a budget, which repeats it or cuts it short"
+    artifacts.create_table_artifact(rows, key=key(f"forecast {title}"), description=description)
 
 
 def leaderboard(text: str, root: Root) -> None:

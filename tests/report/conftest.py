@@ -158,12 +158,7 @@ def write_plans(layout: Layout, recipe: str, reads_profile: bool) -> None:
         for index in range(NUM_PROMPTS)
     ]
     rollouts = sum(size(index) for index in chosen)
-    expected = {
-        "rollouts": rollouts,
-        "mixed_groups": 20.0,
-        "tokens": rollouts * 30.0,
-        "flops_charged": 9e11,
-    }
+    expected = {"rollouts": rollouts, "mixed_rate": 0.5, "tokens": rollouts * 30.0}
     forecast = {"reads_profile": reads_profile, "strategy": recipe, "plan": expected}
     for seed in (0, 1):
         folder = layout.plan(recipe, seed)

@@ -22,7 +22,7 @@ from tasks.report.curves import flops_words, unit
 from tasks.report.results import Results, results_of
 from tasks.report.settings import ReportSettings
 from tasks.report.views.page import page
-from tasks.report.views.tables import leaderboard_table, text_table
+from tasks.report.views.tables import forecast_table, leaderboard_table, text_table
 from tests.report.conftest import results, write_params, write_plans, write_training
 from tests.stages import run_stage
 
@@ -77,6 +77,13 @@ def test_recipes_are_compared_in_every_account(found: Results) -> None:
     charts = data_of(html)["charts"]
     assert [one["name"] for one in charts["parts"]["variants"]] == [*ACCOUNTS]
     assert all(f"{account} compute, GFLOPs" in html for account in ACCOUNTS)
+
+
+def test_a_forecast_is_compared_as_rates(found: Results) -> None:
+    """grpo spends 9,000 tokens on 320 rollouts, sgpo about a third of both."""
+    table, run = forecast_table(found), found.evidence.trained[0]
+    assert [table.count(f"<td>30.0 → {length}</td>") for length in (28.1, 28.0)] == [2, 2]
+    assert f"<td>50.0% → {run.steps['num_mixed_groups'].sum() / (4 * 35):.1%}</td>" in table
 
 
 def test_dropping_dead_groups_does_not_make_a_champion(layout: Layout) -> None:

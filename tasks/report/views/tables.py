@@ -323,36 +323,20 @@ def plans_table(results: Results) -> str:
 
 
 def forecast_table(results: Results) -> str:
-    """Return the expected yield and cost of each plan, and the actual yield and cost of each
-    seed."""
+    """Return the expected rates of each plan, and the actual rates of each seed. Totals depend on
+    the budget, which repeats a plan or cuts it short."""
     rows = {name_of(row): row for row in results.rows}
     body = []
     for run in results.evidence.trained:
-        row = rows[run.name]
-        expected = run.forecast["plan"]
-        happened: dict[str, Any] = {
-            "rollouts": row["rollouts"],
-            "mixed_groups": float(run.steps["num_mixed_groups"].sum()),
-            "tokens": row["tokens"],
-        }
+        row, expected = rows[run.name], run.forecast["plan"]
+        groups, mixed = run.steps.select("num_prompts", "num_mixed_groups").sum().row(0)
+        length = expected["tokens"] / expected["rollouts"]
         cells = [
-            f"{expected[name]:,.0f} → {value:,.0f}{off(value, expected[name])}"
-            for name, value in happened.items()
+            f"{expected['mixed_rate']:.1%} → {mixed / max(groups, 1):.1%}",
+            f"{length:.1f} → {row['tokens'] / max(row['rollouts'], 1):.1f}",
         ]
-        charged = row["flops_charged"]["total"]
-        cells.append(
-            f"{flops_words(expected['flops_charged'])} → {flops_words(charged)}"
-            f"{off(charged, expected['flops_charged'])}"
-        )
         body.append([mark(results, run.name), *cells])
-    return html_table(
-        ["recipe/seed", "rollouts", "mixed groups", "tokens", "charged compute"], body, raw=1
-    )
-
-
-def off(value: float, expected: float) -> str:
-    """Return the relative error of a forecast as text."""
-    return f" ({value / expected - 1:+.0%})" if expected else ""
+    return html_table(["recipe/seed", "mixed groups", "tokens per rollout"], body, raw=1)
 
 
 def drift_table(results: Results) -> str:
