@@ -16,7 +16,7 @@ from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout, Table
 from tasks.common.files import ArtifactError
 from tasks.report.evidence import Evidence
 from tasks.report.paired import INITIAL
-from tasks.report.results import Results, Row, name_of
+from tasks.report.results import Results, Row, best_seed, name_of
 
 Json = dict[str, Any]
 NUM_PROMPTS = 200  # prompts on the page
@@ -53,12 +53,8 @@ def change_of(before: float | None, after: float | None) -> str | None:
 def shown_runs(rows: Sequence[Row], champion: Mapping[str, Any] | None) -> list[str]:
     """Return the runs on the page: for each recipe the seed with the best validation accuracy, in
     the order of the leaderboard, the champion first."""
-    best: dict[str, Row] = {}
-    for row in rows:
-        other = best.get(row["recipe"])
-        if other is None or row["validation"] > other["validation"]:
-            best[row["recipe"]] = row
-    names = [name_of(row) for row in best.values()]
+    recipes = dict.fromkeys(row["recipe"] for row in rows)
+    names = [name_of(best_seed(rows, recipe)) for recipe in recipes]
     first = name_of(champion) if champion else ""
     return sorted(names, key=lambda name: name != first)[:MAX_RUNS]
 

@@ -243,10 +243,14 @@ def choose_candidate(rows: Sequence[Row], recipes: Mapping[str, Row]) -> Row:
         recipes,
         key=lambda r: (-recipes[r]["validation"]["mean"], recipes[r][CHEAPER]["mean"]),
     )
-    return max(
-        (row for row in rows if row["recipe"] == recipe),
-        key=lambda r: (r["validation"], -r["seed"]),
-    )
+    return best_seed(rows, recipe)
+
+
+def best_seed(rows: Sequence[Row], recipe: str) -> Row:
+    """Return the run of a recipe with the best validation accuracy; of equal ones the lowest
+    seed."""
+    mine = (row for row in rows if row["recipe"] == recipe)
+    return max(mine, key=lambda row: (row["validation"], -row["seed"]))
 
 
 def judge(row: Row) -> tuple[dict[str, Any] | None, str]:

@@ -57,7 +57,7 @@ def test_prompts_are_chosen_across_the_classes() -> None:
 def test_one_run_per_recipe_is_shown_with_the_champion_first() -> None:
     rows: list[dict[str, Any]] = [
         {"recipe": "a", "seed": 0, "validation": 0.5},
-        {"recipe": "b", "seed": 0, "validation": 0.4},
+        *({"recipe": "b", "seed": seed, "validation": 0.4} for seed in (1, 0)),
         {"recipe": "a", "seed": 1, "validation": 0.6},
         *({"recipe": name, "seed": 0, "validation": 0.1} for name in "cdef"),
     ]
