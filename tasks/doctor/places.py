@@ -3,6 +3,7 @@
 A policy is not downloaded: for one on the Hugging Face hub, the cache of this machine is checked.
 Of a remote source only the first rows are read."""
 
+import itertools
 import os
 import shutil
 import urllib.error
@@ -268,10 +269,10 @@ def check_disk(values: Values, layout: Layout, model: Model | None) -> list[str]
         return []
     weights = FLOAT32 * model.num_parameters
     experiment = values["experiment"]
-    cells = len(experiment["recipes"]) * len(experiment["seeds"])
-    missing = cells - len(list(layout.root.glob("runs/*/*/train/policy")))
+    cells = itertools.product(experiment["recipes"], experiment["seeds"])
+    missing = sum(not (layout.train(*cell) / "policy").exists() for cell in cells)
     checkpoints = (values["checkpoint"]["keep"] + 1) * TRAINING_STATE * weights
-    needed = 2 * weights * max(missing, 0) + checkpoints
+    needed = 2 * weights * missing + checkpoints
     root = layout.root.absolute()
     place = next(path for path in (root, *root.parents) if path.exists())
     free = shutil.disk_usage(place).free

@@ -303,6 +303,7 @@ def test_a_full_disk_is_an_error_with_the_needed_space(tmp_path: Path, monkeypat
     usage = type("Usage", (), {"free": 109e9})
     monkeypatch.setattr(places.shutil, "disk_usage", lambda path: usage)
     values = changed(experiment__recipes=["sgpo"], checkpoint__keep=2)
+    (Layout(tmp_path).train("another", 0) / "policy").mkdir(parents=True)
     [line] = places.check_disk(values, Layout(tmp_path), model)
     assert f"needs about {110e9 / 2**30:.3g} GiB" in line
     usage.free = 111e9
