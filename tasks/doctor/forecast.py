@@ -16,7 +16,6 @@ import polars as pl
 
 from tasks.allocate import budget
 from tasks.allocate.budget import Planned
-from tasks.allocate.forecast import num_demonstrations
 from tasks.common import recipes
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.accounting.spending import generation_cost
@@ -172,27 +171,22 @@ def training(world: World, recipe: str) -> Cost:
     """Return the cost of one run: rollouts, updates and the validation curve."""
     train = recipes.recipe(world.values, recipe)["train"]
     runs = [trained(world, recipe, plan) for plan in plans_of(world, recipe)]
-    scores = budget.reference_forwards(world.architecture, train)
-    scores += budget.scoring_forwards(train, runs[1])
-    tokens = [run.rollouts * (run.prompt + run.completion) for run in runs]
-    saved = 0.0 if train["prompt_gradient"] else 2.0  # forwards over the prompts
-    updated = Range(
-        *(
-            run.rollouts * run.kept * (3.0 * (run.prompt + run.completion) - saved * run.prompt)
-            for run in runs
-        )
-    )
     points = 1.0 / train["validation"]["every_share"] + 1.0
     validated = world.prompts["validation"] * (train["validation"]["num_samples"] * points)
     validation = validated * (world.prompt + drifted(world))
-    forwards = Range(*tokens) * (1.0 + scores) + validation
-    warm_tokens = (world.prompt + world.completion) * float(num_demonstrations(train))
-    num_forwards = forwards + updated * float(train["updates"]["epochs"])
-    num_forwards += warm_tokens * 3.0
-    flops = spanning(num_forwards * (2.0 * world.architecture.num_matmul_parameters))
+    tokens = Range(*(run.rollouts * (run.prompt + run.completion) for run in runs))
+    charged = Range(*(run_flops(world, run, train) for run in runs))
+    flops = spanning(charged + validation * (2.0 * world.architecture.num_matmul_parameters))
     gpus = min(max(world.values["engine"]["num_processes"], 1), world.num_gpus)
     hours = flops.at(world.rates.training * max(gpus, 1))
-    return spent(spanning(Range(*tokens) + validation), flops, hours, gpus)
+    return spent(spanning(tokens + validation), flops, hours, gpus)
+
+
+def run_flops(world: World, run: Planned, train: Values) -> float:
+    """Return the charged FLOPs of a run: rollouts, updates and the warm start."""
+    policy, lengths = world.architecture, (run.prompt, run.completion)
+    warm = budget.warm_start_cost("charged", policy, *lengths, train)
+    return run.rollouts * budget.rollout_cost("charged", policy, run, train) + warm
 
 
 def plans_of(world: World, recipe: str) -> list[Planned]:

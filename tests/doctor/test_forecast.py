@@ -142,6 +142,17 @@ def test_a_reference_or_a_pass_before_the_update_reads_every_rollout(
     assert cost(values, layout, "train", "grpo", 0).tokens.middle == 1e6 / 10 + 1200
 
 
+def test_a_reference_reads_no_rollout_that_is_not_updated(values, layout) -> None:
+    """It adds 2 P per token to the 6 P of the update."""
+    write_profile(layout)
+    train = values["recipes"]["grpo"]["train"]
+    train["select"] = {"method": "mixed"}
+    plain = cost(values, layout, "train", "grpo", 0).flops.middle
+    train["kl_coefficient"] = 0.1
+    added = cost(values, layout, "train", "grpo", 0).flops.middle - plain
+    assert added == pytest.approx((plain - 2 * P * (1600 + 1200)) / 3)
+
+
 def test_stored_rollouts_that_can_join_are_read(values, layout) -> None:
     """For half of the groups of 8, 4 each: a quarter of a forward of every rollout."""
     write_profile(layout)
