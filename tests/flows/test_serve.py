@@ -66,19 +66,7 @@ def test_runs_do_not_overlap_and_a_terminated_schedule_cancels_its_run(
 
 
 @pytest.mark.slow
-def test_run_with_forbidden_overrides_is_refused(
-    project: Project, served: "subprocess.Popen[str]"
-) -> None:
-    overrides = ["allocate.passes=6", "policy.trust_remote_code=true", "policy.source=/tmp/policy"]
-    before = (project.root / "params.yaml").read_text()
-    run = run_now(project, served, overrides=overrides)
-    wait_for(lambda: state_of(project, run)[0] == "FAILED")
-    assert "policy.trust_remote_code cannot be set through Prefect" in state_of(project, run)[1]
-    assert (project.root / "params.yaml").read_text() == before
-
-
-@pytest.mark.slow
-def test_deployment_equals_prefect_yaml_and_watches_heartbeats(
+def test_deployment_equals_prefect_yaml_and_refuses_forbidden_overrides(
     project: Project, served: "subprocess.Popen[str]"
 ) -> None:
     registered = deployment(project, served)
@@ -99,3 +87,10 @@ def test_deployment_equals_prefect_yaml_and_watches_heartbeats(
     assert automation["enabled"]
     assert automation["trigger"]["posture"] == "Proactive"
     assert automation["actions"][0]["state"] == "CRASHED"
+
+    overrides = ["allocate.passes=6", "policy.trust_remote_code=true", "policy.source=/tmp/policy"]
+    before = (project.root / "params.yaml").read_text()
+    run = run_now(project, served, overrides=overrides)
+    wait_for(lambda: state_of(project, run)[0] == "FAILED")
+    assert "policy.trust_remote_code cannot be set through Prefect" in state_of(project, run)[1]
+    assert (project.root / "params.yaml").read_text() == before
