@@ -248,11 +248,9 @@ def test_rows_are_selected_by_a_column_and_others_rejected(tmp_path: Path) -> No
         found({**entry(path), "where": {"kind": "sums"}})
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_verifier_by_a_column(tmp_path: Path, inside: bool) -> None:
+def test_verifier_by_a_column(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", *MIXED)
-    source = entry(path, verifier=BY_COLUMN) if inside else {**entry(path), "verifier": BY_COLUMN}
-    kept, rejected = found(source)
+    kept, rejected = found({**entry(path), "verifier": BY_COLUMN})
     assert [(row.line, row.verifier) for row in kept] == [
         (1, "numeric"),
         (2, "numeric"),
@@ -314,7 +312,8 @@ def test_question_is_a_field_or_between_two_texts(tmp_path: Path) -> None:
         ({"settings": {"golds": "some"}}, "golds is 'some'; allowed: any, all"),
         ({"settings": {"options": "o", "golds": "any"}}, "has options and golds: .* one letter"),
         ({"settings": {"options": 3}}, "options is 3; give a field, or a list of fields"),
-        ({"settings": {"verifier": 3}}, "verifier must be a mapping with the keys column"),
+        ({"verifier": 3}, "verifier must be a mapping with the keys column"),
+        ({"settings": {"verifier": BY_COLUMN}}, r"settings.verifier is .* not str"),
     ],
 )
 def test_wrong_keys_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:

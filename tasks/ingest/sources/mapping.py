@@ -5,7 +5,7 @@ A prompt is a field (text or chat messages), or a text with fields in braces. It
 inserted where the text names them, else appended, and the gold becomes their letter."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tasks.common.params import ParamsError
@@ -15,7 +15,6 @@ from tasks.ingest.candidates import MISSING, Candidate, Unusable, as_text, field
 from tasks.ingest.fields import filled, paths
 from tasks.ingest.files.formats import Record
 from tasks.ingest.options import Options, letters_of, options_of, shuffled
-from tasks.ingest.selection import chosen_verifier, verifier_of
 
 # the name of an option in a gold, from its field's path: 2 for `option2`, B for `row.B`
 DIGITS_AT_END = re.compile(r".*?(\d+)$|.*[.\]]")
@@ -25,7 +24,7 @@ DIGITS_AT_END = re.compile(r".*?(\d+)$|.*[.\]]")
 class Settings:
     """`name` is the `source` of the rows. `prompt` is a field, or a text with several fields
     (`{Body} {Question}`, `{context?}` if it may be empty); `answer` and `level` (or null) are
-    fields. `verifier` is a name, or the choice by a column.
+    fields.
 
     Optional: `options` is a field of choices, or a list of fields with one choice each;
     `first_option` is the number of the first choice if golds are positions (default 0); `golds`
@@ -38,7 +37,7 @@ class Settings:
     prompt: str
     answer: str
     level: str | None
-    verifier: Any
+    verifier: str
     options: Any = None
     first_option: int | None = None
     golds: Golds | None = None
@@ -49,8 +48,7 @@ class Settings:
 
 
 def checked(settings: Settings, where: str) -> Settings:
-    """Return the settings with `verifier` and `options` parsed. Raise ParamsError if they are
-    invalid."""
+    """Return the settings. Raise ParamsError for invalid options."""
     options = settings.options
     names = options if isinstance(options, list) else [options or ""]
     if not all(isinstance(name, str) for name in names):
@@ -60,28 +58,27 @@ def checked(settings: Settings, where: str) -> Settings:
             f"{where} has options and {'golds' if settings.golds else 'tolerance'}: the gold of a "
             "question with options is one letter; remove one of the two"
         )
-    return replace(settings, verifier=verifier_of(settings.verifier, f"{where}.verifier"))
+    return settings
 
 
 def candidate(record: Record, settings: Settings) -> Candidate:
     """Return one row from its named fields."""
     row = record.fields
-    verifier = chosen_verifier(settings.verifier, row)
     level = field(row, settings.level) if settings.level else None
-    prompt, answer = asked_and_gold(row, settings, verifier)
+    prompt, answer = asked_and_gold(row, settings)
     worked = settings.solution or (settings.answer if settings.extract else None)
     solution = field(row, worked) if worked else None
-    return Candidate(prompt, answer, verifier, level, solution=solution)
+    return Candidate(prompt, answer, settings.verifier, level, solution=solution)
 
 
-def asked_and_gold(row: dict[str, Any], settings: Settings, verifier: str) -> tuple[Any, Any]:
+def asked_and_gold(row: dict[str, Any], settings: Settings) -> tuple[Any, Any]:
     """Return the prompt and the gold of a row. Raise Unusable if either is invalid."""
     answer = value_at(row, settings.answer, settings)
     answer = answers.extracted(answer, settings.extract)
     tolerance = field(row, settings.tolerance) if settings.tolerance else None
     if settings.options is None:
         letters = isinstance(answer, list) and all(str(one).isalpha() for one in answer)
-        if verifier == "choice" and letters:
+        if settings.verifier == "choice" and letters:
             answer = letters_of(answer, Options("", (), ()), 0) or answer
         return prompt_of(row, settings, {}), answers.gold(answer, settings.golds, tolerance)
     options = choices(row, settings, answer)
