@@ -12,6 +12,7 @@ from tasks.common.stage import Stage
 from tasks.grading.grader import Grader
 from tasks.grading.settings import Verify
 from tasks.ingest import golds, splits, writing
+from tasks.ingest.candidates import Row
 from tasks.ingest.questions import contamination, duplicates
 from tasks.ingest.questions.shared_text import SharedText, SharedTexts
 from tasks.ingest.reading import load, read, sources
@@ -36,30 +37,41 @@ def main(stage: Stage) -> None:
     chosen = sources(settings.sources)
     folder = None if stage.options.dry_run else stage.layout.root
     with temporary_folder(folder, "ingest") as temporary:
-        report = golds.Report()
-        spool, index, pairs = ingest(settings, chosen, sections.verify, temporary, report)
-        counts = "\n".join([table(index), *report.lines()])
+        spool, index, pairs = ingest(settings, chosen, sections.verify, temporary)
         if stage.options.dry_run:
-            print(counts)
+            print(table(index))
             return
-        logger.info("rows read, by source and outcome:\n%s", counts)
+        logger.info("rows read, by source and outcome:\n%s", table(index))
         write(stage, spool, index, pairs)
 
 
 def ingest(
-    settings: Ingest, chosen: list[Source], verify: Verify, folder: Path, report: golds.Report
+    settings: Ingest, chosen: list[Source], verify: Verify, folder: Path
 ) -> tuple[Spool, pl.DataFrame, pl.DataFrame]:
     """Return all rows read (with texts in `folder`), the index with the outcome of each row, and
-    the contaminated pairs. Add facts about the golds to `report`."""
+    the contaminated pairs."""
     # read every row, and check every gold with its verifier
     spool = Spool(folder, settings.seed)
     samples = SharedTexts(n for n, source in enumerate(chosen) if may_share_text(source))
+    # by source: the number of rows with special tokens of chats, and the first
+    marked: dict[str, tuple[int, str]] = {}
     with Grader(verify) as grader:
-        for entry, found in golds.check(
-            read(chosen, settings.max_prompt_characters, folder), grader, report
-        ):
+        rows = read(chosen, settings.max_prompt_characters, folder)
+        for entry, found in golds.check(rows, grader):
             spool.add(entry, found)
             samples.add(entry, found)
+            if isinstance(found, Row) and found.marker:
+                first = f"{found.marker!r} in {found.source}, line {found.line}"
+                number, first = marked.get(found.source, (0, first))
+                marked[found.source] = number + 1, first
+        for source, (number, first) in marked.items():
+            logger.info(
+                "%s: the text of %d prompts has what chats use as special tokens, such as %s; it "
+                "is sampled as text",
+                source,
+                number,
+                first,
+            )
         # compare questions without the text shared by all prompts of their source
         compare_without_shared_text(spool, samples.found())
         index = spool.close().index
