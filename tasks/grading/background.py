@@ -28,7 +28,7 @@ class BackgroundGrader:
     error, or call `close`.
 
     Too many failures among `total` answers raise FailureRateError, but only after `min_judged`
-    answers (see `Grader.grade`); after an error, every submission fails with it. `on_graded(n)` is
+    answers (see `Grader`); after an error, every submission fails with it. `on_graded(n)` is
     called in the thread whenever n more answers are graded."""
 
     def __init__(
@@ -40,8 +40,7 @@ class BackgroundGrader:
         *,
         min_judged: int = 0,
     ) -> None:
-        self.grader = Grader(settings, judged)
-        self.total, self.min_judged = total, min_judged
+        self.grader = Grader(settings, judged, total, min_judged)
         self.on_graded = on_graded
         self.is_cancelled = False
         self.failure: BaseException | None = None
@@ -80,11 +79,7 @@ class BackgroundGrader:
         try:
             if self.failure is not None:
                 raise self.failure
-            verdicts = iter(
-                self.grader.grade(
-                    answers, self.report, min_judged=self.min_judged, total=self.total
-                )
-            )
+            verdicts = iter(self.grader.grade(answers, self.report))
             for each, future in requests:
                 future.set_result(list(itertools.islice(verdicts, len(each))))
         except BaseException as error:  # of any kind: it is passed to the caller

@@ -44,11 +44,18 @@ class Grader:
     `close`.
 
     `judged` is the file that stores the verdicts of language models. Without it, the verifier
-    `judge` returns errors."""
+    `judge` returns errors.
 
-    def __init__(self, settings: Verify, judged: Path | None = None) -> None:
+    Too many failures raise FailureRateError, but only after `min_judged` answers: a training step
+    is a small sample, and one prompt that cannot be graded must not end a run. If `total` answers
+    are expected, the limit is a share of `total`."""
+
+    def __init__(
+        self, settings: Verify, judged: Path | None = None, total: int = 0, min_judged: int = 0
+    ) -> None:
         self.settings = settings
         self.judged = judged
+        self.total, self.min_judged = total, min_judged
         self.judges: dict[str, Judge] = {}
         self.pool: Pool | None = None
         self.names: set[str] = set()
@@ -62,17 +69,10 @@ class Grader:
         self.close()
 
     def grade(
-        self,
-        answers: Sequence[Answer],
-        on_graded: Callable[[int], object] | None = None,
-        *,
-        min_judged: int = 0,
-        total: int = 0,
+        self, answers: Sequence[Answer], on_graded: Callable[[int], object] | None = None
     ) -> list[Verdict]:
         """Return a verdict for each answer, in order. Raise FailureRateError, with examples, when
-        too many of the answers seen by this grader could not be graded, but only after `min_judged`
-        answers: a training step is a small sample, and one prompt that cannot be graded must not
-        end a run. If `total` answers are expected, the limit is a share of `total`."""
+        too many of the answers seen by this grader could not be graded."""
         # truncated completions are not judged
         waiting = [i for i, answer in enumerate(answers) if not answer.truncated]
         requests = [
@@ -82,7 +82,7 @@ class Grader:
         verdicts = [Verdict("truncated", "")] * len(answers)
         for i, verdict in zip(waiting, self.judge(requests, on_graded), strict=True):
             verdicts[i] = verdict
-        self.check_failures(answers, verdicts, min_judged, total)
+        self.check_failures(answers, verdicts)
         return verdicts
 
     def check_golds(self, golds: Sequence[tuple[str, str]]) -> list[Verdict]:
@@ -169,9 +169,7 @@ class Grader:
             self.pool.close()
             self.pool = None
 
-    def check_failures(
-        self, answers: Sequence[Answer], verdicts: Sequence[Verdict], min_judged: int, total: int
-    ) -> None:
+    def check_failures(self, answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> None:
         """Raise FailureRateError when the share of `timeout` and `error` is above the limit. Log a
         warning for failures below it."""
         failed = [
@@ -188,9 +186,9 @@ class Grader:
             for i in failed[:3]
         )
         message = f"{dict(counts)} of {len(answers)} answers could not be graded: {examples}"
-        num_answers = max(self.num_graded, total)
+        num_answers = max(self.num_graded, self.total)
         too_many = self.num_failed > max(self.settings.max_failure_rate * num_answers, 1)
-        if too_many and self.num_graded >= min_judged:
+        if too_many and self.num_graded >= self.min_judged:
             raise FailureRateError(
                 f"{message}. That makes {self.num_failed} of {self.num_graded} in all, over "
                 f"verify.max_failure_rate {self.settings.max_failure_rate}: fix the verifier or "
