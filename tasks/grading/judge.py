@@ -104,7 +104,7 @@ class Judge:
         values = {key: value for key, value in configured.items() if key != "method"}
         self.settings = parse(values, Settings, where)
         self.store = store
-        self.flops = 0.0  # of new and of reused verdicts
+        self.flops = 0.0  # of new and of reused verdicts, once per answer
         check(self.settings, where)
         variable = self.settings.key_variable
         self.key = os.environ.get(variable) if variable else None
@@ -129,7 +129,6 @@ class Judge:
         a request or is unreachable."""
         keys = [digest([*self.identity(), *answer]) for answer in answers]
         known = self.store.get(list(dict.fromkeys(keys)))
-        self.count(sum(tokens for _, tokens in known.values()))
         on_done(sum(key in known for key in keys))
         missing = {
             key: answer for key, answer in zip(keys, answers, strict=True) if key not in known
@@ -137,12 +136,14 @@ class Judge:
 
         def add(key: str, verdict: Verdict, tokens: int) -> None:
             known[key] = verdict, tokens
-            self.count(tokens)
             if verdict.outcome != "error":
                 self.store.put(key, verdict, tokens)
             on_done(keys.count(key))
 
         asyncio.run(self.judge_all(missing, add, lambda: on_done(0)))
+        # every answer counts, so that the cost depends neither on calls nor on stored verdicts
+        tokens = sum(known[key][1] for key in keys)
+        self.flops += 2.0 * self.settings.parameters * 1e9 * tokens
         return [known[key][0] for key in keys]
 
     async def judge_all(
@@ -182,10 +183,6 @@ class Judge:
                 for worker in workers:
                     worker.cancel()
                 await asyncio.gather(*workers, return_exceptions=True)
-
-    def count(self, tokens: int) -> None:
-        """Add the cost of tokens to `flops`."""
-        self.flops += 2.0 * self.settings.parameters * 1e9 * tokens
 
     async def judge(self, client: openai.AsyncOpenAI, completion: str, gold: str) -> Judged:
         """Return the majority of the votes on one answer, and the number of tokens."""

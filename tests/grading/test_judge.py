@@ -39,14 +39,14 @@ def test_majority_decides_and_every_verdict_is_stored(server: Server, tmp_path: 
     votes = answers("yes", "two", "one", "no", "yes")
     with Grader(verify(server), tmp_path / "judged.sqlite") as grader:
         first = grader.grade(votes)
-        assert grader.judge_flops() == 2 * 7e9 * 400
+        assert grader.judge_flops() == 2 * 7e9 * 500
         assert grader.judge_flops() == 0
     assert [v.outcome for v in first] == ["correct", "correct", "wrong", "wrong", "correct"]
     assert [v.score for v in first] == [1.0, 2 / 3, 1 / 3, 0.0, 1.0]
     assert len(server.requests) == 4  # one request for equal answers
     with Grader(verify(server, seconds=5.0), tmp_path / "judged.sqlite") as grader:
-        assert grader.grade(votes) == first
-        assert grader.judge_flops() == 2 * 7e9 * 400  # reused verdicts are not free
+        assert [grader.grade([vote])[0] for vote in votes] == first
+        assert grader.judge_flops() == 2 * 7e9 * 500  # in several calls, with reused verdicts
     assert len(server.requests) == 4
     with Grader(verify(server, model="other"), tmp_path / "judged.sqlite") as grader:
         grader.grade(votes[:1])
