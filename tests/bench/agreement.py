@@ -5,9 +5,9 @@ and every disagreement.
 
 Cases are the tests of sixteen projects' graders (verifier_cases.jsonl), each under the policy that
 its project names. A policy is compared if one of our verifiers implements it. Not compared:
-tolerances and partial marks (torchforge, reasoning-gym's cascade), DAPO's string equality after
-`Answer:`, rewards for length and repetition. If we refuse a gold as unreadable, we agree with a
-grader that gives no marks for it."""
+settings of math-verify that are not its defaults, tolerances and partial marks (torchforge,
+reasoning-gym's cascade), DAPO's string equality after `Answer:`, rewards for length and repetition.
+If we refuse a gold as unreadable, we agree with a grader that gives no marks for it."""
 
 import json
 import os
@@ -81,6 +81,7 @@ BOXED = {
     "grade_answer_mathd",
     "grade_answer_sympy",
 }  # take answers, not completions
+DEFAULTS = {"match_types": ["latex", "expr"], "precision": 6}  # of math-verify
 F1_TESTS = ("test_single_label", "test_list_labels")
 NORMALIZERS = {"strip_string", "_strip_string", "mathd_normalize_answer", "normalize_answer"}
 BOXES = {"last_boxed_only_string", "remove_boxed", "extract_answer", "extract_boxed"}
@@ -113,17 +114,8 @@ def read_directly(case: dict[str, Any]) -> tuple[Any, Any] | None:
         return found and numbers.plain(found), None if expected is None else str(expected).split()[
             0
         ]
-    if name == "compare_strings":
-        settings = case["params"]
-        targets, decimals = (
-            tuple(settings["match_types"]),
-            settings.get("precision", math_verify.DECIMALS),
-        )
-        relations = settings.get("allow_set_relation_comp", False)
-        verdict = math_verify.grade(
-            case["pred"], case["gold"], targets, decimals, sets_as_relations=relations
-        )
-        return verdict.outcome == "correct", expected
+    if name == "compare_strings" and {**DEFAULTS, **case["params"]} == DEFAULTS:
+        return math_verify.verify(case["pred"], case["gold"]).outcome == "correct", expected
     return None
 
 

@@ -23,9 +23,7 @@ LIBRARIES = ("math-verify", "latex2sympy2-extended", "sympy")
 ANSWERS = True
 REFUSES_COPIES = True
 
-TARGETS = ("latex", "expr")
-DECIMALS = 6
-CONFIGURED = {"latex": LatexExtractionConfig(), "expr": ExprExtractionConfig()}
+TARGETS = (LatexExtractionConfig(), ExprExtractionConfig())
 
 DELIMITED = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
 NAMED = r"\\(?:begin|end|text|mathrm|mbox|operatorname)\{[^{}\n]*\}"
@@ -41,39 +39,24 @@ WORDS = re.compile(r"[^\W\d_]+(?:\s+[^\W\d_]+)*[.!]?")
 def verify(completion: str, answer: str) -> Verdict:
     """Return `correct`, `wrong`, or `unparsed` if no mathematics is found. An unreadable gold is an
     `error`."""
-    return grade(completion, answer, TARGETS, DECIMALS, sets_as_relations=False)
-
-
-def canonical_completion(answer: str) -> str:
-    """Return a completion with exactly this gold as its answer."""
-    return delimited(answer)
-
-
-def grade(
-    completion: str,
-    answer: str,
-    targets: tuple[str, ...],
-    decimals: int,
-    *,
-    sets_as_relations: bool,
-) -> Verdict:
-    """Verify with the library's settings: the kinds of expression to find, the decimals to which
-    floats are compared, and whether 1 < x < 2 equals the set (1, 2) even if the gold is the set."""
-    gold = read_gold(answer, targets)
+    gold = read_gold(answer)
     if all(isinstance(found, str) for found in gold):
         return Verdict("error", f"math-verify cannot read the gold answer {answer[:80]!r}")
     if TEXT.sub(r"\1", answer).strip() == completion.strip():
         return Verdict("correct", completion.strip())  # words, not mathematics
     verdict = Verdict("unparsed", "")
     for text in readings(completion):
-        given = read(text, targets)
-        if given and equal(
-            gold, given, decimals, allow_set_relation_comp=sets_as_relations, timeout_seconds=None
-        ):
+        given = read(text)
+        if given and equal(gold, given, timeout_seconds=None):
             return Verdict("correct", str(given[-1]))
         if not all(isinstance(found, str) for found in given):
             verdict = Verdict("wrong", str(given[-1]))
     return verdict
+
+
+def canonical_completion(answer: str) -> str:
+    """Return a completion with exactly this gold as its answer."""
+    return delimited(answer)
 
 
 def readings(completion: str) -> list[str]:
@@ -92,24 +75,20 @@ def readings(completion: str) -> list[str]:
     return [delimited(formula), text]
 
 
-def read(text: str, targets: tuple[str, ...]) -> list[Any]:
+def read(text: str) -> list[Any]:
     """Return the library's parse of a text: the expression and, last, the text from which it was
     parsed."""
-    found: list[Any] = parse(text, [CONFIGURED[target] for target in targets], parsing_timeout=None)
+    found: list[Any] = parse(text, TARGETS, parsing_timeout=None)
     return found
 
 
 @lru_cache(maxsize=64)
-def read_gold(answer: str, targets: tuple[str, ...]) -> list[Any]:
+def read_gold(answer: str) -> list[Any]:
     """Return the gold as parsed by the library. A gold without delimiters is parsed as LaTeX,
     because in plain text `2x + 3` is read as 2."""
     if WORDS.fullmatch(answer.strip()) and " " in answer.strip():
         return []  # a sentence: as LaTeX it would be a product of letters
-    return (
-        read(answer, targets)
-        if DELIMITED.search(answer)
-        else read(delimited(answer), targets) or read(answer, targets)
-    )
+    return read(delimited(answer)) or read(answer)
 
 
 def delimited(answer: str) -> str:
