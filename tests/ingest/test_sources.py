@@ -13,6 +13,7 @@ from tasks.grading.answers.marked import gold_boxed
 from tasks.grading.loading import load as verifier
 from tasks.grading.verifiers.reasoning_gym import verify
 from tasks.ingest import sources as presets
+from tasks.ingest.questions.identity import prompt_id
 from tasks.ingest.reading import load
 from tests.ingest.helpers import CHAIN_SUM, entry, found, lines, preset, sources
 
@@ -182,16 +183,17 @@ def test_reasoning_gym_mixes_tasks_by_weight() -> None:
     assert all(len(row.answer) == int(row.level) for row in spelling)
 
 
-def test_scorer_of_reasoning_gym_gets_the_whole_problem() -> None:
-    task = {**CHAIN_SUM, "verifier": "reasoning_gym"}
+def test_gold_of_reasoning_gym_is_the_problem_without_its_place() -> None:
+    one_digit = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    task = {**CHAIN_SUM, "config": one_digit, "verifier": "reasoning_gym"}
     kept, _ = found(
-        {"preset": "reasoning_gym", "settings": {"seed": 5, "num_prompts": 3, "tasks": [task]}}
+        {"preset": "reasoning_gym", "settings": {"seed": 5, "num_prompts": 99, "tasks": [task]}}
     )
-    problems = [json.loads(row.answer) for row in kept]
-    assert [
-        verify(problem["entry"]["answer"], row.answer).outcome
-        for problem, row in zip(problems, kept, strict=True)
-    ] == ["correct"] * 3
+    answers = [json.loads(row.answer)["entry"]["answer"] for row in kept]
+    verdicts = [verify(own, row.answer) for own, row in zip(answers, kept, strict=True)]
+    assert {verdict.outcome for verdict in verdicts} == {"correct"}
+    # equal problems have equal golds
+    assert len({row.prompt for row in kept}) == len({prompt_id(row) for row in kept}) < 99
 
 
 def test_every_preset_declares_settings_and_one_reader() -> None:

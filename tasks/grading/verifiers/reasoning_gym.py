@@ -54,11 +54,12 @@ HARMFUL = re.compile(
 
 
 def gold(task: str, entry: Mapping[str, Any]) -> str:
-    """Return the gold of one of the library's problems: the fields that the scorer requires."""
-    kept = {"answer": entry["answer"], "metadata": entry["metadata"]}
-    return json.dumps(
-        {"task": task, "entry": kept}, ensure_ascii=False, sort_keys=True, default=str
-    )
+    """Return the gold of one of the library's problems: the fields that a scorer may require. Equal
+    problems have equal golds, so their place in the library's data set is left out."""
+    place = ("source_dataset", "source_index")
+    metadata = {name: value for name, value in entry["metadata"].items() if name not in place}
+    found = {"task": task, "entry": {"answer": entry["answer"], "metadata": metadata}}
+    return json.dumps(found, ensure_ascii=False, sort_keys=True, default=str)
 
 
 def verify(completion: str, answer: str) -> Verdict:
