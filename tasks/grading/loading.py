@@ -10,6 +10,7 @@ define:
   check golds before sampling; None if no single completion can contain the gold (the gold must then
   not be an `error`). Without the function, the gold itself is the completion. Set
   `canonical_completion = None` if no completion can contain a gold.
+- `texts(answer)`: returns the answers of a gold that lists several in a form of its own.
 - `uses(settings)`: returns the names of verifiers that this verifier calls; `verify` then receives
   them as `verifiers`, by name.
 - `ALONE = True`: no other verifier may call it.
@@ -25,7 +26,7 @@ define:
 A verifier that calls others passes the prompt on: `verify(completion, answer, prompt)`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from textwrap import indent
 from types import ModuleType
@@ -75,17 +76,27 @@ class Verifier:
         """Return the verdict on a completion, or on the text after its reasoning."""
         return self.function(after_think(completion) if self.after_think else completion, answer)
 
-    def check(self, answer: str) -> Verdict:
+    def check(self, answer: str, given: str = "") -> Verdict:
         """Return the verdict on a gold: the first fault found by a called verifier, the verdict on
-        the gold's canonical completion, or `correct`."""
+        the gold's canonical completion, or `correct`. With another gold `given`: the verdict on the
+        canonical completion of that one, by the first of several verifiers."""
         usable = Verdict("correct", "")
         if self.others:
-            verdicts = (other.check(answer) for other in self.others)
+            verdicts = (other.check(answer, given) for other in self.others[: 1 if given else None])
             return next((verdict for verdict in verdicts if verdict.outcome != "correct"), usable)
         give = getattr(self.module, "canonical_completion", lambda gold: gold)
-        completion = give and give(answer)
+        completion = give and give(given or answer)
         verdict = self.function(completion or "", answer)
-        return usable if completion is None and verdict.outcome != "error" else verdict
+        is_usable = completion is None and not given and verdict.outcome != "error"
+        return usable if is_usable else verdict
+
+    def same(self, gold: str, other: str) -> bool:
+        """Return whether two golds are the same: their forms and tolerances are equal, and each
+        answer of one is correct for an answer of the other."""
+        texts = getattr(self.module, "texts", lambda answer: read_gold(answer).answers)
+        forms = [replace(read_gold(answer), answers=()) for answer in (gold, other)]
+        same = [[self.check(b, a).outcome == "correct" for b in texts(other)] for a in texts(gold)]
+        return forms[0] == forms[1] and all(map(any, [*same, *zip(*same, strict=True)]))
 
 
 def load(name: str, configured: Configured, users: tuple[str, ...] = ()) -> Verifier:

@@ -22,9 +22,12 @@ MAX_ANSWER = 1000  # characters kept of an extracted answer
 def judge(
     verifiers: Mapping[str, Verifier], name: str, completion: str | None, answer: str, prompt: str
 ) -> Verdict:
-    """Return the verdict of the verifier `name`; without a completion its verdict on the gold."""
+    """Return the verdict of the verifier `name`; without a completion its verdict on the gold, or
+    whether the gold in place of a prompt is the same."""
     try:
         verifier = verifiers[name]
+        if completion is None and prompt:
+            return Verdict("correct" if verifier.same(prompt, answer) else "wrong", "")
         if completion is None:
             return verifier.check(answer)
         return verifier.verify(completion, answer, prompt)

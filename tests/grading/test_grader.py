@@ -17,12 +17,14 @@ from tasks.common.params import ParamsError
 from tasks.grading.grader import Answer, FailureRateError, Grader
 from tasks.grading.loading import load
 from tasks.grading.settings import Verify
+from tasks.ingest import golds
 from tests.patience import PATIENCE
 
 COMPOSITE = {"method": "composite", "weights": {"numeric": 0.75, "tags": 0.25}}
 CONFIGURED = {
     "tags": {"method": "format", "tags": ["think", "answer"], "text_after": False},
     "both": COMPOSITE,
+    "qa": {"method": "qa", "threshold": None},
 }
 
 
@@ -137,6 +139,27 @@ def test_golds_are_checked_by_their_verifiers() -> None:
         verdicts = grader.check_golds(list(outcomes))
     assert [verdict.outcome for verdict in verdicts] == list(outcomes.values())
     assert "'none' is not one number" in verdicts[1].answer
+
+
+def test_golds_are_compared_answer_by_answer() -> None:
+    same = [
+        ("both", "1,200", "1200"),
+        ("hendrycks", "1,200", "1200"),
+        ("math", '{"any": ["1/2", "0.5"]}', "0.5"),
+        ("numeric", '{"all": ["1", "2"]}', '{"all": ["2", "1.0"]}'),
+        ("qa", '["Paris", "Lutetia"]', '["lutetia", "paris"]'),
+    ]
+    different = [
+        ("both", "1", "2"),
+        ("numeric", '{"any": ["1", "2"]}', '{"any": ["3", "2"]}'),
+        ("numeric", '{"any": ["1", "2"]}', '{"all": ["1", "2"]}'),
+        ("numeric", '{"answer": "1", "tolerance": 1}', "1"),
+        ("qa", '["Paris", "Lutetia"]', '["Paris", "Rome"]'),
+        ("tags", "a", "b"),
+    ]
+    with Grader(verify()) as grader:
+        found = golds.equal(same + different, grader)
+    assert found == [True] * len(same) + [False] * len(different)
 
 
 @pytest.mark.slow
