@@ -78,6 +78,9 @@ def take(
         size = max(
             int(min(available[entry] * total / weight for entry, weight in weights.items())), 1
         )
+        # rounding can give an entry a row more than its share
+        while size > 1 and any(n > available[e] for e, n in parts(size, weights).items()):
+            size -= 1
     taken = []
     for entry, number in parts(size, weights).items():
         if available[entry] < number:

@@ -77,6 +77,10 @@ def test_every_split_follows_the_weights(tmp_path: Path) -> None:
     }
     rest = parts(tmp_path / "b", rows, Sizes(None, 8, 12), *weights)["train"]
     assert Counter(question[0] for question in rest) == {"a": 75, "b": 25}
+    few = [(n, one) for n, size in enumerate((1, 1, 10)) for one in problems(size, "abc"[n])]
+    uneven = [share(None, weight, None) for weight in (1.0, 2.0, 3.0)]
+    rest = parts(tmp_path / "c", few, Sizes(None, 0, 0), *uneven)["train"]
+    assert Counter(question[0] for question in rest) == {"b": 1, "c": 1}
 
 
 def test_cap_selects_the_same_rows_in_any_order(tmp_path: Path) -> None:
