@@ -130,7 +130,13 @@ def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
     for number, source in enumerate(sources(settings.sources)):
         location = str(source.settings.get("path", ""))
         try:
-            found += rows(number, source, settings.max_prompt_characters, None, NUM_ROWS)
+            first = list(rows(number, source, settings.max_prompt_characters, None, NUM_ROWS))
+            found += first
+            if isinstance(first[0], Rejection) and first[0].reason == "too_large":
+                remarks.append(
+                    f"ingest.sources[{number}] was not examined: {first[0].detail}; to examine it, "
+                    "run `python -m tasks.ingest --dry-run`"
+                )
         except (ParamsError, ArtifactError) as error:
             is_remote = "://" in location
             is_here = is_remote and layout.prompts("train").is_file()

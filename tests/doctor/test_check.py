@@ -195,6 +195,7 @@ def test_only_the_beginning_of_a_remote_file_is_read(tmp_path: Path, monkeypatch
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
+            self.wfile.write(b"PAR1" * (self.path == "/table"))
             with contextlib.suppress(OSError):  # the reader closes the connection
                 while len(sent) < 1000:
                     row = {"question": "1 + 1?", "answer": f"{' ' * 100_000}#### 2"}
@@ -205,8 +206,13 @@ def test_only_the_beginning_of_a_remote_file_is_read(tmp_path: Path, monkeypatch
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    entry = {"preset": "gsm8k", "settings": {"path": f"http://127.0.0.1:{server.server_port}/a"}}
+    address = f"http://127.0.0.1:{server.server_port}"
+    table, entry = (
+        {"preset": "gsm8k", "settings": {"path": f"{address}/{name}"}} for name in ("table", "a")
+    )
     layout = Layout(tmp_path / "data")
+    [remark] = places.check_data(changed(ingest__sources=[table]), layout)[1]
+    assert remark.startswith("ingest.sources[0] was not examined: only the beginning of the file")
     values = changed(ingest__sources=[entry])
     assert places.check_data(values, layout) == ([], [])
     assert len(sent) < 1000
