@@ -30,7 +30,7 @@ SAMPLED = (ROW, *(name for name in ROLLOUTS.columns if name not in (*JUDGED, "gr
 
 
 class Source(Protocol):
-    """A source of rollouts, such as `store.rollouts.StoredRollouts`.
+    """A source of rollouts, such as `store.fixed_policy.StoredRollouts`.
 
     Its parts contain a number `row` from 0 to `num_rows`, the columns SAMPLED, and three columns of
     the prompt: `verifier`, `answer` (the gold) and `prompt` (the text). All rollouts of a prompt
