@@ -76,11 +76,8 @@ BY_GRADER = {
     "format_reward": "think_answer",
     "CountdownDataset.score_answer": "countdown",
 }
-BOXED = {
-    "grade_answer",
-    "grade_answer_mathd",
-    "grade_answer_sympy",
-}  # take answers, not completions
+# take answers, not completions
+BOXED = {"grade_answer", "grade_answer_mathd", "grade_answer_sympy"}
 DEFAULTS = {"match_types": ["latex", "expr"], "precision": 6}  # of math-verify
 F1_TESTS = ("test_single_label", "test_list_labels")
 NORMALIZERS = {"strip_string", "_strip_string", "mathd_normalize_answer", "normalize_answer"}
@@ -111,9 +108,8 @@ def read_directly(case: dict[str, Any]) -> tuple[Any, Any] | None:
         return choice.find_letter(text), expected[-1] if expected else None
     if name in ("_extract_final_int", "extract_gsm8k_final_answer"):
         found = numeric.find_number(text)
-        return found and numbers.plain(found), None if expected is None else str(expected).split()[
-            0
-        ]
+        wanted = None if expected is None else str(expected).split()[0]
+        return found and numbers.plain(found), wanted
     if name == "compare_strings" and {**DEFAULTS, **case["params"]} == DEFAULTS:
         return math_verify.verify(case["pred"], case["gold"]).outcome == "correct", expected
     return None
@@ -126,12 +122,8 @@ def compare(cases: list[dict[str, Any]]) -> Iterator[tuple[str, str, bool | None
     for case in cases:
         verifier, direct = graders_verifier(case), read_directly(case)
         if direct is not None:
-            yield (
-                case["policy"],
-                case["id"],
-                direct[0] == direct[1],
-                f"ours {direct[0]!r}, theirs {direct[1]!r}",
-            )
+            ours, theirs = direct
+            yield case["policy"], case["id"], ours == theirs, f"ours {ours!r}, theirs {theirs!r}"
         elif verifier is None or isinstance(case.get("pred", case.get("input")), dict | list):
             yield case["policy"], case["id"], None, case["grader"]
         else:
@@ -152,12 +144,8 @@ def answer_of(case: dict[str, Any], verifier: str) -> Answer:
     """Return the case as a completion with its gold."""
     given, gold = str(case.get("pred", case.get("input"))), case.get("gold")
     completion = rf"\boxed{{{given}}}" if case["grader"] in BOXED else given
-    return Answer(
-        verifier,
-        completion,
-        json.dumps(gold) if isinstance(gold, dict | list) else str(gold),
-        False,
-    )
+    text = json.dumps(gold) if isinstance(gold, dict | list) else str(gold)
+    return Answer(verifier, completion, text, False)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -142,24 +142,21 @@ def test_golds_are_checked_by_their_verifiers() -> None:
 
 
 def test_golds_are_compared_answer_by_answer() -> None:
-    same = [
-        ("both", "1,200", "1200"),
-        ("hendrycks", "1,200", "1200"),
-        ("math", '{"any": ["1/2", "0.5"]}', "0.5"),
-        ("numeric", '{"all": ["1", "2"]}', '{"all": ["2", "1.0"]}'),
-        ("qa", '["Paris", "Lutetia"]', '["lutetia", "paris"]'),
-    ]
-    different = [
-        ("both", "1", "2"),
-        ("numeric", '{"any": ["1", "2"]}', '{"any": ["3", "2"]}'),
-        ("numeric", '{"any": ["1", "2"]}', '{"all": ["1", "2"]}'),
-        ("numeric", '{"answer": "1", "tolerance": 1}', "1"),
-        ("qa", '["Paris", "Lutetia"]', '["Paris", "Rome"]'),
-        ("tags", "a", "b"),
-    ]
+    same = {
+        ("both", "1,200", "1200"): True,
+        ("both", "1", "2"): False,
+        ("hendrycks", "1,200", "1200"): True,
+        ("math", '{"any": ["1/2", "0.5"]}', "0.5"): True,
+        ("numeric", '{"all": ["1", "2"]}', '{"all": ["2", "1.0"]}'): True,
+        ("numeric", '{"any": ["1", "2"]}', '{"any": ["3", "2"]}'): False,
+        ("numeric", '{"any": ["1", "2"]}', '{"all": ["1", "2"]}'): False,
+        ("numeric", '{"answer": "1", "tolerance": 1}', "1"): False,
+        ("qa", '["Paris", "Lutetia"]', '["lutetia", "paris"]'): True,
+        ("qa", '["Paris", "Lutetia"]', '["Paris", "Rome"]'): False,
+        ("tags", "a", "b"): False,
+    }
     with Grader(verify()) as grader:
-        found = golds.equal(same + different, grader)
-    assert found == [True] * len(same) + [False] * len(different)
+        assert golds.equal(list(same), grader) == list(same.values())
 
 
 @pytest.mark.slow

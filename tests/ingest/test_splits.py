@@ -161,8 +161,3 @@ def test_impossible_sizes_are_rejected_before_any_row_is_read(
 ) -> None:
     with pytest.raises(ParamsError, match=message):
         Ingest(list(shares), splits=sizes)
-
-
-def test_possible_sizes_are_accepted() -> None:
-    Ingest([share(None, None, 1), ANY], splits=Sizes(100, 20, 30))
-    Ingest([share(None, None, 1), TEST], splits=Sizes(None, 0, None))

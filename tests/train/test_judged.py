@@ -28,7 +28,7 @@ def judged_world(root: Path, policy: Path, group_sizes: list[int]) -> Layout:
 
 def judged_run(layout: Layout, **changes: Any) -> tuple[Ledger, float]:
     """Return the ledger of a run, and the reported FLOPs of its judge."""
-    paid = 0.0
+    paid: list[float] = []
     with judge_server() as server:
         trainer = make_trainer(layout, **changes)
         settings = replace(trainer.collector.grader.grader.settings, verifiers=configured(server))
@@ -37,14 +37,12 @@ def judged_run(layout: Layout, **changes: Any) -> tuple[Ledger, float]:
             judge_flops = grader.grader.judge_flops
 
             def counted() -> float:
-                nonlocal paid
-                flops = judge_flops()
-                paid += flops
-                return flops
+                paid.append(judge_flops())
+                return paid[-1]
 
             grader.grader.judge_flops = counted  # type: ignore[method-assign]
             train_to_end(trainer, layout)
-    return trainer.state.ledger, paid
+    return trainer.state.ledger, sum(paid)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
