@@ -56,7 +56,9 @@ def test_runs_do_not_overlap_and_a_terminated_schedule_cancels_its_run(
     project.behave(allocate__grpo_0="hang")
     run = run_now(project, served)
     stage = project.hanging()
-    assert request_start(project, run_now(project, served)) == "AwaitingConcurrencySlot"
+    second = run_now(project, served)
+    assert request_start(project, second) == "AwaitingConcurrencySlot"
+    project.post(f"flow_runs/{second}/set_state", {"state": {"type": "CANCELLED"}, "force": True})
     served.send_signal(signal.SIGTERM)
     output, _ = served.communicate(timeout=PATIENCE)
     assert served.returncode == 0, output
@@ -66,7 +68,19 @@ def test_runs_do_not_overlap_and_a_terminated_schedule_cancels_its_run(
 
 
 @pytest.mark.slow
-def test_deployment_equals_prefect_yaml_and_refuses_forbidden_overrides(
+def test_run_with_forbidden_overrides_is_refused(
+    project: Project, served: "subprocess.Popen[str]"
+) -> None:
+    overrides = ["allocate.passes=6", "policy.trust_remote_code=true", "policy.source=/tmp/policy"]
+    before = (project.root / "params.yaml").read_text()
+    run = run_now(project, served, overrides=overrides)
+    wait_for(lambda: state_of(project, run)[0] == "FAILED")
+    assert "policy.trust_remote_code cannot be set through Prefect" in state_of(project, run)[1]
+    assert (project.root / "params.yaml").read_text() == before
+
+
+@pytest.mark.slow
+def test_deployment_equals_prefect_yaml_and_watches_heartbeats(
     project: Project, served: "subprocess.Popen[str]"
 ) -> None:
     registered = deployment(project, served)
@@ -87,10 +101,3 @@ def test_deployment_equals_prefect_yaml_and_refuses_forbidden_overrides(
     assert automation["enabled"]
     assert automation["trigger"]["posture"] == "Proactive"
     assert automation["actions"][0]["state"] == "CRASHED"
-
-    overrides = ["allocate.passes=6", "policy.trust_remote_code=true", "policy.source=/tmp/policy"]
-    before = (project.root / "params.yaml").read_text()
-    run = run_now(project, served, overrides=overrides)
-    wait_for(lambda: state_of(project, run)[0] == "FAILED")
-    assert "policy.trust_remote_code cannot be set through Prefect" in state_of(project, run)[1]
-    assert (project.root / "params.yaml").read_text() == before
