@@ -38,7 +38,7 @@ def location(text: str) -> str:
     path = text.removeprefix("sqlite:///")
     if "://" in path:
         return text
-    return text.removesuffix(path) + str(Path(path).expanduser().absolute())
+    return text.removesuffix(path) + str(Path(path).expanduser().resolve())
 
 
 def count(least: int) -> Callable[[str], int]:
