@@ -1,5 +1,5 @@
 # Winnow in a container: docs/guide/docker.md says how to build and run it. `VLLM` is none (a CPU), cpu (a CPU, with vLLM's
-# CPU build) or gpu; `TORCH_INDEX` an index to take torch from, in place of pip's own; `UID` the user that runs it.
+# CPU build) or gpu; `TORCH_INDEX` an index to take torch from, in place of PyPI; `UID` the user that runs it.
 FROM python:3.11-bookworm
 
 ARG VLLM=none
@@ -15,7 +15,7 @@ RUN useradd --create-home --uid "$UID" winnow \
     && install --directory --owner winnow --group winnow /winnow /winnow/data /opt/venv
 
 # The environment stands beside the project, so that a clone can be mounted in the project's place.
-ENV VENV=/opt/venv PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1 NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ENV VENV=/opt/venv PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /winnow
 USER winnow
 
