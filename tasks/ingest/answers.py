@@ -1,5 +1,5 @@
-"""Golds in other forms than one text: JSON in text, the box of a solution, several golds, a
-tolerance.
+"""Golds other than one plain text: JSON text, the marked answer of a solution, several golds, and
+golds with a tolerance.
 
 Several golds become the JSON text `{"any": [...]}` or `{"all": [...]}`, a gold with a tolerance
 `{"answer": ..., "tolerance": ...}`; several golds may also have a `tolerance`. A verifier that does
@@ -19,8 +19,8 @@ Extract = Literal["boxed", "####"]
 
 
 def gold(value: Any, golds: Golds | None, tolerance: Any) -> Any:
-    """Return one gold: JSON text for a list of several and for a gold with a tolerance (null or
-    empty: none). A value that is not a list, text or number is returned unchanged."""
+    """Return one gold: JSON text for one with a tolerance (null or empty: none) and, with `golds`,
+    for a list of several; a list of one becomes its item. Other values are returned unchanged."""
     if golds is not None and isinstance(value, list):
         texts = several(value)
         value = texts[0] if texts else None
@@ -35,7 +35,7 @@ def gold(value: Any, golds: Golds | None, tolerance: Any) -> Any:
 
 
 def several(values: list[Any]) -> list[str]:
-    """Return the distinct golds of a list as texts. Raise Unusable if one is empty or not text."""
+    """Return a list's distinct golds as texts. Raise Unusable for a blank or invalid one."""
     for value in values:
         if not is_text_or_number(value) or not as_text(value).strip():
             raise Unusable(f"one of the golds is {value!r:.80}, neither text nor a finite number")
@@ -59,8 +59,8 @@ def width(tolerance: Any) -> float:
 
 
 def from_json(value: Any, path: str) -> Any:
-    """Return the list or mapping in JSON text; a blank text and any other value are returned
-    unchanged."""
+    """Return the list or mapping in JSON text, and blank or non-text values unchanged. Raise
+    Unusable for other text."""
     if not isinstance(value, str) or not value.strip():
         return value
     found = decoded(value)
@@ -71,7 +71,7 @@ def from_json(value: Any, path: str) -> Any:
 
 def extracted(solution: Any, what: Extract | None) -> Any:
     """Return the gold in a worked solution: the content of its last box or joined boxes, or the
-    text after `####`."""
+    text after the last `####`; unchanged without `what`. Raise Unusable if there is none."""
     if what is None or not isinstance(solution, str) or not solution.strip():
         return solution
     if what == "boxed":

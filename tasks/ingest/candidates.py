@@ -32,9 +32,9 @@ UNPRINTED = ("Cc", "Zl", "Zp")  # Unicode's control characters and separators of
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row before validation, as read: `prompt` is text or chat messages; `question` is only the
-    question and `solution` a worked solution, if the source has them. `source` replaces the entry's
-    source."""
+    """One row before validation, as read: `prompt` is text or chat messages; `question` is the bare
+    question and `solution` a worked solution, if the source has them. `source` is used instead of
+    the entry's name."""
 
     prompt: Any
     answer: Any
@@ -49,7 +49,7 @@ class Candidate:
 class Row:
     """A clean prompt. `asked` is the question without template and system message, as far as the
     source provides it separately; prompts are compared by it. `template` is the template applied to
-    a plain prompt. `marker` is the first special token of a well-known policy in the text, or
+    a plain prompt. `marker` is the first special token of a well-known chat format in the text, or
     empty. `line` and `content` are kept in case a later check rejects the row."""
 
     source: str
@@ -163,7 +163,7 @@ def label_problem(text: str) -> str | None:
 
 
 def texts(value: Any, depth: int = 8) -> Iterator[str]:
-    """Yield every text in a JSON-like value; chat messages with parts are five levels deep."""
+    """Yield the texts in up to `depth` nested lists and dicts; chat messages have at most four."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list) and depth:
@@ -172,7 +172,7 @@ def texts(value: Any, depth: int = 8) -> Iterator[str]:
 
 
 def undecodable(text: str) -> str | None:
-    """Describe the first part of `text` that is not a valid character; None if all are."""
+    """Return why `text` cannot be stored (a NUL byte, a lone surrogate), or None."""
     if "\0" in text:
         return "a NUL byte"
     try:
@@ -190,8 +190,8 @@ def is_text_or_number(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Return text unchanged, numbers without exponent or bare `.0` (145.0 is `145`, 1e20 is `1` and
-    20 zeros), and booleans as `true` and `false`."""
+    """Return text unchanged, numbers without exponent or trailing `.0` (145.0 is `145`, 1e20 is `1`
+    and 20 zeros), and other values as JSON (`true`)."""
     if isinstance(value, float | Decimal):
         return f"{Decimal(str(value)):f}".removesuffix(".0")
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

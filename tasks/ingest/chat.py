@@ -1,10 +1,10 @@
-"""Prompts that are chat messages: validated here, kept unchanged, and rendered with the policy's
-chat template later.
+"""Chat-message prompts: validated here, and rendered later with the policy's chat template.
 
-The `prompt` of such a row is the question in plain text: all messages except system messages. It is
-used to find duplicates, so the same question with another system message, or with none, is a
-duplicate. Messages may use `from` and `value` instead of `role` and `content`. An empty last turn
-of the assistant, a placeholder for the answer, is dropped. Not supported: tools, images."""
+The `prompt` of such a row is the text of all messages except system messages. Unless the source has
+the bare question, duplicates are found by this text, so the same question with another system
+message, or none, is a duplicate. Messages may use `from` and `value` instead of `role` and
+`content`. An empty last assistant turn, a placeholder for the answer, is dropped. Not supported:
+tools, images."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def renamed(message: Any) -> Any:
 
 
 def is_waiting(message: Any) -> bool:
-    """Return whether a message is an empty turn of the assistant, a placeholder."""
+    """Return whether a message is an empty assistant turn, which is a placeholder."""
     return (
         isinstance(message, dict)
         and message.get("role") == "assistant"

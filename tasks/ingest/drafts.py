@@ -1,5 +1,5 @@
-"""Draft `ingest.sources` and `ingest.splits` for a file from its first rows: the fields of question
-and answer, a verifier for the form of the answers, and splits that the rows can fill."""
+"""Draft `ingest.sources` and `ingest.splits` for a file from its first rows: the fields with
+question and answer, a verifier that suits the answers, and splits that the rows can fill."""
 
 import re
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ MOST = 0.95
 def draft(
     location: str, preset: str | None, fields: Sequence[str] | None, max_characters: int | None
 ) -> tuple[dict[str, Any], dict[str, int | None]]:
-    """Return an entry of `ingest.sources` for the file at `location`, and `ingest.splits`. The file
-    is read by a preset, or as a published set; None: by its `fields` of question and answer, or by
-    fields with usual names. Raise ParamsError if there are no such fields, or too few rows."""
+    """Return an entry of `ingest.sources` for the file at `location`, and `ingest.splits`. `preset`
+    may also name a published set. If it is None, `fields` are those of question and answer (None:
+    found by common names). Raise ParamsError without such fields, or for too few rows."""
     preset = None if preset == "mapping" else preset  # the fields of `mapping` are found here
     if preset is None:
         entry = mapping(location, fields)
@@ -57,7 +57,7 @@ def draft(
 
 
 def mapping(location: str, fields: Sequence[str] | None) -> dict[str, Any]:
-    """Return an entry of `ingest.sources` that reads a file by the names of its fields."""
+    """Return an entry with the preset `mapping`, and with `exact` as a preliminary verifier."""
     with local_file(location, None) as path:
         found = (one.fields for one in records(path, location) if isinstance(one, Record))
         first = next(found, None)

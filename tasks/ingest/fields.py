@@ -67,15 +67,15 @@ def decoded(text: str) -> Any:
 
 
 def paths(template: str) -> dict[str, bool]:
-    """Return the paths in a template, and whether each is marked as optional: `{context?}`. The
-    name of a field contains none."""
+    """Return the paths in a template, and whether each is marked as optional: `{context?}`. A plain
+    field name has no paths."""
     found = [match["path"] for match in BRACES.finditer(template) if match["path"]]
     return {path: f"{path}?" in found for path in (one.removesuffix("?") for one in found)}
 
 
 def filled(template: str, values: dict[str, str]) -> str:
-    """Return the template with its fields replaced, and `{{` replaced by `{`. The text is stripped,
-    because an empty optional field leaves its blank."""
+    """Return the template with its fields filled in, and `{{` and `}}` unescaped. The result is
+    stripped, because an empty optional field leaves a blank beside it."""
 
     def text(found: re.Match[str]) -> str:
         path = found["path"]

@@ -70,8 +70,8 @@ def unlabelled(texts: list[str]) -> tuple[list[str], list[str]]:
 
 
 def shuffled(texts: Sequence[str]) -> list[str]:
-    """Return the options of separate fields, where the correct one is always in the same field, in
-    an order that depends on their content."""
+    """Return options in an order that depends only on their content: in the source, the correct one
+    is always in the same field."""
     whole = "\0".join(texts)
     return sorted(texts, key=lambda text: key(f"{whole}\0{text}"))
 

@@ -36,7 +36,7 @@ def load(preset: str) -> Any:
 
 
 def sources(entries: list[Source]) -> list[Source]:
-    """Return the entries after checking them."""
+    """Check the entries, and return them with `verifier` and `question` parsed."""
     parsed = []
     for number, source in enumerate(entries):
         where = f"ingest.sources[{number}]"
@@ -105,9 +105,9 @@ def rows(
     folder: Path | None,
     limit: int | None = None,
 ) -> Iterator[Row | Rejection]:
-    """Yield the rows of one source, or the first `limit` of them; for a remote file, from its first
-    HEAD_BYTES. Raise ParamsError if it has no rows, if all of them lack a field, or (without a
-    limit) if none is used; first rows do not show what others have."""
+    """Yield the rows of one source, or the first `limit`, for a remote file from its first
+    HEAD_BYTES. Raise ParamsError if it has no rows; if fewer than `limit` were found and all lack a
+    field or the texts of `question`; or, without a limit, if none is used."""
     where = f"ingest.sources[{index}] ({source.preset})"
     row = None
     num_rows = 0
@@ -171,8 +171,8 @@ def records_of(
     module: Any, settings: Any, folder: Path | None, max_bytes: int | None
 ) -> Iterator[Record | Rejection]:
     """Yield the records that a source's module generates, or the records of its file. If only
-    `max_bytes` of the file were fetched, it may be unreadable: Parquet is read from its end, JSON
-    as a whole."""
+    `max_bytes` were fetched, the file may be unreadable (Parquet is read from its end, JSON as a
+    whole): yield one rejection."""
     if hasattr(module, "read"):
         yield from module.read(settings)
         return

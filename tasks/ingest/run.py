@@ -98,7 +98,7 @@ def may_share_text(source: Source) -> bool:
 
 
 def compare_without_shared_text(spool: Spool, found: dict[tuple[int, str], SharedText]) -> None:
-    """Remove the text that prompts of a source share from the texts that are compared."""
+    """In the texts that are compared, drop the text that the prompts of a source share."""
     for (entry, source), shared in found.items():
         logger.info(
             "ingest.sources[%d] (%s): questions are compared without what its prompts share: %r "

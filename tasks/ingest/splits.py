@@ -48,7 +48,7 @@ def split(
 
 
 def capped(rows: pl.DataFrame, sources: Sequence[Source]) -> pl.DataFrame:
-    """Return at most `max_rows` rows of each entry, the first ones in the order of the splits."""
+    """Return at most `max_rows` rows of each entry: those with the first places."""
     if all(source.max_rows is None for source in sources):
         return rows
     caps = pl.DataFrame({"cap": [source.max_rows for source in sources]}, schema={"cap": pl.Int64})
@@ -64,7 +64,7 @@ def take(
     rows: pl.DataFrame, size: int | None, weights: dict[int, float], what: str
 ) -> pl.DataFrame:
     """Return the first `size` of `rows` (None: all). If entries have weights, return each entry's
-    share (None: as many rows as the weights allow)."""
+    share (None: as many as the weights allow). Raise StageError if there are too few."""
     if not weights:
         wanted = max(rows.height, 1) if size is None else size
         if rows.height < wanted:
@@ -91,8 +91,8 @@ def take(
 
 
 def parts(size: int, weights: dict[int, float]) -> dict[int, int]:
-    """Return the number of rows of `size` for each entry, by weight. The cumulative shares are
-    rounded, so that the numbers sum to `size`."""
+    """Return how many of `size` rows each entry gets, by weight. The cumulative shares are rounded,
+    so that the numbers sum to `size`."""
     total = sum(weights.values())
     ends = [round(size * end / total) for end in accumulate(weights.values())]
     return dict(zip(weights, map(sub, ends, [0, *ends]), strict=False))

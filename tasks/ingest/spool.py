@@ -131,7 +131,7 @@ class Spool:
 
 
 def columns_of(asked: Sequence[str | None]) -> list[pl.Series]:
-    """Return the columns of question keys, null for rows without a question."""
+    """Return the index columns `text` and `folded`, null for rows without a question."""
     keys = [{} if text is None else question_keys(text) for text in asked]
     return [
         pl.Series(name, [each.get(name) for each in keys], pl.UInt64) for name in ("text", "folded")
@@ -139,8 +139,8 @@ def columns_of(asked: Sequence[str | None]) -> list[pl.Series]:
 
 
 def compact(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the same rows without the texts of filtered rows, which a filtered table keeps in
-    memory."""
+    """Return the same rows without the texts of the rows filtered out, which a filtered table keeps
+    in memory."""
     copied = pl.from_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
     assert isinstance(copied, pl.DataFrame)
     return copied

@@ -1,7 +1,7 @@
 """Limits on the size of rows, of decompressed files, and of tables.
 
-A few kilobytes of zstd can expand to terabytes, and a file without a line end is a single row. Data
-above a limit rejects its own row, or the rest of its file."""
+A few kilobytes of zstd can expand to terabytes, and a file without line breaks is a single row. A
+row above its limit is rejected; a file above its limit is read only up to it."""
 
 import csv
 import io
@@ -85,7 +85,7 @@ def packing(head: bytes) -> str | None:
 
 
 def lines(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield the lines with their numbers from 1, and whether a line was cut at the limit."""
+    """Yield (number from 1, line, whether it was cut at MAX_ROW_BYTES) for each line."""
     number = 0
     while line := file.readline(MAX_ROW_BYTES + 1):
         number += 1

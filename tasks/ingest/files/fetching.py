@@ -2,7 +2,7 @@
 `hf://datasets/...` are fetched first.
 
 The parsed file is always complete and local, so a broken connection cannot truncate a source or
-leave it partly ingested. Hugging Face files stay in its own cache; other files are removed
+leave it partly ingested. Files from Hugging Face stay in its cache; other fetched files are removed
 afterwards. Not supported: `http://` (anyone on the network could change golds), except on this
 machine's loopback; patterns that match several files."""
 
@@ -33,8 +33,8 @@ CHUNK = 1 << 20  # bytes
 
 @contextmanager
 def local_file(location: str, folder: Path | None, max_bytes: int | None = None) -> Iterator[Path]:
-    """Yield the path of a complete copy of `location`, fetched if necessary into `folder` (None:
-    the system's temporary folder), or of the first `max_bytes` of a remote file.
+    """Yield the local path of the file at `location`. A remote file is fetched into `folder` (None:
+    the system's temporary folder) or the hub's cache; with `max_bytes`, only its beginning.
 
     Raise ArtifactError that names the location and the remedy."""
     scheme = location.partition("://")[0] if "://" in location else ""
@@ -83,8 +83,8 @@ def from_hub(location: str) -> Path:
 
 @contextmanager
 def reaching_hub(location: str) -> Iterator[re.Match[str]]:
-    """Yield the parts of a file's name on the hub, and turn errors while it is read into
-    ArtifactError. Credentials come from HF_TOKEN or `hf auth login`, never from params.yaml."""
+    """Yield the parts of a file's name on the hub. Raise ArtifactError for errors in reading the
+    file. Credentials come from HF_TOKEN or `hf auth login`, never from params.yaml."""
     match = HUB.fullmatch(location)
     if match is None:
         raise ArtifactError(
@@ -104,8 +104,8 @@ def reaching_hub(location: str) -> Iterator[re.Match[str]]:
 
 
 def from_web(location: str, file: BinaryIO, max_bytes: int | None) -> None:
-    """Download a file or its first bytes, and restart from the beginning when the connection
-    breaks. The query string of the address is never shown."""
+    """Download a file or its first bytes, in up to ATTEMPTS attempts from the beginning, if the
+    connection breaks or the server fails (5xx). Messages omit the address's query string."""
     for attempt in range(1, ATTEMPTS + 1):
         file.seek(0)
         file.truncate()
@@ -127,8 +127,8 @@ def from_web(location: str, file: BinaryIO, max_bytes: int | None) -> None:
 
 
 def download(location: str, file: BinaryIO, max_bytes: int | None = None) -> None:
-    """Make one attempt, which ends after `max_bytes`. httpx raises if fewer bytes arrive than were
-    announced.
+    """Make one download attempt, and stop after about `max_bytes`. httpx raises an error if fewer
+    bytes arrive than Content-Length states.
 
     Each hop of a redirect uses its own connection: a server may close the previous one without
     notice, and a request sent on it would be lost."""
@@ -157,7 +157,7 @@ def download(location: str, file: BinaryIO, max_bytes: int | None = None) -> Non
 
 
 def check_address(address: str, location: str) -> None:
-    """Raise ArtifactError for an address that is not encrypted or contains credentials."""
+    """Raise ArtifactError for an address with credentials, or without TLS except on loopback."""
     url = urlsplit(address)
     if url.scheme != "https" and url.hostname not in LOOPBACK:
         raise ArtifactError(

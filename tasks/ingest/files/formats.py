@@ -1,8 +1,8 @@
 """Read the rows of a local file: JSON Lines, JSON, CSV, TSV, Parquet or Arrow, with text optionally
 in gzip or zstd.
 
-The file name decides the format (`.jsonl.gz`), else the first bytes; compression is detected only
-by the first bytes. A `.json` file may also contain lines. JSON is an array of rows, or columns
+The format is found by the file name (`.jsonl.gz`), or else by the first bytes; compression only by
+the first bytes. A `.json` file may also be JSON Lines. JSON is an array of rows, or columns
 (`{"question": [...]}`, `{"question": {"0": ...}}`), or an object with one key that contains the
 rows (`{"version": 1, "examples": [...]}`).
 
@@ -11,8 +11,8 @@ parsed here one by one: Polars, which reads Parquet here lazily and in batches, 
 text file for one bad byte, or guess. Only JSON that is not lines is read whole; all other formats
 are streamed. Every row and every file is limited in size (`bounded`).
 
-Not supported: a separate process for Parquet and Arrow. A file crafted to crash or exhaust its
-reader ends the stage."""
+Not supported: a separate process for Parquet and Arrow. A file crafted to crash its reader or to
+exhaust memory kills the stage."""
 
 import csv
 import io
@@ -62,7 +62,7 @@ class File:
 
 @dataclass(frozen=True)
 class Record:
-    """One row: its number from 1 (in JSONL and CSV, of its first line), its raw text, and its
+    """One row: its number from 1 (in JSONL and CSV, that of its first line), its raw text, and its
     fields."""
 
     line: int
@@ -72,9 +72,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A row of the table `rejected`: `content` is its raw text. Lines count from 1; for a
-    generator, they count its problems. An unreadable row has no `source` yet, and one of the
-    reasons `undecodable`, `malformed`, `too_large`."""
+    """A row of the table `rejected`: `content` is its raw text. `line` counts from 1; for a
+    generator, it is the number of the problem. An unreadable row has no `source` yet, and one of
+    the reasons `undecodable`, `malformed`, `too_large`."""
 
     line: int
     content: str
@@ -139,8 +139,8 @@ def format_of(path: Path, location: str) -> str:
 
 
 def braced(path: Path, alone: str) -> str:
-    """Return whether a text that begins with a brace consists of lines of rows (`jsonl`) or of JSON
-    over several lines (`json`); `alone` for a single line."""
+    """Return the format of a text that begins with a brace: `jsonl` if each line is a row, `json`
+    if one value spans several lines, and `alone` if there is a single line."""
     with decompressed(path) as file:
         lines = (line.removeprefix(BYTE_ORDER_MARK).strip() for _, line, _ in bounded.lines(file))
         first = list(itertools.islice(filter(None, lines), 2))
@@ -197,8 +197,8 @@ def arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def num_bytes(batch: pl.DataFrame) -> int:
-    """Return the size of the rows as plain text: a dictionary entry counts once for each row that
-    uses it."""
+    """Return the bytes of the rows without dictionary encoding: a dictionary entry counts once for
+    each row that uses it."""
     written_out = batch.cast({selectors.categorical() | selectors.enum(): pl.String})
     return int(written_out.to_arrow(compat_level=pl.CompatLevel.oldest()).nbytes)
 
@@ -300,8 +300,8 @@ def is_array(value: Any) -> bool:
 def comma_separated(
     file: BinaryIO, location: str, delimiter: str = ","
 ) -> Iterator[Record | Rejection]:
-    """Yield rows under a header; a quoted field may contain line ends. All values are text, and an
-    empty value is the empty text."""
+    """Yield the rows below the header; a quoted field may contain line breaks. All values are text,
+    and an empty field is an empty string."""
     raw: list[str] = []  # the lines of the current row
     text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.reader(RecordedLines(text, raw), delimiter=delimiter, strict=True)
@@ -342,7 +342,7 @@ def as_json(value: Any) -> str:
 
 
 def as_written(value: Any) -> str:
-    """Return a value that JSON lacks as text; for bytes, such as an image, their number."""
+    """Return text for a value that JSON cannot store; for bytes, such as an image, their number."""
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else str(value)
 
 

@@ -7,10 +7,10 @@ Three more rules separate different problems and keep the search fast:
 - Text that many prompts of either side share (an instruction, a template) is not evidence: n-grams
   and words in over 1 % of a sample do not count.
 - With `same_numbers`, two prompts are near only if their numbers, operators and variables agree in
-  order, up to whole sentences around the shorter. So neither `12 + 3` and `12 + 4`, nor
+  order, except in whole sentences around the shorter one. So neither `12 + 3` and `12 + 4`, nor
   `z^4 - z^2 + 1` and `z^4 + z^2 + 1`, match.
 - An index lists the prompts of the evaluation by n-gram: the search is exact, and linear in the
-  training prompts. Only prompts with the overlap are compared by their numbers and words.
+  training prompts. Only prompts above the threshold are compared by their numbers and words.
 
 Not supported: paraphrases in other words, translations."""
 
@@ -110,7 +110,7 @@ class Index:
         self.places = np.repeat(np.arange(len(grams), dtype=np.int32), self.sizes)[order]
 
     def search(self, asked: str) -> Iterator[tuple[int, float]]:
-        """Yield the rows and overlaps of the prompts near `asked`, in row order."""
+        """Yield the rows and overlaps of the prompts near `asked`, in the order of the index."""
         grams = self.distinct(asked)
         starts = np.searchsorted(self.grams, grams, "left")
         ends = np.searchsorted(self.grams, grams, "right")

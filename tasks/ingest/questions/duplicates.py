@@ -1,8 +1,8 @@
 """Rows with the same question: one is kept; if their golds differ, none can be trusted and all are
-rejected. However, a row of a source for validation or test is not rejected for a training row that
-contradicts it: the training row is rejected, like a leak.
+rejected. However, if the rows of sources for validation or test agree, only the rows that
+contradict them are rejected.
 
-Works only on the index (`spool.INDEX`), by 64-bit keys: linear in the rows, for any length."""
+Works only on the 64-bit keys of the index (`spool.INDEX`), so the length of texts is irrelevant."""
 
 from collections.abc import Callable, Sequence
 
@@ -44,8 +44,8 @@ def unify(
 
 def resolve(index: pl.DataFrame, splits: Sequence[str | None]) -> pl.DataFrame:
     """Return the index with `reason` set for duplicates and conflicts, and with `other`, the row
-    that each of them repeats or contradicts. `splits` are the splits named by the sources, by
-    entry. Of equal rows, one for the evaluation is kept, else the first."""
+    that each of them repeats or contradicts. `splits` has the split that each entry names, or None.
+    Of equal rows, the first in the order of EVAL_FIRST is kept."""
     # only the few rows with a repeated question, in order of preference
     ranks = dict(enumerate(map(EVAL_FIRST.__getitem__, splits)))
     repeated = index.filter(ALIVE).filter(pl.col("folded").is_duplicated())

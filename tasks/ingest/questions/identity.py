@@ -22,13 +22,13 @@ def prompt_id(row: Row) -> str:
 
 
 def normalised(asked: str) -> str:
-    """Return a question in the form in which prompts are compared."""
+    """Return a question in NFC, with single spaces."""
     return " ".join(unicodedata.normalize("NFC", asked).split())
 
 
 def compared(asked: str) -> str:
-    """Return the normalised text without full stops and question marks at its end, which the text
-    around the question may have repeated."""
+    """Return the normalised text without full stops and question marks at its end, because a
+    template may have added them."""
     text = normalised(asked)
     return text.rstrip(CLOSING) or text
 
@@ -40,8 +40,8 @@ def key(text: str) -> int:
 
 
 def place(seed: int, identity: str) -> int:
-    """Return a prompt's place in the order of the splits. It depends only on the seed and the
-    prompt's content, so the order of sources and rows does not matter, and a prompt added later
+    """Return a prompt's 64-bit place in the order of the splits. It depends only on the seed and
+    the prompt's content, so the order of sources and rows does not matter, and a prompt added later
     shifts few others."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{identity}".encode()).digest()[:8], "big")
 

@@ -4,11 +4,11 @@ are compared without it.
 It consists of the words at the beginning or end of nearly all prompts of a source, as whole
 sentences, such as `Solve the problem step by step.` Words in which the prompts differ are never
 part of it. Shared words may also be part of the question, especially in generated problems
-(`Calculate 1 + 2`), so a shared text is only accepted if most prompts are as long as a question
-without it, in words, and if it does not end with a question.
+(`Calculate 1 + 2`), so a shared text is accepted only if at least half of the prompts have MIN_REST
+or more words without it; a shared end contains no question.
 
 It is found from a sample that depends only on the prompts, not on their order. Not supported: texts
-in less than 95 % of a source, which the entry can name (`question`); generated sources."""
+in less than 95 % of a source's prompts (use the entry's `question`); generated sources."""
 
 import math
 import re
@@ -35,7 +35,7 @@ ASKS = ("?", "？")
 
 @dataclass(frozen=True)
 class SharedText:
-    """The shared beginning and end of a source's prompts, in single blanks; either may be empty."""
+    """The shared start and end of a source's prompts, with single blanks; either may be empty."""
 
     start: str
     end: str
@@ -81,7 +81,7 @@ class Sample:
         self.by_hash: dict[int, str] = {}
 
     def add(self, text: str) -> None:
-        """Add a text, and drop the one with the largest hash if there are too many."""
+        """Add a text; at 2 * SAMPLE texts, keep only the SAMPLE with the smallest hashes."""
         self.by_hash[key(text)] = text
         if len(self.by_hash) == 2 * SAMPLE:
             self.by_hash = dict(sorted(self.by_hash.items())[:SAMPLE])
@@ -120,7 +120,7 @@ def ends(word: str) -> bool:
 
 
 def shared(words: Sequence[Sequence[str]]) -> list[str]:
-    """Return the words at the beginning of nearly all of the texts."""
+    """Return the words with which nearly all of the texts begin."""
     needed = math.ceil(SHARED_RATE * len(words))
     common: list[str] = []
     alive = words
@@ -141,8 +141,8 @@ def whole_start(words: list[str]) -> list[str]:
 
 
 def whole_end(words: list[str], prompts: Sequence[Sequence[str]]) -> list[str]:
-    """Return the whole sentences at the end, without questions. All words are whole sentences if
-    the question before them is closed in most prompts."""
+    """Return the whole sentences in a shared end, after its last question. Its first word starts a
+    sentence if the word before it ends with one of CLOSES in most prompts."""
     before = [each[-len(words) - 1] for each in prompts if len(each) > len(words)]
     closed = 2 * sum(word.endswith(CLOSES) for word in before) >= len(before)
     starts = [0] * closed + [n for n, word in enumerate(words, 1) if ends(word)]

@@ -12,13 +12,13 @@ that the others accept:
 - The prompt with fewer content words shares nearly all of them with the other. Content words are
   neither stop words nor words that many prompts of a sample have, so that templates
   (`arrange the letters of the word ...`) are distinguished by their variable part.
-- If the prompts share only a few content words, one must have no others, and the other hardly any.
-- The asking sentences share most of their words: the area and the perimeter of one rectangle are
-  two problems.
-- No decisive word (`exactly`, `first`, `same`) replaces another; in the asking sentences no
+- If the prompts share only a few content words, only one may have further ones, at most MAX_MORE.
+- The question sentences (see `asks`) share most of their words: the area and the perimeter of one
+  rectangle are two problems.
+- No decisive word (`exactly`, `first`, `same`) replaces another; in the question sentences no
   variable replaces another, and the negations agree.
 
-Not supported: synonyms, other names for variables, stop words of languages other than English. In
+Not supported: synonyms, renamed variables, stop words of languages other than English. In
 scripts without blanks between words, whole phrases are compared."""
 
 import re
@@ -31,7 +31,7 @@ from tasks.ingest.questions.identity import normalised
 from tasks.ingest.questions.surroundings import PARAGRAPH, parts, sentences, without_special_case
 
 MIN_CONTENT = 0.85  # of the content words of the prompt that has fewer
-MIN_ASKED = 0.7  # the same, of the words in the asking sentences
+MIN_ASKED = 0.7  # the same, of the words in the question sentences
 MIN_WORDS = 4  # shared; with fewer, only one prompt may have other words, at most MAX_MORE
 MAX_MORE = 2
 TOKEN = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?|\.\d+|[^\w\s]")
@@ -119,9 +119,9 @@ STOP = frozenset(
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt in comparable form: its question, the tokens of its figures and options, its own
-    tokens, its numbers, operators and variables, its content words, the words of the asking
-    sentences, and the counts of decisive words."""
+    """A prompt in comparable form: its question; the tokens of its figures and options; the
+    question's tokens, numbers (with operators and variables) and content words; and the counts of
+    the words in the question sentences and of the decisive words."""
 
     question: str
     attached: list[str]
@@ -190,20 +190,20 @@ def same(one: Text, other: Text, common: Set[str], same_numbers: bool) -> bool:
 
 
 def wholes(one: Text, other: Text) -> Iterator[Text]:
-    """Yield the longer prompt `other`, also without its text around the sentences of `one`. If
-    `one` has no numbers, that text may only be the value of a variable."""
+    """Yield the longer prompt `other`; also without the text around the sentences of `one`, if
+    `one` has numbers; and without the value of a variable at its end."""
     yield other
     core = shared_part(other.question, one.tokens) if one.numbers else ""
     for part in dict.fromkeys((core, *map(without_special_case, (core, other.question)))):
         if part and part != other.question:
-            # the asking sentence may be in the removed text
+            # the question sentence may be in the removed text
             text = text_from(part, "")
             yield text if asks(part) else replace(text, asked=other.asked)
 
 
 def shared_part(text: str, tokens: Set[str]) -> str:
-    """Return the part of a text from its first to its last sentence that consists mostly of these
-    tokens. Text before a colon counts as a sentence here."""
+    """Return the part of `text` from the first to the last sentence in which most tokens are in
+    `tokens`. Text before a colon counts as a sentence here."""
     found = [part for each in sentences(text) for part in COLON.split(each)]
     is_shared = [
         sum(token in tokens for token in own) >= MIN_ASKED * len(own)
@@ -251,15 +251,15 @@ def alike(one: Text, other: Text, common: Set[str]) -> bool:
 
 
 def same_attached(one: list[str], other: list[str]) -> bool:
-    """Return whether figures or options are the same: the numbers of one are contained in the
-    other's, as are its words."""
+    """Return whether figures or options are the same: the numbers of one are a run of the other's,
+    and nearly all words of the smaller set are in the other."""
     mine, yours = (f" {' '.join(numbers_of(tokens))} " for tokens in (one, other))
     words = (set(words_of(one)), set(words_of(other)))
     return (mine in yours or yours in mine) and contained(*words, MIN_CONTENT)
 
 
 def asked_words(text: Text) -> set[str]:
-    """Return the content words of the asking sentences, without variables."""
+    """Return the question sentences' content words, without variables."""
     return {word for word in text.asked.keys() - STOP if len(word) > 1 or not word.isascii()}
 
 

@@ -2,8 +2,8 @@
 function `check` with assertions, for the verifier `code`.
 
 The prompt is an instruction and the signature. The gold is the assertions of `check`, one test each
-(`golds.gold_of_humaneval`). A `check` with a loop or a variable is a single test that can only run
-beside the program: the verifier rejects it unless its setting `other_asserts` is `run`.
+(`golds.gold_of_humaneval`). A `check` with a loop or a variable is a single test that needs the
+program's process: the verifier rejects it unless its setting `other_asserts` is `run`.
 `canonical_solution` is not used. Written from the published columns; not checked on real rows."""
 
 from tasks.grading.programs.golds import gold_of_humaneval

@@ -145,6 +145,6 @@ def part(value: Any, path: str) -> str:
 
 
 def value_at(row: dict[str, Any], path: str, settings: Settings) -> Any:
-    """Return the value of a field, decoded if its text is JSON (`json`)."""
+    """Return a field's value, parsed if `settings.json` lists the field."""
     value = field(row, path)
     return answers.from_json(value, path) if path in (settings.json or ()) else value

@@ -2,8 +2,8 @@
 `answer`).
 
 The gold is the field `answer`, or, only if a row has no such field, the content of the last
-`\\boxed{...}` of the solution, or of the last boxes if only `and` joins them. An empty `answer` is
-not replaced. The level is the difficulty, 1 to 5."""
+`\\boxed{...}` of the solution, or of the last boxes, if only `and`, `or` or a comma joins them. An
+empty `answer` is not replaced. The level is the difficulty, 1 to 5."""
 
 from tasks.grading.answers.marked import gold_boxed
 from tasks.ingest.candidates import MISSING, Candidate, Unusable, field

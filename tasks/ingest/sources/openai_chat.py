@@ -35,7 +35,7 @@ def candidate(record: Record, settings: Settings) -> Candidate:
 
 
 def split_answer(messages: Any) -> tuple[Any, Any]:
-    """Return the messages before the assistant's last one, and the text of the last one."""
+    """Return the messages before a final assistant message, and its text (MISSING without one)."""
     last = messages[-1] if isinstance(messages, list) and messages else None
     if not isinstance(last, dict) or last.get("role") != "assistant":
         return messages, MISSING
