@@ -1,9 +1,9 @@
 """Rollouts to read: the answers of the initial and the trained policies to the test prompts.
 
 `rollouts.parquet` contains all of them, one row per sample, with prompt and gold answer. The page
-contains the rollouts of selected prompts, over all classes of change, for some policies; long texts
-are cut in the middle. Both are made in one pass over the stages' files. Only the page's content and
-one part of a file are in memory at a time."""
+contains the rollouts of selected prompts, from all classes of change, for some policies; the middle
+of long texts is left out. Both are made in one pass over the stages' files. Only the page's content
+and one part of a file are in memory at a time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,8 +60,8 @@ def shown_runs(rows: Sequence[Row], champion: Mapping[str, Any] | None) -> list[
 
 
 def choose(changes: Mapping[str, str | None], count: int = NUM_PROMPTS) -> list[str]:
-    """Return `count` prompts: an equal number of each class, and all prompts of small classes. Ids
-    are digests, so the first ones are a random but reproducible choice."""
+    """Return at most `count` prompt ids: an equal number of each class, and all of small classes.
+    Ids are digests, so the first ones are a random but reproducible choice."""
     classes: dict[str, list[str]] = {name: [] for name in CHANGES}
     for prompt_id, change in sorted(changes.items()):
         classes[change or "same"].append(prompt_id)
@@ -159,7 +159,7 @@ def shown(
 
 
 def picked(samples: pl.DataFrame) -> list[Json]:
-    """Choose some samples of a prompt: one of each outcome first, then others in order."""
+    """Return at most NUM_SAMPLES samples of a prompt, among them the first one of each outcome."""
     named = samples.select(pl.col("sample_index").alias("index"), *IN_PAGE[2:], "answer", "text")
     rows = named.sort("greedy", "index", descending=[True, False]).to_dicts()
     firsts = {row["outcome"]: row for row in reversed(rows)}
@@ -168,7 +168,7 @@ def picked(samples: pl.DataFrame) -> list[Json]:
 
 
 def cut(text: str) -> str:
-    """Return a text; of a long one only beginning and end, and the number of removed characters."""
+    """Return a text, or the start and end of a long one, with the number of characters left out."""
     if len(text) <= MAX_LENGTH:
         return text
     half = MAX_LENGTH // 2

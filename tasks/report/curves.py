@@ -1,13 +1,13 @@
 """Validation accuracy as a monotone curve over compute, and the compute that an accuracy requires.
 
 A validation curve is noisy, and its first point above a target is often due to luck: the first
-crossing comes too early, and more so with more frequent validation. The curve of a recipe is
-therefore the non-decreasing curve fitted to the points of all its seeds together. If a policy gets
-worse again, the fit is the mean of its later points.
+crossing comes too early, especially with frequent validation. The curve of a recipe is therefore
+the non-decreasing curve fitted to the points of all its seeds together. Where accuracy falls, the
+fit is the mean of the points around the fall.
 
 Intervals come from a parametric bootstrap: seeds are resampled, then each point of a drawn seed is
 drawn about that seed's own fit, with the width of the point's interval. A point's interval includes
-the variance over validation prompts, which all points share, so these intervals are rather too
+the variance over validation prompts, which all points share, so these intervals tend to be too
 wide. The curve is linear between fitted points."""
 
 from collections.abc import Mapping, Sequence
@@ -116,8 +116,8 @@ def axis_words(axis: str, name: str) -> str:
 
 
 def monotone(flops: Floats, accuracy: Floats) -> list[Monotone]:
-    """Fit a curve to each row [R, N] of accuracies at the same places [N], in any order. Points at
-    the same compute are merged: their mean, weighted by their number."""
+    """Fit a curve to each row of `accuracy` [rows, points], with compute `flops` [points], in any
+    order. Points at the same compute are merged into their mean, weighted by their number."""
     order = np.argsort(flops, kind="stable")
     places, starts, counts = np.unique(flops[order], return_index=True, return_counts=True)
     means = np.add.reduceat(accuracy[:, order], starts, axis=1) / counts
@@ -126,9 +126,9 @@ def monotone(flops: Floats, accuracy: Floats) -> list[Monotone]:
 
 
 def comparable(curve: pl.DataFrame) -> pl.DataFrame:
-    """Return the points of a CURVE at which policies can be compared: the ends of decayed branches,
-    the end of the run, and its start. Between them the learning rate has not decayed. For a run
-    without branches, return all points."""
+    """Return the points of a CURVE at which policies can be compared: the ends of branches, and the
+    start and end of the run. At all others the learning rate has not decayed. For a run without
+    branches, return all points."""
     is_branch = pl.col("branch").is_not_null()
     if not curve["branch"].is_not_null().any():
         return curve
@@ -142,7 +142,7 @@ def fit_curve(
     """Fit the CURVE tables of a recipe's seeds over one of AXES.
 
     Draws of a curve that has levelled off lie above it on average, because a non-decreasing fit
-    keeps the highest noise. They therefore reach an accuracy rather too early."""
+    keeps the highest noise. They therefore tend to reach an accuracy too early."""
     z = stats.norm.ppf(0.5 + CONFIDENCE / 2)
     flops = [part[AXES[axis]].to_numpy().astype(np.float64) for part in points]
     seen = [part["accuracy"].to_numpy() for part in points]

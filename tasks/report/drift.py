@@ -154,8 +154,8 @@ def interval(success: Floats, size: npt.NDArray[Any]) -> tuple[float, float]:
 
     The rollouts of a group share a prompt, so they count as fewer independent rollouts: the number
     that explains the observed variance between the groups. It is at least one per group and at most
-    the number of rollouts (`size` may differ between groups), so the interval is not too narrow if
-    all groups happen to agree."""
+    the number of groups times the harmonic mean of `size`, so the interval is not too narrow if all
+    groups happen to agree."""
     share = float(success.mean())
     num_groups = len(success)
     most = num_groups**2 / float((1 / size).sum())

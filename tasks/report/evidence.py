@@ -1,8 +1,8 @@
 """The inputs of the report: the files of the profile, of the baseline, and of every recipe and seed
 of the experiment.
 
-Only a few columns of the rollouts are read. Rollouts on test are counted per prompt as they are
-read, so no text is in memory. Nothing else is computed here."""
+Only a few columns of the rollouts are read. Test rollouts and training tokens are counted per
+prompt as they are read, so no text is in memory. Nothing else is computed here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

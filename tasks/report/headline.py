@@ -1,4 +1,4 @@
-"""The report's first sentence: the best recipe at this budget, by how much, how surely."""
+"""The report's first sentence: the best recipe at this budget, its lead, and how certain it is."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from tasks.report.paired import is_apart, points_words
 
 
 def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
-    """Return the comparison, on the test prompts, of the recipe that validation chooses with the
-    reference; if that is the reference, of the best other recipe. Only one comparison is made, and
-    not by test accuracy: the best of several on test would look better than it is."""
+    """Return a sentence that compares the reference, on the test prompts, with the best other
+    recipe by validation. Only this recipe is compared, and not the best by test accuracy, which
+    would look better than it is."""
     reference = summary["reference"]
     start = (
         "With compute that differs by recipe (no experiment.budget),"
@@ -41,7 +41,7 @@ def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
 
 
 def compared(summary: Mapping[str, Any]) -> str | None:
-    """Return the recipe to compare with the reference; None if the reference is the only recipe."""
+    """Return the best recipe by validation except the reference, or None if there is no other."""
     recipes = summary["recipes"]
     others = [name for name in recipes if name != summary["reference"]]
     return max(others, key=lambda name: float(recipes[name]["validation"]["mean"]), default=None)
@@ -72,8 +72,8 @@ def less_compute(summary: Mapping[str, Any]) -> str:
 
 
 def to_resolve(found: Mapping[str, Any]) -> str:
-    """Return the number of prompts or seeds that would resolve a difference of one point. The width
-    of an interval falls with the square root of that number."""
+    """Return a sentence on the prompts or seeds that would resolve a difference of one percentage
+    point. The width of an interval falls with the square root of their number."""
     half = (found["high"] - found["low"]) / 2
     if half <= POINT:
         return "A difference of one point would have shown."

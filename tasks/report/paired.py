@@ -2,8 +2,8 @@
 prompts.
 
 The difficulty of a prompt affects the pass rates of both policies, and it cancels in their
-difference. Two intervals that each include the variance over prompts still overlap when the paired
-difference is clear, so overlapping intervals are never compared here."""
+difference. Two intervals that each include the variance over prompts can overlap although the
+paired difference is clear, so overlapping intervals are never compared here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ def difference(paired: Paired, mine: Sequence[str], other: Sequence[str]) -> Dif
     draws are the same in every run of the report, so equal files give equal reports.
 
     `other` contains the runs of the same seeds in the same order, or one run for all seeds. With
-    several seeds the interval is over seeds and prompts, otherwise over prompts (see the key
+    several seeds (S) the interval is over seeds and prompts (P), otherwise over prompts (key
     `over`). Raise ArtifactError if no prompt was graded for all of the runs."""
     graded = paired.rates.drop_nulls([*mine, *other])
     if graded.is_empty():
@@ -98,5 +98,5 @@ def is_apart(found: Difference) -> bool:
 
 
 def points_words(found: Difference) -> str:
-    """Return the interval of a difference as text, in points."""
+    """Return a difference's interval as text, in percentage points."""
     return f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"

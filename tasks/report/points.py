@@ -3,7 +3,7 @@ and its run end (`train.branches`), compared with the reference.
 
 Accuracies are on the validation prompts, because the policy of a branch is not kept and cannot be
 evaluated on test. The interval of a difference comes from the fitted curves. Their draws are
-independent although the prompts are the same, so it is rather too wide."""
+independent although the prompts are the same, so it tends to be too wide."""
 
 from typing import Any
 

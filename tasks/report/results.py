@@ -24,7 +24,7 @@ from tasks.report.settings import ReportSettings
 
 Row = dict[str, Any]
 BASELINE = "grpo"  # the recipe that others are compared with, if it is in the experiment
-# the account that decides which of two equal policies was cheaper: dead groups are free in it
+# the account that decides between equal policies: updates without a gradient are free in it
 CHEAPER = "flops_charged_mixed"
 # the parts of the bill in every account
 PARTS = ("profile", "generate", "score", "update")
@@ -50,7 +50,7 @@ class Results:
 
     @property
     def colours(self) -> dict[str, int]:
-        """A colour per recipe, the same in every figure."""
+        """A colour index per recipe, for all figures."""
         return {run.recipe: index for index, run in enumerate(self.evidence.first_runs)}
 
 

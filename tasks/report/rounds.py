@@ -80,7 +80,7 @@ def read_round(number: int, layout: Layout, card: Mapping[str, Any], cell: str) 
 
 
 def read_rows(path: Path, summary: Mapping[str, Any]) -> list[Row]:
-    """Read a leaderboard. The summary of its report contains its digest."""
+    """Read a leaderboard. Raise ArtifactError if its digest differs from that in the summary."""
     if digest_file(path) != summary["digests"][path.name]:
         raise ArtifactError(f"{path} is damaged, or was edited. {how_to_restore(path)}")
     rows: list[Row] = read_json(path)
@@ -115,7 +115,7 @@ def cumulative(rounds: Sequence[Round], account: str) -> list[float]:
 
 
 def kinds(profile: pl.DataFrame) -> list[int]:
-    """Return how many prompts are never, sometimes and always solved (KINDS)."""
+    """Return the number of prompts of each of KINDS: never, sometimes, always solved, not known."""
     classes = class_of(profile["pass_rate"].drop_nulls())
     never, always = int((classes == 0).sum()), int((classes == len(CLASSES) - 1).sum())
     return [never, len(classes) - never - always, always, len(profile) - len(classes)]

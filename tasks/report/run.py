@@ -55,13 +55,13 @@ def main(stage: Stage) -> None:
 
 def write_metrics(folder: Path, rows: Sequence[Row]) -> None:
     """Write the numbers that `dvc metrics` compares: one small file for each recipe and seed, which
-    DVC shows as rows of one table. Files of other cells are removed. All are in git and in every
-    clone.
+    DVC shows as rows of one table. Files of other cells are removed. All files are in git, so in
+    every clone.
 
         metrics/sgpo/0.json    {"recipe": "sgpo", "seed": 0, "pass@1": 0.469, "charged": 34.4}
 
     `val` is the validation accuracy, `val@0.25` the accuracy of the branch to a quarter of the run.
-    FLOPs are in GFLOPs here, to five digits: DVC prints every digit of a number below 1e16."""
+    FLOPs are in GFLOPs, to five significant digits: DVC prints all digits of numbers below 1e16."""
     shutil.rmtree(folder, ignore_errors=True)
     for row in rows:
         metrics = {

@@ -1,8 +1,8 @@
 """The recipe to choose for a given budget, from the fitted validation curves and their uncertainty.
 
-At each budget the advice is the recipe with the highest fitted accuracy, with every other recipe
-without a significant difference from it. Nothing is extrapolated: a recipe that ended with less
-than the budget counts with its final accuracy, and a recipe with a more expensive profile is
+At each budget the advice is the recipe with the highest fitted accuracy, and every recipe that does
+not differ from it significantly. Nothing is extrapolated: a recipe that ended with less than the
+budget counts with its final accuracy, and a recipe whose profile costs the budget or more is
 excluded.
 
 The draws of two recipes are paired in a random order. Their validations share the prompts, so
@@ -56,8 +56,8 @@ def advice_at(
 ) -> Advice:
     """Return the advice at one budget: `take`, None if no recipe is affordable; `level_with`, the
     recipes not distinguishable from it; and for each recipe the accuracy at which it `began`, its
-    accuracy at the budget, the interval, and the share of draws in which it is the `best` (ties
-    count in parts)."""
+    accuracy at the budget, the interval, and the share of draws in which it is the `best` (ties are
+    split)."""
     if not accuracy:
         return {"budget": budget, "take": None, "level_with": [], "recipes": {}}
     names = list(accuracy)

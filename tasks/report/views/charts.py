@@ -1,4 +1,4 @@
-"""Charts as plotly takes them: traces and layouts, as plain JSON. `page.js` draws them.
+"""Charts as plotly takes them: traces and layouts, as plain JSON. `charts.js` draws them.
 
 A chart has one or more variants in one place, and the reader selects one. A trace of a recipe has
 the recipe's name as `legendgroup`, by which the page hides it. Colours are names that the page
@@ -44,8 +44,8 @@ def chart(label: str, variants: Mapping[str, Variant]) -> Chart:
 def variant(
     traces: Sequence[Trace], x_words: str, y_words: str, *, percent: str = "", **layout: Any
 ) -> Variant:
-    """Return traces with the titles of their axes. `percent` names the axes of shares: x, y, or
-    both; `layout` is plotly's, `xaxis_range` for the key `range` in `xaxis`."""
+    """Return traces with the titles of their axes. `percent` names the axes that show shares: `x`,
+    `y` or `xy`; `layout` is plotly's, with `xaxis_range` for `range` in `xaxis`."""
     named: dict[str, Any] = {"xaxis_title_text": x_words, "yaxis_title_text": y_words}
     named |= {f"{axis}axis_tickformat": ".0%" for axis in percent}
     return {"data": list(traces), "layout": nested(named | layout)}
@@ -113,8 +113,8 @@ def band(
     group: str = "",
     crowded: bool = True,
 ) -> Trace:
-    """Return a trace of the area between two curves. A `crowded` band is shown only for few
-    recipes."""
+    """Return a trace of the area between two curves. A `crowded` band is shown only if there are
+    few recipes."""
     return {
         "type": "scatter",
         "mode": "none",

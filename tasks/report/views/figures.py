@@ -207,7 +207,7 @@ def compute_parts(results: Results) -> Chart:
 
 
 def differences(results: Results) -> Chart:
-    """Return a chart of the paired differences of pass@1 of every recipe, in points."""
+    """Return a chart of the paired differences of every recipe's pass@1, in percentage points."""
     recipes = results.summary["recipes"]
     names = sorted(recipes, key=lambda name: -recipes[name]["differences"]["initial"]["mean"])
     variants = {}

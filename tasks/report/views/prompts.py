@@ -18,9 +18,9 @@ CLASS_SHARE = (1.0, 0.8, 0.6, 0.42, 0.26, 0.12)  # strength of the colour, per c
 
 
 def tokens_by_class(results: Results) -> Chart:
-    """Return the tokens that each training sampled, by the profiled pass rate of their prompts: for
-    all groups, and for the groups without a signal. Charged compute is proportional to tokens if
-    all sampled rollouts are also updated."""
+    """Return the tokens that each training run sampled, by the profiled pass rate of their prompts:
+    for all groups, and for groups that are not `mixed`. Charged compute is proportional to tokens
+    if the run trains on all rollouts."""
     evidence = results.evidence
     layout = {"barmode": "stack", **rows_layout([name_of(row) for row in results.rows])}
     variants = {}
@@ -40,7 +40,7 @@ def tokens_by_class(results: Results) -> Chart:
 
 
 def class_tokens(evidence: Evidence, run: Trained, mixed: Sequence[bool]) -> list[int]:
-    """Return the tokens of a training on prompts of each class, and on prompts of unknown class."""
+    """Return the tokens that a run sampled on prompts of each class, then of unknown class."""
     rates = evidence.profile.select("prompt_id", "pass_rate")
     spent = run.tokens.filter(pl.col("mixed").is_in(list(mixed)))
     known = spent.join(rates, on="prompt_id", how="inner").drop_nulls("pass_rate")

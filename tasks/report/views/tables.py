@@ -119,7 +119,7 @@ def times_words(found: Mapping[str, float | None] | None) -> str:
 
 
 def difference_words(found: Difference | None) -> str:
-    """Return a difference in points with its interval; a dash where there is none."""
+    """Return a difference in percentage points with its interval; a dash if there is none."""
     return "–" if found is None else f"{points(found['mean'], '+')} ({points_words(found)})"
 
 
@@ -323,8 +323,8 @@ def plans_table(results: Results) -> str:
 
 
 def forecast_table(results: Results) -> str:
-    """Return the expected rates of each plan, and the actual rates of each seed. Totals depend on
-    the budget, which repeats a plan or cuts it short."""
+    """Return the expected rates of each plan, and the actual rates of each seed. Totals are left
+    out: they depend on the budget, which repeats a plan or cuts it short."""
     rows = {name_of(row): row for row in results.rows}
     body = []
     for run in results.evidence.trained:
