@@ -72,7 +72,7 @@ def family_layout(work: Path, family: str) -> Layout:
 def run_stage(
     name: str, values: Values, layout: Layout, recipe: str | None = None, seed: int | None = None
 ) -> None:
-    """Run a stage's `main` without a record."""
+    """Run a stage's `main` without recording it."""
     main = importlib.import_module(f"tasks.{name}.run").main
     main(Stage.unrecorded(name, values, layout, recipe, seed))
 
@@ -98,7 +98,7 @@ def prepare_family(work: Path, family: str, values: Values, policy: Layout | Non
 
 
 def run_cell(cell: BenchmarkCell, work: Path) -> Line:
-    """Plan, train and measure a cell, and return its result line. A failed cell has a line, too."""
+    """Plan, train and measure a cell. Return its result line, with the error if the cell fails."""
     layout = CellLayout(work / "cells" / cell.key, family_layout(work, cell.family))
     started, cpu = time.perf_counter(), time.process_time()
     line: Line = {
@@ -127,9 +127,9 @@ def run_cell(cell: BenchmarkCell, work: Path) -> Line:
 
 
 def fit_plan(cell: BenchmarkCell, layout: CellLayout) -> None:
-    """Write the recipe's plan with as many passes as the budget needs. The last pass is thinned at
-    random to fit the budget; the order of the remaining visits does not change. The profile's
-    samples come from the family's store."""
+    """Write the recipe's plan with as many passes as the budget of rollouts needs. The last pass is
+    thinned at random to fit the budget; the order of the remaining visits does not change. The
+    profile's samples come from the family's store."""
     store = {**cell.params["store"], "location": str(layout.family.store.absolute())}
 
     def plan_of(passes: int) -> pl.DataFrame:
@@ -146,8 +146,8 @@ def fit_plan(cell: BenchmarkCell, layout: CellLayout) -> None:
 
 
 def thinned(plan: pl.DataFrame, budget: int, rng: np.random.Generator) -> pl.DataFrame:
-    """Return the plan with a random subset of its last pass that fits the budget, and with at least
-    one visit in all."""
+    """Return the plan with a random subset of its last pass, so that it fits the budget of
+    rollouts, but with at least one visit."""
     last = int(plan["pass"].max())  # type: ignore[arg-type]
     is_last = plan["pass"].to_numpy() == last
     sizes = plan["group_size"].to_numpy().astype(np.int64)
@@ -216,9 +216,9 @@ def parts_of(seconds: Seconds) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Passes:
-    """The trainer's passes over a step's rollouts: the number of update epochs, whether a slot
-    requires a forward pass before the update, whether it also requires the norm of each rollout's
-    gradient, and whether each kept rollout has a reference, or a bonus for the entropy."""
+    """The trainer's passes over a step's rollouts: the number of update epochs; whether a slot
+    requires a forward pass before the update, and the norm of each rollout's gradient; and whether
+    the loss of each kept rollout needs a reference, or has an entropy bonus."""
 
     epochs: int = 1
     is_seen: bool = False
@@ -244,9 +244,9 @@ def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
 
 def device_seconds(rollouts: pl.DataFrame, passes: Passes, time_of: DeviceTime) -> Seconds:
     """Return the modelled seconds for the steps of a TRAIN_ROLLOUTS table: per step one wave of the
-    fresh rollouts, a prefill per group, the passes that slots require, and an update of rollouts
-    with a gradient. Lengths are scaled by LENGTH_FACTOR. A wave has ROWS_FACTOR times the rollouts,
-    and a step is charged its share: a few rows alone would leave the device idle."""
+    fresh rollouts, a prefill per group, the passes that slots require, and an update on the
+    rollouts with a gradient. Lengths are scaled by LENGTH_FACTOR. A wave has ROWS_FACTOR times the
+    rollouts, and a step is charged its share: a few rows alone would leave the device idle."""
     seconds = Seconds()
     for (_step,), rows in rollouts.group_by("step", maintain_order=True):
         prompts, completions = lengths_of(rows)
@@ -269,7 +269,7 @@ def device_seconds(rollouts: pl.DataFrame, passes: Passes, time_of: DeviceTime) 
 
 
 def scoring_seconds(num_tokens: float, rollouts: pl.DataFrame, time_of: DeviceTime) -> float:
-    """Return the modelled seconds to read so many tokens, in rollouts of the table's lengths."""
+    """Return the modelled seconds to read `num_tokens` in rollouts of the table's lengths."""
     prompts, completions = lengths_of(rollouts)
     whole = prompts + completions
     return num_tokens * LENGTH_FACTOR / float(whole.sum()) * time_of.read(whole)

@@ -1,5 +1,5 @@
-"""The frontier of a recipe in an account: the cost of a run in it, the settings of a search on the
-frontier, and the compute at which it reaches an accuracy.
+"""The frontier of a recipe in an account: a run's cost in the account, the settings of a search on
+the frontier, and the compute at which the recipe reaches an accuracy.
 
 Legend: D draws, P points."""
 
@@ -27,7 +27,7 @@ which depend on the machine and its other load."""
 
 
 def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
-    """Return the cost of a run in the account `measure`."""
+    """Return the cost of a run in the account `measure`, with 1 / `uses` of the profile's cost."""
     if measure == "rollouts":
         return float(line["rollouts"] + line["rollouts_profile"] / uses)
     if measure in UPDATE_FACTORS:

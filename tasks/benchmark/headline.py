@@ -1,13 +1,13 @@
-"""Which recipe pays: the least compute at which a recipe's tuned frontier reaches the reference's
-accuracy, as a ratio, with its interval.
+"""Which recipe pays off: the ratio of the reference's compute to the least compute at which a
+recipe's tuned frontier reaches the same accuracy, with an interval.
 
 A recipe's frontier on a family in an account is the monotone curve through (compute, test accuracy)
 of the settings chosen for this account, each as the mean over the seeds. The targets are the
-accuracies of the reference at its own budgets, except the largest. There an equally good recipe
-reaches the target only by chance, and if it does its ratio is above 1.
+accuracies of the reference at its own budgets, except the largest. At the largest an equally good
+recipe reaches the target only by chance, and if it does its ratio is above 1.
 
-The interval is a hierarchical bootstrap. Prompts are drawn once for all recipes, because all answer
-the same ones. Seeds are drawn for every recipe and settings. For every recipe the result of its
+The interval comes from a hierarchical bootstrap. Prompts are drawn once for all recipes, because
+all are tested on the same ones. Seeds are drawn for every point. For every recipe the result of its
 search is drawn, with the variance between searches of the family's recipes. With one search this
 last part is omitted.
 
@@ -16,7 +16,7 @@ which it is amortised. A ratio above 1 means less compute than the reference. A 
 frontier does not reach is reported as such, and counts as a ratio of 0 in the draws. A target below
 a frontier's first point is counted at that point's compute, so the ratio is a lower bound.
 
-Legend: D draws, S seeds, P test prompts, N points of a frontier."""
+Legend: D draws, S seeds, P test prompts, N points of a frontier, K searches, B budgets."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times less compute than the reference; None if the target is not reached. Below the
-    first point of the frontier the true ratio is larger (`is_bound`). An upper end equal to `most`,
-    the largest ratio that the points can show, may also be larger. `reached` is the share of draws
-    that reach the target."""
+    """How many times less compute than the reference; None if the target is not reached. If the
+    target is below the frontier's first point (`is_bound`), the true ratio is larger. A `high`
+    equal to `most`, the largest ratio that the points can show, may also be too small. `reached` is
+    the share of draws that reach the target."""
 
     value: float | None
     low: float | None
@@ -173,8 +173,8 @@ class Spread:
 
 
 def spread_of(found: Collection[Runs]) -> Spread | None:
-    """Return the deviation of one search, pooled over recipes and their budgets: two searches of
-    one recipe are too few. Return None if no recipe has two searches."""
+    """Return the spread between searches, pooled over recipes and budgets: the few searches of one
+    recipe do not suffice. Return None if no recipe has two searches."""
     squares, freedom = 0.0, 0
     for runs in found:
         if len(runs.searches) < 2:
@@ -192,18 +192,18 @@ def spread_of(found: Collection[Runs]) -> Spread | None:
 
 @dataclass(frozen=True)
 class Draws:
-    """The accuracies of a recipe and of the reference at their points: as measured, [N] each, and
-    [D, N] in draws of searches, seeds and prompts."""
+    """The accuracies of a recipe and of the reference at their points: as measured [N], and in
+    bootstrap draws of searches, seeds and prompts [D, N]."""
 
     means: tuple[Floats, Floats]
     drawn: tuple[Floats, Floats]
 
 
 def resample(mine: Runs, reference: Runs, num_draws: int, spread: Spread | None = None) -> Draws:
-    """Draw prompts once for both recipes, which answer the same ones, seeds for each point, and for
-    each recipe one deviation of its search. The deviation of draws of S seeds is too small by
-    sqrt((S - 1) / S), and a normal quantile is too small for S - 1 degrees of freedom: the
-    deviations are widened by both."""
+    """Draw prompts once for both recipes, seeds for each point, and for each recipe one deviation
+    of its search. The standard deviation over draws of S seeds is too small by sqrt((S - 1) / S),
+    and a normal quantile is too small for S - 1 degrees of freedom: deviations from the mean are
+    widened to correct both."""
     rng = np.random.default_rng(0)
     mine_rates, reference_rates = ([p.rates() for p in runs.points] for runs in (mine, reference))
     num_prompts = mine_rates[0].shape[1]
@@ -232,7 +232,7 @@ def resample(mine: Runs, reference: Runs, num_draws: int, spread: Spread | None 
 
 
 def widening(num_seeds: int) -> float:
-    """Return the factor that corrects the deviation of draws of so few seeds."""
+    """Return the factor that widens the deviations in draws of `num_seeds` seeds (`resample`)."""
     quantiles = stats.t.ppf(0.5 + LEVEL / 2, num_seeds - 1) / stats.norm.ppf(0.5 + LEVEL / 2)
     return float(quantiles * np.sqrt(num_seeds / (num_seeds - 1)))
 
@@ -245,7 +245,7 @@ def mean_of(parts: Sequence[Floats]) -> Floats:
 def ratios(
     mine: Runs, reference: Runs, measure: str, draws: Draws, uses: float = 1.0
 ) -> dict[int, Ratio]:
-    """Return how many times less compute `mine` needs for each accuracy of the reference."""
+    """Return, by budget of the reference, how many times less compute `mine` needs to match it."""
     places = mine.frontier[measure], reference.frontier[measure]
     costs = tuple(
         np.array([runs.points[place].cost(measure, uses) for place in its])
@@ -272,9 +272,9 @@ def ratios(
 
 
 def update_cost(reference: Runs) -> float:
-    """Return rho: the modelled cost of updating a rollout over the cost of generating it, in the
-    reference's runs at their largest budget. Their updated share is from `charged_mixed`;
-    generation is a quarter of `charged`."""
+    """Return rho: the modelled cost of training on a rollout over that of generating it, in the
+    reference's first run at its largest budget. The share of rollouts trained on is from
+    `charged_mixed`; generation is a quarter of `charged`."""
     line = reference.points[reference.best[max(reference.best)]].lines[0]
     charged, mixed = line["flops"]["charged"], line["flops"]["charged_mixed"]
     share = (mixed - charged / 4.0) / (0.75 * charged)

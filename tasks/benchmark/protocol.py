@@ -61,7 +61,7 @@ class Family:
 @dataclass(frozen=True)
 class Protocol:
     """The content of a protocol file. `title` is the title of its page, `parameters` the parameter
-    file. Recipes are compared with the better one in `reference`, whose recipes train the same
+    file. Recipes are compared with the best one in `reference`; these recipes must train the same
     policy. `seeds` are the seeds of the test runs."""
 
     title: str
@@ -195,7 +195,7 @@ def dotted(key: str, value: Any) -> Values:
 
 def trials(search: Search, contestant: Contestant, seed: int) -> list[Values]:
     """Return the settings that a recipe tries first in the search of this seed: its own, then
-    distinct random points of the grid, the same for all recipes."""
+    distinct random points of its grid, the same for recipes with the same grid."""
     axes = {f"train.{key}": values for key, values in search.axes.items()}
     if contestant.values:
         axes[contestant.knob] = contestant.values
@@ -205,7 +205,7 @@ def trials(search: Search, contestant: Contestant, seed: int) -> list[Values]:
 
 
 def survivors(num_trials: int, keep_share: float, rung: int) -> int:
-    """Return the number of trials that run at this rung's budget."""
+    """Return the number of trials that run at the budget with index `rung`."""
     return max(math.ceil(num_trials * keep_share**rung), 1)
 
 

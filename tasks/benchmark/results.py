@@ -49,8 +49,8 @@ def read_results(path: Path) -> dict[str, Line]:
 
 
 def supersede(path: Path, keys: Collection[str], reason: str) -> int:
-    """Mark the valid lines of these keys as superseded, and return their number. Other lines keep
-    their bytes."""
+    """Mark the valid lines of these keys as superseded, and return their number. All other lines
+    stay byte-identical."""
     content = path.read_bytes()
     texts, num = content.split(b"\n"), 0
     for place, text in enumerate(texts[:-1]):
@@ -74,7 +74,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def append_result(path: Path, line: Mapping[str, Any]) -> None:
-    """Append a line and sync it to disk. Terminate a partial last line first, so that the new line
+    """Append a line and sync it to disk. Remove a partial last line first, so that the new line
     stands alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(line, sort_keys=True) + "\n"

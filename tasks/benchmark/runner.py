@@ -1,4 +1,4 @@
-"""Run the cells of a protocol that the results file lacks, some at a time.
+"""Run the cells of a protocol that the results file lacks, several at a time.
 
 The next cells follow from the results file alone. A trial continues to the next budget when all
 trials of this budget are done and it is among the best on validation. When all searches of a recipe
@@ -75,7 +75,7 @@ def runnable(
 def turn(
     protocol: Protocol, values: Values, family: str, contestant: Contestant, find: Find
 ) -> Iterator[BenchmarkCell]:
-    """Yield a recipe's cells on a family, including finished ones, until one has no result."""
+    """Yield a recipe's cells on a family, finished or not, that do not await missing results."""
     owner = (family, protocol.families[family])
 
     def made(
@@ -127,10 +127,10 @@ def lines_of(protocol: Protocol, values: Values, family: str, find: Find) -> lis
 
 
 def due(protocol: Protocol, values: Values, lines: Collection[Line]) -> list[Line]:
-    """Return the lines to show: the lines of the protocol's cells, without other settings, other
-    code, an older protocol, or an incomplete search. If a family's reference has not been run on
-    test, return superseded lines instead: for each recipe the lines with the last reason, which
-    were superseded together."""
+    """Return the lines to show: those of the cells that `turn` yields, so none with other settings,
+    other code or of an older protocol. If a family's reference has not been run on test, return
+    superseded lines instead: for each recipe the lines with the last reason, which were superseded
+    together."""
     results = current(lines)
     marked = [line for line in lines if "superseded" in line]
     last = {(line["family"], line["recipe"]): line["superseded"] for line in marked}
@@ -154,7 +154,7 @@ def due(protocol: Protocol, values: Values, lines: Collection[Line]) -> list[Lin
 
 
 def supersede_others(protocol: Protocol, values: Values, file: Path, reason: str) -> None:
-    """Mark the lines that belong to no cell of the current protocol and code."""
+    """Mark as superseded the lines that belong to no cell of the current protocol and code."""
     results = current(read_lines(file))
     own = {
         line["key"]
@@ -237,7 +237,7 @@ def run(protocol: Protocol, values: Values, work: Path, file: Path, workers: int
 
 
 def run_in_worker(cell: BenchmarkCell, work: Path) -> Line:
-    """Run a cell in a worker, which ends when interrupted: the pool would wait for it forever."""
+    """Run a cell in a worker. Kill the worker on interrupt: the pool would wait for it forever."""
     try:
         return cells.run_cell(cell, work)
     except KeyboardInterrupt:
@@ -246,8 +246,8 @@ def run_in_worker(cell: BenchmarkCell, work: Path) -> Line:
 
 
 def line_of(future: Future[Line], ran: Collection[BenchmarkCell]) -> Line:
-    """Return the line of a cell that has ended. Raise StageError, with the names of the cells that
-    `ran`, if a worker was killed."""
+    """Return the line of a cell that has finished. Raise StageError, with the names of the cells
+    that `ran`, if a worker was killed."""
     try:
         return future.result()
     except BrokenProcessPool as error:
@@ -259,7 +259,7 @@ def line_of(future: Future[Line], ran: Collection[BenchmarkCell]) -> Line:
 
 
 def start_worker() -> None:
-    """Configure a worker: it ends with its parent, ignores interrupts, and uses one thread."""
+    """Configure a worker: it dies with its parent, ignores interrupts, and uses one thread."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)

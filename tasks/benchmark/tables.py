@@ -103,7 +103,7 @@ def superseded_words(lines: list[Line]) -> Iterator[str]:
 
 
 def caveats(runs: Mapping[str, Runs], reference: Runs) -> Iterator[str]:
-    """Yield the limits of a family's ratios."""
+    """Yield the caveats on a family's ratios."""
     others = [mine for mine in runs.values() if not mine.is_all_of(reference)]
     if len(reference.best) == 1 and any(
         mine.best.keys() == reference.best.keys() for mine in others
@@ -122,7 +122,7 @@ def caveats(runs: Mapping[str, Runs], reference: Runs) -> Iterator[str]:
 
 
 def facts_words(facts: Mapping[str, Any]) -> str:
-    """Return the pass rates of the initial policy on a family, and their modelled saving."""
+    """Return a family's initial pass rates and the modelled saving of an oracle, as text."""
     savings = " and ".join(f"{value:.1f} in `{name}`" for name, value in facts["oracle"].items())
     return (
         f"{facts['prompts']:,} training prompts, {facts['never']:.0%} never solved and "
