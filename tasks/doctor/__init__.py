@@ -1,3 +1,3 @@
 """Checks of a run before it starts: its faults, and its expected cost.
 
-Loaded by name, as the stages are."""
+They are imported by name, as the stages are."""

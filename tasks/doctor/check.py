@@ -1,4 +1,4 @@
-"""All faults that can be found before the first stage runs, at once."""
+"""Find and report together all faults that can be found before the first stage runs."""
 
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
 """The expected cost of stages: tokens, FLOPs, hours and GPU-hours, each as an interval.
 
-FLOPs are charged FLOPs: 2 P a sampled token, 6 P an updated token, 2 P a token scored again.
-Lengths come from the profile, if there is one; training changes them, so its interval is from half
-to twice these lengths. Without a profile a completion is between a tenth of `sampling.max_tokens`
-and all of it. The content of the rollout store is unknown here: stages that sample through it may
-cost nothing."""
+FLOPs are charged FLOPs with P parameters: 2 P per sampled token, 6 P per token trained on, 2 P per
+token scored again. Lengths come from the profile, if there is one; training changes them, so for
+training the interval is from half to twice these lengths. Without a profile a completion is between
+a tenth of `sampling.max_tokens` and all of it. The content of the rollout store is unknown here:
+stages that sample through it may cost nothing."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -103,8 +103,8 @@ def known_values(values: Values, layout: Layout) -> World | None:
 
 
 def architecture_of(values: Values, layout: Layout) -> Architecture | None:
-    """Return the policy's architecture from its card. Without a card all parameters multiply and
-    attention costs nothing; return None if their number is unknown, too."""
+    """Return the policy's architecture from its card. Without a card, count all parameters as
+    matmul parameters and attention as free; return None if their number is unknown."""
     with suppress(ArtifactError, KeyError, TypeError):
         card = read_checked(layout.policy_card)
         if card["source"] == values["policy"]["source"]:
@@ -190,9 +190,9 @@ def run_flops(world: World, run: Planned, train: Values) -> float:
 
 
 def plans_of(world: World, recipe: str) -> list[Planned]:
-    """Return the recipe's plan with the shortest and least updated rollouts, the expected ones, and
-    the longest: from the profile if there is one, else with the recipe's largest group for every
-    prompt, or for a part of them."""
+    """Return the recipe's plan for the cheapest rollouts (the shortest, the fewest trained on), the
+    expected and the most expensive ones: from the profile if there is one, else with the recipe's
+    largest group for every prompt, or for a part of the prompts."""
     chosen, limit = recipes.recipe(world.values, recipe), world.values["sampling"]["max_tokens"]
     spec, train = chosen["allocate"], chosen["train"]
     with suppress(ParamsError):  # a plan may have no visit
@@ -235,8 +235,8 @@ def of_profile(world: World, account: str) -> Range:
 
 
 def refusals(values: Values, layout: Layout, names: Sequence[str]) -> list[str]:
-    """Return why `allocate` would refuse recipes with a profile and warm start that use up the
-    budget: at their lowest cost, as long as there is no profile."""
+    """Return why `allocate` would refuse recipes whose profile and warm start use up the budget, at
+    their lowest estimated cost while there is no profile."""
     limit, world, problems = budget.budget_of(values), known_values(values, layout), Problems()
     if limit is None or world is None:
         return []

@@ -1,4 +1,4 @@
-"""Check that training and its engine fit the GPU, with nvidia-smi: torch is not imported."""
+"""Check with nvidia-smi that training and its engine fit the GPU, without importing torch."""
 
 import importlib.util
 import subprocess
@@ -61,8 +61,8 @@ def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
 
 
 def memory(values: Values, model: Model, there: list[Gpu]) -> list[str]:
-    """Return why training and engine do not fit the first GPU, with the stage's own check after
-    loading the weights. Adapters are small, and not counted."""
+    """Return why training and engine do not fit the first GPU, by the check that the stage makes
+    after loading the weights. Adapters are small, and not counted."""
     engine, train, gpu = values["engine"], values["train"], there[0]
     lora = train["lora"]
     name = engine["name"]

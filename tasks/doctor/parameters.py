@@ -70,7 +70,7 @@ def check_verifiers(values: Values) -> None:
 
 
 def under_verifier(value: Any, where: str) -> list[tuple[str, str]]:
-    """Return every text under a key `verifier`, at any depth, with its place."""
+    """Return (place, text) for every text under a key `verifier`, at any depth."""
     if isinstance(value, list):
         parts = [(f"{where}[{number}]", inner) for number, inner in enumerate(value)]
         return [pair for place, inner in parts for pair in under_verifier(inner, place)]
@@ -84,7 +84,7 @@ def under_verifier(value: Any, where: str) -> list[tuple[str, str]]:
 
 
 def not_installed(whole: Values) -> list[str]:
-    """Return the packages that the parameters require and this environment lacks."""
+    """Return a fault for each package that the parameters require and this environment lacks."""
     found = [
         f"tracking.also names {name}, which is not installed: python -m pip install --constraint "
         f'requirements.txt --editable ".[{name}]", or remove it'
@@ -101,6 +101,6 @@ def not_installed(whole: Values) -> list[str]:
 
 
 def is_installed(package: str) -> bool:
-    """Return whether a package is installed; a tracker's folder of its name does not count."""
+    """Return whether a package is installed; a folder of that name (a tracker's) does not count."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None

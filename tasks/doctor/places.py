@@ -1,4 +1,4 @@
-"""Checks of the pipeline's inputs and outputs: existing, readable, writable, large enough.
+"""Check that the pipeline's inputs and outputs exist, are readable or writable, and fit the disk.
 
 A policy is not downloaded: for one on the Hugging Face hub, the cache of this machine is checked.
 Of a remote source only the first rows are read."""
@@ -222,7 +222,7 @@ def bucket_takes(location: str) -> None:
 
 
 def silent_tracking(values: Values) -> list[str]:
-    """Return a remark if the tracking server does not answer: its records then wait in files."""
+    """Return a remark if the tracking server does not respond: records will wait in files."""
     uri = values["tracking"]["uri"] or ""
     if not uri.startswith(("http://", "https://")):
         return []
@@ -259,7 +259,7 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
 
 
 def check_context(values: Values, model: Model | None) -> list[str]:
-    """Return a fault if no completion fits the policy's context."""
+    """Return a fault if `sampling.max_tokens` leaves no room for a prompt in the context."""
     limit, asked = model.max_length if model else None, values["sampling"]["max_tokens"]
     if limit is None or asked < limit:
         return []
@@ -270,7 +270,7 @@ def check_context(values: Values, model: Model | None) -> list[str]:
 
 
 def check_disk(values: Values, layout: Layout, model: Model | None) -> list[str]:
-    """Return a fault if trained policies (also in DVC's cache) and checkpoints exceed the disk."""
+    """Return a fault if trained policies (also in DVC's cache) and checkpoints do not fit."""
     if model is None:
         return []
     weights = FLOAT32 * model.num_parameters

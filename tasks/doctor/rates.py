@@ -1,8 +1,8 @@
-"""The speed of sampling and training on this machine, in charged FLOPs a second.
+"""The speed of sampling and training on this machine, in charged FLOPs per second.
 
-Measured, if earlier runs of this data root recorded it: the charge in `flops.json` over the seconds
-in `measured/`. Otherwise from the table below, with wide intervals because the table depends on
-neither model nor lengths."""
+It is measured, if earlier runs of this data root recorded it: the charge in `flops.json` over the
+seconds in `measured/`. Otherwise it is assumed (`table`), with wide intervals, because the table
+depends on neither model nor lengths."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -81,7 +81,7 @@ def measured_training(layout: Layout, num_parameters: float) -> Iterator[float]:
 def measured(
     folder: Path, note: Path, part: str, phases: tuple[str, ...], num_parameters: float
 ) -> Iterator[float]:
-    """Yield the rate from a folder's files, if they exist and are of a policy of similar size."""
+    """Yield the rate from a folder's files, if they exist and the policy has a similar size."""
     with suppress(ArtifactError, KeyError, TypeError, AttributeError):
         flops, cost = read_checked(folder / "flops.json"), read_checked(note)
         charged = sum(flops["charged"][phase] for phase in phases)

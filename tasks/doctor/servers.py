@@ -1,4 +1,4 @@
-"""Check that the model servers of `engine.urls` answer a request for their models.
+"""Check that the model servers of `engine.urls` respond to a request for their models.
 
 The engine's client, and with it torch, is imported only if there is a server to check."""
 
@@ -15,7 +15,7 @@ SECONDS = 5.0
 
 
 def check(values: Values) -> tuple[list[str], list[str]]:
-    """Return (errors, remarks): a server that does not answer is an error only if no other does,
+    """Return (errors, remarks): a server that does not respond is an error only if none does,
     because the engine continues with the available ones."""
     engine = values["engine"]
     if engine["name"] not in ("server", "auto"):
@@ -34,8 +34,8 @@ def check(values: Values) -> tuple[list[str], list[str]]:
 
 
 async def ask(url: str) -> None:
-    """Raise ArtifactError for an answer that no engine can use, and Unavailable if there is no
-    answer."""
+    """Raise ArtifactError for a response that no engine can use, and Unavailable if there is no
+    response."""
     from tasks.engines.server.endpoints import Connection, Endpoint
 
     async with Connection(Endpoint(url), SECONDS) as connection:
