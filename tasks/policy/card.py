@@ -70,7 +70,7 @@ def write_external(
 
 
 def checked(location: Path, trust_remote_code: bool) -> dict[str, Any]:
-    """Check that the model at `location` is complete, and return its `describe`."""
+    """Check that the model at `location` is complete, and return the result of `describe`."""
     check_folder(location)
     with loading(location, MODEL):
         described = describe(skeleton(location, trust_remote_code))
@@ -122,8 +122,7 @@ def check_shapes(location: Path, trust_remote_code: bool) -> None:
 
 
 def check_numbers(location: Path) -> None:
-    """Raise ArtifactError for weights that are not finite: a policy with one cannot sample
-    completions."""
+    """Raise ArtifactError if a weight is not finite: such a policy cannot sample completions."""
     with progress(None, "check weights", "number") as bar:
         for path in weight_files(location):
             with safe_open(path, framework="pt") as file:

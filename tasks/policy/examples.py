@@ -1,8 +1,8 @@
 """Training text of the tiny policy: pairs (prompt, completion) from one or more families, mixed by
 weight.
 
-Seeds start at 2^40. Prompts that `ingest` generates use small seeds from params.yaml, so no example
-here has the seed of an evaluation prompt."""
+Seeds start at 2^40. Prompts that `ingest` generates use smaller seeds, so no example here has the
+seed of an evaluation prompt."""
 
 import random
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ SEEDS_PER_POLICY = 2**32
 
 
 def load(family: Family) -> Any:
-    """Return the module of a family. Raise ParamsError with a list of families if none exists."""
+    """Return the module of a family. Raise ParamsError with a list of families if it is unknown."""
     return registry.load(families, family.name, "policy.tiny.families: the name")
 
 

@@ -40,9 +40,9 @@ def provide(
     settings: Policy, layout: Layout, *, copy: bool = False, every_seconds: float = math.inf
 ) -> dict[str, Any]:
     """Write the tiny policy, after training it, or the external one to `policy/`. Write and return
-    its card, `policy.json`. With `copy`, include the external policy's weights. Training continues
-    from a checkpoint of the same code, saved every `every_seconds`, and deletes it when it is
-    done."""
+    its card, `policy.json`. With `copy`, include the external policy's weights. Training resumes
+    from a checkpoint of the same code, saved every `every_seconds`; all such checkpoints are
+    deleted at the end."""
     unfinished, code = layout.unfinished_policy, layout.code("policy")
     if code.exists():
         unfinished = unfinished.with_stem(f"{unfinished.stem}-{digest_file(code)}")
