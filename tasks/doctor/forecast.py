@@ -158,7 +158,7 @@ def cost(world: World, stage: Coordinates) -> Cost:
 
 
 def of_policy(world: World) -> Cost:
-    """Return the cost of training the tiny policy; downloading another is not forecast."""
+    """Return the cost of training the tiny policy; downloading another policy is not estimated."""
     policy = world.values["policy"]
     if policy["source"] != "tiny":
         return spent(NOTHING, NOTHING, NOTHING, 0)

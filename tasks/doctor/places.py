@@ -67,7 +67,7 @@ def hub_snapshot(source: str) -> Path | None:
 
 
 def check_model(values: Values) -> list[str]:
-    """Return the faults of the policy's folder, or of its name if it would be fetched."""
+    """Return the faults of the policy's folder, or of `policy.source` if it would be fetched."""
     try:
         source = section(values, "policy", Policy).source
     except ParamsError:  # reported with the other parameters
@@ -154,7 +154,7 @@ def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
 
 
 def needs_solutions(values: Values, recipe: str) -> bool:
-    """Return whether a recipe first imitates worked solutions."""
+    """Return whether a recipe's warm start imitates worked solutions."""
     chosen = recipes.recipe(values, recipe)["train"].get("warm_start") or {}
     return chosen.get("data") == "solutions"
 

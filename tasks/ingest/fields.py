@@ -1,7 +1,7 @@
 """Values of a row by path, and prompts assembled from several of them.
 
 A path consists of names and indices (`reward_model.ground_truth[0].x`), and can lead into JSON
-text. Several alternative paths may be given (`problem|question`): the first one present counts."""
+text. Several alternative paths may be given (`problem|question`): the first one present is used."""
 
 import json
 import re
@@ -16,7 +16,7 @@ BRACES = re.compile(r"\{\{|\}\}|\{(?P<path>[^{}\s][^{}]*)\}")
 
 class Unusable(ValueError):
     """Raised if a row cannot be used. `reason` is its reason in the table `rejected`, and the
-    message its detail. `source` replaces the entry's source."""
+    message its detail. `source` is used instead of the entry's name."""
 
     def __init__(self, detail: str, reason: str = "malformed", source: str | None = None) -> None:
         super().__init__(detail)

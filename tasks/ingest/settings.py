@@ -73,8 +73,8 @@ class Ingest:
             self.check_split(name, [n for n, one in enumerate(self.sources) if one.split == name])
 
     def check_split(self, name: str, named: list[int]) -> None:
-        """Raise ParamsError for an invalid size of a split; `named` are the sources that name
-        it."""
+        """Raise ParamsError for an invalid size of a split; `named` are the indices of the sources
+        that name it."""
         size, least = getattr(self.splits, name), int(name == "train")
         if size is not None and size < least:
             raise ParamsError(f"ingest.splits.{name} is {size}; it must be at least {least}")

@@ -33,7 +33,7 @@ TRAINED = ("step", "group", "prompt_id", "outcome")
 
 @dataclass(frozen=True)
 class Trained:
-    """The plan and the training of a recipe with one seed, and the metrics of its policy on the
+    """The plan and the training run of a recipe with one seed, and the metrics of its policy on the
     test prompts: overall, and for each prompt (`scores`, as `score_prompts` counts). `tokens` are
     the tokens sampled on each training prompt, by whether its group was `mixed`."""
 
@@ -99,7 +99,7 @@ def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
 
 
 def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
-    """Read the plan, the training and the evaluation of a recipe with one seed."""
+    """Read the plan, the training run and the evaluation of a recipe with one seed."""
     plan = layout.plan(recipe, seed)
     train = layout.train(recipe, seed)
     evaluation = layout.evaluation(recipe, seed)

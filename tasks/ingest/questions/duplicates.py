@@ -28,8 +28,8 @@ def unify(
     """Return the index with one `gold` key for golds of the same question that a verifier judges
     equal (1,200 and 1200).
 
-    `golds` has row, answer and verifier of the rows of `differing(index)`. Each gold is compared
-    with the first gold of its question."""
+    `golds` has the row, answer and verifier of each row in `differing(index)`. Each gold is
+    compared with the first gold of its question."""
     rows = golds.join(index.select("row", "text", "gold"), on="row", maintain_order="left")
     first = pl.col("answer", "gold").first().over("text").name.prefix("first_")
     others = rows.with_columns(first).filter(pl.col("gold") != pl.col("first_gold"))

@@ -17,8 +17,8 @@ from tasks.ingest.files.formats import Record
 
 @dataclass(frozen=True)
 class Settings:
-    """The `path` of the file, the number of assertions shown in the prompt, and whether
-    `challenge_test_list` counts."""
+    """The `path` of the file, the number of assertions shown in the prompt, and whether the gold
+    includes `challenge_test_list`."""
 
     path: str
     shown_tests: int

@@ -63,7 +63,7 @@ def write(stage: Stage, results: Results) -> None:
 
 
 def trained_by(stage: Stage, chosen: Mapping[str, Any] | None) -> Path | None:
-    """Return the file that identifies the training of the chosen cell, or None."""
+    """Return the file that identifies the training run of the chosen cell, or None."""
     if chosen is None:
         return None
     return stage.layout.train(chosen["recipe"], chosen["seed"]) / "curve.parquet"

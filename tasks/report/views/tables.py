@@ -94,7 +94,7 @@ def difference_cells(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def point_cells(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the headers and one row for each recipe and share of the run (see `points`)."""
+    """Return the headers and one row for each recipe and share of the run (`report.points`)."""
     headers = ("recipe", "share", "validation", f"over {summary['reference']}", "times less")
     rows = [
         (
