@@ -2,16 +2,16 @@
 
 They are in `checkpoints/<key>/` under the data root. The key is the digest of everything that the
 result depends on: policy, prompts, plan, effective parameters, seed, code. A run with the same key
-resumes; a run with another key starts from the beginning. Only `--resume` continues the checkpoint
-of other code. A checkpoint is a folder that is created atomically (temporary name, flush, rename)
-and contains the digests of its files. A damaged one is skipped in favour of the one before. Tensors
-are safetensors: no file here can execute code.
+resumes; a run with another key starts from the beginning. Only `--resume` can continue from a
+checkpoint that other code wrote. A checkpoint is a folder that is created atomically (temporary
+name, flush, rename) and contains the digests of its files. A damaged one is skipped in favour of
+the one before. Tensors are safetensors: no file here can execute code.
 
-The rollouts since the previous checkpoint are a separate file beside the checkpoints. It is written
-once and named by its content, and every later checkpoint needs it. If one is damaged, training
-resumes from the newest checkpoint that does not need it, or starts over if there is none. A run is
-deterministic, so the repeated steps produce the same outputs, and the record of a run never lacks
-steps.
+The rollouts since the previous checkpoint are a separate file next to the checkpoints. It is
+written once and named by its content, and every later checkpoint needs it. If such a file is
+damaged, training resumes from the newest checkpoint that does not need it, or starts over if there
+is none. A run is deterministic, so the repeated steps produce the same outputs, and no step is
+missing from the record of a run.
 
 While a decayed branch runs, its checkpoints are beside the trunk's. Their names end in `-branch`.
 The trunk's newest checkpoint is kept: the branch started there, and training returns to it."""
@@ -69,8 +69,8 @@ ROWS = 2048  # of rollouts in memory at once, when all are read
 @dataclass(frozen=True)
 class Snapshot:
     """A copy of the whole state that a run needs to resume after `step` steps. `part` contains the
-    rollouts since the previous checkpoint. `shards` maps the files of tensors that the ranks wrote
-    to their digests."""
+    rollouts since the previous checkpoint. `shards` maps each tensor file that a rank wrote to its
+    digest."""
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -109,7 +109,7 @@ class Checkpoints:
         self.saved = time.monotonic()
 
     def seconds_ago(self) -> float:
-        """Return the seconds since this process last saved a checkpoint, or since it began."""
+        """Return the seconds since this process last saved a checkpoint, or since it started."""
         return time.monotonic() - self.saved
 
     def wait(self) -> None:
@@ -120,7 +120,7 @@ class Checkpoints:
 
     def write(self, snapshot: Snapshot) -> None:
         """Write the part of the rollouts, then the checkpoint that refers to it, then delete the
-        oldest ones. Raise WriteError, and keep the earlier ones, if the disk is full."""
+        oldest checkpoints. If the disk is full, raise WriteError and delete none."""
         unique = name_in(self.folder, snapshot.step, on_branch=snapshot.state["branch"] is not None)
         try:
             with writing(self.folder / unique):
@@ -150,8 +150,8 @@ class Checkpoints:
         return name
 
     def rollouts(self) -> Iterator[pl.DataFrame]:
-        """Yield the rollouts of the last checkpoint in tables of ROWS rows. They do not depend on
-        the parts, which a kill changes, so the file of the results is the same."""
+        """Yield the rollouts of the last checkpoint in tables of ROWS rows. Tables do not depend on
+        the parts' sizes, which a kill changes, so the result file is the same."""
         rest = TRAIN_ROLLOUTS.frame([])
         for name in self.parts:
             # by a small buffer: Arrow would otherwise read the whole part, which is a row group
@@ -255,8 +255,8 @@ class Checkpoints:
         logger.warning("resuming from %s, which is now the newest checkpoint", chosen.name)
 
     def read(self, folder: Path) -> Loaded:
-        """Read one checkpoint and verify its parts. For a branch, also verify the trunk's
-        checkpoint at its start."""
+        """Read one checkpoint and verify its parts. For a checkpoint of a branch, also verify the
+        trunk's checkpoint from which the branch started."""
         loaded, parts = read_checkpoint(folder)
         state = loaded[1]
         if is_branch(folder):
@@ -270,8 +270,8 @@ class Checkpoints:
         return loaded
 
     def check_fit(self, chosen: Path) -> None:
-        """Raise ArtifactError, naming the differences, unless `chosen` is a checkpoint of a run
-        like this one."""
+        """Raise ArtifactError, naming the differences, if `chosen` belongs to a run with another
+        key. Log only a warning if nothing but the code differs."""
         mine = read_checked(self.folder / "key.json")
         try:
             theirs = read_checked(chosen.parent / "key.json")

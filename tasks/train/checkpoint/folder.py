@@ -73,8 +73,8 @@ def is_branch(folder: Path) -> bool:
 
 
 def trunk_of(folder: Path) -> Path:
-    """Return the newest checkpoint of the trunk that is not newer than `folder`: itself, or the
-    start of its branch. Raise ArtifactError if there is none."""
+    """Return the newest checkpoint of the trunk that is not newer than `folder`: `folder` itself,
+    or the one from which its branch started. Raise ArtifactError if there is none."""
     for other in reversed(checkpoints_in(folder.parent)):
         if not is_branch(other) and sequence(other) <= sequence(folder):
             return other

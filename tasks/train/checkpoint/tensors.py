@@ -99,11 +99,11 @@ def restore_optimizer(
 
 
 def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Return the parameters that change, by name."""
+    """Return the trainable parameters with their names."""
     return [(name, part) for name, part in model.named_parameters() if part.requires_grad]
 
 
 def rows_like(tensor: torch.Tensor, tensors: SavedTensors, name: str) -> torch.Tensor:
-    """Return the rows of the saved tensor `name` that this rank stores of `tensor`."""
+    """Return this rank's rows of `tensor` from the saved tensor `name`."""
     rows = local_rows(tensor)
     return tensors[name] if rows is None else tensors.rows(name, rows)
