@@ -2,10 +2,10 @@
 of tokens.
 
 A rank prefills the prompt of each of its groups once. Groups stay whole if no rank then has more
-than 1.05 times the mean. Otherwise they are split, although every further rank prefills the prompt
-again: a rank's capacity is then the smallest that fits all rollouts, to within half a percent of
-the mean. The largest group is placed first, on the rank with the fewest tokens, its longest rollout
-first. Rollouts beyond the capacity go to the rank that has the fewest tokens then.
+than 1.05 times the mean load. Otherwise they are split, although every further rank prefills the
+prompt again: a rank's capacity is then the smallest that fits all rollouts, to within half a
+percent of the mean. The largest group is placed first, on the rank with the fewest tokens, its
+longest rollout first. Rollouts beyond the capacity go to the rank that has the fewest tokens then.
 
 Legend: B rollouts.
 """
@@ -23,8 +23,8 @@ PRECISION = 0.005  # of the search for the capacity, as a share of the mean
 
 @dataclass(frozen=True)
 class Group:
-    """Rollouts that share the prefill of `prompt` tokens: their rows, the longest first, and the
-    numbers of their other tokens."""
+    """Rollouts that share the prefill of `prompt` tokens: their `rows`, the longest first, and
+    their `lengths`, the numbers of their other tokens."""
 
     prompt: int
     rows: Ints
@@ -64,7 +64,7 @@ def split(groups: list[Group], mean: float, num_ranks: int) -> dict[int, int]:
 
 
 def pieces(rollouts: Rollouts, rows: Ints, *, shares: bool) -> list[Group]:
-    """Return the rollouts `rows` by shared prompt, or each as a group of one."""
+    """Return the rollouts `rows` as groups with a shared prompt, or without `shares` one by one."""
     prompts_B, tokens_B = rollouts.prompt_tokens_B(), rollouts.tokens_B()
     if not shares:
         return [Group(0, np.array([row]), tokens_B[[row]]) for row in rows]

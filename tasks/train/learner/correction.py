@@ -26,14 +26,14 @@ def corrected_tokens(
     num_rows: int,
     correction: Correction,
 ) -> tuple[Tokens, torch.Tensor]:
-    """Return the tokens as input of a loss, and [N] whether a bound cut a token's weight.
+    """Return the tokens as input of a loss, and [N] whether a bound or `reject` changed a weight.
 
     The old policy is the policy before the batch's first update; with a single update it is the
     policy itself, without gradient. `ratio_to: sampler` divides by the sampler instead and leaves
     the weights at 1. `level: sequence` gives all tokens of a rollout the product of its ratios,
     which is unbiased and has a higher variance; `geometric` gives them the geometric mean. A weight
     outside `floor` and `cap` becomes the bound (`mode: truncate`) or 0 (`mode: mask`). `reject`
-    sets weights to 0 by a separate ratio.
+    sets weights to 0 by its own bounds on old / sampler.
     """
     log_weights_N = (old_logprobs_N - sampler_logprobs_N).detach()
     if correction.ratio_to == "sampler":
@@ -54,7 +54,7 @@ def corrected_tokens(
 
 def far_tokens(log_ratios_N: Floats, limit: float) -> Bools:
     """Return [N] whether to mask a token: the fewest, largest first, that bring the mean squared
-    log-ratio of a step's other tokens below `limit` (M2PO, arXiv 2510.01161)."""
+    log-ratio of the step's remaining tokens below `limit` (M2PO, arXiv 2510.01161)."""
     squares_N = log_ratios_N**2
     order = np.argsort(-squares_N, kind="stable")
     num_left = np.arange(len(order), 0, -1)

@@ -79,8 +79,8 @@ def memory_of(
 def sharding_of(
     settings: TrainSettings, memory: LearnerSettings, ranks: Ranks, device: torch.device
 ) -> Callable[[PreTrainedModel], None] | None:
-    """Return the function that shards a policy before it has weights; None if every rank loads the
-    whole policy: with one rank, or without sharding."""
+    """Return the function that shards a policy before it has weights; None with one rank or without
+    sharding. Raise ParamsError if `learner.replicas` does not divide the number of ranks."""
     if ranks.size % memory.replicas:
         raise ParamsError(
             f"learner.replicas is {memory.replicas}, and {ranks.size} processes train: it must "
@@ -151,9 +151,9 @@ class Learner:
         return self.settings.kl_coefficient > 0 or loss.reads_reference
 
     def has_gradient(self, rollouts: Rollouts, loss: Loss) -> Bools:
-        """Return [B] the kept rollouts with a gradient. They are computed, and charged in
-        `charged_mixed`. Advantage 0 has no gradient, unless there is a reference or a bonus for the
-        entropy."""
+        """Return [B] whether a rollout is kept and has a gradient. Only these are computed, and
+        charged in `charged_mixed`. Advantage 0 has no gradient, unless there is a reference or an
+        entropy bonus."""
         if self.reads_reference(loss) or loss.entropy.is_on:
             return rollouts.kept_B
         return rollouts.kept_B & rollouts.has_advantage_B()
@@ -219,8 +219,8 @@ class Learner:
         return old_N, flops
 
     def observe_reference(self, rollouts: Rollouts, loss: Loss) -> tuple[Rollouts, float]:
-        """Return the rollouts with the reference's log-probabilities, 0 where it has no part in the
-        loss, and the executed FLOPs. Without a reference, return the rollouts."""
+        """Return the rollouts with the reference's log-probabilities (0 for rollouts without a
+        gradient) and the executed FLOPs. Without a reference, return them unchanged."""
         if self.reference is None:
             return rollouts, 0.0
         mine = self.shard_rows(rollouts, self.has_gradient(rollouts, loss))
@@ -240,9 +240,9 @@ class Learner:
         loss: Loss,
         reference: PreTrainedModel | None = None,
     ) -> tuple[Ints, Ints, Observed, float]:
-        """Return this rank's view of the rollouts `rows`, or the view of the `reference`, in the
-        order of its micro-batches: their rows, the places of their tokens, the observed values, and
-        the FLOPs."""
+        """Return the view that this rank's policy, or `reference`, has of the rollouts `rows`: the
+        rows in the order of the micro-batches, the places of their tokens in the step's flat
+        arrays, the observed values, and the FLOPs."""
         model = self.model if reference is None else reference
         batches = self.micro_batches(rollouts, rows, features)
         fillers = self.fillers(rollouts, batches)
@@ -263,8 +263,8 @@ class Learner:
         return rows_B, places_N, observed, flops
 
     def shard_rows(self, rollouts: Rollouts, chosen_B: Bools) -> Ints:
-        """Return the chosen rollouts of this rank, which has as many tokens as others (see
-        `balance`)."""
+        """Return this rank's rows among the chosen rollouts. All ranks have about equally many
+        tokens (see `balance`)."""
         rows, num_ranks = np.flatnonzero(chosen_B), self.ranks.size
         if num_ranks == 1 or not len(rows):
             return rows
@@ -327,19 +327,19 @@ class Learner:
         )
 
     def step(self, rate: float) -> None:
-        """Make an optimizer step, and delete the gradient: the engine may need its memory."""
+        """Take an optimizer step, and delete the gradient: the engine may need its memory."""
         step(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
 
     def reference_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of a reference that is reset, by name; empty for any other."""
+        """Return the reference's tensors by name if it is reset periodically, else {}."""
         if self.reference is None or self.settings.reference.reset_every is None:
             return {}
         return {f"reference.{name}": part for name, part in self.reference.named_parameters()}
 
     def reset_reference(self, num_steps: int) -> None:
-        """Copy the policy into the reference if a reset is due after so many steps."""
+        """Copy the policy into the reference if a reset is due after `num_steps` steps."""
         tensors = self.reference_tensors()
         if tensors and num_steps % (self.settings.reference.reset_every or 1) == 0:
             for mine, theirs in zip(tensors.values(), self.model.parameters(), strict=True):
@@ -386,7 +386,7 @@ class Learner:
         }
 
     def update_cost(self, account: str, rows: Rows, epochs: int = 1) -> float:
-        """Return the cost of updates on the rollouts, in an account of the budget."""
+        """Return the cost of `epochs` epochs of updates on `rows`, in the unit of `account`."""
         architecture, factor = self.policy.architecture, self.update_factor
         cost = factor * epochs * pass_cost(account, architecture, rows)
         if self.settings.prompt_gradient:

@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): add them to a policy, and write them in peft's
-format. Only this file imports peft. Also the frozen weights in 4 bits (QLoRA, arXiv 2305.14314),
-by torchao, an extra.
+format. Only this file imports peft. It also quantizes the frozen weights to 4 bits (QLoRA, arXiv
+2305.14314) with torchao, an extra.
 
 Only the adapters' weights are trained. Their effect on the policy's weights is defined in
 `models/adapters.py`."""
@@ -31,7 +31,7 @@ BLOCK, SCALES = 64, 256  # weights per scale, and scales per second-level scale
 
 def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
     """Add adapters with zero output to `model`, and freeze everything else. Raise ArtifactError if
-    no module has one of the names."""
+    no module has a name in `settings.modules`."""
     from peft import LoraConfig, get_peft_model
 
     modules = settings.modules
@@ -65,7 +65,7 @@ def load_adapted(
     device: torch.device,
 ) -> PreTrainedModel | None:
     """Return a policy with the same adapters as `add_adapters` adds, sharded by `shard` before it
-    has weights (see `load_model`); None if its layers have other names in its files."""
+    has weights (see `load_model`); None if its files name the layers differently."""
     trusted = policy.trust_remote_code
     with torch.device("meta"):
         config = AutoConfig.from_pretrained(policy.folder, trust_remote_code=trusted)
@@ -96,8 +96,8 @@ def load_adapted(
 
 @torch.no_grad()
 def initialize(model: PreTrainedModel, seed: int) -> None:
-    """Set adapters without values to the values that peft draws after `seed`: for each layer those
-    of its two matrices, then those of the first again. Each rank keeps its own rows."""
+    """Set uninitialized adapters to the values that peft draws with `seed`. For each layer it draws
+    both matrices, then the first again. Each rank keeps its own rows."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for layer in adapted_layers(model).values():
@@ -110,8 +110,8 @@ def initialize(model: PreTrainedModel, seed: int) -> None:
 
 
 def quantize_base(model: PreTrainedModel, device: torch.device) -> None:
-    """Quantize the frozen weights of the adapted linear layers to 4 bits, and move the model to
-    `device`, which never stores them unquantized."""
+    """Quantize the frozen weights of adapted linear layers to 4 bits, if BLOCK divides their
+    number, on `device` one layer at a time. Then move the whole model there."""
     from torchao.quantization import to_nf4
 
     for layer in adapted_layers(model).values():
@@ -125,7 +125,7 @@ def quantize_base(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def save_adapter(model: PreTrainedModel, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Write the adapters in peft's format. `tensors` have the model's own names."""
+    """Write the adapters in peft's format. `tensors` are keyed by the model's parameter names."""
     folder.mkdir(parents=True)
     config: Any = model.peft_config
     config[NAME].save_pretrained(folder)

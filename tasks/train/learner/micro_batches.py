@@ -20,9 +20,9 @@ from tasks.train.settings import Updates
 
 @dataclass(frozen=True)
 class Whole:
-    """Rollouts, one per row. `input_ids` [B, L] lacks the last token and is padded at the end;
-    `predicts_N` are the positions in [B * L] whose next token belongs to a completion, row by row;
-    `prompt_ends_B` is the position in its row of a prompt's last token."""
+    """Rollouts, one per row. `input_ids` [B, L] lacks their last tokens and is padded at the end;
+    `predicts_N` are the positions in the flattened `input_ids` whose next token belongs to a
+    completion; `prompt_ends_B` is the position of the prompt's last token in each row."""
 
     input_ids: torch.Tensor
     predicts_N: torch.Tensor
@@ -36,7 +36,7 @@ class Whole:
 class MicroBatch:
     """The rollouts `rows` of a step: their groups; their completion tokens, concatenated; `row_N`,
     the index into `rows` per token; and `places_N`, the position of each token in the step's flat
-    arrays. The inputs of a forward are computed lazily in the form in use."""
+    arrays. The input of the forward pass (`whole`, `shared` or `continued`) is computed lazily."""
 
     def __init__(self, rollouts: Rollouts, rows: Ints, device: torch.device) -> None:
         self.rows, self.device = rows, device
@@ -65,8 +65,8 @@ class MicroBatch:
 
     @cached_property
     def shared(self) -> tuple[Packing, torch.Tensor]:
-        """The rollouts with each prompt once, and the positions [N] before the completion's tokens,
-        row by row."""
+        """The rollouts with each prompt once, and the positions [N] whose next token belongs to a
+        completion, row by row."""
         fed = [completion[:-1] for completion in self.completions]
         packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.device)
         predicts = spans(rest.starts - 1, self.lengths_B)
@@ -77,8 +77,8 @@ class MicroBatch:
 
     @cached_property
     def continued(self) -> tuple[Packing, Packing, torch.Tensor]:
-        """The prompts without their last tokens, the rollouts from there on, for `forward_after`,
-        and the positions [N] in these before the completion's tokens."""
+        """For `forward_after`: the prompts without their last tokens, the rollouts from these
+        tokens on, and the positions [N] in the latter whose next token belongs to a completion."""
         starts = [prompt[:-1] for prompt in self.prompts]
         fed = [
             np.concatenate([self.prompts[owner][-1:], completion[:-1]])
@@ -89,8 +89,8 @@ class MicroBatch:
         return *packing.split(), self._tensor(spans(firsts, self.lengths_B))
 
     def free(self) -> None:
-        """Free the inputs of the forward, and at once the biases of attention, [R, T, S] each:
-        those of all micro-batches may not fit."""
+        """Free the inputs of the forward pass, and immediately the attention biases: those of all
+        micro-batches may not fit in memory."""
         made = vars(self)
         for packing in [*made.get("shared", ())[:1], *made.get("continued", ())[:2]]:
             packing.biases.clear()

@@ -37,7 +37,7 @@ def make_optimizer(
 
 
 def step(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Move the parameters along their gradients, at this learning rate."""
+    """Take an optimizer step with the learning rate `rate`."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):  # of torchao: its compiled step reads it
             group["lr"].fill_(rate)

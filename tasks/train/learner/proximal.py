@@ -1,11 +1,11 @@
 """The proximal policy of stale tokens: the denominator of the clipped ratio (arXiv 2605.12070).
 
-The ratio of the policy to the sampler of a stale token has two factors. The policy over the policy
-of the version that sampled the token shows its staleness, and belongs in the clip. That version in
-the trainer over the same version in the engine shows their mismatch, and belongs in the importance
-weight (`correction`). `snapshot` computes the log-probabilities of that version with a copy of its
-weights. `ewma` needs one copy instead: a weighted mean of the weights after every step. It restarts
-from the present weights if clip and bounds leave too few tokens active."""
+For a stale token, the ratio of policy to sampler has two factors. The policy over the version that
+sampled the token, both in the trainer, measures staleness, and belongs in the clip. That version in
+the trainer over the same version in the engine measures their mismatch, and belongs in the
+importance weight (`correction`). `snapshot` computes the log-probabilities of that version with a
+copy of its weights. `ewma` needs one copy instead: a weighted mean of the weights after every step.
+It restarts from the present weights if clip and bounds leave too few tokens active."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +46,7 @@ class ProximalPolicy:
         return {name: part.detach().to("cpu", copy=True) for name, part in self.parameters.items()}
 
     def keep(self, version: int) -> None:
-        """Keep a copy of the present weights, from which the engine samples from now on."""
+        """With `snapshot`, copy the present weights as `version`, which the engine samples from."""
         if self.settings is not None and not self.is_mean and version not in self.copies:
             self.copies[version] = self.present()
 
@@ -56,8 +56,8 @@ class ProximalPolicy:
             del self.copies[version]
 
     def by_version(self, rollouts: Rollouts, newest: int) -> Iterator[tuple[int, Bools]]:
-        """Yield each version whose weights compute old log-probabilities, and [N] its tokens.
-        Replayed rollouts whose version has no copy are tokens of the `newest`."""
+        """Yield each version whose weights compute old log-probabilities, and the mask [N] of its
+        tokens. Tokens whose version has no copy, as in replayed rollouts, count as `newest`."""
         versions_N = rollouts.versions_N()
         if self.is_mean:
             versions_N = np.full_like(versions_N, MEAN)
@@ -68,8 +68,8 @@ class ProximalPolicy:
 
     @contextmanager
     def weights_of(self, version: int) -> Iterator[None]:
-        """Put the weights of a version in the place of the present ones; present ones stay if there
-        is no copy."""
+        """Replace the present weights with those of `version` inside the context; keep them if
+        there is no copy."""
         if version not in self.copies:
             yield
             return
@@ -88,8 +88,8 @@ class ProximalPolicy:
 
     @torch.no_grad()
     def observe(self, active_share: float) -> None:
-        """Move the mean of `ewma` after a step, in which this share of the tokens had a weight and
-        was not clipped."""
+        """Update the mean of `ewma` after a step. Restart it if `active_share`, the share of tokens
+        with a weight that were not clipped, is below `reset_below`."""
         if not self.is_mean or self.settings is None:
             return
         if active_share < self.settings.reset_below:
@@ -110,9 +110,9 @@ class ProximalPolicy:
         }
 
     def numbers(self) -> dict[str, Any]:
-        """Return the other state for a checkpoint."""
+        """Return the state besides `tensors` for a checkpoint."""
         return {"versions": [*self.copies], "weight": self.weight}
 
     def restore(self, versions: Sequence[int], weight: float) -> None:
-        """Restore `numbers`, with copies to which the `tensors` must be written."""
+        """Restore `numbers`, and allocate copies into which `tensors` must be written."""
         self.weight, self.copies = weight, {version: self.present() for version in versions}

@@ -27,10 +27,10 @@ def make_reference(
     memory: LearnerSettings,
     shard: Callable[[PreTrainedModel], object] | None,
 ) -> tuple[PreTrainedModel | None, Architecture]:
-    """Return the reference and its sizes, None and the policy's without a reference. The initial
-    policy is a copy of `model`; with adapters it is the model itself, whose adapters are turned off
-    instead. With `shard` the reference is sharded (see `load_model`). Raise ArtifactError for a
-    teacher that cannot be loaded, or has other tokens."""
+    """Return the reference and its architecture; without a reference, None and the policy's. The
+    initial policy is a copy of `model`; with adapters it is `model` itself, whose adapters are
+    turned off for it. With `shard` the reference is sharded (see `load_model`). Raise ArtifactError
+    for a teacher that cannot be loaded, or has another vocabulary."""
     train = dataclasses.asdict(settings)
     if not recipes.has_reference(train):
         return None, policy.architecture
@@ -59,8 +59,8 @@ def make_reference(
 
 
 def check_vocabulary(policy: Policy, other: Path, what: str) -> None:
-    """Raise ArtifactError unless the policy in the folder `other` has the same tokens. The message
-    begins with `what`."""
+    """Raise ArtifactError unless the policy in the folder `other` has the same vocabulary. The
+    message begins with `what`."""
     mine, theirs = (
         load_tokenizer(folder, trust_remote_code=policy.trust_remote_code).get_vocab()
         for folder in (policy.folder, other)

@@ -33,8 +33,8 @@ from tasks.train.tokens import Tokens, average
 
 @dataclass(frozen=True)
 class Objective:
-    """The objective of a step. `reference` is the policy of the KL term, or of the loss, None
-    without one."""
+    """The objective of a step. `reference` is the policy with which the KL term or the loss
+    compares the trained one, or None."""
 
     loss: Loss
     correction: Correction
@@ -53,9 +53,9 @@ class Objective:
 class UpdateStats:
     """Sums over the tokens of a step's micro-batches, and the executed FLOPs of forward and
     backward (and of the reference's forward). `log_ratios` are between trainer and sampler, for
-    fresh rollouts of the current policy. `log_weights` are the logarithms of all rollouts'
-    importance weights, not capped. Per optimizer step: the norm of its gradient before clipping and
-    the factor of its learning rate. `num_nonfinite` counts gradients that were not finite."""
+    fresh rollouts of the current policy. `log_weights` are the logs of all rollouts' importance
+    weights, not capped. `norms` (before clipping) and `rate_factors` (of the learning rate) have an
+    entry per optimizer step. `num_nonfinite` counts gradients that were not finite."""
 
     loss: float = 0.0
     num_tokens: int = 0
@@ -76,7 +76,7 @@ class UpdateStats:
 
     @property
     def active_share(self) -> float:
-        """The share of tokens that no clip and no bound of the weights cut."""
+        """The share of tokens neither clipped nor cut by a bound of the weights."""
         return 1.0 - (self.clipped + self.capped) / max(self.num_tokens, 1)
 
 
@@ -179,8 +179,8 @@ def of_batch(batch: MicroBatch, values_N: Floats | Bools, like: torch.Tensor) ->
 
 
 def read(stats: UpdateStats, unread: list[dict[str, torch.Tensor]]) -> None:
-    """Copy results from a device to the host, which waits for it: the sums of every micro-batch, by
-    their names in `stats`, and the log-ratios and log-weights in `stats`."""
+    """Wait for the device, and copy results to the host: set fields of `stats` to the sums over all
+    micro-batches in `unread`, and replace the log-ratios and log-weights."""
     sums, *lists = to_host(
         [
             torch.stack([torch.as_tensor(sum(part[k] for part in unread)) for k in unread[0]]),
@@ -197,9 +197,9 @@ def read(stats: UpdateStats, unread: list[dict[str, torch.Tensor]]) -> None:
 def reference_logprobs(
     batch: MicroBatch, objective: Objective, rollouts: Rollouts, architecture: Architecture
 ) -> tuple[torch.Tensor | None, float]:
-    """Return [N] the reference's log-probabilities, None without one, and the executed FLOPs: none
-    if `rollouts` contain them. The reference may be the policy without its adapters, so call this
-    before the forward with gradient."""
+    """Return [N] the reference's log-probabilities, None without a reference, and the executed
+    FLOPs: 0 if `rollouts` contain the log-probabilities. The reference may be the policy without
+    its adapters, so call this before the forward with gradient."""
     if objective.reference is None:
         return None, 0.0
     if rollouts.reference_N is not None:
@@ -309,8 +309,8 @@ def entropies(logprobs_NV: torch.Tensor) -> torch.Tensor:
 
 
 class Entropies(torch.autograd.Function):
-    """`entropies`, whose backward pass needs no other stored array [N, V]. Its gradient is
-    with respect to the logits; `log_softmax` does not change it because it sums to 0 over V."""
+    """`entropies`, whose backward pass stores no [N, V] array but its input. Its gradient is with
+    respect to the logits; `log_softmax` does not change it because it sums to 0 over V."""
 
     @staticmethod
     def forward(ctx: Any, logprobs_NV: torch.Tensor) -> torch.Tensor:
