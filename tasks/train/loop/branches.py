@@ -2,10 +2,10 @@
 
 A learning rate that has not decayed yet hides part of the progress, so two runs are not comparable
 in the middle. The trunk keeps a constant rate. When `decay_share` of a listed share of the run
-remains, training leaves the trunk, decays the rate to the end of that share, measures, and returns
-(Haegele et al., arXiv 2405.18392). A branch's point includes the cost of the trunk up to the fork
-and of the decay. Its executed work is in the ledger's phase `branch`; its steps and rollouts
-are not kept. A branch is checkpointed like the trunk. The trunk's last checkpoint is kept
+remains, training leaves the trunk, decays the rate until the end of that share, validates, and
+returns (Haegele et al., arXiv 2405.18392). A branch's point includes the cost of the trunk up to
+the fork and of the decay. Its executed work is in the ledger's phase `branch`; its steps and
+rollouts are not kept. A branch is checkpointed like the trunk. The trunk's last checkpoint is kept
 meanwhile, so a kill during a branch loses no more than at other times."""
 
 import logging
@@ -62,8 +62,8 @@ def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
 
 
 def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any] | None:
-    """Validate at the end of the branch, restore the trunk, and return the branch's point, which
-    the trunk's curve keeps. Return None for a branch that `train.max_steps` cut short."""
+    """Validate at the end of the branch, restore the trunk, and return the branch's point, which is
+    added to the trunk's curve. Return None for a branch that `train.max_steps` cut short."""
     state = trainer.state
     point = trainer.validate() if is_end(trainer) else None
     if point is None:
@@ -101,7 +101,7 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
 def difference(
     after: Ledger, before: Ledger, phases: Sequence[str], names: Sequence[str]
 ) -> dict[str, float]:
-    """Return `after` minus `before` in these phases, by account."""
+    """Return `after` minus `before`, summed over `phases`, for each account in `names`."""
     return {
         name: sum(getattr(after, name)[phase] - getattr(before, name)[phase] for phase in phases)
         for name in names

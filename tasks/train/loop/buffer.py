@@ -8,11 +8,11 @@
 - `max_staleness` above 0: the batches of the next steps are sampled, from one policy, during the
   updates on as many batches (`TrainSettings.num_ahead`; AReaL, arXiv 2505.24298; periodic
   asynchrony, arXiv 2511.18871);
-- `over_provision` above 1: groups of the next step are in flight beside a step's own. Sampling ends
-  when as many groups as the step requested are complete. The others continue later, from their
-  partial tokens (APRIL, arXiv 2509.18521). A group that would be older than `max_staleness` in the
-  next step is waited for. Each step takes as many groups as its own request had, in the order of
-  the requests, so no group is lost and none remains at the end.
+- `over_provision` above 1: groups of the next step are in flight with a step's own. Sampling ends
+when as many groups as the step requested are complete. The others continue later, from their
+partial tokens (APRIL, arXiv 2509.18521). A group that would be older than `max_staleness` in the
+next step is waited for. Each step takes as many groups as its own request had, in the order of the
+requests, so no group is lost and none remains at the end.
 
 The policy that samples a batch depends on the steps and not on the clock, unless weights are
 replaced in the middle of completions (`train.in_flight_updates`). Short completions end first: with
@@ -56,14 +56,14 @@ NONE = make_rollouts(np.zeros(0, np.int64), [], np.zeros(0, np.int64))
 
 
 def random_numbers(seed: int, step: int, stream: int) -> np.random.Generator:
-    """Return the random numbers of a step for one purpose. They depend on nothing else, so a
-    resumed run repeats the interrupted part."""
+    """Return the generator of a step's random numbers for one purpose (`stream`). They depend on
+    nothing else, so a resumed run repeats the interrupted part."""
     return np.random.default_rng([seed, step, stream])
 
 
 def cut(request: GroupRequest, most: int, batch: BatchSettings) -> GroupRequest:
-    """Return the request with at most `most` rollouts, the last groups cut, for the end of a
-    budget. A batch that counts prompts has whole groups."""
+    """Return the request cut to its first `most` rollouts, for the end of a budget. Return it whole
+    if the batch counts prompts."""
     if batch.unit == "prompts":
         return request
     before = np.cumsum(request.counts) - request.counts
@@ -83,10 +83,10 @@ class Batch:
     until the step's update, and `spent` is 0 until then. `wanted` is the target amount of
     control's requests, in the batch's unit. `cost` and `seconds` include sampling and judging.
 
-    `choices` and `seeds` are the step's random numbers of control and of completions. `asked` are
-    the groups of control's last request, until they are sampled, and `joined` those that a stored
-    rollout joins. Example: Batch(step=7, replayed=0, phase=1, progress=0.4, fresh=Rollouts(...),
-    cost=Cost(2.1e9, 913, 8), seconds=1.3, ...)."""
+    `choices` and `seeds` generate the step's random numbers for control and for completions.
+    `asked` are the indices of the groups in control's last request, until these are sampled, and
+    `joined` are those of the groups that a stored rollout joins. Example: Batch(step=7, replayed=0,
+    phase=1, progress=0.4, fresh=Rollouts(...), cost=Cost(2.1e9, 913, 8), seconds=1.3, ...)."""
 
     step: int
     replayed: int
@@ -158,8 +158,8 @@ class RolloutBuffer:
             return self.sampled_seconds + now
 
     def reserve(self, num_steps: int, taken: Sequence[Batch] = ()) -> None:
-        """Fix the amount that replay adds to the batches of the first `num_steps`, before they are
-        sampled. Updates on the `taken` batches change the state of replay later."""
+        """Fix the amount that replay adds to the batches of the first `num_steps` steps, before
+        they are sampled. Updates on the `taken` batches change the state of replay later."""
         with self.lock:
             promised = sum(batch.replayed for batch in [*taken, *self.batches])
             promised += sum(self.replayed)
@@ -199,8 +199,8 @@ class RolloutBuffer:
             return taken
 
     def observe(self, num_steps: int) -> None:
-        """Let control, generation and the budget observe the batches of the first `num_steps`. No
-        request may run at the same time."""
+        """Let control, generation and the budget observe the batches of the first `num_steps`
+        steps. No request may run at the same time."""
         while self.unobserved and self.unobserved[0].step < num_steps:
             batch = self.unobserved.pop(0)
             self.slots.control.observe(batch.fresh)
@@ -254,7 +254,7 @@ class RolloutBuffer:
 
     @property
     def spent(self) -> float:
-        """The spent part of the budget: the profile, a warm start, and all updated steps."""
+        """The spent part of the budget: the profile, a warm start, and all steps so far."""
         assert self.spending is not None
         return self.spending.spent + sum(batch.spent for batch in self.unobserved)
 

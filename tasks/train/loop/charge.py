@@ -9,10 +9,9 @@ from tasks.train.rollouts import Bools, Rollouts
 
 
 def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -> dict[str, float]:
-    """Return the cost of the step's rows in the account: their generation, the passes that a slot,
-    several updates or a proximal policy request, the reference's pass, and the updates. It is
-    computed before the update, since the learning rate may depend on the spent share of the
-    budget."""
+    """Return the step's cost in `account` by part: the generation, the passes that a slot, several
+    updates or a proximal policy request, the reference's pass, and the updates. It is computed
+    before the update, since the learning rate may depend on the spent share of the budget."""
     architecture, learner = trainer.run.policy.architecture, trainer.learner
 
     is_charged = account == "charged"
@@ -40,7 +39,7 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
 
 
 def updated_rows(trainer: Trainer, rollouts: Rollouts, updated_B: Bools) -> Rows:
-    """Return the groups and lengths of the updated rollouts, as the update computes them."""
+    """Return the groups and lengths of the rollouts `updated_B`, as the update computes them."""
     computed = rollouts.without_tails() if trainer.slots.cuts_rows else rollouts
     return computed.rows(updated_B)
 
@@ -62,7 +61,7 @@ def charge(trainer: Trainer, batch: Batch, rollouts: Rollouts, update: UpdateSta
     """Enter the step into the accounts (see the ledger), except for the passes of `Trainer.score`,
     which enters them itself. Replayed rollouts were charged at generation; the update of a rollout
     is charged once per epoch. sGPO's flat rate includes a reference of the policy's own size, and a
-    teacher is charged beside the rate without one."""
+    teacher is charged on top of the rate without a reference."""
     architecture, ledger = trainer.run.policy.architecture, trainer.state.ledger
     epochs = trainer.run.settings.updates.epochs
     is_own = trainer.run.settings.reference.source is None

@@ -12,8 +12,8 @@ from tasks.train.rollouts import OWN_TOKENS, Rollouts, mixed_groups
 
 
 def describe_step(rollouts: Rollouts, stats: UpdateStats) -> dict[str, Any]:
-    """Return the columns of STEPS about a step's rollouts and its update, if there was one.
-    Columns about rollouts count the fresh ones, `kept` counts all."""
+    """Return the columns of STEPS about a step's rollouts and its update, if there was one. Columns
+    about rollouts omit replayed ones, except `num_replayed`, `num_kept` and `reward_mean_kept`."""
     fresh_B, kept_B, rewards_B = ~rollouts.replayed_B, rollouts.kept_B, rollouts.rewards_B
     lengths, graded_B = rollouts.completion_tokens_B()[fresh_B], fresh_B & ~rollouts.is_error_B()
     # over all sampled rollouts, independent of select

@@ -67,8 +67,8 @@ class Reporter:
         self.values.append({**measurements(row, seconds), **old})
 
     def end_round(self) -> None:
-        """Record the steps of the round, with control's values after it and, if both sides work at
-        once, the shares of the time in which each waited for the other."""
+        """Record the steps of the round, with control's values after it and, if batches are sampled
+        ahead, the shares of time in which trainer and sampler waited."""
         trainer, num = self.trainer, len(self.values)
         state, buffer = trainer.state, trainer.buffer
         seconds = max(time.perf_counter() - self.round_began, 1e-9)

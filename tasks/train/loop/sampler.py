@@ -74,7 +74,7 @@ class Sampler:
             )
 
     def begin(self, taken: Sequence[Batch] = ()) -> None:
-        """Start to sample the batches after the `taken` ones, if any are ahead."""
+        """Start to sample the batches after the `taken` ones, if batches are sampled ahead."""
         self.raise_error()
         if not self.is_ahead:
             return
@@ -159,7 +159,7 @@ class Sampler:
 
 @contextmanager
 def own_stream(device: int | None) -> Iterator[None]:
-    """Set the device in another thread, with a separate stream: operations that two threads queue
+    """Use the device in this thread with a separate CUDA stream: operations that two threads queue
     on one stream run in turn."""
     if device is None:
         yield

@@ -32,9 +32,9 @@ BUFFER = "buffer"  # name of the buffer's table and numbers in a checkpoint
 
 
 def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
-    """Checkpoint a copy of the trainer. The rollouts since the last one become a separate part,
-    which is written once. Every rank calls this; with an unsharded policy the other ranks add
-    nothing."""
+    """Checkpoint a copy of the trainer. The rollouts since the last checkpoint become a separate
+    part, which is written once. Every rank calls this; only rank 0 writes if the policy is
+    unsharded."""
     checkpoints.wait()  # before the next copy: two may not fit in main memory
     tensors = optimizer_tensors(trainer.learner.model, trainer.learner.optimizer)
     tensors |= trainer.learner.reference_tensors() | trainer.learner.proximal.tensors()
@@ -179,7 +179,7 @@ def write_results(trainer: Trainer, checkpoints: Checkpoints, out: Path) -> None
 
 
 def write_measured(trainer: Trainer, lost: Mapping[str, float], path: Path, out: Path) -> None:
-    """Write the seconds and the lost work of the run with the results in `out`."""
+    """Write the run's seconds and lost work to `path`, with a digest of the curve in `out`."""
     seconds = {**trainer.state.seconds, "train": trainer.spent_seconds("validate", "branch")}
     rounded = {part: round(spent, 3) for part, spent in sorted(seconds.items())}
     of = digest_file(out / "curve.parquet")

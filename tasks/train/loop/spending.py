@@ -36,7 +36,7 @@ class Spending:
         self.before += cost
 
     def observe(self, spent: float, wanted: int) -> None:
-        """Count a step: the total spent after it, and its target amount in the batch's unit."""
+        """Count a step: its cost `spent`, and its target amount `wanted` in the batch's unit."""
         self.spent += spent
         self.costs = [*self.costs, spent / max(wanted, 1)][-NUM_COSTS:]
 
@@ -55,8 +55,8 @@ class Spending:
         return min(trained / (self.budget.amount - self.before), 1.0)
 
     def is_over(self, num_ahead: int) -> bool:
-        """Return whether the budget is too small for another step after `num_ahead` batches, or for
-        a whole one if there are such batches."""
+        """Return whether the budget left after `num_ahead` batches is too small for a step of one
+        unit, or of a whole batch if `num_ahead` is above 0."""
         least = max(self.costs, default=0.0) * (self.size if num_ahead else 1)
         left = self.budget.amount - self.predicted(num_ahead)
         return left <= 0.0 or left < least

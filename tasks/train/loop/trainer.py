@@ -66,7 +66,7 @@ class Trainer:
         return limit is not None and self.state.num_steps >= limit
 
     def rng(self) -> np.random.Generator:
-        """Return the random numbers for this step's update."""
+        """Return the random number generator for this step's update."""
         return random_numbers(self.run.seed, self.state.num_steps, LEARNING_STREAM)
 
     def features(self) -> Features | None:
@@ -111,7 +111,7 @@ class Trainer:
 
     def score_replay(self) -> None:
         """Let replay compute missing log-probabilities of the initial policy's rollouts. After the
-        first step none is missing, also after a resume."""
+        first step none is missing, even after a resume."""
         with self.state.timed("score"):
             self.slots.replay.prepare(self.scorer(self.buffer.spending))
 
@@ -183,7 +183,7 @@ class Trainer:
         return rollouts
 
     def update(self, rollouts: Rollouts, rate: float, rng: np.random.Generator) -> UpdateStats:
-        """Make the optimizer steps of a batch; none if no rollout has a gradient. Stop at a
+        """Take the optimizer steps of a batch; none if no rollout has a gradient. Stop at a
         log-probability, loss or gradient that is not finite."""
         if not np.isfinite(rollouts.logprobs_N).all():
             # the gradient may not show a non-finite policy, since no group may be mixed
@@ -267,8 +267,8 @@ class Trainer:
         return learning_rate(self.run.settings, self.state.num_steps, trained)
 
     def skip_nonfinite(self, rollouts: Rollouts, num_updates: int) -> None:
-        """Keep the policy after the step's updates so far, and log the failure. The record contains
-        the step's rollouts, which --from-rollouts can replay."""
+        """Log a non-finite step; its `num_updates` updates stay, and --from-rollouts can replay its
+        rollouts. Raise TrainingError after `guards.max_nonfinite_steps` such steps in a row."""
         ids = self.prompts.ids[rollouts.prompt_rows_Q].unique().sort()
         message = (
             f"{self.where()}: loss, gradient or log-probabilities are not finite; "
@@ -288,8 +288,8 @@ class Trainer:
         return f"step {self.state.num_steps}"
 
     def check_sampler(self, log_ratios: list[torch.Tensor], where: str) -> None:
-        """Raise TrainingError unless sampler and trainer have the same policy. A sampler with stale
-        weights would otherwise go unnoticed."""
+        """Raise TrainingError if sampler and trainer differ by over `max_sampler_gap` in mean
+        |log-probability|. A sampler with stale weights would otherwise go unnoticed."""
         ratios, engine = torch.cat(log_ratios), self.collector.engine
         gap = float(ratios.abs().mean()) if len(ratios) else 0.0
         if gap > self.max_sampler_gap:
@@ -340,17 +340,17 @@ class Trainer:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the curve has a point at this step, or a branch runs, which adds its last one."""
+        """Whether the curve has a point at this step, or a branch runs, which adds its own."""
         trunk = [point["step"] for point in self.state.curve if point["branch"] is None]
         return self.state.branch is not None or trunk[-1:] == [self.state.num_steps]
 
     def is_point_due(self, done: float) -> bool:
-        """Return whether the curve is due for a point: at the start, and when the next share of the
-        run is `done`."""
+        """Return whether the curve is due for a point: at the start, and when `done`, the share of
+        the run so far, reaches the next one."""
         return not self.is_measured and done >= self.state.next_validation
 
     def add_point(self, done: float) -> dict[str, Any]:
-        """Add a point to the curve."""
+        """Add a point to the curve, and return it."""
         every_share = self.run.settings.validation.every_share
         num_shares = int(done / every_share + ROUNDING)
         self.state.next_validation = (num_shares + 1) * every_share - ROUNDING
