@@ -1,3 +1,3 @@
-"""Advantages: the weight of each rollout. Each is a file here; the other files are shared."""
+"""Advantages: the weight of each rollout. Each is a file here; SHARED lists helper files."""
 
 SHARED = ("probe",)

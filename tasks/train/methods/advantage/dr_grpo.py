@@ -1,5 +1,5 @@
-"""`dr_grpo`: the reward minus its group's mean, not divided by a deviation (Dr. GRPO, arXiv
-2503.20783)."""
+"""`dr_grpo`: the reward minus its group's mean, not divided by its standard deviation (Dr. GRPO,
+arXiv 2503.20783)."""
 
 from tasks.train.rollouts import Floats, Rollouts, centred_rewards
 from tasks.train.slots import Advantage

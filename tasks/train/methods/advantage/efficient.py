@@ -2,7 +2,7 @@
 
 A correct rollout's reward is multiplied by 1 - strength * sigmoid(z), where z is its length
 standardised over the group's correct rollouts; the advantage is then `rloo`'s. A group with only
-correct answers prefers its short ones, so it has a gradient, unless all are equally long."""
+correct answers favours its short ones, so it has a gradient, unless all are equally long."""
 
 import numpy as np
 

@@ -4,8 +4,8 @@
 The deviation is the population standard deviation, as in sGPO's derivation: with binary rewards a
 success among n of G gets sqrt((G - n) / n), and a mixed pair exactly +1 and -1. `scale: batch`
 divides by the deviation of all centred rewards of the step instead (ScaleRL, arXiv 2510.13786; Lite
-PPO, arXiv 2508.08221), so that nearly even groups do not weigh less than others. Without a
-deviation the advantage is `dr_grpo`'s."""
+PPO, arXiv 2508.08221), so that balanced groups are not scaled down relative to others. Without a
+divisor the advantage is `dr_grpo`'s."""
 
 from typing import Literal
 

@@ -1,6 +1,6 @@
 """`grpo_sample`: GRPO as in the code of PODS and TRL: the sample standard deviation plus `epsilon`.
 
-Groups of two have the advantages 0.707, not 1; larger groups a little less than with `grpo`.
+A mixed pair has the advantages +-0.707, not +-1; larger groups slightly less than with `grpo`.
 """
 
 import numpy as np

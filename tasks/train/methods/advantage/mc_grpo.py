@@ -4,8 +4,8 @@
 For odd groups: the median rollout then has advantage 0. With binary rewards the deviation of an odd
 group is always 0, and the published rule (deviation + 0.001) gives the minority +1000 or -1000,
 bounded only by gradient clipping. `min_deviation` avoids this: 1.0 only centres binary rewards by
-the median; 0.001 is approximately the published rule. The median rollout leaves the update, as do
-all others at the median. They count in the loss's denominator, where the paper counts one less.
+the median; 0.001 is approximately the published rule. The median rollout is not trained on, nor are
+others at the median. They count in the loss's denominator, where the paper counts one less.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""`opo`: the reward minus its group's mean weighted by length (OPO, arXiv 2505.23585).
+"""`opo`: the reward minus its group's length-weighted mean (OPO, arXiv 2505.23585).
 
 This baseline minimises the variance of the gradient if the squared norm of a rollout's score grows
 in proportion to its length."""

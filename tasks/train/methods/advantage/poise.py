@@ -5,9 +5,9 @@ A ridge regression predicts the mean reward of the other rollouts of a group fro
 prompt's last hidden states, its completion's last hidden states, and its mean entropy. A rollout's
 baseline is the mean prediction from the others, so it does not depend on the rollout itself and the
 gradient stays unbiased; two rollouts per prompt are enough. The regression is fitted after the
-advantages are computed. Replayed rollouts are refused, since the regression may be fitted to them.
-Before the first fit, and in a group of one, the baseline is `rloo`'s. Dead groups have a gradient
-here: their rewards differ from the prediction. A random projection replaces the paper's PCA."""
+advantages are computed. Replay is refused: the regression may have been fitted to those rollouts.
+Before the first fit, and in a group of one, the baseline is `rloo`'s. Groups with equal rewards
+have a gradient: they differ from the prediction. A random projection replaces the paper's PCA."""
 
 import numpy as np
 

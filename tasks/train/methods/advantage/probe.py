@@ -36,7 +36,7 @@ EXAMPLE = Settings(layer=-1, dimensions=4, ridge=1.0, memory=0.9)
 
 @dataclass
 class State:
-    """The discounted sums of x x' and of x y, and their weight."""
+    """The discounted sums of x x' and of x y, and the discounted number of rows."""
 
     products: Floats
     targets: Floats
@@ -57,7 +57,7 @@ def project(hidden: Floats | Singles, dimensions: int) -> Floats:
 
 def learn(state: State, features: Floats, targets: Floats, memory: float) -> None:
     """Discount the sums, and add these rows, except rows that are not finite, which would make the
-    sums non-finite for ever."""
+    sums non-finite forever."""
     is_finite = np.isfinite(features).all(axis=1) & np.isfinite(targets)
     features, targets = features[is_finite], targets[is_finite]
     state.products = memory * state.products + features.T @ features

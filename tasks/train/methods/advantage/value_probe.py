@@ -4,9 +4,9 @@ predicts from the hidden state before that token.
 The state that predicts a token does not depend on the token, so the baseline leaves the gradient
 unbiased, as a critic's does; and it needs no second network (similar to PPO's value head, on frozen
 features). The probe is a ridge regression of the final reward on the states of earlier steps'
-tokens; it is fitted after the advantages are computed. Replayed rollouts are refused, since the
-probe may be fitted to them. Before the first fit the advantage is `rloo`'s. Dead groups have a
-gradient here.
+tokens; it is fitted after the advantages are computed. Replay is refused: the probe may have been
+fitted to those rollouts. Before the first fit the advantage is `rloo`'s. Groups with equal rewards
+have a gradient.
 
 With `lam` below 1 the advantage is the generalised one (GAE, arXiv 1506.02438) without discount:
 the probe's values of later tokens partly replace the reward. It then has less variance, and a bias
@@ -66,9 +66,9 @@ class Method(Advantage):
 
 
 def generalised(errors_N: Floats, row_N: Ints, lam: float) -> Floats:
-    """Return [N] the generalised advantages of tokens, rollout after rollout, from the reward minus
-    the value before each token. At every token the advantage is its own error minus 1 - lambda
-    times the discounted sum of the later ones."""
+    """Return [N] the generalised advantages of tokens, rollout after rollout; `errors_N` is the
+    reward minus the value before each token. An advantage is the token's own error minus
+    (1 - lambda) times the sum of the rollout's later errors, discounted by lambda."""
     errors, rows = errors_N.tolist(), row_N.tolist()
     later = [0.0] * len(errors)
     for token in range(len(errors) - 2, -1, -1):
