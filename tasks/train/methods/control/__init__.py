@@ -1,3 +1,3 @@
-"""Controls: the choice of the next prompts. Each is a file here; the other files are shared."""
+"""Controls: the choice of the next prompts. Each is a file here; SHARED lists helper files."""
 
 SHARED = ("prompt_pool",)

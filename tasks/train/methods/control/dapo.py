@@ -2,9 +2,9 @@
 groups are mixed.
 
 Use with `select: {method: mixed}`. The refills come from the plan, so a run ends with the plan and
-costs as much as the plan, for any share of dead groups: fewer steps, each of them full. Every
-sampled rollout is charged as generated. A step is refilled at most `max_refills` times, so that a
-batch that never fills cannot loop for ever. Left out: cutting a batch that is larger than
+costs as much as the plan, for any share of groups with equal rewards: fewer steps, each of them
+full. Every sampled rollout is charged as generated. A step is refilled at most `max_refills` times,
+so that a batch that never fills cannot loop forever. Left out: cutting a batch that is larger than
 requested.
 """
 

@@ -29,7 +29,7 @@ class Settings:
 
 @dataclass
 class State:
-    """The discounted correct and other outcomes of every prompt; the number of rollouts spent."""
+    """Every prompt's discounted numbers of correct and other outcomes; the rollouts spent."""
 
     correct: Floats
     others: Floats

@@ -1,13 +1,12 @@
-"""`experience`: a part of every step samples prompts again that were partly solved, beside a stored
-success of each (ExGRPO, arXiv 2510.02245; rule from the authors' code). Use with `replay:
-successes`.
+"""`experience`: part of every step samples partly solved prompts again, each with a stored success
+(ExGRPO, arXiv 2510.02245; rule from the authors' code). Use with `replay: successes`.
 
-The number k of correct rollouts in a prompt's latest group of n is its bucket, for k from 1 to n -
-1; a prompt that a group solves in full is retired for good. From the step on after more than
-`start` of a step's rollouts are correct, `share` of the visits that the plan would make are
-replaced: a bucket is drawn with weight N(k; n/2, 1), and a prompt in it uniformly, without
-replacement. Its group has one rollout less, for the stored one. The plan gives the other prompts in
-its order, the group sizes and the budget. Only fresh rollouts count for buckets."""
+The number k of correct rollouts in a prompt's latest group of n is its bucket, for k
+from 1 to n - 1; a prompt with an all-correct group is retired for good. After the first step with
+more than `start` of its rollouts correct, up to `share` of the plan's visits are replaced: a bucket
+is drawn with weight N(k; n/2, 1), and a prompt in it uniformly, without replacement. Its group has
+one fresh rollout less, to make room for the stored one. The plan gives the other prompts in its
+order, the group sizes and the budget. Only fresh rollouts count for buckets."""
 
 from dataclasses import dataclass
 
@@ -32,8 +31,8 @@ class Settings:
 
 @dataclass
 class State:
-    """The correct and all rollouts in the latest group of every prompt, -1 for all if it is
-    retired; the plan's next visit, rollouts spent, and whether experience has started."""
+    """For every prompt, the correct rollouts in its latest group and the group's size, -1 if the
+    prompt is retired; the plan's next visit, rollouts spent, and whether experience has started."""
 
     correct: Ints
     sizes: Ints

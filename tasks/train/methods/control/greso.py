@@ -5,8 +5,8 @@ From the second pass on, a prompt is skipped with probability 1 - max(p_easy^z, 
 groups were all correct, and with 1 - max(p_hard^z, floor) if its last z were all wrong. A mixed
 group resets z; a group without graded rollouts does not change it. Both p move by `step` per
 training step within [p_min, p_max]: down while the share of all-correct (all-wrong) groups among
-the sampled ones is at its target or above. The target is `dead_rate`, a third of it for all-correct
-groups. Left out: the paper's growing batches.
+the sampled ones is at its target or above. The targets are a third of `dead_rate` for all-correct,
+two thirds for all-wrong groups. Left out: the paper's growing batches.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Settings:
 
 @dataclass
 class State:
-    """The next visit; each prompt's streak (positive: all correct, negative: all wrong); the two p;
+    """The next visit; each prompt's streak (positive: all correct, negative: all wrong); both p;
     visits taken and skipped."""
 
     streaks: Ints
@@ -118,7 +118,7 @@ class Method(Control):
             self.move(int(easy_Q.sum()) / num_graded, int((dead_Q & ~easy_Q).sum()) / num_graded)
 
     def move(self, easy_rate: float, hard_rate: float) -> None:
-        """Lower each probability if its share of dead groups reaches its target, else raise it."""
+        """Lower `p_easy` if `easy_rate` reaches its target, else raise it; likewise `p_hard`."""
         settings, state = self.settings, self.state
         easy_target = EASY_SHARE * settings.dead_rate
         hard_target = (1 - EASY_SHARE) * settings.dead_rate

@@ -1,12 +1,12 @@
 """`information`: sample the prompts whose rollouts have the most information for their cost.
 
 A rollout of a prompt with pass rate p adds information about the gradient in proportion to
-p (1 - p), and costs 1 + c, with `update_cost` c the cost of updating a rollout over the cost of
-generating it. If only the rarer outcome is updated (`advantage: posterior` or `one_sided`), it adds
-p (1 - p) (1 - m), with m = min(p, 1 - p), and costs 1 + c m. The worth of a prompt is the larger
-ratio of the two: most at about 0.2 and 0.8, a fifth less at one half, nothing at the ends. A step
+p (1 - p), and costs 1 + c, where c, `update_cost`, is the cost of training on a rollout relative to
+sampling it. If only the rarer outcome is trained on (`advantage: posterior` or `one_sided`), it
+adds p (1 - p) (1 - m), with m = min(p, 1 - p), and costs 1 + c m. A prompt's worth is the larger
+information / cost of the two: highest near 0.2 and 0.8, a fifth less at 0.5, 0 at the ends. A step
 draws `candidates` batches of prompts at random, draws a pass rate of each from its posterior
-(Thompson sampling, which explores unknown prompts), and takes the prompts of the largest worth.
+(Thompson sampling, which explores unknown prompts), and takes the prompts with the largest worth.
 With one candidate all prompts are equally likely.
 
 The pass rates are estimated during the run (`methods/pass_rates.py`); no profile is read. The

@@ -63,7 +63,7 @@ class PoolControl(Control):
         return request
 
     def choose(self, room: int, rng: np.random.Generator) -> Ints:
-        """Return the places in the pool of the prompts whose groups fill `room`."""
+        """Return the chosen prompts' places in the pool; their groups fill `room`."""
         raise NotImplementedError
 
     def progress(self) -> float:

@@ -2,12 +2,12 @@
 (arXiv 2506.22950).
 
 The rollouts in flight are limited to `cache_megabytes`. They share one prefill of their prompt, and
-when one ends, the next takes its slot at once. With a fixed number of slots, the busiest
-slot determines the time, so rollouts expected to be long start first (`order: lpt`). `sjf` (short
-first) is the paper's order, and worse except for streaming; `fifo` is the order of continuous
-batching. Lengths are predicted by a ridge regression on the prompt's length and the mean length of
-its earlier rollouts, fitted to the latest ones. A prediction decides only the order: every rollout
-is finished, and is the same sample in any order. For engines whose caller can schedule (`hf`): vLLM
+when one ends, the next takes its slot immediately. With a fixed number of slots, the busiest slot
+determines the time, so rollouts expected to be long start first (`order: lpt`). `sjf` (short first)
+is the paper's order, and worse except for streaming; `fifo` is the order of continuous batching.
+Lengths are predicted by a ridge regression on the prompt's length and the mean length of its
+earlier rollouts, fitted to the latest ones. A prediction decides only the order: every rollout is
+finished, and is the same sample in any order. For engines whose caller can schedule (`hf`): vLLM
 schedules by itself, within its memory limit. Left out: predicting again from the tokens so far,
 which could not change rollouts that have started.
 
@@ -78,8 +78,8 @@ class Method(Generate):
         return engine.generate_in_order(request, queue(lengths_B, self.settings.order), num_slots)
 
     def predict(self, request: Request, prompt_rows: Ints | None) -> Floats:
-        """Return [Q] the predicted tokens per rollout of each prompt; zeros while there are too few
-        rollouts."""
+        """Return [Q] each prompt's predicted rollout length in tokens; zeros while fewer than
+        FEWEST rollouts were observed."""
         history = self.state.history
         if len(history) < FEWEST:
             return np.zeros(len(request.prompts))
@@ -108,14 +108,14 @@ class Method(Generate):
 
 
 def expected_mean(tokens_Q: Floats, rollouts_Q: Floats, mean: float) -> Floats:
-    """Return [Q] the mean length of a prompt's own rollouts, shrunk towards the mean of all: the
-    fewer rollouts, the more."""
+    """Return [Q] the mean length of a prompt's own rollouts, shrunk towards the mean of all
+    prompts, more so with fewer rollouts."""
     return np.asarray((tokens_Q + TRUST * mean) / (rollouts_Q + TRUST))
 
 
 def queue(lengths_B: Floats, order: Order) -> Ints:
     """Return the rollouts in order of arrival, shortest first or longest first. Rollouts of equal
-    length stay in order of arrival, so those of one prompt stay together."""
+    predicted length stay in order of arrival, so a prompt's stay together."""
     if order == "fifo":
         return np.arange(len(lengths_B))
     return np.argsort(lengths_B if order == "sjf" else -lengths_B, kind="stable")

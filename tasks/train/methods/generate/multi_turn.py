@@ -161,5 +161,5 @@ class Method(Generate):
 
 
 def last_turn(is_action: list[bool]) -> int:
-    """Return the index at which the last turn starts, which is the policy's."""
+    """Return the index of the first token of the last turn, which is the policy's."""
     return next((n + 1 for n in reversed(range(len(is_action))) if not is_action[n]), 0)
