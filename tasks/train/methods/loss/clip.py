@@ -4,7 +4,7 @@ The ratio compares the policy with the policy before the batch's first update; w
 difference from the sampler (see `learner/correction.py`). `ratio: token` is the ratio of a token;
 `sequence` is the geometric mean over the completion, one ratio per rollout (GSPO, arXiv
 2507.18071). `normalize` sets the average over the step's tokens (see `tokens.average`). Every
-divisor counts the *whole step*, dead groups included, so micro-batches add up.
+divisor counts the *whole step*, including groups with equal rewards, so micro-batches add up.
 
 `dual` bounds the loss of a token with a negative advantage at `dual` times |advantage| (dual-clip
 PPO, arXiv 1912.09729). `max_ratio` caps the ratio before the minimum, for both signs (INTELLECT-2,

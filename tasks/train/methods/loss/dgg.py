@@ -1,10 +1,10 @@
-"""`dgg`: `clip`, whose further epochs of a batch end at an unusual gradient (dynamic gradient
+"""`dgg`: `clip`, whose later epochs over a batch stop at an unusual gradient (dynamic gradient
 gating, arXiv 2605.19425; a reconstruction from digests).
 
-Before each update of a further epoch the squared norm of its gradient and the change since the
+Before each update of a later epoch the squared norm of its gradient and the change since the
 previous gradient are compared with those of the last `window` accepted updates. If one is more than
-`limit` deviations above their mean, the gradient is dropped, the optimizer stays as it is, and the
-batch's other updates are left out. The first epoch is never gated, so with one epoch this is
+`limit` standard deviations above their mean, the gradient is dropped, the optimizer is unchanged,
+and the batch's other updates are skipped. The first epoch is never gated, so with one epoch this is
 `clip`. The whole gradient is measured, where the paper measures that of the output head: tied heads
 and adapters have none of their own. A step that ends early is charged for all of its epochs."""
 
@@ -38,8 +38,8 @@ EXAMPLE = Settings(limit=0.5, window=4)
 
 @dataclass
 class State(Bonus):
-    """The squared norms of the last accepted gradients and their changes, and the norm of the
-    latest gradient."""
+    """The squared norms of the last accepted gradients and their changes, and the squared norm of
+    the latest gradient."""
 
     norms: Floats = field(default_factory=NOTHING.copy)
     changes: Floats = field(default_factory=NOTHING.copy)
@@ -66,7 +66,7 @@ class Method(clip.Method):
 
 
 def score(value: float, others: Floats) -> float:
-    """Return by how many standard deviations a value is above the mean of the others; 0 if there
-    are fewer than two, or if all are equal."""
+    """Return by how many standard deviations a value is above the mean of `others`; 0 if there are
+    fewer than two, or if all are equal."""
     deviation = float(np.std(others)) if len(others) > 1 else 0.0
     return (value - float(others.mean())) / deviation if deviation else 0.0

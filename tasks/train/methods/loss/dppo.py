@@ -3,9 +3,9 @@ direction of its advantage (DPPO, arXiv 2602.04879).
 
 A ratio is large for rare tokens long before the distribution has moved. With `divergence: tv` a
 token's gradient is zero if pi - mu exceeds `limit` and the advantage is positive, or if mu - pi
-exceeds it and the advantage is negative. With `divergence: kl` the binary KL divergence of pi from
-mu is compared instead. The paper's limits are 0.2 and 0.05. `penalty` times the squared log-ratio
-is added to the loss of every token. mu is the denominator of the ratio: the sampler with
+exceeds it and the advantage is negative. With `divergence: kl` the binary KL(mu | pi) is compared
+instead. The paper's limits are 0.2 and 0.05. `penalty` times the squared log-ratio is added to the
+loss of every token. mu is the denominator of the ratio: the sampler with
 `train.correction.ratio_to: sampler`, as in the paper, otherwise the old policy."""
 
 from typing import TYPE_CHECKING, Literal
@@ -53,7 +53,7 @@ class Method(Loss):
 
 
 def binary_kl(first_N: "torch.Tensor", second_N: "torch.Tensor") -> "torch.Tensor":
-    """Return [N] the KL divergence between "this token" and "any other" under two policies."""
+    """Return [N] KL(first | second) over the two outcomes "this token" and "any other"."""
     first_N, second_N = (p.clamp(1e-8, 1.0 - 1e-6) for p in (first_N, second_N))
     others_N = (1.0 - first_N) * ((1.0 - first_N) / (1.0 - second_N)).log()
     return first_N * (first_N / second_N).log() + others_N

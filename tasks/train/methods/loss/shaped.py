@@ -4,7 +4,7 @@ weigh more (the policy shaping of ExGRPO, arXiv 2510.02245, and LUFFY, arXiv 250
 A fresh token has the ratio of policy to old policy, with the weights of `train.correction`. A
 replayed one has w / (w + shaping), where w is the ratio of policy to sampler: the gradient's
 coefficient shaping w / (w + shaping)^2 is largest at w = shaping and falls beyond. With `shaping`
-null a replayed token is as a fresh one."""
+null a replayed token is treated as a fresh one."""
 
 import math
 

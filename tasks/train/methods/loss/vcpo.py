@@ -5,7 +5,7 @@ Nothing is clipped; the weights of old policy over sampler are truncated by `tra
 which the paper sets to `{ratio_to: old, level: sequence, cap: 8.0}`; with `ratio_to: sampler` there
 are no weights. The learning rate of an update is multiplied by min(1, ESS / (B * base)) ** power,
 with ESS = (sum w)^2 / sum w^2 over the update's B rollouts with a gradient, weights not truncated:
-few rollouts that carry most of the weight move the policy less. On-policy the factor is 1. The
+if a few rollouts carry most of the weight, the policy moves less. On-policy the factor is 1. The
 paper's `power` is 0.5, and 1.0 is its linear option."""
 
 import numpy as np
