@@ -1,3 +1,3 @@
-"""Replays: rollouts that are trained on again. Each is a file here; the other files are shared."""
+"""Replays: rollouts that are trained on again. Each is a file here; SHARED lists helper files."""
 
 SHARED = ("kept",)

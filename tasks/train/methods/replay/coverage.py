@@ -1,10 +1,10 @@
-"""`coverage`: as `recent`, but of the stored and the step's mixed groups those stay whose successes
-resemble the others most (facility location, Nemhauser et al., 1978; a buffer of ours).
+"""`coverage`: like `recent`, but of the stored and the step's mixed groups those stay whose
+successes best represent all (facility location, Nemhauser et al., 1978; a buffer of our own).
 
-Two groups are alike by the Jaccard index of the token n-grams of their correct rollouts. Groups are
-added one by one, each time the one that raises the sum over all groups of their likeness to the
-nearest stored one most: at least 1 - 1/e of the largest sum. It compares every pair of groups in
-every step, so `capacity` is small."""
+The likeness of two groups is the Jaccard index of the token n-grams in their correct rollouts.
+Groups are chosen one by one, each time the one that most raises the sum, over all groups, of the
+likeness to the nearest chosen one. This reaches at least 1 - 1/e of the largest sum. It compares
+every pair of groups in every step, so `capacity` is small."""
 
 from collections.abc import Sequence
 
@@ -67,7 +67,7 @@ def likeness(grams_Q: Sequence[Grams]) -> Floats:
 
 
 def greedy(alike: Floats, size: int) -> Ints:
-    """Return `size` groups, in the order in which each adds most; the first of equal ones."""
+    """Return `size` groups in greedy order, by the gain in likeness; of equal ones the first."""
     nearest, chosen = np.zeros(len(alike)), list[int]()
     for _ in range(size):
         gains = np.maximum(alike, nearest).sum(axis=1)

@@ -55,7 +55,7 @@ class Method(Replay):
         return int(cost[:num].sum())
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """Return the next groups, up to `room`."""
+        """Return the next groups, up to `room` in the batch's unit."""
         kept: Rollouts = self.state.rollouts
         cost = cost_Q(kept, batch)
         num = int(np.searchsorted(np.cumsum(cost), room, side="right"))

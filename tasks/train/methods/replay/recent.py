@@ -1,7 +1,7 @@
 """`recent`: train on stored and fresh groups (rollout replay of DOTS, arXiv 2506.05316).
 
-For the last `capacity` prompts that were sampled with a mixed group, the latest group is stored.
-Once there are enough, `share` of every batch is groups drawn from them uniformly, and fewer
+For the last `capacity` prompts that were sampled with a mixed group, the latest such group is
+stored. Once there are enough, `share` of every batch is drawn from them uniformly, and fewer
 rollouts are sampled. The weights of the loss correct for the older policy (`train.correction`),
 with its stored log-probabilities. The generation of a replayed rollout was charged when it was
 fresh. Scores of composite rewards are not stored."""
@@ -54,9 +54,9 @@ class Method(Replay):
         self.state = state_of(joined.groups(self.kept(joined)))
 
     def kept(self, rollouts: Rollouts) -> Ints:
-        """Return the groups that stay, of the stored ones and those of the step after them."""
+        """Return the groups that stay; in `rollouts` the step's groups follow the stored ones."""
         return np.arange(len(rollouts.prompt_rows_Q))[-self.settings.capacity :]
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """Return groups drawn uniformly, up to `room`, at least one."""
+        """Return groups drawn uniformly, up to `room` in the batch's unit, at least one."""
         return drawn(self.state.rollouts, rng, room, batch)

@@ -1,12 +1,12 @@
-"""`runs`: train on groups of finished runs beside fresh ones (the shared rollouts of SAPO, arXiv
-2509.08721).
+"""`runs`: train on groups of finished runs along with fresh ones (the shared rollouts of SAPO,
+arXiv 2509.08721).
 
 `folders` are the results of runs on some of the same prompts, with a policy of the same vocabulary.
 Their mixed groups, without groups that they replayed, are a pool; `share` of every batch is drawn
 from it uniformly, and fewer rollouts are sampled. The loss's weights correct for the other policy
 (`train.correction`), with the log-probabilities of the engine that sampled: the published code has
-a ratio of 1 there. The rollouts are charged where they are updated. Their generation is in the bill
-of their own run, and the report names it. A run that still trains is no source: results would
+a ratio of 1 there. Only training on these rollouts is charged. Their generation was charged to
+their own run, which the report names. A run that is still training is no source: results would
 depend on the clock."""
 
 from pathlib import Path
@@ -53,7 +53,7 @@ class Method(Replay):
         return int(self.settings.share * batch.size) * bool(self.settings.folders)
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """Return groups drawn uniformly, up to `room`, at least one."""
+        """Return groups drawn uniformly, up to `room` in the batch's unit, at least one."""
         return drawn(self.pool, rng, room, batch)
 
 

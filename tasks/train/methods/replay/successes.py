@@ -2,10 +2,10 @@
 with `control: experience`, which chooses the groups.
 
 The correct rollouts of partly solved groups are stored, the latest `per_prompt` of every prompt,
-with the sampler's log-probabilities; those of a prompt leave when a group solves it in full. Of a
-prompt's stored rollouts the one with the least mean entropy under the present policy joins: a pass
-over them, which is charged as scoring, and not made if no prompt has two. The `capacity` prompts
-with the latest successes are kept."""
+with the sampler's log-probabilities; a prompt's are deleted after an all-correct group. Of a
+prompt's stored rollouts the one with the least mean entropy under the present policy joins. This
+takes a pass over them, charged as scoring, unless no prompt has two. The `capacity` prompts with
+the latest successes are kept."""
 
 from dataclasses import dataclass
 
@@ -61,7 +61,7 @@ class Method(Replay):
         self.state = State(joined.filter(pl.col("prompt_row").is_in(kept)).rechunk())
 
     def join(self, prompt_rows_Q: Ints, score: Score) -> Rollouts:
-        """Return the success of least entropy of each prompt that has one."""
+        """Return the stored success with the least entropy, for each prompt with a stored one."""
         wanted = pl.DataFrame({"prompt_row": prompt_rows_Q}).with_row_index("place")
         found = self.state.table.join(wanted, on="prompt_row", maintain_order="left")
         group = pl.col("place").cast(pl.Int64).alias("group")

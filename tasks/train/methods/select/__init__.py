@@ -1,3 +1,3 @@
-"""Selectors: the rollouts that enter the loss. Each is a file here; the other files are shared."""
+"""Selectors: the rollouts that enter the loss. Each is a file here; SHARED lists helper files."""
 
 SHARED = ("keep",)

@@ -1,4 +1,4 @@
-"""`contrast`: of each group the shortest correct and the longest wrong rollouts, `keep` in all."""
+"""`contrast`: the shortest correct and the longest wrong rollouts, `keep` of each group."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ __all__ = ["EXAMPLE", "Method", "Settings"]
 
 class Method(KeepInGroups):
     def choose(self, rollouts: Rollouts, rows: Ints, rng: np.random.Generator) -> Ints:
-        """Return half of each kind, or all of the rarer kind and the rest of the other."""
+        """Return half of each kind; if one has fewer, all of it, filled up with the other."""
         is_correct, lengths = rollouts.is_correct_B()[rows], rollouts.completion_tokens_B()[rows]
         order = np.argsort(np.where(is_correct, lengths, -lengths), kind="stable")
         correct, wrong = (order[is_correct[order] == kind] for kind in (True, False))

@@ -3,9 +3,9 @@ current policy (F-TIS, arXiv 2605.22537; rule from digests).
 
 A rollout is kept if its reward is above its group's mean or its KL(policy | sampler) is below
 `limit`. The KL is estimated from the rollout itself, token by token: r log r - (r - 1) with r the
-ratio of policy to sampler. The estimate is never negative, and unbiased for each token after a
-prefix of the sampler's. Rollouts of the same policy are all kept. Use with `train.correction:
-{level: token, cap: 2.0}`, the truncation in the method's name."""
+ratio of policy to sampler. The estimate is never negative, and unbiased for each token given a
+prefix by the sampler. Rollouts of the current policy are all kept. Use with
+`train.correction: {level: token, cap: 2.0}`, the truncation in the method's name."""
 
 import numpy as np
 

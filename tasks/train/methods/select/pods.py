@@ -2,10 +2,10 @@
 2504.13818): generate many, train on few.
 
 Some subset of the largest variance consists of the k largest and the m - k smallest rewards, so one
-sort and prefix sums find it in O(n log n). Ties follow the rule of the authors' code: the m
-largest, unless fewer of them have a strictly larger variance, the fewest first. Among equal rewards
-the order decides. The estimator changes: on the kept set the mean no longer estimates the pass rate
-(see train.advantage_over).
+sort and prefix sums find it in O(n log n). Ties follow the rule of the authors' code: k = m if it
+has the largest variance, otherwise the smallest k that has it. Among equal rewards the order
+decides. The estimator changes: on the kept set the mean no longer estimates the pass rate (see
+train.advantage_over).
 
 With `drop_dead` a group of equal rewards has no rollouts in the update. `train.batch.counts:
 kept` still counts it as `keep` rollouts, so steps have the same prompts with and without it."""
@@ -29,7 +29,7 @@ class Method(keep.KeepInGroups):
     settings: Settings
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """Return [B] whether a rollout is in its group's `keep` with the largest variance."""
+        """Return [B] whether a rollout is in its group's subset with the largest variance."""
         kept_B, group_B = super().__call__(rollouts, rng), rollouts.group_B
         if not self.settings.drop_dead:
             return kept_B
@@ -42,7 +42,7 @@ class Method(keep.KeepInGroups):
 
 
 def max_variance(rewards: Floats, keep: int) -> Ints:
-    """Return the places of the `keep` rewards with the largest variance."""
+    """Return the places of the subset of `keep` rewards with the largest variance."""
     order = np.argsort(rewards, kind="stable")
     centred = rewards[order] - rewards.mean()  # the sums of squares then keep their precision
     sums, squares = (np.concatenate([[0.0], np.cumsum(values)]) for values in (centred, centred**2))
