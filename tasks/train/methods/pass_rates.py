@@ -1,16 +1,16 @@
 """Posteriors of the prompts' pass rates before they are sampled again.
 
-A prompt has a Beta of its own outcomes around the rate of its stratum: the prompts of one source,
-one level and similar length. A stratum has a Beta around the rate of all prompts. So the estimate
-for a prompt that was never sampled comes from similar prompts, and a rate that rises with training
-is visible although few prompts are sampled twice. Older outcomes have less weight: the estimates of
-a prompt and a stratum cover a window of rollouts each.
+A prompt has a Beta posterior of its own outcomes, with a prior around the rate of its stratum: the
+prompts of one source, one level and similar length. A stratum's prior is around the rate of all
+prompts. So the estimate for a prompt that was never sampled comes from similar prompts, and a
+rising rate shows even though few prompts are sampled twice. Older outcomes have less weight: the
+estimates of a prompt and a stratum cover a window of rollouts each.
 
-The weight of a stratum in its prompts' estimates is also estimated. The share of the variance of
-outcomes between the prompts of a stratum is the likeness l of two rollouts of one prompt; a stratum
+The weight of a stratum in its prompts' estimates is also estimated. The likeness l of two rollouts
+of a prompt is the share of the outcomes' variance that lies between a stratum's prompts; a stratum
 then counts for 1 / l - 1 rollouts, as in a Beta of that spread. It is measured on pairs of rollouts
 of a prompt, of one group or of two visits: the mean of r1 r2 is the mean of p^2. If strata have no
-information and half of the prompts are dead, the count is 1 or 2: own rollouts dominate.
+information and half of the prompts never vary, the count is 1 or 2: own rollouts dominate.
 
 Legend: P training prompts by row, S strata, Q groups.
 """
@@ -48,7 +48,7 @@ class PriorSettings:
 @dataclass
 class Belief:
     """Discounted successes and trials of every prompt and of every stratum; variance between the
-    prompts of a stratum and in all, summed over groups."""
+    prompts of a stratum and total variance, each summed over groups."""
 
     correct: Floats
     trials: Floats
@@ -93,8 +93,8 @@ class PassRates:
         return belief.correct[rows] + strength * prior, wrong + strength * (1.0 - prior)
 
     def add(self, prompt_rows_Q: Ints, group_B: Ints, share_B: Floats) -> None:
-        """Update with the rollouts of a step: the group of each, and its share of a success. Groups
-        without a rollout change nothing."""
+        """Update with a step's rollouts: `group_B` is the group of each, and `share_B` its success
+        from 0 to 1. Groups without a rollout change nothing."""
         belief, settings, num_groups = self.belief, self.settings, len(prompt_rows_Q)
         correct_Q, squares_Q = (
             np.bincount(group_B, values_B, num_groups).astype(np.float64)

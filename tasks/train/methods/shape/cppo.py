@@ -1,10 +1,10 @@
-"""`cppo`: the rollouts of a group with the largest |advantage| are trained on, the others leave the
-update (CPPO, arXiv 2503.22342): a biased control for `pruned_po`.
+"""`cppo`: the rollouts of a group with the largest |advantage| are trained on, the others are
+dropped (CPPO, arXiv 2503.22342): a biased control for `pruned_po`.
 
-Of a group of G rollouts floor(G (1 - drop)) stay, at least one, with unchanged advantages and
-divisors; of equal ones the first. As in the paper the rule is per group; the authors' code takes
-the largest of the whole batch. Left out: a larger batch of prompts, so that updates keep their
-size (`train.batch.size` sets it)."""
+Of a group of G rollouts, floor(G (1 - drop)) stay, at least one, with unchanged advantages and
+divisors; ties go to the first. As in the paper the rule is per group; the authors' code takes the
+largest of the whole batch. Left out: a larger batch of prompts, so that updates keep their size
+(`train.batch.size` sets it)."""
 
 import numpy as np
 

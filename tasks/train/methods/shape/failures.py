@@ -1,8 +1,8 @@
 """`failures`: groups of only failures get a gradient from one virtual success (NGRPO, arXiv
 2509.18851).
 
-With a virtual success in the mean and the deviation, each of G wrong rollouts has the advantage -1
-/ sqrt(G), in `grpo`'s units. Groups with a rewarded rollout are unchanged."""
+With a virtual success in the mean and the standard deviation, each of G wrong rollouts has the
+advantage -1 / sqrt(G), in `grpo`'s units. Groups with a correct rollout are unchanged."""
 
 import numpy as np
 

@@ -3,10 +3,10 @@
 
 A prompt's bin is that of its running pass rate, of width `width`; it changes only when the rate is
 beyond the bin by more than `hysteresis`. The score of a bin is the running mean of 1 - reward of
-its prompts, and its weight exp(`eta` times score), divided by the mean over the bins with a score
-and at most `most`. Advantages are multiplied by the weight of their prompt's bin: the bins and
-scores of earlier steps, so the direction of a prompt's expected gradient is unchanged. Prompts
-without a bin weigh 1. Left out: a sampling law from the same weights."""
+its prompts, and its weight is exp(`eta` * score), divided by the mean over the bins with a score,
+at most `most`. Advantages are multiplied by the weight of their prompt's bin. Bins and scores are
+of earlier steps, so the direction of a prompt's expected gradient is unchanged. Prompts without a
+bin weigh 1. Left out: a sampling law from the same weights."""
 
 from dataclasses import dataclass
 
@@ -46,8 +46,8 @@ EXAMPLE = Settings(width=0.25, most=1.5)
 
 @dataclass
 class State:
-    """The pass rate and the bin of every prompt, -1 for none; the score of every bin without the
-    correction for its start, and the number of steps in it."""
+    """The pass rate and the bin of every prompt, -1 for none; the score of every bin before bias
+    correction, and the number of steps that updated it."""
 
     rates: Floats
     bins: Ints
@@ -80,7 +80,7 @@ class Method(Shape):
         return weights
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Update scores by the bins before the step, then pass rates and bins."""
+        """Update the scores, with the bins before this step; then the pass rates and the bins."""
         state, settings = self.state, self.settings
         fresh = rollouts.where(~rollouts.replayed_B & ~rollouts.is_error_B())
         groups = np.unique(fresh.group_B)

@@ -4,8 +4,8 @@ prefix cutting, arXiv 2603.06619; rule from digests, with an atom at the end).
 A completion of T tokens stays whole with probability `whole`, and is otherwise cut after a token
 that is uniform among the T. The advantage of token t is divided by the probability that it stays,
 whole + (1 - whole) (T - t + 1) / T: the expected gradient is unchanged for a loss that treats each
-token by itself, and others are refused. No weight exceeds 1 / `whole`. The cut does not depend on
-the reward. Tokens behind it are not computed in the update, and not charged for it. Left out:
+token separately; others are refused. No weight exceeds 1 / `whole`. The cut does not depend on the
+reward. Tokens after the cut are neither computed in the update nor charged for it. Left out:
 masking tokens independently, which saves no compute."""
 
 import numpy as np

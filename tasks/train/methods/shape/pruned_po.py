@@ -1,5 +1,5 @@
-"""`pruned_po`: random rollouts of small advantage leave the update, and those that stay count for
-them (dynamic pruning, arXiv 2603.04135, there called DPPO; rule reconstructed from digests).
+"""`pruned_po`: random rollouts of small advantage are dropped, and those that stay weigh more in
+their place (dynamic pruning, arXiv 2603.04135, there called DPPO; rule reconstructed from digests).
 
 A rollout with a mean |advantage| below its group's mean stays with probability 1 - `drop`, and its
 advantage is then divided by it: the expected gradient is unchanged, for a loss that is proportional

@@ -1,6 +1,6 @@
 """`repetition`: a penalty for repeated n-grams of tokens in a completion (arXiv 2502.03373).
 
-The reward loses `weight` times the share of the completion's own n-grams that are not distinct."""
+The penalty is `weight` times the share of the completion's n-grams that repeat an earlier one."""
 
 import itertools
 
@@ -43,7 +43,7 @@ def turns(token_ids: list[int], own: list[bool]) -> list[list[int]]:
 
 
 def repeated(parts: list[list[int]], n: int) -> float:
-    """Return the share of the n-grams of all parts that are not distinct; 0 if there are none."""
+    """Return the share of the n-grams of all parts that repeat an earlier one; 0 for no n-gram."""
     ngrams = [
         gram for part in parts for gram in zip(*(part[start:] for start in range(n)), strict=False)
     ]
