@@ -56,7 +56,7 @@ def completed(slot: str, spec: Any) -> Spec:
 
 
 def method_of(slot: str, spec: Any) -> tuple[ModuleType, Spec]:
-    """Return the file of a slot's method, and the method's settings."""
+    """Return the module and the settings of a slot's method."""
     package = importlib.import_module(f"tasks.train.methods.{slot}")
     if not isinstance(spec, dict) or "method" not in spec:
         known = listed(registry.names(package))
@@ -111,7 +111,7 @@ def check_slots(settings: TrainSettings) -> None:
 
 
 def check_control(settings: TrainSettings, problems: Problems) -> None:
-    """Add the errors in the combination of control, replay and over-provisioning."""
+    """Report errors in the combination of control, replay and over-provisioning."""
     name, replay = settings.control["method"], settings.replay["method"]
     chooser: type[Control] = method_of("control", settings.control)[0].Method
     stored: type[Replay] = method_of("replay", settings.replay)[0].Method
@@ -148,7 +148,7 @@ def needing_whole_rows(settings: TrainSettings) -> list[str]:
 
 
 def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems) -> None:
-    """Add the errors in the combination of the loss, its reference and other settings."""
+    """Report errors in the combination of the loss, its reference and other settings."""
     goal: type[Loss] = method_of("loss", settings.loss)[0].Method
     loss, source = settings.loss["method"], settings.reference.source
     reset = settings.reference.reset_every

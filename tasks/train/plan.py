@@ -56,8 +56,8 @@ class Plan:
         return np.arange(first, min(end, first + most))
 
     def window(self, first: int, room: int) -> Ints:
-        """Return visits from `first` on that include the next `room`, for any group sizes: enough
-        for `num_visits` to check whether half a batch remains in the phase."""
+        """Return visits from `first` on, enough to fill `room` with groups of any size, and for
+        `num_visits` to check whether half a batch remains in the phase."""
         return self.rest_of_phase(first, room + room // 2 + 1)
 
     def fit(self, sizes: Ints, room: int) -> int:
@@ -65,8 +65,8 @@ class Plan:
         return max(int(np.searchsorted(np.cumsum(self.cost(sizes)), room, side="right")), 1)
 
     def num_visits(self, sizes: Ints, room: int) -> int:
-        """Return `fit` for a window of visits, or all visits if the others fill less than half of
-        `room`: a step on four rollouts moves the policy as far as a step on many."""
+        """Return `fit` for a window of visits, or all visits if those beyond it fill less than half
+        of `room`: a step on four rollouts moves the policy as far as a step on many."""
         num = self.fit(sizes, room)
         return len(sizes) if self.cost(sizes[num:]).sum() < room / 2 else num
 

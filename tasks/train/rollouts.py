@@ -114,9 +114,9 @@ class GroupRequest:
     """A request of control: `counts[q]` rollouts of the training prompt in row `prompt_rows[q]`, a
     group each. All groups belong to one pass and one phase of the plan.
 
-    `extends[q]` is the number of the step's group that they join, -1 for a new group; None if all
-    are new. `joined[q]` is whether a stored rollout joins the group (`Replay.join`); None if none
-    does.
+    `extends[q]` is the number of the step's group that the rollouts join, -1 for a new group; None
+    if all are new. `joined[q]` is whether a stored rollout joins the group (`Replay.join`); None if
+    none does.
     """
 
     prompt_rows: Ints
@@ -155,13 +155,13 @@ class Features:
 
     @property
     def num_passes(self) -> float:
-        """The cost of the pass, in forwards: a backward counts for two."""
+        """The cost of the pass, in forward passes: a backward pass counts for two."""
         return 1.0 + 2.0 * self.gradient_norms
 
 
 @dataclass(frozen=True)
 class Observed:
-    """The policy's view of B rollouts with N completion tokens in all, before the step's update:
+    """The policy's view of B rollouts with N completion tokens in total, before the step's update:
     [N] log-probabilities and entropies; if requested, the hidden states [N, D] that predict the
     completion, the mean hidden states [B, D] of the last prompt tokens, and [B] gradient norms."""
 
@@ -183,7 +183,7 @@ class Observed:
 
 
 def once(method: Callable[[Any], T]) -> Callable[[Any], T]:
-    """Compute a method of an immutable object only at its first call."""
+    """Cache the result of a method of an immutable object at its first call."""
 
     @wraps(method)
     def get(self: Any) -> T:
@@ -198,7 +198,7 @@ def once(method: Callable[[Any], T]) -> Callable[[Any], T]:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B rollouts in Q groups, group by group, with N completion tokens in all: one row each in
+    """B rollouts in Q groups, group by group, with N completion tokens in total: one row each in
     `table` (see COLUMNS). An engine's samples extend the rows, the grader fills in their verdicts,
     checkpoints and replay store the table, the record adds columns, and the learner reads columns
     as arrays.
@@ -288,7 +288,7 @@ class Rollouts:
         return flat(self.table["versions"])
 
     def is_current_N(self, version: int) -> Bools:
-        """Return [N] whether a token was sampled for this step from this version of the policy."""
+        """Return [N] whether a token's rollout is fresh, and its oldest token of this version."""
         is_current_B = (self.versions_B == version) & ~self.replayed_B
         return np.asarray(is_current_B[self.owner_N()])
 
@@ -425,13 +425,13 @@ def column(name: str, values: Any) -> pl.Series:
 
 @dataclass(frozen=True)
 class StepTotals:
-    """The divisors of a loss: sums over the whole step, so that micro-batches add up to it
-    independently of their packing.
+    """The divisors of a loss: sums over the whole step, so that the losses of micro-batches add up,
+    however they are packed.
 
-    They count all graded rollouts, including dead groups and rollouts that select dropped. With
-    `train.divisor: kept` they count only the kept rollouts. Tokens are the policy's own.
-    `max_tokens` is the limit of sampling. `divisor_Q` is the number of each group's tokens times
-    the number of groups that have any, on the policy's device."""
+    They count all graded rollouts, including groups with equal rewards and rollouts that select
+    dropped. With `train.divisor: kept` they count only the kept rollouts. Tokens are the policy's
+    own. `max_tokens` is the limit of sampling. `divisor_Q` is the number of each group's tokens
+    times the number of groups that have any, on the policy's device."""
 
     num_tokens: int
     num_rollouts: int

@@ -272,8 +272,8 @@ def build(
 def longest_sample(
     plan: Plan, prompts: Prompts, validation: Prompts, sections: Sections
 ) -> int | None:
-    """Return the tokens of the longest prompt with its completion, which vLLM reserves memory for;
-    None for other engines, and for a plan with too many prompts to encode them at the start."""
+    """Return the tokens of the longest prompt plus a longest completion, for which vLLM reserves
+    memory; None for other engines, and if the plan has too many prompts to encode at the start."""
     rows = np.unique(plan.prompt_rows_V)
     if engine_name(sections.engine) not in ("vllm", "server") or len(rows) > MAX_ENCODED:
         return None

@@ -45,8 +45,8 @@ class Updates:
 
 @settings
 class Rejection:
-    """`train.correction.reject`: tokens that leave the loss because the ratio of trainer to sampler
-    is outside [low, high]."""
+    """`train.correction.reject`: tokens dropped from the loss because the ratio of trainer to
+    sampler is outside [low, high]."""
 
     level: Literal["token", "sequence", "geometric"] = "token"  # as for the weights
     low: float = 0.0  # minimum ratio
@@ -341,8 +341,8 @@ class TrainSettings:
     @property
     def num_ahead(self) -> int:
         """The number n of steps that are sampled from one policy, during the updates on as many
-        others: the last of them is then 2 n - 1 steps old. 0: a step samples its own batch. A
-        surplus of groups uses one step of staleness."""
+        others: the last of them is then 2 n - 1 steps old. 0: a step samples its own batch.
+        Over-provisioning uses one step of staleness."""
         return (self.max_staleness + (self.over_provision == 1.0)) // 2
 
     @property
@@ -355,7 +355,7 @@ class TrainSettings:
 
     @property
     def max_carried(self) -> int:
-        """The number of steps that a group may be in flight after its first."""
+        """The number of steps that a group may be in flight after its first step."""
         return self.max_staleness - self.lead
 
 
@@ -367,7 +367,7 @@ def with_method(slot: str, spec: Any) -> Any:
 
 @settings
 class LearnerSettings:
-    """The section `learner`: memory and speed of the update. They change no value except by
+    """The section `learner`: memory and speed of the update. The settings change results only by
     rounding, so a run resumes after a change."""
 
     max_tokens_per_micro_batch: int = 4096  # tokens of one forward and backward
@@ -396,8 +396,8 @@ class LearnerSettings:
 
 @settings
 class SamplerGaps:
-    """`guards.max_sampler_gap`: mean |log-probability| by which sampler and trainer may differ, for
-    the coarser of their dtypes. Rounding stays below it; stale weights exceed it."""
+    """`guards.max_sampler_gap`: the mean absolute difference allowed between log-probabilities of
+    sampler and trainer, for the coarser dtype. Rounding stays below it; stale weights exceed it."""
 
     float32: float = 1.0e-4  # both in float32
     bfloat16: float = 0.02  # one in bfloat16

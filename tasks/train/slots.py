@@ -3,8 +3,8 @@
 A method is one file in its slot's folder under `methods/`, with
 
 - `Method`: a subclass of the slot's Protocol below, so that the type checker compares the two;
-- `Settings`, if it has settings: a frozen dataclass with the keys in params.yaml beside
-  `method`. It is `Method`'s first argument, and raises ParamsError for an invalid value;
+- `Settings`, if it has settings: a frozen dataclass with the keys in params.yaml next to `method`.
+It is `Method`'s first argument, and raises ParamsError for an invalid value;
 - `EXAMPLE`: settings for the contract tests, if the defaults do not suit them;
 - `reads_prompts = True`, if it reads the training prompts: an argument of `Method` after the
   slot's own, their table (`prompt_id`, `prompt`, `messages`, `answer`, `verifier`, `source`,
@@ -81,7 +81,7 @@ class Control(Protocol):
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """Return the next groups of the step, or more rollouts of its groups. Called again, with
-        the samples so far, until None; None in the first call means the end of the run. With a
+        the samples so far, until it returns None; None in the first call ends the run. With a
         budget, which ends the run itself, there is always a next group (`SoFar.done`)."""
         ...
 
@@ -100,9 +100,9 @@ class Control(Protocol):
 @dataclass(frozen=True)
 class Asked:
     """The prompts of a request: their rows of PROMPTS (`prompt`, `messages`, `answer`), their
-    indices among the training prompts, None for others; the policy's tokenizer, and the tokens
-    that end its completions. A method that passes exactly this request to the engine may also pass
-    `on_ended`: ended completions are then judged while others are sampled."""
+    indices among the training prompts, None for other prompts; the policy's tokenizer, and the
+    tokens that end its completions. A method that passes exactly this request to the engine may
+    also pass `on_ended`: ended completions are then judged while others are sampled."""
 
     prompts: pl.DataFrame
     prompt_rows: Ints | None
@@ -159,11 +159,11 @@ class Replay(Protocol):
 
     def room(self, batch: BatchSettings, promised: int = 0) -> int:
         """Return how much of the next batch `draw` will return, in the batch's unit; the fresh
-        share shrinks by it. Batches that were requested earlier will draw `promised` before it."""
+        share shrinks by it. Before that, batches requested earlier will draw `promised`."""
         return 0
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """Return rollouts to train on beside the step's fresh ones, as many as `room` returned."""
+        """Return rollouts to train on with the step's fresh ones, as many as `room` returned."""
         return None
 
     def join(self, prompt_rows_Q: Ints, score: Score) -> Rollouts:
@@ -178,13 +178,13 @@ class Replay(Protocol):
 
 class Advantage(Configured, Protocol):
     """The weight of each rollout, or of each token, in the gradient. `features` requests the
-    policy's view of the rollouts. With `skips_zeros`, rollouts of advantage 0 leave the loss as if
-    `select` had dropped them. The loss's denominator must then not depend on it (`train.divisor:
-    generated`), and there must be no KL term, which concerns them too. With `needs_group` the
-    advantage is exactly 0 in a group with equal rewards, and so in a group of one; other methods
-    have a different baseline. A method with `fresh_only` is wrong for replayed rollouts, and one
-    that is `unshaped` for rewards that `train.shape` changes. With `needs_group`, a group of fewer
-    than `min_group` rollouts has no gradient."""
+    policy's view of the rollouts. With `skips_zeros`, rollouts of advantage 0 are left out of the
+    loss as if `select` had dropped them. The loss's denominator must then count them
+    (`train.divisor: generated`), and there must be no KL term, which concerns them too. With
+    `needs_group` the advantage is exactly 0 in a group with equal rewards, and so in a group of
+    one; other methods have a different baseline. A method with `fresh_only` is wrong for replayed
+    rollouts, and one that is `unshaped` for rewards that `train.shape` changes. With `needs_group`,
+    a group of fewer than `min_group` rollouts has no gradient."""
 
     features: Features | None = None
     skips_zeros: bool = False
@@ -241,7 +241,7 @@ class Loss(Configured, Protocol):
     for `entropy` have the same average. Every loss has the setting `entropy`. With `separable` a
     token's term does not depend on its rollout's other tokens, unless a setting `ratio` or
     `normalize` is sequence. With `reads_reference` the tokens have the log-probabilities of the
-    reference, and all kept rollouts have a gradient, also those of advantage 0; with
+    reference, and all kept rollouts have a gradient, even those of advantage 0; with
     `needs_teacher` the reference is a teacher, otherwise the initial policy. With `needs_several` a
     batch must have several updates."""
 
@@ -268,19 +268,19 @@ class Loss(Configured, Protocol):
 
     def gains(self, tokens: Tokens) -> Gains:
         """Return [N] the weighted gains of tokens, whose average the update raises, and whether
-        each is clipped; a single 0 if none ever is. A loss of another form has its own call."""
+        each is clipped; a single 0 if none ever is. A loss of another form overrides `__call__`."""
         raise NotImplementedError
 
     def rate_factor(self, log_weights_B: Floats, norm: float, reuse: int) -> float:
         """Return the factor of this update's learning rate, from the logarithms of its rollouts'
         importance weights (old policy over sampler, not capped), of all ranks, the norm of its
         gradient before clipping, and the number of earlier epochs of the batch. With 0 there is no
-        optimizer step, and the batch's other updates are left out."""
+        optimizer step, and the batch's remaining updates are skipped."""
         return 1.0
 
     def marks(self, rollouts: Rollouts) -> Bools | None:
-        """Return [N] the tokens of an update, over all ranks, that the loss treats differently, for
-        `Tokens.marked_N`; None if it has none."""
+        """Return [N] which tokens of an update, over all ranks, the loss treats differently, for
+        `Tokens.marked_N`; None if it never does."""
         return None
 
     def bonus(self) -> float:
@@ -343,8 +343,8 @@ class Slots:
 
 
 def values_of(state: Any) -> dict[str, Any]:
-    """Return the fields of a method's state: tables and arrays, with a number as an array of no
-    dimension."""
+    """Return the fields of a method's state: tables and arrays; a number becomes a 0-dimensional
+    array."""
     values = {field.name: getattr(state, field.name) for field in fields(state)}
     return {k: v if isinstance(v, pl.DataFrame) else np.array(v) for k, v in values.items()}
 

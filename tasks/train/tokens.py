@@ -57,7 +57,7 @@ def average(
 
     - `token`: over all tokens of the step (DAPO, arXiv 2503.14476)
     - `sequence`: over each completion, then over rollouts (GRPO, arXiv 2402.03300, and GSPO)
-    - `constant`: by rollouts times the token limit (Dr. GRPO, arXiv 2503.20783: no length bias)
+    - `constant`: the sum / (rollouts * token limit) (Dr. GRPO, arXiv 2503.20783: no length bias)
     - `prompt`: over the tokens of each group, then over groups (sGPO, arXiv 2606.08854)
     """
     if normalize == "prompt":

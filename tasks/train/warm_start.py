@@ -116,8 +116,8 @@ def warm_start(
     settings: CheckpointSettings,
     is_stopping: Callable[[], bool],
 ) -> bool:
-    """Make the remaining supervised steps of the run, and load the weights into the engine. Return
-    False if a stop request ended them early."""
+    """Take the remaining supervised steps of the run, and load the weights into the engine. Return
+    False if a stop request cut them short."""
     chosen, state, ranks = trainer.run.settings.warm_start, trainer.state, trainer.run.ranks
     demonstrations = trainer.demonstrations
     if chosen is None or demonstrations is None or state.num_warm_steps == chosen.steps:
@@ -143,8 +143,8 @@ def warm_start(
 
 
 def make_step(trainer: Trainer, demonstrations: Demonstrations, settings: WarmStart) -> float:
-    """Make one supervised step, and enter it into the accounts; return its loss. Raise
-    TrainingError if it is not finite, or if the budget is spent."""
+    """Take one supervised step, and enter it into the accounts; return its loss. Raise
+    TrainingError if the loss or gradient is not finite, or if the budget is spent."""
     state, learner, began = trainer.state, trainer.learner, time.perf_counter()
     num, seed = len(demonstrations.token_ids), trainer.run.seed
     rows = batch_rows(num, settings, seed, state.num_warm_steps)

@@ -153,7 +153,7 @@ class Collector:
         return self.engine.generate_until(request, is_enough)
 
     def pass_rates(self, prompts: Prompts, asked: Rollouts) -> tuple[Floats, Cost]:
-        """Return the pass rate of every prompt of the rollouts `asked`."""
+        """Return the pass rates of the prompts in `asked` with a graded rollout, and the cost."""
         table, cost = self.collect(prompts, asked.table, version=-1, training=False)
         graded = replace(asked, table=table)
         graded = graded.where(~graded.is_error_B())
@@ -247,9 +247,9 @@ def check_versions(samples: Samples, version: int) -> None:
 
 
 class Enough:
-    """The condition for sampling to end before all of this rank's groups are complete: the first
-    `until[0]` groups are complete, and all groups that were in flight in step `until[1]` or
-    earlier. `rows_B` are the sampled rows of `table`."""
+    """The condition for sampling to end before all of this rank's groups are complete: this rank's
+    share of any `until[0]` groups is complete, and so are all groups in flight since step
+    `until[1]` or earlier. `rows_B` are the sampled rows of `table`."""
 
     def __init__(
         self, table: pl.DataFrame, rows_B: Ints, until: tuple[int, int], ranks: Ranks
@@ -267,7 +267,7 @@ class Enough:
         return not self.late and self.missing <= 0
 
     def after(self, row: int) -> bool:
-        """Return whether sampling may end once the rollout `row` has ended."""
+        """Count the sampled row number `row` as ended; return whether sampling may end."""
         group = self.group_B[row]
         self.left[group] -= 1
         if self.left[group]:

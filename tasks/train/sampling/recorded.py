@@ -30,8 +30,8 @@ def of_groups(
     record: pl.DataFrame, table: pl.DataFrame, ids: pl.Series, step: int, version: int | None
 ) -> pl.DataFrame:
     """Return the recorded rollouts for the unfinished ones of `table`. Raise ArtifactError if the
-    record has other groups. All tokens get the policy `version`: it follows from the steps, and on
-    another machine a step may have made no update. With None the recorded versions stay."""
+    record has other groups. All tokens get this run's policy `version`: on another machine a step
+    may have made no update. With None the recorded versions stay."""
     wanted = table.select(
         "group",
         "reason",
@@ -60,7 +60,7 @@ def chosen(
     record: pl.DataFrame, table: pl.DataFrame, ids: pl.Series, step: int
 ) -> tuple[pl.DataFrame, int]:
     """Return the table with the groups of the recorded step first, in its order, all groups
-    renumbered; and their number. Raise ArtifactError if the step had other groups."""
+    renumbered; and the number of its groups. Raise ArtifactError if the table lacks one."""
     left = table.group_by("group", maintain_order=True).agg(pl.first("prompt_row"), pl.len())
     known = left.select("group", prompt_id=ids_of(left, ids), num="len").rows()
     taken = list[int]()
