@@ -1,7 +1,7 @@
-"""One process on some machine of a cluster, which another machine starts, watches and ends. Ray
+"""One process on some machine of a cluster, which another machine starts, watches and stops. Ray
 runs a `Host` in each reserved place; nothing here imports Ray.
 
-The process ends with the host's own process: a rank through a setting of the kernel
+The process dies with the host's own process: a rank through a setting of the kernel
 (`common/processes/ending.py`), a server through its guard (`common/processes/guard.py`)."""
 
 import os
@@ -36,7 +36,7 @@ class Progress:
 
 
 class Host:
-    """Starts, polls and ends one process on this machine."""
+    """Starts, polls and stops one process on this machine."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -60,9 +60,9 @@ class Host:
     def start(
         self, command: list[str], environment: dict[str, str], folder: str, *, is_guarded: bool
     ) -> None:
-        """Start `command` in `folder`, and replace SCRATCH and ADDRESS in it and its environment by
-        this host's folder and address. Its output is kept for `poll`. Raise OSError if it cannot
-        be started, and RuntimeError if a process is already running."""
+        """Start `command` in `folder`, with SCRATCH and ADDRESS in it and in the environment
+        replaced by this host's folder and address. The output is kept for `poll`. Raise OSError if
+        the command cannot be started, and RuntimeError if a process is already running."""
         if self.process is not None and self.process.poll() is None:
             raise RuntimeError("a process is already running here")
         own = {

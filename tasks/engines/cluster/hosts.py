@@ -1,8 +1,8 @@
 """Ray: places on the machines of a cluster, and a host in each. No other file imports ray.
 
-No large data goes through Ray: no rollouts, no weights. Every client of its port can run programs,
-so a token is required. Every call has a time limit. A host that does not answer within it counts as
-lost."""
+No large data goes through Ray: no rollouts, no weights. Every client that reaches Ray's port can
+run programs, so a token is required. Every call has a time limit. A host that does not respond
+within it counts as lost."""
 
 import os
 import secrets
@@ -56,7 +56,7 @@ def import_ray() -> Any:
 
 def connect(address: str) -> Any:
     """Connect this process to the cluster with its head at `address`, once. Return the module
-    `ray`. Raise ArtifactError if the head does not answer, or rejects the token.
+    `ray`. Raise ArtifactError if the head is silent, rejects the token, or accepts any token.
 
     Separate processes try first: Ray itself would wait many minutes for a silent address."""
     ray = import_ray()
@@ -185,7 +185,7 @@ class RemoteHost:
         self.ended: Any = None
 
     def is_up(self) -> bool:
-        """Return whether the host answers. Raise HostLostError if it is lost."""
+        """Return whether the host has responded. Raise HostLostError if it is lost."""
         done, _ = self.ray.wait([self.answer], timeout=0)
         if done:
             self.take(self.answer)
@@ -200,7 +200,7 @@ class RemoteHost:
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Return the result of a method of the host. Raise HostLostError if the host does not
-        answer in CALL_SECONDS."""
+        respond in CALL_SECONDS, and ArtifactError if the method raises an error."""
         return self.take(getattr(self.actor, method).remote(*arguments, **named))
 
     def take(self, answer: Any) -> Any:
@@ -216,13 +216,13 @@ class RemoteHost:
             raise HostLostError(reason) from error
 
     def begin_to_end(self) -> None:
-        """Request that the host end its process. If this process has already left the cluster, the
-        host's process ends by itself."""
+        """Request that the host stop its process, without waiting. If this process has already left
+        the cluster, the host's process dies by itself."""
         if self.ray.is_initialized() and self.was_up:
             self.ended = self.actor.end.remote()
 
     def kill(self) -> None:
-        """End the host's process, then the host."""
+        """Stop the host's process, then the host."""
         if not self.ray.is_initialized():
             return
         if self.ended is None:
@@ -275,7 +275,7 @@ class Places:
             )
 
     def has_head(self) -> bool:
-        """Return whether a process listens at the head's address, after several tries. Requests to
+        """Return whether a process listens at the head's address, trying several times. Requests to
         a dead head would wait forever."""
         for attempt in range(0 if self.is_lost else NUM_TRIES):
             if attempt:

@@ -1,6 +1,6 @@
 """The reserved places on a cluster: one for every training process, then one for every server.
 
-The command that starts the training reserves all of them together, so that trainers and servers
+The command that starts the training run reserves all of them together, so that trainers and servers
 never wait for each other's places. A stage that only samples reserves places for servers."""
 
 from collections.abc import Iterator, Mapping
@@ -55,8 +55,8 @@ def shared_folder(cluster: Cluster, name: str) -> Iterator[Path]:
 
 
 def check_shared(host: RemoteHost, folder: Path) -> None:
-    """Raise ArtifactError with the machine's name if the machine does not share the folder. Its
-    name is random: no other folder has the same path."""
+    """Raise ArtifactError with the machine's name if the machine does not share the folder. The
+    folder's name is random: no other folder has the same path."""
     if not host.call("has_folder", str(folder)):
         raise ArtifactError(
             f"{host.place().machine} cannot read {folder.parent}: engine.cluster "

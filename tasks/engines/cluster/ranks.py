@@ -1,4 +1,4 @@
-"""The processes of a training on the machines of a cluster. They start as under torchrun on one
+"""The processes of a training run on the machines of a cluster. They start as under torchrun on one
 machine, are watched, and restart from the last checkpoint if one is lost. The servers that they
 sample from are started once, and stay up across restarts (`server/lending.py`)."""
 
@@ -46,15 +46,15 @@ class Ended:
     reasons: list[str] = field(default_factory=list)  # of lost processes
 
     def is_lost(self, lost_rank: int) -> bool:
-        """Return whether a process or machine died first, or is silent: the training may not be at
-        fault. An error that a rank raised by itself would happen again."""
+        """Return whether the first failure was that of a process or machine that died or is silent,
+        so that a restart may help. An error that a rank raised by itself would happen again."""
         died = any(status is None or status < 0 for status in self.first)
         own = any(status is not None and 0 < status != lost_rank for status in self.first)
         return died or (bool(self.first) and not own)
 
     @property
     def status(self) -> int:
-        """The exit status of the training."""
+        """The exit status of the training run."""
         failed = [status for status in (*self.first, *self.statuses) if status != 0]
         given = [status for status in failed if status is not None and status > 0]
         return min(given, default=1 if failed else 0)  # LOST_RANK is the largest
@@ -69,13 +69,13 @@ def run_ranks(
     policy: Callable[[], Policy],
     logs: Path,
 ) -> int:
-    """Run `python -m` with these arguments as the `engine.cluster.trainers` ranks of a training,
-    with servers of the policy, whose logs are kept under `logs`. Return the training's exit status.
+    """Run `python -m` with these arguments as the `engine.cluster.trainers` ranks of a training
+    run, with servers of the policy, whose logs are kept under `logs`. Return the run's exit status.
     `lost_rank` is the exit status of a rank that lost another.
 
     If a rank or its machine dies, all ranks restart on machines with room for them, and continue
-    from the last checkpoint. After MAX_RESTARTS restarts without a change of `progress`, return the
-    last status."""
+    from the last checkpoint. After MAX_RESTARTS restarts without a change of `progress()`, return
+    the last status."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s cluster: %(message)s", datefmt="%H:%M:%S"
     )
@@ -190,8 +190,8 @@ def start(
 def watch(
     hosts: Sequence[RemoteHost], tend: Callable[[], object], seconds: float | None = None
 ) -> Ended:
-    """Write the ranks' output until all ranks have ended, at most for `seconds`. After one has
-    failed, the others have GRACE_SECONDS."""
+    """Write the ranks' output to stderr until all have exited, for at most `seconds`. After one has
+    failed, the other ranks have GRACE_SECONDS to exit."""
     statuses: dict[int, int | None] = {}
     first: list[int | None] = []
     reasons: list[str] = []

@@ -32,8 +32,8 @@ GATE = Path(gate.__file__)
 
 
 class RemoteReplica:
-    """A server in a place of the cluster. It starts once its host is up. `name` is its name until
-    it has an address. All machines must share the folder."""
+    """A server in a place of the cluster. It starts once its host is up. Until it has an address,
+    its URL contains `name`. All machines must share the folder."""
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ def on_cluster(
     first: int = 0,
     logs: Path | None = None,
 ) -> Replicas:
-    """Start `engine.cluster.engines` servers on the machines of the cluster, in `places` from the
-    `first` on, or in places reserved here. Their logs are kept under `logs`, if it is given.
-    Raise ArtifactError if the cluster has no room for them, or a machine does not see the shared
+    """Start `engine.cluster.engines` servers on the machines of the cluster, in `places` from index
+    `first` on, or in newly reserved places. Their logs are kept under `logs`, if it is given. Raise
+    ArtifactError if the cluster has no room for them, or a machine cannot read the shared
     folder."""
     files = ExitStack()
     try:

@@ -1,15 +1,15 @@
 """The assignment of rows to servers that may fail: each chunk goes to the server with the fewest
 rows in flight, and a failed server's rows go back into the queue.
 
-A chunk is a list of rows that one server should answer: completions of one prompt, so that the
-server computes the prefill once. A server that fails gets no rows for a pause, which doubles each
-time, and must then pass a health check. If one row, or every server, has failed more than
-`max_retries` times, the whole run ends with an error that names the server and the failure.
+A row is one completion. A chunk is a list of rows of one prompt for one server, which then computes
+the prefill once. A server that fails gets no rows for a pause, which doubles each time, and must
+then pass a health check. If one row, or every server, has failed more than `max_retries` times, the
+run fails with an error that names the server and the failure.
 
-A server can also hang: its connections stay open without an answer. So every server is probed at
-intervals. If it answers no probe in MAX_MISSED intervals, it is dead: its requests are cancelled,
-and its rows move to the others. A row is never sent to two servers in a race: the first answer
-would depend on a completion's length."""
+A server can also hang: its connections stay open without a response. So every server is probed at
+intervals. If it responds to no probe in MAX_MISSED intervals, it is dead: its requests are
+cancelled, and its rows move to the other servers. A row is never sent to two servers in a race:
+which response is first would depend on a completion's length."""
 
 import asyncio
 import logging
@@ -35,10 +35,10 @@ S = TypeVar("S")
 
 @dataclass
 class Dispatch(Generic[S, T]):
-    """One run of rows over `servers`. `ask(server, row)` answers a row, and `check(server)` returns
-    if the server is healthy. Both raise Unavailable. `is_alive(server)` returns whether the server
-    answers a probe, and may take any time. `give_up(server)` ends a dead server, and returns its
-    name for messages."""
+    """One run of rows over `servers`. `ask(server, row)` returns a row's result, and
+    `check(server)` succeeds if the server is healthy; otherwise both raise Unavailable.
+    `is_alive(server)` returns whether the server responds to a probe, and may take any time.
+    `give_up(server)` stops a dead server, and returns its name for messages."""
 
     servers: Sequence[S]
     ask: Callable[[S, int], Awaitable[T]]
@@ -59,8 +59,8 @@ class Dispatch(Generic[S, T]):
         self.are_answered = asyncio.Event()
 
     async def run(self, chunks: Iterable[Sequence[int]]) -> dict[int, T]:
-        """Return the answer to every row. Raise ArtifactError if a row or every server has
-        failed too often."""
+        """Return every row's result. Raise ArtifactError if a row has failed too often, and
+        NoServerError if every server has."""
         self.chunks = deque(chunk for chunk in chunks if chunk)
         self.num_rows = sum(map(len, self.chunks))
         if not self.num_rows:
@@ -117,7 +117,7 @@ class Dispatch(Generic[S, T]):
         self.assign()
 
     def on_silence(self, number: int) -> None:
-        """End a server that answers no probes, and move its rows to the others."""
+        """Stop a server that responds to no probes, and move its rows to the other servers."""
         seconds = self.beat_seconds * MAX_MISSED
         why = f"{self.give_up(self.servers[number])} sent no heartbeat for {seconds:g} s"
         lost, self.in_flight[number] = self.in_flight[number], {}
@@ -138,7 +138,7 @@ class Dispatch(Generic[S, T]):
             logger.warning("%s; other servers take its rows until it is healthy again", why)
 
     def put_back(self, row: int, why: str) -> None:
-        """Put a failed row back into the queue."""
+        """Put a failed row back into the queue. Raise ArtifactError if it has failed too often."""
         self.attempts[row] += 1
         if self.attempts[row] > self.max_retries:
             raise ArtifactError(
@@ -169,11 +169,11 @@ class Dispatch(Generic[S, T]):
         self.assign()
 
     async def listen(self, number: int) -> None:
-        """Probe a server at every beat, and declare it dead if it has answered none of MAX_MISSED
-        probes.
+        """Probe a server at every beat, and declare it dead if it has responded to none of
+        MAX_MISSED probes.
 
-        A late answer counts. Beats are sleeps of this process, not times on the clock: if this
-        process is late, its beats are late, too, and no beat is missed."""
+        A late response counts. Beats are sleeps of this process, not times on the clock: if this
+        process is delayed, so are its beats, and no beat is missed."""
         beats: list[asyncio.Task[bool]] = []  # since the last answer
         try:
             while True:

@@ -1,9 +1,9 @@
-"""A client of one OpenAI-compatible server, over HTTP or a Unix socket: its models, and completions
-by token ids.
+"""A client of one OpenAI-compatible server, over HTTP or a Unix socket: it lists models, and
+requests completions of token ids.
 
 The client requires vLLM's additions to the protocol: prompts and completions as token ids, a seed
 per completion, and log-probabilities under the sampling distribution. Without them it raises an
-error that names the missing part. The key comes from OPENAI_API_KEY, and no message contains it."""
+error that names the missing part. The user's key is in OPENAI_API_KEY, and in no message."""
 
 import asyncio
 import json
@@ -30,9 +30,9 @@ RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504}
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of a server. With `socket`, the URL is only its name. `key` is the key of a run,
-    for a server started here; other servers get the user's key. `name` distinguishes a restarted
-    server from the previous one, which may have had the same address."""
+    """The address of a server. With `socket`, the URL is only its name. `key` is a run's own key
+    for a server started here; without `key` and `socket`, a server gets the user's key. `name`
+    distinguishes a restarted server from the previous one, which may have had the same address."""
 
     url: str
     socket: Path | None = None
@@ -47,9 +47,9 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion as a server returned it. `fingerprint` is the server's kind and version, by
-    OpenAI's protocol. `versions` are the weights behind the tokens, if the server reports them: the
-    weights' name, and the span of tokens."""
+    """One completion as a server returned it. `fingerprint` is the server's kind and version,
+    OpenAI's `system_fingerprint`. `versions`, if the server reports them, are the weights that
+    sampled each span of tokens: (name of the weights, start, end)."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -60,8 +60,8 @@ class Completion:
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A request for one completion by the model of this name. The completion ends at `stop_ids`. A
-    request with a `name` may be stopped, and then ends with the finish reason "abort"."""
+    """A request for one completion by the model named `model`. It ends at any token of `stop_ids`.
+    A request with a `name` may be stopped; the finish reason is then "abort"."""
 
     model: str
     prompt: Sequence[int]
@@ -114,8 +114,8 @@ class Connection:
     async def request(
         self, method: str, url: str, body: Any = None, seconds: float = math.inf
     ) -> Any:
-        """Return the JSON response. Raise Unavailable for temporary failures, such as no answer in
-        `seconds`, and ArtifactError with the server's message for others."""
+        """Return the JSON response, None if empty. Raise Unavailable for temporary failures, such
+        as no response in `seconds`, and ArtifactError with the server's message for all others."""
         text = await self.text(url, method, body, seconds)
         try:
             return json.loads(text) if text else None
@@ -152,7 +152,7 @@ class Connection:
         raise ArtifactError(message)
 
     async def models(self) -> list[dict[str, Any]]:
-        """Return the models of the server: `id`, and with vLLM `max_model_len`."""
+        """Return the server's models, dicts with `id`, and with vLLM also `max_model_len`."""
         url = f"{self.endpoint.url}/models"
         answer = await self.request("GET", url, seconds=QUICK_SECONDS)
         if not isinstance(answer, dict) or not answer.get("data"):
@@ -163,7 +163,7 @@ class Connection:
         return list(answer["data"])
 
     async def is_alive(self) -> bool:
-        """Return whether the server responds on a route without cost."""
+        """Return whether the server responds to a cheap request."""
         try:
             await self.models()
         except Unavailable:
@@ -171,7 +171,7 @@ class Connection:
         return True
 
     async def complete(self, wanted: CompletionRequest) -> Completion:
-        """Return a completion, requested by OpenAI's protocol."""
+        """Return a completion, requested through OpenAI's API."""
         logprobs = {"logprobs": 0, "return_tokens_as_token_ids": True}
         body = {
             "model": wanted.model,
@@ -184,8 +184,8 @@ class Connection:
         return self.parse(answer, wanted)
 
     async def generate(self, wanted: CompletionRequest) -> Completion:
-        """Return a completion by vLLM's own protocol for tokens, in which a server reports the
-        weights behind each token."""
+        """Return a completion, requested through vLLM's own API for tokens, in which a server
+        reports the weights that sampled each token."""
         settings = wanted.parameters()
         settings |= {"detokenize": False, "logprobs": 0 if wanted.with_logprobs else None}
         body = {
@@ -218,14 +218,14 @@ class Connection:
 
     async def stop(self, names: Sequence[str]) -> None:
         """Stop the completions of `generate` with these names: they return their tokens so far. A
-        completion that the server has not begun is not found, and continues."""
+        completion that the server has not begun yet is not stopped."""
         ids = [f"generate-tokens-{name}" for name in names]
         url = f"{self.endpoint.root}/abort_requests"
         await self.request("POST", url, {"request_ids": ids}, QUICK_SECONDS)
 
     def parse(self, answer: Any, wanted: CompletionRequest) -> Completion:
-        """Return the completion in a response. Raise ArtifactError if it does not fit the
-        request."""
+        """Return the completion in a response. Raise ArtifactError if it does not match the
+        request, and Unavailable for an unexpected finish reason."""
         try:
             (choice,) = answer["choices"]
             token_ids = choice.get("token_ids")
@@ -257,7 +257,7 @@ class Connection:
 
 
 def is_healthy(endpoint: Endpoint) -> bool:
-    """Return whether a server reports that it is healthy, which is long after it listens."""
+    """Return whether a server reports that it is healthy. It listens long before."""
 
     async def ask() -> None:
         async with Connection(endpoint, HEALTH_SECONDS) as connection:

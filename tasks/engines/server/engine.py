@@ -2,12 +2,12 @@
 started here (`engine.num_replicas`).
 
 Every completion is a separate request, because a request for n completions has only one seed. The
-completions of a prompt go to one server: with its prefix cache, it computes the prefill once. If
-a server fails, its requests go to the others. A server under a URL must serve exactly the policy:
+completions of a prompt go to one server: with its prefix cache, it computes the prefill once. If a
+server fails, its requests go to other servers. A server under a URL must serve exactly the policy:
 the log-probabilities of a probe are compared with transformers' (`identity.py`). Weights are
-replaced only in servers started here, which have no other users. If a server that was started here
-ends, it is started again. Before its first request it gets the current weights, and the version of
-its weights and a probe are checked."""
+replaced only in servers started here, which have no other users. If one of these exits, it is
+restarted. Before its first request it gets the current weights, and the version of its weights and
+a probe are checked."""
 
 import asyncio
 import logging
@@ -60,11 +60,11 @@ UNSHARED = 2**31
 
 
 class ServerEngine(StoppableEngine):
-    """One or more servers of one policy. `replicas` are the servers started here, or None for
-    servers under URLs. If several processes train, the first process starts the servers and sends
-    them new weights, and all processes sample from the `started` servers and write new weights
-    under the servers' `folder`. With a `prefix` for the names of weights, the servers may have
-    another process's weights until the first update."""
+    """One or more servers of one policy. `replicas` are the servers that this process started or
+    borrowed; None for `engine.urls`, and in all training processes but the first, which sends new
+    weights to the servers. All training processes sample from the `started` servers, and write new
+    weights under the servers' `folder`. With a `prefix` for the names of weights, the servers may
+    have another process's weights until the first update."""
 
     name = "server"
     shares_weights = False
@@ -104,8 +104,8 @@ class ServerEngine(StoppableEngine):
         asyncio.run(self.handshake())
 
     async def handshake(self) -> None:
-        """Identify every server. A server that does not answer may join later. Raise ArtifactError
-        if no server answers."""
+        """Identify every server. A server that does not respond may join later. Raise ArtifactError
+        if none responds."""
         missing = []
         for endpoint in self.endpoints:
             try:
@@ -122,9 +122,9 @@ class ServerEngine(StoppableEngine):
             logger.warning("%s; continuing with the other servers", message)
 
     async def identify(self, connection: Connection) -> Completion:
-        """Check that the server serves the policy, and record the policy's name there, its context
-        and the server's version. Return the server's answer to the probe. Raise ArtifactError,
-        with the server's name, if it serves another policy."""
+        """Check that the server serves the policy, and record the model's name there, its context
+        length and the server's version. Return the server's completion of the probe. Raise
+        ArtifactError, with the server's name, if it serves another policy."""
         model, probe = await self.identity.check(connection, self.versions.current)
         self.models[connection.endpoint] = str(model["id"])
         self.max_length = min(self.max_length, model.get("max_model_len") or self.max_length)
@@ -180,8 +180,8 @@ class ServerEngine(StoppableEngine):
         ask: Callable[[Connection, int], Awaitable[Completion]],
         chunks: Sequence[Sequence[int]],
     ) -> dict[int, Completion]:
-        """Return every row's completion. If all servers that were started here have ended, start
-        them again, unless other processes sample from them, too."""
+        """Return every row's completion. If all servers that were started here have failed, restart
+        them, unless other processes sample from them, too."""
         answers: dict[int, Completion] = {}
         while True:
             self.rejoin()
@@ -212,8 +212,8 @@ class ServerEngine(StoppableEngine):
         return self.loading.transfer.repeats or not self.versions.num_updates
 
     def rejoin(self) -> None:
-        """Restart the servers that have ended, and load the current weights into servers that are
-        up again. If other processes sample from them, too, this waits for the next update."""
+        """Restart servers that have exited, and load the current weights into servers that are up
+        again. Do nothing unless `can_rejoin`: the next update does it."""
         if self.loading is None or not self.can_rejoin:
             return
         with self.changing:
@@ -259,24 +259,24 @@ class ServerEngine(StoppableEngine):
                 answers |= dispatch.answers
 
     async def is_alive(self, connection: Connection) -> bool:
-        """Return whether a server answers; True while its weights are being replaced."""
+        """Return whether a server responds; True while its weights are being replaced."""
         if self.changing.locked() or not await connection.is_alive():
             return self.changing.locked()
         await self.meter.read(connection)
         return True
 
     def give_up(self, connection: Connection) -> str:
-        """End a dead server, if it was started here. Return its URL."""
+        """Stop a dead server, if it was started here. Return its URL."""
         if self.replicas:
             self.replicas.drop(connection.endpoint)
         return connection.endpoint.url
 
     def set_weights(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> None:
-        """Load the weights into every replica, and clear its prefix cache. All training processes
-        must call it.
+        """Load the weights into every replica, unless all have this `version`, and clear the prefix
+        caches. All training processes must call this.
 
         `weights` must include tied weights (`NamedWeights` does). A replica that fails to load them
-        is ended and started again: it would answer with its old weights. Raise ArtifactError for
+        is stopped and restarted: it would sample with its old weights. Raise ArtifactError for
         servers that were not started here."""
         if version is not None and broadcast(self.has_everywhere(version)):
             self.versions.settle()
@@ -284,7 +284,7 @@ class ServerEngine(StoppableEngine):
         self.replace_weights(weights, version, in_flight=False)
 
     def swap_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """See `SwappingEngine`. A replica that fails to load the weights is ended, and its
+        """See `SwappingEngine`. A replica that fails to load the weights is stopped, and its
         completions in flight are sampled again."""
         with self.changing:
             self.replace_weights(weights, version, in_flight=True)
@@ -292,9 +292,9 @@ class ServerEngine(StoppableEngine):
     def replace_weights(
         self, weights: Mapping[str, torch.Tensor], version: int | None, *, in_flight: bool
     ) -> None:
-        """Name the new weights, in all processes before a server has them, and load them into the
-        servers: with completions `in_flight` into the sampling servers, else into all servers that
-        are up."""
+        """Name the new weights in all processes before any server gets them, and load them into the
+        servers: with completions `in_flight` into the servers that sample, otherwise into all
+        servers that are up."""
         if self.transfer is None:
             raise ArtifactError(NOT_OURS)
         self.versions.count(version, in_flight=in_flight)
@@ -342,7 +342,7 @@ class ServerEngine(StoppableEngine):
         return self.meter.figures()
 
     def close(self) -> None:
-        """End the servers that were started here. The end of this object ends them, too."""
+        """Stop the servers that were started here. They also stop when this object is deleted."""
         if self.replicas:
             self.replicas.close()
 
@@ -355,8 +355,8 @@ NOT_OURS = (
 
 
 def block_size(metrics: str) -> int:
-    """Return the block size of the server's prefix cache, from its metrics; UNSHARED if they do
-    not contain it."""
+    """Return the block size in tokens of the server's prefix cache, from its metrics; UNSHARED if
+    they do not report an enabled cache."""
     found = re.search(r'cache_config_info\{[^}]*\bblock_size="(\d+)"', metrics)
     shares = re.search(r'cache_config_info\{[^}]*\benable_prefix_caching="True"', metrics)
     return int(found[1]) if found and shares else UNSHARED
@@ -368,7 +368,7 @@ def load(
     model: PreTrainedModel | None,
     logs: Path | None = None,
 ) -> ServerEngine:
-    """Return the engine for `policy`. Training needs servers that are started here."""
+    """Return the engine for `policy`. Raise ArtifactError for training with `engine.urls`."""
     if settings.urls and settings.num_replicas > 1:
         raise ParamsError(
             "engine.urls names servers and engine.num_replicas starts them: set one of the two"
@@ -396,7 +396,7 @@ def load(
 def find_servers(
     settings: EngineSettings, policy: Policy, model: PreTrainedModel | None, logs: Path | None
 ) -> Servers:
-    """Return servers lent by the command that started the training, or start servers here."""
+    """Return the servers lent by the command that started the training run, or start servers."""
     if model is not None and SERVERS in os.environ:
         return Borrowed(Path(os.environ[SERVERS]))
     if settings.cluster == "local":

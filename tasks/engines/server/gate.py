@@ -1,11 +1,11 @@
 """python -P gate.py SOCKET ADDRESS PORT_FILE COMMAND...: give other machines with the key
 (WINNOW_GATE_KEY) access to a server that listens on a Unix socket.
 
-vLLM's own key does not guard the routes that replace weights, and some of its other routes execute
-code from requests. So the server has no port, and the gate forwards only the routes that Winnow
-uses. It starts the server with COMMAND and ends with it.
+vLLM's own key does not protect the routes that replace weights, and some of its other routes
+execute code from requests. So the server has no port, and the gate forwards only the routes that
+Winnow uses. It starts the server with COMMAND and exits with it.
 
-It runs as a file: as a module of its package it would take seconds to import torch."""
+It is run as a file: importing it from its package would import torch, which takes seconds."""
 
 import asyncio
 import hmac
@@ -65,7 +65,7 @@ class Gate:
             return web.json_response({"error": "the server does not answer"}, status=503)
 
     async def serve(self, address: str, port_file: Path, command: list[str]) -> int:
-        """Run the command and forward requests until it ends. Return its exit status."""
+        """Run the command and forward requests until the command exits. Return its exit status."""
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_route("*", "/{path:.*}", self.pass_on)
         runner = web.AppRunner(app, access_log=None)

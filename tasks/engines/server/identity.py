@@ -1,9 +1,9 @@
-"""The check that a server has the policy, by its name and by the log-probabilities of a probe.
+"""The check that a server serves the policy, by its name and by the log-probabilities of a probe.
 
-A server under a URL may serve any model. The probe is a short completion sampled at a temperature.
-Its log-probabilities are compared token by token with a plain forward of the policy's own files.
-It detects other weights, and log-probabilities that are not under the sampling distribution. It
-cannot detect differences below a dtype's rounding, or differences only in other text."""
+A server under a URL may serve any model. The probe is a short completion at a temperature below 1.
+Its log-probabilities are compared token by token with a plain forward of the policy's own files. It
+detects other weights, and log-probabilities that are not under the sampling distribution. It cannot
+detect differences below a dtype's rounding, or differences that affect only other text."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ LOADING_RATE = 1.5
 
 
 class Identity:
-    """Checks that servers have one policy. If `trusted`, they were started here from its files."""
+    """Checks that servers serve `policy`. If `trusted`, they were started here from its files."""
 
     def __init__(self, policy: Policy, dtype: str, *, trusted: bool) -> None:
         self.policy = policy
@@ -43,9 +43,9 @@ class Identity:
     async def check(
         self, connection: Connection, version: str
     ) -> tuple[dict[str, Any], Completion]:
-        """Return the server's description of the policy, and its answer to the probe. Raise
-        ArtifactError if it serves another policy. Raise Unavailable if it does not answer, or was
-        started here and has weights of another `version` (empty: of any version)."""
+        """Return the policy's entry in the server's list of models, and the server's completion of
+        the probe. Raise ArtifactError if it serves another policy. Raise Unavailable if it does not
+        respond, or was started here and its weights are not of `version` (empty: any version)."""
         url = connection.endpoint.url
         models = {str(model["id"]): model for model in await connection.models()}
         name = choose_model(list(models), self.policy.digest, url)
@@ -84,8 +84,8 @@ class Identity:
             )
 
     def agrees(self, one: Completion, other: Completion) -> bool:
-        """Return whether two servers' answers to the probe are consistent with the same weights. If
-        rounding led to different tokens, compare only the tokens before."""
+        """Return whether two servers' completions of the probe are consistent with equal weights.
+        If rounding led to different tokens, compare only the tokens before the first of them."""
         pairs = list(zip(one.token_ids, other.token_ids, strict=False))
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
         ones, others = one.logprobs[:same], other.logprobs[:same]
@@ -101,8 +101,8 @@ class Identity:
         return bool(size * LOADING_RATE < psutil.virtual_memory().available)
 
     def logprobs(self, prompt: list[int], completion: list[int]) -> list[float]:
-        """Return the log-probabilities of `completion` under the policy's own files. They are
-        cached for servers that restart."""
+        """Return the log-probabilities of `completion` under the policy's own files, at the probe's
+        temperature. They are cached for servers that restart."""
         if tuple(completion) not in self.known:
             model = load_model(
                 self.policy.folder,
@@ -122,7 +122,7 @@ class Identity:
 
 def choose_model(names: list[str], digest: str, url: str) -> str:
     """Return the policy's name among the names that a server serves: its digest, else the only
-    name. Raise ArtifactError if there are several other names."""
+    name. Raise ArtifactError if there are several names without the digest."""
     if digest in names:
         return digest
     if len(names) > 1:

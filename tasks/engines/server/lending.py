@@ -1,8 +1,8 @@
-"""Servers that belong to the command which starts a training, and are lent to the training's
+"""Servers that belong to the command that starts a training run, and are lent to the run's
 processes. If a process dies, the servers stay up, and the next processes load their own weights.
 
 The command and the first process communicate through the folder of new weights: the command writes
-the endpoints of the servers, and the process writes the names of servers that must be ended."""
+the endpoints of the servers, and the process writes the names of servers to stop."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ OFFERED, REFUSED = "offered.json", "refused"
 
 
 class Lender:
-    """The servers, as managed by the command that starts a training."""
+    """The servers, as managed by the command that starts a training run."""
 
     def __init__(self, replicas: Replicas) -> None:
         self.replicas, self.folder = replicas, replicas.folder
@@ -42,8 +42,8 @@ class Lender:
         (self.folder / REFUSED).mkdir()
 
     def tend(self) -> None:
-        """End the refused servers, restart the servers that have ended, and write the endpoints of
-        the others. Raise ArtifactError, with the end of its log, if a server does not start."""
+        """Stop the servers that the run rejected, restart exited ones, and write the endpoints of
+        those that serve. If one does not start, raise ArtifactError with the end of its log."""
         for path in (self.folder / REFUSED).iterdir():
             self.drop([each for each in self.offered if each.name == path.name])
             path.unlink()
@@ -62,9 +62,9 @@ class Lender:
             self.written = state
 
     def reclaim(self) -> None:
-        """Prepare the servers for another process: the last one may have left them in the middle of
-        an update. End the servers that fail. Raise ArtifactError if no server remains, and all
-        have ended too often."""
+        """Prepare the servers for another process: the previous one may have left them in the
+        middle of an update. Stop the servers that cannot leave it. Raise ArtifactError if no server
+        remains, and all have been restarted too often."""
         self.drop(asyncio.run(unfit(self.offered)))
         if not self.replicas.starting and not self.offered:
             self.replicas.wait_for_one()
@@ -79,7 +79,7 @@ class Lender:
 def lend(
     settings: EngineSettings, policy: Policy, places: "Places", first: int, logs: Path
 ) -> Lender:
-    """Start servers of a policy on the machines of a cluster, in its places from the `first` on,
+    """Start servers of a policy on the machines of a cluster, in `places` from index `first` on,
     and return without waiting for them. Their logs are kept under `logs`."""
     from tasks.engines.cluster.servers import on_cluster
 
@@ -102,8 +102,8 @@ async def unfit(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
 
 
 class Borrowed:
-    """The servers, as used by the first process of a training in place of `Replicas`. They may have
-    any weights at first."""
+    """The servers, as used by the first process of a training run instead of `Replicas`. They may
+    have any weights at first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -118,7 +118,7 @@ class Borrowed:
         return int(self.read()["num"])
 
     def num_starting(self) -> int:
-        """See `Replicas`. The command ends this process if a server does not start."""
+        """See `Replicas`. The command stops this process if a server does not start."""
         return int(self.read()["num_starting"])
 
     def serving(self, known: Collection[Endpoint] = ()) -> list[Endpoint]:
@@ -136,7 +136,7 @@ class Borrowed:
         return found
 
     def drop(self, endpoint: Endpoint) -> None:
-        """Request that the command end a server. The command starts another one."""
+        """Request that the command stop a server. The command starts another one."""
         self.refused.add(endpoint.name)
         (self.folder / REFUSED / endpoint.name).touch()
 
@@ -152,7 +152,7 @@ Servers = Replicas | Borrowed
 
 
 def wait_until_serving(servers: Servers) -> None:
-    """Wait until every server has answered once."""
+    """Wait until every server has responded once."""
     with progress(servers.num, "start vLLM servers", "server") as bar:
         while num_starting := servers.num_starting():
             bar.update(servers.num - num_starting - bar.n)

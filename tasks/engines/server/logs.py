@@ -14,7 +14,7 @@ MAX_BYTES = 8 * 2**20  # maximum size of a log; above it the older half is dropp
 
 
 def new_folder(logs: Path) -> Path:
-    """Return the folder for the logs of a new start, after removing the oldest ones."""
+    """Create and return the folder for a new start's logs, after removing the oldest folders."""
     make_private_folder(logs)
     numbers = sorted(int(path.name) for path in logs.iterdir() if path.name.isdecimal())
     for number in numbers[: 1 - MAX_STARTS]:
@@ -25,7 +25,7 @@ def new_folder(logs: Path) -> Path:
 
 
 def tail(log: Path) -> str:
-    """Return the end of a log; an empty text if there is none."""
+    """Return the last TAIL characters of a log; an empty text if there is no log."""
     return log.read_text(errors="replace")[-TAIL:] if log.exists() else ""
 
 

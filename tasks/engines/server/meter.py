@@ -1,4 +1,4 @@
-"""The metrics of servers for the record, from vLLM's Prometheus metrics."""
+"""The metrics of servers for the tracker, from vLLM's Prometheus metrics."""
 
 import re
 from collections import Counter
@@ -13,8 +13,8 @@ LINE = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 class Meter:
-    """The counts of all servers since their first readings here, the highest usage of a cache at a
-    reading, and the seconds of sampling."""
+    """The counters summed over all servers since each one's first reading here, the highest KV
+    cache usage of all readings, and the seconds of sampling."""
 
     def __init__(self) -> None:
         self.last: dict[Endpoint, Counter[str]] = {}
@@ -22,8 +22,8 @@ class Meter:
         self.cache_usage = self.seconds = 0.0
 
     async def read(self, connection: Connection) -> str:
-        """Read the metrics of a server, and return them as text: an empty one if the server does
-        not return them, as other servers than vLLM's may not."""
+        """Read the metrics of a server, and return them as text; an empty text if the server does
+        not return any, as servers other than vLLM's may not."""
         try:
             url = f"{connection.endpoint.root}/metrics"
             text = await connection.text(url, seconds=HEALTH_SECONDS)
@@ -42,8 +42,8 @@ class Meter:
         return text
 
     def figures(self) -> dict[str, float]:
-        """Return the figures for the record; none if no server has counts. The usage of the cache
-        is missing if no reading was during sampling."""
+        """Return the metrics for the tracker; an empty dict if no server has counters. The cache
+        usage is omitted if it was 0 at every reading."""
         if not any(self.last.values()):
             return {}
         found = {name: float(self.sums[name]) for name in COUNTERS}

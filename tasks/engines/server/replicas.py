@@ -1,8 +1,8 @@
 """vLLM servers that Winnow starts itself on this machine, for `engine.num_replicas`.
 
 Each server listens on a Unix socket in a folder that only this user can enter: other users must not
-replace its weights, and no port can collide. Each server has its own GPU; on a CPU they share the
-cores. They end with the process that started them, even if that process is killed
+replace its weights, and no port can collide. Each server has its own GPUs; on a CPU they share the
+cores. They stop with the process that started them, even if that process is killed
 (`common/processes/guard.py`)."""
 
 import logging
@@ -68,7 +68,7 @@ class Replica(Protocol):
     def has_ended(self) -> bool: ...
 
     def was_lost(self) -> bool:
-        """Return whether the server's machine died, and not only the server."""
+        """Return whether the server's machine died, not only the server."""
         ...
 
     def log_tail(self) -> str:
@@ -76,17 +76,17 @@ class Replica(Protocol):
         ...
 
     def end(self) -> None:
-        """Begin to end the server."""
+        """Begin to stop the server, without waiting."""
         ...
 
     def wait(self) -> None:
-        """Wait for the server to end; call `end` before."""
+        """Wait until the server has exited; call `end` first."""
         ...
 
 
 @dataclass(frozen=True)
 class LocalReplica:
-    """A server on this machine: its process (a guard), its socket, and its log."""
+    """A server on this machine: its guard process, its endpoint, and its log."""
 
     process: "subprocess.Popen[bytes]"
     endpoint: Endpoint
@@ -114,9 +114,9 @@ class LocalReplica:
 
 
 class Replicas:
-    """`num` servers of a policy. `start(place, attempt)` starts the server of a place, without
-    waiting for it. A server that has ended is restarted up to MAX_RESTARTS times. All servers read
-    new weights from `folder`. `close` and the end of this object or process end the servers."""
+    """`num` servers of a policy. `start(place, attempt)` starts server number `place`, without
+    waiting for it. A server that has exited is restarted up to MAX_RESTARTS times. All servers read
+    new weights from `folder`. They stop with `close`, this object or this process."""
 
     def __init__(
         self,
@@ -135,9 +135,9 @@ class Replicas:
         self.deadline = time.monotonic() + START_SECONDS
 
     def num_starting(self) -> int:
-        """Return the number of servers that have not answered yet. If a server's machine died, the
-        server is started on another. Raise ArtifactError, with the end of the log, if a server has
-        ended by itself, or takes longer than START_SECONDS."""
+        """Return the number of servers that have not responded yet. If a server's machine died, the
+        server is restarted on another. Raise ArtifactError, with the end of the log, if a server
+        has exited by itself, or takes longer than START_SECONDS."""
         for place in sorted(self.starting):
             replica = self.replicas[place]
             if replica.is_serving():
@@ -151,7 +151,7 @@ class Replicas:
         return len(self.starting)
 
     def fail(self, replica: Replica, what: str) -> NoReturn:
-        """End all servers, and raise ArtifactError with the end of this server's log."""
+        """Stop all servers, and raise ArtifactError with the end of this server's log."""
         tail = replica.log_tail()
         self.close()
         raise ArtifactError(
@@ -159,7 +159,7 @@ class Replicas:
         )
 
     def revive(self) -> None:
-        """Restart the servers that have ended, without waiting for them."""
+        """Restart the servers that have exited, without waiting for them."""
         for place, replica in enumerate(self.replicas):
             if replica.has_ended() and self.attempts[place] < MAX_RESTARTS:
                 self.attempts[place] += 1
@@ -185,7 +185,7 @@ class Replicas:
 
     def wait_for_one(self) -> list[Endpoint]:
         """Wait until at least one server is up, with restarts if necessary, and return as `serving`
-        does. Raise ArtifactError if all servers have ended too often."""
+        does. Raise ArtifactError if all have exited too often, or none is up in START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             self.revive()
@@ -199,7 +199,7 @@ class Replicas:
             time.sleep(POLL_SECONDS)
 
     def drop(self, endpoint: Endpoint) -> None:
-        """End a server that must get no more requests. A new one replaces it."""
+        """Stop a server that must get no more requests. `revive` replaces it."""
         self.dropped.add(endpoint)
         for replica in self.replicas:
             if replica.endpoint == endpoint:
@@ -272,7 +272,7 @@ def server_options(
 
 
 def serve_command(options: Options, path: Path) -> list[str]:
-    """Return the command of vLLM's server with these options, which listens on a socket."""
+    """Return the command that starts vLLM's server with these options, on the socket `path`."""
     flags = [
         "--enable-scale-out",  # the route that reports the weights behind each token
         "--disable-fastapi-docs",
@@ -287,7 +287,7 @@ def start(
     command: list[str], folder: Path, name: str, environment: dict[str, str], log: Path
 ) -> LocalReplica:
     """Start one server under a guard in a new session: a signal to this process's group must not
-    end the guard before the guard has ended the server."""
+    kill the guard before the guard has stopped the server."""
     with log.open("ab") as output:  # appended to, so that `shorten` may truncate it
         process = subprocess.Popen(
             guarded(command),
@@ -302,8 +302,8 @@ def start(
 
 
 def server_environment(settings: EngineSettings, folder: str, *, on_gpu: bool) -> dict[str, str]:
-    """Return the environment of a server, made from this process's environment. Its temporary files
-    are in `folder`, if the path is short enough for its sockets: vLLM does not remove them."""
+    """Return a server's environment, made from this process's environment. TMPDIR is `folder` if
+    that path is short enough for sockets, since vLLM does not remove its temporary files."""
     kept = {key: value for key, value in os.environ.items() if key not in NOT_PASSED_ON}
     caches = kept.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -319,7 +319,7 @@ def server_environment(settings: EngineSettings, folder: str, *, on_gpu: bool) -
 
 
 def end(replicas: Sequence[Replica], files: ExitStack) -> None:
-    """End all servers, wait for them, and remove sockets and logs."""
+    """Stop all servers, wait for them, and remove sockets and other temporary files."""
     for replica in replicas:
         replica.end()
     for replica in replicas:

@@ -15,7 +15,7 @@ NOT_BEGUN = Completion([], [], "abort")
 
 
 class InFlight:
-    """Requests by vLLM's protocol for tokens that have not been answered yet."""
+    """Requests through vLLM's API for tokens that have no response yet."""
 
     def __init__(self) -> None:
         self.is_stopped = False
@@ -32,7 +32,7 @@ class InFlight:
             del self.asked[name]
 
     async def stop(self) -> None:
-        """Stop all requests, and wait until every server has answered or failed. The stop is
+        """Stop all requests, and wait until each has a response or has failed. The stop is
         repeated, because a server may receive it before the request itself."""
         self.is_stopped = True
         while self.asked:

@@ -1,7 +1,7 @@
 """vLLM's protocol for new weights, over its control routes: pause, start, update, finish with a
 version, resume. The version that a server then reports is checked before its next request.
 
-vLLM's API key does not guard these routes. Servers that are started here listen on a socket that
+vLLM's API key does not protect these routes. Servers that are started here listen on a socket that
 only this user can access, or behind a separate gate (`gate.py`)."""
 
 from contextlib import suppress
@@ -17,8 +17,8 @@ UNFINISHED = "unfinished"
 
 async def begin(connection: Connection, *, in_flight: bool) -> None:
     """Prepare a server for new weights. Requests in flight are finished first, or with `in_flight`
-    they are paused and continue with the new weights after another prefill of all their tokens.
-    A server that hangs fails within seconds."""
+    they are paused and continue with the new weights after another prefill of all their tokens. If
+    the server hangs, raise Unavailable within QUICK_SECONDS."""
     await connection.models()
     root = connection.endpoint.root
     await connection.request("POST", f"{root}/pause?mode={'keep' if in_flight else 'wait'}")
@@ -26,10 +26,10 @@ async def begin(connection: Connection, *, in_flight: bool) -> None:
 
 
 async def finish(connection: Connection, version: str) -> None:
-    """Put a server's new weights into effect under the name `version`, and clear the cache of the
-    old policy's keys and values.
+    """Put a server's new weights into effect under the name `version`, and clear its prefix cache
+    of the old policy's keys and values.
 
-    Raise Unavailable or ArtifactError, with the server's name. Do not use that server again."""
+    On failure, raise Unavailable or ArtifactError with the server's name; do not use it again."""
     await put_into_effect(connection, version)
     await resume(connection)
 
@@ -48,8 +48,8 @@ async def resume(connection: Connection) -> None:
 
 
 async def check_version(connection: Connection, version: str) -> None:
-    """Raise Unavailable if the server's weights are not of `version`: it has restarted, or missed
-    an update."""
+    """Raise Unavailable if the server's weights are not `version`, because it has restarted, or
+    missed an update."""
     answer = await connection.request("GET", f"{connection.endpoint.root}/weight_info")
     found = answer.get("weight_version") if isinstance(answer, dict) else None
     if found != version:
@@ -59,12 +59,12 @@ async def check_version(connection: Connection, version: str) -> None:
 
 
 async def leave_update(connection: Connection) -> None:
-    """End an interrupted update of a server: otherwise the server rejects the next update. Its
-    weights then belong to no policy, and have a separate name. A server that was only paused
-    rejects the request to finish, and has its previous weights. A server that cannot finish rejects
-    the next update.
+    """Finish an interrupted update of a server: otherwise the server rejects the next update. Its
+    weights then belong to no policy, and are named UNFINISHED. A server that was only paused
+    rejects the request to finish, and keeps its previous weights. A server that cannot finish
+    rejects the next update.
 
-    Raise Unavailable or ArtifactError, with the server's name. Do not use that server again."""
+    On failure, raise Unavailable or ArtifactError with the server's name; do not use it again."""
     url = f"{connection.endpoint.root}/is_paused"
     if (await connection.request("GET", url, seconds=QUICK_SECONDS))["is_paused"]:
         # use a separate connection: the server closes the connection of a failed request

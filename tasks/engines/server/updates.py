@@ -1,5 +1,5 @@
 """Weight updates of servers that were started here: the names of the weights, the update, and the
-checks that no server answers with other weights."""
+checks that no server samples with other weights."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ same weights again later."""
 class Versions:
     """The names of the weights that servers may have, and the policy's version for each name.
     Servers with weights from another process have an unknown version at first. `prefix`
-    distinguishes the names of this process from those names."""
+    distinguishes this process's names from the other process's."""
 
     def __init__(self, prefix: str = "") -> None:
         self.num_updates = 0
@@ -78,8 +78,8 @@ class Versions:
 
 
 class Loading:
-    """The loading of weights into servers, and their check there. A request may take `seconds`.
-    `identify` checks a server's version, and returns its answer to the probe."""
+    """Loads weights into servers and checks them there. A request may take up to `seconds`.
+    `identify` checks a server's version, and returns its completion of the probe."""
 
     def __init__(
         self,
@@ -97,8 +97,8 @@ class Loading:
     async def load(
         self, endpoints: Sequence[Endpoint], versions: Versions, *, in_flight: bool = False
     ) -> list[Endpoint]:
-        """Load the current weights into some servers, and return the servers that have them. End
-        servers that fail, or answer a probe unlike most others; end all if this process fails."""
+        """Load the current weights into some servers, and return the servers that have them. Stop
+        servers that fail or whose probe differs from most; stop all if this process fails."""
         try:
             failed = await self.fail(endpoints, versions, in_flight=in_flight)
         except BaseException:
@@ -114,8 +114,8 @@ class Loading:
     async def fail(
         self, endpoints: Sequence[Endpoint], versions: Versions, *, in_flight: bool
     ) -> dict[Endpoint, str]:
-        """Load the current weights into some servers. Return the failure of each server that
-        failed."""
+        """Load the current weights into some servers, and check them there. Return the reason for
+        each failed server."""
         async with AsyncExitStack() as stack:
             connections = [
                 await stack.enter_async_context(Connection(endpoint, self.seconds))
@@ -135,13 +135,13 @@ class Loading:
         return failed
 
     def most_common(self, answers: Sequence[Completion]) -> Completion | None:
-        """Return the answer that the most servers agree with, or None if there are no answers."""
+        """Return the completion of the probe that most servers agree with, None if all failed."""
         agrees = self.identity.agrees
         return max(answers, key=lambda one: sum(agrees(one, a) for a in answers), default=None)
 
     def compare(self, endpoint: Endpoint, answer: Completion) -> str | None:
-        """Return the fault in a server's answer to the probe, compared with the other servers'
-        answers, or None. The trainer compares the answers with its own policy."""
+        """Return how a server's completion of the probe differs from one with the new weights, or
+        None. Whether those are the policy's weights is not checked here."""
         if self.probe is None or self.identity.agrees(answer, self.probe):
             return None
         return f"{endpoint.url} responds to a probe differently from servers with the new weights"
@@ -149,7 +149,7 @@ class Loading:
     async def send(
         self, connections: Sequence[Connection], version: str, *, in_flight: bool
     ) -> dict[Endpoint, str]:
-        """Send the current weights to servers. Return the failure of each server that failed."""
+        """Send the current weights to servers. Return the reason for each server that failed."""
         begin = partial(attempt_at_each, partial(transfer.begin, in_flight=in_flight))
         finish = partial(attempt_at_each, partial(transfer.finish, version=version))
         failed: dict[Endpoint, str] = {}
