@@ -3,7 +3,7 @@
 Two stages on one GPU would compete for its memory. So a second stage waits, whether another flow, a
 deployment or a concurrent `dvc repro` started it. The locks are files in one folder of the machine.
 Their names contain the GPU's UUID, which does not depend on CUDA_VISIBLE_DEVICES. The kernel
-releases them when the process ends. A CPU is shared, and has no lock."""
+releases a lock when its process ends. A CPU is shared, and has no lock."""
 
 import os
 import tempfile
@@ -22,7 +22,7 @@ FOLDER = "WINNOW_LOCKS"
 
 
 def sampling_gpus(settings: EngineSettings) -> list[str]:
-    """Return the GPUs that the engine uses; an empty list for servers on other machines."""
+    """Return the UUIDs of the GPUs that the engine uses; none with `urls` or cluster engines."""
     if settings.urls or settings.has_cluster_engines:
         return []
     servers = settings.num_server_gpus if engine_name(settings) == "server" else 1
@@ -30,7 +30,7 @@ def sampling_gpus(settings: EngineSettings) -> list[str]:
 
 
 def training_gpus(settings: EngineSettings, num_processes: int) -> list[str]:
-    """Return the GPUs of the trainer's processes and of the engine."""
+    """Return the UUIDs of the GPUs of the trainer's processes and the engine; none on a cluster."""
     if settings.cluster != "local":  # Ray places them
         return []
     device = torch_device(settings.device)

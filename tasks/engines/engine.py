@@ -1,10 +1,10 @@
 """The engine contract: sample completions of prompts reproducibly, and replace the policy's weights
 in place.
 
-An engine is one file or folder in `engines/`, and has its name. All engines pass one contract
-suite. A seed belongs to a completion, not to a batch: a completion depends on the policy, the
-prompt, the sampling settings and its own seed. It does not depend on the other completions of the
-call or their order (in float32 exactly, up to the rounding of matrix products)."""
+An engine is a file or folder in `engines/`, and is named after it. All engines pass the same
+contract suite. A seed belongs to a completion, not to a batch: a completion depends on the policy,
+the prompt, the sampling settings and its own seed. It does not depend on the other completions of
+the call or their order (in float32, up to the rounding of matrix products)."""
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -64,11 +64,11 @@ class Samples:
 
     `token_ids` end with the stop token when `finish_reasons` is "stop". "length" means that the
     completion was cut at the limit, and "abort" (of `StoppableEngine`) that the call was stopped
-    before the completion ended. `logprobs` are under the sampling distribution:
-    temperature applied, top-p and top-k renormalised.
+    before the completion ended. `logprobs` are under the sampling distribution: temperature
+    applied, top-p and top-k renormalised.
 
     If an environment wrote tokens of a completion, `is_action` marks the policy's own tokens, and
-    the log-probabilities of the others are 0. None means that all tokens are the policy's. If
+    the log-probabilities of all other tokens are 0. None means that all tokens are the policy's. If
     weights may have been swapped midway, `versions` contains the policy's version per token."""
 
     token_ids: list[list[int]]
@@ -113,10 +113,9 @@ class Engine(Protocol):
     def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
         """Return the completions of `request`.
 
-        The engine calls `on_ended(row, token_ids, finish_reason)` when a completion ends: for
-        progress bars, and for graders that need not wait for the last. Raise ArtifactError, with
-        the prompt's index, if a prompt leaves no room for `sampling.max_tokens`.
-        """
+        The engine calls `on_ended(row, token_ids, finish_reason)` when a completion ends, so that
+        callers can show progress, and grade it before the last one ends. Raise ArtifactError, with
+        the prompt's index, if a prompt leaves no room for `sampling.max_tokens`."""
         ...
 
     def set_weights(self, weights: Mapping[str, "torch.Tensor"]) -> None:
@@ -124,7 +123,7 @@ class Engine(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return the engine's own metrics for the record; empty for engines without servers."""
+        """Return the engine's metrics for the tracker; an empty dict if it has no servers."""
         return {}
 
     def sleep(self) -> None:
@@ -139,7 +138,7 @@ class ScheduledEngine(Engine, Protocol):
     flight. vLLM schedules both itself."""
 
     def cache_bytes(self, positions: int) -> int:
-        """Return the bytes of the keys and values of one row of `positions` tokens."""
+        """Return the size in bytes of the KV cache of one row of `positions` tokens."""
         ...
 
     def generate_in_order(self, request: Request, order_B: Ints, max_rows: int) -> Samples:
@@ -171,7 +170,7 @@ class SwappingEngine(Engine, Protocol):
     def set_weights(
         self, weights: Mapping[str, "torch.Tensor"], version: int | None = None
     ) -> None:
-        """Replace the weights as `Engine` does. `version` is the number of updates of the policy.
+        """Replace the weights as `Engine` does. `version` is the number of policy updates so far.
         If it is given, later samples contain `versions`."""
         ...
 

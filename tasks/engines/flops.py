@@ -17,7 +17,7 @@ def completion_flops(
     """Return the executed forward FLOPs of all completions of a request.
 
     A completion that continues, after a stop or with new weights, repeats the prefill of its prompt
-    and tokens: an engine keeps no keys of old weights. For conversations see `turn_flops`."""
+    and tokens: an engine keeps no KV cache of old weights. For conversations see `turn_flops`."""
     prompt_tokens = [len(prompt) for prompt in request.prompts]
     if samples.is_action is not None:
         own = samples.is_action
@@ -56,8 +56,8 @@ def resumed_flops(
     spans: Sequence[tuple[int, int]],
     prefix_block: int,
 ) -> float:
-    """Return the executed forward FLOPs of completions of one prompt that continue together. A span
-    is the number of earlier tokens of a completion, and the number of tokens sampled now.
+    """Return the executed forward FLOPs of completions of one prompt that continue together. Each
+    span is (number of tokens sampled before, number sampled now) of a completion.
 
     The prompt's whole blocks are computed once: later completions find them in the prefix cache."""
     shared = float(prompt_tokens // prefix_block * prefix_block) if prefix_block > 1 else 0.0
@@ -83,11 +83,11 @@ def turn_flops(
     is_action: Sequence[Sequence[bool]],
     prefix_block: int,
 ) -> npt.NDArray[np.float64]:
-    """Return the executed forward FLOPs of each of B conversations. `is_action` marks the policy's
+    """Return the executed forward FLOPs [B] of conversations. `is_action` marks the policy's
     tokens.
 
     The first turns share their prompt's prefill. A later turn computes its whole context, except
-    the whole blocks in the prefix cache: all tokens fed before, without the last token."""
+    the whole blocks in the prefix cache: all earlier tokens but the last, which was never fed."""
     turns_B = [turns_of(own) for own in is_action]
     lengths = [turns[0][1] for turns in turns_B]
     flops = sample_flops(architecture, prompt_tokens, num_samples, lengths, prefix_block)

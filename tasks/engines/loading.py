@@ -1,4 +1,4 @@
-"""The choice and creation of a stage's engine, and the check that it fits the GPU with training."""
+"""Choice and creation of a stage's engine, and the check that engine and training fit the GPU."""
 
 import importlib.util
 from dataclasses import replace
@@ -19,8 +19,8 @@ LEAST_LENGTH = 64  # tokens of prompt and completion; a server must answer its p
 
 
 def engine_name(settings: EngineSettings) -> str:
-    """Return the engine's name. `auto` means `server` if URLs, several replicas or engines of a
-    cluster are set. Otherwise it means `vllm` if this machine has a GPU and vLLM is installed, else
+    """Return the engine's name. `auto` means `server` with `urls`, several replicas or cluster
+    engines. Otherwise it means `vllm` if this machine has a GPU and vLLM is installed, else
     `hf`."""
     if settings.name != "auto":
         return settings.name
@@ -38,10 +38,10 @@ def load_engine(
     logs: Path | None = None,
 ) -> Engine:
     """Return the engine `settings.name` for `policy`. With the trainer's `model`, the engine must
-    support new weights in place. If it can, it samples from `model` itself.
+    support new weights in place; `hf` samples from `model` itself if it can.
 
-    `longest` are the tokens of the longest prompt with a completion, None if they are unknown: the
-    engine reserves no memory for longer ones. The logs of servers are kept under `logs`."""
+    `longest` is the length in tokens of the longest prompt with its completion, None if unknown: no
+    memory is reserved for longer sequences. The logs of servers are kept under `logs`."""
     if longest is not None:
         length = min(max(longest, LEAST_LENGTH), policy.max_length)
         policy = replace(policy, max_length=length)
@@ -54,9 +54,9 @@ def load_engine(
 def num_trainer_gpus(
     settings: EngineSettings, num_processes: int, device: torch.device, num_gpus: int | None = None
 ) -> int:
-    """Return the number of GPUs that a trainer of `num_processes` does not share with the engine:
-    one per process if this process sees enough additional GPUs for the servers that it starts.
-    Otherwise return 0: trainer and engine use the same first GPUs."""
+    """Return the number of GPUs that only the trainer uses: `num_processes` with cluster engines,
+    or if `num_gpus` (default: all visible GPUs) suffice for it and the servers that it starts.
+    Otherwise 0: trainer and engine share the first GPUs, or the engine uses none here."""
     if device.type != "cuda" or engine_name(settings) != "server" or settings.urls:
         return 0
     if settings.has_cluster_engines:  # on other GPUs, or other machines

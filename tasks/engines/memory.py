@@ -21,7 +21,7 @@ LOGITS_COPIES = 4  # logits, log-probabilities, probabilities, and their product
 @dataclass(frozen=True)
 class TrainingMemory:
     """Bytes that training allocates besides the loaded weights. AdamW's moments, the reference
-    policy and sharded weights that are not loaded yet stay for the whole run. Gradients,
+    policy and, if sharded and so not loaded yet, the weights stay for the whole run. Gradients,
     autocast's low-precision copy of the weights and the logits of a chunk exist only during the
     update."""
 
@@ -66,12 +66,12 @@ def training_memory(
     optimizer_bits: int = 32,
 ) -> TrainingMemory:
     """Return the memory of training `num_parameters` in float32, beside a reference of
-    `num_reference` parameters (0 without one). Autocast casts `num_cast` of the trained ones.
-    The logits of `tokens_per_chunk` tokens are in memory at once. If the policy is split over
-    `num_shards` ranks, its weights are not loaded yet; the one layer that is gathered at a time and
-    its low-precision copy are not counted. `num_trained` is the number of adapter parameters if
-    only adapters are trained. AdamW's moments have `optimizer_bits`; tensors too small for 8 bits
-    are counted like the others."""
+    `num_reference` parameters (0 without one). Autocast casts `num_cast` of the policy's
+    parameters. The logits of `tokens_per_chunk` tokens are in memory at once. If the policy is
+    split over `num_shards` ranks, its weights are not loaded yet; the one layer that is gathered at
+    a time and its low-precision copy are not counted. `num_trained` is the number of adapter
+    parameters if only adapters are trained. AdamW's moments have `optimizer_bits` each; tensors too
+    small for 8 bits are counted like the others."""
     weights = FLOAT32 * num_parameters
     trained = weights if num_trained is None else FLOAT32 * num_trained
     moments = MOMENTS * MOMENT[optimizer_bits] * trained / FLOAT32

@@ -1,7 +1,7 @@
 """The options of vLLM's engines: those that the engine contract requires, and the user's own
-(`engine.vllm`), which vLLM checks in a dry start before anything is loaded.
+(`engine.vllm`), which vLLM validates before anything is loaded.
 
-vLLM is imported only to check a user's own options: it takes seconds."""
+vLLM is imported only to check a user's own options, since its import takes seconds."""
 
 import json
 import logging
@@ -64,7 +64,7 @@ MAX_REASON = 300  # characters of vLLM's own message
 
 
 def check_allowed(options: Options) -> None:
-    """Raise ParamsError for options that Winnow sets itself, and for invalid ones."""
+    """Raise ParamsError for options that Winnow sets, and for PARTS that are not positive ints."""
     with gathered() as problems:
         for reason, names in OWN.items():
             for name in names:
@@ -77,14 +77,14 @@ def check_allowed(options: Options) -> None:
 
 
 def altering(options: Options) -> dict[str, Any]:
-    """Return the options that can change samples beyond rounding, by name: {"vllm": ...}, or
-    nothing if there are none. They are a part of every key of samples."""
+    """Return {"vllm": options that can change samples beyond rounding}, or an empty dict if there
+    are none. They are part of every sample's key."""
     found = {name: options[name] for name in sorted(options) if name not in NEUTRAL}
     return {"vllm": found} if found else {}
 
 
 def own_options(settings: "EngineSettings", policy: "Policy", *, on_gpu: bool) -> dict[str, Any]:
-    """Return the options that the engine contract requires, by the names of vLLM's engine
+    """Return the options that the engine contract requires, keyed by the names of vLLM's engine
     arguments."""
     return {
         "model": str(policy.folder.resolve()),
@@ -137,8 +137,8 @@ def checked(own: Options, given: Options) -> dict[str, Any]:
 
 
 def objection(own: Options, given: Options) -> str | None:
-    """Return why vLLM does not accept the options `given` beside Winnow's `own`, in one sentence;
-    None if it does, or if this machine cannot run the servers and so cannot check them."""
+    """Return why vLLM does not accept the options `given` with Winnow's `own`, in one sentence.
+    Return None if it does, or if this machine cannot run the servers and so cannot check them."""
     from vllm import __version__
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils import argparse_utils
@@ -164,7 +164,7 @@ def objection(own: Options, given: Options) -> str | None:
 
 
 def refusal(options: Options) -> str | None:
-    """Return why vLLM refuses to start with these options, in one line, or None. Load nothing."""
+    """Return why vLLM refuses to start with these options, in one line, or None. Load no model."""
     from vllm.engine.arg_utils import EngineArgs
 
     try:

@@ -89,7 +89,7 @@ class EngineSettings:
             )
 
     def check_vllm(self) -> None:
-        """Raise ParamsError for options of vLLM that no engine uses, or that Winnow sets."""
+        """Raise ParamsError for options of vLLM that the engine does not use, or Winnow sets."""
         options.check_allowed(self.vllm)
         if self.vllm and (self.name not in ("vllm", "server") or self.urls):
             raise ParamsError(

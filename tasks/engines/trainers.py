@@ -1,4 +1,4 @@
-"""The processes of one training, which sample from the same servers."""
+"""The processes of one training run, which sample from the same servers."""
 
 import threading
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ def rank() -> int:
 
 @cache
 def beating_group() -> Any:
-    """Return a process group for patient broadcasts, with the timeout of training. All processes
-    must create it together."""
+    """Return a process group for broadcasts with `is_patient`, with the timeout of training. All
+    processes must create it together."""
     world: Any = distributed.group.WORLD
     return distributed.new_group(backend="gloo", timeout=world.get_group_store().timeout)
 
@@ -34,7 +34,7 @@ def beating_group() -> Any:
 @contextmanager
 def others_waiting() -> Iterator[None]:
     """Let the other processes wait in a patient `broadcast` as long as this block takes in the
-    first process. A thread sends them a beat at intervals: if the first process hangs or dies, they
+    first process. A thread sends them heartbeats: if the first process is stopped or dies, they
     fail after the timeout of training, and if one of them dies, this block fails at its end."""
     if num_trainers() == 1 or rank() > 0:
         yield
@@ -55,7 +55,7 @@ def others_waiting() -> Iterator[None]:
 
 
 def gather(value: T) -> list[T]:
-    """Return every training process's value, by rank. All processes wait for it."""
+    """Return every training process's value, in order of rank. All processes must call this."""
     if num_trainers() == 1:
         return [value]
     found: list[Any] = [None] * num_trainers()
@@ -64,8 +64,8 @@ def gather(value: T) -> list[T]:
 
 
 def broadcast(value: T, *, is_patient: bool = False) -> T:
-    """Return the first training process's value. All processes wait for it. Set `is_patient` if
-    that process may have to start a server before, in the block `others_waiting`."""
+    """Return the first training process's value. All processes must call this. Set `is_patient` if
+    that process may first have to start a server, in a block `others_waiting`."""
     if num_trainers() == 1:
         return value
     found: list[Any] = [False, None]

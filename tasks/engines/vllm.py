@@ -2,9 +2,9 @@
 
 Every completion is a separate request with its own seed. Prefix caching computes the prefill of a
 prompt once for all its completions, in whole blocks of the cache. Log-probabilities are under the
-sampling distribution (`processed_logprobs`). During an update on a GPU the engine sleeps: weights
-move to main memory, and the cache's memory is freed. For engines in other processes and on other
-machines see `server`."""
+sampling distribution (`processed_logprobs`). During an update on a GPU the engine sleeps
+(`engine.sleep`): weights move to main memory, and the cache's memory is freed. For engines in other
+processes and on other machines see `server`."""
 
 import os
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ ENVIRONMENT = {
 
 
 class VllmEngine:
-    """vLLM's offline engine around one policy."""
+    """vLLM's offline engine for one policy."""
 
     name = "vllm"
     shares_weights = False
@@ -72,7 +72,7 @@ class VllmEngine:
         return self.decode(request, is_enough, "DELTA")
 
     def decode(self, request: Request, is_enough: IsEnough, kind: str) -> Samples:
-        """Run the loop of `LLM.generate`. `kind` is the kind of vLLM's outputs."""
+        """Run the loop of `LLM.generate`. `kind` is the name of a `RequestOutputKind` of vLLM."""
         check_lengths(request, self.max_length)
         owners = request.owner_B().tolist()
         samples = Samples([[] for _ in owners], [[] for _ in owners], ["abort"] * len(owners))

@@ -1,5 +1,4 @@
-"""The keys and values that decoding attends to, of prompts after their prefill and of every row in
-flight.
+"""The KV cache: keys and values of prompts after their prefill, and of every row in flight.
 
 Legend: n rows in flight, N prompt tokens of a prefill, H query heads, K key-value heads, D size of
 a head, V vocabulary."""
@@ -26,7 +25,7 @@ class Prefill:
     logits: torch.Tensor
 
     def select(self, prompts: Ints) -> "Prefill":
-        """Return a copy for some of the prompts, so that the memory of the others can be freed."""
+        """Return a copy for some of the prompts, so that the memory of all others can be freed."""
         lengths = self.segments.lengths[prompts]
         starts = self.segments.starts[prompts]
         tokens = np.concatenate(
@@ -62,8 +61,8 @@ class KVCache:
     def fill(self, first: int, prefill: Prefill, owners: Ints) -> None:
         """Copy the keys and values of prompt `owners[i]` into slot `first + i`.
 
-        Repeat the last token of shorter prompts: these positions are overwritten before any token
-        attends to them."""
+        Pad shorter prompts by repeating their last token: these positions are overwritten before
+        any token attends to them."""
         indices, _ = prefill.segments.padded_indices(owners)  # [rows, longest prompt]
         places = to_device(indices, prefill.logits.device)
         slots = slice(first, first + len(owners))
@@ -84,7 +83,7 @@ class KVCache:
             states[to, :, :length] = states[of, :, :length]
 
     def start_step(self, positions: torch.Tensor, span: int) -> None:
-        """Begin a step in which row i writes at `positions[i]` and attends to `span` positions."""
+        """Begin a step: row i writes at `positions[i]`; `span` is the largest position plus one."""
         self.positions = positions
         self.slots = torch.arange(len(positions), device=positions.device)
         self.span = span
@@ -99,8 +98,8 @@ class KVCache:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Return the attention [n, H, D] of one token per row to all tokens before it; see
-        `packing.Attend`."""
+        """Return the attention [n, H, D] of one new token per row to itself and the tokens before
+        it; see `packing.Attend`."""
         num_rows, heads = query.shape[:2]
         # store the new token's key and value, then attend to all tokens up to and including it
         self.keys[layer][self.slots, :, self.positions] = key

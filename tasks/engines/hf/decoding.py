@@ -57,7 +57,7 @@ class Slots:
         self.stopped = np.zeros(capacity, dtype=np.bool_)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefill:
-        """Return the keys and values of each of `prompts`, computed in one forward."""
+        """Return the keys, values and last logits of `prompts`, computed in one forward."""
         packing, segments, _ = pack(prompts, np.zeros(0, dtype=np.int64), [], self.device)
         states: list[KeysValues] = []
 
@@ -75,7 +75,7 @@ class Slots:
     def start(
         self, rows: list[int], seeds: list[int], written: Ints, prefill: Prefill, owners: Ints
     ) -> None:
-        """Start each row i in the next free slot, after prompt `owners[i]` of `prefill`, and choose
+        """Start `rows[i]` in the i-th free slot, after prompt `owners[i]` of `prefill`, and choose
         its next token. `written[i]` of the row's tokens are already part of its prompt."""
         first = len(self.rows)
         slots = slice(first, first + len(rows))
@@ -99,8 +99,8 @@ class Slots:
         self.choose_tokens(slice(0, active), self.logits(hidden))
 
     def choose_tokens(self, rows: slice, logits: torch.Tensor) -> None:
-        """Choose one token per row from `logits` [n, V], by inverting the distribution function at
-        the row's own uniform number."""
+        """Choose one token per row from `logits` [n, V], by inverse-CDF sampling with the row's own
+        uniform random number."""
         slots = np.arange(rows.start, rows.stop)
         count = self.count[rows]
         uniforms = to_device(self.uniforms[slots, count], logits.device)
@@ -123,7 +123,7 @@ class Slots:
         return finished
 
     def written(self, slot: int) -> tuple[int, list[int], list[float], bool]:
-        """Return the current state of the row in a slot: (row, tokens, logprobs, stopped)."""
+        """Return (row, tokens, logprobs, stopped) of a slot; the tokens are those of this call."""
         own = slice(self.first[slot], self.count[slot])
         tokens, logprobs = self.tokens[slot, own].tolist(), self.logprobs[slot, own].tolist()
         return self.rows[slot], tokens, logprobs, bool(self.stopped[slot])

@@ -70,7 +70,7 @@ class HfEngine(StoppableEngine):
                     tensor.copy_(new)
 
     def cache_bytes(self, positions: int) -> int:
-        """Return the bytes of the keys and values of one row of `positions` tokens."""
+        """Return the size in bytes of the KV cache of one row of `positions` tokens."""
         config = self.model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -172,7 +172,7 @@ class PromptCache:
             del self.kept[prompt]
 
     def batches(self, new: list[int]) -> list[list[int]]:
-        """Split the prompts `new` into batches for one forward pass each."""
+        """Split the prompts `new` into batches within MAX_PREFILL_TOKENS, for one forward each."""
         batches: list[list[int]] = []
         tokens = 0
         for prompt in new:

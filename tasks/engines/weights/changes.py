@@ -1,5 +1,5 @@
 """Changes to weights in safetensors files, which the trainer writes and servers apply: low-rank
-adapters, or the elements whose bits differ from the weights before (SparseRL-Sync, arXiv
+adapters, or the elements whose bits differ from the previous weights (SparseRL-Sync, arXiv
 2605.07330). The policy's other weights need not be written again."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by
 def read(
     path: str | Path, changes: Sequence[str | Path] = (), device: str = "cpu"
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights in a file by name, with the changes in other files applied in order. Raise
-    ArtifactError if the result is not what the last of these files was written for."""
+    """Yield (name, weight) for every weight in a file, with the changes in other files applied in
+    order. Raise ArtifactError if a result differs from its checksum in the last of these files."""
     with ExitStack() as stack:
         file, *others = (
             stack.enter_context(safe_open(each, framework="pt", device=device))
@@ -58,7 +58,7 @@ def add_adapter(name: str, weight: torch.Tensor, file: Any) -> torch.Tensor:
 def adapter(
     name: str, low: torch.Tensor, high: torch.Tensor, factor: float
 ) -> dict[str, torch.Tensor]:
-    """Return an adapter of a weight, [rank, in] and [out, rank], as the tensors of a file."""
+    """Return a weight's adapter, [rank, in] and [out, rank], as named tensors for a file."""
     parts = {"low": low.contiguous(), "high": high.contiguous()}
     named = {**parts, "factor": torch.tensor(factor, dtype=torch.float64)}
     return {f"{name}.{part}": tensor.cpu() for part, tensor in named.items()}
@@ -67,8 +67,8 @@ def adapter(
 def difference(
     old: Iterator[tuple[str, torch.Tensor]], new: Mapping[str, torch.Tensor], max_bytes: float
 ) -> dict[str, torch.Tensor] | None:
-    """Return the elements of weights whose bits differ, as the tensors of a file: their places in
-    the flat weight, and their new values. NaN and the sign of zero are kept. Return None if they
+    """Return the elements of weights whose bits differ, as named tensors for a file: their indices
+    in the flat weight, and their new values. NaN and the sign of zero are kept. Return None if they
     take more than `max_bytes`."""
     found: dict[str, torch.Tensor] = {}
     for name, weight in old:
@@ -91,6 +91,6 @@ def bits(weight: torch.Tensor) -> torch.Tensor:
 
 
 def checksum(weight: torch.Tensor) -> str:
-    """Return a number that differs, in all likelihood, if a change is missing: the sum of the
-    bits."""
+    """Return a checksum that very likely differs if a change is missing: the sum of the elements'
+    bits, as text."""
     return str(bits(weight.contiguous()).sum(dtype=torch.int64).item())

@@ -42,11 +42,10 @@ class Piece(NamedTuple):
 
 
 class FileTransfer:
-    """The transfer of weights through files in `folder`, in the servers' `dtype`. The training
-    processes write them side by side, each every n-th piece. Of a policy with adapters only these
-    are written: the servers add them to the files in `base`, with which they started. If
-    `only_changes`, only those elements of other policies are written that differ from the last
-    version."""
+    """The transfer of weights through files in `folder`, in the servers' `dtype`. The n training
+    processes write them in parallel, each every n-th piece. For a policy with adapters, only the
+    adapters are written: the servers add them to the files in `base`, with which they started. For
+    other policies, `only_changes` writes only the elements that differ from the last version."""
 
     repeats = True
 
@@ -95,8 +94,8 @@ class FileTransfer:
     def write_piece(
         self, tensors: dict[str, torch.Tensor], path: Path, last: Piece | None
     ) -> Piece:
-        """Write the changes since the `last` version of a piece, or all of it if servers would
-        otherwise read changes of more than half its size."""
+        """Write a piece: with `only_changes` its changes since the `last` version, unless servers
+        would then read over MAX_CHANGES files or half its size in changes; otherwise all of it."""
         if last is not None and self.only_changes and len(last.changes) < MAX_CHANGES:
             try:
                 size, *sizes = (Path(each).stat().st_size for each in (last.path, *last.changes))
@@ -115,8 +114,8 @@ class FileTransfer:
         return Piece(str(path))
 
     def write_adapters(self, weights: NamedWeights, version: str) -> dict[int, Piece]:
-        """Write the adapters, and once a tied head, which is not in the policy's files. In all
-        processes but the first, only gather what is sharded."""
+        """Write the adapters, and the first time also a tied head, which is not in the policy's
+        files. In all processes but the first, only gather what is sharded."""
         tensors: dict[str, torch.Tensor] = {}
         for name, (low, high, factor) in weights.adapters.items():
             tensors |= changes.adapter(name, whole(low.detach()), whole(high.detach()), factor)
@@ -137,8 +136,8 @@ class FileTransfer:
         return [None] * len(connections)
 
     async def send(self, connections: "Sequence[Connection]") -> list[str | None]:
-        """Request that the servers read the weights. Return the failure of each server, or None. A
-        server that failed must be ended."""
+        """Make the servers read the weights. Return the failure of each server, or None. A server
+        that failed must be stopped."""
         return await asyncio.gather(*(attempt(self.send_one(each)) for each in connections))
 
     async def send_one(self, connection: "Connection") -> None:
@@ -151,8 +150,8 @@ class FileTransfer:
 
 
 def can_add(weights: NamedWeights, folder: Path) -> bool:
-    """Return whether the weights are those in a policy's folder plus adapters: not if they are
-    quantized, or have other names here than there, or if a tied head has an adapter."""
+    """Return whether the weights are those in a policy's folder plus adapters: not if adapted ones
+    are quantized or not float32, if names differ from the files', or if a tied head is adapted."""
     if not weights.adapters or not is_saved_as_it_is(weights.model):
         return False
     names, adapted = names_in(folder), [weights.parts[name] for name in weights.adapters]

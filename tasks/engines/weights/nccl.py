@@ -1,4 +1,4 @@
-"""New weights by NCCL: from the first trainer's GPU to the GPUs of all servers at once (vLLM's
+"""New weights over NCCL: from the first trainer's GPU to the GPUs of all servers at once (vLLM's
 backend `nccl`), without files.
 
 The trainer and the servers form a separate group. It is created again when the set of servers
@@ -32,7 +32,7 @@ LEAVE = "shutdown_weight_transfer_engine"
 
 
 class Communicator(Protocol):
-    """The used part of vLLM's PyNcclCommunicator. The trainer is rank 0 of the group."""
+    """The part of vLLM's PyNcclCommunicator that is used here. The trainer is rank 0."""
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None: ...
 
@@ -40,7 +40,7 @@ class Communicator(Protocol):
 
 
 class NcclTransfer:
-    """The transfer to servers with `num_gpus` each. A request may take `seconds`."""
+    """The transfer to servers with `num_gpus` each. A request may take up to `seconds`."""
 
     repeats = False
 
@@ -51,15 +51,15 @@ class NcclTransfer:
         self.weights: Mapping[str, torch.Tensor] = {}
 
     def take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
-        """Note the weights to send. The other training processes only gather sharded weights."""
+        """Keep the weights for `send`. All processes but the first only gather sharded weights."""
         self.weights = weights
         if rank() > 0:
             for _ in as_saved(weights):
                 pass
 
     async def prepare(self, connections: "Sequence[Connection]") -> list[str | None]:
-        """Create a group of these servers, unless they form one already. Servers cannot leave
-        another group during an update. If one server fails, all count as failed."""
+        """Create a group of these servers, unless they form one already: during an update, servers
+        cannot leave their old group. If one server fails, all count as failed."""
         if members_of(connections) == self.members:
             return [None] * len(connections)
         self.leave()
@@ -74,7 +74,7 @@ class NcclTransfer:
 
     async def send(self, connections: "Sequence[Connection]") -> list[str | None]:
         """Send the weights to all servers. If one server fails, all count as failed: the others
-        would wait forever, and must be ended."""
+        would wait forever, and must be stopped."""
         parts = numbered(self.weights, PIECE_BYTES, self.dtype)
 
         async def send_all() -> None:
@@ -174,7 +174,7 @@ def members_of(connections: "Sequence[Connection]") -> "tuple[Endpoint, ...]":
 
 
 def in_thread(work: Callable[[], Any]) -> "asyncio.Future[Any]":
-    """Run `work` in a daemon thread that may never end, on this thread's device."""
+    """Run `work` in a daemon thread, which may never end, on the calling thread's device."""
     result: Future[Any] = Future()
     device = torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
 
