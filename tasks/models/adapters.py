@@ -1,5 +1,5 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) in a policy's modules, and their effect on its
-weights. Training adds them (`train/learner/lora.py`). Every forward of the policy computes them;
+weights. Training adds them (`train/learner/lora.py`). Every forward of the policy applies them;
 without them the policy is the initial policy."""
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def adapter_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
 def add_delta(
     weight: torch.Tensor, low: torch.Tensor, high: torch.Tensor, factor: float
 ) -> torch.Tensor:
-    """Return the sum [out, in] of a layer's weight and its adapter."""
+    """Return a layer's weight with its adapter, `weight + factor * high @ low` [out, in]."""
     return torch.addmm(weight, high.to(weight), low.to(weight), alpha=factor)
 
 
@@ -72,7 +72,7 @@ def adapters_off(model: torch.nn.Module) -> Iterator[None]:
 
 
 def num_adapter_parameters(model: torch.nn.Module) -> int:
-    """Return the number of weights of all adapters."""
+    """Return the total number of parameters of all adapters."""
     return sum(
         part.numel() for layer in adapted_layers(model).values() for part in adapter_of(layer)[:2]
     )

@@ -52,7 +52,7 @@ class Template:
     def render(self, conversations: Sequence[Conversation]) -> Iterator[str | TemplateFailed]:
         """Yield the text of every conversation, or the template's failure. Conversations are
         rendered lazily in chunks of increasing size, starting with one: a caller that stops at the
-        first failure waits for few."""
+        first failure waits for few renderings."""
         start, size = 0, 1
         while start < len(conversations):
             chunk = [list(one) for one in conversations[start : start + size]]
@@ -60,7 +60,7 @@ class Template:
             start, size = start + size, min(2 * size, MAX_AT_ONCE)
 
     def close(self) -> None:
-        """End the process. The next use starts another."""
+        """Stop the process. The next use starts another."""
         self.pool.close()
 
 

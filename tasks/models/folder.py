@@ -96,8 +96,8 @@ def has_chat_template(folder: Path) -> bool:
 def loading(
     folder: Path, what: str, kinds: tuple[type[Exception], ...] = (Exception,)
 ) -> Iterator[None]:
-    """Convert any error of a library that reads a policy's files into an ArtifactError of one
-    sentence, with the file at fault if possible. `what` is the name of the loaded object."""
+    """Convert errors (`kinds`) of a library that reads a policy's files into an ArtifactError of
+    one sentence, with the file at fault if possible. `what` is the name of the loaded object."""
     try:
         yield
     except ArtifactError:
@@ -152,7 +152,7 @@ def names_in(folder: Path) -> set[str]:
 
 def shapes_in(path: Path) -> dict[str, list[int]]:
     """Return the shape of every tensor in a safetensors file, from its header. Raise ArtifactError
-    if the file has no header, or does not match it byte for byte."""
+    if the file has no valid header, or not the length that its header requires."""
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_slice(name).get_shape() for name in list(file.keys())}
@@ -222,7 +222,7 @@ def check_links(folder: Path) -> None:
 
 
 def policy_digest(folder: Path) -> str:
-    """Return 16 hex digits: the digest of weights, configuration, tokenizer and chat templates."""
+    """Return 16 hex digits: the digest of weights, configuration, tokenizer, templates and code."""
     return digest_folder(folder, POLICY_FILES)
 
 

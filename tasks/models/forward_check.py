@@ -25,9 +25,9 @@ WINDOWS = ("sliding_window", "attention_chunk_size")
 
 @torch.no_grad()
 def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
-    """Raise ArtifactError if the hidden states and `head_logits` do not yield the model's own
-    logits: its class computes something that this forward does not. With `packed`, check the hidden
-    states of a packed forward.
+    """Raise ArtifactError if a forward of `packing` and `head_logits` do not yield the model's own
+    logits: its class computes something that they do not. With `packed`, check `packing.forward`,
+    otherwise `forward_rows`.
 
     Windows are tested with a smaller size: a sequence longer than a window of 4,096 tokens would
     take a large policy minutes on a CPU, and attention gets windows of any size in the same way."""
@@ -65,8 +65,8 @@ def gives_own_logits(model: PreTrainedModel, *, packed: bool) -> bool:
 
 
 def own_logits(model: PreTrainedModel, ids: list[int], *, packed: bool) -> torch.Tensor:
-    """Return the logits of a sequence by the forwards in `packing`. With `packed` they are of two
-    prompts that are prefixes of the sequence, each with its continuation."""
+    """Return the logits of a sequence, computed by a forward of `packing`. With `packed` they are
+    of two prompts that are prefixes of the sequence, and of two continuations of the first."""
     if packed:
         rest = [ids[5:], ids[5:9]]
         packing, _, _ = pack([ids[:5], ids[:3]], np.array([0, 0]), rest, model.device)

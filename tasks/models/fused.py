@@ -7,8 +7,7 @@ same states are one product, sums are folded into products, and weights are tran
 few rows is up to twice as fast). All of this requires copies of the weights. Large models spend
 their time in products anyway: they use transformers' modules, like every model that `fits` rejects.
 
-Legend: N packed tokens, H query heads, K key-value heads, D size of a head.
-"""
+Legend: N packed tokens, H query heads, K key-value heads, D size of a head, V vocabulary."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,8 @@ A mark is inserted after the first character of such a token. A chat template re
 text like any other text. The rendered text is split at the marks, and each part is encoded by
 itself, so that no tokenizer sees the whole token. Text without such tokens is encoded as usual.
 
-Protected are the special tokens, and other added tokens that begin or end turns in the chat
-template (some policies do not mark these as special). Others, such as `<think>`, stay tokens."""
+Special tokens are protected, and so are other added tokens that begin or end turns in the chat
+template (some policies do not mark these as special). Tokens such as `<think>` stay tokens."""
 
 import re
 import weakref

@@ -119,8 +119,8 @@ def forward(
 
 
 def forward_after(model: PreTrainedModel, prompts: "Packing", rest: "Packing") -> torch.Tensor:
-    """Return the last hidden states of the continuations `rest` of `prompts` (see
-    `Packing.split`). The prompts are read without gradient, in a forward of their own."""
+    """Return the last hidden states of the continuations `rest` of `prompts` (see `Packing.split`).
+    The prompts are computed without gradient, in a separate forward."""
     known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def attend_prompts(layer: int, query: Any, key: Any, value: Any, *others: Any) -> torch.Tensor:
@@ -151,9 +151,9 @@ def unused_mask(ids: torch.Tensor) -> torch.Tensor:
 
 
 def forward_rows(model: PreTrainedModel, ids_BL: torch.Tensor, **others: Any) -> Any:
-    """Return transformers' outputs of the body, for sequences that begin at their rows' first
-    token. The model is causal, so a sequence does not see later tokens. If some layers have a
-    window, transformers makes the masks, and the host waits for the device."""
+    """Return the outputs of transformers' body for B right-padded sequences of L tokens. The model
+    is causal, so a sequence does not see its padding. If some layers have a window, transformers
+    makes the masks, and the host waits for the device."""
     if not is_plainly_causal(model):
         return model.base_model(input_ids=ids_BL, use_cache=False, **others)
     # without a mask, transformers searches rows for several sequences, and the host waits
@@ -179,7 +179,7 @@ def is_plainly_causal(model: PreTrainedModel) -> bool:
 
 
 def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Return the modules that transformers would not split over devices."""
+    """Return the decoder layers: the modules that transformers would not split over devices."""
     names = set(model._no_split_modules or ())
     # a sharded module has a class of its own, made from the module's
     return [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
@@ -217,8 +217,8 @@ def head_logits(model: PreTrainedModel, hidden_ND: torch.Tensor) -> torch.Tensor
 
 @contextmanager
 def head_precision(*, is_tf32: bool) -> Iterator[None]:
-    """Let a head in float32 use TF32 on a GPU: factors of 10 bits of mantissa. torch's switch is
-    of the process. It would also round the positions in rotary embeddings, in any thread."""
+    """Let a float32 head use TF32 on a GPU, with 10 bits of mantissa. torch's switch is for the
+    whole process: it would also round the positions in rotary embeddings, in any thread."""
     backend = torch.backends.cuda.matmul
     before = backend.fp32_precision
     backend.fp32_precision = "tf32" if is_tf32 else before
@@ -282,8 +282,8 @@ class Block:
 
 @dataclass
 class Packing:
-    """Packed sequences, block after block, and their attention: first `num_prompt_tokens` tokens in
-    `num_prompt_blocks` blocks, then the continuations."""
+    """Packed sequences, block after block, and their attention: first the prompts,
+    `num_prompt_tokens` tokens in `num_prompt_blocks` blocks, then the continuations."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -338,8 +338,8 @@ class Packing:
     @cached_property
     def sequences(self) -> tuple[torch.Tensor, dict[str, Any]]:
         """The packed indices of the keys, sequence after sequence, and FlashAttention's arguments:
-        the index of every sequence's first query and first key, with the total at the end, and the
-        largest numbers of them."""
+        the cumulative numbers of queries and of keys [sequences + 1], which begin with 0, and the
+        largest numbers of queries and keys in a sequence."""
         keys = [block.keys.flatten().index_select(0, block.kept_keys) for block in self.blocks]
         lengths = np.concatenate([block.lengths for block in self.blocks])
         starts = np.concatenate([np.zeros((1, 2)), lengths.cumsum(0)]).astype(np.int32).T
@@ -348,8 +348,8 @@ class Packing:
         return torch.cat(keys), dict(zip(names, values, strict=True))
 
     def split(self) -> tuple["Packing", "Packing"]:
-        """Return the prompts alone, and the continuations alone. The keys of these are still
-        indices into all tokens."""
+        """Return the prompts alone, and the continuations alone. The keys of the continuations are
+        still indices into all tokens."""
         tokens, blocks = self.num_prompt_tokens, self.num_prompt_blocks
         rest = [replace(block, queries=block.queries - tokens) for block in self.blocks[blocks:]]
         return (
@@ -365,8 +365,8 @@ class Packing:
 
 
 def supports_flash(value: torch.Tensor) -> bool:
-    """Return whether torch's FlashAttention supports such values [N, K, D]: on a GPU, not in
-    float32."""
+    """Return whether torch's FlashAttention supports such values [N, K, D]: in 16 bits, on a recent
+    GPU, with a supported size of heads."""
     is_possible = value.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
     is_size = value.shape[-1] % 8 == 0 and value.shape[-1] <= MAX_FLASH_HEAD
     return is_possible and is_size and torch.cuda.get_device_capability(value.device) >= (8, 0)
@@ -458,7 +458,7 @@ def make_block(
     positions: Ints,
     device: torch.device,
 ) -> Block:
-    """Return a block for packed indices, and masks that are False for padding."""
+    """Return the block of these queries and keys: packed indices, and masks, False for padding."""
     key_positions = np.where(is_key, positions[keys], PADDING_POSITION)
     return Block(
         to_device(queries, device),

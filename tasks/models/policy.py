@@ -119,7 +119,7 @@ def describe(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def num_experts(config: Any) -> int:
-    """Return the experts per layer, 1 for a dense model. Models use three names for the number."""
+    """Return the number of experts per layer (1: dense model). Models use three names for it."""
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
         if getattr(config, name, None):
             return int(getattr(config, name))
@@ -137,9 +137,9 @@ def load_model(
 ) -> PreTrainedModel:
     """Load the model in `folder` in evaluation mode: without dropout, regardless of its config.
     `shard` shards the model before it has weights; every rank then reads only its own rows. If it
-    also adds adapters, `renamed` are patterns of names in the files and the names in the model, and
-    the adapters' values remain to be set. Raise ArtifactError if a tensor is missing from the
-    files, or has another shape."""
+    also adds adapters, `renamed` maps patterns of names in the files to names in the model, and the
+    adapters' values remain to be set. Raise ArtifactError if a tensor is missing from the files, or
+    has another shape."""
     check_folder(folder)
     trusted, kinds = trust_remote_code, (ImportError, ValueError)  # errors of quantised policies
     with loading(folder, MODEL, kinds), sharded_by(shard) as options:
@@ -193,8 +193,8 @@ def check_quantization(folder: Path) -> None:
 
 
 def check_tensors(folder: Path, found: dict[str, Any]) -> None:
-    """Raise ArtifactError if a tensor of the configuration is missing from a policy's files, or has
-    another shape there. `found` is transformers' `output_loading_info`."""
+    """Raise ArtifactError if a tensor that the configuration requires is missing from a policy's
+    files, or has another shape there. `found` is transformers' `output_loading_info`."""
     if missing := sorted(found["missing_keys"]):
         raise ArtifactError(
             f"{folder}: its files have no {missing[0]}"
@@ -251,8 +251,8 @@ def save_policy(
     *,
     generation_from: Path | None = None,
 ) -> None:
-    """Write a policy that any Hugging Face program can load. Tied weights are saved once, as
-    transformers expects."""
+    """Write a policy that any Hugging Face program can load, with the generation_config.json in
+    `generation_from`, if any. Tied weights are saved once, as transformers expects."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -50,7 +50,7 @@ def encode_chats(
     conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizerBase
 ) -> list[list[int]]:
     """Return the token ids of conversations, rendered by the policy's chat template. Raise
-    TemplateFailed with the number of the first conversation that fails."""
+    TemplateFailed with the index of the first conversation that fails."""
     encoded, template = [], template_of(tokenizer)
     marks = [mark_of([one["content"] for one in turns], tokenizer) for turns, _ in conversations]
     pairs = zip(conversations, marks, strict=True)
@@ -91,8 +91,8 @@ def encode_plain(
     *,
     add_special_tokens: bool = True,
 ) -> list[int]:
-    """Return the token ids of plain text. `template` is the text around the question: special
-    tokens in it are encoded as tokens."""
+    """Return the token ids of plain text. `template`, with `{prompt}` for the question, is the text
+    around it: special tokens in the template are encoded as tokens."""
     before, _, after = (template or "{prompt}").partition("{prompt}")
     if not (text.startswith(before) and text.endswith(after)):
         before = after = ""
@@ -109,8 +109,8 @@ def render_reply(
     """Return the token ids that follow a finished turn of the policy: the reply `text`, and the
     beginning of the next turn. Plain text is encoded unchanged. In a chat, the tokens are taken
     from a short separate conversation, in which a user's message follows an assistant's: some
-    templates change earlier turns when they render again. `stop_ids` are the tokens that end a
-    turn.
+    templates change earlier turns when these are rendered again. `stop_ids` are the tokens that end
+    a turn.
 
     Raise ArtifactError if the template rewrites the turn before a reply, or does not end it."""
     if not is_chat:

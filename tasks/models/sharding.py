@@ -37,10 +37,10 @@ def shard(
     forwards: Iterable[Callable[..., Any]],
     replicas: int = 1,
 ) -> None:
-    """Shard `model` over all ranks, or over those of each of `replicas` groups, onto `device`, or a
-    model without weights (see `load_model`): one group per layer, gathered in `dtype`, and one for
-    the rest, in float32: embeddings and head compute in that. `forwards` are the functions of a
-    model for use with `call`."""
+    """Shard `model`, which may have no weights yet (see `load_model`), onto `device`, over all
+    ranks or over the ranks of each of `replicas` groups. Each layer is gathered by itself in
+    `dtype`. All other modules, such as embeddings and head, are gathered together in float32, in
+    which they compute. `forwards` are the functions of a model for use with `call`."""
     size = distributed.get_world_size()
     shape = (size,) if replicas == 1 else (replicas, size // replicas)
     names = ("replicas", "shards")[-len(shape) :]
@@ -67,8 +67,8 @@ def call(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
-    """Return `function(model, ...)`, a forward that is not the model's own. For a sharded model it
-    runs as one of its methods: only then are the root's parameters gathered, including embeddings
+    """Return `function(model, ...)`, where `function` is not `model.forward`. A sharded model runs
+    it as a method added by `shard`: only this gathers the root's parameters, including embeddings
     and head."""
     if is_sharded(model):
         result: T = getattr(model, function.__name__)(*args, **kwargs)
