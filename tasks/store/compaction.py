@@ -44,10 +44,10 @@ def plan(sizes: dict[Span, int], max_bytes: int = MAX_BYTES) -> list[list[Span]]
 
 
 def compact(store: RolloutStore, at_least: int = 2) -> int:
-    """Merge every run of `at_least` shards, and remove the originals. Return the number of merged
-    shards.
+    """Merge every run of at least `at_least` shards, and remove the originals. Return the number of
+    merged shards.
 
-    If two compactions of the same shards run at once, one stops."""
+    If two compactions of the same shards run at once, one stops and returns 0."""
     with reaching(store.location):
         try:
             runs = [run for run in plan(sizes(store)) if len(run) >= at_least]

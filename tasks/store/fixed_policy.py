@@ -115,7 +115,7 @@ class StoredRollouts:
         }
 
     def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-        """Sample the missing rollouts, then yield all rollouts once, in parts and in any order:
+        """Sample the missing rollouts, then yield every rollout once, in parts and in any order:
         `row`, the prompt's `prompt_id`, `prompt`, `answer` and `verifier`, and the store's keys and
         VALUES.
 
@@ -132,8 +132,8 @@ class StoredRollouts:
         logger.info("%s", self.usage.summary)
 
     def sample(self, on_sampled: Callable[[pl.DataFrame], object]) -> None:
-        """Sample the missing rollouts, one process at a time per GPU, and per policy and set of
-        parameters: the second process finds the rollouts of the first."""
+        """Sample the missing rollouts, with locks on the GPUs and on this policy and parameters, so
+        that a second process finds the rollouts of the first."""
         view = self.view
         store = self.layout.locks / f"sampling-{digest(view.store.folder)}"
         with (
@@ -207,8 +207,8 @@ def wanted_keys(digests: Sequence[str], num_samples: int) -> pl.DataFrame:
 
 
 def sampling_cost(rows: pl.DataFrame, policy: Policy, phase: str, *, charged: bool) -> Ledger:
-    """Return the ledger of store rows: executed FLOPs as stored, and with `charged` also 2 P T in
-    the other accounts."""
+    """Return the ledger of store rows: FLOPs executed as stored and, if `charged`, two per
+    parameter and token in the other accounts."""
     ledger = Ledger()
     token_sums = rows.select(pl.col("prompt_tokens", "completion_tokens").cast(pl.Int64).sum())
     tokens = float(token_sums.sum_horizontal().item())

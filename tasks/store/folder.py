@@ -1,14 +1,14 @@
 """The rollout store: every completion ever sampled for a policy, so that none is sampled twice.
 
 The key of a completion is (policy digest, sampling parameters with the base seed, digest of the
-rendered prompt, sample index). The first two name a folder, and the others are columns, so rollouts
-of different policies are never mixed. Completions are stored without grades, so a new verifier
-grades them again and samples nothing.
+rendered prompt, sample index). The first two name a folder, and the last two are columns, so
+rollouts of different policies are never mixed. Completions are stored without grades, so a new
+verifier can grade them without sampling.
 
 A folder is a sequence of numbered Parquet shards that grows only at its end. A writer appends by
 creating the file of the next number, whole, and only if that file does not exist. If several
-writers, on one machine or many, try the same number, one gets it, and the others use the next. So
-no lock is needed, and no shard ever appears before a shard already read. If two shards
+writers, on one machine or many, try the same number, one succeeds, and the other writers use the
+next. So no lock is needed, and no shard ever appears before a shard already read. If two shards
 contain the same key, the row in the shard with the smallest name wins, for every reader."""
 
 import hashlib
@@ -102,9 +102,9 @@ class RolloutStore:
         """Return some columns of a shard by ranged reads, without verifying its checksum. Use it to
         find keys, not to read values.
 
-        If the scan fails, read the whole shard and verify it: a damaged footer or a truncated read
-        makes readers fail in many ways. Return no rows for a damaged shard. Raises
-        FileNotFoundError if the shard was compacted meanwhile."""
+        If the scan fails, the whole shard is read and verified: a damaged footer or a truncated
+        read raises many kinds of errors. A damaged shard yields no rows. Raise FileNotFoundError if
+        the shard was compacted meanwhile."""
         try:
             with self.files.open(self.path(span), "rb", cache_type="none") as file:
                 table = ParquetFile(file).read(columns=list(columns))
@@ -135,8 +135,8 @@ class RolloutStore:
 
     def read(self, span: Span, columns: Sequence[str]) -> pl.DataFrame:
         """Return columns of a shard after verifying its checksum. Raise DamagedError if two reads
-        return the same wrong bytes in full length. Other failed or truncated reads are retried: a
-        proxy may cut every read at the same place."""
+        of the full length return the same wrong bytes. Other failed or truncated reads are retried:
+        a proxy may cut every read at the same place."""
         path = self.path(span)
         seen: set[bytes] = set()
         for wait in READ_WAITS:
@@ -174,8 +174,8 @@ class RolloutStore:
     # writing
 
     def require_writable(self) -> None:
-        """Raise ArtifactError if this folder is not writable. Test this locally by a trial, in a
-        bucket by writing the description."""
+        """Raise ArtifactError if this folder is not writable. A local folder is tested by writing a
+        temporary file, a bucket by writing the description."""
         if is_local(self.files):
             require_writable(Path(self.folder))
             return
@@ -198,9 +198,9 @@ class RolloutStore:
     def publish(self, content: bytes) -> Span:
         """Create the shard of the next free sequence number, and return its span.
 
-        A slow writer may find its number free only because others wrote that shard and compacted it
-        away. No reader uses a shard inside a compacted span, so the writer then tries the next
-        number, unless the compacted shard already contains its rows."""
+        A slow writer may find its number free only because other writers used it for a shard that
+        was then compacted away. No reader uses a shard inside a compacted span, so the writer then
+        tries the next number, unless the compacted shard already contains its rows."""
         for _ in range(MAX_TRIES):
             # the number after the last one, damaged shards included
             taken = [parsed[0] for name in self.names() if (parsed := shards.parse(name))]
@@ -219,7 +219,7 @@ class RolloutStore:
         )
 
     def is_written(self, span: Span, content: bytes) -> bool:
-        """Return whether an object has this content already, from a request with a lost answer."""
+        """Return whether an object has this content, from a request whose response was lost."""
         try:
             return not is_local(self.files) and bool(
                 self.files.cat_file(self.path(span)) == content

@@ -52,9 +52,9 @@ def fill_store(
     on_sampled: Callable[[pl.DataFrame], object],
     logs: Path | None = None,
 ) -> Usage:
-    """Sample the missing (prompt, sample index) pairs, one shard per batch, with prompts of similar
-    length together. Call `on_sampled` with the STORE rows of every batch once they are stored. The
-    logs of servers are kept under `logs`.
+    """Sample the missing (prompt, sample index) pairs in batches of prompts of similar length.
+    Store each batch, and then call `on_sampled` with its STORE rows. At the end, merge small shards
+    if there are many. The logs of servers are kept under `logs`.
 
     Batches are sampled in random order, without samples that another process has stored meanwhile.
     So two processes that start on the same prompts share the work, except for batches that both

@@ -1,8 +1,8 @@
 """One shard of the rollout store: its name, which contains its sequence numbers, and its checksum.
 
-A shard is a plain Parquet file (zstd) of the table STORE, with a checksum (see `checksums`).
-So any copy can be verified, and the name can contain the sequence numbers: an appended shard has
-one, a compacted shard has all from `first` to `last`."""
+A shard is a plain Parquet file (zstd) of the table STORE, with a checksum (see `checksums`). This
+verifies any copy, so the name is free for the sequence numbers: an appended shard has one, a
+compacted shard has all from `first` to `last`."""
 
 import io
 import re
@@ -29,8 +29,8 @@ below it, and a panic of one of them, which is not an Exception."""
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """The sequence numbers of a shard, including both ends. The row of a duplicate key in the
-    smaller span wins."""
+    """The sequence numbers of a shard, `first` and `last` included. If a key is in two shards, the
+    row in the smaller span wins."""
 
     first: int
     last: int
@@ -53,7 +53,7 @@ def parse(name: str) -> tuple[Span, bool] | None:
 
 
 def live(spans: Iterable[Span]) -> list[Span]:
-    """Return the spans in order, without spans that a compacted one covers.
+    """Return the spans in order, without spans that a compacted span covers.
 
     Compacted spans overlap if two machines compacted at once. The first row of a key is still the
     same: a shard that covers the earliest number with this key contains that row."""

@@ -1,4 +1,4 @@
-"""The numbers of rollouts that a stage reused and sampled, and the reason in words, such as "policy
+"""The numbers of rollouts that a stage reused and sampled, and why it sampled, such as "policy
 digest changed: 3f2a.. -> 91c0..".
 
 Each stage writes a note under the data root about its request to the store (policy, sampling

@@ -1,5 +1,5 @@
-"""A view of the store on the rollouts that a stage requests: the stored keys, and their values,
-shard by shard.
+"""A view of the store, restricted to the rollouts that a stage requests: the stored keys, and their
+values, shard by shard.
 
 A damaged shard is set aside, and its keys count as missing from then on. The rows of a shard that a
 compaction has merged meanwhile are found again."""
@@ -21,8 +21,8 @@ NUMBERED_KEYS = ["prompt", "sample_index"]  # KEYS with a number in place of the
 
 
 class StoreView:
-    """A view of a store on the keys that a stage requests (prompt_digest, sample_index; one row
-    each).
+    """A view of a store, restricted to the keys that a stage requests (prompt_digest, sample_index;
+    one row each).
 
     Keys are found by reading only the key columns, once per shard. Each key uses 20 bytes of
     memory, because prompts are numbered. Values are read from verified shards."""
@@ -40,8 +40,8 @@ class StoreView:
         self.unread = self.numbered(wanted).select(NUMBERED_KEYS)  # not yet yielded by `parts`
 
     def owned(self, among: pl.DataFrame | None = None) -> pl.DataFrame:
-        """Return every stored sample of the requested prompts (prompt, sample_index), or those
-        `among` these keys, and the shard that owns it."""
+        """Return every stored sample of the requested prompts, or of the keys `among`, as (prompt,
+        sample_index, shard): `shard` is the index in `spans` of the shard that owns it."""
         spans = self.store.retry(self.scan_new_shards)
         found = self.found
         if among is not None:

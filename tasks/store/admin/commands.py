@@ -39,7 +39,7 @@ def run(
 
 
 def stat(folders: list[RolloutStore]) -> None:
-    """Print what each folder has."""
+    """Print a summary of each folder."""
     if not folders:
         print("empty")
     for store in folders:

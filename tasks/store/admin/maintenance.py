@@ -20,7 +20,7 @@ from tasks.store.shards import KEYS, Span
 
 @dataclass(frozen=True)
 class Summary:
-    """Numbers of prompts, rollouts, shards and bytes in a folder of shards."""
+    """Counts of a folder of shards. `fewest` and `most` are numbers of samples per prompt."""
 
     num_prompts: int
     num_rollouts: int
@@ -124,8 +124,8 @@ def find_damaged(store: RolloutStore) -> Iterator[tuple[str, str]]:
 
 
 def covered(store: RolloutStore) -> Iterator[tuple[Span, Span]]:
-    """Yield pairs of a shard and the compacted shard that contains its rows. Such shards remain if
-    a compaction is killed before it removes them."""
+    """Yield pairs of a shard and the compacted shard that contains its rows. Covered shards remain
+    if a compaction is killed before it removes them."""
     names = store.names()
     for by in store.spans():
         yield from ((span, by) for span in compaction.covered(names, by))
