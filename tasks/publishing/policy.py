@@ -1,9 +1,9 @@
 """Publishing a trained policy with its provenance to a hub, a bucket or a folder: weights and
 tokenizer, a model card, the recipe's settings, the plan, the ledger, and its test result.
 
-On a hub all files are one commit. Elsewhere the card is written last: a place without a card is
-incomplete. The former policy of a place is removed first, with all files that loading could read:
-libraries would read a chat template that the new policy lacks."""
+On a hub all files are one commit. Elsewhere the card is written last: a destination without a card
+is incomplete. All files of a former policy that libraries could load are removed: otherwise they
+might read, for example, a chat template that the new policy lacks."""
 
 import json
 from collections.abc import Mapping
@@ -48,8 +48,8 @@ tokenizer = AutoTokenizer.from_pretrained("{place}")
 
 def push(layout: Layout, recipe: str, seed: int, destination: str, *, overwrite: bool) -> list[str]:
     """Write the policy of a recipe and seed to `hf://ORG/NAME`, `s3://bucket/prefix` or a folder,
-    and return the names of the files. Raise ArtifactError for an unfinished cell, and for a place
-    that already has files unless they may be overwritten."""
+    and return the names of the files. Raise ArtifactError for an unfinished cell, and for a
+    destination that already has files, unless `overwrite` is true."""
     files = collect(layout, recipe, seed)
     settings = recipes.of_cell(layout, recipe, seed)
     texts = {
@@ -144,7 +144,7 @@ def is_loaded(name: str) -> bool:
 def to_hub(
     name: str, files: Mapping[str, Path], texts: Mapping[str, str], cell: str, overwrite: bool
 ) -> None:
-    """Create the repository (private) if it is missing, and replace everything in one commit."""
+    """Create the (private) repository if it is missing, and write all files in one commit."""
     hub = HfApi()
     try:
         if hub.repo_exists(name) and hub.file_exists(name, CARD) and not overwrite:
@@ -166,8 +166,8 @@ def to_hub(
 def to_location(
     destination: str, files: Mapping[str, Path], texts: Mapping[str, str], overwrite: bool
 ) -> None:
-    """Write to a bucket or a folder. The former policy is removed before, its card and its
-    configuration first; the new ones are written last. So no state between can be loaded."""
+    """Write to a bucket or a folder. The former policy is removed first, beginning with its card
+    and configuration; the new ones are written last. So no intermediate state can be loaded."""
     if Path(destination).expanduser().resolve() in {p.parent.resolve() for p in files.values()}:
         raise ArtifactError(f"{destination} has the files to push: use another place")
     store, place = open_location(destination)

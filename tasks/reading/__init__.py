@@ -1,1 +1,1 @@
-"""Rollouts as text for the terminal. Loaded by name, as the stages are."""
+"""Prompts and rollouts as text for the terminal. Loaded by name, as the stages are."""

@@ -28,7 +28,7 @@ CLASSES = (*MOVES, *OUTCOMES)
 
 @dataclass(frozen=True)
 class Wanted:
-    """The requested prompts, and the number of samples per side."""
+    """The requested prompts (by the beginning of their ids, and class), and samples per side."""
 
     prompt: str | None
     kind: str | None
@@ -68,7 +68,7 @@ def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
 
 
 def pass_rates(files: dict[str, Path]) -> pl.DataFrame:
-    """Return each prompt_id with the share of correct ones among its graded samples per side; null
+    """Return each prompt_id with, per side, the share of its graded samples that are correct; null
     if none is graded."""
     share = (pl.col("correct") / pl.col("trials")).fill_nan(None)
     sides = [
@@ -81,7 +81,7 @@ def pass_rates(files: dict[str, Path]) -> pl.DataFrame:
 
 
 def choose(rates: pl.DataFrame, after: Path, wanted: Wanted) -> pl.DataFrame:
-    """Return the requested prompts, in the order of the table."""
+    """Return the requested rows of `rates`, in their order. Raise ArtifactError if none is left."""
     if wanted.prompt is not None:
         rates = rates.filter(pl.col("prompt_id").str.starts_with(wanted.prompt))
     if wanted.kind in MOVES:
