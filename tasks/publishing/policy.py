@@ -48,8 +48,8 @@ tokenizer = AutoTokenizer.from_pretrained("{place}")
 
 def push(layout: Layout, recipe: str, seed: int, destination: str, *, overwrite: bool) -> list[str]:
     """Write the policy of a recipe and seed to `hf://ORG/NAME`, `s3://bucket/prefix` or a folder,
-    and return the names of the files. Raise ArtifactError for an unfinished cell, and for a
-    destination that already has files, unless `overwrite` is true."""
+    and return the names of the files. Raise ArtifactError for an unfinished cell, and unless
+    `overwrite` for a destination with files (on a hub: with a model card)."""
     files = collect(layout, recipe, seed)
     settings = recipes.of_cell(layout, recipe, seed)
     texts = {
