@@ -1,8 +1,8 @@
 """Orchestration: Prefect manages order, retries and schedules; DVC, run as a subprocess, decides
 which stages are up to date.
 
-No library sends telemetry. The variables are set before any module that reads them is imported.
-Variables that are already set in the environment keep their values."""
+Telemetry of all libraries is off: the variables in QUIET are set here, before any module that reads
+them is imported. Variables that the environment already sets keep their values."""
 
 import os
 

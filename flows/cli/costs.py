@@ -28,8 +28,8 @@ def money(text: str) -> float:
 def bought(
     values: Mapping[str, Any], layout: Layout, recipes: Sequence[str], price: float | None
 ) -> str:
-    """Return a table: each recipe's training under `experiment.budget`, and the smallest difference
-    that the test prompts resolve. Raise ParamsError if a profile alone costs the whole budget."""
+    """Return text: a table of each recipe's training under `experiment.budget`, and the difference
+    that the test prompts resolve. Raise ParamsError if a profile would use up the budget."""
     forecast = importlib.import_module("tasks.doctor.forecast")
     if refused := forecast.refusals(values, layout, recipes):
         raise ParamsError("\n".join(refused))
@@ -57,7 +57,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def interval(value: Any, form: Callable[[float], str] | None = None) -> str:
-    """Return `4.1M (2.0M to 8.2M)`, or one number if the ends are equal; hours by default."""
+    """Return `4.1M (2.0M to 8.2M)`, or one number if low equals high. `form` defaults to hours."""
     low, middle, high = map(form or clock, (value.low, value.middle, value.high))
     return middle if low == high else f"{middle} ({low} to {high})"
 
@@ -67,7 +67,7 @@ def clock(hours: float) -> str:
 
 
 def short(number: float) -> str:
-    """Return the number with three digits and a unit; small numbers have no unit."""
+    """Return a number with three significant digits and, from 1000 on, an SI prefix, k to P."""
     number = float(f"{number:.3g}")  # first, because it can reach the next unit
     for limit, unit in ((1e18, ""), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:

@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def names(text: str) -> list[str]:
-    """Split a list of names at commas. Raise ValueError if it is empty."""
+    """Split a list of names at commas. Raise ArgumentTypeError if it is empty."""
     if not (found := [name.strip() for name in text.split(",") if name.strip()]):
         raise argparse.ArgumentTypeError("no task: use gsm8k, or several separated by commas")
     return found
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def cells_of(options: argparse.Namespace, values: dict[str, Any], cell: Any) -> list[Any]:
-    """Return the requested policies, the initial one first."""
+    """Return the requested policies, the initial one first. Raise ParamsError if there is none."""
     if options.recipe is None and not options.baseline:
         raise params.ParamsError("set RECIPE, or --baseline for the initial policy")
     initial = [cell()] if options.baseline else []

@@ -1,4 +1,4 @@
-"""The flags that subcommands share. A name has the same meaning in each."""
+"""The flags that subcommands share. A flag has the same meaning in each."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -33,8 +33,8 @@ def seed_of(options: argparse.Namespace, values: Mapping[str, Any]) -> int:
 
 
 def location(text: str) -> str:
-    """Return a location with an absolute path, because commands change the folder. Addresses such
-    as s3://bucket are unchanged."""
+    """Return a location with an absolute path, because commands change the current folder.
+    Addresses such as s3://bucket are unchanged."""
     path = text.removeprefix("sqlite:///")
     if "://" in path:
         return text
@@ -53,7 +53,7 @@ def count(least: int) -> Callable[[str], int]:
 
 
 def add_several(parser: argparse.ArgumentParser, flag: str, **more: Any) -> None:
-    """Add a repeatable flag with several values."""
+    """Add a flag that takes one or more values and may be repeated."""
     parser.add_argument(flag, action="extend", nargs="+", default=[], **more)
 
 
@@ -84,6 +84,6 @@ def add_run(parser: argparse.ArgumentParser, concurrency: int, retries: int) -> 
 
 
 def request_of(options: argparse.Namespace) -> FlowRequest:
-    """Return the request of a command line."""
+    """Return the FlowRequest for parsed options."""
     names = {one.name for one in fields(FlowRequest)}
     return FlowRequest(**{name: value for name, value in vars(options).items() if name in names})

@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask for values, write them, run the doctor. Return its status, or 1 without writing."""
+    """Ask for values and write them. Return the doctor's status; 0 if unchanged, 1 if declined."""
     if options.folder is not None:
         return make_project(Path(options.folder).expanduser().absolute(), options)
     text = FILE.read_text()
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def answers(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the values to write, keyed by their dotted names."""
+    """Ask for the values not given as options. Return all values to write, keyed by dotted name."""
     model = options.model or ask("Model: tiny, a folder, or hf://org/name@revision", "tiny")
     places = importlib.import_module("tasks.doctor.places")
     known = places.describe_model({"policy": {"source": model}}, Root().layout)
@@ -139,7 +139,7 @@ def training(num_parameters: float, has_adapters: bool) -> dict[str, Any]:
 
 
 def as_budget(answer: str) -> dict[str, Any] | None:
-    """Return the value of `experiment.budget` for an answer."""
+    """Return `experiment.budget` for an answer: executed FLOPs as text, or NONE for no budget."""
     if answer == NONE:
         return None
     amount = number(answer, float)
@@ -150,7 +150,7 @@ def as_budget(answer: str) -> dict[str, Any] | None:
 
 def make_project(folder: Path, options: argparse.Namespace) -> int:
     """Create a project in `folder` and return the doctor's status. Existing files stay; `dvc.yaml`,
-    which makes it a project, is written last. Raise ParamsError if one exists or git is missing."""
+    its mark, is written last. Raise ParamsError if git is missing or one of OWN_FILES exists."""
     if shutil.which("git") is None:
         raise ParamsError("git was not found, but a project needs a repository: install it")
     if found := [name for name in OWN_FILES if (folder / name).exists()]:
@@ -178,8 +178,8 @@ def number(answer: Any, kind: Callable[[Any], Any]) -> Any:
 
 
 def ask(question: str, usual: str, known: tuple[str, ...] = ()) -> str:
-    """Return an answer from the terminal, or the usual one if the answer is empty. Raise
-    ParamsError if the input has ended."""
+    """Return the user's answer, or `usual` if it is empty; ask again until it is in `known`, if
+    given. Raise ParamsError if the input has ended."""
     choice = f" ({', '.join(known)})" if known else ""
     while True:
         try:

@@ -69,7 +69,7 @@ def plan_of(dvc: commands.Dvc, root: Root, request: FlowRequest, price: float | 
 
 def cells_of(values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the digests and the settings that the stage `code` would write, keyed by the name of
-    each cell's files below data/code/. `values` are complete."""
+    each cell's files below data/code/. `values` include the defaults."""
     cells = importlib.import_module("tasks.code.cells").cells(values, commands.CODE)
     settings = importlib.import_module("tasks.code.effective").of_cells(values)
     return {name: (cell.digests(commands.CODE), settings[name]) for name, cell in cells.items()}
@@ -82,7 +82,7 @@ def why(
     code: Mapping[str, Any],
     forced: set[str],
 ) -> dict[str, str]:
-    """Return the reason why each stage would run, or may run after another one."""
+    """Return why each stage would run, or may run after an earlier one; others are absent."""
     entries = lock.read(root.lock)
     found: dict[str, str] = {}
     for stage in selection.order(needs):

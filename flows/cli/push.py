@@ -28,12 +28,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def recipe_or_file(text: str) -> str:
-    """Return a recipe's name, or a record's path as absolute."""
+    """Return a recipe's name unchanged, or the absolute path of a record (.jsonl)."""
     return flags.location(text) if text.endswith(".jsonl") else text
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write all files of the policy, and print their names."""
+    """Push a policy and print the names of its files, or send records to a tracking server."""
     if options.destination.startswith(RECORDS):
         return replay(list(map(Path, options.what)), options.destination)
     if len(options.what) > 1:

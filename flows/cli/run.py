@@ -35,8 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Find the stale stages and run them. Return 0, or 1 if a stage failed. Prefect is not
-    used if every root is up to date."""
+    """Find the stale stages and run them. Return 0, or 1 if a stage failed. If every root is up to
+    date, Prefect is used only if PREFECT_API_URL names a server that responds."""
     seen: list[Stages] = []
     request, experiment = flags.request_of(options), []
     if options.experiment:
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def noted(found: Iterator[Stages], seen: list[Stages]) -> Iterator[Stages]:
-    """Yield the same stages, and append each to `seen` after its examination."""
+    """Yield the same stages, after appending each to `seen` and printing what it leaves out."""
     for stages in found:
         seen.append(stages)
         if stages.left_out:

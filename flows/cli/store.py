@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command on the store of the parameters. Return 1 if something is damaged."""
+    """Run the command on the configured store, or `--location`. Return 1 if it finds damage."""
     root = roots.existing(options.data)
     status: int = importlib.import_module("tasks.store.admin.commands").run(
         options.command,

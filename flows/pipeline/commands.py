@@ -3,10 +3,10 @@
 One dvc process serves a whole run of the flow (see `flows.pipeline.launch`), or one per stage that
 may run side by side: dvc's own locks separate them (each locks the repository while it reads or
 writes dvc.lock, but not while its stage runs). It runs in its own process group, so Ctrl-C reaches
-the flow alone and the flow ends the whole group: first with an interrupt, which dvc waits out while
-the stage saves its state and exits; then, after the grace time, with SIGKILL. (SIGTERM would end
-dvc and its stage at once, before the stage could save.) If the flow itself is killed, the kernel
-ends dvc and the stage: both request a signal at the death of their parent."""
+only the flow, which then stops the whole group: first with SIGINT, so the stage saves its state and
+exits, and dvc waits for it; then, after GRACE_SECONDS, with SIGKILL. (SIGTERM would kill dvc and
+its stage at once, before the stage could save.) If the flow itself is killed, the kernel kills dvc
+and the stage: both request a signal at the death of their parent."""
 
 import fcntl
 import json
@@ -40,7 +40,7 @@ EDGE = re.compile(r'^"(?P<node>[^"]+)"(?: -> "(?P<dependent>[^"]+)")?;?$', re.MU
 
 
 def project() -> Path:
-    """Return the nearest parent folder with a Winnow pipeline, else the installation."""
+    """Return the nearest folder with a Winnow pipeline, from the current one up; else CODE."""
     with suppress(OSError, ValueError):  # the folder may be gone, or the file not text
         for folder in (Path.cwd(), *Path.cwd().parents):
             file = folder / "dvc.yaml"
@@ -57,8 +57,8 @@ class CommandError(RuntimeError):
 
 
 class Dvc:
-    """A dvc process that runs until the end of the block. Its methods raise CommandError if it
-    fails; an exception during a wait ends the whole group. With `is_labelled`, the output of a
+    """A dvc process that runs until the end of the block. Its methods raise CommandError if dvc
+    fails; an exception while they wait stops its process group. With `is_labelled`, the output of a
     stage is passed on line by line, prefixed with the name of the stage."""
 
     def __init__(self, *, is_labelled: bool = False) -> None:
@@ -99,7 +99,7 @@ class Dvc:
 
     def fork_stages(self) -> None:
         """Start the process from which stages are forked, if this machine allows it. It belongs to
-        dvc's process group, and ends with it."""
+        dvc's process group, and is stopped with the group."""
         if forks.ADDRESS in self.extra or not forks.are_possible():
             return
         folder = self.stack.enter_context(temporary_folder(None, "winnow"))
@@ -116,8 +116,8 @@ class Dvc:
         self.extra[forks.ADDRESS] = address
 
     def ask(self, *arguments: str, stage: str | None = None) -> Any:
-        """Return dvc's answer to one command line. With `stage` dvc may write to the terminal, and
-        the answer states whether the command of that stage was started."""
+        """Run one dvc command line, and return its answer (see `flows.pipeline.launch`). With
+        `stage` dvc may write to the terminal, and `started` refers to that stage's command."""
         try:
             environ = {**environment(), **self.extra}
             request = {"arguments": arguments, "stage": stage, "environment": environ}
@@ -137,7 +137,7 @@ class Dvc:
     def read_line(self) -> bytes:
         """Return the next line that dvc sends, or the partial line if dvc has ended.
 
-        The wait polls a few times a second: a library's signal handler may prevent the interruption
+        The wait polls every POLL_SECONDS: a library's signal handler may prevent the interruption
         of a blocked read."""
         line, next_look = b"", time.monotonic() + LOOK_SECONDS
         while not line.endswith(b"\n"):
@@ -171,7 +171,7 @@ class Dvc:
         return str(answer["output"])
 
     def graph(self) -> dict[str, set[str]]:
-        """Return the stages that each stage needs, in the order in which dvc lists them."""
+        """Return the direct dependencies of each stage, the stages in the order of `dvc dag`."""
         needs: dict[str, set[str]] = {}
         for match in EDGE.finditer(self.query("dag", "--dot")):
             needs.setdefault(match["node"], set())
@@ -199,13 +199,13 @@ def environment() -> dict[str, str]:
 
 
 def launcher(*arguments: str) -> list[str]:
-    """Return the command that runs a Python module and ends with this process (see `launch.py`)."""
+    """Return the command of a child that runs a module and dies with this process (`launch.py`)."""
     return [sys.executable, "-m", "flows.pipeline.launch", str(os.getpid()), *arguments]
 
 
 def end_all(dvcs: Sequence[Dvc], interrupt: bool) -> None:
-    """End all dvc processes at once, so that their stages save in parallel. A process exits when it
-    reads the end of its requests."""
+    """Stop all dvc processes at once, so that their stages save in parallel. An idle dvc exits when
+    its pipe of requests is closed."""
     for dvc in dvcs:
         dvc.is_ended = True
         with suppress(BrokenPipeError):
@@ -214,8 +214,8 @@ def end_all(dvcs: Sequence[Dvc], interrupt: bool) -> None:
 
 
 def end_groups(children: Sequence["subprocess.Popen[Any]"], interrupt: bool = True) -> None:
-    """Interrupt the groups of `children`, wait for them up to GRACE_SECONDS, and kill the
-    remaining processes. None is killed while another may still need it."""
+    """Send SIGINT to the process groups of `children` if `interrupt`, wait for all children up to
+    GRACE_SECONDS in total, and only then kill what remains: one group may need another."""
     deadline = time.monotonic() + GRACE_SECONDS
     try:
         for child in children if interrupt else ():
@@ -235,8 +235,8 @@ def end_groups(children: Sequence["subprocess.Popen[Any]"], interrupt: bool = Tr
 
 @contextmanager
 def whole_lock() -> Iterator[None]:
-    """Prevent every dvc from writing dvc.lock, since other stages may be ending. The lock is dvc's
-    own lock on the repository."""
+    """Prevent every dvc from writing dvc.lock in the block, since other stages may be finishing.
+    The lock is dvc's own lock on the repository."""
     try:
         file = (ROOT / ".dvc" / "tmp" / "lock").open()
     except FileNotFoundError:  # no dvc has ever run here
@@ -248,9 +248,9 @@ def whole_lock() -> Iterator[None]:
 
 
 def lock_remedies(said: str) -> list[str]:
-    """Return the remedy if DVC's message `said` reports that its records of readers and writers of
-    files block it. DVC drops a record if its pid is gone, but not if another process has that pid
-    by now, and it cannot read a record file that a kill left incomplete."""
+    """Return the remedy if DVC's message `said` is about its locks of files (.dvc/tmp/rwlock), else
+    nothing. DVC drops an entry whose process is gone, but not if another process now has that pid,
+    and it cannot read a lock file that a kill left incomplete."""
     if not HELD.search(said):
         return []
     notes = ROOT / ".dvc" / "tmp" / "rwlock"
@@ -258,6 +258,6 @@ def lock_remedies(said: str) -> list[str]:
 
 
 def broken_locks() -> list[str]:
-    """Return the faults in the locks of the data roots."""
+    """Return the faults of the data roots' dvc.lock files."""
     with whole_lock():
         return lock.broken(ROOT)

@@ -1,6 +1,6 @@
-"""Mark Prefect runs as crashed if their process was killed, or they would stay `Running` forever.
+"""Mark Prefect runs of killed processes as crashed; otherwise they would stay `Running` forever.
 
-A flow run locks a file under the data root, named by its identity, while its process lives. The
+A flow run locks a file under the data root, named after its id, while its process lives. The
 next run of the project, the schedule and `winnow ui` look for unlocked files. So runs of other
 projects and machines are left alone, and no pid is needed. (Heartbeats cover more cases, but need a
 server that outlives the runs: see `flows.serve.schedule`.)"""
@@ -56,8 +56,7 @@ def mark() -> None:
 
 
 def mark_run(client: SyncPrefectClient, identity: UUID) -> None:
-    """Mark the tasks of a flow run, then the run: after a kill in between, the next call
-    resumes."""
+    """Mark a flow run's tasks as crashed, then the run: after a kill, the next call resumes."""
     run = client.read_flow_run(identity)
     of_run = FlowRunFilter(id=FlowRunFilterId(any_=[identity]))
     for task in client.read_task_runs(flow_run_filter=of_run):

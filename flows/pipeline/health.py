@@ -31,13 +31,13 @@ def findings(root: Root) -> Any:
 
 def written_beside() -> list[Path]:
     """Return the folders written outside the data root: DVC's cache and temporary folder, and the
-    folder of Prefect's database unless a lasting server has one."""
+    folder of Prefect's database unless PREFECT_API_URL names a server."""
     cache = reasons.cache_folder(commands.ROOT)
     return [commands.ROOT / ".dvc" / "tmp", cache, *([] if server.named_url() else [server.home()])]
 
 
 def require_health(root: Root) -> None:
-    """Raise ParamsError with all faults of a data root, if there are any."""
+    """Print the remarks on a data root, and raise ParamsError with all its faults, if any."""
     found = findings(root)
     for remark in found.remarks:
         print(f"note: {remark}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent: a Python module, a dvc that answers many commands, or
+"""Child processes that die with their parent: a Python module, a dvc that runs many commands, or
 the process from which stages are forked.
 
     python -m flows.pipeline.launch PARENT_PID uvicorn ...
@@ -52,7 +52,7 @@ class StartedStages:
 
 
 def serve_dvc(requests_fd: int, answers_fd: int) -> None:
-    """Answer commands until the parent closes the pipe."""
+    """Run the requested dvc commands until the parent closes the pipe."""
     for descriptor in (requests_fd, answers_fd):
         os.set_inheritable(descriptor, False)
     hide_advice()
@@ -85,8 +85,8 @@ def hide_advice() -> None:
 
 
 def run_dvc(arguments: list[str], quiet: bool) -> tuple[int, str]:
-    """Run one dvc command. Return its exit status and, if `quiet`, the output of the command
-    and its children.
+    """Run one dvc command. Return its exit status, and the output of the command and its children
+    if `quiet`, else an empty string.
 
     The descriptor is redirected, not `sys.stdout`: dvc keeps the stream that it found first."""
     if not quiet:

@@ -17,8 +17,7 @@ class LockError(ArtifactError):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the stages of a dvc.lock, none if it is missing. Raise LockError if it is
-    unreadable."""
+    """Return the stages of a dvc.lock; empty if it is missing. Raise LockError if it is invalid."""
     if not path.exists():
         return {}
     try:
@@ -44,7 +43,7 @@ def unreadable(name: str, why: str) -> str:
 
 
 def refused(said: str) -> list[str]:
-    """Return the faults of lock files in DVC's message `said`: DVC checks more than `read`."""
+    """Return the faults of lock files in DVC's message `said`; DVC checks more than `read` does."""
     return [unreadable(name, "see DVC's output above") for name in REFUSED.findall(said)]
 
 

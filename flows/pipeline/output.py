@@ -48,8 +48,8 @@ class Lines:
             self.waiting.append(line)
 
     def take(self, most: int) -> list[str]:
-        """Return the next lines, at most `most`. If more are waiting, the oldest are omitted, and
-        the first line states their number."""
+        """Return the waiting lines. If there are more than `most`, only the last `most` are
+        returned, after a line that states the number of omitted ones."""
         left_out = max(len(self.waiting) - most, 0)
         found = [self.waiting.popleft() for _ in range(len(self.waiting))][left_out:]
         omitted = [f"({left_out} lines omitted; the terminal shows them)"] if left_out else []
@@ -88,7 +88,7 @@ class Output:
         self.thread = threading.Thread(target=self.read, name="output", daemon=True)
 
     def start(self) -> None:
-        """Start to read, after the child process has its ends of the streams."""
+        """Close the child's ends in this process, and start to read. The child must be running."""
         for end in self.ends:
             os.close(end)
         self.thread.start()
@@ -131,7 +131,7 @@ class Output:
                 pass_on(stream, f"{label}{line}\n".encode())
 
     def settle(self) -> None:
-        """Wait until everything written so far has been read."""
+        """Wait until everything written so far has been read, for at most SETTLE_SECONDS."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while self.thread.is_alive() and time.monotonic() < deadline:
             with self.lock:

@@ -30,7 +30,7 @@ def explain(
     made: Iterable[Mapping[str, Any]] = (),
 ) -> list[str]:
     """Return one phrase per difference between now and the last run of `stage`, in the data root
-    `data` of the project `root`. `made`: entries of other locks, with outputs that it may read."""
+    `data` of the project `root`. `made` are lock entries of other roots that write its inputs."""
     if stage not in lock:
         return ["never run"]
     entries = [*made, *lock.values()]
@@ -52,8 +52,8 @@ def explain_deps(
     root: Path,
     code: str,
 ) -> list[str]:
-    """Return the differences: parameters key by key, code file by file, data with the digests in
-    the lock entries. `code` is the folder of the code digests."""
+    """Return a phrase per difference of the inputs: parameters key by key, code file by file, data
+    by the digests in the lock `entries`. `code` is the folder of the code digests."""
     before = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
     now = {out["path"]: out.get("md5", "") for other in entries for out in other.get("outs", [])}
     phrases: list[str] = []
@@ -128,7 +128,7 @@ def explain_params(
 
 
 def explain_outs(changed: Mapping[str, str]) -> list[str]:
-    """Return one phrase for all missing outputs, and one for each output changed elsewhere."""
+    """Return one phrase for all missing outputs, and one for each changed since the last run."""
     gone = [path for path, how in changed.items() if how in GONE]
     more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
     phrases = [f"output missing: {gone[0]}{more}"] if gone else []
@@ -136,8 +136,8 @@ def explain_outs(changed: Mapping[str, str]) -> list[str]:
 
 
 def sampled(path: Path, since: float) -> str:
-    """Return the text about reused and sampled rollouts in the note at `path`, if the stage wrote
-    it after the time `since`."""
+    """Return the text about reused and sampled rollouts in the note at `path` if it was written
+    after `since`, in seconds since the epoch; else an empty string."""
     try:
         if path.stat().st_mtime >= since:
             return "; ".join(kind["said"] for kind in read_checked(path).values())

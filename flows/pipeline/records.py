@@ -1,5 +1,5 @@
 """A stage's records in Prefect's UI: its lines as the log of its task run, its progress bars, and
-tables of its results. A server that does not answer never stops a stage."""
+tables of its results. A server that does not respond never stops a stage."""
 
 import logging
 import os
@@ -103,15 +103,15 @@ def stop_if_cancelled() -> None:
 
 
 def end_cancelled() -> None:
-    """Set the state of cancelled runs to cancelled in Prefect, not crashed."""
+    """Set the final state in Prefect of the runs in `cancelled` to Cancelled, not Crashed."""
     with get_client(sync_client=True) as client:
         for identity in cancelled:
             client.set_flow_run_state(UUID(identity), Cancelled(), force=True)
 
 
 def name_run(stages: Stages) -> None:
-    """Name the flow run after its data root, its recipes, the number of stages to run, and the
-    first reason."""
+    """Name the flow run after its data root, the maximum number of stages to run, its recipes, and
+    the reason why the first stage runs."""
     cells = [coordinates(stage) for stage in stages.ordered]
     recipes = ", ".join(dict.fromkeys(recipe for _, recipe, _ in cells if recipe))
     stale = [stage for stage in stages.ordered if stage in stages.stale]

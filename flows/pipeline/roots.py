@@ -30,7 +30,7 @@ MARKS = ("dvc.yaml", "params.yaml", "prompts")  # a folder with one of them is a
 
 @dataclass(frozen=True)
 class Root:
-    """The round `number` of the root `first`, a path below the project."""
+    """The data root of round `number`, from 1, of the root `first`, a path below the project."""
 
     first: str = MAIN
     number: int = 1
@@ -41,7 +41,7 @@ class Root:
 
     @property
     def name(self) -> str:
-        """Return `other, round 2`, the prefix of its stages; empty for the project's own root."""
+        """Return `other, round 2`, the prefix of its stages' titles; empty for `data` itself."""
         words = [] if self.first == MAIN else [self.first]
         return ", ".join(words + ([f"round {self.number}"] if self.number > 1 else []))
 
@@ -88,7 +88,7 @@ class Root:
         return f"{self.name}: {stage}" if self.name else stage
 
     def own(self, addresses: Iterable[str]) -> dict[str, str]:
-        """Return this root's stages by their own names, keyed by their addresses in dvc."""
+        """Return the names of the stages in `addresses` that belong to this root, by address."""
         prefix = "" if self.is_main else f"{self.pipeline}:"
         return {
             address: address.removeprefix(prefix)
@@ -128,8 +128,8 @@ def known() -> str:
 
 
 def prepare_first(root: Root) -> None:
-    """Write the missing or outdated files of a root that is not a later round. The parameters are
-    copied once; after that they belong to the root."""
+    """Write the missing or outdated files of a root that is not a later round; its parameters are
+    copied only once. Raise ParamsError if its folder has files, but none of MARKS."""
     if root.is_main:
         path = root.file("dvc.yaml")
         if path.read_text().startswith(derived.OWN):

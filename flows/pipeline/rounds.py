@@ -1,7 +1,7 @@
 """The request of a run, and the data roots that it brings up to date, one after the other.
 
-A later round starts from a policy trained in the round before it: the champion of that round's
-report, or a named recipe and seed. So its files are written after the round before it is done."""
+A later round starts from a policy trained in the previous round: the champion of that round's
+report, or a named recipe and seed. So its files are written after the previous round is done."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -63,15 +63,15 @@ class FlowRequest:
 
 
 def locked() -> AbstractContextManager[None]:
-    """Return the lock of the project's pipeline: no other flow runs during the block."""
+    """Return the lock of the project's pipeline, for a `with` block in which no other flow runs."""
     return locks.exclusive(Root().layout.locks / "pipeline", "the pipeline")
 
 
 @contextmanager
 def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Iterator[Stages]]:
-    """Yield the stages of each root of the request; the caller brings them up to date before it
-    requests the next root. Meanwhile the pipeline is locked. The recipes of the `experiment` are
-    first written to the parameters, after undoing the overrides of a killed run."""
+    """Yield an iterator over the Stages of each root of the request; the caller brings them up to
+    date before it requests the next. Meanwhile the pipeline is locked. If `experiment` has recipes,
+    they are first written to the parameters, after undoing the overrides of a killed run."""
     request.check()
     first, *later = request.chain
     with locked():
@@ -127,7 +127,7 @@ def cells_of(values: dict[str, Any]) -> list[str]:
 
 
 def each(dvc: commands.Dvc, request: FlowRequest) -> Iterator[Stages]:
-    """Yield the stages of one root after the other, after writing the files of a later round."""
+    """Yield the stages of each root in turn; first write its files if it is a later round."""
     starts = [*request.starts, *[CHAMPION] * request.rounds]
     before: Stages | None = None
     for root in request.chain:
@@ -162,7 +162,7 @@ def policy_of(before: Stages, start: str) -> str:
 
 
 def champion_of(root: Root) -> str:
-    """Return the recipe and seed of the champion in the root's report."""
+    """Return RECIPE/SEED of the champion in the root's report, or raise SelectionError."""
     summary = read_checked(root.layout.report / "summary.json")
     if (champion := summary["champion"]) is None:
         raise SelectionError(

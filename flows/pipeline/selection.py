@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class SelectionError(ValueError):
-    """Raised if a recipe, a seed or a stage is not in the experiment."""
+    """Raised if a requested recipe, seed, stage or start of a round is not available."""
 
 
 def sorter(needs: Needs) -> TopologicalSorter[str]:
-    """Return a sorter of the stages in `needs`; dependencies on other stages are ignored."""
+    """Return a prepared sorter of the stages in `needs`; dependencies outside it are ignored."""
     graph = {stage: needs[stage] & set(needs) for stage in needs}
     prepared = TopologicalSorter(graph)
     prepared.prepare()
@@ -23,7 +23,7 @@ def sorter(needs: Needs) -> TopologicalSorter[str]:
 
 
 def order(needs: Needs) -> list[str]:
-    """Return the stages, each after the stages that it needs, else in the order of `needs`."""
+    """Return the stages in topological order, level by level; ties in the order of `needs`."""
     graph, ordered = sorter(needs), list[str]()
     place = {stage: index for index, stage in enumerate(needs)}
     while graph.is_active():
@@ -46,7 +46,7 @@ def upstream(needs: Needs, stages: Iterable[str]) -> set[str]:
 
 
 def choose(allowed: Iterable[T], wanted: Iterable[T] | None, what: str) -> set[T]:
-    """Return `wanted`, or all of `allowed` if it is empty. Raise SelectionError for an item that is
+    """Return `wanted`; if it is empty, all of `allowed`. Raise SelectionError for an item that is
     not allowed."""
     known = list(dict.fromkeys(allowed))
     chosen = set(wanted or known)

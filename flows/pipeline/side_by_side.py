@@ -1,7 +1,7 @@
 """Stages side by side, up to a limit: each has a dvc process, and its own GPU if there are several.
 
-With a limit of one, everything runs in the thread of the flow, which signals interrupt. With more,
-each stage runs in its own thread, and the flow's thread waits: an interrupt ends all stages at
+With a limit of one, everything runs in the flow's thread, which signals can interrupt. With more,
+each stage runs in its own thread, and the flow's thread waits: an interrupt stops all stages at
 once, and each saves its state."""
 
 import importlib
@@ -77,14 +77,14 @@ def tags(taken: list[str]) -> set[str]:
 
 
 def here(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in this thread, and return its future."""
+    """Run `work` in this thread, and return its result as a completed future."""
     future: Future[T] = Future()
     future.set_result(work())
     return future
 
 
 def in_thread(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a daemon thread, so that the process can end while the thread waits."""
+    """Run `work` in a daemon thread, which cannot keep the process alive. Return its future."""
     future: Future[T] = Future()
     context = copy_context()  # the context of the flow run
 
@@ -118,8 +118,8 @@ class Running:
     def start(
         self, stage: str, title: str, work: Callable[[commands.Dvc, set[str]], object]
     ) -> None:
-        """Do the work of a stage with its own dvc process and the tags of its devices. The process
-        starts in this thread, because the kernel ends it with the thread that started it."""
+        """Start the work of a stage with its own dvc process and the tags of its devices. A new dvc
+        starts in this thread, because the kernel kills it when the thread that started it ends."""
         if not self.idle:
             self.idle.append(commands.Dvc(is_labelled=self.concurrency > 1))
             self.dvcs += self.idle
@@ -144,8 +144,8 @@ class Running:
 
 @contextmanager
 def running(first: commands.Dvc, concurrency: int, parameters: Path) -> Iterator[Running]:
-    """Run stages at the same time, on the devices of the parameter file. An exception in the block
-    ends all stages and waits for each."""
+    """Yield a Running for stages on the devices that the parameter file allows. An exception in the
+    block stops all stages, and waits up to GRACE_SECONDS until they are recorded."""
     this = Running(first, concurrency, parameters)
     with ExitStack() as stack:
         try:

@@ -64,7 +64,7 @@ class Stages:
         return not self.stale
 
     def bring_up_to_date(self, stage: str, dvc: commands.Dvc) -> tuple[str, str]:
-        """Return (Cached, Ran or Restored; the reason), using an idle dvc process. Raise
+        """Run a stale stage with `dvc`. Return Cached, Ran or Restored, and the reason. Raise
         StageFailed if the stage did not succeed."""
         if stage == CODE and self.code_reason:
             self.outcomes[stage] = "Ran"
@@ -157,8 +157,8 @@ def digest_code(dvc: commands.Dvc, root: Root, forced: bool) -> str:
 
 
 def moved_versions(root: Root) -> list[str]:
-    """Return `torch 2.13.0 -> 2.14.0` for every library with an installed version other than in the
-    digest files."""
+    """Return `torch 2.13.0 -> 2.14.0` for every library whose installed version differs from the
+    version in the digest files."""
     recorded: dict[str, str | None] = {}
     for path in root.layout.code_folder.rglob("*.json"):
         try:
@@ -183,7 +183,7 @@ def explain(root: Root, stage: str, changes: list[Any]) -> list[str]:
 
 
 def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
-    """Return a message about a failed stage, with the command to resume and its last lines."""
+    """Return a message about a failed stage: why, how to resume, and `lines`, its last output."""
     said = list(lines)
     what = "its command failed" if started else "dvc failed before its command ran"
     if remedies := commands.lock_remedies("\n".join(said)):

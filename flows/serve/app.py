@@ -1,10 +1,10 @@
 """Prefect's application, which refuses the requests of foreign web pages.
 
-Any page in a browser can send requests to this machine. With Prefect's settings (see
-`flows.serve.server`) such a page cannot read an answer or forge a request that changes something.
-Two gaps are closed here. A page with a name that resolves to this machine (DNS rebinding) has the
-same origin, so requests for another name than the server's are refused. Neither setting covers
-WebSockets, so requests of another origin are refused."""
+Any page in a browser can send requests to this machine. With Prefect's CORS and CSRF settings (see
+`flows.serve.server`), it cannot read a response or forge a request that changes data. Two gaps are
+closed here. A page whose host name resolves to this machine (DNS rebinding) has the same origin, so
+requests for any other host name than the server's are refused. Neither setting covers WebSockets,
+so cross-origin requests are refused."""
 
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +20,7 @@ from flows.serve.server import LOOPBACK
 
 
 class OwnPages:
-    """Middleware that refuses requests from pages of another origin."""
+    """Middleware that responds 403 to requests whose Origin header does not match the Host."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -36,6 +36,6 @@ class OwnPages:
 
 
 def create() -> ASGIApp:
-    """Return Prefect's application with OwnPages; a factory for uvicorn."""
+    """Return Prefect's application behind both checks; a factory for uvicorn."""
     names = [PREFECT_SERVER_API_HOST.value(), *LOOPBACK]
     return TrustedHostMiddleware(OwnPages(create_app()), names, www_redirect=False)

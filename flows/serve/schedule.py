@@ -53,7 +53,7 @@ class Served(Runner):
     the event loop that it waits for, and leaves the run's state unchanged."""
 
     def handle_sigterm(self, *_: Any, **__: Any) -> None:
-        """Cancel the current run, then leave `start`. Further calls do nothing."""
+        """Cancel the current run, once, and leave `start`; before it, raise KeyboardInterrupt."""
         if self.stopping:
             return
         if not self.started:
@@ -82,7 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def cron(text: str) -> str:
-    """Return the text if it is a valid cron expression, else raise ValueError."""
+    """Return the text if it is a valid cron expression, else raise ArgumentTypeError."""
     try:
         CronSchedule(cron=text)
     except ValueError as error:
@@ -119,7 +119,7 @@ async def serve(options: argparse.Namespace) -> None:
 
 
 def watch_heartbeats() -> None:
-    """Let the server mark runs as crashed if they no longer send heartbeats."""
+    """Create or update the server's automation that marks runs without heartbeats as crashed."""
     ended = {f"prefect.flow-run.{state}" for state in ENDED}
     wanted = Automation(
         name=AUTOMATION,

@@ -1,13 +1,13 @@
-"""Prefect servers: the named server (PREFECT_API_URL), and starting one of Winnow's own.
+"""Prefect servers: finding the one that PREFECT_API_URL names, and starting one of Winnow's own.
 
 Everyone who can write to a Prefect server can run code wherever it schedules runs. So Winnow's
-servers refuse the requests of foreign pages (see `flows.serve.app`), and a server that others can
-reach requires a password.
+servers refuse the requests of foreign web pages (see `flows.serve.app`), and a server that other
+machines can reach requires a password.
 
-If no lasting server is named, a flow starts one for the time of its run. Prefect would start it in
-the flow's process group: Ctrl-C would then end the server before the flow could record its
-interruption, and a killed flow would leave it behind. This server has its own process group and
-ends with the flow. It writes to the database under PREFECT_HOME that `winnow ui` reads."""
+If no server responds at PREFECT_API_URL, a flow starts one for its own run. Prefect would start it
+in the flow's process group: Ctrl-C would then stop the server before the flow could record its
+interruption, and a killed flow would leave it behind. Winnow's server has its own process group and
+stops with the flow. It writes to the database under PREFECT_HOME that `winnow ui` reads."""
 
 import argparse
 import atexit
@@ -56,8 +56,8 @@ def home() -> Path:
 
 
 def named_url() -> str | None:
-    """Return the URL of the lasting server, PREFECT_API_URL in the environment or in the active
-    profile, without importing Prefect."""
+    """Return PREFECT_API_URL from the environment or the active profile, None if it is not set,
+    without importing Prefect."""
     if url := os.environ.get("PREFECT_API_URL"):
         return url
     path = Path(os.environ.get("PREFECT_PROFILES_PATH") or home() / "profiles.toml")
@@ -76,8 +76,8 @@ def arguments(host: str, port: int, log_level: str) -> tuple[str, ...]:
 
 
 def settings(host: str, auth: str | None) -> dict[str, str]:
-    """Return Prefect's settings of such a server, as environment variables: no foreign origins,
-    tokens against forged requests, and `auth`, a user and a password, if given."""
+    """Return the Prefect settings of one of Winnow's servers, as environment variables: no other
+    origins (CORS), CSRF tokens, and `auth`, USER:PASSWORD, if given."""
     return {
         "PREFECT_SERVER_API_HOST": host,
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
@@ -98,7 +98,7 @@ def auth_file() -> Path:
 
 
 def kept_auth() -> str:
-    """Return user and password from `auth_file`, created if missing, readable by its user alone."""
+    """Return USER:PASSWORD from `auth_file`, new if missing. Raise ArtifactError if not private."""
     path = auth_file()
 
     def write(file: BinaryIO) -> None:
@@ -113,8 +113,8 @@ def kept_auth() -> str:
 
 
 def status(url: str, path: str, name: str | None = None) -> int | None:
-    """Return the HTTP status of a server's answer, or None if there is no answer. `name` replaces
-    the server's name in the Host header."""
+    """Return the HTTP status of the response to GET `url`/`path`, or None if there is no response.
+    `name` replaces the server's name in the Host header."""
     headers = {"Host": name} if name else {}
     try:
         request = urllib.request.Request(f"{url.rstrip('/')}/{path}", headers=headers)
@@ -128,13 +128,13 @@ def status(url: str, path: str, name: str | None = None) -> int | None:
 
 
 def answers(url: str) -> bool:
-    """Return whether a server answers at this address, even with an error."""
+    """Return whether a server responds at this address, even with an error status."""
     return status(url, "health") is not None
 
 
 def warn_if_open(url: str) -> None:
-    """Warn about a server without a password that others can reach, or that answers to a foreign
-    name: web pages can reach such a server on loopback."""
+    """Warn about a server without a password that others can reach, or that is on loopback and
+    accepts a foreign host name: web pages can then reach it (DNS rebinding)."""
     foreign = "winnow.invalid" if urlsplit(url).hostname in LOOPBACK else None
     if status(url, "admin/version", foreign) == 200:
         logger.warning(OPEN, without_secrets(url))
@@ -145,7 +145,7 @@ def add_port(parser: argparse.ArgumentParser) -> None:
 
 
 def check_port(name: str, host: str, port: int) -> None:
-    """Raise ArtifactError if the port is in use: its server would be taken for this one."""
+    """Raise ArtifactError if the port cannot be bound: its server would be mistaken for ours."""
     page = f"http://{host}:{port}"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -161,12 +161,12 @@ def check_port(name: str, host: str, port: int) -> None:
 
 
 def provide(port: int | None = None) -> None:
-    """Provide a server for the rest of this process: the server at PREFECT_API_URL, or one of
-    Winnow's own if none is named or it does not answer. With a `port`, the server has pages, as
-    `winnow ui` shows them.
+    """Provide a server for the rest of this process: the server at PREFECT_API_URL or, if that is
+    unset or does not respond, a new one. With a `port`, the new server also has Prefect's web UI.
+    Raise ServerError if it does not start.
 
-    Winnow's server ends with the process, after Prefect's own threads have sent their pending
-    data."""
+    The new server stops when this process exits, after Prefect's own threads have sent their
+    pending data."""
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
     if named := PREFECT_API_URL.value():
@@ -219,7 +219,7 @@ def away(url: str) -> str:
 
 
 def comes_up(child: "subprocess.Popen[bytes]", url: str) -> bool:
-    """Wait until the server responds. Return False if it ends first or takes too long."""
+    """Wait until the server responds. Return False if it exits first or takes too long."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and child.poll() is None:

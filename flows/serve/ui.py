@@ -37,7 +37,7 @@ HOW_TO_LOG_IN = (
 
 @dataclass(frozen=True)
 class Server:
-    """A server: its command, its address, and the path that answers when it is up."""
+    """A server: its `python -m` arguments, its address, and a path that responds once it is up."""
 
     name: str
     arguments: tuple[str, ...]
@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until interrupted. Return 0, or raise ArtifactError if a server ended by itself."""
+    """Serve until interrupted. Return 0, or raise ArtifactError if a server exits by itself."""
     auth = auth_of(options)
     lasting, started = servers(options, auth)
     for one in started:
@@ -95,8 +95,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def auth_of(options: argparse.Namespace) -> str | None:
-    """Return the user and password that Prefect requires, if any. Raise ArtifactError for an
-    address that names no machine."""
+    """Return the USER:PASSWORD that Prefect requires, if any. Raise ArtifactError for an address
+    that stands for all addresses, such as 0.0.0.0."""
     if not options.prefect_host.strip("0.:"):
         raise ArtifactError(
             f"--prefect-host {options.prefect_host}: use one address, by which others reach this "
@@ -107,8 +107,8 @@ def auth_of(options: argparse.Namespace) -> str | None:
 
 
 def latest_run(url: str | None, auth: str | None) -> str:
-    """Let Prefect mark killed runs as crashed, and return the page of the latest run, or of all
-    runs. `url` is the URL of a server started here."""
+    """Mark killed runs as crashed in Prefect, and return the path of the latest run's page, or of
+    the page of all runs. `url` and `auth` are those of a server started here, if there is one."""
     from prefect import get_client
     from prefect.client.schemas.sorting import FlowRunSort
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
@@ -158,7 +158,7 @@ def mlflow(port: int, uri: str) -> Server:
 
 @contextmanager
 def serving(one: Server) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]:
-    """Yield the server's process and its log; end the process after the block."""
+    """Start the server and yield its process and its log; stop the server after the block."""
     make_private_folder(LAYOUT.tracking)
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
@@ -182,7 +182,7 @@ def serving(one: Server) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]
 
 
 def wait_until_up(one: Server, child: "subprocess.Popen[bytes]", log: BinaryIO) -> None:
-    """Wait until the server responds. Raise ArtifactError if it ends or takes too long."""
+    """Wait until the server responds. Raise ArtifactError if it exits or takes too long."""
     if not server.comes_up(child, f"{one.page}/{one.health}"):
         what = "did not answer" if child.poll() is None else "did not start"
         raise ArtifactError(f"{one.name} {what}; the end of its log:\n{tail(log)}")
