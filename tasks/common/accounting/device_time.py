@@ -1,20 +1,20 @@
 """Modelled seconds on a GPU: the time of a run's rollouts for a named policy and device.
 
 FLOPs overstate the savings in updates and hide the savings in generation, because decoding is bound
-by memory, not arithmetic. This model estimates the time of the same rows, lengths and waves
-on the device:
+by memory, not arithmetic. This model estimates the time of the same rollouts on the device:
 
-- a decoding step of b rows with S tokens of context in total reads the weights and the KV cache
+- a decoding step of b rollouts with S tokens of context in total reads the weights and the KV cache
   once: t0 + (2 Pw + kv S) / (e BW) + 2 Pw b / (ec F);
-- prefill and scoring take (2 P + 2 L d s) / (0.5 F) a token at length s, an update three times as
-  much at the trainer's MFU.
+- prefill and scoring take (2 P + 2 L d s) / (0.5 F) a token at length s, an update three times the
+  FLOPs at MFU instead of 0.5.
 
 Its constants come from published measurements. Against an A100 sweep the mean error is 6 % and the
-largest 20 % up to 32 rows, and 50 % at 48 and 64 rows. So `ratio`, the modelled cost of updating
-over the cost of generating, is printed with every figure, also at half and at double.
+largest 20 % up to 32 rollouts, and 50 % at 48 and 64. So the benchmark also counts scoring and
+updates at half and at double their modelled time.
 
 Legend: B rollouts, P parameters, Pw parameters read per step (all but an untied input embedding), L
-layers, d width, BW bytes and F FLOPs a second."""
+layers, d width, BW bytes and F FLOPs a second at their peaks, e and ec the shares of these that
+decoding reaches, t0 a step's fixed seconds, kv bytes of KV cache per token."""
 
 import heapq
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ MEMORY_SHARE = 0.85  # of the device's memory, for weights and cache
 
 @dataclass(frozen=True)
 class Device:
-    """Peaks in bytes and bfloat16 FLOPs a second, memory in bytes, and the fixed time of a decoding
-    step in seconds."""
+    """A GPU: its peak bandwidth in bytes and bfloat16 FLOPs a second, its memory in bytes, and the
+    fixed time of a decoding step in seconds."""
 
     name: str
     bandwidth: float
@@ -88,17 +88,17 @@ class Seconds:
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """The model of decoding, reading and update times of one policy on one device."""
+    """The modelled times of decoding, prefill, scoring and updates of one policy on one device."""
 
     model: Model = LARGE
     device: Device = H100
 
     def step(self, rows: float, context: float) -> float:
-        """Return the seconds of a decoding step of `rows` rollouts with `context` tokens in all."""
+        """Return the seconds of a decoding step of `rows` rollouts, `context` tokens in total."""
         return self.steps(1, rows, context)
 
     def steps(self, num: int, rows: float, context: float) -> float:
-        """Return the seconds of `num` decoding steps; each adds a token to every rollout."""
+        """Return the seconds of `num` steps in a row; each adds a token to every rollout."""
         model, device = self.model, self.device
         held = num * context + rows * num * (num - 1) / 2.0
         read = 2.0 * model.streamed * num + model.cache_bytes * held
@@ -109,13 +109,13 @@ class DeviceTime:
         )
 
     def max_rows(self, tokens: float) -> int:
-        """Return how many rollouts of `tokens` tokens fit into memory along with the weights."""
+        """Return how many rollouts of `tokens` tokens, at least 1, memory has room for."""
         free = MEMORY_SHARE * self.device.memory - 2.0 * self.model.parameters
         return max(int(free / (self.model.cache_bytes * max(tokens, 1.0))), 1)
 
     def wave(self, prompt_tokens: Ints, completion_tokens: Ints, max_rows: int) -> float:
-        """Return the seconds to decode all rollouts, at most `max_rows` at once: when one ends, the
-        next starts, in the given order. The tail with few remaining rollouts is included.
+        """Return the seconds to decode all rollouts, at most `max_rows` at once: when one finishes,
+        the next starts, in the given order. The tail, with few rollouts left, is included.
 
         The arrays are [B]."""
         waiting = list(zip(completion_tokens.tolist(), prompt_tokens.tolist(), strict=True))[::-1]
@@ -134,7 +134,7 @@ class DeviceTime:
         return seconds
 
     def read(self, tokens: Sequence[float] | Ints) -> float:
-        """Return the seconds of prefill or scoring of sequences of these lengths."""
+        """Return the seconds to prefill or score sequences of these lengths in tokens."""
         return float(self.forward_flops(tokens) / (PREFILL_SHARE * self.device.flops))
 
     def update(self, tokens: Sequence[float] | Ints) -> float:

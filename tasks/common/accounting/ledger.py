@@ -3,16 +3,16 @@
 *charged* is the cost of a method's requests, whatever the implementation saves: 2 P T for every
 generated token, 6 P T for every token that enters the loss, 2 P T for every token scored by a
 reference, where T counts prompt and completion of every rollout. *charged_mixed* is the same, but
-charges an update only for rollouts with a gradient: rollouts with a non-zero advantage, and with a
-reference or an entropy bonus all kept rollouts. So a dead group costs nothing, whichever slot
-excludes it. The bonus itself costs a few operations per logit, which like the softmax are not
-counted: a logit costs 6 D of them in an update, D being the hidden size.
+charges an update only for rollouts with a gradient: rollouts with a non-zero advantage or, with a
+reference or an entropy bonus, all kept rollouts. So the update of a group without a gradient is
+free, whichever slot excludes it. The entropy bonus costs a few operations per logit, which like the
+softmax are not counted: a logit costs 6 D operations in an update, D being the hidden size.
 *charged_paper* is sGPO's flat rate (arXiv 2606.08854): 2 P T for profiling, 12 P T for training
-with a reference model and 8 P T without. *executed* is the actual computation: shared prompts once,
-tokens read again after a swap of weights or a stop, the engine's probe after an update, skipped
-dead groups, padding of the update and attention included. It excludes the few tokens that a server
-samples for its identification. Every account is in plain FLOPs and Float64: a 7B run overflows
-Int64.
+with a reference model and 8 P T without. *executed* is the actual computation: shared prompts count
+once and groups that the update skips not at all; tokens read again after a swap of weights or a
+stop, the engine's probe after an update, padding of the update and attention are included. It
+excludes the few tokens that a server samples for its identification. Every account is in plain
+FLOPs and Float64: a 7B run overflows Int64.
 
 P counts the parameters that multiply a token: the weights of the linear layers, including the
 output head (tied or not), and the active share of a mixture of experts; not the embedding look-up
@@ -55,7 +55,7 @@ def forward_flops(
 
 
 def prefill_flops(architecture: Architecture, num_tokens: float) -> float:
-    """Return the FLOPs of the prefill of a prompt; the output head runs on its last token only."""
+    """Return the FLOPs of a prompt's prefill: all pairs attend, the head runs on the last token."""
     return forward_flops(architecture, num_tokens, 1.0, num_tokens * num_tokens)
 
 

@@ -1,14 +1,14 @@
-"""The cost of rollouts in the account of a budget, counted from their rows by fixed rules.
+"""The cost of rollouts in the account of a budget, computed from their lengths by fixed rules.
 
 A run ends when its budget is spent, so the count must not depend on the engine, the packing or the
 machine. In the account `executed` a prompt is read once per group, when its rollouts are generated
 and again in every pass over them (scoring, reference, update), but once per rollout for features
-that need whole rows; a completion is decoded token by
-token from a KV cache, and read once in every pass; a backward pass counts as two forwards, and
-prompts without a gradient have none. Padding, recomputed activations and probes count as zero.
+that cannot share prompts (`reads_whole_rows`); a completion is decoded token by token from a KV
+cache, and read once in every pass; a backward pass counts as two forwards, and prompts without a
+gradient have none. Padding, recomputed activations and probes count as zero.
 `charged` and `charged_mixed` follow the ledger: 2 P for every token of every rollout and pass.
-`rollouts` and `tokens` count the generated ones. The actual computation is in the ledger's account
-`executed`.
+`rollouts` and `tokens` count only generated rollouts, `tokens` the tokens of prompt and completion
+of each. The actual computation is in the ledger's account `executed`.
 
 Legend: B rollouts, Q groups."""
 
@@ -49,7 +49,7 @@ def read_budget(path: Path) -> CellBudget | None:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rollouts by length: [B] the group of each, and its tokens of prompt and completion. For
+    """The lengths of rollouts: [B] each one's group, prompt tokens and completion tokens. For
     example two rollouts of one prompt of 9 tokens: Rows([0, 0], [9, 9], [2, 3])."""
 
     group_B: Ints
@@ -62,12 +62,12 @@ class Rows:
         return float(self.prompt_tokens_B.sum() + self.completion_tokens_B.sum())
 
     def apart(self) -> "Rows":
-        """Return the same rollouts, each of which reads its own prompt."""
+        """Return the same rollouts, each as a group of its own, so that none shares a prompt."""
         return replace(self, group_B=np.arange(len(self.group_B)))
 
     def padded(self) -> "Rows":
-        """Return the same rollouts, whose prompts are as much longer as a pass over rows of equal
-        length pads them."""
+        """Return the same rollouts, all as long as the longest one: the padding of each is added to
+        the length of its prompt."""
         lengths_B = self.prompt_tokens_B + self.completion_tokens_B
         return replace(self, prompt_tokens_B=lengths_B.max(initial=0) - self.completion_tokens_B)
 
@@ -87,7 +87,7 @@ def rows_in(table: pl.DataFrame) -> Rows:
 
 
 def generation_cost(account: str, architecture: Architecture, rows: Rows) -> float:
-    """Return the cost of generating the rollouts."""
+    """Return the cost of generating the rollouts, in the unit of `account`."""
     if account == "rollouts":
         return float(len(rows.group_B))
     if account == "tokens":
