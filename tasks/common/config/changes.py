@@ -20,7 +20,7 @@ def differences(name: str, before: Any, after: Any) -> Iterator[str]:
 
 
 def show(value: Any) -> str:
-    """Return a value in YAML's flow style, truncated to a readable width."""
+    """Return a value as JSON, or `(none)` for MISSING, truncated to MAX_WIDTH characters."""
     text = "(none)" if value is MISSING else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_WIDTH else text[: MAX_WIDTH - 3] + "..."
 

@@ -43,7 +43,7 @@ def find(node: Any, name: str) -> tuple[yaml.Node, list[str]]:
 
 
 def added(text: str, node: yaml.MappingNode, keys: list[str], value: Any) -> str:
-    """Return `text` with a key added to a mapping, and the value under the further keys."""
+    """Return `text` with `value` added to the mapping `node`, nested under `keys`."""
     key, *inner = keys
     for name in reversed(inner):
         value = {name: value}

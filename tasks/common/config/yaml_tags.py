@@ -9,7 +9,7 @@ from tasks.common.files import ArtifactError
 
 
 class Loader(yaml.SafeLoader):
-    """A YAML loader that replaces a value with a tag by null."""
+    """A YAML loader that reads tagged values as null."""
 
 
 Loader.add_multi_constructor("", lambda loader, tag, node: None)  # type: ignore[no-untyped-call]
