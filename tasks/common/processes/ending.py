@@ -1,6 +1,6 @@
-"""The end of processes: with their parent, and after an interrupt with a correct exit status.
+"""How processes exit: together with their parent, and after an interrupt with the right status.
 
-A killed `dvc` or flow must not leave a trainer behind that writes beside its successor. A stage's
+A killed `dvc` or flow must not leave a trainer behind that writes alongside a new one. A stage's
 `__main__` calls `begin_stage` before any other import, because imports take seconds and a kill or
 Ctrl-C in that time must take effect as well. So this module imports very little."""
 
@@ -28,21 +28,21 @@ def die_with_parent() -> None:
 
 
 def begin_stage() -> None:
-    """Let this process end with its parent. Until `interrupt_on_terminate`, let Ctrl-C end it at
-    once: it has nothing to save."""
+    """Make this process die with its parent and, until `interrupt_on_terminate`, exit at once on
+    Ctrl-C: it has nothing to save yet."""
     die_with_parent()
     signal.signal(signal.SIGINT, exit_interrupted)
 
 
 def exit_interrupted(number: int, frame: object) -> None:
-    """Handle a signal by ending this process with the exit status of an interrupt."""
+    """Handle a signal: exit at once with the status of an interrupt."""
     os._exit(INTERRUPTED)
 
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C in this thread, and in processes started here until they unblock it: Python
-    would print a traceback if it came before their handlers."""
+    """Block Ctrl-C in this thread, and in processes started here until they unblock it: a Ctrl-C
+    before they set their handlers would print a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -55,18 +55,18 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def interrupt_on_terminate() -> None:
-    """Let SIGINT and SIGTERM raise KeyboardInterrupt, also if SIGINT was ignored, as in commands
+    """Let SIGINT and SIGTERM raise KeyboardInterrupt, even if SIGINT was ignored, as in commands
     that a shell script starts in the background."""
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def interrupted(status: int = INTERRUPTED) -> int:
-    """Return the exit status of a command that caught an interrupt.
+    """Return `status`, the exit status of a command that caught an interrupt.
 
-    CPython records an interrupt that passed through code compiled from a string, as dataclasses do
-    in many imports, and later ends the process by SIGINT whatever status it returns. Running such
-    code once more clears the record."""
+    CPython records an interrupt that passed through code compiled from a string (such as that of a
+    dataclass at import), and later kills the process with SIGINT whatever status it returns.
+    Running such code once more clears the record."""
     exec("")  # nosec B102
     return status
 
@@ -76,8 +76,8 @@ def is_orphan() -> bool:
     process.
 
     A flow's dvc passes its pid. A plain `dvc repro` writes its pid into DVC's own lock file while a
-    stage runs. If neither is available, an orphan has another session than the process that adopted
-    it (except in a container, where the first process may share it)."""
+    stage runs. If neither is available, an orphan is a process whose session differs from that of
+    its parent, which adopted it (in a container, the first process may share the session)."""
     given = os.environ.get(PARENT)
     wanted = {int(given)} if given else lock_holders()
     if wanted:

@@ -9,10 +9,10 @@ Stages: torch and transformers take four seconds to import. A flow therefore sta
 `python -m flows.pipeline.launch PID forks ADDRESS`, and passes its socket to the stages in
 WINNOW_FORKS. A stage's command sends its arguments, folder, environment and standard streams there
 (`run_forked`), waits, and exits with the status of the fork, which runs the stage. None of the
-project's own code is imported before the fork. An interrupt reaches the whole process group,
-including the fork. This works on Linux without a GPU only: elsewhere, or if no server answers, the
+stages' own code is imported before the fork. An interrupt reaches the whole process group,
+including the fork. This works only on Linux without a GPU: elsewhere, or if no server responds, the
 command does the work itself (a driver's state does not survive a fork, and the seconds are
-negligible beside a GPU's work)."""
+negligible compared with the work of a GPU)."""
 
 import contextlib
 import gc
@@ -57,7 +57,7 @@ def are_possible() -> bool:
 
 def run_forked(module: str) -> int | None:
     """Run `python -m module` with this command's arguments as a fork of the server. Return its exit
-    status, or None if no server answers."""
+    status, or None if no server responds."""
     address = os.environ.get(ADDRESS)
     if not address:
         return None
@@ -149,8 +149,8 @@ class Fork:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
     def end(self) -> None:
-        """Kill the rest of its process group, if it created one, reap the fork, and send its
-        status."""
+        """Kill the processes that remain in the fork's group, if it created one, reap the fork, and
+        send its exit status to the client."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
@@ -174,7 +174,7 @@ def serve(listener: socket.socket, libraries: Iterable[str] = ()) -> ForkRequest
     """Create a fork for every connection until this process ends. Return in the forks only, each
     with its request.
 
-    `libraries` are imported at the first connection: a flow without such a stage pays nothing."""
+    `libraries` are imported at the first connection: a flow that forks no stage pays nothing."""
     forks: dict[int, Fork] = {}
     woken, wake = socket.socketpair()
     wake.setblocking(False)

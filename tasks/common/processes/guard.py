@@ -1,10 +1,10 @@
-"""python -P guard.py SECONDS COMMAND...: run a command, and end it, with all processes that it
-has started, when the starting process ends.
+"""python -P guard.py SECONDS COMMAND...: run a command, and stop it, with all processes that it
+has started, when the process that started the guard ends.
 
-The starting process has the other end of the guard's standard input and starts the guard in a
-separate session. When that end closes, on purpose or because the process was killed, the guard
-sends SIGTERM to the command, waits up to SECONDS, and kills its whole process group. It does the
-same when the command ends by itself. If the guard itself is killed, its fork kills the group.
+That process starts the guard in a separate session, with a pipe as standard input. When the other
+end of the pipe closes, on purpose or because the process was killed, the guard sends SIGTERM to the
+command, waits up to SECONDS, and kills its whole process group. When the command ends by itself,
+the group is killed at once. If the guard itself is killed, its fork kills the group.
 
 It is run as a file: as a module it would import its packages, which can take seconds."""
 
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 
 def guarded(command: Sequence[str], grace: float = 0.0) -> list[str]:
-    """Return the command line that runs `command` under a guard."""
+    """Return the command line that runs `command` under a guard; `grace` is its SECONDS."""
     return [sys.executable, "-P", __file__, str(grace), *command]
 
 

@@ -136,7 +136,7 @@ class Process:
         return not self.pending
 
     def expect(self, seconds: float) -> None:
-        """Start the time limit of the next reply."""
+        """Start the time limit of the next reply; check it in `seconds` at the earliest."""
         self.since = time.monotonic()
         self.cpu_since = self.cpu_seconds()
         self.clock_since = self.clock.seconds
@@ -164,7 +164,7 @@ class Process:
         return lines if piece or lines else None
 
     def has_ended(self) -> bool:
-        """Return whether an idle process has closed its replies."""
+        """Return whether an idle process has closed its pipe of replies."""
         return bool(select.select([self.stdout], [], [], 0)[0])
 
     def kill(self) -> int | None:

@@ -19,9 +19,9 @@ REPORT_SECONDS = 60.0  # between two log lines about the wait
 
 @contextmanager
 def exclusive(path: Path, what: str) -> Iterator[None]:
-    """Lock the file `path` for the block. A second process waits, and logs the pid that it waits
-    for and the time. The kernel releases the lock of a killed process. Raise WriteError if the file
-    cannot be created."""
+    """Lock the file `path` for the block. A second process waits, and logs the holder's pid and how
+    long it has waited for `what`. The kernel releases the lock of a killed process. Raise
+    WriteError if the file cannot be created."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         opened = open_lock(path)

@@ -16,8 +16,8 @@ in the order of the requests, depend neither on the lists, nor on the number of 
 kills.
 
 A reply may take `seconds` of the process's CPU time, which does not depend on the machine's load,
-and `clock_factor` times as long on the clock, for requests that sleep or wait. Pauses of this
-process or of the loader do not count: a group, its container or the machine was paused.
+and `clock_factor` times as long on the clock, for requests that sleep or wait. Time in which this
+process or the loader is paused, for example with its container or the machine, does not count.
 Subprocesses of a worker do not count either: the worker limits them itself."""
 
 import json
@@ -63,7 +63,7 @@ class Work:
         self.num_left = len(requests)
 
     def take(self, size: int) -> list[int]:
-        """Return the next requests for one list: up to `size`, or a request to be sent alone."""
+        """Return the indices of the next requests to send: up to `size`, or one to send alone."""
         taken = [self.queue.popleft()]
         while self.queue and len(taken) < size and not {taken[0], self.queue[0]} & self.alone:
             taken.append(self.queue.popleft())
@@ -115,7 +115,7 @@ class Pool:
         return self.ready_loader().ready_message
 
     def ready_loader(self) -> Loader:
-        """Return the loader, after replacing it if it has ended."""
+        """Return the loader. Start one if there is none, or if it has ended."""
         if self.loader is not None and self.loader.popen.poll() is not None:
             self.drop_loader()
         if self.loader is None:
@@ -135,7 +135,7 @@ class Pool:
     ) -> list[Any]:
         """Return the reply to every request, in order: the process's reply, or an instance of
         TimedOut or Died. `on_done` is called several times a second with the number of new replies,
-        and may raise to end the whole call."""
+        and may raise to abort the call."""
         try:
             return self.run(requests, on_done or (lambda _: None))
         except BaseException:
@@ -170,7 +170,7 @@ class Pool:
             self.selector.register(process.stdout, selectors.EVENT_READ, process)
 
     def new_process(self) -> Process:
-        """Return a new process. Replace a loader that ends during the fork, killed from outside."""
+        """Return a new process. If the loader ends during the fork, try once with a new one."""
         try:
             return Process(self.ready_loader(), self.clock)
         except LoaderEnded:
@@ -248,8 +248,8 @@ class Pool:
             work.set_reply(process.pending.popleft(), reply)
 
     def on_failure(self, process: Process, work: "Work", reason: TimedOut | None) -> None:
-        """Drop a process that hangs, or has ended (None). Its only pending request fails, if it is
-        at fault; otherwise the pending requests are repeated, each alone."""
+        """Drop a process that timed out (`reason`) or has ended (None). A single pending request
+        fails if it is at fault; otherwise the pending requests are repeated, each alone."""
         status = self.drop(process)
         pending = process.pending
         if len(pending) != 1 or (reason is None and work.may_be_repeated(pending[0])):
