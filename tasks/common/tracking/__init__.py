@@ -1,15 +1,15 @@
 """The record of runs, in MLflow. Only this folder imports mlflow, and only if there is something to
 record.
 
-A pipeline has a run; in it each cell, a recipe and a seed, has a run with all its settings and
-results; in that each executed stage has a run. Tracking never decides anything and never stops a
-stage: each record of a stage is an event (`journal`). Events go to the server until one fails, and
-from then on to a file under `tracking/pending/`, with their times, for
+The run of a pipeline contains a run for each cell (recipe and seed), with all its settings and
+results, and this contains a run for each executed stage. Tracking never decides anything and never
+stops a stage: each record of a stage is an event (`journal`). Events go to the server until one
+fails, and from then on to a file under `tracking/pending/`, with their times, for
 
     winnow push FILE URI
 
-Waits are bounded: about half a minute, once, for a server that accepts but does not answer; a
-minute for slow answers; seconds for a refused connection. Without a `uri` the record is
+Waits are bounded: about half a minute, once, for a server that accepts requests but never responds;
+a minute for slow responses; seconds for a refused connection. Without a `uri` the record is
 `tracking/mlflow.db` under the data root, shown by `mlflow ui --backend-store-uri
 sqlite:///data/tracking/mlflow.db`. For the stages that share a pipeline see `pipelines`."""
 
@@ -189,7 +189,7 @@ def replay(path: Path, uri: str) -> str:
     """Write a pending file to the server at `uri`, into its original run if that exists. Return the
     run's id.
 
-    A file is refused while its stage still writes it; a complete replay renames the file to
+    Raise BlockingIOError while its stage still writes it. A complete replay renames the file to
     `.replayed`."""
     events = read_events(path)
     if events[-1]["kind"] != "end":
@@ -217,8 +217,8 @@ def end_pipeline(
     status: str = "FINISHED",
     cached: Iterable[tuple[str, str | None, int | None]] = (),
 ) -> None:
-    """Close the parent run, with links to the runs of cached stages, each (stage, recipe, seed).
-    Create no database for this if no stage has created one."""
+    """Close the run of `pipeline`, with links to the runs of cached stages, each (stage, recipe,
+    seed). Create no database for this if no stage has created one."""
     uri, links = address(settings, layout), list(cached)
 
     def close() -> None:

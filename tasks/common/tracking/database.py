@@ -2,7 +2,7 @@
 
 MLflow creates it in dozens of migrations. A process killed during them leaves a database that no
 later process can open. So it is created under another name and renamed. A damaged database is set
-aside under another name; for one of an older version MLflow itself requests `mlflow db upgrade`."""
+aside under another name. For one of an older version, MLflow asks for `mlflow db upgrade`."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""A stage's records as events: to the server while it answers, then to a file that can be replayed.
+"""A stage's records as events: sent to the server until one fails, then to a file for a replay.
 
 This part of tracking does not depend on MLflow: `tracking` passes it the two functions that open a
 run and write an event."""
@@ -115,7 +115,7 @@ class Tracker:
         self._record("artifact", path=str(path.absolute()))
 
     def model(self, name: str, path: Path, digest: str) -> None:
-        """Record a policy of the stage: path and digest, and its weights up to `max_weights_gb`."""
+        """Record a policy: path, digest, and its weights if they are at most `max_weights_gb`."""
         where = {"path": str(path.absolute()), "key": key_of(self.root, path)}
         weights = 0 < size_of(path) <= self.max_weights_gb * 1e9
         self._record("model", name=name, digest=digest, weights=weights, **where)
@@ -208,7 +208,7 @@ class Journal:
             self._use_file(error)
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Write one event to the server, or to the file after a failure."""
+        """Write one event to the server, or to the file after a failure; log a rejected event."""
         event = {"kind": kind, "time": milliseconds(), **fields}
         for listen in self.listeners:
             listen(event)

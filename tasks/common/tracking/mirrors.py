@@ -1,13 +1,13 @@
 """The messages to the trackers of `tracking.also`: for each recipe and seed its parameters, its
-curves over steps, and the results that the report has of it.
+curves over steps, and its results in the report.
 
-One process (`trackers`) writes all of them, through a pipe. A stage never waits for it: if messages
-pile up, or the process ends, the rest is dropped with a warning.
+One process (`trackers`) writes all of them, through a pipe. A stage waits for it only when it ends,
+up to LAST_SECONDS. If messages pile up, or the process dies, later ones are dropped with a warning.
 
-The run of a training has the same id after a kill and resume: the id is in a file beside the
-record, with a digest of the training's parameters and inputs, and the report finds the run there by
-the digest of the curve. If no tracker has a training, for example because DVC restored it, the
-report sends the curves."""
+A training run has the same id after a kill and resume: the id is in a file beside the record, with
+a digest of the run's parameters and inputs, and the report finds the id there by the digest of the
+curve. If no tracker has the training run, for example because DVC restored its results, the report
+sends the curves."""
 
 import json
 import logging
@@ -59,7 +59,7 @@ class Writer:
             self.lose("their process is too slow")
 
     def start(self) -> None:
-        """Start the process in its own session: Ctrl-C is for the stage, which ends the process."""
+        """Start the process in its own session: Ctrl-C reaches only the stage, which closes it."""
         make_private_folder(self.log.parent)
         grown = self.log.exists() and self.log.stat().st_size > MAX_LOG
         with self.log.open("wb" if grown else "ab") as log:
@@ -135,7 +135,7 @@ class Mirrors:
             self.close(event["status"] == "FINISHED")
 
     def training(self, event: Event) -> None:
-        """Collect parameters and inputs, which identify the training; then send its curves."""
+        """Collect parameters and inputs, which identify a training run; then send its curves."""
         recipe, seed = self.tags["recipe"], int(self.tags["seed"])
         if self.open_run is None:
             if event["kind"] in ("params", "dataset"):
@@ -204,5 +204,5 @@ class Mirrors:
 
 
 def new_run(key: str | None) -> dict[str, Any]:
-    """Return the note of a run before its start: the id and the key of its training."""
+    """Return the note of a new run: a random id, and `key`, the digest of its training."""
     return {"id": secrets.token_hex(4), "key": key, "curve": None, "result": None}

@@ -86,10 +86,10 @@ def flavor(policy: Path) -> dict[str, Any]:
 
 
 def write_champion(run: TrackedRun, event: Event) -> None:
-    """Apply the report's decision: register the policies from the trainings that wrote the
-    evidence, under their aliases.
+    """Apply the report's decision: register the policies whose training runs wrote the evidence,
+    under their aliases.
 
-    If a training was never recorded here, no alias is better than the previous one."""
+    If a training run was never recorded here, its alias is removed: the old one would be wrong."""
     client, name = run.client, run.client.get_experiment(run.experiment_id).name
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name)
@@ -101,7 +101,7 @@ def write_champion(run: TrackedRun, event: Event) -> None:
 
 
 def move_alias(run: TrackedRun, name: str, alias: str, found: dict[str, str] | None) -> None:
-    """Point an alias to the policy of the training that wrote `found`, or remove the alias."""
+    """Point an alias to the policy whose training run wrote the file `found`, or remove it."""
     client = run.client
     run_id = found and producer(client, run.experiment_id, found["key"], found["digest"])
     models = run_id and client.search_logged_models(

@@ -32,7 +32,7 @@ def start_pipeline() -> str:
 
 def identity(pid: int, started: float) -> str:
     """Return the id of the pipeline of the process `pid` of this host, which started at `started`.
-    It differs from those of processes with this number on other hosts or at other times."""
+    It differs from the ids for the same pid on other hosts or at other times."""
     origin = digest([this_host(), pid, round(started, 3)])[:4]
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{origin}-{pid}"
 

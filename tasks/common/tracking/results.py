@@ -35,9 +35,9 @@ def write_experiment(run: TrackedRun, event: Event) -> None:
 
 
 def write_cell(run: TrackedRun, event: Event) -> None:
-    """Write a cell's settings and results into its run: the run of its stages, else a new one; or
-    none, if an earlier pipeline recorded the same result. A tag that is written last marks a
-    complete result: after a kill, the report starts again."""
+    """Write a cell's settings and results into its run: the run of its stages, else a new one. Do
+    nothing if a run already has the same result. A tag that is written last marks a complete
+    result: after a kill, the report writes it again."""
     client, cell = run.client, f"{event['recipe']}/{event['seed']}"
     found = find_cell(client, run.experiment_id, run.parent_id, cell)
     if first_run(client, run.experiment_id, f"tags.`{RESULT}` = '{event['result']}'"):
@@ -68,8 +68,8 @@ def write_benchmark(run: TrackedRun, event: Event) -> None:
 
 
 def cell_of(run: TrackedRun, evidence: dict[str, str]) -> str | None:
-    """Return the run of the cell of the training that wrote the file `evidence`: the run with its
-    result, else the run in which it was trained."""
+    """Return the run of the cell whose training wrote the file `evidence`: the run with the cell's
+    result, else the run in which it was trained; None if there is neither."""
     key, value = evidence["key"], evidence["digest"]
     has_result = f"tags.`{DIGEST}.result.{key}` = '{value}' AND tags.kind = 'cell'"
     found = first_run(run.client, run.experiment_id, has_result)
@@ -80,7 +80,7 @@ def cell_of(run: TrackedRun, evidence: dict[str, str]) -> str | None:
 
 
 def write_settings(run: TrackedRun, event: Event) -> None:
-    """Write parameters. If MLflow has another value of one, log that it keeps it, and continue."""
+    """Write parameters. If MLflow rejects a changed value, log a warning and continue."""
     try:
         write_params(run, event)
     except Exception as error:

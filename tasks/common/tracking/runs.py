@@ -35,8 +35,8 @@ DIGEST = "digest"
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """One run on one server, the run of its pipeline, the run of its cell, if it has one, and the
-    round of the experiment of all three."""
+    """One run on one server, with the ids of the runs of its pipeline and, if any, of its cell, and
+    the round to which it belongs."""
 
     client: Any
     experiment_id: str
@@ -128,7 +128,7 @@ def cell_run(client: Any, experiment: str, parent: str, start: Event) -> str:
 def found_or_made(
     client: Any, experiment: str, found: Any, start: Event, name: str, tags: dict[str, str]
 ) -> str:
-    """Return the run `found`, reopened, or a new one if it is None. The run contains other runs."""
+    """Return the id of `found`, a run with child runs, reopened, or of a new one if it is None."""
     if found:
         client.update_run(found.info.run_id, status="RUNNING")
         return str(found.info.run_id)
@@ -171,8 +171,8 @@ def close_cells(pipeline: TrackedRun) -> None:
 
 
 def experiment_id(client: Any, uri: str, name: str) -> str:
-    """Return the experiment's id. The artifacts of a sqlite file are beside it, at an absolute
-    path, as MLflow requires."""
+    """Return the experiment's id; create it if it is missing. With sqlite, its artifacts are beside
+    the database, at an absolute path, as MLflow requires."""
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
         return str(experiment.experiment_id)
@@ -207,8 +207,8 @@ def producer(client: Any, experiment: str, key: str, digest: str) -> str | None:
 
 
 def link(run: TrackedRun, kind: str, key: str, digest: str) -> dict[str, str]:
-    """Return tags with the digest of an input or a cached output, and with the run that wrote it if
-    there is one."""
+    """Return tags with the digest of a file of a `kind` (input, cached or result), and with the run
+    that wrote it if there is one."""
     made_by = producer(run.client, run.experiment_id, key, digest)
     named = {f"{DIGEST}.{kind}.{key}": digest}
     return {**named, **({f"run.{kind}.{key}": made_by} if made_by else {})}

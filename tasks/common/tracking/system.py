@@ -1,5 +1,5 @@
 """The machine's load while a stage runs: MLflow's system metrics, sampled here and sent with the
-stage's own metrics, so that they take the same path if the server is away."""
+stage's own metrics, so that they go to the same file if the server fails."""
 
 import logging
 import threading

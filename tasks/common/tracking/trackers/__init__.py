@@ -24,8 +24,8 @@ Point = dict[str, Any]  # as `journal.point` returns them
 
 @dataclass(frozen=True)
 class MirrorRun:
-    """One training: its id, which is the same after a kill and resume; recipe and seed as its name;
-    the experiment; a folder; and its parameters, empty if only results are added."""
+    """One training run: its id, the same after a kill and resume; RECIPE/SEED as its name; the
+    experiment; the trackers' folder; and its parameters."""
 
     id: str
     name: str
