@@ -1,9 +1,9 @@
-"""The tables of the pipeline: their columns, each with an example row. Stages meet only in these
+"""The tables of the pipeline: their columns, each with an example row. Stages exchange data only in
 files.
 
-A table is checked when it is written and again when it is read, so a wrong column fails there,
-with the name of the file. Its file has a checksum (see `checksums`), so damage on the disk
-fails there as well."""
+A table is checked when it is written and again when it is read: a wrong column is an error that
+names the file. The file has a checksum (see `checksums`), so damage on the disk is an error as
+well."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -72,7 +72,7 @@ def write_checked(path: Path, value: Mapping[str, Any]) -> None:
 
 def read_checked(path: Path) -> dict[str, Any]:
     """Read a file of `write_checked`. Raise ArtifactError, with the file and how to restore it, if
-    it is missing, damaged or edited; and later, for a key that it lacks."""
+    it is missing, damaged or edited. Looking up a missing key in the result raises it as well."""
     try:
         return CheckedValues(path, decode(path.read_bytes()))
     except FileNotFoundError as error:

@@ -6,8 +6,8 @@ versions have are empty in code that runs on all of them, and empty fields are o
 
 Imports are read from the syntax trees, and nothing is imported. An import inside a function counts
 as well, and so does a string that is the name of one of our modules (`Pool("tasks.x.worker")`). A
-module with a computed name, as in `registry`, is not found: the caller passes it as a further
-start."""
+module with a computed name, as in `registry`, is not found: the caller passes it as one more module
+to start from."""
 
 import ast
 import hashlib
@@ -55,15 +55,15 @@ def hexdigest(content: bytes) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """Return 16 hex digits of a file: of its syntax tree if it is Python, else of its bytes."""
+    """Return a 16-digit hex digest: of the syntax tree if the file is Python, else of its bytes."""
     return facts(read(path)).digest if path.suffix == ".py" else hexdigest(read(path))
 
 
 def dump(node: Any) -> str:
     """Return a syntax tree as text: the kind of every node and its non-empty fields.
 
-    It excludes positions, contexts (load or store, implied by the place), string prefixes, and
-    strings that are statements: docstrings, and strings used as comments."""
+    It excludes positions, contexts (load or store, implied by the place), string prefixes, defaults
+    of settings, and strings that are statements: docstrings, and strings used as comments."""
     if isinstance(node, list):
         return f"[{','.join(dump(item) for item in node)}]"
     if not isinstance(node, ast.AST):
@@ -84,7 +84,7 @@ def dump(node: Any) -> str:
 
 
 def is_of_settings(node: ast.AST) -> bool:
-    """Return whether a class has the decorator of settings."""
+    """Return whether a node is a class with the decorator `@settings`."""
     return isinstance(node, ast.ClassDef) and any(
         isinstance(decorator, ast.Name) and decorator.id == "settings"
         for decorator in node.decorator_list
@@ -104,8 +104,8 @@ def without_defaults(node: Any) -> ast.ClassDef:
 
 
 def literal_parts(node: ast.JoinedStr) -> list[ast.expr]:
-    """Return the parts of an f-string with adjacent literals joined, because versions split them
-    differently."""
+    """Return the parts of an f-string with adjacent literals joined, because Python versions split
+    them differently."""
     parts: list[ast.expr] = []
     for part in node.values:
         if isinstance(part, ast.Constant) and parts and isinstance(parts[-1], ast.Constant):
@@ -140,7 +140,7 @@ def imports(path: Path, root: Path) -> frozenset[str]:
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Yield every import as (level, module, names)."""
+    """Yield every runtime import as (level, module, names)."""
     for node in runtime_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((0, alias.name, ()) for alias in node.names)
@@ -198,7 +198,7 @@ def reach(modules: Iterable[str], root: Path) -> set[Path]:
 
 @cache
 def uses(path: Path, root: Path) -> frozenset[Path]:
-    """Return the files that importing or naming in `path` loads directly."""
+    """Return the files that `path` loads directly, by an import or by a name in a string."""
     if path.suffix != ".py":
         return frozenset()
     named = facts(read(path)).strings
@@ -261,8 +261,8 @@ def installed_version(name: str) -> str | None:
 
 
 def version_of(module: str, packages: Iterable[str], root: Path = ROOT) -> str:
-    """Return 16 hex digits of all code that a module runs: the files it reaches, and the versions
-    of `packages`."""
+    """Return the 16-digit hex digest of all code that a module runs: the files it reaches, and the
+    versions of `packages`."""
     files = sorted(reach([module], root))
     code = [[path.relative_to(root).as_posix(), digest_of(path)] for path in files]
     return digest([code, [[name, installed_version(name)] for name in packages]])

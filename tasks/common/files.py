@@ -49,8 +49,8 @@ class WriteError(ArtifactError, OSError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an exception in the block, from whatever library, into a WriteError about `path` if its
-    cause is a full disk, a read-only file system or the like."""
+    """Turn an exception in the block, from any library, into a WriteError about `path` if its cause
+    is a full disk, a read-only file system or the like."""
     try:
         yield
     except WriteError:
@@ -83,7 +83,7 @@ def require_writable(folder: Path) -> None:
 
 def write_reason(error: BaseException) -> str | None:
     """Return why a write failed and the remedy: a full disk, a used-up quota, a missing permission,
-    and so on. Return None if the error is of another kind."""
+    and so on. Return None for an error whose number is not in REASONS."""
     for one in causes(error):
         number = number_of(one)
         if number in REASONS:
@@ -93,7 +93,7 @@ def write_reason(error: BaseException) -> str | None:
 
 def explain_write(error: BaseException, path: Path | None = None) -> str | None:
     """Return `write_reason` as a sentence with the remedy and the file that the error names, or
-    else `path`. Return None if the error is of another kind."""
+    else `path`. Return None if `write_reason` does."""
     why = write_reason(error)
     if why is None:
         return None
@@ -302,14 +302,14 @@ def read_json(path: Path) -> Any:
 
 
 def digest(value: Any) -> str:
-    """Return 16 hex digits of a JSON-like value: equal values have equal digests."""
+    """Return the 16-digit hex digest of a JSON-like value: equal values have equal digests."""
     return hashlib.sha256(
         json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
     ).hexdigest()[:16]
 
 
 def digest_file(path: Path) -> str:
-    """Return 16 hex digits of a file's content. Raise ArtifactError if the file is missing."""
+    """Return the 16-digit hex digest of a file's content. Raise ArtifactError if it is missing."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
@@ -318,8 +318,8 @@ def digest_file(path: Path) -> str:
 
 
 def digest_folder(folder: Path, patterns: Iterable[str] = ("**/*",)) -> str:
-    """Return 16 hex digits of the names and contents of the files in `folder` that match one of
-    `patterns`."""
+    """Return the 16-digit hex digest of the names and contents of the files in `folder` that match
+    one of `patterns`."""
     files = sorted(
         {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     )

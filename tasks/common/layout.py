@@ -1,4 +1,4 @@
-"""The paths of all files of the pipeline: stages meet only in these places."""
+"""The paths of all files of the pipeline: stages exchange data only through these files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +70,8 @@ class Layout:
         return self.root / "draws" / f"{cell}.json"
 
     def measured(self, cell: str) -> Path:
-        """Return the file of a cell's times and lost work, which differ between equal runs. `cell`
-        is for example `profile` or `grpo-0`."""
+        """Return the file of a cell's times and work lost in kills, which differ between identical
+        runs. `cell` is for example `profile` or `grpo-0`."""
         return self.root / "measured" / f"{cell}.json"
 
     def engine_logs(self, cell: str) -> Path:
@@ -88,7 +88,7 @@ class Layout:
         return self.checkpoints / "policy.safetensors"
 
     def unrecorded(self, recipe: str, seed: int) -> Path:
-        """Return the folder that keeps a training's results until DVC has recorded them."""
+        """Return the folder for a training run's results until DVC has recorded them."""
         return self.checkpoints / "finished" / recipe / str(seed)
 
     @property

@@ -94,7 +94,7 @@ def quiet_loggers() -> None:
 
 @contextmanager
 def reaching(location: str) -> Iterator[None]:
-    """Turn an error while `location` is read or written into an ArtifactError with the remedy.
+    """Raise ArtifactError with the remedy for an error in reading or writing `location`.
 
     Damaged content is excluded: a caller that may set a damaged file aside reads its bytes inside
     this block, and parses them outside."""
@@ -119,7 +119,7 @@ def open_file(location: str) -> Iterator[BinaryIO]:
 
 
 def explain(error: Exception) -> str:
-    """Return the fault and the remedy, without text that a server or a library may quote from a
+    """Return the fault and the remedy, without text in which a server or a library may quote a
     credential."""
     if isinstance(error, MISSING):
         return "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"

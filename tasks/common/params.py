@@ -37,7 +37,7 @@ class ParamsError(ValueError):
 @dataclass_transform(frozen_default=True)
 def settings(cls: type[T]) -> type[T]:
     """Make `cls` a frozen dataclass of parameters; a default may be a list or a mapping. The stage
-    `code` writes the values of its fields for every cell that reads them, so the code digests
+    `code` writes the values of the fields for every cell that reads them, so the code digests
     exclude the defaults."""
     for name, value in list(vars(cls).items()):
         if name in cls.__annotations__ and isinstance(value, list | dict):
@@ -189,7 +189,7 @@ def check_finite(value: Any, file: str, *keys: str) -> None:
 
 
 def section(params: Mapping[str, Any], name: str, cls: type[T]) -> T:
-    """Return the section `name` as the dataclass `cls`, with defaults only if the file lacks it."""
+    """Return the section `name` as the dataclass `cls`; if the file lacks it, all its defaults."""
     value = params.get(name)
     return parse({} if value is None else value, cls, name)
 
@@ -229,7 +229,7 @@ def check_keys(
     where: str,
     problems: "Problems",
 ) -> None:
-    """Add the unknown keys, and the missing keys unless an unknown key is their misspelling."""
+    """Add unknown keys to `problems`, and missing ones unless an unknown key is a misspelling."""
     misspelt = set()
     for key in value:
         if key not in allowed:
@@ -283,8 +283,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def convert_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:
-    """Return `value` as the matching type of a union: null, a word of a Literal, or the first other
-    type."""
+    """Return `value` as a type of a union: null, for text a word of the Literals if there are any,
+    or else the first type that is not null."""
     if value is None and type(None) in arguments:
         return None
     words = [word for a in arguments for word in typing.get_args(a)]  # of a Literal

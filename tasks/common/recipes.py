@@ -48,7 +48,7 @@ def describe(name: str) -> str:
 
 def recipe(values: Mapping[str, Any], name: str) -> Recipe:
     """Return the recipe `name`: `allocate`, and `train` as the base section with the recipe's keys
-    replaced. Raise ParamsError if it is unknown or invalid."""
+    merged in (see `over`). Raise ParamsError if it is unknown or invalid."""
     found, base = resolved(values, name), base_train(values)
     changes = {key: over(base.get(key), value) for key, value in found["train"].items()}
     return {**found, "train": {**base, **changes}}
@@ -85,8 +85,8 @@ def has_reference(train: Mapping[str, Any]) -> bool:
 
 def is_scored(train: Mapping[str, Any]) -> bool:
     """Return whether a section `train` needs a pass over a step's rollouts before its first update:
-    for several updates, a limit of the step's log-ratios, or a proximal policy. Slots may need one,
-    too."""
+    for several updates, a limit on the step's log-ratios, or a proximal policy. Slots may need such
+    a pass, too."""
     updates, correction = train["updates"], train.get("correction") or {}
     reads_old = correction.get("ratio_to") != "sampler" or correction.get("reject") is not None
     is_several = updates["epochs"] * updates["minibatches"] > 1
@@ -101,7 +101,7 @@ def teacher_of(train: Mapping[str, Any]) -> Path | None:
 
 
 def runs_of(train: Mapping[str, Any]) -> list[Path]:
-    """Return the results of finished runs whose rollouts a section `train` replays."""
+    """Return the folders of the finished runs whose rollouts a section `train` replays."""
     replay = train.get("replay") or {}
     named = replay.get("folders", []) if replay.get("method") == "runs" else []
     return [Path(folder).expanduser() for folder in named]
@@ -114,8 +114,8 @@ def folders_of(train: Mapping[str, Any]) -> list[Path]:
 
 
 def input_digests(train: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the digests of `folders_of` that are on this machine: other files in the same folder
-    train another policy."""
+    """Return the digests of the folders of `folders_of` that exist on this machine, since their
+    files determine the trained policy; empty if there are none."""
     there = [folder for folder in folders_of(train) if folder.is_dir()]
     found = {str(folder): digest_folder(folder, ("*",)) for folder in there}
     return {"inputs": found} if found else {}

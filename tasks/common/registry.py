@@ -19,8 +19,8 @@ from tasks.common.params import ParamsError, check_keys, convert, gathered, unkn
 
 
 def names(package: ModuleType) -> list[str]:
-    """Return the files and folders of `package` that can be named, excluding its `SHARED` modules,
-    which serve the others."""
+    """Return the names of the modules and packages in `package`, except its `SHARED` modules, which
+    the others use."""
     shared = getattr(package, "SHARED", ())
     return sorted(
         module.name

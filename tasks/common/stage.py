@@ -4,8 +4,8 @@ tracking, and a correct exit status.
     python -m tasks.train --params params.yaml --data data --recipe sgpo --seed 0
 
 The command line contains coordinates only. Values come from the parameter file. Under DVC, recipe
-and seed come from the stage's name in DVC_STAGE (`train@sgpo-0`): in a command, a shell would
-interpret them."""
+and seed come from the stage's name in DVC_STAGE (`train@sgpo-0`), because a shell would interpret
+them in a `cmd`."""
 
 import argparse
 import atexit
@@ -57,7 +57,7 @@ class Stage:
         recipe: str | None = None,
         seed: int | None = None,
     ) -> "Stage":
-        """Return a run that is not recorded, for callers other than commands."""
+        """Return a run that is not recorded, for callers other than a stage's command."""
         options = argparse.Namespace(
             dry_run=False, from_rollouts=None, resume=None, copy=False, before=[]
         )
@@ -89,7 +89,7 @@ def run(
 
     The module is imported in the process that does the work (see `forks`), as are the imports of
     `before`, which runs there first. A stage `of_cell` has a recipe and a seed. They are
-    required unless `alone` is the name of the stage without them."""
+    required unless `alone` names the stage that the module runs without them."""
     name = module.split(".")[1]
     parser = argparse.ArgumentParser(prog=f"python -m tasks.{name}")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameter file")

@@ -34,7 +34,7 @@ def score_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
 
 
 def wilson_interval(successes: npt.ArrayLike, trials: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Return Wilson's score interval for a binomial share, elementwise; (nan, nan) without
+    """Return Wilson's score interval for a binomial proportion, elementwise; (nan, nan) without
     trials."""
     n = np.asarray(trials, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -70,9 +70,9 @@ def bootstrap_interval(
     rng: np.random.Generator,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float]:
-    """Return the percentile interval of the mean of `values` within `bounds`, one value per prompt
-    [P]: prompts are resampled, because the samples of one prompt are not independent. If all values
-    are equal, return `equal_interval`."""
+    """Return the percentile interval of the mean of `values`, [P] one per prompt, which lie within
+    `bounds`: prompts are resampled, because the samples of one prompt are not independent. If all
+    values are equal, return `equal_interval`."""
     values_P = np.asarray(values, dtype=np.float64)
     num_prompts = len(values_P)
     if len(np.unique(values_P.round(12))) == 1:  # equal up to rounding
@@ -121,9 +121,9 @@ def crossed_interval(values_SP: npt.ArrayLike, bounds: tuple[float, float]) -> t
 
 
 def equal_interval(value: float, num: int, bounds: tuple[float, float]) -> tuple[float, float]:
-    """Return the interval of a mean after `num` equal values: a bootstrap would have the width
-    zero. The share of other values may be up to Wilson's upper end for 0 of `num`, and they may be
-    anywhere within `bounds`. At a bound of shares this is Wilson's interval itself."""
+    """Return the interval of a mean after `num` equal values, for which a bootstrap has zero width.
+    The share of other values may be up to Wilson's upper limit for 0 of `num`, and these may be
+    anywhere within `bounds`. For a value of 0 or 1 in [0, 1] this is Wilson's interval itself."""
     others = float(wilson_interval(0, num)[1])
     return value - others * (value - bounds[0]), value + others * (bounds[1] - value)
 
@@ -145,8 +145,8 @@ def half_width(
 
 
 def needed_for_a_point(half: float, num: int) -> int:
-    """Return the number of prompts, or seeds, for a half width of one point. `num` of them resulted
-    in the half width `half`, which falls with the root of their number."""
+    """Return the number of prompts, or seeds, for a half width of one percentage point, if `num`
+    give `half`: the half width falls with the square root of the number."""
     return math.ceil(num * (half / POINT) ** 2)
 
 
@@ -200,8 +200,8 @@ def mixed_probability(
 
 
 def distinct(*counts: npt.NDArray[Any]) -> tuple[tuple[npt.NDArray[Any], ...], npt.NDArray[Any]]:
-    """Return the distinct rows of some columns of small counts, and the index of each row among
-    them."""
+    """Return the distinct rows of `counts`, columns of small whole numbers, and for each row its
+    index among the distinct ones."""
     shape = tuple(int(values.max()) + 1 for values in counts)
     numbers = np.ravel_multi_index(tuple(values.astype(np.int64) for values in counts), shape)
     if math.prod(shape) > len(numbers):
