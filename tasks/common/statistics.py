@@ -89,7 +89,7 @@ def crossed_interval(values_SP: npt.ArrayLike, bounds: tuple[float, float]) -> t
     within `bounds`: seeds and prompts are both random, and every seed answers the same prompts.
 
     The variance of the mean is the variance of the seeds' means over S plus the variance of the
-    prompts' means over P, minus the noise of single answers that both count (two-way random
+    prompts' means over P, minus the noise of single answers, which both include (two-way random
     effects; Searle, Casella and McCulloch, Variance Components, 1992), with Satterthwaite's degrees
     of freedom. If the seeds' means are equal, only the term of the prompts' means counts, or, if
     prompts differ no more than noise, only the noise. A bootstrap of two or three seeds is far too

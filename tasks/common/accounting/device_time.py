@@ -109,7 +109,7 @@ class DeviceTime:
         )
 
     def max_rows(self, tokens: float) -> int:
-        """Return how many rollouts of `tokens` tokens, at least 1, memory has room for."""
+        """Return how many rollouts of `tokens` tokens fit in memory with the weights; 1 or more."""
         free = MEMORY_SHARE * self.device.memory - 2.0 * self.model.parameters
         return max(int(free / (self.model.cache_bytes * max(tokens, 1.0))), 1)
 

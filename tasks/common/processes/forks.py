@@ -2,8 +2,8 @@
 
 A fork server creates a fork for every connection, and sends over the connection the pid of the fork
 and later its exit status. Connections arrive at a socket with an address, for stages, or through a
-socket pair, for the workers of a pool. The end of a connection kills its fork; if the server is
-killed, the kernel kills its forks.
+socket pair, for the workers of a pool. If a client closes its connection or dies, its fork is
+killed; if the server is killed, the kernel kills its forks.
 
 Stages: torch and transformers take four seconds to import. A flow therefore starts a server,
 `python -m flows.pipeline.launch PID forks ADDRESS`, and passes its socket to the stages in

@@ -171,7 +171,7 @@ def write_event(run: TrackedRun, event: Event) -> None:
 
 
 def replay_pending(layout: Layout, uri: str) -> None:
-    """Write earlier stages' pending events, now that the server answers. Keep failed files."""
+    """Write earlier stages' pending events, now that the server responds. Keep failed files."""
     with suppress(OSError), locked(layout.tracking):
         for path in sorted((layout.tracking / "pending").glob("*.jsonl")):
             try:

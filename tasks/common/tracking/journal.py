@@ -121,8 +121,8 @@ class Tracker:
         self._record("model", name=name, digest=digest, weights=weights, **where)
 
     def champion(self, evidence: Path | None, why: str, candidate: Path | None = None) -> None:
-        """Move the alias `champion` to the policy whose training wrote the file `evidence`, and the
-        alias `candidate` likewise; None removes the alias."""
+        """Move the alias `champion` to the policy whose training run wrote the file `evidence`, and
+        `candidate` likewise; None removes the alias."""
         self._record(
             "champion", evidence=self._named(evidence), why=why, candidate=self._named(candidate)
         )

@@ -1,8 +1,8 @@
 """The messages to the trackers of `tracking.also`: for each recipe and seed its parameters, its
 curves over steps, and its results in the report.
 
-One process (`trackers`) writes all of them, through a pipe. A stage waits for it only when it ends,
-up to LAST_SECONDS. If messages pile up, or the process dies, later ones are dropped with a warning.
+One process (`trackers`) writes all of them, through a pipe. A running stage never waits for it, a
+finished one up to LAST_SECONDS: if messages pile up, later ones are dropped with a warning.
 
 A training run has the same id after a kill and resume: the id is in a file beside the record, with
 a digest of the run's parameters and inputs, and the report finds the id there by the digest of the
@@ -204,5 +204,5 @@ class Mirrors:
 
 
 def new_run(key: str | None) -> dict[str, Any]:
-    """Return the note of a new run: a random id, and `key`, the digest of its training."""
+    """Return the note of a new run: a random id, and `key`, which identifies its training run."""
     return {"id": secrets.token_hex(4), "key": key, "curve": None, "result": None}
