@@ -28,8 +28,8 @@ class BackgroundGrader:
     error, or call `close`.
 
     Too many failures among `total` answers raise FailureRateError, but only after `min_judged`
-    answers (see `Grader`); after an error, every submission fails with it. `on_graded(n)` is
-    called in the thread whenever n more answers are graded."""
+    answers (see `Grader`); after an error, every submission fails with the same error.
+    `on_graded(n)` is called in the thread whenever n more answers are graded."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class BackgroundGrader:
         self.close()
 
     def close(self) -> None:
-        """Stop the processes and the thread once all submitted answers are graded. After an error,
-        stop within a fraction of a second, or as soon as the processes have started."""
+        """Stop the processes and the thread once all submitted answers are graded. If the `with`
+        block failed, cancel them, and wait for at most CANCEL_SECONDS."""
         try:
             closed = self.thread.submit(self.grader.close)
         except RuntimeError:
@@ -73,7 +73,7 @@ class BackgroundGrader:
         return future
 
     def run(self) -> None:
-        """Grade waiting answers until the grader is closed."""
+        """Grade all waiting answers together. `submit` schedules one call per submission."""
         requests = [self.waiting.get() for _ in range(self.waiting.qsize())]
         answers = [answer for each, _ in requests for answer in each]
         try:
@@ -89,7 +89,7 @@ class BackgroundGrader:
                     future.set_exception(error)
 
     def report(self, number: int) -> None:
-        """Report `number` more verdicts; the pool calls this several times a second."""
+        """Report `number` more verdicts. The pool calls this several times a second."""
         if self.is_cancelled:
             raise Cancelled
         if self.on_graded and number:

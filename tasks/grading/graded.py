@@ -1,8 +1,8 @@
 """Turn sampled rows into graded rollouts, the table ROLLOUTS: grade completions while others are
 still being sampled, and return all rollouts in order.
 
-Only some texts are in memory at a time; the other texts and the verdicts are in files. Memory keeps
-an 8-byte digest per rollout, which identifies texts that have already been graded."""
+Only some texts are in memory at a time; the other texts and the verdicts are in files. An 8-byte
+digest per rollout stays in memory; it identifies texts that have already been graded."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +32,9 @@ SAMPLED = (ROW, *(name for name in ROLLOUTS.columns if name not in (*JUDGED, "gr
 class Source(Protocol):
     """A source of rollouts, such as `store.fixed_policy.StoredRollouts`.
 
-    Its parts contain a number `row` from 0 to `num_rows`, the columns SAMPLED, and three columns of
-    the prompt: `verifier`, `answer` (the gold) and `prompt` (the text). All rollouts of a prompt
-    are within `rows_per_part` rows."""
+    Its parts have the columns SAMPLED (`row` counts from 0 to `num_rows` - 1) and three of the
+    prompt: `verifier`, `answer` (the gold) and `prompt` (the text). The rollouts of a prompt are
+    all in one block of `rows_per_part` rows."""
 
     num_rows: int
     rows_per_part: int
@@ -45,7 +45,7 @@ class Source(Protocol):
 
 
 class GradedRollouts:
-    """The rollouts of one source. Call `judge` and `add`, `keep_verdicts(0)`, then read `parts`."""
+    """The rollouts of one source. `add` all of them, call `keep_verdicts(0)`, then read `parts`."""
 
     def __init__(
         self, source: Source, grader: BackgroundGrader, buffers: list[DiskBuffer], greedy: bool

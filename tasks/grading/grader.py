@@ -47,7 +47,7 @@ class Grader:
     `judge` returns errors.
 
     Too many failures raise FailureRateError, but only after `min_judged` answers: a training step
-    is a small sample, and one prompt that cannot be graded must not end a run. If `total` answers
+    is a small sample, and one prompt that cannot be graded must not stop a run. If `total` answers
     are expected, the limit is a share of `total`."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Grader:
         requests: Sequence[tuple[str, str | None, str, str]],
         on_done: Callable[[int], object] | None = None,
     ) -> list[Verdict]:
-        """Return the verdict on each (verifier, completion or None for the gold, gold, prompt)."""
+        """Return the verdict on each (verifier, completion, gold, prompt), or on a gold alone."""
         if not requests:
             return []
         by_judge: dict[str, list[int]] = {}
@@ -124,7 +124,7 @@ class Grader:
         return [verdicts[place] for place in range(len(requests))]
 
     def judge_of(self, name: str) -> "Judge":
-        """Return the language model configured under this name."""
+        """Return the judge (a language model) configured under this name."""
         if name not in self.judges:
             # import the client only if there is a judge
             from tasks.grading.judge import Judge, VerdictStore
@@ -170,8 +170,8 @@ class Grader:
             self.pool = None
 
     def check_failures(self, answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> None:
-        """Raise FailureRateError when the share of `timeout` and `error` is above the limit. Log a
-        warning for failures below it."""
+        """Count the `timeout` and `error` verdicts. If there are any, raise FailureRateError when
+        their share of all verdicts so far is above the limit; otherwise log a warning."""
         failed = [
             i for i, verdict in enumerate(verdicts) if verdict.outcome in ("timeout", "error")
         ]

@@ -1,7 +1,7 @@
 """Verdicts of a language model behind a server, for the verifier `judge`.
 
-Requests run in parallel through the `openai` client, which retries failed requests. They are tasks
-and not threads, so that an interrupt cancels a request that the server does not answer. Every
+Requests run in parallel through the `openai` client, which retries failed requests. They are
+asyncio tasks, not threads, so that an interrupt cancels a request that gets no response. Every
 verdict is stored in a database file as soon as it arrives, so a stage that was killed repeats no
 request, and an unchanged stage sends none. Each row has a checksum: a damaged row counts as
 missing, and a damaged file is an error."""
@@ -118,15 +118,15 @@ class Judge:
         self.headers: Any = {name: openai.Omit() for name in names}
 
     def identity(self) -> list[Any]:
-        """Return the settings that can change a verdict, without the address and the limits."""
+        """Return the settings that can change a verdict, such as the model, but not the URL."""
         s = self.settings
         return [s.model, s.template, s.right, s.wrong, s.votes, s.temperature, s.max_tokens]
 
     def grade(
         self, answers: Sequence[tuple[str, str]], on_done: Callable[[int], object]
     ) -> list[Verdict]:
-        """Return the verdict on each (completion, gold). Raise ArtifactError if the server refuses
-        a request or is unreachable."""
+        """Return the verdict on each (completion, gold), stored or new. Raise ArtifactError if the
+        server is unreachable, rejects a request or sends no chat completion."""
         keys = [digest([*self.identity(), *answer]) for answer in answers]
         known = self.store.get(list(dict.fromkeys(keys)))
         on_done(sum(key in known for key in keys))
@@ -153,8 +153,8 @@ class Judge:
         on_wait: Callable[[], object],
     ) -> None:
         """Judge the answers, `concurrency` at a time, and call `add` for every verdict. Call
-        `on_wait` several times a second. An error, also in these functions, cancels all requests.
-        """
+        `on_wait` several times a second. An error cancels all requests, even if it is raised in
+        these functions."""
         s = self.settings
         waiting = iter(answers.items())
 
@@ -185,7 +185,7 @@ class Judge:
                 await asyncio.gather(*workers, return_exceptions=True)
 
     async def judge(self, client: openai.AsyncOpenAI, completion: str, gold: str) -> Judged:
-        """Return the majority of the votes on one answer, and the number of tokens."""
+        """Return the majority verdict on one answer (a tie is `wrong`), and the token count."""
         s = self.settings
         texts = {"completion": completion, "gold": gold}
         question = PLACES.sub(lambda found: texts[found[1]], s.template)
@@ -227,7 +227,7 @@ class Judge:
         return Verdict(outcome, first[-MAX_REASON:], share), tokens
 
     def vote(self, reply: str) -> bool | None:
-        """Return the vote in a reply: the last of the two words; None without either word."""
+        """Return whether the last vote in a reply is the word `right`; None without a vote."""
         right, wrong = map(re.escape, (self.settings.right, self.settings.wrong))
         words = list(re.finditer(rf"(?<!\w)(?:(?P<right>{right})|{wrong})(?!\w)", reply))
         return words[-1]["right"] is not None if words else None

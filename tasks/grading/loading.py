@@ -10,9 +10,9 @@ define:
   check golds before sampling; None if no single completion can contain the gold (the gold must then
   not be an `error`). Without the function, the gold itself is the completion. Set
   `canonical_completion = None` if no completion can contain a gold.
-- `texts(answer)`: returns the answers of a gold that lists several in a form of its own.
+- `texts(answer)`: returns the answers of a gold that lists several in the verifier's own form.
 - `uses(settings)`: returns the names of verifiers that this verifier calls; `verify` then receives
-  them as `verifiers`, by name.
+  a mapping `verifiers` from these names to the loaded verifiers.
 - `ALONE = True`: no other verifier may call it.
 - `ready(settings)`: fills caches before the grading processes are forked, and raises ParamsError if
   the verifier cannot work on this machine; called when the verifier is loaded.
@@ -59,8 +59,8 @@ class Verifier:
     version: str
 
     def verify(self, completion: str, answer: str, prompt: str = "") -> Verdict:
-        """Return the verdict on a completion, given its gold and, if known, its prompt. An answer
-        must not copy a formula of the prompt."""
+        """Return the verdict on a completion, given its gold and, if known, its prompt. With
+        REFUSES_COPIES, an answer that copies a formula of the prompt is `wrong`."""
         if self.others:
             return self.function(completion, answer, prompt)
         verdict = self.judge(completion, answer)
@@ -77,9 +77,9 @@ class Verifier:
         return self.function(after_think(completion) if self.after_think else completion, answer)
 
     def check(self, answer: str, given: str = "") -> Verdict:
-        """Return the verdict on a gold: the first fault found by a called verifier, the verdict on
-        the gold's canonical completion, or `correct`. With another gold `given`: the verdict on the
-        canonical completion of that one, by the first of several verifiers."""
+        """Return the verdict on a gold: on its canonical completion (`correct` if it has none), or
+        the first fault found by a called verifier. With another gold `given`: the verdict on the
+        canonical completion of `given`, by the first of the called verifiers, if any."""
         usable = Verdict("correct", "")
         if self.others:
             verdicts = (other.check(answer, given) for other in self.others[: 1 if given else None])
@@ -92,7 +92,7 @@ class Verifier:
 
     def same(self, gold: str, other: str) -> bool:
         """Return whether two golds are the same: their forms and tolerances are equal, and each
-        answer of one is correct for an answer of the other."""
+        answer of either gold is correct for an answer of the other."""
         texts = getattr(self.module, "texts", lambda answer: read_gold(answer).answers)
         forms = [replace(read_gold(answer), answers=()) for answer in (gold, other)]
         same = [[self.check(b, a).outcome == "correct" for b in texts(other)] for a in texts(gold)]

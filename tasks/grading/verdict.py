@@ -7,7 +7,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Verdict:
     """`outcome` is one of artifacts.OUTCOMES; `answer` is the extracted answer, or the reason for
-    `error` and `timeout`.
+    the outcome.
 
     `partial` is the verifier's score in [0, 1], if it computes one. `parts` are the scores of the
     verifiers of a composite, in order; `partial` is then their weighted sum."""

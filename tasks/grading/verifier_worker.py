@@ -4,9 +4,9 @@ The configuration contains the verifiers and the limits; the handshake returns t
 verifiers. A request is an answer, [verifier, completion, gold, prompt]. If the completion is null,
 the worker checks the gold.
 
-This is the only place that catches errors broadly: a verifier that raises yields the outcome
-`error`, which never counts as a wrong answer. An answer that exceeds the memory limit or
-the time limit is a `timeout`."""
+Errors of any kind are caught here: a verifier that raises yields the outcome `error`, which never
+counts as a wrong answer. An answer that exceeds the memory limit or the time limit is a
+`timeout`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,8 +22,8 @@ MAX_ANSWER = 1000  # characters kept of an extracted answer
 def judge(
     verifiers: Mapping[str, Verifier], name: str, completion: str | None, answer: str, prompt: str
 ) -> Verdict:
-    """Return the verdict of the verifier `name`; without a completion its verdict on the gold, or
-    whether the gold in place of a prompt is the same."""
+    """Return the verdict of the verifier `name`. Without a completion, return its verdict on the
+    gold or, if `prompt` contains another gold, whether the two golds are the same."""
     try:
         verifier = verifiers[name]
         if completion is None and prompt:

@@ -1,11 +1,11 @@
 r"""Detect answers that only copy a formula of the prompt: `513^2 - 487^2` equals the gold of
 "Compute $513^2 - 487^2$" without solving anything.
 
-An answer is a copy if it still calculates something (`\frac{6}{4}`, `\gcd(12,18)`, `(x+1)^2`), is
+An answer is a copy if it is an unevaluated expression (`\frac{6}{4}`, `\gcd(12,18)`, `(x+1)^2`), is
 written like a formula of the prompt, and is not written like the gold. Brackets, multiplication
 signs, the order of terms and factors, added zeros and ones (`-0`, `/1`, `^1`) and added signs do
 not matter. Numbers, reduced fractions, names and lists of these are never copies. Not supported:
-formulas within others, and other rewriting."""
+formulas within formulas, and any other rewriting."""
 
 import math
 import re
@@ -85,8 +85,8 @@ def copied_value(
 
 @lru_cache(maxsize=256)
 def formulas(prompt: str) -> dict[Symbols, str]:
-    """Return the formulas of a prompt that calculate something, by key: formulas between delimiters
-    and in running text, the sides of equations, and the parts of lists."""
+    """Return the unevaluated formulas of a prompt, keyed by their symbols: formulas between
+    delimiters and in running text, the sides of equations, and the parts of lists."""
     prompt = prompt[-MAX_PROMPT:]
     found = [
         "".join(filter(None, match.groups())).rstrip("?. ") for match in FORMULA.finditer(prompt)
@@ -108,7 +108,7 @@ def forms(value: str) -> Iterator[str]:
 
 
 def calculates(value: str) -> bool:
-    """Return whether an answer is more than a number, a name or a list of numbers and names."""
+    """Return whether an answer is an unevaluated expression: no number, name or list of these."""
     number = NUMBER.fullmatch(value.strip())
     if number is None:
         bare = DEGREES.sub("", without_text(value)).strip()

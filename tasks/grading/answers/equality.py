@@ -67,7 +67,7 @@ ARITHMETIC = re.compile(r"[-+*/^(){}\d\s.]+")
 
 
 def same(gold: str, given: str, tolerance: Tolerance, dialect: str = "latex") -> bool | None:
-    """Return whether the answer `given` equals the gold; None if it cannot be read."""
+    """Return whether `given` equals a gold written in `dialect`; None if `given` is unreadable."""
     if dialect == "sympy":
         return same_as_python(gold, given, tolerance)
     gold, given = of_gold(gold), clean(given)
@@ -85,8 +85,8 @@ def same(gold: str, given: str, tolerance: Tolerance, dialect: str = "latex") ->
 
 
 def same_as_python(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Apply `same` to a gold in Python notation. Compare it in LaTeX, to which all rules apply, and
-    directly with an answer in the same notation."""
+    """Apply `same` to a gold in Python notation. Compare its LaTeX form by all rules, and the gold
+    itself with an answer in Python notation."""
     if key(gold) == key(clean(given)):
         return True
     expression, answer = symbolic.from_python(gold), symbolic.from_python(clean(given))
@@ -131,7 +131,7 @@ def by_name(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def by_time(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare times of day: `4:40 a.m.`, or `4:40` without a.m. or p.m."""
+    """Compare times of day; one of the two may lack a.m. or p.m.: `4:40 a.m.` and `4:40`."""
     first, second = TIME.fullmatch(TEXT.sub(r"\1", gold)), TIME.fullmatch(TEXT.sub(r"\1", given))
     if first is None or second is None or not (first["half"] or second["half"]):
         return None
@@ -191,7 +191,7 @@ def numbers_equal(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def apart(text: str) -> str:
-    """Return `100g` as `100 g`. Without the space it is a product, unless the other has a unit."""
+    """Return `100g` as `100 g`, to compare it with a value with a unit; else `g` is a factor."""
     return re.sub(r"(?<=\d)([a-zA-Z])$", r" \1", text)
 
 
@@ -231,15 +231,15 @@ def by_interval(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def same_interval(gold: Interval, given: Interval, tolerance: Tolerance) -> bool:
-    """Return whether two intervals have the same brackets and ends."""
+    """Return whether two intervals have the same brackets and endpoints."""
     if gold[0] + gold[3] != given[0] + given[3]:
         return False
     return bool(same(gold[1], given[1], tolerance) and same(gold[2], given[2], tolerance))
 
 
 def by_list(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare lists of values in any order. Brackets other than braces keep their order and are
-    left to the library."""
+    """Compare lists of values in any order. In brackets other than braces the order counts: such a
+    list is a single value here, which `by_symbols` compares."""
     first, second = parts_of(gold), parts_of(given)
     if len(first) == 1 and len(second) == 1:
         return None
@@ -249,7 +249,7 @@ def by_list(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def same_point(gold: str, given: str, tolerance: Tolerance) -> bool:
-    """Return whether one answer is a point and the other one lists its coordinates by name."""
+    """Return whether one answer is a point and the other assigns its coordinates: `x=1, y=2`."""
     first, second = point_of(gold), point_of(given)
     if (first is None) == (second is None):
         return False
@@ -267,7 +267,7 @@ def same_list(
 
 
 def by_equation(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare an equation with a value: its right side counts if its left side is a single name."""
+    """Compare an equation with a value: its right side, if its left side names or calculates it."""
     first, second = sides_of(gold), sides_of(given)
     one_name = is_named(first[0]) and key(first[0]) == key(second[0])
     if one_name and len(first) == len(second) == 2 and not SEPARATED.search(gold + given):
@@ -314,7 +314,7 @@ def is_name(side: str) -> bool:
 
 
 def by_symbols(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare all other answers as mathematical expressions."""
+    """Compare as mathematical expressions, if none of the RULES applies."""
     (gold_value, gold_unit), (given_value, given_unit) = units.split(gold), units.split(given)
     scale = units.conversion(gold_unit, given_unit)
     if scale is None:

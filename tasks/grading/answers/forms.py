@@ -67,7 +67,7 @@ def is_word(text: str) -> bool:
 
 
 def is_denied(text: str, start: int, end: int) -> bool:
-    """Return whether the text rules out the answer at this place: `not 42`, `42 is wrong`."""
+    """Return whether the text rules out its answer at [start, end): `not 42`, `42 is wrong`."""
     before = DENIED.search(text[max(start - NEAR, 0) : start])
     return before is not None or REJECTED.match(text, end) is not None
 
@@ -89,15 +89,15 @@ def based(text: str) -> tuple[str, str | None]:
 
 
 def rule_of(text: str) -> str:
-    r"""Return the rule in a set-builder (`x > 2` in `\{x \mid x > 2\}`), or the text itself."""
+    r"""Return a set-builder's condition (`x > 2` in `\{x \mid x > 2\}`), or the text itself."""
     found = BUILDER.fullmatch(text)
     return found["rule"] if found else text
 
 
 @lru_cache(maxsize=4096)
 def interval_of(text: str) -> Interval | None:
-    """Return the brackets and ends of an interval written as such, as a set-builder, as membership,
-    or as inequalities in one variable."""
+    """Return (left bracket, low, high, right bracket) of an interval, a set-builder, a membership
+    or inequalities in one variable; None for any other text."""
     if member := MEMBER.fullmatch(text):
         text = member["set"]
     if outward := OUTWARD.fullmatch(text):
@@ -133,8 +133,8 @@ def union_of(text: str) -> tuple[Interval, ...] | None:
 
 @lru_cache(maxsize=4096)
 def chain_of(text: str, shortest: int = 3) -> Sides | None:
-    """Return the sides of a chain of inequalities in ascending order, and the signs between them:
-    `<` or `\\le`."""
+    """Return the sides of a chain of inequalities, `shortest` or more, in ascending order, and the
+    signs between them, `<` or `\\le`; None for any other text."""
     signs = [found.strip() for found in RELATION.findall(text)]
     sides = [side.strip() for side in RELATION.split(text)]
     if len(sides) < shortest or not all(sides) or "=" in text or "," in text:
@@ -186,7 +186,7 @@ def signed(text: str) -> tuple[str, ...]:
 
 
 def point_of(text: str) -> str | None:
-    """Return `x = 1, y = 2` as the point `(1, 2)`, ordered by the letters."""
+    """Return `x = 1, y = 2` as the point `(1, 2)`, in the order of the names; else None."""
     sides = [re.fullmatch(r"\s*([a-zA-Z])\s*=\s*([^=]+)", part) for part in parts_of(text)]
     known = sorted((side[1], side[2].strip()) for side in sides if side)
     if len(sides) < 2 or len({name for name, _ in known}) < len(sides):

@@ -3,7 +3,7 @@
 - `{"any": ["1/2", "0.5"]}`: one of them is enough.
 - `{"all": ["1", "-3"]}`: the completion must contain all of them and no other, in any order.
 - `{"answer": "3.14", "tolerance": 0.01}`: the allowed absolute error of numbers;
-  `relative_tolerance` is relative to the gold instead. `any` and `all` may also contain one.
+  `relative_tolerance` is relative to the gold instead. Either may also accompany `any` or `all`.
 
 Any other text is a single, exact answer. Used by `numeric` and `math`."""
 
@@ -49,7 +49,7 @@ def read_gold(answer: str, relative_tolerance: float | None = None) -> Gold:
 
 
 def form_of(answer: str) -> dict[str, Any] | None:
-    """Return the JSON object of a gold in one of the forms, or None: `{1, 2}` is an answer."""
+    """Return a gold in one of the JSON forms, or None for other text, such as the set `{1, 2}`."""
     if not answer.lstrip().startswith('{"'):
         return None
     try:

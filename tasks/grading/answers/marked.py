@@ -39,9 +39,9 @@ def gold_boxed(gold: str) -> str | None:
 
 
 def last_boxes(text: str, joined: re.Pattern[str] = JOINED) -> str:
-    """Return the text from its last box on, or from the first of the last boxes if only `and` or
-    `,` joins them: of several answers, the last one counts. A text with at most one box is returned
-    whole."""
+    """Return the part of a text with its last boxes (several, if only `and` or `,` joins them): the
+    text after the box before them, or the whole text if there is none. Of several answers, the last
+    one counts."""
     start = len(text)
     closed = closing_braces(text)
     for box in list(BOX.finditer(text))[: -MAX_BOXES - 1 : -1]:

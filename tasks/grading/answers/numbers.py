@@ -52,7 +52,7 @@ EXACT = Tolerance()
 
 def typed(text: str) -> str:
     """Return the text with ASCII minus signs and spaces, and with full-width digits, superscripts
-    and single-character fractions (½) in their usual form."""
+    and single-character fractions (½) in ASCII or LaTeX."""
     if text.isascii():
         return text
     text = (
@@ -78,7 +78,7 @@ def plain(found: re.Match[str]) -> str:
 
 def value_of(found: re.Match[str]) -> tuple[Number, bool]:
     """Return the value of a match of NUMBER, and whether it is a percentage (the value is then the
-    number before the sign)."""
+    number before the percent sign)."""
     percent = found["percent"] is not None
     value = unsigned(found)
     return -value if found["sign"] == "-" else value, percent

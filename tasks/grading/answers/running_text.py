@@ -35,8 +35,8 @@ SAID = re.compile(
 
 
 def formulas(text: str) -> Iterator[str]:
-    """Yield the formulas and numbers of a running text, the most likely answer first: in
-    math-verify's order of anchors, then from the last. Denied formulas are skipped."""
+    """Yield the formulas and numbers in running text, likeliest first: by math-verify's pattern
+    priority, then last to first. Those that the text denies are skipped."""
     text = BESIDE_EAST.sub(" ", numbers.typed(text[-MAX_TEXT:]))
     by_priority: dict[int, list[re.Match[str]]] = {}
     for patterns, _ in get_extraction_regexes(EXTRACTION):
@@ -53,8 +53,8 @@ def formulas(text: str) -> Iterator[str]:
 
 
 def start_of(match: re.Match[str]) -> int:
-    """Return the start of the formula in a match of one of the library's patterns, after its
-    anchor."""
+    """Return the index at which the formula starts in a match of one of math-verify's patterns,
+    after words such as `the answer is`."""
     return min(match.start(name) for name, value in match.groupdict().items() if value)
 
 
@@ -65,7 +65,7 @@ def stated_words(text: str) -> str | None:
 
 
 def formula_of(match: re.Match[str]) -> str:
-    """Return the formula in a match of one of the library's patterns, without its anchor."""
+    """Return the formula in a match of one of math-verify's patterns, without words before it."""
     groups = match.groupdict()
     latex = [value for name, value in groups.items() if "latex" in name and value]
     if latex:
@@ -112,8 +112,8 @@ def outside_braces(text: str) -> str:
 
 
 def is_prose(text: str) -> bool:
-    """Return whether a marked answer is a sentence around its answer: two or more words that are
-    neither units nor mathematics."""
+    """Return whether a marked answer is a sentence that contains the answer: it has two or more
+    words that are neither units nor mathematics."""
     if meaning(clean(text)) is not None:
         return False  # no solution, the empty set
     bare = re.sub(r"\\[a-zA-Z]+|(?<!\\)\$[^$]*\$", " ", outside_braces(text))
@@ -124,7 +124,7 @@ def is_prose(text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def of_gold(gold: str) -> str:
-    """Return the answer in a gold: its box or boxes, else its only formula, else the whole gold."""
+    """Return a gold's answer: its boxes, the likeliest formula if it has `$`, or the whole gold."""
     boxed = gold_boxed(gold)
     if boxed is not None:
         return clean(boxed)

@@ -1,7 +1,7 @@
-r"""Mathematics as sympy expressions: parsed from LaTeX by math-verify's library, from Python
+r"""Mathematics as sympy expressions: parsed from LaTeX by math-verify's parser, from Python
 notation by a syntax tree (nothing is executed), and compared.
 
-Units are not removed here, unlike in the library's parser: `5-5c` is not 0."""
+Units are kept, unlike by default in that parser: `5-5c` is not 0."""
 
 import ast
 import math
@@ -94,8 +94,8 @@ def from_latex(text: str) -> Any:
 
 @lru_cache(maxsize=4096)
 def from_python(text: str) -> Any:
-    """Parse Python notation into a sympy expression. Return None if it contains anything except
-    numbers, names, operators and the FUNCTIONS, or if a number has too many digits."""
+    """Parse Python notation into a sympy expression. Return None for text that is too long, that
+    `build` does not support, or whose value would be enormous."""
     if len(text) > MAX_LATEX:
         return None
     text = re.sub(r"(?<![<>=!])=(?!=)", "==", text.strip().replace("^", "**"))
@@ -189,7 +189,7 @@ def power(base: Any, exponent: Any) -> Any:
 
 def equal(gold: Any, given: Any, tolerance: Tolerance) -> bool:
     """Return whether two expressions are equal: numbers exactly or within the tolerance, tuples,
-    sets, intervals and matrices element by element, everything else by the library."""
+    sets, intervals and matrices element by element, anything else by math-verify."""
     if is_number(gold) and is_number(given):
         found = equal_numbers(gold, given, tolerance)
     else:
@@ -222,7 +222,7 @@ def all_equal(golds: Iterable[Any], given: Iterable[Any], tolerance: Tolerance) 
 
 
 def is_number(value: Any) -> bool:
-    """Return whether an expression is a finite number, and not a percentage (which the library
+    """Return whether an expression is a finite number, and not a percentage (which the LaTeX parser
     leaves partly unevaluated)."""
     return (
         isinstance(value, sympy.Expr)
@@ -249,8 +249,8 @@ def equal_numbers(gold: Any, given: Any, tolerance: Tolerance) -> bool | None:
 
 
 def rational(value: Any) -> Fraction | None:
-    """Return the value of an expression that only adds, multiplies and raises rational numbers to
-    whole powers; None for other expressions, and for too many digits."""
+    """Return the value of an expression that consists of sums, products and whole powers of
+    rational numbers; None for other expressions, and for too many digits."""
     if isinstance(value, sympy.Float):
         return Fraction(str(value))
     if isinstance(value, sympy.Rational):
@@ -273,7 +273,7 @@ def rational(value: Any) -> Fraction | None:
 
 
 def angle(scale: Fraction) -> Any:
-    """Return the factor that converts degrees to radians, or back for a `scale` above 1."""
+    """Return the factor from degrees to radians; for a `scale` above 1, the inverse."""
     return 180 / sympy.pi if scale > 1 else sympy.pi / 180
 
 

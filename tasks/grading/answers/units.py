@@ -12,7 +12,7 @@ from functools import cache
 
 from tasks.grading.answers.numbers import NUMBER
 
-# dimension -> names of a unit, separated by spaces, and its size in the dimension's first unit
+# dimension -> names of a unit, separated by spaces, and its size in base units (m, kg, s, ...)
 TABLE: dict[str, dict[str, str]] = {
     "length": {
         "m metre meter 米": "1",
@@ -121,8 +121,8 @@ COUNTED = re.compile(r"(?P<value>.*[\d}\)]) (?P<word>[a-z]{3,}(?: [a-z]{3,}){0,3
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit as powers of dimensions, its size in their first units, and the factor of a count word
-    before it (`million` is 10^6)."""
+    """A unit as powers of dimensions, its size in base units (metre, kilogram, second, ...), and
+    the factor of a count word before it (`million` is 10^6)."""
 
     dimensions: tuple[tuple[str, int], ...] = ()
     size: Fraction = Fraction(1)
@@ -198,8 +198,8 @@ def read(text: str) -> Unit | None:
 
 def conversion(gold: Unit | None, given: Unit | None) -> Fraction | None:
     """Return the factor that converts a value from the unit of the answer to the unit of the gold;
-    None if they measure different quantities. An unknown or missing unit is assumed to be the
-    gold's."""
+    None if they measure different quantities. An unknown or missing unit is assumed to match the
+    other one."""
     gold, given = gold or NONE, given or NONE
     scale = given.count / gold.count
     if not gold.dimensions or not given.dimensions:
@@ -239,7 +239,7 @@ def split(text: str) -> tuple[str, Unit | None]:
 
 
 def temperature(found: re.Match[str]) -> str:
-    """Return the spelled name of °C or °F."""
+    """Return the spelled-out name of a matched °C or °F."""
     is_celsius = (found["set"] or found["bare"] or found["one"]) in ("C", "℃")
     return " celsius" if is_celsius else " fahrenheit"
 
@@ -268,7 +268,7 @@ def last_of_value(text: str) -> int:
 
 def is_numeric(text: str) -> bool:
     r"""Return whether an expression is a number: it has digits, and no letters except in LaTeX
-    commands, `e` of an exponent and π."""
+    commands, the `e` of an exponent, and π."""
     if FUNCTION.search(text):
         return False  # the text after it is its argument
     bare = re.sub(r"\\[a-zA-Z]+|(?<=\d)[eE](?=[-+]?\d)|π|\bpi\b", " ", text)

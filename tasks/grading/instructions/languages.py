@@ -59,7 +59,7 @@ LANGUAGES = frozenset(
 
 
 def could_be(text: str, language: str) -> bool:
-    """Return whether a text may be in a language, by `language_of`."""
+    """Return whether a text may be in a language, as far as `language_of` can determine that."""
     found = language_of(text)
     return found in (language, None) or language in WORDS.get(str(found), ())
 
@@ -82,7 +82,7 @@ def language_of(text: str) -> str | None:
 
 
 def script_of(letter: str) -> str:
-    """Return the script of a letter."""
+    """Return the script of a letter: the first word of its Unicode name."""
     return unicodedata.name(letter, "").partition(" ")[0]
 
 

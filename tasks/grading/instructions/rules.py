@@ -29,8 +29,8 @@ MARKERS = {
 
 
 def compares(number: int, relation: str, limit: float) -> bool:
-    """Return whether a number is `less than` or `at least` a limit. Raise ValueError for another
-    relation."""
+    """Return whether a number is below a limit (relation `less than`), or not (`at least`). Raise
+    ValueError for another relation."""
     if relation == "less than":
         return number < limit
     if relation == "at least":
@@ -42,29 +42,29 @@ def compares(number: int, relation: str, limit: float) -> bool:
 
 
 def has_keywords(text: str, *, keywords: list[str]) -> bool:
-    """Return whether all keywords occur, also within words, in any case."""
+    """Return whether all keywords occur, also within words, ignoring case."""
     return all(keyword.lower() in text.lower() for keyword in keywords)
 
 
 def keyword_frequency(text: str, *, keyword: str, frequency: int, relation: str) -> bool:
-    """Return whether the count of a keyword meets the relation."""
+    """Compare the count of a keyword, ignoring case, with `frequency`."""
     return compares(text.lower().count(keyword.lower()), relation, frequency)
 
 
 def no_forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
-    """Return whether none of the words occurs as a whole word."""
+    """Return whether none of the words occurs as a whole word, ignoring case."""
     return not any(
         re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words
     )
 
 
 def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
-    """Return whether the count of a letter, in any case, meets the relation."""
+    """Compare the count of a letter, ignoring case, with `let_frequency`."""
     return compares(text.lower().count(letter.lower()), let_relation, let_frequency)
 
 
 def in_language(text: str, *, language: str) -> bool:
-    """Return whether the response is in a language; an undetected language counts as following.
+    """Return whether the response is in a language; an undetermined language counts as that one.
     Raise ValueError for a language that cannot be detected."""
     if language not in LANGUAGES:
         raise ValueError(f"the language {language!r} is none of {', '.join(sorted(LANGUAGES))}")
@@ -75,7 +75,7 @@ def in_language(text: str, *, language: str) -> bool:
 
 
 def number_of_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
-    """Return whether the number of sentences meets the relation."""
+    """Compare the number of sentences with `num_sentences`."""
     return compares(count_sentences(text), relation, num_sentences)
 
 
@@ -103,15 +103,15 @@ def number_of_paragraphs(text: str, *, num_paragraphs: int) -> bool:
 
 
 def number_of_words(text: str, *, num_words: int, relation: str) -> bool:
-    """Return whether the number of runs of letters, digits and underscores meets the relation."""
+    """Compare the number of words (runs of letters, digits and underscores) with `num_words`."""
     return compares(sum(1 for _ in re.finditer(r"\w+", text)), relation, num_words)
 
 
 def first_word_of_paragraph(
     text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
 ) -> bool:
-    """Return whether there are exactly this many paragraphs separated by two line breaks, and the
-    stated one starts with the word."""
+    """Return whether there are exactly this many paragraphs separated by two line breaks, and
+    paragraph `nth_paragraph`, from 1, starts with `first_word`, ignoring case."""
     paragraphs = [paragraph.strip() for paragraph in text.split("\n\n")]
     count = sum(map(bool, paragraphs))
     index = int(nth_paragraph) - 1
@@ -139,7 +139,7 @@ def count_brackets(line: str) -> int:
 
 
 def has_postscript(text: str, *, postscript_marker: str) -> bool:
-    """Return whether there is a postscript with this marker, in any case."""
+    """Return whether there is a postscript with this marker, ignoring case."""
     pattern = MARKERS.get(postscript_marker) or re.compile(re.escape(postscript_marker.lower()))
     return pattern.search(text.lower()) is not None
 
@@ -158,7 +158,7 @@ def constrained_response(text: str) -> bool:
 
 
 def highlights(text: str, *, num_highlights: int) -> bool:
-    """Return whether at least this many non-empty parts are between stars, *so* or **so**."""
+    """Return whether at least this many non-empty parts are marked like *this* or **this**."""
     single = re.findall(r"\*([^\n*]*)\*", text)
     double = re.findall(r"\*\*([^\n*]*)\*\*", text)
     return sum(bool(part.strip()) for part in single + double) >= num_highlights
@@ -200,12 +200,12 @@ def two_responses(text: str) -> bool:
 
 
 def repeats_prompt(text: str, *, prompt_to_repeat: str) -> bool:
-    """Return whether the response starts with the prompt, in any case."""
+    """Return whether the response starts with the prompt, ignoring case."""
     return text.strip().lower().startswith(prompt_to_repeat.strip().lower())
 
 
 def ends_with(text: str, *, end_phrase: str) -> bool:
-    """Return whether the response ends with a phrase, in any case, before any quotation marks."""
+    """Return whether the response ends with a phrase, ignoring case and quotation marks."""
     return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
 
 
@@ -216,7 +216,7 @@ def in_quotation_marks(text: str) -> bool:
 
 
 def capital_words(text: str, *, capital_frequency: int, capital_relation: str) -> bool:
-    """Return whether the number of words in capitals meets the relation."""
+    """Compare the number of words in capitals with `capital_frequency`."""
     count = sum(token.isupper() for token in CAPITAL_TOKEN.findall(text))
     return compares(count, capital_relation, capital_frequency)
 

@@ -37,15 +37,15 @@ class Unsupported(ValueError):
 
 @dataclass(frozen=True)
 class Assertion:
-    """A statement that is true or false. `questions` are the calls that the program must evaluate,
-    as expressions; without `test` the statement can only run in the program's process."""
+    """A statement of the tests. `questions` are the calls in it that the program must evaluate, as
+    expressions; without `test`, its condition, it can only run in the program's process."""
 
     source: str
     test: ast.expr | None
     questions: tuple[str, ...]
 
     def holds(self, answers: Mapping[str, Any]) -> bool:
-        """Return whether the assertion is true for these answers. Comparison errors propagate."""
+        """Return whether the condition is true for these answers. Comparison errors propagate."""
         assert self.test is not None
         values = [answers[question] for question in self.questions]
         names = {f"answer_{place}": value for place, value in enumerate(values)}
@@ -118,8 +118,8 @@ def assertion(statement: ast.stmt, helpers: Collection[str]) -> Assertion:
 
 
 def collect(node: ast.AST, questions: list[str], helpers: set[str], own: str | None) -> None:
-    """Add the calls of the program's functions in an expression to `questions`. Raise Unsupported
-    for a part that is not judged outside."""
+    """Add the program's calls in an expression to `questions`. `own` is a name in FUNCTIONS that
+    the program may define. Raise Unsupported for a part that must run in the program's process."""
     if isinstance(node, ast.Call) and function_name(node) in (None, own):
         check_question(node, helpers, own)
         questions.append(ast.unparse(node))
@@ -142,7 +142,7 @@ def collect(node: ast.AST, questions: list[str], helpers: set[str], own: str | N
 
 
 def is_sequence(node: ast.AST) -> bool:
-    """Return whether an expression is written as a list, a tuple or a text."""
+    """Return whether an expression is a list, a tuple or a string literal."""
     is_text = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
     return is_text or isinstance(node, ast.List | ast.Tuple)
 

@@ -9,8 +9,8 @@ FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([^`\s]*+)[^`\n]*+")
 
 
 def last_block(text: str, languages: Collection[str]) -> str | None:
-    """Return the last closed block with a language, in lower case, in `languages` (``: a fence
-    without a language), or None."""
+    """Return the last closed block whose language is in `languages`, or None. Languages are in
+    lower case; the empty one stands for a fence without a language."""
     found = None
     opened: tuple[str, str] | None = None  # the fence and the language
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""The command that starts an interpreter in the sandbox, with bubblewrap's options or none."""
+"""The command that starts an interpreter in the sandbox, with or without bubblewrap."""
 
 import contextlib
 import itertools
@@ -33,8 +33,8 @@ class SandboxError(Exception):
 
 @dataclass(frozen=True)
 class Sandbox:
-    """The resources of a program: `memory_mb` (2^20 bytes of address space per process, and twice
-    that for all its processes), and the environment's packages or only the standard library."""
+    """The resources of a program: `memory_mb` (MiB of address space per process; all its processes
+    together may use twice that), and whether it can import the environment's `packages`."""
 
     kind: Kind
     memory_mb: int
@@ -91,7 +91,7 @@ def options_of(sandbox: Sandbox, filter_file: int) -> list[str]:
 
 
 def as_nobody() -> list[str]:
-    """Return the command prefix that drops root's id; other users need none."""
+    """Return the command prefix that drops root's user id; empty for other users."""
     if os.geteuid() != 0:
         return []
     user = str(FIRST_USER + next(starts) % NUM_USERS)
@@ -101,7 +101,7 @@ def as_nobody() -> list[str]:
 
 @cache
 def files(with_packages: bool) -> list[str]:
-    """Return bubblewrap's options for the files inside: Python's own files, and devices."""
+    """Return bubblewrap's options for the files in the sandbox: Python's own files, and devices."""
     prefix = Path(python()).parent.parent
     wanted = [Path("/usr/bin"), prefix / "bin"]
     wanted += [root / name for root in (Path("/usr"), prefix) for name in ("lib", "lib64")]
@@ -129,7 +129,7 @@ def files(with_packages: bool) -> list[str]:
 
 
 def parents(path: Path, made: set[Path]) -> Iterator[str]:
-    """Yield the options that create the folders around `path`. Bubblewrap itself would make them
+    """Yield the options that create the parent folders of `path`. Bubblewrap itself would make them
     unreadable for other users."""
     for folder in [*path.parents][-2::-1]:
         if folder not in made:

@@ -9,8 +9,8 @@ A gold of the verifier `code` is JSON text in one of three forms, as in publishe
 
 or a script: assertions on separate lines, preceded by their imports and functions.
 
-A test of the second form may have `"wrapped": true`: an expected list then also stands for its
-first element, as in APPS's own grader, because its data writes 3 as [3] in some rows and as 3 in
+A gold of the second form may have `"wrapped": true`: then an expected list also stands for its
+first element, as in APPS's own grader, because APPS writes 3 as [3] in some rows and as 3 in
 others. Output is compared line by line without white space at the ends of lines and without empty
 lines at the end. Return values of functions are compared as JSON: a tuple is a list, and keys of
 mappings are text (see `results`). Not supported: problems with many answers that need a program as
@@ -57,7 +57,7 @@ Tests = StdinTests | CallTests | AssertTests
 
 
 def read_gold(answer: str) -> Tests:
-    """Return the tests of a gold. Raise ValueError that describes the fault of an invalid gold."""
+    """Return the tests of a gold. Raise ValueError with the reason if the gold is invalid."""
     if not answer.lstrip().startswith(("{", "[")):
         return read_script(answer)
     gold = json.loads(answer)
@@ -169,8 +169,8 @@ def gold_of_humaneval(test: str, entry_point: str) -> str:
     """Return the gold of a row of HumanEval: the assertions of `check(candidate)`, with `candidate`
     replaced by the name of the function.
 
-    A `check` that contains more than assertions (a loop, a variable) is a single test, a call of
-    it. Raise ValueError without a `check`."""
+    A `check` that contains more than assertions (a loop, a variable) becomes a single test: a call
+    of `check`. Raise ValueError without a `check`."""
     try:
         tree = ast.parse(test)
     except SyntaxError as error:
@@ -206,7 +206,7 @@ def normal(gold: dict[str, Any]) -> str:
 
 
 def joined(value: Any) -> str:
-    """Return a text, or the lines of a list joined to a text."""
+    """Return a value as text, with the lines of a list joined."""
     if isinstance(value, list):
         return "\n".join(map(str, value))
     return str(value)

@@ -59,8 +59,8 @@ def close(given: float, wanted: float, tolerance: float) -> bool:
 
 
 def same_result(given: Any, wanted: Any, wrapped: bool, tolerance: float | None) -> bool:
-    """Return whether a function returned the expected value. If `wrapped`, an expected list also
-    stands for its first element."""
+    """Return whether a function returned the expected value. If `wrapped`, it may also return the
+    first element of an expected list."""
     value = plain(given)
     if same_value(value, wanted, tolerance):
         return True

@@ -3,14 +3,14 @@
 It is started with `python -c` and its own source, and imports only the standard library. It reads
 and writes lines of JSON on standard input and output; the program has access to neither. It
 receives inputs but never the expected results, because the program can read and change everything
-in this process. Its replies are therefore judged outside.
+in this process. Its replies are therefore judged in another process.
 
 The first input line is the configuration: `memory`, `file_bytes`, `processes`, `packages` (a folder
 to import from, or null), `parent_death` (whether this process dies with its parent). Every later
 line is one of these requests, each with one reply line:
 
 - {"load": source, "name": name}: compile it; for calls (`"run": true`) also run it, after `before`;
-- {"stdin": text, "seconds": s}: run it in a new process, with this standard input;
+- {"stdin": text, "seconds": s}: run the program in a new process, with this standard input;
 - {"call": name, "arguments": [...], "seconds": s}: call this function, or the method of this name
   of the class `Solution`;
 - {"evaluate": expression, "seconds": s}, {"execute": statements, "seconds": s}: in its scope."""
@@ -118,7 +118,7 @@ class Program:
 
 
 def answer(program: Program, request: dict[str, Any]) -> dict[str, Any]:
-    """Execute a request. An exception of the program becomes a message."""
+    """Return the reply to a request. An exception in the program becomes a message."""
     names = program.module.__dict__
     try:
         limit_cpu(request["seconds"])
@@ -176,8 +176,8 @@ def encoded(value: Any) -> Any:
 
 
 def message_of(error: BaseException) -> str:
-    """Return an exception like the last line of a traceback. Importing `traceback` would slow down
-    every start."""
+    """Return an exception as text, like the last line of a traceback. Importing `traceback` would
+    slow down every start."""
     try:
         return f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
     except BaseException:  # its own __str__ can raise
@@ -206,7 +206,7 @@ def content(descriptor: int) -> str:
 
 
 def become(files: tuple[int, int, int]) -> None:
-    """Replace this process's standard input, output and error by these files."""
+    """Replace this process's standard input, output and error with these files."""
     for target, descriptor in enumerate(files):
         os.dup2(descriptor, target)
         os.close(descriptor)
@@ -217,7 +217,7 @@ def become(files: tuple[int, int, int]) -> None:
 
 
 def standard(descriptor: int, mode: str) -> io.FileIO:
-    """Return one of the three standard files."""
+    """Return an unbuffered file object for a standard stream."""
     return io.FileIO(descriptor, mode, closefd=False)
 
 

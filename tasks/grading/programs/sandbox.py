@@ -9,9 +9,9 @@ and returns results, but never receives the expected results.
 
 Started by root, bubblewrap needs no user namespace, and the program runs under a user id without an
 account, because root would be exempt from the limit on processes. Started by any other user, it
-needs user namespaces. `process` is a plain process with the same limits, for machines without
-either. It protects only from accidents: files, network and the processes of the same user stay
-accessible, and its files are not counted.
+needs user namespaces. `process` is a plain process with most of these limits, for machines where
+bubblewrap does not work. It protects only from accidents: files, network and the processes of the
+same user stay accessible, and its files and processes are not counted.
 
 Not supported: cgroups (only root could use them), nsjail, processors other than x86-64 and ARM."""
 
@@ -69,7 +69,7 @@ class Stopped(Exception):
 
 
 class Killed(Stopped):
-    """Raised if a signal ended the program. `outside`: the program cannot have sent it."""
+    """Raised if the program got SIGKILL or SIGTERM. `outside`: it cannot have sent the signal."""
 
     def __init__(self, words: str, outside: bool) -> None:
         super().__init__(words)
@@ -120,7 +120,7 @@ class Session:
         self.start(sandbox)
 
     def start(self, sandbox: Sandbox) -> None:
-        """Wait until the interpreter has limited itself. Raise SandboxError if this fails."""
+        """Wait until the interpreter has limited itself. Raise SandboxError or Killed otherwise."""
         configuration = {
             "memory": self.memory,
             "file_bytes": FILE_BYTES,
@@ -193,8 +193,8 @@ class Session:
         return line
 
     def write(self, outgoing: bytes) -> bytes:
-        """Write as much as the pipe accepts now, and return the rest. A broken pipe appears as the
-        end of the replies."""
+        """Write as much as the pipe accepts now, and return the rest. A broken pipe is no error
+        here: `exchange` then finds the reply pipe closed."""
         try:
             outgoing = outgoing[os.write(self.requests, outgoing[: 1 << 16]) :]
         except BlockingIOError:
@@ -236,7 +236,7 @@ class Session:
     def exit_code(self) -> int | None:
         """Return the exit status, or a signal as a negative number; None if the process is running.
 
-        It stays a zombie, so that its process id, which `close` kills, is not reused."""
+        Reaping is left to `close`, so that the pid, which it kills, is not reused."""
         how = os.WEXITED | os.WNOWAIT | os.WNOHANG
         ended = os.waitid(os.P_PID, self.popen.pid, how)
         if ended is None:
@@ -276,7 +276,7 @@ def folder_of(inner: list[int]) -> int:
 
 
 def signal_message(number: int) -> str:
-    """Return a message for the signal that ended a program; an empty string without a signal."""
+    """Return a message for the signal that killed a program; an empty string without a signal."""
     if number == signal.SIGXCPU:
         return "time limit: it used up its CPU time"
     if 0 < number < signal.NSIG:
@@ -346,7 +346,7 @@ def resident_bytes(pid: int) -> int:
 
 @cache
 def problem(sandbox: Sandbox) -> str | None:
-    """Return the reason that this sandbox does not work here, or None if a test program has run in
+    """Return why this sandbox does not work on this machine, or None if a test program has run in
     it. Cached for the process."""
     if sandbox.kind == "bubblewrap" and shutil.which("bwrap") is None:
         return "bubblewrap is not installed"

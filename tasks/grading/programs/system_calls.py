@@ -2,7 +2,7 @@
 (seccomp).
 
 Namespaces and limits cut off files, network and processes. The filter closes the remaining gaps:
-memory that no limit counts (shared memory of System V, memfd), new namespaces and mounts, sockets
+memory that no limit counts (System V shared memory, memfd), new namespaces and mounts, sockets
 outside all namespaces (such as sockets to a virtual machine's host), reading or tracing another
 process, and rarely used parts of the kernel. A denied call fails with EPERM; a program cannot
 remove the filter. Not supported: processors other than x86-64 and 64-bit ARM."""

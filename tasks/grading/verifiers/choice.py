@@ -1,8 +1,8 @@
 r"""`choice`: the letters of a multiple-choice answer are the gold's: one, or several in any order
 (`AC`, `A, C`, `A and C`).
 
-Letters are searched in the clearest place first: in the last box, after the last "answer" (or its
-equivalent in another language), at the start, and finally as the last isolated capital. Several
+Letters are searched for in the clearest place first: in the last box, after the last "answer" (or
+its equivalent in another language), at the start, and finally as the last isolated capital. Several
 letters count only in the first two places. Not supported: answers given as the text of an option
 instead of its letter."""
 

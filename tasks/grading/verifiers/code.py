@@ -2,14 +2,14 @@
 
 The program is the last fenced block of the completion (```python, ```py or no language). The gold
 contains the tests in one of three forms (see `tasks/grading/programs/golds.py`). The program
-receives only inputs, and its results are compared outside the sandbox. A program that reads,
-changes or kills its surroundings therefore cannot learn or report the expected results.
+receives only inputs, and its results are compared outside the sandbox. A program that inspects,
+changes or kills the process around it therefore cannot learn or report the expected results.
 
 One interpreter serves all tests of a program: each test with standard input runs in a fork of it;
 calls and assertions are evaluated one after the other. A new interpreter replaces a stopped one. A
-program over its limits is `wrong`; a failing sandbox is an `error`. A signal that ends a program
-may come from outside, so the test is repeated, once per program. A second such end is attributed to
-the program, and is `wrong`.
+program over its limits is `wrong`; a failing sandbox is an `error`. A signal that kills a program
+may come from outside, so the test is repeated, once per program. A second kill fails the test, or
+is an `error` if the program cannot have sent the signal.
 
 Not supported: languages other than Python; judges that are programs; a score for style or speed."""
 
@@ -61,8 +61,8 @@ NAME = "<program>"
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run. `prelude` is run before programs that are called. Assertions that
-    cannot be judged outside make the gold an error, or run with the program (`other_asserts`)."""
+    """The settings of a run. `prelude` runs before the program, except for stdin tests. Assertions
+    that need the program's process make the gold an error, or run there (`other_asserts`)."""
 
     language: Literal["python"]
     sandbox: Kind
@@ -148,8 +148,8 @@ class Execution:
         self.was_killed = False
 
     def failures(self) -> Iterator[str | None]:
-        """Yield the reason for the failure of each test, or None for a passed test. A program that
-        cannot be loaded fails all tests."""
+        """Yield each test's failure or None; end after the first failure with `stop_at_failure`, or
+        if the program cannot be loaded."""
         self.deadline = self.clock.read() + self.settings.total_seconds
         try:
             for index in range(number_of(self.tests)):
@@ -166,7 +166,7 @@ class Execution:
 
     def outcome(self, index: int) -> str | None:
         """Return the reason for the failure of one test, or None. After the first kill the test is
-        repeated, and the time before that does not count."""
+        repeated, and the time of its first run does not count."""
         since = self.clock.read()
         try:
             return self.attempt(index)
@@ -176,7 +176,7 @@ class Execution:
             return self.attempt(index)
 
     def attempt(self, index: int) -> str | None:
-        """Run one test, and return the reason for its failure, or None. Raise Killed once."""
+        """Run one test, and return the reason for its failure, or None. Raise the first Killed."""
         if self.clock.read() >= self.deadline:
             return f"time limit: all tests together, {self.settings.total_seconds:g} s on the clock"
         try:
@@ -273,8 +273,8 @@ def exception_in(reply: dict[str, Any]) -> str | None:
 
 
 def value_in(reply: dict[str, Any]) -> Any:
-    """Return the value in a reply. Raise Stopped for a form that only the program itself can have
-    written."""
+    """Return the value in a reply. Raise Stopped if it cannot be decoded, because then the program
+    itself has written it."""
     try:
         return results.decoded(reply["value"])
     except Exception as error:  # the reply can have any form
@@ -311,7 +311,7 @@ def judge_output(reply: dict[str, Any], wanted: str, tolerance: float | None) ->
 
 def ending(status: int, errors: str) -> str:
     """Describe how a program ended, from its wait status and standard error. Raise Killed if the
-    end may have come from outside."""
+    signal may have come from outside."""
     last = (errors.strip().splitlines() or [""])[-1][-300:]
     if number := status & 0x7F:
         words = signal_message(number) or "it was stopped"

@@ -55,7 +55,7 @@ def canonical_completion(answer: str) -> str:
 
 
 def normalize(text: str) -> str:
-    """Return an answer in a normal form: many spellings have the same one."""
+    """Return an answer in a normal form, which many spellings share."""
     text = text.strip()
     for pattern, by in REPLACED:
         text = pattern.sub(by, text)

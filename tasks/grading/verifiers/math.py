@@ -66,7 +66,7 @@ def verify(
 
 
 def unwrapped(answer: str) -> str:
-    r"""Return the words of an answer that is a sentence in `\text{}`; others unchanged."""
+    r"""Return the sentence in an answer that is `\text{sentence}`; any other answer unchanged."""
     found = TEXT.fullmatch(answer.strip())
     return found[1] if found and running_text.is_prose(found[1]) else answer
 
@@ -92,8 +92,8 @@ def compare(
     tolerance: Tolerance,
     dialect: Dialect,
 ) -> bool | None:
-    """Return whether an answer is one of the golds, or all of them; None if it cannot be read.
-    Cached, because many completions of a group have the same answer."""
+    """Return whether an answer equals one of the golds, or lists all of them; None if it cannot be
+    read. Cached, because many completions of a group have the same answer."""
     if all_of_them:
         return equality.same_list(answers, given, tolerance, dialect)
     found = [equality.same(gold, given, tolerance, dialect) for gold in answers]

@@ -60,9 +60,9 @@ def canonical_completion(answer: str) -> str:
 
 
 def readings(completion: str) -> list[str]:
-    """Return the texts to parse: the completion as written, preceded by a LaTeX form if it is a
-    formula without delimiters, or with some inside, because the library would parse only a part of
-    it. Text between tags usually has this form."""
+    """Return the texts to parse. If the completion is a formula without outer delimiters, as usual
+    between tags, its LaTeX form is first, because the library would parse only a part of it. The
+    completion, from its last boxes on, is last."""
     text = last_boxes(completion)
     formula = INNER.sub("", text.strip()).replace("π", r"\pi ")
     if (
@@ -92,8 +92,8 @@ def read_gold(answer: str) -> list[Any]:
 
 
 def delimited(answer: str) -> str:
-    """Return the gold between delimiters, without a full stop and commas between thousands
-    (20,\\!000)."""
+    """Return an answer in a box, without a full stop and commas between thousands (20,\\!000);
+    unchanged if it has delimiters."""
     if DELIMITED.search(answer):
         return answer
     bare = re.sub(r"(?<=\d),\\!\s*(?=\d{3})", "", answer).strip().rstrip("\\.,; ")

@@ -2,8 +2,8 @@ r"""`part`: apply another verifier to one part of the completion, the first grou
 expression.
 
 `pattern: '(?s).*</think>(.*)'` selects the text after the reasoning, `'####\s*(.*)'` requires
-GSM8K's marker, `'(?s)<answer>(.*?)</answer>'` requires tags. `which` match counts: `first` or
-`last`. Without a match, `otherwise` is `unparsed`, or `whole` to judge the whole completion."""
+GSM8K's marker, `'(?s)<answer>(.*?)</answer>'` requires tags. `which` selects the `first` or `last`
+match. Without a match, `otherwise` is `unparsed`, or `whole` to judge the whole completion."""
 
 import re
 from collections.abc import Mapping

@@ -54,8 +54,8 @@ HARMFUL = re.compile(
 
 
 def gold(task: str, entry: Mapping[str, Any]) -> str:
-    """Return the gold of one of the library's problems: the fields that a scorer may require. Equal
-    problems have equal golds, so their place in the library's data set is left out."""
+    """Return the gold of one of the library's problems: the fields that a scorer may require, but
+    not the place in the library's data set, so that equal problems have equal golds."""
     place = ("source_dataset", "source_index")
     metadata = {name: value for name, value in entry["metadata"].items() if name not in place}
     found = {"task": task, "entry": {"answer": entry["answer"], "metadata": metadata}}
@@ -76,7 +76,7 @@ def verify(completion: str, answer: str) -> Verdict:
 
 
 def canonical_completion(answer: str) -> str | None:
-    """Return the library's answer to the problem, or None for problems with many answers."""
+    """Return the library's answer in tags, or None for problems with many answers."""
     own = json.loads(answer)["entry"]["answer"]
     return None if own is None else f"<answer>{own}</answer>"
 
