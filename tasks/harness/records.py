@@ -5,9 +5,9 @@
      "metrics": {"exact_match/strict-match": {"value": 0.61, "stderr": 0.013}}, "subtasks": {},
      "versions": {"lm_eval": "0.4.13", ...}, "seconds": 512.3, "is_told": true}
 
-They are beside the outputs of the pipeline, in `harness/` under the data root. `evidence` is the
-digest of a file that identifies a policy without its weights: a record is kept but not shown if its
-policy has since been retrained. `is_told` states that MLflow has the record."""
+The files are in `harness/` under the data root, beside the outputs of the pipeline. `evidence` is
+the digest of a file that identifies a policy without its weights: a record is kept but not shown if
+its policy has since been retrained. `is_told`: whether the record is in MLflow."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ class Subject:
         return layout.train(self.recipe, self.seed) / "curve.parquet"
 
     def metrics(self, layout: Layout) -> Path:
-        """Return the pipeline's own results on the test prompts."""
+        """Return the file of the pipeline's own results on the test prompts."""
         if self.recipe is None or self.seed is None:
             return layout.baseline / "metrics.json"
         return layout.evaluation(self.recipe, self.seed) / "metrics.json"

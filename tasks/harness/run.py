@@ -1,8 +1,8 @@
-"""A policy on tasks of lm-evaluation-harness, one after the other, each recorded when it is done.
+"""Run tasks of lm-evaluation-harness on a policy, one by one, and record each when it is done.
 
 The policy is loaded by the harness itself (its models `hf` and `vllm`), from the files that any
-Hugging Face program reads, and not by one of our engines: the numbers must be comparable with other
-people's. A task with a record is not run again."""
+Hugging Face program reads, and not by one of our engines: the numbers must be comparable with
+published ones. A task with a record is not run again."""
 
 import logging
 import time
@@ -47,8 +47,8 @@ BATCH_SIZE = 16  # for hf on a CPU; otherwise the harness chooses it
 
 @dataclass(frozen=True)
 class Asked:
-    """The request. None means the default of the task's own file; for `backend` and `batch_size`,
-    whatever fits the machine; for `limit`, all problems of a task."""
+    """The request. None means the task file's default; for `backend` and `batch_size`, what fits
+    the machine; for `chat_template`, if the tokenizer has one; for `limit`, all problems."""
 
     tasks: list[str]
     limit: int | None
@@ -88,8 +88,8 @@ class Index:
         return list(dict.fromkeys(found))
 
     def source(self, name: str) -> str | None:
-        """Return the digest of the files of a task, or None for a task of the harness, which the
-        harness's version identifies."""
+        """Return the digest of the user's task files if the task is one of them; None for a task of
+        the harness, which the harness's version identifies."""
         file = self.manager.task_index[name].yaml_path
         is_own = self.include and file and Path(file).is_relative_to(self.include)
         return self.fingerprint if is_own else None
@@ -228,7 +228,7 @@ class Harness:
         return dict(found)
 
     def loaded(self) -> Any:
-        """Load the policy as a model of the harness, once."""
+        """Return the policy as a model of the harness, loaded on the first call."""
         if self.model is None:
             torch.set_num_threads(self.engine.threads)
             registry = import_module("lm_eval.api.registry")
