@@ -2,9 +2,9 @@
 the most information about the gradient per compute, and whether profiling pays.
 
 If the noise of a rollout's score dominates, a group of G rollouts of a prompt with pass rate p has
-information in proportion to (G - 1) p (1 - p) (see `judgement`). A recipe has its plan's
-information, times the number of such plans that fit into the budget after the profile. This is a
-model: pass rates stay at the profiled rates, and the effect of slots during the run is excluded."""
+information in proportion to (G - 1) p (1 - p) (see `judgement`). A recipe's information is its
+plan's, times the number of such plans that fit into the budget after the profile. This is a model:
+pass rates stay at the profiled rates, and the effect of slots during the run is excluded."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ class Forecast:
 
 
 def advise(values: Values, layout: Layout) -> Iterator[str]:
-    """Yield the advice in lines, for complete `values`. Raise ArtifactError if there is no
-    profile."""
+    """Yield the lines of the advice; `values` are all parameters. Raise ArtifactError if there is
+    no profile."""
     profile = budget.read_profile(layout)
     yield prompts_words(profile)
     names = values["experiment"]["recipes"]
@@ -136,7 +136,7 @@ def sentence(found: list[Forecast]) -> str:
 
 
 def next_words(layout: Layout, names: list[str]) -> str:
-    """Return the next command for a decision, or the report's first sentence once the report
+    """Return a sentence with the next command, or the report's first sentence once the report
     compares these recipes."""
     path = layout.report / "summary.json"
     if not path.exists():

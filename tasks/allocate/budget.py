@@ -87,9 +87,9 @@ def compared_plan(values: Values, profile: pl.DataFrame, name: str) -> Compared:
 
 @dataclass(frozen=True)
 class Planned:
-    """The expectation for a plan: its number of rollouts, and the means over them of the group
-    size, the tokens of a prompt and of a completion, and the share in the loss (`kept`) and with a
-    gradient (`mixed`). For example Planned(32_768, 8, 20, 13, 1.0, 0.6)."""
+    """The expectation for a plan: its number of rollouts, the mean group size, the mean tokens of
+    the profile's prompts and of the completions, and the shares of rollouts in the loss (`kept`)
+    and with a gradient (`mixed`). For example Planned(32_768, 8, 20, 13, 1.0, 0.6)."""
 
     rollouts: float
     group_size: float
@@ -118,15 +118,15 @@ def planned(compared: Compared, train: Values) -> Planned:
 
 
 def reference_forwards(architecture: Architecture, train: Values) -> float:
-    """Return the cost of a forward of the reference, in forwards of the policy; 0 without one. All
-    parameters of a teacher count as parameters that multiply."""
+    """Return the cost of a forward of the reference, in forwards of the policy; 0 without a
+    reference. All parameters of a teacher count as matmul parameters."""
     own = architecture.num_matmul_parameters
     return reference_parameters(train, own) / own
 
 
 def scoring_forwards(train: Values, plan: Planned) -> float:
-    """Return the forwards of the policy before its update, per rollout: one if the step is scored,
-    and at most those over the stored rollouts that may join its group."""
+    """Return the policy's forwards per rollout before an update: one if the step is scored, plus,
+    for replayed `successes`, at most those over the stored rollouts that may join a group."""
     num = float(recipes.is_scored(train))
     if train["replay"]["method"] != "successes":
         return num
@@ -136,9 +136,9 @@ def scoring_forwards(train: Values, plan: Planned) -> float:
 
 
 def rollout_cost(account: str, architecture: Architecture, plan: Planned, train: Values) -> float:
-    """Return the cost of a rollout of the plan in the account, generation and update. Rollouts
-    without a gradient are updated only in `charged`; with a reference or an entropy bonus all have
-    a gradient. The cheaper update of adapters, replay, and features of slots are not included."""
+    """Return the cost of a rollout of the plan in the account, generation and update. Updates on
+    rollouts without a gradient count only in `charged`; with a reference or an entropy bonus all
+    have a gradient. Not included: the cheaper update of adapters, replay, and features of slots."""
     updates, reference = train["updates"], reference_forwards(architecture, train)
     is_all = account == "charged" or reference > 0.0 or recipes.has_bonus(train)
     updated = plan.kept if is_all else min(plan.kept, plan.mixed)
@@ -172,9 +172,8 @@ def rollouts_of(
     train: Values,
     profile: float,
 ) -> float:
-    """Return the number of rollouts that a run trains on: until the rest of the budget after
-    `profile` and warm start is spent, or to the end of the plan; at most `train.max_steps`
-    steps."""
+    """Return the number of rollouts that a run trains on: as many as the budget pays for after
+    `profile` and the warm start; without a budget, the plan's; at most `train.max_steps` steps."""
     rollouts = plan.rollouts
     if budget is not None:
         lengths = plan.prompt, plan.completion
@@ -199,8 +198,8 @@ def group(size: int, prompt: float, completion: float) -> Rows:
 
 
 def resolution(values: Values, layout: Layout) -> str:
-    """Return the smallest difference that the test prompts resolve; an empty string if their number
-    is unknown. It follows from the pass rates of the baseline if a baseline exists."""
+    """Return a sentence on the smallest difference that the test prompts resolve; an empty string
+    if their number is unknown. It uses the baseline's pass rates, if there is a baseline."""
     num_samples, num_prompts = values["evaluate"]["num_samples"], values["ingest"]["splits"]["test"]
     counts: tuple[pl.Series, pl.Series] | None = None
     source = "at worst, if every pass rate is one half"

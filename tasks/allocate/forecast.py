@@ -1,4 +1,4 @@
-"""The expected cost and yield of a plan, before training. No training reads it."""
+"""The expected cost and yield of a plan, before training. Training does not read it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,7 +59,7 @@ def forecast(
 
 
 def completed(slot: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a slot's mapping with the defaults of its method, without importing its file."""
+    """Return a slot's settings with its method's defaults, which are read without importing it."""
     return {**registry.defaults(METHODS / slot / f"{spec['method']}.py"), **spec}
 
 
@@ -81,10 +81,10 @@ def expect(
     was profiled, with `profiled` tokens spent on the profile.
 
     Mixed groups follow from each prompt's posterior pass rate, tokens from its mean length; both
-    drift as the policy learns. Every epoch updates the rollouts that `select` keeps and the
-    replayed ones; with several updates the old log-probabilities are scored. A replayed group
-    counts as mixed and whole, and a kept part of a mixed group counts as mixed. Not modelled:
-    features that a slot requests, zero advantages that a method excludes, the prompts that control
+    drift as the policy learns. Every epoch trains on the rollouts that `select` keeps and on
+    replayed ones; with several updates the old log-probabilities are computed first. A replayed
+    group counts as mixed and whole, and a kept part of a mixed group counts as mixed. Not modelled:
+    features requested by a slot, zero advantages that a method excludes, the prompts that control
     prefers, stored rollouts that join groups, and the steps before a replay buffer is full."""
     counted, profile = visits.counted, compared.profile
     num_V, sizes_V = counted["visits"].to_numpy(), counted["group_size"].to_numpy()
@@ -130,7 +130,7 @@ def expect(
 def update_factor(
     visits: Visits, profile: pl.DataFrame, tokens: float, train: Mapping[str, Any]
 ) -> float:
-    """Return the cost of updating the `tokens` of the visits, in forwards over them."""
+    """Return the cost of training on the visits' `tokens`, in forward passes over them."""
     if train["prompt_gradient"]:
         return 3.0
     lengths = profile["prompt_tokens"].to_numpy()[visits.rows]
@@ -138,7 +138,7 @@ def update_factor(
 
 
 def mixed_sample_tokens(visits: Visits, profile: pl.DataFrame, capacity: int | None) -> float:
-    """Return the tokens of profiled samples, for the first `capacity` prompts with mixed groups."""
+    """Return the profile's tokens of the first `capacity` visited prompts that are mixed in it."""
     graded = pl.col("num_samples") - pl.col("error")
     first = pl.Series(visits.rows).unique(maintain_order=True)
     prompts = profile.select("correct", graded=graded, tokens=profiled_tokens())[first]
@@ -147,15 +147,15 @@ def mixed_sample_tokens(visits: Visits, profile: pl.DataFrame, capacity: int | N
 
 
 def num_demonstrations(train: Mapping[str, Any]) -> int:
-    """Return the number of completions that a recipe's warm start imitates, with repetition. They
-    are expected to be as long as rollouts."""
+    """Return the number of completions that a recipe's warm start imitates, with repetition. Each
+    is assumed to be as long as a rollout."""
     warm = train.get("warm_start")
     return int(warm["steps"] * warm["batch_size"]) if warm else 0
 
 
 def kept_share(sizes: npt.NDArray[np.int64], mixed: Floats, select: Mapping[str, Any]) -> Floats:
-    """[V] Return the share of each visit's rollouts that a selector is expected to keep: mixed
-    groups, or `keep` rollouts per group. Other selectors count as keeping all."""
+    """Return [V], for V rows of visits, the share of rollouts that a selector is expected to keep:
+    mixed groups, or `keep` rollouts per group. Other selectors count as keeping all."""
     share = np.minimum(sizes, select.get("keep", sizes)) / sizes
     return np.asarray(share * mixed if drops_dead(select) else share)
 

@@ -4,8 +4,8 @@ prompt equally, for the same information about the gradient.
 If the noise of a rollout's score dominates, a group of G rollouts of a prompt with pass rate p adds
 information in proportion to (G - 1) p (1 - p). Each plan has a ratio of information to cost. The
 cost includes the profile, which a uniform plan does not need. The saving is the quotient of the two
-ratios: above 1 the profile pays for itself. It pays if many prompts are dead, and more so the more
-passes share its cost.
+ratios: above 1 the profile pays for itself. It pays if many groups would have equal rewards, and so
+no gradient, and if many passes share its cost.
 
 It is a model: pass rates are the profiled ones, which drift as the policy learns, and a run
 realises only part of a saving in information. Savings by slots of the loop are not included."""
@@ -55,8 +55,8 @@ def judge(compared: Compared) -> dict[str, Any]:
 
 
 def expected(prior: tuple[float, float]) -> Any:
-    """Return a function from prompts by their counts to the expected p (1 - p), the probability of
-    a mixed group, and weights of 1."""
+    """Return a function of a table of visits that returns, per row, the expected p (1 - p), the
+    probability of a mixed group, and a weight of 1."""
 
     def of(visits: pl.DataFrame) -> tuple[Floats, Floats, Floats]:
         correct, graded, size = (
@@ -71,7 +71,7 @@ def expected(prior: tuple[float, float]) -> Any:
 
 
 def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Generator) -> Any:
-    """Return a function like `expected`, for drawn pass rates and resampled prompts."""
+    """Return a function like that of `expected`, for one draw of pass rates and of prompts."""
     correct = profile["correct"].to_numpy()
     graded = (profile["num_samples"] - profile["error"]).to_numpy()
     rates = rng.beta(prior[0] + correct, prior[1] + graded - correct)
@@ -86,8 +86,8 @@ def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Gener
 
 
 def savings(compared: Sequence[pl.DataFrame], known: Any) -> dict[str, tuple[float, float | None]]:
-    """Return, by account, the saving of the first of three plans over the second, and how many
-    times the plan must run for the profile to pay. The third plan is the profile's samples."""
+    """Return, by account, the saving of the first of three plans over the second, and how many runs
+    of the plan it takes for the profile to pay. The third plan is the profile's samples."""
     mine, theirs, samples = compared
     information, cost = totals(mine, known)
     uniform_information, uniform_cost = totals(theirs, known)
@@ -122,7 +122,7 @@ def totals(visits: pl.DataFrame, known: Any) -> tuple[float, Mapping[str, float]
 
 
 def judgement_words(judgement: Mapping[str, Any]) -> str:
-    """Return the judgement as a sentence, for `charged_mixed`."""
+    """Return the judgement as a sentence, for the account `charged_mixed`."""
     found = judgement["charged_mixed"]
     words = (
         f"{found['saving']:.2f} times less compute (95 % interval {found['low']:.2f} to "

@@ -72,8 +72,8 @@ def solved_words(size: int, sizes: list[int]) -> str:
 
 
 def load_strategy(spec: Mapping[str, Any]) -> tuple[ModuleType, Callable[..., Allocation]]:
-    """Return the strategy that a recipe names, and its `allocate` with the recipe's settings bound,
-    for a PROFILE table. Both are checked by name, and group sizes and shares by value."""
+    """Return a recipe's strategy, and its `allocate` for a PROFILE table, with the settings bound.
+    Raise ParamsError for unknown names, and for group sizes or shares out of range."""
     module = registry.load(strategies, spec.get("strategy"), "allocate.strategy")
     settings = {key: value for key, value in spec.items() if key != "strategy"}
     bound = registry.bind(module.allocate, settings, "allocate")
@@ -86,8 +86,8 @@ def load_strategy(spec: Mapping[str, Any]) -> tuple[ModuleType, Callable[..., Al
 
 
 def check_ranges(settings: Mapping[str, Any]) -> None:
-    """Raise ParamsError for group sizes below 1 and for shares outside [0, 1], by the names that
-    strategies have in common."""
+    """Raise ParamsError for a `group_size` or `buckets` below 1, for repeated buckets, and for a
+    `trivial_above` or `unsolved_rate` outside [0, 1]."""
     with gathered() as problems:
         if (size := settings.get("group_size", 1)) < 1:
             problems.add(f"allocate.group_size is {size}; it must be at least 1")

@@ -1,5 +1,5 @@
-"""The profile's samples for slots that train on them, from the rollout store, which has their
-tokens. Loaded only for recipes with such a slot."""
+"""The profile's samples, with tokens from the rollout store, for slots or a warm start that train
+on them. This module is loaded only for recipes with one."""
 
 import polars as pl
 

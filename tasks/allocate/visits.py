@@ -1,5 +1,5 @@
-"""A plan and a uniform plan as counts: the visits by a prompt's counts and the group size.
-Prompts are rows of the profile here, because comparing millions of ids is slow."""
+"""Numbers of visits in a plan and in a uniform plan, by a prompt's counts and the group size.
+Prompts are identified by their row in the profile, because comparing millions of ids is slow."""
 
 from dataclasses import dataclass
 
@@ -17,9 +17,9 @@ COUNTS = ["correct", "graded"]
 
 @dataclass(frozen=True)
 class Visits:
-    """Visits in order, repeated `times` times: the prompt's row in the profile and the group size,
-    each of shape (num_visits,). `counted` has a row per distinct (correct, graded, group_size):
-    `visits`, the number, and `tokens`, the mean tokens of a rollout."""
+    """Visits in order, repeated `times` times: the prompts' `rows` in the profile and the group
+    `sizes`, each [num_visits]. `counted` has a row per distinct (correct, graded, group_size), with
+    the number of `visits`, repetitions included, and a rollout's mean `tokens`."""
 
     rows: Rows
     sizes: Ints
@@ -34,9 +34,8 @@ class Visits:
 
 @dataclass(frozen=True)
 class Compared:
-    """The visits of a plan, of a uniform plan with the same largest group size and number of
-    passes, and of the profile's sampling; and the Beta distribution (a, b) of the prompts' pass
-    rates."""
+    """The visits of a plan, of a uniform plan with its largest group size and number of passes, and
+    of the profile's sampling; and the Beta distribution (a, b) of the prompts' pass rates."""
 
     profile: pl.DataFrame
     plan: Visits
@@ -46,8 +45,8 @@ class Compared:
 
 
 def compare(plan: pl.DataFrame, profile: pl.DataFrame) -> Compared:
-    """Count a plan's visits (row, group_size, pass): millions of prompts become some dozens of
-    rows."""
+    """Return a plan's visits (row, group_size, pass), counted, beside a uniform plan's and the
+    profile's: millions of prompts become some dozens of rows."""
     passes = int(plan["pass"].max()) + 1  # type: ignore[arg-type]
     prompts, mean = prompts_of(profile), pl.col("tokens").mean()
     every = prompts.group_by(*COUNTS, "num_samples").agg(mean, prompts=pl.len()).sort(pl.all())
@@ -68,8 +67,8 @@ def compare(plan: pl.DataFrame, profile: pl.DataFrame) -> Compared:
 
 
 def by_prompt(visits: Visits, profile: pl.DataFrame, rows: Rows) -> pl.DataFrame:
-    """Return the visits of the prompts in these rows: the visits with each size, the counts and
-    tokens, and as `prompt` the index into `rows`."""
+    """Return the visits of the prompts in these rows, a row per prompt and group size: the number
+    of `visits`, the prompt's counts and tokens, and as `prompt` the index into `rows`."""
     place = np.full(len(profile), -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
     prompts = place[visits.rows]

@@ -24,7 +24,7 @@ def allocate(
     unsolved_rate: float,
     buckets: list[int],
 ) -> Allocation:
-    """Return uniform visits with the cost of sGPO's plan under the last three settings."""
+    """Return uniform visits at the cost of the profile and sGPO's plan (last three settings)."""
     settings = {"trivial_above": trivial_above, "unsolved_rate": unsolved_rate, "buckets": buckets}
     _, budget = sgpo_plan(profile, passes, rng, settings)
     rows = profile["row"]

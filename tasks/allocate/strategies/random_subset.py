@@ -2,7 +2,7 @@
 at sGPO's cost.
 
 A gain of sGPO over this baseline comes from its choice of prompts, group sizes and order, not from
-training on fewer prompts. Not charged for profiling, like `grpo_matched`."""
+training on fewer prompts. Like `grpo_matched`, it is not charged for profiling."""
 
 import numpy as np
 import polars as pl
@@ -23,8 +23,8 @@ def allocate(
     unsolved_rate: float,
     buckets: list[int],
 ) -> Allocation:
-    """Return uniform visits to a random subset, with the cost of sGPO's plan under the last three
-    settings."""
+    """Return uniform visits to a random subset, at the cost of the profile and of sGPO's plan under
+    the last three settings."""
     settings = {"trivial_above": trivial_above, "unsolved_rate": unsolved_rate, "buckets": buckets}
     visits, budget = sgpo_plan(profile, passes, rng, settings)
     order, num = rng.permutation(len(profile)), visits["row"].n_unique()
