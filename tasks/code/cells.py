@@ -1,4 +1,4 @@
-"""The code that every cell of the pipeline can run. A cell is a stage, or a stage of one recipe.
+"""The code that each cell of the pipeline can run. A cell is a stage, or a stage of one recipe.
 
 A cell's files are the files that its `__main__` reaches by imports and by module names, and the
 files that the registries load by the names in the cell's own parameters: the source, the strategy,
@@ -29,8 +29,8 @@ EXTERNAL_MAKERS = ("tasks.policy.source", "tasks.policy.card")
 @dataclass(frozen=True)
 class Cell:
     """The modules from which a cell's code is reached. `within` restricts the files to a folder;
-    `versioned` states whether the versions of its libraries count. `read` are modules with files
-    that the cell reads and does not run."""
+    `versioned` states whether the versions of its libraries count. `read` are modules whose files
+    the cell reads but does not run."""
 
     modules: tuple[str, ...]
     read: tuple[str, ...] = ()

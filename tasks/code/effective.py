@@ -1,8 +1,8 @@
 """The effective settings: the defaults, params.yaml and the recipe, merged.
 
 For every cell the stage `code` writes the values that can change its results, and the cell depends
-on that file. So a changed value, or a changed default, makes exactly those cells stale that it can
-change. Values that cannot change a result are excluded: tracking, guards, places and speed."""
+on that file. So a changed value or default makes exactly those cells stale whose results it can
+change. Values that cannot change a result are excluded: tracking, guards, locations and speed."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -139,7 +139,7 @@ def cell_of(values: Values, name: str) -> dict[str, Any]:
 
 def of_cells(whole: Values) -> dict[str, Values]:
     """Return the values that can change the results of every cell, keyed by the name of its file
-    without the suffix. `whole` is complete."""
+    without the suffix. `whole` is the result of `complete`."""
     grading = {"verify": {key: whole["verify"][key] for key in GRADING}}
     altering = section(whole, "engine", EngineSettings).altering
     of_engine = {"engine": altering} if altering else {}

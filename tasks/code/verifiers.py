@@ -62,7 +62,7 @@ def under_key(value: Any, key: str, known: set[str]) -> Iterator[str]:
 
 
 def names(value: Any, known: set[str]) -> Iterator[str]:
-    """Yield a verifier's name, or the known names in a choice by a column."""
+    """Yield a verifier's name, or the known names in a mapping by a column's values."""
     if isinstance(value, str):
         yield value
     else:

@@ -148,8 +148,8 @@ def measure(tally: Tally, prompts: pl.DataFrame, settings: Evaluate) -> dict[str
 
 
 def pass_at(graded: pl.DataFrame, settings: Evaluate) -> Mapping[str, float | None]:
-    """Return the unbiased pass@k, averaged over the prompts with at least k trials; None if there
-    are none."""
+    """Return the unbiased pass@k, averaged over the prompts with at least k trials; None without
+    such a prompt."""
     result: dict[str, float | None] = {}
     for k in settings.pass_at:
         estimates = pass_at_k(graded["correct"].to_numpy(), graded["trials"].to_numpy(), k)
