@@ -40,7 +40,7 @@ class Source(Protocol):
     rows_per_part: int
 
     def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-        """Yield every rollout once, in any order. `on_sampled` receives some of them earlier."""
+        """Yield every rollout once, in any order. `on_sampled` receives new ones once sampled."""
         ...
 
 
@@ -118,8 +118,8 @@ def graded_rollouts(
 def write_rollouts(
     path: Path, graded: Sequence[GradedRollouts], on_part: Callable[[pl.DataFrame], object]
 ) -> None:
-    """Write the ROLLOUTS table of all of `graded`, in sequence and atomically. `on_part` receives
-    every part, which contains whole prompts.
+    """Write one ROLLOUTS table with the rollouts of all of `graded`, in order, atomically.
+    `on_part` receives every part, which contains whole prompts.
 
     A small table is written in one piece, like all other tables."""
 

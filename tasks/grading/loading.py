@@ -73,7 +73,7 @@ class Verifier:
         return verdict
 
     def judge(self, completion: str, answer: str) -> Verdict:
-        """Return the verdict on a completion, or on the text after its reasoning."""
+        """Return the verdict on a completion, or on the text after `</think>` (`after_think`)."""
         return self.function(after_think(completion) if self.after_think else completion, answer)
 
     def check(self, answer: str, given: str = "") -> Verdict:

@@ -122,7 +122,7 @@ def calculates(value: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def symbols(value: str) -> Symbols:
-    """Return the symbols of a formula in alphabetical order, by which formulas are compared."""
+    """Return the sorted symbols of a formula. Formulas are compared by these."""
     text = CHOSEN.sub("binom ", DIVIDED.sub("/", ZEROS.sub("", without_text(value))))
     return tuple(sorted(TOKEN.findall(UNWRITTEN.sub(" ", text.replace("**", "^")))))
 
@@ -133,5 +133,5 @@ def without_text(value: str) -> str:
 
 
 def key(written: Symbols) -> Symbols:
-    """Return symbols without 0 and 1, which may be added without effect."""
+    """Return symbols without 0 and 1, which a copy may insert without changing the value."""
     return tuple(symbol for symbol in written if symbol not in ("0", "1"))

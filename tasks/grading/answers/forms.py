@@ -80,7 +80,7 @@ def plain_base(text: str) -> str:
 
 
 def based(text: str) -> tuple[str, str | None]:
-    """Return the digits of a number in a base (`33_4`) and the base, None if it has none."""
+    """Return the digits and the base of a number such as `33_4`; the base is None without one."""
     text = plain_base(text)
     found = BASED.fullmatch(text)
     if found is None:

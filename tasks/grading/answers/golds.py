@@ -85,8 +85,8 @@ def pairs_up(
     golds: Sequence[Wanted], given: Sequence[Given], same: Callable[[Wanted, Given], bool | None]
 ) -> bool:
     """Return whether golds and given values match one to one. Equality within a tolerance is not
-    transitive, so a value may have to be reassigned: the augmenting paths of bipartite matching
-    (Kuhn)."""
+    transitive, so a value may have to be reassigned along an augmenting path (Kuhn's bipartite
+    matching)."""
     if len(golds) != len(given):
         return False
     taken: dict[int, int] = {}  # index of a given value -> index of its gold

@@ -40,8 +40,8 @@ Number = Decimal | Fraction
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The allowed deviation of a number from the gold: `absolute`, or `relative` to the gold; 0 for
-    both is exact."""
+    """The allowed deviation of a number from the gold: the larger of `absolute` and `relative`
+    times the gold; both are 0 for exact equality."""
 
     relative: float = 0.0
     absolute: float = 0.0

@@ -122,7 +122,7 @@ def key(text: str) -> str:
 
 
 def meaning(text: str) -> str | None:
-    r"""Return the meaning of a named result (`reals` for x \in \mathbb{R}), or None for others."""
+    r"""Return the meaning of a named result (`reals` for x \in \mathbb{R}), or None."""
     text = key(text)
     found = NAMED.get(text) or NAMED.get(text.casefold())
     if found is None and r"\in" in text:

@@ -245,8 +245,8 @@ def temperature(found: re.Match[str]) -> str:
 
 
 def trailing_text(text: str) -> int | None:
-    r"""Return the start of the `\text{...}` at the end of the answer, including powers and further
-    texts; None without one."""
+    r"""Return the index at which the last `\text{...}` of the answer starts, including powers and
+    adjacent texts; None if the answer does not end with one."""
     window = max(len(text) - MAX_UNIT, 0)  # the search takes quadratic time
     found = re.search(
         rf"(?:(?:{SPACE.pattern}|\s)*(?:{TEXT.pattern})(?:\s*\^\s*(?:\d|\{{-?\d\}}))?(?:\s*/\s*|\\cdot)?)+"
@@ -257,8 +257,8 @@ def trailing_text(text: str) -> int | None:
 
 
 def last_of_value(text: str) -> int:
-    """Return the end of the last digit, bracket or constant of the answer: a unit in plain letters
-    starts after it."""
+    """Return the index after the last digit, bracket or constant of the answer: a unit in plain
+    letters starts there."""
     found = list(re.finditer(r"[\d)}\]%]|\\pi(?![a-zA-Z])|π", text))
     exponent = re.search(r"[^\W\d_]\s*\^\s*\{?-?[123]\}?\s*$|[^\W\d_][23]\s*$", text)
     if exponent:

@@ -2,8 +2,8 @@
 the comparison with `[4]` happens here, out of the program's reach.
 
 This requires an assertion that consists of calls of the program's functions, literals, comparisons,
-`and`, `or`, `not`, the four operations, and a few Python functions on these (FUNCTIONS). In
-`set(f(x)) == {1}` the program evaluates only `f(x)`. Any other statement (a loop, a variable, a
+`and`, `or`, `not`, the four arithmetic operations, and a few Python functions on these (FUNCTIONS).
+In `set(f(x)) == {1}` the program evaluates only `f(x)`. Any other statement (a loop, a variable, a
 comprehension) must run in the program's process, where the program can read and defeat it.
 
 Python evaluates the remaining assertion. At that point it contains no attributes and only calls of
@@ -183,7 +183,7 @@ def function_name(node: ast.Call) -> str | None:
 
 
 def is_comparable(node: ast.Compare) -> bool:
-    """Return whether a comparison can be judged outside: `is` only with SINGLE on its right."""
+    """Return whether every `is` in a comparison has a value of SINGLE on its right."""
     return all(
         isinstance(right, ast.Constant) and any(right.value is one for one in SINGLE)
         for how, right in zip(node.ops, node.comparators, strict=True)

@@ -35,7 +35,7 @@ def trimmed(text: str) -> list[str]:
 
 
 def same_words(given: str, wanted: str, tolerance: float) -> bool:
-    """Return whether two lines have the same words, with numbers within the tolerance."""
+    """Return whether two lines have the same words, where numbers may differ by the tolerance."""
     words = zip_longest(given.split(), wanted.split())
     return all(
         a is not None and b is not None and (a == b or same_number(a, b, tolerance))
@@ -70,7 +70,7 @@ def same_result(given: Any, wanted: Any, wrapped: bool, tolerance: float | None)
 
 
 def same_value(given: Any, wanted: Any, tolerance: float | None) -> bool:
-    """Return whether two JSON values are equal, with numbers within the tolerance, if any."""
+    """Return whether two JSON values are equal; numbers may differ by the tolerance, if any."""
     if isinstance(given, list) and isinstance(wanted, list):
         pairs = zip(given, wanted, strict=False)
         return len(given) == len(wanted) and all(same_value(*pair, tolerance) for pair in pairs)

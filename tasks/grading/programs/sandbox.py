@@ -166,7 +166,7 @@ class Session:
         return reply
 
     def exchange(self, outgoing: bytes, seconds: float) -> bytes:
-        """Write a line and return the reply line."""
+        """Write a line and return the reply line. Raise Stopped as `ask` does."""
         until = self.clock.read() + seconds
         parts = [self.incoming]
         size = 0
@@ -268,7 +268,7 @@ class Session:
 
 
 def folder_of(inner: list[int]) -> int:
-    """Return a descriptor of the folder inside, through which its files are counted."""
+    """Return a descriptor of the sandbox's own folder, through which its files are counted."""
     try:
         return os.open(f"/proc/{inner[0]}/root{FOLDER}", os.O_PATH | os.O_DIRECTORY)
     except (OSError, IndexError) as error:
@@ -286,7 +286,7 @@ def signal_message(number: int) -> str:
 
 class Integers:
     """Parses the integers of one reply. It rejects integers that are slow to parse, and too many
-    that can share a hash: a set of these would take quadratic time."""
+    integers whose hashes may collide: a set of these would take quadratic time."""
 
     def __init__(self) -> None:
         self.num_large = 0
@@ -303,7 +303,7 @@ class Integers:
 
 def adopt_orphans(wanted: bool) -> None:
     """Start or stop adopting orphaned descendants. If bubblewrap ends before its child, this
-    process must wait for the child: the first process of a container may not reap orphans."""
+    process must wait for the child: the first process of a container might not reap orphans."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 

@@ -189,7 +189,7 @@ class Execution:
             return str(error)
 
     def check_kill(self, error: Stopped) -> None:
-        """Raise the first kill again, or SandboxError for a second kill from outside."""
+        """Raise the first kill again. Raise SandboxError for a second kill from outside."""
         if isinstance(error, Killed) and not self.was_killed:
             raise error
         if isinstance(error, Killed) and error.outside:
@@ -259,7 +259,7 @@ class Execution:
 
 
 class CannotLoad(Exception):
-    """Raised if the program ends or raises before its first test; the message has the reason."""
+    """Raised if the program ends or raises before its first test; the message is the reason."""
 
 
 def exception_in(reply: dict[str, Any]) -> str | None:

@@ -42,9 +42,9 @@ def verify(
     schema: dict[str, Any] | None,
     place: Literal["block", "whole", "either"],
 ) -> Verdict:
-    """Return `correct`, or `wrong` with the place that violates the schema; `unparsed` for text
-    that is not JSON. An invalid schema in the gold is an `error`; with the setting `schema` the
-    gold is ignored."""
+    """Return `correct`, or `wrong` with the path of the first violation of the schema; `unparsed`
+    for text that is not JSON. An invalid schema in the gold is an `error`; with the setting
+    `schema` the gold is ignored."""
     checked = validator(answer if schema is None else json.dumps(schema))
     text = find(completion, place)
     try:

@@ -64,8 +64,8 @@ def normalize(text: str) -> tuple[str, ...]:
 
 
 def f1(given: tuple[str, ...], gold: tuple[str, ...]) -> float:
-    """Return the harmonic mean of the precision and recall of words; if either side is empty,
-    return whether both are."""
+    """Return the harmonic mean of the precision and recall of words; if either side is empty, 1 if
+    both are, else 0."""
     if not given or not gold:
         return float(given == gold)
     shared = (Counter(given) & Counter(gold)).total()
