@@ -1,5 +1,5 @@
 """Advice from a profile, before training: the number of prompts with a gradient, the recipe with
-the most information about the gradient per compute, and whether profiling pays.
+the most information about the gradient per unit of compute, and whether profiling pays.
 
 If the noise of a rollout's score dominates, a group of G rollouts of a prompt with pass rate p has
 information in proportion to (G - 1) p (1 - p) (see `judgement`). A recipe's information is its
@@ -84,7 +84,7 @@ def forecast_of(values: Values, layout: Layout, profile: pl.DataFrame, name: str
 
 def left_out(train: Mapping[str, Any]) -> list[str]:
     """Return the slots that the forecast does not model: those with a method other than the default
-    or `mixed`."""
+    or `mixed`, and `shape` if it is used."""
     plain = TrainSettings()
     counted = {slot: {getattr(plain, slot)["method"], "mixed"} for slot in SLOTS}
     found = [slot for slot in SLOTS if train[slot]["method"] not in counted[slot]]

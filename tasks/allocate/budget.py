@@ -1,5 +1,5 @@
-"""How recipes spend `experiment.budget`: first on their profile, then on rollouts. Also the
-resolution of the test prompts."""
+"""How recipes spend `experiment.budget`: first on their profile, then on rollouts. Also: the
+smallest difference that the test prompts resolve."""
 
 from collections.abc import Mapping
 from contextlib import suppress

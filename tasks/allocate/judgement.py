@@ -1,11 +1,11 @@
 """Whether profiling pays: the saving of a plan made from the profile over a plan that visits every
 prompt equally, for the same information about the gradient.
 
-If the noise of a rollout's score dominates, a group of G rollouts of a prompt with pass rate p adds
-information in proportion to (G - 1) p (1 - p). Each plan has a ratio of information to cost. The
-cost includes the profile, which a uniform plan does not need. The saving is the quotient of the two
-ratios: above 1 the profile pays for itself. It pays if many groups would have equal rewards, and so
-no gradient, and if many passes share its cost.
+If the noise of a rollout's score (the gradient of its log-probability) dominates, a group of G
+rollouts of a prompt with pass rate p adds information in proportion to (G - 1) p (1 - p). Each plan
+has a ratio of information to cost. The cost includes the profile, which a uniform plan does not
+need. The saving is the quotient of the two ratios: above 1 the profile pays for itself. It pays if
+many groups would have equal rewards, and so no gradient, and if many passes share its cost.
 
 It is a model: pass rates are the profiled ones, which drift as the policy learns, and a run
 realises only part of a saving in information. Savings by slots of the loop are not included."""

@@ -1,7 +1,7 @@
 """The versions of the libraries that change values.
 
-One rule: another version of a library in this list makes every cell stale that can import it. Only
-the policy is not made again, because its weights are in git and everything depends on them.
+One rule: a different version of a library in PACKAGES makes every cell stale that can import it.
+Only the policy is not rebuilt, because its weights are in git and everything depends on them.
 
 The version is the installed package's without a local suffix: 2.13.0+cpu and 2.13.0+cu130 are one
 version, or no two machines could share results. If a package is not installed, such as vLLM on a

@@ -41,7 +41,7 @@ class Subject:
         return INITIAL if self.recipe is None else f"{self.recipe}/{self.seed}"
 
     def evidence(self, layout: Layout) -> Path:
-        """Return a small file that changes whenever the policy changes."""
+        """Return the path of a small file that changes whenever the policy changes."""
         if self.recipe is None or self.seed is None:
             return layout.policy_card
         return layout.train(self.recipe, self.seed) / "curve.parquet"

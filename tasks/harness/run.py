@@ -278,7 +278,7 @@ def measured(task: str, results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metrics(values: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Return `exact_match,strict-match` and its standard error as one metric,
+    """Return the metrics with their standard errors: `exact_match,strict-match` is renamed
     `exact_match/strict-match`; the filter `none` is omitted from the name."""
     found = {}
     for key, value in values.items():
@@ -294,7 +294,7 @@ def metrics(values: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number; the harness writes N/A if it has none."""
+    """Return whether a value is a number, not NaN; the harness writes N/A if it has none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
