@@ -1,5 +1,7 @@
 """params.yaml as the stages read it."""
 
+import copy
+import functools
 from typing import Any
 
 from tasks.code.effective import as_dict, complete
@@ -10,6 +12,11 @@ from tests.files import PROJECT as PROJECT
 def every_value() -> dict[str, Any]:
     """Return params.yaml with all defaults and all built-in recipes, without the budget of the
     experiment."""
+    return copy.deepcopy(completed())
+
+
+@functools.cache
+def completed() -> dict[str, Any]:
     values = params.load(PROJECT / "params.yaml")
     every_recipe = {"recipes": recipes.names(values), "seeds": [0]}
     experiment = as_dict(values, "experiment")

@@ -8,6 +8,7 @@ here. Without a GPU, or with `--small`, all parts are small and run on the CPU, 
 itself."""
 
 import argparse
+import importlib
 import json
 import subprocess
 import sys
@@ -15,8 +16,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tasks.common.files import replace_file
 from tests.bench.world import PROJECT
@@ -68,7 +67,7 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--small", action="store_true", help="small sizes, on the CPU")
     options = parser.parse_args()
-    small = options.small or not torch.cuda.is_available()
+    small = options.small or not importlib.import_module("torch").cuda.is_available()
     out: Path = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     deadline, outcomes = time.monotonic() + 60.0 * options.minutes, {}

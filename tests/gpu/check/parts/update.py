@@ -52,7 +52,7 @@ def measure(shape: str, length: int, sizes: Sizes, rate: float, **changes: Any) 
     try:
         changes["activation_checkpointing"] = shape == "1.5B"  # 16,384 tokens need it
         learner = make_learner(shape, sizes, **changes)
-        size = 1024 if sizes.is_small else NUM_TOKENS
+        size = 192 if sizes.is_small else NUM_TOKENS
         first, *steps = (
             rollouts_of(learner, length, size, seed) for seed in range(sizes.repeats + 1)
         )
@@ -87,7 +87,7 @@ def make_learner(
     settings = params.parse({**values["train"], "dtype": dtype}, TrainSettings, "train")
     settings = dataclasses.replace(settings, lora=lora)
     memory = params.parse(values["learner"], LearnerSettings, "learner")
-    limit = 512 if sizes.is_small else 8_192
+    limit = 256 if sizes.is_small else 8_192
     memory = dataclasses.replace(memory, max_tokens_per_micro_batch=limit, **changes)
     model = make_model(shape, torch.float32, sizes.device)
     if lora is not None:
