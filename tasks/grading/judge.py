@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -128,7 +129,8 @@ class Judge:
         """Return the verdict on each (completion, gold), stored or new. Raise ArtifactError if the
         server is unreachable, rejects a request or sends no chat completion."""
         keys = [digest([*self.identity(), *answer]) for answer in answers]
-        known = self.store.get(list(dict.fromkeys(keys)))
+        counts = Counter(keys)
+        known = self.store.get(list(counts))
         on_done(sum(key in known for key in keys))
         missing = {
             key: answer for key, answer in zip(keys, answers, strict=True) if key not in known
@@ -138,7 +140,7 @@ class Judge:
             known[key] = verdict, tokens
             if verdict.outcome != "error":
                 self.store.put(key, verdict, tokens)
-            on_done(keys.count(key))
+            on_done(counts[key])
 
         asyncio.run(self.judge_all(missing, add, lambda: on_done(0)))
         # every answer counts, so that the cost depends neither on calls nor on stored verdicts

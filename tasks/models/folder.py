@@ -135,13 +135,15 @@ def check_weights(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files from which a policy is loaded: the file that config.json names,
-    else the files in the index, else model.safetensors, else all."""
-    if explicit := as_mapping(folder / "config.json").get("transformers_weights"):
+    """Return the safetensors files from which a policy is loaded: those of the file or index that
+    config.json names, else those of the usual index, else model.safetensors, else all."""
+    explicit = as_mapping(folder / "config.json").get("transformers_weights")
+    if explicit and not explicit.endswith(".json"):
         return [folder / explicit]
     index, usual = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.exists():
-        return sorted({folder / name for name in as_mapping(index)["weight_map"].values()})
+    if explicit or index.exists():
+        weights = as_mapping(folder / explicit if explicit else index)["weight_map"]
+        return sorted({folder / name for name in weights.values()})
     return [usual] if usual.exists() else sorted(folder.glob("*.safetensors"))
 
 
@@ -165,7 +167,7 @@ def shapes_in(path: Path) -> dict[str, list[int]]:
 
 def num_parameters(folder: Path) -> int:
     """Return the number of parameters in a policy's files; only their headers are read."""
-    parts = (shapes_in(path).values() for path in folder.glob("*.safetensors"))
+    parts = (shapes_in(path).values() for path in weight_files(folder))
     return sum(math.prod(shape) for shapes in parts for shape in shapes)
 
 

@@ -27,7 +27,8 @@ def read(
     num_prompts = len(found)
     found = found.filter(pl.col("prompt_id").str.starts_with(prompt or "")).head(number)
     if found.is_empty():
-        raise ArtifactError(f"there is no {split} prompt whose id begins with {prompt}")
+        named = f" whose id begins with {prompt}" if prompt else ""
+        raise ArtifactError(f"there is no {split} prompt{named}")
     policy = read_policy(layout)
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
     room = params.section(values, "sampling", Sampling).max_tokens

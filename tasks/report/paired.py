@@ -78,17 +78,19 @@ def difference(paired: Paired, mine: Sequence[str], other: Sequence[str]) -> Dif
     other_SP = graded.select(other).to_numpy().T
     differences_SP = mine_SP - other_SP
     bounds, rng = (-1.0, 1.0), np.random.default_rng(0)
-    if len(mine) > 1 and len(graded) > 1:
+    is_crossed = len(mine) > 1 and len(graded) > 1
+    if is_crossed:
         low, high = crossed_interval(differences_SP, bounds)
     else:
-        low, high = bootstrap_interval(differences_SP[0], paired.num_bootstrap, rng, bounds=bounds)
+        differences_P = differences_SP.mean(0)
+        low, high = bootstrap_interval(differences_P, paired.num_bootstrap, rng, bounds=bounds)
     return {
         "mean": float(differences_SP.mean()),
         "low": low,
         "high": high,
         "num_prompts": len(graded),
         "num_seeds": len(mine),
-        "over": "seeds and prompts" if len(mine) > 1 else "prompts",
+        "over": "seeds and prompts" if is_crossed else "prompts",
     }
 
 

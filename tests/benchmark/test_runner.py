@@ -244,6 +244,7 @@ def test_superseded_lines_are_shown_until_new_ones_exist(tmp_path: Path) -> None
         ({"reference": ["sgpo"]}, "the reference among them"),
         ({"reference": []}, "the reference among them"),
         ({"seeds": [0, 99]}, "none of them a seed"),
+        ({"seeds": [0]}, "seeds needs at least two"),
         ({"search": {**PROTOCOL["search"], "seeds": [9, 9]}}, "needs distinct seeds"),
         ({"families": {"small": {"budgets": [200, 100], "changes": {}}}}, "must ascend"),
         (

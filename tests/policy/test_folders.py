@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tasks.common.files import ArtifactError, read_json, write_json
-from tasks.models.folder import OBJECTS, check_folder
+from tasks.models.folder import OBJECTS, check_folder, num_parameters, weight_files
 from tasks.policy.card import write_external
 from tests.engines.conftest import load
 
@@ -145,10 +145,16 @@ def split(folder: Path, last: Any = "part-1.safetensors") -> Path:
     return folder
 
 
-def test_split_weights_are_loaded(folder: Path, llama: Path) -> None:
-    whole, parts = load(llama), load(split(folder))
-    for name, tensor in whole.state_dict().items():
-        assert torch.equal(parts.state_dict()[name], tensor)
+@pytest.mark.parametrize("index", ["model.safetensors.index.json", "own.safetensors.index.json"])
+def test_split_weights_are_loaded(folder: Path, llama: Path, index: str) -> None:
+    shutil.copy(llama / "model.safetensors", folder / "consolidated.safetensors")  # not loaded
+    (split(folder) / "model.safetensors.index.json").rename(folder / index)
+    if index.startswith("own"):
+        change(folder / "config.json", transformers_weights=index)
+    parts = load(folder).state_dict()
+    assert all(torch.equal(parts[name], each) for name, each in load(llama).state_dict().items())
+    assert weight_files(folder) == sorted(folder.glob("part-*"))
+    assert num_parameters(folder) == num_parameters(llama)
 
 
 @pytest.mark.parametrize(

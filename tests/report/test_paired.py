@@ -105,6 +105,10 @@ def test_seeds_are_paired() -> None:
 
 
 def test_ungraded_prompts_are_excluded() -> None:
+    one = Paired(pl.DataFrame({"prompt_id": ["t"], "a": [1.0], "b": [0.5], "c": [0.0]}), 50)
+    lonely = difference(one, ["a", "b"], ["c"])  # an interval over seeds needs several prompts
+    assert lonely["over"] == "prompts"
+    assert lonely["low"] <= lonely["mean"] == 0.75 <= lonely["high"]
     rates = {"prompt_id": ["t0", "t1", "t2"], "a/0": [1.0, None, 0.5], "b/0": [0.0, 1.0, 0.5]}
     found = difference(Paired(pl.DataFrame(rates), 50), ["a/0"], ["b/0"])
     assert (found["mean"], found["num_prompts"]) == (0.5, 2)

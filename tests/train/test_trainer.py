@@ -90,24 +90,27 @@ def test_a_run_follows_its_plan_and_its_ledger_is_consistent(finished: Layout) -
     assert list(finished.checkpoints.iterdir()) == []
 
 
+def stop(layout: Layout, by: signal.Signals, returncode: int, delay: float = 0.0) -> str:
+    """Run until a signal, sent `delay` seconds after a new checkpoint. Return the output."""
+    before = set(layout.checkpoints.glob("*/step-*"))
+    process = fork(layout)
+    while set(layout.checkpoints.glob("*/step-*")) <= before and process.poll() is None:
+        time.sleep(0.005)
+    time.sleep(delay)
+    process.send_signal(by)
+    output = process.finish()
+    assert process.returncode == returncode, f"the run ended before the signal: {output}"
+    assert not layout.train("r", 0).exists()
+    return output
+
+
 @pytest.mark.slow
 def test_a_run_killed_at_random_ends_like_an_uninterrupted_one(
     finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
     layout, rng = make_world(tmp_path, guesser, SIZES * 8), random.Random(1)
-    kills = 0
-    while kills < 3:
-        before = set(layout.checkpoints.glob("*/step-*"))
-        process = fork(layout)
-        while set(layout.checkpoints.glob("*/step-*")) <= before and process.poll() is None:
-            time.sleep(0.005)
-        time.sleep(rng.uniform(0.0, 0.25))
-        process.kill()
-        process.finish()
-        assert process.returncode == -signal.SIGKILL, (
-            "the run ended before it could be killed: make it longer"
-        )
-        kills += 1
+    for _ in range(3):
+        stop(layout, signal.SIGKILL, -signal.SIGKILL, rng.uniform(0.0, 0.25))
     process = train(layout)
     assert process.returncode == 0, process.output
     assert "resumed after" in process.output
@@ -117,26 +120,24 @@ def test_a_run_killed_at_random_ends_like_an_uninterrupted_one(
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_writes_a_checkpoint(
+def test_interrupted_runs_write_checkpoints(
     finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
-    """The signal is SIGINT; a test below sends SIGTERM."""
     layout = make_world(tmp_path, guesser, SIZES * 8)
-    process = fork(layout)
-    while not list(layout.checkpoints.glob("*/step-*")):
-        assert process.poll() is None, process.finish()
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    assert "run the same command again to resume" in process.finish()
-    assert process.returncode == 130
-    assert not layout.train("r", 0).exists()
-    # a damaged newest checkpoint is skipped
+    assert "run the same command again to resume" in stop(layout, signal.SIGINT, 130)
     newest = max(layout.checkpoints.glob("*/step-*"))
     with (newest / "tensors.safetensors").open("r+b") as file:
         file.seek(-8, os.SEEK_END)
         file.write(b"\xff" * 8)
-    process = train(layout)
-    assert f"skipping the damaged checkpoint {newest}" in process.output
+    assert f"skipping the damaged checkpoint {newest}" in stop(layout, signal.SIGTERM, 130)
+    oldest = min(layout.checkpoints.glob("*/step-*"))
+    write_params(layout, train={"weight_decay": 0.1})
+    process = train(layout, "--resume", str(oldest))
+    assert process.returncode == 1
+    assert "belongs to another run: train differ" in process.output
+    write_params(layout)
+    process = train(layout, "--resume", str(oldest))
+    assert f"resumed after {int(oldest.name.split('-')[1])} steps" in process.output
     assert outputs(layout) == outputs(finished)
 
 
@@ -200,27 +201,6 @@ def test_nonfinite_steps_are_skipped_and_then_stop_the_run(guesser: Path, tmp_pa
     assert log.count("; the step is skipped") == 2
     assert "loss, gradient or log-probabilities are not finite; prompts: p" in log
     assert "3 steps in a row (guards.max_nonfinite_steps)" in log
-
-
-def test_resume_accepts_only_a_checkpoint_of_the_same_run(
-    finished: Layout, guesser: Path, tmp_path: Path
-) -> None:
-    layout = make_world(tmp_path, guesser, SIZES * 8)
-    process = fork(layout)
-    while not list(layout.checkpoints.glob("*/step-*")):
-        assert process.poll() is None, process.finish()
-        time.sleep(0.005)
-    process.send_signal(signal.SIGTERM)
-    process.finish()
-    oldest = min(layout.checkpoints.glob("*/step-*"))
-    write_params(layout, train={"weight_decay": 0.1})
-    process = train(layout, "--resume", str(oldest))
-    assert process.returncode == 1
-    assert "belongs to another run: train differ" in process.output
-    write_params(layout)
-    process = train(layout, "--resume", str(oldest))
-    assert f"resumed after {int(oldest.name.split('-')[1])} steps" in process.output
-    assert outputs(layout) == outputs(finished)
 
 
 def test_recorded_rollouts_of_other_prompts_are_refused(
