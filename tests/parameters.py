@@ -19,8 +19,7 @@ def every_value() -> dict[str, Any]:
 def completed() -> dict[str, Any]:
     values = params.load(PROJECT / "params.yaml")
     every_recipe = {"recipes": recipes.names(values), "seeds": [0]}
-    experiment = as_dict(values, "experiment")
     return {
         **complete({**values, "experiment": every_recipe}),
-        "experiment": {**experiment, "budget": None},
+        "experiment": {**as_dict(values, "experiment"), "budget": None},
     }

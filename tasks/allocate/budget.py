@@ -87,9 +87,9 @@ def compared_plan(values: Values, profile: pl.DataFrame, name: str) -> Compared:
 
 @dataclass(frozen=True)
 class Planned:
-    """The expectation for a plan: its number of rollouts, the mean group size, the mean tokens of
-    the profile's prompts and of the completions, and the shares of rollouts in the loss (`kept`)
-    and with a gradient (`mixed`). For example Planned(32_768, 8, 20, 13, 1.0, 0.6)."""
+    """The expectation for a plan: its number of rollouts, the mean group size, the mean tokens of a
+    rollout's prompt and completion, and the shares of rollouts in the loss (`kept`) and with a
+    gradient (`mixed`). For example Planned(32_768, 8, 20, 13, 1.0, 0.6)."""
 
     rollouts: float
     group_size: float
@@ -101,7 +101,7 @@ class Planned:
 
 def planned(compared: Compared, train: Values) -> Planned:
     """Return the expectation for a compared plan. `train` is the recipe's section."""
-    counted, prompt = compared.plan.counted, float(compared.profile["prompt_tokens"].mean())  # type: ignore[arg-type]
+    counted, lengths = compared.plan.counted, compared.profile["prompt_tokens"].to_numpy()
     correct, graded, sizes, visits, tokens = (
         counted[name].to_numpy() for name in ("correct", "graded", "group_size", "visits", "tokens")
     )
@@ -111,6 +111,7 @@ def planned(compared: Compared, train: Values) -> Planned:
     length, kept_mean, mixed_mean = (
         float(np.average(values, weights=rollouts)) for values in (tokens, kept, mixed)
     )
+    prompt = float(np.average(lengths[compared.plan.rows], weights=compared.plan.sizes))
     size = float(rollouts.sum() / visits.sum())
     return Planned(
         float(rollouts.sum()), size, prompt, max(length - prompt, 0.0), kept_mean, mixed_mean

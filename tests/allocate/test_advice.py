@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from tasks.allocate.advice import advise, forecast_of, left_out
-from tasks.allocate.budget import resolution
+from tasks.allocate.budget import compared_plan, planned, resolution
 from tasks.common.artifacts import PROFILE, ROLLOUTS
 from tasks.common.checksums import write_checked
 from tasks.common.layout import Layout
@@ -49,6 +50,9 @@ def test_information_is_for_the_compute_without_the_profile(values, layout: Layo
     assert grpo.information == pytest.approx(0.5 * 7 / 8 / 4, rel=0.03)
     assert alive.information == pytest.approx(0.2 * 7 / 8 / 4, rel=0.03)
     assert grpo.mixed == pytest.approx(0.5 * 127 / 128, rel=0.03)
+    is_dead = pl.col("correct") == 0  # `alive` has no rollouts of these long prompts
+    longer = profile.with_columns(prompt_tokens=pl.when(is_dead).then(900).otherwise(7))
+    assert planned(compared_plan(values, longer, "alive"), values["train"]).prompt == 7.0
 
 
 def test_the_advice_in_words(values, layout: Layout) -> None:
