@@ -96,7 +96,7 @@ def explain_digests(path: str, md5: str, now: Mapping[str, Any], root: Path) -> 
 
 
 def change_of(before: str | None, now: str | None) -> str:
-    """Return the change of a file from its two digests, or an empty string if they are equal."""
+    """Return how a file changed, as a phrase, given its two digests; empty if they are equal."""
     if before == now:
         return ""
     return "is new here" if before is None else "is no longer used" if now is None else "changed"

@@ -26,9 +26,9 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Forecast:
-    """The expected results of a recipe. `profile` is the profile's share of its compute, `mixed`
-    the share of its rollouts with a gradient, `information` the information of all rollouts per
-    unit of compute, and `left_out` the slots that the model does not cover."""
+    """The expected results of a recipe. `profile` is the share of its compute spent on the profile,
+    `mixed` the share of its rollouts with a gradient, `information` the (relative) information
+    about the gradient per unit of compute, and `left_out` the slots that are not modelled."""
 
     recipe: str
     profile: float

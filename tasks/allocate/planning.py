@@ -86,8 +86,8 @@ def load_strategy(spec: Mapping[str, Any]) -> tuple[ModuleType, Callable[..., Al
 
 
 def check_ranges(settings: Mapping[str, Any]) -> None:
-    """Raise ParamsError for a `group_size` or `buckets` below 1, for repeated buckets, and for a
-    `trivial_above` or `unsolved_rate` outside [0, 1]."""
+    """Raise ParamsError for a `group_size` below 1, for `buckets` that are empty, repeated or below
+    1, and for a `trivial_above` or `unsolved_rate` outside [0, 1]."""
     with gathered() as problems:
         if (size := settings.get("group_size", 1)) < 1:
             problems.add(f"allocate.group_size is {size}; it must be at least 1")

@@ -177,7 +177,7 @@ def headline(runs: dict[str, Runs], reference: Runs, protocol: Protocol) -> Iter
 
 
 def tuned(lines: list[Line]) -> Iterator[str]:
-    """Yield the best setting so far of each recipe, search and budget on validation."""
+    """Yield the lines of a table: the best setting on validation per recipe, search and budget."""
     tried: dict[tuple[str, int, int], list[Line]] = {}
     for line in lines:
         if line["measures"] == "validation" and "failed" not in line:

@@ -47,7 +47,7 @@ class Table:
         return pl.DataFrame(list(rows), schema=self.columns, orient="row")
 
     def check(self, frame: pl.DataFrame, where: str) -> pl.DataFrame:
-        """Return `frame` with the columns in order. Raise ArtifactError that names `where` and each
+        """Return `frame` with the columns in order. Raise an ArtifactError naming `where` and each
         difference."""
         missing = [name for name in self.columns if name not in frame.columns]
         unknown = [name for name in frame.columns if name not in self.columns]

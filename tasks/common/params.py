@@ -133,7 +133,7 @@ def in_one_line(error: yaml.YAMLError) -> str:
 
 
 def check_cells(values: Mapping[str, Any], file: str) -> None:
-    """Raise ParamsError that names a recipe or a seed that cannot be part of a path."""
+    """Raise a ParamsError naming a recipe or a seed that cannot be part of a path, if any."""
     recipes, experiment = values.get("recipes"), values.get("experiment")
     for name in recipes if isinstance(recipes, dict) else ():
         check_recipe(name, f"{file}: a key of recipes")
@@ -173,7 +173,7 @@ def coordinates(stage: str) -> tuple[str, str | None, int | None]:
 
 
 def check_finite(value: Any, file: str, *keys: str) -> None:
-    """Raise ParamsError that names a number which is infinite or NaN: digests and JSON files cannot
+    """Raise a ParamsError naming a number that is infinite or NaN: digests and JSON files cannot
     contain it."""
     if isinstance(value, Mapping):
         for key, part in value.items():
@@ -348,17 +348,17 @@ def meant(value: object, known: Iterable[object]) -> str | None:
 
 
 def at_least(least: float, **values: float) -> None:
-    """Raise ParamsError that names the values below `least`; `__` in a name stands for a dot."""
+    """Raise a ParamsError naming the values below `least`, if any; `__` in a name means a dot."""
     in_range({name: value for name, value in values.items() if value < least}, f"at least {least}")
 
 
 def above_zero(**values: float) -> None:
-    """Raise ParamsError that names the values not above 0; `__` in a name stands for a dot."""
+    """Raise a ParamsError naming the values not above 0, if any; `__` in a name means a dot."""
     in_range({name: value for name, value in values.items() if not value > 0}, "above 0")
 
 
 def share(**values: float) -> None:
-    """Raise ParamsError that names the values below 0 or above 1; `__` in a name stands for a
+    """Raise a ParamsError naming the values below 0 or above 1, if any; `__` in a name means a
     dot."""
     in_range({n: v for n, v in values.items() if not 0 <= v <= 1}, "from 0 to 1")
 

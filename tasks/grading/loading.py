@@ -91,8 +91,8 @@ class Verifier:
         return usable if is_usable else verdict
 
     def same(self, gold: str, other: str) -> bool:
-        """Return whether two golds are the same: their forms and tolerances are equal, and each
-        answer of either gold is correct for an answer of the other."""
+        """Return whether two golds are equivalent: forms and tolerances are equal, each answer of
+        `gold` is correct for some answer of `other`, and each answer of `other` accepts one."""
         texts = getattr(self.module, "texts", lambda answer: read_gold(answer).answers)
         forms = [replace(read_gold(answer), answers=()) for answer in (gold, other)]
         same = [[self.check(b, a).outcome == "correct" for b in texts(other)] for a in texts(gold)]

@@ -47,10 +47,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Row:
-    """A clean prompt. `asked` is the question without template and system message, as far as the
-    source provides it separately; prompts are compared by it. `template` is the template applied to
-    a plain prompt. `marker` is the first special token of a well-known chat format in the text, or
-    empty. `line` and `content` are kept in case a later check rejects the row."""
+    """A clean prompt. `asked` is the question alone, without template or system message where the
+    source separates them; prompts are compared by it. `template` is the template applied to a plain
+    prompt. `marker` is the first special token of a well-known chat format in the text, or empty.
+    `line` and `content` (the record's raw text) are kept in case a later check rejects the row."""
 
     source: str
     line: int
@@ -163,7 +163,7 @@ def label_problem(text: str) -> str | None:
 
 
 def texts(value: Any, depth: int = 8) -> Iterator[str]:
-    """Yield the texts in up to `depth` nested lists and dicts; chat messages have at most four."""
+    """Yield the strings in lists and dicts nested up to `depth` deep (chat messages: at most 4)."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list) and depth:

@@ -31,7 +31,7 @@ HEAD_BYTES = 8 << 20  # of a remote file, fetched to examine a few rows
 
 
 def load(preset: str) -> Any:
-    """Return the module of a preset. Raise ParamsError that lists the presets if it is unknown."""
+    """Return the module of a preset. Raise a ParamsError listing the presets if it is unknown."""
     return registry.load(presets, preset, "ingest.sources: the preset")
 
 

@@ -40,7 +40,7 @@ def is_quantized(weight: torch.Tensor) -> bool:
 
 
 def dense(weight: Any) -> torch.Tensor:
-    """Return the dequantized values of a weight in 4 bits, and any other weight unchanged."""
+    """Return the dequantized values of a 4-bit weight; any other weight unchanged."""
     found: torch.Tensor = weight.get_original_weight() if is_quantized(weight) else weight
     return found
 

@@ -317,8 +317,8 @@ class Packing:
     def flash(
         self, states: tuple[torch.Tensor, ...], scaling: float, window: int | None
     ) -> torch.Tensor:
-        """Return the attention [N, H, D] of queries, keys and values by torch's FlashAttention
-        (Dao, arXiv 2307.08691), without padding or bias, in the dtype of the values."""
+        """Return the attention output [N, H, D] of (queries, keys, values), from torch's
+        FlashAttention (Dao, arXiv 2307.08691), without padding or bias, in the values' dtype."""
         from torch.nn.attention import varlen  # takes a second
 
         attention: Any = varlen.varlen_attn

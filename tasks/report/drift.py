@@ -40,13 +40,13 @@ def groups_of(steps: pl.DataFrame, rollouts: pl.DataFrame, profile: pl.DataFrame
     """Return a row per group: its pass, its result (`size`, `success`, `mixed`), and the profile's
     predictions.
 
-    `expected` is the posterior mean (a + k) / (a + b + n) of the prompt's pass rate, under the
-    Beta(a, b) fitted to the whole profile, and not the estimate k / n itself. Prompts are
+    `expected` is the posterior mean (a + k) / (a + b + n) of the prompt's pass rate, for k of n
+    samples correct and a prior Beta(a, b) fitted to the profile, not the raw k / n. Prompts are
     *selected* by that estimate: if most prompts are easier, a prompt solved 1 time in 8 is more
     often an easier prompt with bad luck than a harder one with good luck. When the same policy
     samples again, the selected prompts regress to the mean, and a comparison with k / n would count
-    that as learning. `variance` is the variance of a group's success about `expected`, for its
-    size."""
+    that as learning. `variance` is the beta-binomial variance of `success` around `expected`, for
+    a group of this size."""
     # size and successes of every group, with its pass
     keys = ["step", "group", "prompt_id"]
     solved = (pl.col("outcome") == "correct").sum()

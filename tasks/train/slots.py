@@ -267,8 +267,8 @@ class Loss(Configured, Protocol):
         return -average(gain_N, tokens, totals, self.normalize), {"clipped": is_clipped_N.sum()}
 
     def gains(self, tokens: Tokens) -> Gains:
-        """Return [N] the weighted gains of tokens, whose average the update raises, and whether
-        each is clipped; a single 0 if none ever is. A loss of another form overrides `__call__`."""
+        """Return each token's weighted objective [N], whose average is maximised, and whether the
+        token is clipped [N], or a scalar 0 if none ever is. Other forms override `__call__`."""
         raise NotImplementedError
 
     def rate_factor(self, log_weights_B: Floats, norm: float, reuse: int) -> float:

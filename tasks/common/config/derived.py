@@ -41,8 +41,8 @@ REPORTED = (
 
 @dataclass(frozen=True)
 class Round:
-    """The inputs of a later round from the `earlier` roots, in order: the prompts of the first
-    root, and as initial policy the folder `policy` of the last one."""
+    """The inputs of a later round. `earlier` are the roots of the previous rounds, oldest first;
+    the prompts are those of the first. `policy` is the folder of the initial policy."""
 
     earlier: tuple[str, ...]
     policy: str

@@ -128,7 +128,7 @@ class Tracker:
         )
 
     def experiment(self, params: Mapping[str, Any], metrics: Mapping[str, float | None]) -> None:
-        """Record the experiment's parameters and summary, for the run of the whole pipeline."""
+        """Record the experiment's parameters and summary in the tracking run of the pipeline."""
         self._record("experiment", values=cut(params), points=[point(metrics, milliseconds())])
 
     def cell(

@@ -171,7 +171,7 @@ class Connection:
         return True
 
     async def complete(self, wanted: CompletionRequest) -> Completion:
-        """Return a completion, requested through OpenAI's API."""
+        """Return a completion, requested through the OpenAI-compatible API."""
         logprobs = {"logprobs": 0, "return_tokens_as_token_ids": True}
         body = {
             "model": wanted.model,

@@ -302,8 +302,8 @@ def start(
 
 
 def server_environment(settings: EngineSettings, folder: str, *, on_gpu: bool) -> dict[str, str]:
-    """Return a server's environment, made from this process's environment. TMPDIR is `folder` if
-    that path is short enough for sockets, since vLLM does not remove its temporary files."""
+    """Return a server's environment, derived from this process's. Because vLLM does not remove its
+    temporary files, TMPDIR is `folder`, unless that path is too long for sockets."""
     kept = {key: value for key, value in os.environ.items() if key not in NOT_PASSED_ON}
     caches = kept.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

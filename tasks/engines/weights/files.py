@@ -42,10 +42,10 @@ class Piece(NamedTuple):
 
 
 class FileTransfer:
-    """The transfer of weights through files in `folder`, in the servers' `dtype`. The n training
-    processes write them in parallel, each every n-th piece. For a policy with adapters, only the
-    adapters are written: the servers add them to the files in `base`, with which they started. For
-    other policies, `only_changes` writes only the elements that differ from the last version."""
+    """Transfers weights through files in `folder`, in the servers' `dtype`. Each of the n training
+    processes writes every n-th piece. If the servers can add a policy's adapters to the files in
+    `base`, with which they started (`can_add`), only the adapters are written, by rank 0. Otherwise
+    `only_changes` writes only the elements that have changed, unless the changes grow too large."""
 
     repeats = True
 

@@ -128,7 +128,7 @@ def symbols(value: str) -> Symbols:
 
 
 def without_text(value: str) -> str:
-    r"""Return a formula without `\text{...}`, except for function names inside it."""
+    r"""Return a formula without `\text{...}`, whose content stays if it is a function name."""
     return TEXT.sub(lambda found: found[1] if re.fullmatch(NAMES, found[1]) else "", value)
 
 

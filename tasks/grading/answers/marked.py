@@ -39,9 +39,9 @@ def gold_boxed(gold: str) -> str | None:
 
 
 def last_boxes(text: str, joined: re.Pattern[str] = JOINED) -> str:
-    """Return the part of a text with its last boxes (several, if only `and` or `,` joins them): the
-    text after the box before them, or the whole text if there is none. Of several answers, the last
-    one counts."""
+    """Return the part of a text with its last boxes (several, if only `and`, `or` or `,` joins
+    them): the text after the box before them, or the whole text if there is none. Of several
+    answers, the last one counts."""
     start = len(text)
     closed = closing_braces(text)
     for box in list(BOX.finditer(text))[: -MAX_BOXES - 1 : -1]:

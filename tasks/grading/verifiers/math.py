@@ -1,13 +1,13 @@
 r"""`math`: the completion's answer is mathematically equal to the gold.
 
-The answer is the marked one: the last box (boxes joined only by `and` or `,` are one answer), the
-last `<answer>` tag, or the text after `####` or "the answer is"; otherwise the last formula or
+The answer is whichever comes last of a box (boxes joined only by `and`, `or` or `,` are one answer)
+and an `<answer>` tag, else the text after `####` or "the answer is", else the last formula or
 number. `tasks.grading.answers.equality` decides equality: numbers exactly, units if both are known,
 words letter by letter, everything else by the library math-verify. Golds may list several answers
 or contain a tolerance (`tasks.grading.answers.golds`).
 
 Settings: `dialect` is the notation of the golds, `latex` or `sympy` (`2*pi*sqrt(3)`, `x**2`;
-nothing is executed); `relative_tolerance` is for measured quantities, null for exact."""
+nothing is executed); `relative_tolerance` is for measured quantities; null compares exactly."""
 
 import re
 from collections.abc import Iterator, Mapping

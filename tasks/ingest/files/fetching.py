@@ -36,7 +36,7 @@ def local_file(location: str, folder: Path | None, max_bytes: int | None = None)
     """Yield the local path of the file at `location`. A remote file is fetched into `folder` (None:
     the system's temporary folder) or the hub's cache; with `max_bytes`, only its beginning.
 
-    Raise ArtifactError that names the location and the remedy."""
+    Raise an ArtifactError naming the location and the remedy."""
     scheme = location.partition("://")[0] if "://" in location else ""
     if scheme == "hf" and max_bytes is None:
         yield from_hub(location)

@@ -40,9 +40,9 @@ def key(text: str) -> int:
 
 
 def place(seed: int, identity: str) -> int:
-    """Return a prompt's 64-bit place in the order of the splits. It depends only on the seed and
-    the prompt's content, so the order of sources and rows does not matter, and a prompt added later
-    shifts few others."""
+    """Return a prompt's 64-bit sort key for the assignment to splits. It depends only on the seed
+    and the prompt's content, so the order of sources and rows does not matter, and a prompt added
+    later moves few others to another split."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{identity}".encode()).digest()[:8], "big")
 
 

@@ -42,8 +42,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Settings:
-    """`num_prompts` problems are generated. Small problems repeat, so generate more than the splits
-    need."""
+    """`num_prompts` is the number of problems to generate. Easy tasks produce duplicates, so
+    generate more than the splits need."""
 
     seed: int
     num_prompts: int

@@ -29,7 +29,7 @@ class Whole:
     prompt_ends_B: torch.Tensor
 
     def predicting(self, states_BLD: torch.Tensor) -> torch.Tensor:
-        """Return [N, D] the states that predict completion tokens."""
+        """Return the hidden states [N, D] from which the completion tokens are predicted."""
         return states_BLD.flatten(0, 1).index_select(0, self.predicts_N)
 
 

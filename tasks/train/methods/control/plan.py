@@ -27,7 +27,7 @@ class Method(Control):
         self.plan, self.state = plan, State()
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return all visits of the next step; None if they are sampled, or at the plan's end."""
+        """Return a request for all visits of the step; None once it is made, or after the plan."""
         first = self.plan.start(self.state.position, so_far.done)
         if so_far.num_requests or first is None:
             return None
@@ -43,7 +43,7 @@ class Method(Control):
 
 
 def next_visits(plan: Plan, first: int, so_far: SoFar) -> Ints:
-    """Return the visits from `first` on that, with the replayed groups, fill a batch."""
+    """Return the visits, starting at `first`, that fill a batch along with the replayed groups."""
     room = so_far.room(plan.batch)
     visits = plan.window(first, room)
     return visits[: plan.num_visits(plan.group_sizes_V[visits], room)]
