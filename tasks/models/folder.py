@@ -58,7 +58,7 @@ def check_folder(folder: Path) -> None:
     if explicit is not None and not is_plain(explicit, EXPLICIT_WEIGHTS, folder):
         raise ArtifactError(
             f"{folder / 'config.json'}: transformers_weights is {explicit!r}; it can only name a "
-            "*.safetensors file beside it. Remove the key, or save the model again"
+            "*.safetensors file or an index beside it. Remove the key, or save the model again"
         )
     if not isinstance(config.get("quantization_config"), dict | None):
         raise ArtifactError(
@@ -167,7 +167,7 @@ def shapes_in(path: Path) -> dict[str, list[int]]:
 
 def num_parameters(folder: Path) -> int:
     """Return the number of parameters in a policy's files; only their headers are read."""
-    parts = (shapes_in(path).values() for path in weight_files(folder))
+    parts = (shapes_in(path).values() for path in folder.glob("*.safetensors"))
     return sum(math.prod(shape) for shapes in parts for shape in shapes)
 
 
