@@ -4,7 +4,7 @@ A method is one file in its slot's folder under `methods/`, with
 
 - `Method`: a subclass of the slot's Protocol below, so that the type checker compares the two;
 - `Settings`, if it has settings: a frozen dataclass with the keys in params.yaml next to `method`.
-It is `Method`'s first argument, and raises ParamsError for an invalid value;
+  It is `Method`'s first argument, and raises ParamsError for an invalid value;
 - `EXAMPLE`: settings for the contract tests, if the defaults do not suit them;
 - `reads_prompts = True`, if it reads the training prompts: an argument of `Method` after the
   slot's own, their table (`prompt_id`, `prompt`, `messages`, `answer`, `verifier`, `source`,

@@ -99,7 +99,7 @@ def compute_states(
 
 
 def prompt_means(hidden_BLD: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
-    """Return [B, D] the mean hidden state of PROMPT_TOKENS prompt tokens, the last at `last_B`."""
+    """Return [B, D] the mean hidden state of at most PROMPT_TOKENS tokens, the last at `last_B`."""
     places = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)
     of_prompt = (places <= last_B[:, None]) & (places > last_B[:, None] - PROMPT_TOKENS)
     weights = of_prompt / of_prompt.sum(1, keepdim=True)
