@@ -383,3 +383,11 @@ def test_two_runs_can_clean_up_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "rename", rename_while_another_starts)
     ended.delete()
     assert [path.name for path in tmp_path.iterdir()] == [digest({**COMPONENTS, "seed": 1})]
+
+
+def test_only_a_checkpoint_of_the_same_run_is_resumed(tmp_path: Path) -> None:
+    """A difference of the code alone is accepted."""
+    mine = Checkpoints(tmp_path, {**COMPONENTS, "code": "new"}, keep=1)
+    mine.check_fit(save(Checkpoints(tmp_path, {**COMPONENTS, "code": "old"}, keep=1), 1, branch=1))
+    with pytest.raises(ArtifactError, match="belongs to another run: code, seed differ"):
+        mine.check_fit(save(Checkpoints(tmp_path, {"recipe": "r", "seed": 1}, keep=1), 1, branch=1))
