@@ -121,12 +121,13 @@ def measure(tally: Tally, prompts: pl.DataFrame, settings: Evaluate) -> dict[str
         prompts.select("prompt_id", "source", "level"), on="prompt_id", maintain_order="left"
     )
     graded = scores.filter(pl.col("trials") > 0)
-    if graded.is_empty():
-        raise ArtifactError(
-            "no sample of any test prompt could be graded: fix the verifier or the gold answers"
-        )
     rates = (graded["correct"] / graded["trials"]).to_numpy()
     greedy = graded["greedy"].drop_nulls().to_numpy()
+    if not len(rates) or not len(greedy):
+        raise ArtifactError(
+            f"no {'greedy completion' if len(rates) else 'sample'} of any test prompt could be "
+            "graded: fix the verifier or the gold answers"
+        )
     rng = np.random.default_rng(0)  # only for intervals: equal rollouts yield equal metrics
     low, high = bootstrap_interval(rates, settings.num_bootstrap, rng)
     greedy_low, greedy_high = bootstrap_interval(greedy, settings.num_bootstrap, rng)

@@ -136,15 +136,15 @@ def check_weights(folder: Path) -> None:
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files from which a policy is loaded: those of the file or index that
-    config.json names, else those of the usual index, else model.safetensors, else all."""
-    explicit = as_mapping(folder / "config.json").get("transformers_weights")
-    if explicit and not explicit.endswith(".json"):
-        return [folder / explicit]
-    index, usual = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if explicit or index.exists():
-        weights = as_mapping(folder / explicit if explicit else index)["weight_map"]
-        return sorted({folder / name for name in weights.values()})
-    return [usual] if usual.exists() else sorted(folder.glob("*.safetensors"))
+    config.json names, else model.safetensors, else those of the usual index, else all."""
+    named = as_mapping(folder / "config.json").get("transformers_weights") or "model.safetensors"
+    if (folder / named).exists() and not named.endswith(".json"):
+        return [folder / named]
+    index = folder / (named if named.endswith(".json") else "model.safetensors.index.json")
+    if not index.exists():
+        return sorted(folder.glob("*.safetensors"))
+    check_index(index)
+    return sorted({folder / name for name in as_mapping(index)["weight_map"].values()})
 
 
 def names_in(folder: Path) -> set[str]:
@@ -166,9 +166,10 @@ def shapes_in(path: Path) -> dict[str, list[int]]:
 
 
 def num_parameters(folder: Path) -> int:
-    """Return the number of parameters in a policy's files; only their headers are read."""
-    parts = (shapes_in(path).values() for path in folder.glob("*.safetensors"))
-    return sum(math.prod(shape) for shapes in parts for shape in shapes)
+    """Return the number of parameters of a policy, from the headers of its files; 0 if it is not
+    on this machine."""
+    files = weight_files(folder) if (folder / "config.json").exists() else []
+    return sum(math.prod(shape) for path in files for shape in shapes_in(path).values())
 
 
 def reference_parameters(train: Mapping[str, Any], own: int) -> int:

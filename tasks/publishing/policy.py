@@ -78,8 +78,8 @@ def collect(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
     if missing:
         raise ArtifactError(f"{recipe}/{seed} has no {missing[0]}: run the pipeline first")
     trained_digest(layout, recipe, seed)  # refuses damaged weights
-    weights = {path.name: path for path in sorted((train / "policy").iterdir()) if path.is_file()}
-    return {**weights, **named}
+    own = [path for path in sorted(trained[0].rglob("*")) if path.is_file()]
+    return {path.relative_to(trained[0]).as_posix(): path for path in own} | named
 
 
 def card(layout: Layout, recipe: str, seed: int, destination: str) -> str:
@@ -181,7 +181,9 @@ def to_location(
             store.rm_file(f"{place}/{name}")
         with progress(sum(path.stat().st_size for path in files.values()), "push", "B") as bar:
             for name in sorted(files, key=lambda name: name == CONFIG):
-                store.put_file(str(files[name]), f"{place}/{name}")
+                path = f"{place}/{name}"
+                store.makedirs(path.rpartition("/")[0], exist_ok=True)
+                store.put_file(str(files[name]), path)
                 bar.update(files[name].stat().st_size)
         for name in sorted(texts, key=lambda name: name == CARD):
             store.pipe_file(f"{place}/{name}", texts[name].encode())

@@ -71,7 +71,7 @@ def measures(root: Path) -> Iterator[Measure]:
     yield Measure("lines of a function, median", statistics.median(lengths), 8, 8)
     yield Measure("lines of a function, 90th percentile", lengths[len(lengths) * 9 // 10], 20, 20)
     yield Measure("lines of a function, longest", lengths[-1], 60, 60)
-    yield Measure("nested blocks in a function", max(map(depth, functions)), 6, 5)
+    yield Measure("nested blocks in a function", max(map(depth, functions)), 5, 5)
 
 
 def files(folder: Path) -> list[Path]:

@@ -57,6 +57,12 @@ def test_an_evaluation_without_prompts_is_refused(tmp_path: Path) -> None:
         run_evaluation(run, None, tmp_path / "out")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("outcomes", "what"), [("WWE", "greedy completion"), ("EEW", "sample")])
+def test_an_evaluation_without_a_graded_answer_is_refused(outcomes: str, what: str) -> None:
+    with pytest.raises(ArtifactError, match=f"no {what} of any test prompt could be graded"):
+        measured(("math", "1", outcomes))
+
+
 def test_levels_of_one_source() -> None:
     found = levels_of(("math", "1", "CCC"), ("math", "1", "CWW"), ("math", "2", "WEC"))
     assert found == {"1": (2, pytest.approx(0.75), pytest.approx(0.5)), "2": (1, 0.0, 1.0)}

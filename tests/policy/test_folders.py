@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tasks.common.files import ArtifactError, read_json, write_json
-from tasks.models.folder import OBJECTS, check_folder, weight_files
+from tasks.models.folder import OBJECTS, check_folder, num_parameters, weight_files
 from tasks.policy.card import write_external
 from tests.engines.conftest import load
 
@@ -154,6 +154,7 @@ def test_split_weights_are_loaded(folder: Path, llama: Path, index: str) -> None
     parts = load(folder).state_dict()
     assert all(torch.equal(parts[name], each) for name, each in load(llama).state_dict().items())
     assert weight_files(folder) == sorted(folder.glob("part-*"))
+    assert num_parameters(folder) == num_parameters(llama)
 
 
 @pytest.mark.parametrize(

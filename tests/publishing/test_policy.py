@@ -17,8 +17,9 @@ from tasks.models.folder import policy_digest
 from tasks.publishing import policy
 from tasks.publishing.policy import push
 
+TEMPLATE = "additional_chat_templates/tools.jinja"
 FILES = [
-    *("README.md", "config.json", "curve.parquet", "forecast.json", "ledger.json"),
+    *("README.md", TEMPLATE, "config.json", "curve.parquet", "forecast.json", "ledger.json"),
     *("metrics.json", "model.safetensors", "plan.parquet", "recipe.json"),
 ]
 SETTINGS: dict[str, dict[str, Any]] = {  # as the stage `code` writes them
@@ -39,6 +40,7 @@ def layout(tmp_path: Path) -> Layout:
     train, plan = layout.train("sgpo", 1), layout.plan("sgpo", 1)
     for path in (
         train / "policy" / "config.json",
+        train / "policy" / TEMPLATE,
         train / "policy" / "model.safetensors",
         train / "curve.parquet",
         plan / "plan.parquet",
@@ -64,7 +66,7 @@ def layout(tmp_path: Path) -> Layout:
 def test_a_folder_has_the_policy_with_its_settings(layout: Layout, tmp_path: Path) -> None:
     place = tmp_path / "out"
     assert push(layout, "sgpo", 1, str(place), overwrite=False) == FILES
-    assert sorted(path.name for path in place.iterdir()) == FILES
+    assert (place / TEMPLATE).read_bytes() == b"tools.jinja"
     assert (place / "model.safetensors").read_bytes() == b"model.safetensors"
     recipe = json.loads((place / "recipe.json").read_text())
     train = SETTINGS["sgpo/train"]
@@ -122,12 +124,12 @@ def test_a_policy_is_pushed_to_a_bucket(layout: Layout, bucket: str) -> None:
     place = f"{bucket}/policies/sgpo"
     push(layout, "sgpo", 1, place, overwrite=False)
     store, path = open_location(place)
-    assert sorted(Path(name).name for name in store.ls(path)) == FILES
+    assert [name.removeprefix(f"{path}/") for name in store.find(path)] == FILES
     with pytest.raises(ArtifactError, match="is not empty"):
         push(layout, "sgpo", 1, place, overwrite=False)
     store.pipe_file(f"{path}/chat_template.jinja", b"of a former policy")
     push(layout, "sgpo", 1, place, overwrite=True)
-    assert sorted(Path(name).name for name in store.ls(path)) == FILES
+    assert [name.removeprefix(f"{path}/") for name in store.find(path)] == FILES
 
 
 def test_a_hub_gets_one_commit_and_a_private_repository(

@@ -201,9 +201,9 @@ def serve(listener: socket.socket, libraries: Iterable[str] = ()) -> ForkRequest
                         ended.end()
                 else:  # the client is gone: kill its fork, which is reaped above
                     unregister(events, key.fileobj)
-                    for running in forks.values():
-                        if running.connection is key.fileobj:
-                            os.kill(running.pid, signal.SIGKILL)
+                    left = [fork for fork in forks.values() if fork.connection is key.fileobj]
+                    for running in left:
+                        os.kill(running.pid, signal.SIGKILL)
 
 
 def next_connection(listener: socket.socket) -> socket.socket:
