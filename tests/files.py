@@ -1,6 +1,7 @@
 """Files for tests."""
 
 import shutil
+import subprocess
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -24,4 +25,13 @@ def copy_project(root: Path, *names: str) -> Path:
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
+    return root
+
+
+def commit_all(root: Path) -> Path:
+    """Make a git repository with all files under `root` that git does not ignore; return `root`."""
+    user = [("config", "user.name", "t"), ("config", "user.email", "t@example.com")]
+    commit = [("add", "--all"), ("commit", "--quiet", "--message", "start")]
+    for command in (("init", "--quiet"), *user, *commit):
+        subprocess.run(["git", *command], cwd=root, check=True)
     return root

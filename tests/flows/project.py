@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.files import commit_all, copy_project
 from tests.patience import PATIENCE, wait_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -36,11 +37,7 @@ def build(root: Path) -> Path:
     Each stage runs `fake_stage.py`. Its own `__main__` is beside it as `real.py`, imported in a
     function that is never called, so that the real stage `code` finds the same files as in the
     project."""
-    for name in COPIED:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, root / name)
-    for name in ("flows", "recipes", "tasks"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_project(root, *COPIED, "flows", "recipes", "tasks")
     shutil.copy(
         Path(__file__).with_name("fake_tracking.py"), root / "tasks/common/tracking/__init__.py"
     )
@@ -49,15 +46,7 @@ def build(root: Path) -> Path:
         main = root / "tasks" / stage / "__main__.py"
         main.rename(main.with_name("real.py"))
         main.write_text(f"{fake}\n\ndef never():\n    from tasks.{stage} import real\n")
-    for command in (
-        ("init", "--quiet"),
-        ("config", "user.name", "t"),
-        ("config", "user.email", "t@example.com"),
-        ("add", "--all"),
-        ("commit", "--quiet", "--message", "start"),
-    ):
-        subprocess.run(["git", *command], cwd=root, check=True)
-    return root
+    return commit_all(root)
 
 
 def shell(root: Path, environment: dict[str, str], *command: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import read_json
-from tests.files import copy_project
+from tests.files import commit_all, copy_project
 from tests.report.conftest import write_params
 from tests.stages import run_stage
 
@@ -46,9 +46,7 @@ def clone(finished: Layout, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(finished.root, project / "data", dirs_exist_ok=True)
     done = run_stage("report", params, project / "data")
     assert done.returncode == 0, done.output
-    run(project, "git", "init", "--quiet")
-    run(project, "git", "add", "--all")
-    run(project, "git", "commit", "--quiet", "--message", "a report")
+    commit_all(project)
     run(folder, "git", "clone", "--quiet", str(project), "clone")
     return folder / "clone"
 

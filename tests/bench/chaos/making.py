@@ -3,7 +3,6 @@
 import json
 import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -25,7 +24,7 @@ from tests.bench.chaos.world import (
     remove,
     repro,
 )
-from tests.files import copy_project
+from tests.files import commit_all, copy_project
 from tests.flows.project import COPIED
 from tests.parameters import every_value
 from tests.stages import give_record
@@ -152,11 +151,4 @@ def make_project(root: Path) -> None:
     """Make a git repository of the real dvc.yaml, flows and tasks, with small parameters."""
     copy_project(root, *COPIED, "flows", "recipes", "tasks")
     (root / "params.yaml").write_text(yaml.safe_dump(parameters(), sort_keys=False))
-    for command in (
-        ("init", "--quiet"),
-        ("config", "user.name", "t"),
-        ("config", "user.email", "t@example.com"),
-        ("add", "--all"),
-        ("commit", "--quiet", "--message", "start"),
-    ):
-        subprocess.run(["git", *command], cwd=root, check=True)
+    commit_all(root)
