@@ -281,6 +281,7 @@ def test_partial_credit_is_rewarded_only_by_a_composite() -> None:
         ({"method": "composite", "weights": {"x": 1.0}}, "x -> x"),
         ({**PART, "pattern": "("}, "regular exp"),
         ({**PART, "pattern": "a"}, "one group"),
+        ({**PART, "pattern": None}, "regular exp"),
     ],
 )
 def test_invalid_settings_are_named(settings: dict[str, Any], message: str) -> None:

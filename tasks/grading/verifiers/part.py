@@ -17,7 +17,7 @@ def uses(settings: Mapping[str, Any]) -> list[str]:
     """Return the name of the verifier that judges the part."""
     try:
         groups = re.compile(settings.get("pattern", "")).groups
-    except re.error as error:
+    except (re.error, TypeError) as error:
         raise ParamsError(
             f"`pattern` {settings['pattern']!r} is not a regular expression: {error}"
         ) from error

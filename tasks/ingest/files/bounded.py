@@ -109,6 +109,7 @@ class RecordedLines:
     def __init__(self, text: io.TextIOWrapper, record: list[str]) -> None:
         self.text = text
         self.record = record
+        self.size = 0  # of the record, in characters
 
     def __iter__(self) -> "RecordedLines":
         return self
@@ -117,8 +118,9 @@ class RecordedLines:
         line = self.text.readline(MAX_ROW_BYTES + 1)
         if not line:
             raise StopIteration
+        self.size = len(line) + (self.size if self.record else 0)
         self.record.append(line)
-        if sum(map(len, self.record)) > MAX_ROW_BYTES:
+        if self.size > MAX_ROW_BYTES:
             skip_line(self.text, line)
             raise RowTooLarge
         return line
