@@ -24,8 +24,8 @@ class Cancelled(Exception):
 
 
 class BackgroundGrader:
-    """Grades submitted answers in order. Use it as a context manager, which stops at once on an
-    error, or call `close`.
+    """Grades submitted answers in order. Use it as a context manager, which cancels grading if its
+    block raises, or call `close`.
 
     Too many failures among `total` answers raise FailureRateError, but only after `min_judged`
     answers (see `Grader`); after an error, every submission fails with the same error.
@@ -89,7 +89,7 @@ class BackgroundGrader:
                     future.set_exception(error)
 
     def report(self, number: int) -> None:
-        """Report `number` more verdicts. The pool calls this several times a second."""
+        """Report `number` more verdicts. Called several times a second. Raise Cancelled to stop."""
         if self.is_cancelled:
             raise Cancelled
         if self.on_graded and number:

@@ -40,7 +40,7 @@ class Source(Protocol):
     rows_per_part: int
 
     def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-        """Yield every rollout once, in any order. `on_sampled` receives new ones once sampled."""
+        """Yield each rollout once, in any order. Call `on_sampled` with new ones when sampled."""
         ...
 
 

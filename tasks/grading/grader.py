@@ -103,7 +103,7 @@ class Grader:
         requests: Sequence[tuple[str, str | None, str, str]],
         on_done: Callable[[int], object] | None = None,
     ) -> list[Verdict]:
-        """Return the verdict on each (verifier, completion, gold, prompt), or on a gold alone."""
+        """Return a verdict on each (verifier, completion, gold, prompt); None checks the gold."""
         if not requests:
             return []
         by_judge: dict[str, list[int]] = {}
@@ -171,7 +171,7 @@ class Grader:
 
     def check_failures(self, answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> None:
         """Count the `timeout` and `error` verdicts. If there are any, raise FailureRateError when
-        their share of all verdicts so far is above the limit; otherwise log a warning."""
+        there were several so far and their share is above the limit; otherwise log a warning."""
         failed = [
             i for i, verdict in enumerate(verdicts) if verdict.outcome in ("timeout", "error")
         ]

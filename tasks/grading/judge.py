@@ -65,7 +65,7 @@ class VerdictStore:
             ) from error
 
     def get(self, keys: Sequence[str]) -> dict[str, Judged]:
-        """Return the stored verdicts and their token counts, by key."""
+        """Return the stored verdicts and token counts by key, without missing or damaged ones."""
         found: dict[str, Judged] = {}
         with self.connect() as database:
             for key in keys:
@@ -76,7 +76,7 @@ class VerdictStore:
         return found
 
     def checked(self, key: str, value: str) -> Judged | None:
-        """Return the verdict in a row, or None, with a warning, if its checksum does not match."""
+        """Return the verdict and tokens in a row; None, with a warning, if the checksum differs."""
         try:
             *verdict, tokens, checksum = json.loads(value)
             if checksum == digest([key, *verdict, tokens]):
@@ -90,7 +90,7 @@ class VerdictStore:
         return None
 
     def put(self, key: str, verdict: Verdict, tokens: int) -> None:
-        """Store a verdict."""
+        """Store a verdict and its cost in tokens, in place of an earlier one with this key."""
         fields = [verdict.outcome, verdict.answer, verdict.partial, tokens]
         value = json.dumps([*fields, digest([key, *fields])])
         with self.connect() as database, database:
@@ -155,8 +155,8 @@ class Judge:
         on_wait: Callable[[], object],
     ) -> None:
         """Judge the answers, `concurrency` at a time, and call `add` for every verdict. Call
-        `on_wait` several times a second. An error cancels all requests, even if it is raised in
-        these functions."""
+        `on_wait` several times a second. An error in a request, in `add` or in `on_wait` cancels
+        all requests."""
         s = self.settings
         waiting = iter(answers.items())
 
@@ -187,7 +187,7 @@ class Judge:
                 await asyncio.gather(*workers, return_exceptions=True)
 
     async def judge(self, client: openai.AsyncOpenAI, completion: str, gold: str) -> Judged:
-        """Return the majority verdict on one answer (a tie is `wrong`), and the token count."""
+        """Return the majority verdict on one answer, and its tokens; without votes, an `error`."""
         s = self.settings
         texts = {"completion": completion, "gold": gold}
         question = PLACES.sub(lambda found: texts[found[1]], s.template)

@@ -78,8 +78,8 @@ class Verifier:
 
     def check(self, answer: str, given: str = "") -> Verdict:
         """Return the verdict on a gold: on its canonical completion (`correct` if it has none), or
-        the first fault found by a called verifier. With another gold `given`: the verdict on the
-        canonical completion of `given`, by the first of the called verifiers, if any."""
+        the first fault found by a called verifier. With another gold `given`, grade the canonical
+        completion of `given` instead, with only the first of the called verifiers, if any."""
         usable = Verdict("correct", "")
         if self.others:
             verdicts = (other.check(answer, given) for other in self.others[: 1 if given else None])

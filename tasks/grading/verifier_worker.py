@@ -23,7 +23,7 @@ def judge(
     verifiers: Mapping[str, Verifier], name: str, completion: str | None, answer: str, prompt: str
 ) -> Verdict:
     """Return the verdict of the verifier `name`. Without a completion, return its verdict on the
-    gold or, if `prompt` contains another gold, whether the two golds are the same."""
+    gold or, if `prompt` is another gold, `correct` if the two are equivalent, else `wrong`."""
     try:
         verifier = verifiers[name]
         if completion is None and prompt:
@@ -48,7 +48,7 @@ def reply_of(verdict: Verdict) -> list[Any]:
 
 
 def prepare(configuration: Any) -> tuple[dict[str, Any], pool_worker.Answer]:
-    """Load the verifiers; return the handshake's reply and the function that answers a request."""
+    """Load the verifiers, or raise Unusable. Return the handshake's reply and a request handler."""
     try:
         verifiers = {
             name: load(name, configuration["configured"]) for name in configuration["names"]

@@ -4,8 +4,8 @@ r"""Detect answers that only copy a formula of the prompt: `513^2 - 487^2` equal
 An answer is a copy if it is an unevaluated expression (`\frac{6}{4}`, `\gcd(12,18)`, `(x+1)^2`), is
 written like a formula of the prompt, and is not written like the gold. Brackets, multiplication
 signs, the order of terms and factors, added zeros and ones (`-0`, `/1`, `^1`) and added signs do
-not matter. Numbers, reduced fractions, names and lists of these are never copies. Not supported:
-formulas within formulas, and any other rewriting."""
+not matter. Numbers, reduced fractions, names and lists of these are never copies. Not detected:
+copies of only a part of a formula, and copies rewritten in any other way."""
 
 import math
 import re
@@ -53,8 +53,8 @@ Symbols = tuple[str, ...]
 
 
 def copied(given: str, golds: Iterable[str], prompt: str) -> str | None:
-    """Return an answer with each copied value as written in the prompt; None if it copies
-    nothing."""
+    """Return an answer with each value that copies a formula of the prompt replaced by that
+    formula, joined by commas; None if it copies nothing or is longer than MAX_ANSWER."""
     if len(given) > MAX_ANSWER or not calculates(clean(given)):
         return None
     asked = [(Counter(written), formula) for written, formula in formulas(prompt).items()]
@@ -70,7 +70,7 @@ def copied(given: str, golds: Iterable[str], prompt: str) -> str | None:
 def copied_value(
     value: str, wanted: Set[Symbols], asked: Iterable[tuple[Counter[str], str]]
 ) -> str | None:
-    """Return the formula of the prompt that one value of an answer copies, or None."""
+    """Return the formula in `asked` that `value` copies; None if none, or if it is in `wanted`."""
     found = [symbols(form) for form in forms(value)]
     if not wanted.isdisjoint(found):
         return None
@@ -85,8 +85,8 @@ def copied_value(
 
 @lru_cache(maxsize=256)
 def formulas(prompt: str) -> dict[Symbols, str]:
-    """Return the unevaluated formulas of a prompt, keyed by their symbols: formulas between
-    delimiters and in running text, the sides of equations, and the parts of lists."""
+    """Return the unevaluated formulas at the end of a prompt (MAX_PROMPT characters), by the `key`
+    of their symbols: in delimiters, in running text, as sides of equations, as parts of lists."""
     prompt = prompt[-MAX_PROMPT:]
     found = [
         "".join(filter(None, match.groups())).rstrip("?. ") for match in FORMULA.finditer(prompt)
@@ -108,7 +108,7 @@ def forms(value: str) -> Iterator[str]:
 
 
 def calculates(value: str) -> bool:
-    """Return whether an answer is an unevaluated expression: no number, name or list of these."""
+    """Return whether an answer is unevaluated: `6/4`, `10^2`, `x+1` are; `3/2`, `x`, `1, x` not."""
     number = NUMBER.fullmatch(value.strip())
     if number is None:
         bare = DEGREES.sub("", without_text(value)).strip()

@@ -98,7 +98,7 @@ def same_as_python(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 @lru_cache(maxsize=4096)
 def readable(gold: str, dialect: str = "latex") -> bool:
-    """Return whether a gold can be compared: a sentence cannot."""
+    """Return whether a gold can be compared, unlike a sentence or LaTeX that cannot be parsed."""
     if dialect == "sympy":
         return symbolic.from_python(gold) is not None
     text = of_gold(gold)
@@ -125,13 +125,13 @@ def readable(gold: str, dialect: str = "latex") -> bool:
 
 
 def by_name(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    r"""Compare two named results, such as "no solution" and \emptyset."""
+    r"""Compare named results, such as "no solution" and \emptyset; None if neither is a name."""
     first, second = meaning(gold), meaning(given)
     return None if first is None and second is None else first == second
 
 
 def by_time(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare times of day; one of the two may lack a.m. or p.m.: `4:40 a.m.` and `4:40`."""
+    """Compare times of day, of which one may lack a.m. or p.m. (`4:40`); None for other answers."""
     first, second = TIME.fullmatch(TEXT.sub(r"\1", gold)), TIME.fullmatch(TEXT.sub(r"\1", given))
     if first is None or second is None or not (first["half"] or second["half"]):
         return None
@@ -149,7 +149,7 @@ def folded(text: str) -> str:
 
 
 def by_letters(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare words and codes letter by letter, ignoring case in words of two or more letters."""
+    """Compare words and codes, ignoring case in two or more letters; None if neither is a word."""
     first, second = is_word(gold), is_word(given)
     if not first and not second:
         return None
@@ -161,7 +161,7 @@ def by_letters(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def by_base(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare numbers in a base: the digits must agree, and the base if the answer has one."""
+    """Compare numbers like `33_4`: the digits, and the base if `given` has one; None for others."""
     first, second = BASED.fullmatch(plain_base(gold)), BASED.fullmatch(plain_base(given))
     if first is None and second is None:
         return None
@@ -191,12 +191,12 @@ def numbers_equal(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def apart(text: str) -> str:
-    """Return `100g` as `100 g`, to compare it with a value with a unit; else `g` is a factor."""
+    """Return `100g` as `100 g`, so that `g` is read as a unit; without the space it is a factor."""
     return re.sub(r"(?<=\d)([a-zA-Z])$", r" \1", text)
 
 
 def by_number(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare one number with another, with or without a unit."""
+    """Compare numbers with or without units; else return False if the units conflict, or None."""
     found = numbers_equal(gold, given, tolerance)
     if found is not None:
         return found
@@ -205,8 +205,8 @@ def by_number(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def by_interval(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare set-builders, chains of inequalities and `x in [a, b)`, with each other and with
-    intervals."""
+    """Compare intervals, their unions, set-builders, chains of inequalities and `x in [a, b)` with
+    each other; None for other answers."""
     first, second = interval_of(gold), interval_of(given)
     if first is not None and second is not None:
         return same_interval(first, second, tolerance)
@@ -238,8 +238,8 @@ def same_interval(gold: Interval, given: Interval, tolerance: Tolerance) -> bool
 
 
 def by_list(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare lists of values in any order. In brackets other than braces the order counts: such a
-    list is a single value here, which `by_symbols` compares."""
+    """Compare lists of values in any order; None for lists of the same length that differ. A list
+    in () or [] is ordered: it is a single value here, which `by_symbols` compares."""
     first, second = parts_of(gold), parts_of(given)
     if len(first) == 1 and len(second) == 1:
         return None
@@ -267,7 +267,7 @@ def same_list(
 
 
 def by_equation(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare an equation with a value: its right side, if its left side names or calculates it."""
+    """Compare a value with the right side of an equation whose left side names or calculates it."""
     first, second = sides_of(gold), sides_of(given)
     one_name = is_named(first[0]) and key(first[0]) == key(second[0])
     if one_name and len(first) == len(second) == 2 and not SEPARATED.search(gold + given):
@@ -314,7 +314,7 @@ def is_name(side: str) -> bool:
 
 
 def by_symbols(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare as mathematical expressions, if none of the RULES applies."""
+    """Compare as mathematical expressions with units; None if `given` cannot be parsed."""
     (gold_value, gold_unit), (given_value, given_unit) = units.split(gold), units.split(given)
     scale = units.conversion(gold_unit, given_unit)
     if scale is None:
@@ -330,7 +330,7 @@ def by_symbols(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def parsed(text: str) -> Any:
-    """Parse an answer, as LaTeX or in plain typed notation, into a sympy expression."""
+    """Parse an answer, as LaTeX or else as Python, into a sympy expression; None if both fail."""
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     if "°" in text and units.TRIGONOMETRIC.search(text):
         text = re.sub(r"(\d+(?:\.\d+)?)\s*°", r"(\1\\cdot\\frac{\\pi}{180})", text)

@@ -48,8 +48,8 @@ Sides = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def is_word(text: str) -> bool:
-    r"""Return whether an answer is words or a code: letters and digits, not mathematics. Two or
-    three lower-case letters that are typical variables (`xy`, `abc`) are a product."""
+    r"""Return whether an answer is words or a code: letters and digits, not mathematics. A single
+    letter, or a few that look like a product of variables (`xy`), is a word only in `\text{}`."""
     bare = TEXT.sub(r"\1", text.strip()).strip().strip(".")
     typeset = TEXT.fullmatch(text.strip()) is not None
     if not WORD.fullmatch(bare) or not re.search(r"[^\W\d_]", bare):
@@ -67,7 +67,7 @@ def is_word(text: str) -> bool:
 
 
 def is_denied(text: str, start: int, end: int) -> bool:
-    """Return whether the text rules out its answer at [start, end): `not 42`, `42 is wrong`."""
+    """Return whether a text denies its answer at `text[start:end]`: `not 42`, `42 is wrong`."""
     before = DENIED.search(text[max(start - NEAR, 0) : start])
     return before is not None or REJECTED.match(text, end) is not None
 
@@ -122,7 +122,7 @@ def interval_of(text: str) -> Interval | None:
 
 
 def union_of(text: str) -> tuple[Interval, ...] | None:
-    r"""Return the intervals of a union: `(-\infty, 2) \cup (3, \infty)`, `x < 2 or x > 3`."""
+    r"""Return the intervals of a union (`(0, 2) \cup (3, 4)`, `x < 2 or x > 3`); None if none."""
     if member := MEMBER.fullmatch(text):
         text = member["set"]
     parts = re.split(rf"\\cup(?![a-zA-Z])|{OR.pattern}", rule_of(text))
@@ -133,7 +133,7 @@ def union_of(text: str) -> tuple[Interval, ...] | None:
 
 @lru_cache(maxsize=4096)
 def chain_of(text: str, shortest: int = 3) -> Sides | None:
-    """Return the sides of a chain of inequalities, `shortest` or more, in ascending order, and the
+    """Return the sides (at least `shortest`) of a chain of inequalities in ascending order, and the
     signs between them, `<` or `\\le`; None for any other text."""
     signs = [found.strip() for found in RELATION.findall(text)]
     sides = [side.strip() for side in RELATION.split(text)]
@@ -150,8 +150,8 @@ def chain_of(text: str, shortest: int = 3) -> Sides | None:
 
 @lru_cache(maxsize=4096)
 def parts_of(text: str) -> tuple[str, ...]:
-    """Return the values of an answer that lists several: `1, 2`, `1 and 2`, `5 or 6`, `\\{1, 2\\}`;
-    the points of `x=1, y=2; x=3, y=4` or of `x=1, y=2 or x=3, y=4`."""
+    """Return the values that an answer lists: `1, 2`, `1 and 2`, `5 or 6`, `\\{1, 2\\}`; points as
+    `(1, 2)` for `x=1, y=2; x=3, y=4` or `x=1, y=2 or x=3, y=4`; else the answer alone."""
     pieces = re.split(rf";|{OR.pattern}", text) if "=" in text else []
     if len(pieces) > 1:
         points = [point_of(part) for part in pieces]
@@ -186,7 +186,7 @@ def signed(text: str) -> tuple[str, ...]:
 
 
 def point_of(text: str) -> str | None:
-    """Return `x = 1, y = 2` as the point `(1, 2)`, in the order of the names; else None."""
+    """Return `x = 1, y = 2` as the point `(1, 2)`, in alphabetical order of names; else None."""
     sides = [re.fullmatch(r"\s*([a-zA-Z])\s*=\s*([^=]+)", part) for part in parts_of(text)]
     known = sorted((side[1], side[2].strip()) for side in sides if side)
     if len(sides) < 2 or len({name for name, _ in known}) < len(sides):

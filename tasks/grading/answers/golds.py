@@ -5,7 +5,7 @@
 - `{"answer": "3.14", "tolerance": 0.01}`: the allowed absolute error of numbers;
   `relative_tolerance` is relative to the gold instead. Either may also accompany `any` or `all`.
 
-Any other text is a single, exact answer. Used by `numeric` and `math`."""
+Any other text is a single answer, exact unless the verifier has a tolerance (`numeric`, `math`)."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -33,8 +33,8 @@ class Gold:
 
 @lru_cache(maxsize=4096)
 def read_gold(answer: str, relative_tolerance: float | None = None) -> Gold:
-    """Return the gold in the column `answer`, with the verifier's tolerance unless the row has its
-    own. Raise ValueError for a form with empty answers or an invalid tolerance."""
+    """Return the gold in the column `answer`, with the verifier's `relative_tolerance` unless the
+    gold has its own. Raise ValueError for an empty answer in JSON, or an invalid tolerance."""
     tolerance = Tolerance(relative=checked(relative_tolerance or 0.0, answer))
     found = form_of(answer)
     if found is None:

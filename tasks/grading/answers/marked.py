@@ -18,8 +18,8 @@ def after_think(text: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{...}` or `\fbox{...}` with matched braces; None
-    without a box, or if it is not closed."""
+    r"""Return the content of the last `\boxed{...}` or `\fbox{...}`, or the word after it if it has
+    no brace (`\boxed 7`); None without a box, or if the brace is not closed."""
     start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     opened = BOX.match(text, start) if start >= 0 else None
     if opened is None:
@@ -39,9 +39,9 @@ def gold_boxed(gold: str) -> str | None:
 
 
 def last_boxes(text: str, joined: re.Pattern[str] = JOINED) -> str:
-    """Return the part of a text with its last boxes (several, if only `and`, `or` or `,` joins
-    them): the text after the box before them, or the whole text if there is none. Of several
-    answers, the last one counts."""
+    """Return the end of a text with its last box, or with its last boxes if only text that matches
+    `joined` separates them: of several answers, the last one counts. It starts after the preceding
+    box, or is the whole text if there is no preceding box among the last MAX_BOXES."""
     start = len(text)
     closed = closing_braces(text)
     for box in list(BOX.finditer(text))[: -MAX_BOXES - 1 : -1]:
@@ -55,7 +55,7 @@ def last_boxes(text: str, joined: re.Pattern[str] = JOINED) -> str:
 
 
 def closing_braces(text: str) -> dict[int, int]:
-    """Return the position of the closing brace for each opening brace of a text."""
+    """Return the index of each matched closing brace of a text, by that of its opening brace."""
     found: dict[int, int] = {}
     opened: list[int] = []
     for brace in re.finditer(r"[{}]", text):

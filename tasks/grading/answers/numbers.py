@@ -121,7 +121,7 @@ def same(
 
 
 def scaled(number: Number, factor: Fraction) -> Number:
-    """Return a number times a factor."""
+    """Return a number times a factor, as a fraction; not-a-number stays as it is."""
     number = exactly(number)
     return number * factor if isinstance(number, Fraction) else number
 

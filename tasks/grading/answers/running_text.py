@@ -1,5 +1,5 @@
-r"""Answers in running text: its formulas and numbers, in the order in which math-verify searches
-for an answer; and tests for whether a text is one formula, or a sentence."""
+r"""Find the formulas and numbers in running text, in the order in which math-verify searches for an
+answer, and test whether a text is a single formula or a sentence."""
 
 import re
 from collections.abc import Iterator

@@ -81,8 +81,8 @@ NAMED = {name: meaning for meaning, names in NAMES.items() for name in names}
 
 @lru_cache(maxsize=4096)
 def clean(text: str) -> str:
-    """Return an answer without delimiters, boxes, emphasis and the final full stop, and with one
-    spelling of everything that LaTeX can write in several ways."""
+    """Return an answer without delimiters, boxes, emphasis and final punctuation, and with one
+    spelling of what LaTeX can write in several ways."""
     text = numbers.typed(text.strip())
     for _ in range(MAX_DELIMITERS):
         before = text

@@ -1,7 +1,7 @@
 r"""Mathematics as sympy expressions: parsed from LaTeX by math-verify's parser, from Python
 notation by a syntax tree (nothing is executed), and compared.
 
-Units are kept, unlike by default in that parser: `5-5c` is not 0."""
+Unlike that parser's default, units are kept: `5-5c` is not 0."""
 
 import ast
 import math
@@ -107,7 +107,7 @@ def from_python(text: str) -> Any:
 
 def in_latex(expression: Any) -> set[str]:
     """Return the LaTeX of an expression, in two forms if it has logarithms: `log` can also mean the
-    natural logarithm."""
+    natural logarithm. Return an empty set if sympy cannot convert the expression."""
     try:
         return {
             sympy.latex(
@@ -273,7 +273,7 @@ def rational(value: Any) -> Fraction | None:
 
 
 def angle(scale: Fraction) -> Any:
-    """Return the factor from degrees to radians; for a `scale` above 1, the inverse."""
+    """Return the exact conversion factor of angles: 180/pi if `scale` is above 1, else pi/180."""
     return 180 / sympy.pi if scale > 1 else sympy.pi / 180
 
 

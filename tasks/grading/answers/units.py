@@ -1,4 +1,4 @@
-r"""Units of measurement after a number: their names and their relations.
+r"""Units of measurement after a number: their names, and conversions between them.
 
 A unit counts only after a number: in `\text{}` or `\mathrm{}`, or in plain letters if it is in the
 table below. A single letter requires a space before it, because `5m` is a product. Known units of
@@ -134,7 +134,7 @@ NONE = Unit()
 
 @cache
 def names() -> dict[str, tuple[str, Fraction]]:
-    """Return every name of a unit with its dimension and size."""
+    """Return the dimension, and the size in base units, of every unit by its names."""
     return {
         name: (dimension, ratio(size))
         for dimension, units in TABLE.items()
@@ -213,8 +213,8 @@ def is_angle(unit: Unit | None) -> bool:
 
 
 def split(text: str) -> tuple[str, Unit | None]:
-    r"""Return an answer without the unit at its end, and the unit; None if there is no unit, or if
-    it is not in the table. Text that does not follow a number stays: `x+5 cm` and `2s` are
+    r"""Return an answer without the unit at its end, and the unit (None if there is none, or if it
+    is not in the table). Text that does not follow a number stays: `x+5 cm` and `2s` are
     expressions."""
     text = FRACTION.sub(r"\\text{\1/\2}", DEGREES.sub("°", text)).strip()
     text = TEMPERATURE.sub(temperature, text)

@@ -130,7 +130,7 @@ def placeholders(text: str, *, num_placeholders: int) -> bool:
 
 
 def count_brackets(line: str) -> int:
-    """Return the number of consecutive pairs of square brackets in a line."""
+    """Return the number of non-overlapping `[...]` in a line."""
     count = 0
     end = -1
     while (start := line.find("[", end + 1)) >= 0 and (end := line.find("]", start)) >= 0:

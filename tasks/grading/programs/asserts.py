@@ -37,8 +37,8 @@ class Unsupported(ValueError):
 
 @dataclass(frozen=True)
 class Assertion:
-    """A statement of the tests. `questions` are the calls in it that the program must evaluate, as
-    expressions; without `test`, its condition, it can only run in the program's process."""
+    """A statement of the tests. `test` is its condition, or None if the statement can only run in
+    the program's process; `questions` is the source of the calls that the program must evaluate."""
 
     source: str
     test: ast.expr | None

@@ -33,8 +33,8 @@ class SandboxError(Exception):
 
 @dataclass(frozen=True)
 class Sandbox:
-    """The resources of a program: `memory_mb` (MiB of address space per process; all its processes
-    together may use twice that), and whether it can import the environment's `packages`."""
+    """A kind of sandbox, and a program's resources: `memory_mb` (MiB of address space per process;
+    twice that for all of them), and whether it can import the environment's `packages`."""
 
     kind: Kind
     memory_mb: int
@@ -48,7 +48,7 @@ def python() -> str:
 
 
 def interpreter(path: str) -> list[str]:
-    """Return the command of an interpreter without site-packages, environment and bytecode."""
+    """Return the command for Python without site-packages, its variables and bytecode files."""
     return [path, "-I", "-S", "-B", "-X", "utf8"]
 
 
@@ -63,7 +63,7 @@ def bubblewrap(sandbox: Sandbox) -> Iterator[tuple[list[str], list[int]]]:
     """Yield the command, up to the interpreter's arguments, and the descriptors that it reads.
 
     The options name folders of this machine and are passed in a file, because the program can read
-    the command line of its first process."""
+    the command line of its first process. Raise SandboxError for an unsupported processor."""
     calls = seccomp_filter()
     if calls is None:
         raise SandboxError(f"there is no filter of system calls for {platform.machine()}")

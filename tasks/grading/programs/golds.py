@@ -108,7 +108,7 @@ def read_asserts(statements: Any, setup: Any) -> AssertTests:
 
 
 def read_script(script: str) -> AssertTests:
-    """Return the assertions of a script; the statements before the first one are their setup."""
+    """Return a script's assertions, with the code before them as setup, or raise ValueError."""
     try:
         body = ast.parse(script).body
     except SyntaxError as error:
@@ -122,7 +122,7 @@ def read_script(script: str) -> AssertTests:
 
 
 def defined_in(setup: str) -> set[str]:
-    """Return the names that a setup defines or imports; the program need not define them."""
+    """Return the names of a setup's functions, classes and imports, which are not the program's."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(setup)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

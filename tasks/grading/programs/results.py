@@ -1,7 +1,7 @@
 """Results of programs: decoded from the sandbox's replies, and compared with the expected results.
 
-A program can write replies of any form. For any form, a function raises only the errors that its
-docstring names."""
+A program can write replies of any form, and its values can be of any size. Callers of `decoded` and
+`same_result` therefore expect any Exception."""
 
 import json
 import math
@@ -91,8 +91,8 @@ def is_number(value: Any) -> bool:
 
 
 def decoded(value: Any) -> Any:
-    """Return the value encoded by `runner.encoded`. Raise ValueError for any other form, and
-    TypeError for a set with an unhashable element."""
+    """Return the value encoded by `runner.encoded`. Raise ValueError or TypeError for any other
+    form, OverflowError for a complex number too large, RecursionError for too deep a value."""
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if not isinstance(value, dict):

@@ -146,7 +146,7 @@ def answer(program: Program, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def function_of(names: dict[str, Any], name: str) -> Any:
-    """Return the function with this name, or the method of the class `Solution` if there is one."""
+    """Return the program's function `name` or, if only `Solution` is defined, its method `name`."""
     if name not in names and "Solution" in names:
         return getattr(names["Solution"](), name)
     return names[name]

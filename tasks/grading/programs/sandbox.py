@@ -69,7 +69,7 @@ class Stopped(Exception):
 
 
 class Killed(Stopped):
-    """Raised if the program got SIGKILL or SIGTERM. `outside`: it cannot have sent the signal."""
+    """Raised after SIGKILL or SIGTERM. `outside`: the program cannot have sent the signal."""
 
     def __init__(self, words: str, outside: bool) -> None:
         super().__init__(words)
@@ -268,7 +268,7 @@ class Session:
 
 
 def folder_of(inner: list[int]) -> int:
-    """Return a descriptor of the sandbox's own folder, through which its files are counted."""
+    """Return a descriptor of the sandbox's folder, to count its files, or raise SandboxError."""
     try:
         return os.open(f"/proc/{inner[0]}/root{FOLDER}", os.O_PATH | os.O_DIRECTORY)
     except (OSError, IndexError) as error:
@@ -316,7 +316,7 @@ def reap(pid: int) -> None:
 
 
 def family(pid: int) -> list[int]:
-    """Return a process and all its descendants that still exist."""
+    """Return the ids of a process and of all its descendants that still exist."""
     found = [pid]
     for parent in found:
         found += children_of(parent)
@@ -324,7 +324,7 @@ def family(pid: int) -> list[int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the children of all threads of a process; an empty list if it has ended."""
+    """Return the process ids of a process's children; an empty list if it has ended."""
     found: list[int] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
 r"""`choice`: the letters of a multiple-choice answer are the gold's: one, or several in any order
 (`AC`, `A, C`, `A and C`).
 
-Letters are searched for in the clearest place first: in the last box, after the last "answer" (or
+Letters are searched for in the clearest place first: in a box or tag, after the last "answer" (or
 its equivalent in another language), at the start, and finally as the last isolated capital. Several
-letters count only in the first two places. Not supported: answers given as the text of an option
-instead of its letter."""
+letters count only in the first two places, after `both`, or before `are correct`. Not supported:
+answers given as the text of an option instead of its letter."""
 
 import re
 
@@ -170,7 +170,7 @@ def denied(text: str, found: re.Match[str]) -> bool:
 
 
 def with_hedge(text: str, found: re.Match[str]) -> str:
-    """Return the letter, followed by a question mark if the text also offers another letter."""
+    """Return the letter, with a `?` (so that it is wrong) if the text offers it or another one."""
     hedge = HEDGE.match(text, found.end(1)) or HEDGED.search(
         text[max(found.start(1) - 20, 0) : found.start(1)]
     )

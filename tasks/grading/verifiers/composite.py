@@ -15,7 +15,7 @@ from tasks.grading.verdict import Verdict
 
 
 def uses(settings: Mapping[str, Any]) -> list[str]:
-    """Return the names of the weighted verifiers."""
+    """Return the names of the weighted verifiers. Raise ParamsError for invalid weights."""
     weights = settings.get("weights")
     if (
         not isinstance(weights, dict)

@@ -59,8 +59,8 @@ def verify(completion: str, answer: str) -> Verdict:
 
 
 def find_expression(text: str) -> str:
-    """Return the expression in the completion with Python's operators; an empty string if it is too
-    long for an expression."""
+    """Return the expression in the completion with Python's operators; an empty string if there is
+    none, or if it has more than MAX_LENGTH characters."""
     lines = [
         line
         for line in marked_answer(text)[-10 * MAX_LENGTH :].splitlines()
@@ -74,8 +74,8 @@ def find_expression(text: str) -> str:
 
 
 def evaluate(node: ast.expr) -> tuple[Fraction, list[Fraction]]:
-    """Return the value and the numbers of a tree. Raise ValueError for anything except numbers, the
-    four operations and brackets."""
+    """Return the value and the numbers of a tree. Raise ValueError for anything except numbers,
+    signs, the four operations and brackets, and ZeroDivisionError for a division by 0."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return Fraction(str(node.value)), [Fraction(str(node.value))]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):

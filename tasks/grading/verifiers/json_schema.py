@@ -59,7 +59,7 @@ def verify(
 
 @lru_cache(maxsize=256)
 def validator(schema: str) -> Validator:
-    """Return the validator of a schema, shared by the completions of a group. Raise SchemaError, or
+    """Return the (cached) validator of a schema in JSON. Raise SchemaError for an invalid schema,
     ValueError for text that is not JSON or is neither an object nor a boolean."""
     content = json.loads(schema)
     if not isinstance(content, dict | bool):

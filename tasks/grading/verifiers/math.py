@@ -1,7 +1,7 @@
 r"""`math`: the completion's answer is mathematically equal to the gold.
 
-The answer is whichever comes last of a box (boxes joined only by `and`, `or` or `,` are one answer)
-and an `<answer>` tag, else the text after `####` or "the answer is", else the last formula or
+The answer is the last box (boxes joined only by `and`, `or` or `,` are one answer) or `<answer>`
+tag, whichever comes later; else the text after `####` or "the answer is"; else the last formula or
 number. `tasks.grading.answers.equality` decides equality: numbers exactly, units if both are known,
 words letter by letter, everything else by the library math-verify. Golds may list several answers
 or contain a tolerance (`tasks.grading.answers.golds`).
@@ -72,7 +72,7 @@ def unwrapped(answer: str) -> str:
 
 
 def ready(settings: Mapping[str, Any]) -> None:
-    """Parse typical formulas once, so that all processes inherit the parser's filled tables."""
+    """Parse typical formulas once, so that all processes inherit the parser's filled caches."""
     for formula in FORMULAS:
         equality.parsed(formula)
 

@@ -97,8 +97,8 @@ def canonical_completion(answer: str) -> str:
 
 @lru_cache(maxsize=1024)
 def number_in_gold(answer: str) -> Found | None:
-    """Return the number and unit of the gold. Cached, because the completions of a group share
-    it."""
+    """Return the gold's number and its unit (None without one); None if the gold is not one number.
+    Cached, because the completions of a group share it."""
     text, marked = answer_part(typed(answer))
     alone = marked or not WORDS.search(text)
     found = last_number(text, alone)
@@ -114,14 +114,14 @@ def number_in_gold(answer: str) -> Found | None:
 
 
 def find_number(text: str) -> re.Match[str] | None:
-    """Return the last number of a text."""
+    """Return the match of the last number in the `answer_part` of a text, or None."""
     return next(iter(last_number(*answer_part(typed(text)))[-1:]), None)
 
 
 def answer_part(text: str) -> tuple[str, bool]:
-    """Return the answer part of a text and whether it is marked: the text after the last `####` up
-    to its first number, else the last boxes or tag if they contain a number, else the whole text.
-    Units in brackets are removed."""
+    """Return the answer part of a text and whether it is marked: the line after the last `####`, up
+    to BEHIND characters after its first number; else the last boxes or tag if they contain a
+    number; else the whole text. Units in brackets are removed."""
     if "####" in text:
         after = without_units(text[text.rindex("####") + 4 :]).lstrip(": ")
         first = NUMBER.search(after)
@@ -148,7 +148,7 @@ def last_number(text: str, marked: bool) -> list[re.Match[str]]:
 
 
 def is_part(text: str, number: re.Match[str]) -> bool:
-    """Return whether a number is only part of an expression."""
+    """Return whether a number is only part of an expression, such as `42x` or `42^2`."""
     ahead = PART_AHEAD.match(text, number.end())
     before = PART_BEFORE.search(text[max(number.start() - 8, 0) : number.start()])
     return bool(ahead and not number["percent"]) or before is not None

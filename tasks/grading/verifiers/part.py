@@ -14,7 +14,7 @@ from tasks.grading.verdict import Verdict
 
 
 def uses(settings: Mapping[str, Any]) -> list[str]:
-    """Return the name of the verifier that judges the part."""
+    """Return the verifier that judges the part. Raise ParamsError for an invalid `pattern`."""
     try:
         groups = re.compile(settings.get("pattern", "")).groups
     except (re.error, TypeError) as error:
@@ -40,7 +40,7 @@ def verify(
     otherwise: Literal["unparsed", "whole"],
     verifiers: dict[str, Any],
 ) -> Verdict:
-    """Return the verdict of the named verifier on the part."""
+    """Return the verdict of `verifier` on the part; see `otherwise` for completions without one."""
     found = re.findall(pattern, completion)
     if found:
         completion = found[0 if which == "first" else -1]

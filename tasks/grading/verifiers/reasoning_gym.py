@@ -2,9 +2,9 @@
 answer to a problem.
 
 The gold is the JSON text {"task": "countdown", "entry": {"answer": ..., "metadata": {...}}},
-because the scorer requires the whole problem (see `gold`). It scores the answer marked by tags or a
-box, else the whole completion. The score is kept; `correct` is a full score. For a reward with
-partial credit, use this verifier in a composite.
+because the scorer requires the whole problem (see `gold`). The answer in tags or a box is scored,
+else the whole completion. The score is kept; `correct` is a score of 1. For a reward with partial
+credit, use this verifier in a composite.
 
 Some scorers (countdown, puzzle24, polynomials, integrals, boards, ...) pass the answer to Python's
 or sympy's `eval`. They receive only harmless text: numbers, names, operators, lists, calls of
@@ -64,7 +64,7 @@ def gold(task: str, entry: Mapping[str, Any]) -> str:
 
 def verify(completion: str, answer: str) -> Verdict:
     """Return `correct` for a score of 1, else `wrong`, with the score; `unparsed` for an empty
-    completion."""
+    answer, or one that the scorer would evaluate and that is not harmless."""
     problem = json.loads(answer)
     given = marked_answer(completion)
     if not given:
