@@ -19,8 +19,8 @@ Extract = Literal["boxed", "####"]
 
 
 def gold(value: Any, golds: Golds | None, tolerance: Any) -> Any:
-    """Return one gold: JSON text for one with a tolerance (null or empty: none) and, with `golds`,
-    for a list of several; a list of one becomes its item. Other values are returned unchanged."""
+    """Return a row's gold: JSON text if it has a tolerance (not null or empty) or, with `golds`, if
+    it is a list of several; with `golds`, the item of a list of one; other values unchanged."""
     if golds is not None and isinstance(value, list):
         texts = several(value)
         value = texts[0] if texts else None

@@ -47,8 +47,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Row:
-    """A clean prompt. `asked` is the question alone, without template or system message where the
-    source separates them; prompts are compared by it. `template` is the template applied to a plain
+    """A clean prompt. `asked`, by which prompts are compared, is the question without template and
+    system message, where the source separates them. `template` is the one applied to a plain
     prompt. `marker` is the first special token of a well-known chat format in the text, or empty.
     `line` and `content` (the record's raw text) are kept in case a later check rejects the row."""
 

@@ -31,8 +31,8 @@ def draft(
     location: str, preset: str | None, fields: Sequence[str] | None, max_characters: int | None
 ) -> tuple[dict[str, Any], dict[str, int | None]]:
     """Return an entry of `ingest.sources` for the file at `location`, and `ingest.splits`. `preset`
-    may also name a published set. If it is None, `fields` are those of question and answer (None:
-    found by common names). Raise ParamsError without such fields, or for too few rows."""
+    may be a published set; if it is None or `mapping`, `fields` names the question and the answer
+    (None: found by common names). Raise ParamsError without such fields, or for too few rows."""
     preset = None if preset == "mapping" else preset  # the fields of `mapping` are found here
     if preset is None:
         entry = mapping(location, fields)

@@ -77,7 +77,7 @@ def shuffled(texts: Sequence[str]) -> list[str]:
 
 
 def letters_of(answer: Any, options: Options, first: int) -> str | None:
-    """Return the letters of the gold in order: of one option, of a list of several, or of several
+    """Return the gold's letters in alphabetical order: of one option, a list of several, or several
     in one text (`ACD`, `A, C and D`). None if one of them is not an option, or occurs twice."""
     if isinstance(answer, str):
         if one := letter(answer, options, first):

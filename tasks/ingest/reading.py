@@ -36,7 +36,7 @@ def load(preset: str) -> Any:
 
 
 def sources(entries: list[Source]) -> list[Source]:
-    """Check the entries, and return them with `verifier` and `question` parsed."""
+    """Return the entries with `verifier` and `question` parsed. Raise ParamsError if invalid."""
     parsed = []
     for number, source in enumerate(entries):
         where = f"ingest.sources[{number}]"
@@ -79,7 +79,7 @@ def check(source: Source, where: str) -> None:
 
 
 def settings_of(source: Source) -> Any:
-    """Parse the entry's `settings` as the dataclass of its preset."""
+    """Parse the entry's `settings` as its preset's dataclass. Raise ParamsError if invalid."""
     module = load(source.preset)
     where = f"ingest.sources.{source.preset}.settings"
     settings = parse(source.settings, module.Settings, where)
@@ -105,9 +105,9 @@ def rows(
     folder: Path | None,
     limit: int | None = None,
 ) -> Iterator[Row | Rejection]:
-    """Yield the rows of one source, or the first `limit`, for a remote file from its first
-    HEAD_BYTES. Raise ParamsError if it has no rows; if fewer than `limit` were found and all lack a
-    field or the texts of `question`; or, without a limit, if none is used."""
+    """Yield the rows of one source; with a `limit`, only the first, from HEAD_BYTES of a remote
+    file. Raise ParamsError if there are none; if fewer than `limit` are found and all lack a field,
+    or the texts of `question`; or, without a limit, if `where` and `verifier` exclude all."""
     where = f"ingest.sources[{index}] ({source.preset})"
     row = None
     num_rows = 0
@@ -172,7 +172,7 @@ def records_of(
 ) -> Iterator[Record | Rejection]:
     """Yield the records that a source's module generates, or the records of its file. If only
     `max_bytes` were fetched, the file may be unreadable (Parquet is read from its end, JSON as a
-    whole): yield one rejection."""
+    whole); then yield one rejection."""
     if hasattr(module, "read"):
         yield from module.read(settings)
         return
@@ -186,8 +186,8 @@ def records_of(
 
 
 def chosen(found: Candidate, record: Record, source: Source) -> Candidate:
-    """Return a candidate with the verifier and the question of the entry. Raise Unusable for a
-    prompt with an image placeholder."""
+    """Return a candidate with the verifier and the question that the entry sets, if any. Raise
+    Unusable if that leaves no verifier, or for an image placeholder in the prompt."""
     if source.verifier is not None:
         found = replace(found, verifier=chosen_verifier(source.verifier, record.fields))
     if name := placeholder(found.prompt):

@@ -43,8 +43,8 @@ def verifier_of(value: Any, where: str) -> str | ByColumn:
 
 
 def question_of(value: Any, where: str) -> str | Between | None:
-    """Return the name of a field or the two texts around the question. Raise ParamsError for
-    anything else."""
+    """Return the name of the question's field, the two texts around the question, or None if the
+    value is None. Raise ParamsError for anything else."""
     if value is None or isinstance(value, str):
         return value
     chosen = parse(value, Between, where)

@@ -52,7 +52,7 @@ class Source:
 
     @property
     def template(self) -> str | None:
-        """The text around a plain prompt; None: the policy's chat template applies."""
+        """The template with {prompt} for plain text; None: the policy's chat template applies."""
         return "{prompt}" if self.raw else self.prompt_template
 
 

@@ -22,7 +22,7 @@ def split(
     sources: Sequence[Source],
     contaminated: Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame],
 ) -> pl.DataFrame:
-    """Return the index with the column `split`, null for rows that no split needed.
+    """Return the index with contaminated rows rejected, and with `split`, null for unused rows.
 
     `contaminated(train, evaluation)` returns the rows of `train` (a part of the index) that must
     not be trained on, in the form that `reject` accepts. Raise StageError with the counts if there

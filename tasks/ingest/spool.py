@@ -62,7 +62,7 @@ class Spool:
         self.index = pl.DataFrame(schema=INDEX)
 
     def add(self, entry: int, found: Row | Rejection) -> None:
-        """Store one row of the source `entry`."""
+        """Store one row of `ingest.sources[entry]`."""
         known = {"row": self.num_rows, "source": found.source, "line": found.line}
         if isinstance(found, Row):
             columns = {name: getattr(found, name) for name in OF_ROW}
@@ -115,7 +115,7 @@ class Spool:
             yield pl.read_parquet(file, columns=["row", *columns])
 
     def take(self, rows: pl.Series, *columns: str) -> pl.DataFrame:
-        """Return the texts of `rows`, in that order."""
+        """Return `row` and these columns of TEXTS for the row numbers `rows`, in that order."""
         wanted = pl.DataFrame({"row": rows})
         if wanted.is_empty():
             return pl.DataFrame(schema={name: TEXTS[name] for name in ("row", *columns)})
@@ -125,7 +125,7 @@ class Spool:
         return wanted.join(pl.concat(found), on="row", how="left", maintain_order="left")
 
     def ordered(self, rows: pl.Series, *columns: str) -> Iterator[pl.DataFrame]:
-        """Yield the texts of `rows` in that order, in parts."""
+        """Yield the result of `take` in parts of at most PASS_ROWS rows."""
         for start in range(0, len(rows), PASS_ROWS):
             yield self.take(rows[start : start + PASS_ROWS], *columns)
 

@@ -73,7 +73,7 @@ def decompressed(path: Path) -> BinaryIO:
 
 
 def limit_of(path: Path) -> int:
-    """Return the maximum size in bytes of a file's content."""
+    """Return the maximum size in bytes of a file's decompressed content."""
     return max(SMALLEST_LIMIT, MAX_EXPANSION * path.stat().st_size)
 
 

@@ -36,7 +36,7 @@ def local_file(location: str, folder: Path | None, max_bytes: int | None = None)
     """Yield the local path of the file at `location`. A remote file is fetched into `folder` (None:
     the system's temporary folder) or the hub's cache; with `max_bytes`, only its beginning.
 
-    Raise an ArtifactError naming the location and the remedy."""
+    If it cannot be read, raise an ArtifactError that names the location and the remedy."""
     scheme = location.partition("://")[0] if "://" in location else ""
     if scheme == "hf" and max_bytes is None:
         yield from_hub(location)
@@ -64,7 +64,7 @@ def from_bucket(location: str, file: BinaryIO, max_bytes: int | None) -> None:
 
 
 def head_from_hub(location: str, file: BinaryIO, max_bytes: int | None) -> None:
-    """Copy the first bytes of a file on the hub, from the cache if it is there."""
+    """Copy the first `max_bytes` of a file on the hub, from the cache if it is there or offline."""
     with reaching_hub(location) as match:
         name, file_name, revision = match["name"], match["file"], match["revision"]
         found = try_to_load_from_cache(name, file_name, repo_type="dataset", revision=revision)
@@ -75,7 +75,7 @@ def head_from_hub(location: str, file: BinaryIO, max_bytes: int | None) -> None:
 
 
 def from_hub(location: str) -> Path:
-    """Return the file's path in the hub's cache."""
+    """Return the file's path in the hub's cache, after downloading it if it is not there."""
     with reaching_hub(location) as match:
         name, revision = match["name"], match["revision"]
         return Path(hf_hub_download(name, match["file"], repo_type="dataset", revision=revision))
@@ -83,8 +83,8 @@ def from_hub(location: str) -> Path:
 
 @contextmanager
 def reaching_hub(location: str) -> Iterator[re.Match[str]]:
-    """Yield the parts of a file's name on the hub. Raise ArtifactError for errors in reading the
-    file. Credentials come from HF_TOKEN or `hf auth login`, never from params.yaml."""
+    """Yield the match of HUB in `location`. Raise ArtifactError without a match, and for errors in
+    the block. Credentials come from HF_TOKEN or `hf auth login`, never from params.yaml."""
     match = HUB.fullmatch(location)
     if match is None:
         raise ArtifactError(
@@ -104,8 +104,8 @@ def reaching_hub(location: str) -> Iterator[re.Match[str]]:
 
 
 def from_web(location: str, file: BinaryIO, max_bytes: int | None) -> None:
-    """Download a file or its first bytes, in up to ATTEMPTS attempts from the beginning, if the
-    connection breaks or the server fails (5xx). Messages omit the address's query string."""
+    """Download a file or its first bytes. Start again if the connection breaks or the server fails
+    (5xx). Raise ArtifactError, without the query string, for other errors or after ATTEMPTS."""
     for attempt in range(1, ATTEMPTS + 1):
         file.seek(0)
         file.truncate()

@@ -99,7 +99,7 @@ def records(path: Path, location: str) -> Iterator[Record | Rejection]:
 
 
 def text(path: Path, kind: str, location: str) -> Iterator[Record | Rejection]:
-    """Yield the rows of a text file up to the limit of its decompressed size."""
+    """Yield the rows of a text file; above the limit of decompressed size, end in a rejection."""
     number = 0
     try:
         with decompressed(path) as file:
@@ -111,7 +111,7 @@ def text(path: Path, kind: str, location: str) -> Iterator[Record | Rejection]:
 
 
 def format_of(path: Path, location: str) -> str:
-    """Return the format (a value of ENDINGS) by the name in `location`, else by the first bytes."""
+    """Return a value of ENDINGS, by name or first bytes. Raise ArtifactError for zip, bzip2, ..."""
     name = PurePosixPath(urlsplit(location).path if "://" in location else location)
     suffixes = [
         suffix.lower() for suffix in name.suffixes if suffix.lower() not in (".gz", ".zst", ".zstd")
@@ -150,7 +150,7 @@ def braced(path: Path, alone: str) -> str:
 
 
 def table(path: Path, kind: str) -> Iterator[Record | Rejection]:
-    """Yield the rows of a Parquet or Arrow file up to the limit of their size."""
+    """Yield the rows of a Parquet or Arrow file; above the limit of size, end in a rejection."""
     number, limit = 0, bounded.limit_of(path)
     left = limit
     for batch in batches(path, kind):
@@ -245,7 +245,7 @@ def record_of(number: int, content: str, value: Any) -> Record | Rejection:
 
 def json_whole(file: BinaryIO, location: str) -> Iterator[Record | Rejection]:
     """Yield the rows of one JSON value. Bytes that are not UTF-8 become lone surrogates, so they
-    affect only their row."""
+    affect only their row. Raise ArtifactError if it is not JSON, too large, or not rows."""
     place = location.partition("?")[0]
     try:
         content = file.read(bounded.MAX_WHOLE_BYTES + 1)
@@ -301,7 +301,7 @@ def comma_separated(
     file: BinaryIO, location: str, delimiter: str = ","
 ) -> Iterator[Record | Rejection]:
     """Yield the rows below the header; a quoted field may contain line breaks. All values are text,
-    and an empty field is an empty string."""
+    and an empty field is an empty string. Raise ArtifactError for an unusable header."""
     raw: list[str] = []  # the lines of the current row
     text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.reader(RecordedLines(text, raw), delimiter=delimiter, strict=True)

@@ -1,16 +1,16 @@
 """Training prompts that are also in the evaluation: the same question, or nearly the same words.
 
-Exact: equal up to Unicode composition, white space and case. Near: the longer prompt contains more
-than a threshold of the shorter prompt's word n-grams, and its content words (see `similarity`).
+Exact: the same question (see `identity`), ignoring case. Near: the longer prompt contains at least
+a given share of the shorter prompt's word n-grams, and its content words (see `similarity`).
 Three more rules separate different problems and keep the search fast:
 
 - Text that many prompts of either side share (an instruction, a template) is not evidence: n-grams
-  and words in over 1 % of a sample do not count.
+  and words in over 1 % (and over 20) of a sample's prompts do not count.
 - With `same_numbers`, two prompts are near only if their numbers, operators and variables agree in
   order, except in whole sentences around the shorter one. So neither `12 + 3` and `12 + 4`, nor
   `z^4 - z^2 + 1` and `z^4 + z^2 + 1`, match.
 - An index lists the prompts of the evaluation by n-gram: the search is exact, and linear in the
-  training prompts. Only prompts above the threshold are compared by their numbers and words.
+  training prompts. Only prompts with that share are compared by their numbers and words.
 
 Not supported: paraphrases in other words, translations."""
 
@@ -43,8 +43,8 @@ PAIRS = {"row": pl.UInt32, "other": pl.UInt32, "kind": pl.String, "overlap": pl.
 def pairs(
     spool: Spool, train: pl.DataFrame, evaluation: pl.DataFrame, settings: Contamination
 ) -> pl.DataFrame:
-    """Return the PAIRS of training rows and evaluation rows (parts of the index) with the same
-    question."""
+    """Return the PAIRS of training and evaluation rows (parts of the index) with the same question
+    or, unless `overlap` is None, nearly the same words."""
     found = exact(train, evaluation)
     if settings.overlap is None:
         return found
@@ -63,7 +63,7 @@ def exact(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
 def near(
     spool: Spool, train: pl.Series, evaluation: pl.Series, settings: Contamination
 ) -> pl.DataFrame:
-    """Return the pairs of the rows `train` and `evaluation` with overlapping n-grams."""
+    """Return the pairs of the row numbers `train` and `evaluation` with near questions."""
     questions = spool.take(evaluation, "asked")
     sample = spool.take(train.head(SAMPLE), "asked")
     common = shared(sample["asked"], settings.ngram).union(

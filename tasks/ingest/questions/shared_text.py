@@ -108,8 +108,8 @@ def shared_text_of(prompts: Sequence[str]) -> SharedText | None:
 
 
 def num_words(text: str) -> int:
-    """Return the approximate number of words of a text: words of two or more letters, and half the
-    letters of scripts that may have no blanks between words."""
+    """Return the approximate number of words of a text: ASCII words of two or more letters, and
+    half the letters of other words, whose script may have no spaces between words."""
     words = WORD.findall(text)
     return sum(len(word) > 1 if word.isascii() else (len(word) + 1) // 2 for word in words)
 

@@ -190,8 +190,8 @@ def same(one: Text, other: Text, common: Set[str], same_numbers: bool) -> bool:
 
 
 def wholes(one: Text, other: Text) -> Iterator[Text]:
-    """Yield the longer prompt `other`; also without the text around the sentences of `one`, if
-    `one` has numbers; and without the value of a variable at its end."""
+    """Yield the longer prompt `other`, and then parts of it: without the text around the sentences
+    shared with `one` (if `one` has numbers), and without the value of a variable at the end."""
     yield other
     core = shared_part(other.question, one.tokens) if one.numbers else ""
     for part in dict.fromkeys((core, *map(without_special_case, (core, other.question)))):

@@ -3,7 +3,7 @@
 - Attached to the question: figures as code, and options (`(A) 1 (B) 2 (C) 3`). One copy of a
   problem may have them and another copy not, but different ones belong to different problems.
 - Dropped: sentences about the form of the answer (`The original answer is in the form
-  \\\\frac{k}{m}, please give the value of k + m.`), an exercise's number and points, signatures.
+  \\frac{k}{m}, please give the value of k + m.`), an exercise's number and points, signatures.
 
 Works on text in the form of `similarity.rewritten`: in lower case, with single blanks. Not
 supported: languages other than English."""

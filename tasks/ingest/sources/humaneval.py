@@ -15,7 +15,7 @@ Settings = File
 
 
 def candidate(record: Record, settings: File) -> Candidate:
-    """Return the candidate for one function. Raise Unusable if its tests have no `check`."""
+    """Return the candidate for one function. Raise Unusable if `test` has no readable `check`."""
     row = record.fields
     head, test, name = (field(row, key) for key in ("prompt", "test", "entry_point"))
     if not all(isinstance(value, str) and value for value in (head, test, name)):

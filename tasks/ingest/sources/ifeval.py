@@ -14,8 +14,8 @@ Settings = File
 
 
 def candidate(record: Record, settings: File) -> Candidate:
-    """Return the candidate for one prompt. Raise Unusable if instructions do not match their
-    arguments."""
+    """Return the candidate for one prompt. Raise Unusable if the instructions or their arguments
+    are not a list."""
     row = record.fields
     prompt = field(row, "prompt")
     names, arguments = field(row, "instruction_id_list"), field(row, "kwargs")

@@ -114,8 +114,8 @@ def choices(row: dict[str, Any], settings: Settings, answer: Any) -> Options:
 
 
 def prompt_of(row: dict[str, Any], settings: Settings, lines: dict[str, str]) -> Any:
-    """Return the prompt. `lines` are the options by field name; they are appended if the prompt
-    does not name them."""
+    """Return the prompt; MISSING without one of its fields, "" if a required one is empty. `lines`
+    are the options by field name, appended if the prompt does not name them."""
     named = paths(settings.prompt)
     if not named:
         prompt = value_at(row, settings.prompt, settings)
@@ -138,7 +138,7 @@ def prompt_of(row: dict[str, Any], settings: Settings, lines: dict[str, str]) ->
 
 
 def part(value: Any, path: str) -> str:
-    """Return a field's value as a part of a prompt."""
+    """Return a field's value as text for a prompt. Raise Unusable for a list, dict or boolean."""
     if isinstance(value, list | dict | bool):
         raise Unusable(f"the field {path} of the prompt is {value!r:.80}, neither text nor number")
     return "" if value is None else as_text(value).strip()

@@ -13,7 +13,7 @@ Settings = File
 
 
 def candidate(record: Record, settings: File) -> Candidate:
-    """Return one problem; the gold of a row without `answer` is in the solution's box."""
+    """Return one problem. Raise Unusable if it has no `answer`, and no box in its solution."""
     row = record.fields
     prompt = field(row, "problem")
     answer = field(row, "answer")
