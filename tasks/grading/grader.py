@@ -103,7 +103,7 @@ class Grader:
         requests: Sequence[tuple[str, str | None, str, str]],
         on_done: Callable[[int], object] | None = None,
     ) -> list[Verdict]:
-        """Return a verdict on each (verifier, completion, gold, prompt); None checks the gold."""
+        """Return verdicts on (verifier, completion, gold, prompt); completion None: on the gold."""
         if not requests:
             return []
         by_judge: dict[str, list[int]] = {}

@@ -110,7 +110,7 @@ class Spool:
         return self
 
     def chunks(self, *columns: str) -> Iterator[pl.DataFrame]:
-        """Yield all rows in the order of reading, one file at a time."""
+        """Yield `row` and these columns of all rows in the order of reading, a file at a time."""
         for file in self.files:
             yield pl.read_parquet(file, columns=["row", *columns])
 

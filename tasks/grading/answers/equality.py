@@ -149,7 +149,7 @@ def folded(text: str) -> str:
 
 
 def by_letters(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare words and codes, ignoring case in two or more letters; None if neither is a word."""
+    """Compare words and codes, ignoring case except of single letters; None if neither is one."""
     first, second = is_word(gold), is_word(given)
     if not first and not second:
         return None
@@ -238,8 +238,8 @@ def same_interval(gold: Interval, given: Interval, tolerance: Tolerance) -> bool
 
 
 def by_list(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare lists of values in any order; None for lists of the same length that differ. A list
-    in () or [] is ordered: it is a single value here, which `by_symbols` compares."""
+    """Compare lists of values in any order; None for two single values, or lists of one length that
+    differ. A list in () or [] is ordered: it is one value here, which `by_symbols` compares."""
     first, second = parts_of(gold), parts_of(given)
     if len(first) == 1 and len(second) == 1:
         return None

@@ -34,7 +34,7 @@ class SandboxError(Exception):
 @dataclass(frozen=True)
 class Sandbox:
     """A kind of sandbox, and a program's resources: `memory_mb` (MiB of address space per process;
-    twice that for all of them), and whether it can import the environment's `packages`."""
+    together, twice that in resident memory), and access to the environment's `packages`."""
 
     kind: Kind
     memory_mb: int
@@ -48,7 +48,7 @@ def python() -> str:
 
 
 def interpreter(path: str) -> list[str]:
-    """Return the command for Python without site-packages, its variables and bytecode files."""
+    """Return the command for Python in isolated mode, without site-packages and bytecode files."""
     return [path, "-I", "-S", "-B", "-X", "utf8"]
 
 

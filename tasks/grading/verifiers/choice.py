@@ -170,7 +170,7 @@ def denied(text: str, found: re.Match[str]) -> bool:
 
 
 def with_hedge(text: str, found: re.Match[str]) -> str:
-    """Return the letter, with a `?` (so that it is wrong) if the text offers it or another one."""
+    """Return the letter, with a `?`, which makes it wrong, if the text hedges: `A or B`."""
     hedge = HEDGE.match(text, found.end(1)) or HEDGED.search(
         text[max(found.start(1) - 20, 0) : found.start(1)]
     )
