@@ -60,7 +60,7 @@ class GradedRollouts:
         self.judged = np.zeros(source.num_rows, np.uint64)
 
     def judge(self, rows: pl.DataFrame) -> None:
-        """Submit completions for grading in the background, except completions already graded."""
+        """Submit completions for grading, except those submitted before. Block if too many wait."""
         places = rows[ROW].to_numpy()
         digests = rows.select("text", "finish_reason").hash_rows().to_numpy()
         new = self.judged[places] != digests

@@ -73,7 +73,7 @@ class Verifier:
         return verdict
 
     def judge(self, completion: str, answer: str) -> Verdict:
-        """Return the verdict on a completion, or on the text after `</think>` (`after_think`)."""
+        """Return the verdict on a completion; if `after_think`, on its text after `</think>`."""
         return self.function(after_think(completion) if self.after_think else completion, answer)
 
     def check(self, answer: str, given: str = "") -> Verdict:
@@ -92,7 +92,7 @@ class Verifier:
 
     def same(self, gold: str, other: str) -> bool:
         """Return whether two golds are equivalent: forms and tolerances are equal, each answer of
-        `gold` is correct for some answer of `other`, and each answer of `other` accepts one."""
+        `gold` is correct for some answer of `other`, and each of these accepts some of `gold`."""
         texts = getattr(self.module, "texts", lambda answer: read_gold(answer).answers)
         forms = [replace(read_gold(answer), answers=()) for answer in (gold, other)]
         same = [[self.check(b, a).outcome == "correct" for b in texts(other)] for a in texts(gold)]

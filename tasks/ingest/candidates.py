@@ -33,8 +33,8 @@ UNPRINTED = ("Cc", "Zl", "Zp")  # Unicode's control characters and separators of
 @dataclass(frozen=True)
 class Candidate:
     """One row before validation, as read: `prompt` is text or chat messages; `question` is the bare
-    question and `solution` a worked solution, if the source has them. `source` is used instead of
-    the entry's name."""
+    question and `solution` a worked solution, if the source has them. `source`, unless it is None,
+    replaces the entry's name."""
 
     prompt: Any
     answer: Any
@@ -122,7 +122,7 @@ def solution_of(candidate: Candidate) -> str | None:
 
 
 def check(candidate: Candidate) -> None:
-    """Raise Unusable with the reason if a candidate is unusable."""
+    """Raise Unusable for a field that is missing, empty, of a wrong type or cannot be stored."""
     prompt = candidate.prompt
     answer = candidate.answer
     for name in ("prompt", "answer", "level", "source", "question"):

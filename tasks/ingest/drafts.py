@@ -57,7 +57,7 @@ def draft(
 
 
 def mapping(location: str, fields: Sequence[str] | None) -> dict[str, Any]:
-    """Return an entry with the preset `mapping`, and with `exact` as a preliminary verifier."""
+    """Return an entry with preset `mapping` and verifier `exact` for now, or raise ParamsError."""
     with local_file(location, None) as path:
         found = (one.fields for one in records(path, location) if isinstance(one, Record))
         first = next(found, None)

@@ -53,7 +53,7 @@ def options_of(value: Any) -> Options:
 
 
 def shortened(value: Any) -> str:
-    """Return a value as text for a message."""
+    """Return the first 80 characters of a value in JSON, for a message."""
     return json.dumps(value, ensure_ascii=False, default=str)[:80]
 
 

@@ -35,7 +35,7 @@ class Between:
 
 
 def verifier_of(value: Any, where: str) -> str | ByColumn:
-    """Return a verifier's name, or the choice by a column. Raise ParamsError for anything else."""
+    """Return a verifier's name, or a parsed ByColumn. Raise ParamsError for anything else."""
     if isinstance(value, str):
         return value
     chosen = parse(value, ByColumn, where)

@@ -48,7 +48,7 @@ def split(
 
 
 def capped(rows: pl.DataFrame, sources: Sequence[Source]) -> pl.DataFrame:
-    """Return at most `max_rows` rows of each entry: those with the first places."""
+    """Return at most `max_rows` rows of each entry: the first in the order of `place`."""
     if all(source.max_rows is None for source in sources):
         return rows
     caps = pl.DataFrame({"cap": [source.max_rows for source in sources]}, schema={"cap": pl.Int64})

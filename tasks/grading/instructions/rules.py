@@ -47,7 +47,7 @@ def has_keywords(text: str, *, keywords: list[str]) -> bool:
 
 
 def keyword_frequency(text: str, *, keyword: str, frequency: int, relation: str) -> bool:
-    """Compare the count of a keyword, ignoring case, with `frequency`."""
+    """Return whether the count of a keyword, ignoring case, is `relation` `frequency`."""
     return compares(text.lower().count(keyword.lower()), relation, frequency)
 
 
@@ -59,7 +59,7 @@ def no_forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
 
 
 def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
-    """Compare the count of a letter, ignoring case, with `let_frequency`."""
+    """Return whether the count of a letter, ignoring case, is `let_relation` `let_frequency`."""
     return compares(text.lower().count(letter.lower()), let_relation, let_frequency)
 
 
@@ -75,7 +75,7 @@ def in_language(text: str, *, language: str) -> bool:
 
 
 def number_of_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
-    """Compare the number of sentences with `num_sentences`."""
+    """Return whether the number of sentences is `relation` `num_sentences`."""
     return compares(count_sentences(text), relation, num_sentences)
 
 
@@ -103,7 +103,7 @@ def number_of_paragraphs(text: str, *, num_paragraphs: int) -> bool:
 
 
 def number_of_words(text: str, *, num_words: int, relation: str) -> bool:
-    """Compare the number of words (runs of letters, digits and underscores) with `num_words`."""
+    """Return whether the number of words (letters, digits and `_`) is `relation` `num_words`."""
     return compares(sum(1 for _ in re.finditer(r"\w+", text)), relation, num_words)
 
 
@@ -165,7 +165,7 @@ def highlights(text: str, *, num_highlights: int) -> bool:
 
 
 def sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
-    """Return whether at least this many sections start with the given word and a number."""
+    """Return whether the given word, followed by a number, occurs at least this many times."""
     return len(re.findall(rf"{re.escape(section_spliter)}\s?\d+", text)) >= num_sections
 
 
@@ -216,7 +216,7 @@ def in_quotation_marks(text: str) -> bool:
 
 
 def capital_words(text: str, *, capital_frequency: int, capital_relation: str) -> bool:
-    """Compare the number of words in capitals with `capital_frequency`."""
+    """Return whether the number of all-caps words is `capital_relation` `capital_frequency`."""
     count = sum(token.isupper() for token in CAPITAL_TOKEN.findall(text))
     return compares(count, capital_relation, capital_frequency)
 

@@ -85,7 +85,7 @@ def product(left: Any, right: Any) -> Any:
 
 
 def read(source: str, helpers: Collection[str] = ()) -> list[Assertion]:
-    """Return the statements of a text, one by one. `helpers` are names that the tests define, not
+    """Return the statements of a text as Assertions. `helpers` are names that the tests define, not
     the program. `assert True` is skipped, because it tests nothing. Raise SyntaxError for text that
     is not Python."""
     found = (one for one in ast.parse(source).body if not holds_always(one))
@@ -142,7 +142,7 @@ def collect(node: ast.AST, questions: list[str], helpers: set[str], own: str | N
 
 
 def is_sequence(node: ast.AST) -> bool:
-    """Return whether an expression is a list, a tuple or a string literal."""
+    """Return whether an expression is a list, a tuple, or a string or bytes literal."""
     is_text = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
     return is_text or isinstance(node, ast.List | ast.Tuple)
 

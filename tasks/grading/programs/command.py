@@ -101,7 +101,7 @@ def as_nobody() -> list[str]:
 
 @cache
 def files(with_packages: bool) -> list[str]:
-    """Return bubblewrap's options for the files in the sandbox: Python's own files, and devices."""
+    """Return bubblewrap's options for the files inside: the system's, Python's, and devices."""
     prefix = Path(python()).parent.parent
     wanted = [Path("/usr/bin"), prefix / "bin"]
     wanted += [root / name for root in (Path("/usr"), prefix) for name in ("lib", "lib64")]

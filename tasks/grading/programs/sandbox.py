@@ -1,11 +1,11 @@
 """A sandbox for hostile programs: bubblewrap's namespaces, limits, and a filter of system calls.
 
 The program can access no network, no processes but its own, no environment, and no files except
-Python's (read-only) and an empty folder in memory. CPU time, address space, file size, open files
-and the number of processes are limited inside. Wall-clock time (without pauses), the size of
-replies, the memory of all processes together and the number of files are monitored from outside,
-and a violation kills everything inside at once. Nothing inside is trusted: `runner` receives inputs
-and returns results, but never receives the expected results.
+the programs and libraries of Python and the system (read-only) and an empty folder in memory. CPU
+time, address space, file size, open files and the number of processes are limited inside.
+Wall-clock time (without pauses), the size of replies, the memory of all processes together and the
+number of files are monitored from outside, and a violation kills everything inside at once. Nothing
+inside is trusted: `runner` receives inputs and returns results, but never the expected results.
 
 Started by root, bubblewrap needs no user namespace, and the program runs under a user id without an
 account, because root would be exempt from the limit on processes. Started by any other user, it

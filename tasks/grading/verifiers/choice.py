@@ -86,7 +86,7 @@ def verify(completion: str, answer: str) -> Verdict:
 
 
 def letters_of(text: str) -> str | None:
-    """Return the letters of a text that contains only letters, in order; None for other texts."""
+    """Return the letters, in capitals, of a text that only lists letters of options; else None."""
     if only := ONLY.fullmatch(text):
         return only[1].upper()
     several = SEVERAL.fullmatch(text)

@@ -61,7 +61,7 @@ NAME = "<program>"
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run. `prelude` runs before the program, except for stdin tests. Assertions
+    """The settings of `code`. `prelude` runs before the program, except for stdin tests. Assertions
     that need the program's process make the gold an error, or run there (`other_asserts`)."""
 
     language: Literal["python"]

@@ -35,7 +35,7 @@ def verify(completion: str, answer: str, *, threshold: float | None) -> Verdict:
 
 
 def canonical_completion(answer: str) -> str:
-    """Return the first gold as an answer."""
+    """Return the first gold in `<answer>` tags."""
     return f"<answer>{texts(answer)[0]}</answer>"
 
 

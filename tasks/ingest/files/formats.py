@@ -235,7 +235,7 @@ def json_line(raw: bytes, number: int) -> Record | Rejection:
 
 
 def record_of(number: int, content: str, value: Any) -> Record | Rejection:
-    """Convert a JSON value to a row: an object, or a list of objects as the single field `row`."""
+    """Convert a JSON value to a row (a list of objects: its field `row`), or else a rejection."""
     if is_array(value):
         value = {"row": value}
     if not isinstance(value, dict):

@@ -87,7 +87,7 @@ def resolve(index: pl.DataFrame, splits: Sequence[str | None]) -> pl.DataFrame:
 
 
 def reject(index: pl.DataFrame, rejected: pl.DataFrame) -> pl.DataFrame:
-    """Return the index with `reason` and `other` of the rows in `rejected` (row, reason, other)."""
+    """Return the index with `reason` and `other` taken from `rejected` (row, reason, other)."""
     rejected = rejected.select(
         "row", new_reason=pl.col("reason").cast(pl.Categorical), new_other="other"
     )
