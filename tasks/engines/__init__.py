@@ -1,4 +1,4 @@
-"""Engines, which sample completions. Each is a file or a folder here, and `engine.name` names it.
+"""Engines sample completions. Each is a file or a folder here, and `engine.name` selects one.
 SHARED lists the files that the engines have in common."""
 
 SHARED = (

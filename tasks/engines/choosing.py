@@ -16,8 +16,8 @@ from tasks.engines.settings import Sampling
 def choose(
     logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and their log-probabilities under the sampling distribution (greedy: the plain
-    softmax), [B, 1] each, from logits [B, V] and uniform numbers [B, 1]."""
+    """Return tokens and log-probabilities under the sampling distribution (temperature 0: plain
+    softmax), [B, 1] each, from logits [B, V] and uniform numbers [B, 1] in [0, 1)."""
     logits = logits.float()
     if sampling.temperature == 0.0:
         logprobs = logits.log_softmax(-1)
@@ -35,8 +35,8 @@ def choose(
 
 
 def truncated_logprobs(logits: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
-    """Return log-probabilities [B, V] of the nucleus `top_p` of the `top_k` most likely tokens (0:
-    all tokens), renormalised; -inf for the other tokens."""
+    """Return log-probabilities [B, V], renormalised over the nucleus `top_p` within the `top_k`
+    most likely tokens and ties (0: all tokens); -inf for the other tokens."""
     if top_k > 0:
         smallest = logits.topk(min(top_k, logits.shape[1]), -1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, -torch.inf)

@@ -22,7 +22,7 @@ FOLDER = "WINNOW_LOCKS"
 
 
 def sampling_gpus(settings: EngineSettings) -> list[str]:
-    """Return the UUIDs of the GPUs that the engine uses; none with `urls` or cluster engines."""
+    """Return the UUIDs of the engine's GPUs here; none on a CPU, with `urls` or cluster engines."""
     if settings.urls or settings.has_cluster_engines:
         return []
     servers = settings.num_server_gpus if engine_name(settings) == "server" else 1
@@ -30,7 +30,7 @@ def sampling_gpus(settings: EngineSettings) -> list[str]:
 
 
 def training_gpus(settings: EngineSettings, num_processes: int) -> list[str]:
-    """Return the UUIDs of the GPUs of the trainer's processes and the engine; none on a cluster."""
+    """Return the UUIDs of the GPUs that trainer and engine use here; none on a CPU or a cluster."""
     if settings.cluster != "local":  # Ray places them
         return []
     device = torch_device(settings.device)
@@ -50,8 +50,8 @@ def first_gpus(device: torch.device, num: int) -> list[str]:
 
 @contextmanager
 def held(gpus: Iterable[str]) -> Iterator[None]:
-    """Hold the lock of each of these GPUs. Every process acquires the locks in the same order, so
-    two stages never deadlock."""
+    """Hold the locks of the GPUs with these UUIDs. Every process acquires locks in the same order,
+    so two stages never deadlock."""
     with ExitStack() as stack:
         for gpu in sorted(set(gpus)):
             stack.enter_context(exclusive(folder() / f"gpu-{gpu}", f"the GPU {gpu}"))

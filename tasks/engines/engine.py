@@ -40,7 +40,7 @@ class Request:
     written: Sequence[int] | None = None
 
     def owner_B(self) -> Ints:
-        """Return the index of the prompt of each of the B completions."""
+        """Return for each of the B completions the index of its prompt."""
         return np.repeat(np.arange(len(self.prompts)), self.counts)
 
     def written_B(self) -> Ints:
@@ -51,7 +51,7 @@ class Request:
 
     def own_seeds(self) -> list[int]:
         """Return one seed per completion, for an engine that restarts its random numbers in every
-        call. A continued completion must not draw the random numbers of its beginning again."""
+        call. A completion that continues must not reuse the random numbers of its first tokens."""
         return [
             sample_seed("go on", seed, written) if written else seed
             for seed, written in zip(self.seeds, self.written_B().tolist(), strict=True)
@@ -60,16 +60,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Samples:
-    """B completions in the order of the request, the completions of a prompt side by side.
+    """B completions in the order of the request: those of a prompt are consecutive.
 
     `token_ids` end with the stop token when `finish_reasons` is "stop". "length" means that the
     completion was cut at the limit, and "abort" (of `StoppableEngine`) that the call was stopped
-    before the completion ended. `logprobs` are under the sampling distribution: temperature
-    applied, top-p and top-k renormalised.
+    before the completion ended. `logprobs` are under the sampling distribution: after temperature,
+    renormalised over top-p and top-k.
 
-    If an environment wrote tokens of a completion, `is_action` marks the policy's own tokens, and
-    the log-probabilities of all other tokens are 0. None means that all tokens are the policy's. If
-    weights may have been swapped midway, `versions` contains the policy's version per token."""
+    If an environment wrote some tokens, `is_action` marks the policy's own tokens, and the others
+    have log-probability 0. None means that all tokens are the policy's. If weights may have been
+    swapped midway, `versions` contains the policy's version per token."""
 
     token_ids: list[list[int]]
     logprobs: list[list[float]]
@@ -79,8 +79,8 @@ class Samples:
 
 
 class Unavailable(Exception):
-    """Raised if a server did not respond, or rejected a request temporarily. Another server, or the
-    same one later, may respond."""
+    """Raised if a server did not respond, or rejected a request temporarily. A retry there or at
+    another server may succeed."""
 
 
 class NoServerError(ArtifactError):
@@ -88,7 +88,7 @@ class NoServerError(ArtifactError):
 
 
 async def attempt(request: Awaitable[T]) -> T | str:
-    """Await a request to a server. Return its result, or the error message if it failed."""
+    """Return the result of a server's `request`, or the text of Unavailable or ArtifactError."""
     try:
         return await request
     except (Unavailable, ArtifactError) as error:
@@ -114,8 +114,8 @@ class Engine(Protocol):
         """Return the completions of `request`.
 
         The engine calls `on_ended(row, token_ids, finish_reason)` when a completion ends, so that
-        callers can show progress, and grade it before the last one ends. Raise ArtifactError, with
-        the prompt's index, if a prompt leaves no room for `sampling.max_tokens`."""
+        callers can show progress, and grade it before the others end. Raise ArtifactError, with the
+        prompt's index, if a prompt is empty or leaves no room for `sampling.max_tokens`."""
         ...
 
     def set_weights(self, weights: Mapping[str, "torch.Tensor"]) -> None:
@@ -144,8 +144,8 @@ class ScheduledEngine(Engine, Protocol):
     def generate_in_order(self, request: Request, order_B: Ints, max_rows: int) -> Samples:
         """Return the completions of `request`, with at most `max_rows` in flight.
 
-        Completions start in the order `order_B`. When one ends, the next takes its slot at once.
-        The order changes no completion. The samples are in the order of the request."""
+        Completions start in the order of the indices `order_B`; when one ends, the next takes its
+        slot at once. The order affects no completion. Samples are in the order of the request."""
         ...
 
 
@@ -157,9 +157,9 @@ class StoppableEngine(Engine, Protocol):
         return self.generate_until(request, never(on_ended))
 
     def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
-        """Return completions as `generate` does, and call `is_enough` as it calls `on_ended`. Once
-        `is_enough` returns True, the other completions end with the finish reason "abort" and
-        their tokens so far, possibly none."""
+        """Return completions as `generate` does, but call `is_enough` instead of `on_ended`. Once
+        it returns True, the other completions end with the finish reason "abort" and their tokens
+        so far, possibly none."""
         ...
 
 
@@ -193,8 +193,8 @@ def never(on_ended: OnEnded | None) -> IsEnough:
 
 
 def check_lengths(request: Request, max_length: int) -> None:
-    """Raise ArtifactError, with the prompt's index, if a prompt is empty, or exceeds the policy's
-    context together with its completion."""
+    """Raise ArtifactError, with the prompt's index, if a prompt is empty, or if prompt and
+    completion can exceed `max_length` tokens together."""
     max_tokens = request.sampling.max_tokens
     written = request.written or [0] * len(request.prompts)
     for index, (prompt, of_completion) in enumerate(zip(request.prompts, written, strict=True)):

@@ -1,5 +1,5 @@
-"""The forward FLOPs that sampling executes: for a prefill that completions share, for turns of
-conversations, and for completions that continue after a stop or with new weights."""
+"""The forward FLOPs that sampling executes. Shared prefills are counted once, conversations turn by
+turn, and completions that continue after a stop or with new weights with another prefill."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from tasks.engines.engine import Request, Samples
 def completion_flops(
     architecture: Architecture, request: Request, samples: Samples, prefix_block: int
 ) -> float:
-    """Return the executed forward FLOPs of all completions of a request.
+    """Return the total executed forward FLOPs of a request's completions.
 
     A completion that continues, after a stop or with new weights, repeats the prefill of its prompt
-    and tokens: an engine keeps no KV cache of old weights. For conversations see `turn_flops`."""
+    and its tokens so far: old KV caches are not kept. For conversations see `turn_flops`."""
     prompt_tokens = [len(prompt) for prompt in request.prompts]
     if samples.is_action is not None:
         own = samples.is_action
@@ -56,10 +56,10 @@ def resumed_flops(
     spans: Sequence[tuple[int, int]],
     prefix_block: int,
 ) -> float:
-    """Return the executed forward FLOPs of completions of one prompt that continue together. Each
-    span is (number of tokens sampled before, number sampled now) of a completion.
+    """Return the total executed forward FLOPs of completions of one prompt that continue together.
+    Each span is (number of tokens sampled before, number sampled now) of a completion.
 
-    The prompt's whole blocks are computed once: later completions find them in the prefix cache."""
+    The prompt's whole blocks are computed once, then cached (none if `prefix_block` is 1)."""
     shared = float(prompt_tokens // prefix_block * prefix_block) if prefix_block > 1 else 0.0
     again = [
         prefill_flops(architecture, prompt_tokens + before)
@@ -70,7 +70,7 @@ def resumed_flops(
 
 
 def changes(versions: Sequence[int]) -> list[int]:
-    """Return the positions at which the policy's version changes, including position 0."""
+    """Return the positions where the policy's version changes, after 0 if there are tokens."""
     places = enumerate(itertools.pairwise(versions), start=1)
     later = [place for place, (before, after) in places if before != after]
     return [0, *later] if versions else []
@@ -87,7 +87,7 @@ def turn_flops(
     tokens.
 
     The first turns share their prompt's prefill. A later turn computes its whole context, except
-    the whole blocks in the prefix cache: all earlier tokens but the last, which was never fed."""
+    the cached whole blocks of the tokens before the previous turn's last, which was never fed."""
     turns_B = [turns_of(own) for own in is_action]
     lengths = [turns[0][1] for turns in turns_B]
     flops = sample_flops(architecture, prompt_tokens, num_samples, lengths, prefix_block)

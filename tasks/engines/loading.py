@@ -40,7 +40,7 @@ def load_engine(
     """Return the engine `settings.name` for `policy`. With the trainer's `model`, the engine must
     support new weights in place; `hf` samples from `model` itself if it can.
 
-    `longest` is the length in tokens of the longest prompt with its completion, None if unknown: no
+    `longest` is the length in tokens of the longest prompt with its completion (None: unknown). No
     memory is reserved for longer sequences. The logs of servers are kept under `logs`."""
     if longest is not None:
         length = min(max(longest, LEAST_LENGTH), policy.max_length)
@@ -55,8 +55,8 @@ def num_trainer_gpus(
     settings: EngineSettings, num_processes: int, device: torch.device, num_gpus: int | None = None
 ) -> int:
     """Return the number of GPUs that only the trainer uses: `num_processes` with cluster engines,
-    or if `num_gpus` (default: all visible GPUs) suffice for it and the servers that it starts.
-    Otherwise 0: trainer and engine share the first GPUs, or the engine uses none here."""
+    or if `num_gpus` (default: all visible GPUs) suffice for trainer and local servers. Otherwise 0:
+    on a CPU, with `urls`, or if trainer and engine share the first GPUs."""
     if device.type != "cuda" or engine_name(settings) != "server" or settings.urls:
         return 0
     if settings.has_cluster_engines:  # on other GPUs, or other machines

@@ -1,9 +1,9 @@
 """The check that the trainer and its engine fit one GPU, before any work starts.
 
-It counts the memory that is known beforehand: the allocations of training besides the loaded
-weights, and the share that the engine reserves. Left out: activations and attention masks, which
-depend on `learner.max_tokens_per_micro_batch`, and the few weights that a backward pass keeps twice
-for a moment."""
+It counts the memory that can be computed beforehand: the allocations of training besides the loaded
+weights, and the share that the engine reserves. It omits activations and attention masks, which
+depend on `learner.max_tokens_per_micro_batch`, and the few weights that a backward pass briefly
+stores twice."""
 
 from dataclasses import dataclass
 
@@ -21,9 +21,9 @@ LOGITS_COPIES = 4  # logits, log-probabilities, probabilities, and their product
 @dataclass(frozen=True)
 class TrainingMemory:
     """Bytes that training allocates besides the loaded weights. AdamW's moments, the reference
-    policy and, if sharded and so not loaded yet, the weights stay for the whole run. Gradients,
-    autocast's low-precision copy of the weights and the logits of a chunk exist only during the
-    update."""
+    policy and the weights, if these are sharded and so not loaded yet, stay for the whole run.
+    Gradients, autocast's low-precision copy of the weights and the logits of a chunk exist only
+    during the update."""
 
     moments: float
     reference: float
@@ -65,7 +65,7 @@ def training_memory(
     num_trained: int | None = None,
     optimizer_bits: int = 32,
 ) -> TrainingMemory:
-    """Return the memory of training `num_parameters` in float32, beside a reference of
+    """Return one rank's memory for training `num_parameters` in float32, beside a reference of
     `num_reference` parameters (0 without one). Autocast casts `num_cast` of the policy's
     parameters. The logits of `tokens_per_chunk` tokens are in memory at once. If the policy is
     split over `num_shards` ranks, its weights are not loaded yet; the one layer that is gathered at

@@ -119,8 +119,8 @@ def as_arguments(options: Options) -> list[str]:
 
 
 def checked(own: Options, given: Options) -> dict[str, Any]:
-    """Return Winnow's `own` options with those of the user. Raise ParamsError if vLLM would not
-    start with them. Without vLLM on this machine, the servers elsewhere check them."""
+    """Return Winnow's `own` options with the user's (`given`) added. Raise ParamsError if vLLM
+    would not start with them; without vLLM on this machine, only remote servers check them."""
     if given and find_spec("vllm"):
         before = dict(os.environ)
         logging.disable(logging.WARNING)
@@ -164,7 +164,7 @@ def objection(own: Options, given: Options) -> str | None:
 
 
 def refusal(options: Options) -> str | None:
-    """Return why vLLM refuses to start with these options, in one line, or None. Load no model."""
+    """Return in one line why vLLM does not start with these options, or None. Load no model."""
     from vllm.engine.arg_utils import EngineArgs
 
     try:

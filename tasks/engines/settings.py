@@ -89,7 +89,7 @@ class EngineSettings:
             )
 
     def check_vllm(self) -> None:
-        """Raise ParamsError for options of vLLM that the engine does not use, or Winnow sets."""
+        """Raise ParamsError for options in `vllm` that the engine ignores or that Winnow sets."""
         options.check_allowed(self.vllm)
         if self.vllm and (self.name not in ("vllm", "server") or self.urls):
             raise ParamsError(
@@ -125,7 +125,7 @@ class EngineSettings:
 
     @property
     def altering(self) -> dict[str, Any]:
-        """The options of `vllm` that are part of the keys of samples."""
+        """The options of `vllm` that are part of every sample's key."""
         return options.altering(self.vllm)
 
     @property
@@ -135,7 +135,7 @@ class EngineSettings:
 
     @property
     def num_server_gpus(self) -> int:
-        """The number of GPUs of all servers on this machine."""
+        """The number of GPUs that all local servers need together."""
         return self.num_replicas * self.num_parts
 
     @property
@@ -145,8 +145,8 @@ class EngineSettings:
 
 
 def parse_url(url: str) -> str:
-    """Return the base URL of a server's API, `http://host:8000/v1`. Raise ParamsError if `url`
-    is not a valid base URL."""
+    """Return `url` as a server's base URL, with the path `/v1` if it has none. Raise ParamsError if
+    it is not an HTTP URL, or contains credentials, a query or a fragment."""
     parts = urlsplit(url)
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ParamsError(

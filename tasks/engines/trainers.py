@@ -1,4 +1,4 @@
-"""The processes of one training run, which sample from the same servers."""
+"""Communication between the processes of one training run, which sample from the same servers."""
 
 import threading
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ def rank() -> int:
 
 @cache
 def beating_group() -> Any:
-    """Return a process group for broadcasts with `is_patient`, with the timeout of training. All
-    processes must create it together."""
+    """Return a process group for broadcasts with `is_patient`, with the training group's timeout.
+    All processes must make the first call together."""
     world: Any = distributed.group.WORLD
     return distributed.new_group(backend="gloo", timeout=world.get_group_store().timeout)
 
@@ -34,8 +34,8 @@ def beating_group() -> Any:
 @contextmanager
 def others_waiting() -> Iterator[None]:
     """Let the other processes wait in a patient `broadcast` as long as this block takes in the
-    first process. A thread sends them heartbeats: if the first process is stopped or dies, they
-    fail after the timeout of training, and if one of them dies, this block fails at its end."""
+    first process. A thread sends them heartbeats: if the first process is stopped or dies, the
+    others fail after the training group's timeout; if another dies, this block fails at its end."""
     if num_trainers() == 1 or rank() > 0:
         yield
         return
@@ -65,7 +65,7 @@ def gather(value: T) -> list[T]:
 
 def broadcast(value: T, *, is_patient: bool = False) -> T:
     """Return the first training process's value. All processes must call this. Set `is_patient` if
-    that process may first have to start a server, in a block `others_waiting`."""
+    the first process may first have to start a server, in a block `others_waiting`."""
     if num_trainers() == 1:
         return value
     found: list[Any] = [False, None]

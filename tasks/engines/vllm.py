@@ -72,7 +72,7 @@ class VllmEngine:
         return self.decode(request, is_enough, "DELTA")
 
     def decode(self, request: Request, is_enough: IsEnough, kind: str) -> Samples:
-        """Run the loop of `LLM.generate`. `kind` is the name of a `RequestOutputKind` of vLLM."""
+        """Sample until every row ends or `is_enough`. `kind` names a vLLM RequestOutputKind."""
         check_lengths(request, self.max_length)
         owners = request.owner_B().tolist()
         samples = Samples([[] for _ in owners], [[] for _ in owners], ["abort"] * len(owners))
@@ -119,11 +119,11 @@ class VllmEngine:
         ]
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Load the weights into the running model, and clear the prefix cache of the old policy's
-        keys and values.
+        """Load the weights into the running model, and clear the old policy's prefix cache.
 
         `weights` must include tied weights (`NamedWeights` does): vLLM keeps a packed copy of the
-        output head. Raise ArtifactError if vLLM does not find all its weights in them."""
+        output head. Raise ArtifactError if vLLM rejects the weights, and RuntimeError if it fails
+        to clear the prefix cache."""
         self.wake()
         (takes_head,) = self.llm.apply_model(has_head)
         named = (each for each in as_saved(weights) if takes_head or each[0] != f"{HEAD}.weight")
@@ -161,9 +161,9 @@ class VllmEngine:
 
 
 def executor() -> str:
-    """Return vLLM's executor. Both executors run the model in this process. In a process of
-    torchrun, `external_launcher` uses the GPU of LOCAL_RANK, like the trainer, and samples by
-    itself in the existing group. `uni` would use the first GPU in every process."""
+    """Return the name of vLLM's executor. Both run the model in this process. In a process of
+    torchrun, `external_launcher` uses the GPU of LOCAL_RANK, like the trainer, and samples without
+    the other ranks. `uni` would use the first GPU in every process."""
     return "external_launcher" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "uni"
 
 
@@ -179,8 +179,8 @@ def chosen_logprobs(completion: Any) -> list[float]:
 
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> VllmEngine:
-    """Return the engine for `policy`. It does not share the trainer's model; `set_weights` loads
-    the weights."""
+    """Return the engine for `policy`. It does not share the trainer's `model`; `set_weights` loads
+    new weights. Raise ArtifactError if vLLM cannot replace all weights of `model`."""
     if model is not None:
         check_updates(model)
     return VllmEngine(settings, policy, trains=model is not None)

@@ -1,8 +1,8 @@
 """One process on some machine of a cluster, which another machine starts, watches and stops. Ray
 runs a `Host` in each reserved place; nothing here imports Ray.
 
-The process dies with the host's own process: a rank through a setting of the kernel
-(`common/processes/ending.py`), a server through its guard (`common/processes/guard.py`)."""
+The process dies with the host's own process: a rank by a kernel setting
+(`common/processes/ending.py`), a server by its guard (`common/processes/guard.py`)."""
 
 import os
 import platform
@@ -29,7 +29,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Progress:
-    """The exit status of a process (None while it runs), and its output since the last poll."""
+    """A process's exit status (None while it runs), and at most PIECE bytes of new output."""
 
     status: int | None
     output: bytes
@@ -60,8 +60,8 @@ class Host:
     def start(
         self, command: list[str], environment: dict[str, str], folder: str, *, is_guarded: bool
     ) -> None:
-        """Start `command` in `folder`, with SCRATCH and ADDRESS in it and in the environment
-        replaced by this host's folder and address. The output is kept for `poll`. Raise OSError if
+        """Start `command` in `folder`. In the command and the environment, replace SCRATCH and
+        ADDRESS by this host's folder and address. The output is kept for `poll`. Raise OSError if
         the command cannot be started, and RuntimeError if a process is already running."""
         if self.process is not None and self.process.poll() is None:
             raise RuntimeError("a process is already running here")
@@ -89,7 +89,7 @@ class Host:
         return part.replace(SCRATCH, str(self.folder)).replace(ADDRESS, self.address)
 
     def poll(self) -> Progress:
-        """Return the process's exit status, and the next part of its output."""
+        """Return the process's exit status, and at most PIECE bytes of its next output."""
         status = None if self.process is None else self.process.poll()
         if not self.log.exists():
             return Progress(status, b"")

@@ -124,7 +124,7 @@ class Trial:
         return os.pread(self.file.fileno(), size, 0).decode(errors="replace").strip()
 
     def is_refused(self) -> bool:
-        """Return whether the head rejected the token. Ray retries for a while."""
+        """Return whether the output reports a rejected token: Ray retries before it exits."""
         return "authtoken" in self.output().lower()
 
     def has_answer(self) -> bool:
@@ -132,8 +132,8 @@ class Trial:
 
 
 def join(ray: Any, address: str) -> None:
-    """Connect, and keep our handler of SIGTERM, which Ray would replace. Suppress Ray's output
-    about dead machines."""
+    """Connect, and keep this process's SIGTERM handler, which Ray would replace. Suppress Ray's
+    output about dead machines."""
     ray._private.worker.listen_error_messages = lambda *_: None
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -150,7 +150,7 @@ def join(ray: Any, address: str) -> None:
 
 
 def check_address(address: str) -> None:
-    """Raise ArtifactError if no process listens at `address`."""
+    """Raise ArtifactError if `address` is not host:port, or no process listens there."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ArtifactError(
@@ -166,7 +166,7 @@ def check_address(address: str) -> None:
 
 
 def check_token() -> None:
-    """Raise ArtifactError if this process has no token."""
+    """Raise ArtifactError if no token is set for this process or in Ray's default file."""
     default = Path.home() / ".ray" / "auth_token"
     if not any(os.environ.get(name) for name in TOKENS) and not default.exists():
         raise ArtifactError(
@@ -199,8 +199,8 @@ class RemoteHost:
         return cast(Progress, self.call("poll"))
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Return the result of a method of the host. Raise HostLostError if the host does not
-        respond in CALL_SECONDS, and ArtifactError if the method raises an error."""
+        """Return the result of a method of the host. Raise HostLostError if the host has died or
+        does not respond in CALL_SECONDS, and ArtifactError if the method raises an error."""
         return self.take(getattr(self.actor, method).remote(*arguments, **named))
 
     def take(self, answer: Any) -> Any:
@@ -216,8 +216,8 @@ class RemoteHost:
             raise HostLostError(reason) from error
 
     def begin_to_end(self) -> None:
-        """Request that the host stop its process, without waiting. If this process has already left
-        the cluster, the host's process dies by itself."""
+        """Request that the host, if it was up, stop its process, without waiting. If this process
+        has left the cluster, the host's process dies by itself."""
         if self.ray.is_initialized() and self.was_up:
             self.ended = self.actor.end.remote()
 

@@ -55,8 +55,8 @@ def shared_folder(cluster: Cluster, name: str) -> Iterator[Path]:
 
 
 def check_shared(host: RemoteHost, folder: Path) -> None:
-    """Raise ArtifactError with the machine's name if the machine does not share the folder. The
-    folder's name is random: no other folder has the same path."""
+    """Raise ArtifactError, with the machine's name, if the host's machine cannot read `folder`. The
+    folder's name is random, so no other folder has the same path."""
     if not host.call("has_folder", str(folder)):
         raise ArtifactError(
             f"{host.place().machine} cannot read {folder.parent}: engine.cluster "

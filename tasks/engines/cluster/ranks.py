@@ -38,16 +38,16 @@ MAX_RESTARTS = 3  # without a new checkpoint in between
 
 @dataclass
 class Ended:
-    """The exit status of each process, None if it was lost or had to be killed, and the statuses of
-    the processes that failed first."""
+    """The exit status of each process (None if it was lost or had to be killed), and the statuses
+    of the processes that failed first."""
 
     statuses: Sequence[int | None]
     first: Sequence[int | None] = ()
     reasons: list[str] = field(default_factory=list)  # of lost processes
 
     def is_lost(self, lost_rank: int) -> bool:
-        """Return whether the first failure was that of a process or machine that died or is silent,
-        so that a restart may help. An error that a rank raised by itself would happen again."""
+        """Return whether the first failure was a process or machine that died or is silent:
+        restarting may help. A rank's own error (a positive status but `lost_rank`) would recur."""
         died = any(status is None or status < 0 for status in self.first)
         own = any(status is not None and 0 < status != lost_rank for status in self.first)
         return died or (bool(self.first) and not own)
@@ -124,8 +124,8 @@ def run_once(
     command: list[str],
     lender: "Lender | None" = None,
 ) -> Ended:
-    """Start every rank, and return when all have ended. All machines must share the folder.
-    Meanwhile the `lender`, if there is one, restarts servers that have ended."""
+    """Start every rank, and return when all have ended. All machines must share `folder`. Meanwhile
+    the `lender`, if there is one, restarts servers that have ended."""
     hosts = [places.host(rank) for rank in range(cluster.trainers)]
 
     def tend() -> None:
@@ -161,8 +161,8 @@ def start(
     environment: Mapping[str, str],
     tend: Callable[[], object],
 ) -> None:
-    """Start the ranks when all hosts are up. Raise ArtifactError if a host is not up within
-    START_SECONDS."""
+    """Start the ranks once all hosts are up, and call `tend` until then. Raise ArtifactError if a
+    host is not up within START_SECONDS, or cannot read `folder`."""
     deadline = time.monotonic() + START_SECONDS
     while missing := [str(rank) for rank, host in enumerate(hosts) if not host.is_up()]:
         if time.monotonic() > deadline:
@@ -190,8 +190,8 @@ def start(
 def watch(
     hosts: Sequence[RemoteHost], tend: Callable[[], object], seconds: float | None = None
 ) -> Ended:
-    """Write the ranks' output to stderr until all have exited, for at most `seconds`. After one has
-    failed, the other ranks have GRACE_SECONDS to exit."""
+    """Write the ranks' output to stderr until all exit, for at most `seconds`, and at most
+    GRACE_SECONDS after a failure. A rank that is lost or then still runs has the status None."""
     statuses: dict[int, int | None] = {}
     first: list[int | None] = []
     reasons: list[str] = []

@@ -1,4 +1,4 @@
-"""vLLM servers on the machines of a cluster, with the same command as on this machine, behind a
+"""vLLM servers on the machines of a cluster, started with the same command as local ones, behind a
 gate that requires a key."""
 
 import logging
@@ -33,7 +33,7 @@ GATE = Path(gate.__file__)
 
 class RemoteReplica:
     """A server in a place of the cluster. It starts once its host is up. Until it has an address,
-    its URL contains `name`. All machines must share the folder."""
+    its URL contains `name`. All machines must share `folder`."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class Prefill:
     logits: torch.Tensor
 
     def select(self, prompts: Ints) -> "Prefill":
-        """Return a copy for some of the prompts, so that the memory of all others can be freed."""
+        """Return a copy for these prompt indices, so that the memory of others can be freed."""
         lengths = self.segments.lengths[prompts]
         starts = self.segments.starts[prompts]
         tokens = np.concatenate(
@@ -98,8 +98,8 @@ class KVCache:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Return the attention [n, H, D] of one new token per row to itself and the tokens before
-        it; see `packing.Attend`."""
+        """Store one new token's key and value per row. Return its attention [n, H, D] to itself and
+        the tokens before it; see `packing.Attend`."""
         num_rows, heads = query.shape[:2]
         # store the new token's key and value, then attend to all tokens up to and including it
         self.keys[layer][self.slots, :, self.positions] = key

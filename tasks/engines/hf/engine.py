@@ -1,8 +1,8 @@
 """A batched decoder over any transformers causal LM: the embedded default, on a CPU or a GPU.
 
 Continuous batching: rows decode in slots, the prefill of a prompt is computed once for all its
-completions, and freed slots are refilled. Left out: layers that packed sequences cannot express,
-such as recurrent layers (an error; use the `vllm` engine)."""
+completions, and freed slots are refilled. Models with layers that packed sequences cannot express,
+such as recurrent layers, raise an error: use the `vllm` engine."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ class HfEngine(StoppableEngine):
     ) -> Samples:
         """Decode every row. Rows start in the order `order_B`, with at most `max_rows` in flight.
         New rows start when a share `refill_rate` of the slots is free. Samples do not depend on the
-        order, the slots or an earlier call that was stopped."""
+        order, on the slots or on whether an earlier call was stopped."""
         prompts = request.prompts
         owners, written = request.owner_B(), request.written_B()
         check_lengths(request, self.max_length)
@@ -147,7 +147,7 @@ class PromptCache:
         self.kept: dict[int, Prefill] = {}
 
     def start(self, slots: Slots, rows: list[int], seeds: Sequence[int], written: Ints) -> None:
-        """Start `rows`, after a prefill of the prompts that have none yet."""
+        """Start `rows` in free slots, after a prefill of those prompts that are not cached."""
         owner = self.owner[rows]
         new = [prompt for prompt in dict.fromkeys(owner.tolist()) if prompt not in self.kept]
         np.subtract.at(self.waiting, owner, 1)
@@ -172,7 +172,7 @@ class PromptCache:
             del self.kept[prompt]
 
     def batches(self, new: list[int]) -> list[list[int]]:
-        """Split the prompts `new` into batches within MAX_PREFILL_TOKENS, for one forward each."""
+        """Split the prompt indices `new` into batches of one prompt or up to MAX_PREFILL_TOKENS."""
         batches: list[list[int]] = []
         tokens = 0
         for prompt in new:
@@ -186,8 +186,8 @@ class PromptCache:
 
 
 def longest_first(prompts: Sequence[Sequence[int]], owners: Ints) -> Ints:
-    """Return the rows in the order of their prompts' lengths, longest first: rows that need the
-    most memory fail first, not last."""
+    """Return the row indices in the order of prompt length, longest first, so that rows that need
+    the most memory fail first, not last."""
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)[owners]
     return np.asarray(np.lexsort((np.arange(len(owners)), owners, -lengths)), dtype=np.int64)
 

@@ -35,10 +35,10 @@ S = TypeVar("S")
 
 @dataclass
 class Dispatch(Generic[S, T]):
-    """One run of rows over `servers`. `ask(server, row)` returns a row's result, and
-    `check(server)` succeeds if the server is healthy; otherwise both raise Unavailable.
-    `is_alive(server)` returns whether the server responds to a probe, and may take any time.
-    `give_up(server)` stops a dead server, and returns its name for messages."""
+    """The distribution of rows over `servers`, at most `max_in_flight` at each. `ask(server, row)`
+    returns a row's result, and `check(server)` succeeds if the server is healthy; otherwise both
+    raise Unavailable. `is_alive(server)` returns whether the server responds to a probe, however
+    long that takes. `give_up(server)` stops a dead server, and returns its name for messages."""
 
     servers: Sequence[S]
     ask: Callable[[S, int], Awaitable[T]]
@@ -128,7 +128,7 @@ class Dispatch(Generic[S, T]):
         self.assign()
 
     def take_down(self, number: int, why: str) -> None:
-        """Mark a server as down, and put its unstarted rows back into the queue."""
+        """Mark a server as down, requeue its unstarted rows, and begin to check its health."""
         if self.own[number]:
             self.chunks.appendleft(list(self.own[number]))
             self.own[number].clear()
@@ -147,7 +147,7 @@ class Dispatch(Generic[S, T]):
         self.chunks.appendleft([row])
 
     def mark_down(self, number: int, why: str) -> None:
-        """Assign no rows to a server until it has passed a health check."""
+        """Count a failure, and assign no rows to the server until it has passed a health check."""
         self.failures[number] += 1
         self.down[number] = why
 
@@ -197,8 +197,8 @@ def cancel_all(tasks: list[asyncio.Task[T]]) -> None:
 
 
 def chunked(counts: Iterable[int], size: int) -> list[list[int]]:
-    """Return chunks of row numbers, for consecutive groups of `counts` rows. A chunk contains rows
-    of one group, and at most `size` rows."""
+    """Return chunks of row numbers, for consecutive groups of `counts[i]` rows each. A chunk
+    contains rows of one group, and at most `size` rows."""
     chunks: list[list[int]] = []
     start = 0
     for count in counts:

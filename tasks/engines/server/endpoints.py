@@ -3,7 +3,7 @@ requests completions of token ids.
 
 The client requires vLLM's additions to the protocol: prompts and completions as token ids, a seed
 per completion, and log-probabilities under the sampling distribution. Without them it raises an
-error that names the missing part. The user's key is in OPENAI_API_KEY, and in no message."""
+error that names the missing part. The user's key is in OPENAI_API_KEY; no message contains it."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ class Endpoint:
 class Completion:
     """One completion as a server returned it. `fingerprint` is the server's kind and version,
     OpenAI's `system_fingerprint`. `versions`, if the server reports them, are the weights that
-    sampled each span of tokens: (name of the weights, start, end)."""
+    sampled each span of tokens: (name of the weights, start, exclusive end)."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -60,8 +60,8 @@ class Completion:
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A request for one completion by the model named `model`. It ends at any token of `stop_ids`.
-    A request with a `name` may be stopped; the finish reason is then "abort"."""
+    """A request to the model named `model` for one completion, which ends at any token of
+    `stop_ids`. A request with a `name` may be stopped; the finish reason is then "abort"."""
 
     model: str
     prompt: Sequence[int]
@@ -89,7 +89,7 @@ class CompletionRequest:
 
 
 class Connection:
-    """An open connection to an endpoint; an asynchronous context manager."""
+    """A session with one endpoint, at most `seconds` per request; an async context manager."""
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         self.endpoint = endpoint
@@ -115,7 +115,7 @@ class Connection:
         self, method: str, url: str, body: Any = None, seconds: float = math.inf
     ) -> Any:
         """Return the JSON response, None if empty. Raise Unavailable for temporary failures, such
-        as no response in `seconds`, and ArtifactError with the server's message for all others."""
+        as no response in `seconds`, and ArtifactError for other failures and other formats."""
         text = await self.text(url, method, body, seconds)
         try:
             return json.loads(text) if text else None
@@ -163,7 +163,7 @@ class Connection:
         return list(answer["data"])
 
     async def is_alive(self) -> bool:
-        """Return whether the server responds to a cheap request."""
+        """Return whether the server responds to `models`, which may raise ArtifactError."""
         try:
             await self.models()
         except Unavailable:
@@ -257,7 +257,7 @@ class Connection:
 
 
 def is_healthy(endpoint: Endpoint) -> bool:
-    """Return whether a server reports that it is healthy. It listens long before."""
+    """Return whether a server reports that it is healthy. It may listen long before that."""
 
     async def ask() -> None:
         async with Connection(endpoint, HEALTH_SECONDS) as connection:

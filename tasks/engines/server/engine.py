@@ -180,8 +180,8 @@ class ServerEngine(StoppableEngine):
         ask: Callable[[Connection, int], Awaitable[Completion]],
         chunks: Sequence[Sequence[int]],
     ) -> dict[int, Completion]:
-        """Return every row's completion. If all servers that were started here have failed, restart
-        them, unless other processes sample from them, too."""
+        """Return every row's completion. If all servers fail, restart those that were started here
+        if `can_rejoin`, and otherwise raise NoServerError."""
         answers: dict[int, Completion] = {}
         while True:
             self.rejoin()
@@ -213,7 +213,7 @@ class ServerEngine(StoppableEngine):
 
     def rejoin(self) -> None:
         """Restart servers that have exited, and load the current weights into servers that are up
-        again. Do nothing unless `can_rejoin`: the next update does it."""
+        again. Do nothing unless `can_rejoin`: the next update then restarts them."""
         if self.loading is None or not self.can_rejoin:
             return
         with self.changing:
@@ -320,8 +320,8 @@ class ServerEngine(StoppableEngine):
     def update_servers(
         self, loading: Loading, serving: Sequence[Endpoint], *, in_flight: bool
     ) -> None:
-        """Load new weights into these servers, or, if all fail, into the next server that is up.
-        Raise ArtifactError if all fail in the first update: the next server would fail, too."""
+        """Load new weights into these servers or, if all fail, into the next one up. Raise
+        ArtifactError if all fail in the first update, NoServerError if weights cannot be resent."""
         self.endpoints, loading.probe = [], None
         while not self.endpoints:
             if not (serving or loading.transfer.repeats) and num_trainers() > 1:
@@ -368,7 +368,7 @@ def load(
     model: PreTrainedModel | None,
     logs: Path | None = None,
 ) -> ServerEngine:
-    """Return the engine for `policy`. Raise ArtifactError for training with `engine.urls`."""
+    """Return the engine for `policy`. With `urls`, training and several replicas are errors."""
     if settings.urls and settings.num_replicas > 1:
         raise ParamsError(
             "engine.urls names servers and engine.num_replicas starts them: set one of the two"
@@ -407,6 +407,6 @@ def find_servers(
 
 
 def from_own_first(endpoints: Sequence[Endpoint], rank: int, size: int) -> list[Endpoint]:
-    """Rotate the servers, so that each of `size` processes begins with a different one."""
+    """Return the servers rotated for process `rank` of `size`: starts are evenly spaced."""
     first = rank * len(endpoints) // size
     return [*endpoints[first:], *endpoints[:first]]

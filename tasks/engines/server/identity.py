@@ -1,9 +1,9 @@
 """The check that a server serves the policy, by its name and by the log-probabilities of a probe.
 
 A server under a URL may serve any model. The probe is a short completion at a temperature below 1.
-Its log-probabilities are compared token by token with a plain forward of the policy's own files. It
-detects other weights, and log-probabilities that are not under the sampling distribution. It cannot
-detect differences below a dtype's rounding, or differences that affect only other text."""
+Its log-probabilities are compared token by token with a plain forward of the policy's own files.
+This detects other weights, and log-probabilities that are not under the sampling distribution. It
+cannot detect differences below a dtype's rounding, or those that affect only other prompts."""
 
 import asyncio
 import logging

@@ -175,7 +175,7 @@ class Replicas:
                 self.replicas[place] = self.start(place, self.attempts[place])
 
     def serving(self, known: Collection[Endpoint] = ()) -> list[Endpoint]:
-        """Return the endpoints of the running servers. Endpoints in `known` are not probed."""
+        """Return the endpoints of servers that are up. Endpoints in `known` are not probed."""
         return [
             replica.endpoint
             for replica in self.replicas

@@ -15,7 +15,7 @@ NOT_BEGUN = Completion([], [], "abort")
 
 
 class InFlight:
-    """Requests through vLLM's API for tokens that have no response yet."""
+    """Unfinished requests through vLLM's token API, which can be stopped together."""
 
     def __init__(self) -> None:
         self.is_stopped = False

@@ -58,7 +58,7 @@ class Versions:
         self.known[self.current] = -1 if version is None else version
 
     def settle(self) -> None:
-        """Forget the names before the current one. No completion may be in flight."""
+        """Forget the names of all previous weights. No completion may be in flight."""
         self.known = {self.current: self.known[self.current]}
 
     def check(self, endpoint: Endpoint, completion: Completion) -> None:
@@ -169,7 +169,7 @@ async def attempt_at_each(
 
 
 def transfer_of(settings: EngineSettings, policy: Policy, folder: Path) -> Transfer:
-    """Return the transfer that `engine.weight_transfer` names. `folder` is that of the servers."""
+    """Return the transfer that `engine.weight_transfer` names, with files below `folder`."""
     dtype, method = torch_dtype(settings.dtype), settings.weight_transfer
     if method != "nccl":
         only_changes = method == "delta"

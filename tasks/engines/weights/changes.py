@@ -58,7 +58,7 @@ def add_adapter(name: str, weight: torch.Tensor, file: Any) -> torch.Tensor:
 def adapter(
     name: str, low: torch.Tensor, high: torch.Tensor, factor: float
 ) -> dict[str, torch.Tensor]:
-    """Return a weight's adapter, [rank, in] and [out, rank], as named tensors for a file."""
+    """Return a weight's adapter, `low` [rank, in] and `high` [out, rank], as tensors for a file."""
     parts = {"low": low.contiguous(), "high": high.contiguous()}
     named = {**parts, "factor": torch.tensor(factor, dtype=torch.float64)}
     return {f"{name}.{part}": tensor.cpu() for part, tensor in named.items()}
@@ -67,8 +67,8 @@ def adapter(
 def difference(
     old: Iterator[tuple[str, torch.Tensor]], new: Mapping[str, torch.Tensor], max_bytes: float
 ) -> dict[str, torch.Tensor] | None:
-    """Return the elements of weights whose bits differ, as named tensors for a file: their indices
-    in the flat weight, and their new values. NaN and the sign of zero are kept. Return None if they
+    """Return the elements that differ in any bit, as named tensors for a file: their indices in the
+    flattened weight, and their new values. NaN and the sign of zero are kept. Return None if they
     take more than `max_bytes`."""
     found: dict[str, torch.Tensor] = {}
     for name, weight in old:

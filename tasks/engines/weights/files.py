@@ -1,8 +1,8 @@
 """New weights as safetensors files that servers read, in a folder of this machine, or in a folder
 that all machines of a cluster share.
 
-They are written in pieces, so that memory never contains a second copy of the whole policy. The
-files stay as long as an update needs them: a server that starts later loads them from there."""
+They are written in pieces, so that memory never contains a second copy of the whole policy. A file
+stays while the current weights need it: servers that start later load it."""
 
 import asyncio
 import logging
@@ -44,8 +44,8 @@ class Piece(NamedTuple):
 class FileTransfer:
     """Transfers weights through files in `folder`, in the servers' `dtype`. Each of the n training
     processes writes every n-th piece. If the servers can add a policy's adapters to the files in
-    `base`, with which they started (`can_add`), only the adapters are written, by rank 0. Otherwise
-    `only_changes` writes only the elements that have changed, unless the changes grow too large."""
+    `base`, with which they started (`can_add`), rank 0 writes only the adapters. Otherwise, with
+    `only_changes`, only changed elements are written, unless they take too much space."""
 
     repeats = True
 
@@ -58,7 +58,7 @@ class FileTransfer:
         self.pieces: dict[int, Piece] = {}
 
     def take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
-        """Write these weights into the folder. All training processes must call this."""
+        """Write the weights, and delete old files. All training processes must call this."""
         self.folder.mkdir(exist_ok=True)
         if isinstance(weights, NamedWeights) and can_add(weights, self.base):
             own = self.write_adapters(weights, version)
@@ -72,8 +72,8 @@ class FileTransfer:
                     path.unlink()
 
     def write(self, weights: Mapping[str, torch.Tensor], version: str) -> dict[int, Piece]:
-        """Write this process's pieces of the weights. Every weight is read once, in order, because
-        all ranks gather sharded weights together; a thread writes a piece meanwhile."""
+        """Write this process's pieces, and return them by number. Every weight is read once, in
+        order: all ranks gather sharded weights together. A thread writes a piece meanwhile."""
         own: dict[int, Future[Piece]] = {}
         parts = numbered(weights, self.piece_bytes, self.dtype)
         with ThreadPoolExecutor(1) as writer:
@@ -136,8 +136,8 @@ class FileTransfer:
         return [None] * len(connections)
 
     async def send(self, connections: "Sequence[Connection]") -> list[str | None]:
-        """Make the servers read the weights. Return the failure of each server, or None. A server
-        that failed must be stopped."""
+        """Make the servers read the weights. Return each server's failure, or None. A server that
+        failed must be stopped."""
         return await asyncio.gather(*(attempt(self.send_one(each)) for each in connections))
 
     async def send_one(self, connection: "Connection") -> None:
@@ -150,7 +150,7 @@ class FileTransfer:
 
 
 def can_add(weights: NamedWeights, folder: Path) -> bool:
-    """Return whether the weights are those in a policy's folder plus adapters: not if adapted ones
+    """Return whether the weights equal the files in `folder` plus adapters: not if adapted weights
     are quantized or not float32, if names differ from the files', or if a tied head is adapted."""
     if not weights.adapters or not is_saved_as_it_is(weights.model):
         return False
@@ -164,8 +164,8 @@ def can_add(weights: NamedWeights, folder: Path) -> bool:
 def numbered(
     weights: Mapping[str, torch.Tensor], piece_bytes: int, dtype: torch.dtype
 ) -> Iterator[tuple[int, str, torch.Tensor]]:
-    """Yield the weights under the names of a policy's files, in `dtype`, each with the number of
-    its piece. Each piece contains as many weights as fit `piece_bytes`, and at least one."""
+    """Yield (piece number, name, weight), with the names in a policy's files and floats in `dtype`.
+    Each piece contains as many weights as fit in `piece_bytes`, and at least one."""
     number, size = 0, 0
     for name, tensor in as_saved(weights):
         # tensors of integers keep their dtype

@@ -40,7 +40,7 @@ class Communicator(Protocol):
 
 
 class NcclTransfer:
-    """The transfer to servers with `num_gpus` each. A request may take up to `seconds`."""
+    """Transfers weights to servers with `num_gpus` each. A request may take up to `seconds`."""
 
     repeats = False
 
@@ -58,8 +58,8 @@ class NcclTransfer:
                 pass
 
     async def prepare(self, connections: "Sequence[Connection]") -> list[str | None]:
-        """Create a group of these servers, unless they form one already: during an update, servers
-        cannot leave their old group. If one server fails, all count as failed."""
+        """Create a group of these servers, unless they form one already. Later, during the update,
+        servers cannot leave their old group. If one server fails, all count as failed."""
         if members_of(connections) == self.members:
             return [None] * len(connections)
         self.leave()
@@ -105,7 +105,7 @@ class NcclTransfer:
         return [None] * len(connections)
 
     async def meet(self, connections: "Sequence[Connection]") -> None:
-        """Create the group: the trainer, then the GPUs of the servers in their order."""
+        """Create the group: the trainer is rank 0, then come the GPUs of each server in order."""
         size = 1 + self.num_gpus * len(connections)
         unique_id = make_id()
         common = {

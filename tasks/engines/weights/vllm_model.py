@@ -11,7 +11,7 @@ KEEP_EXPERTS = {"gpt_oss"}
 
 
 def check_updates(model: PreTrainedModel) -> None:
-    """Raise ArtifactError for a policy if vLLM would keep some of its old weights."""
+    """Raise ArtifactError if vLLM would keep some old weights of a model of this type."""
     if model.config.model_type in KEEP_EXPERTS:
         raise ArtifactError(
             f"vLLM 0.32 keeps the old experts of a {model.config.model_type} model when it gets "
