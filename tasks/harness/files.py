@@ -55,7 +55,7 @@ def fingerprint(paths: Collection[Path]) -> str:
 
 
 def data_files(path: Path) -> Iterator[str]:
-    """Yield the local files that a task file uses as its data."""
+    """Yield the local data files of a task file. Raise ArtifactError if a pattern matches none."""
     for pattern in named(yaml_tags.read(path), "data_files"):
         if "://" in pattern:
             continue

@@ -31,7 +31,7 @@ SIDES = ("left", "right", "left", "left", "right", "right", "right")
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained policy, or the initial policy if there is no recipe."""
+    """A cell: a trained policy, or the initial policy if there is no recipe."""
 
     recipe: str | None = None
     seed: int | None = None
@@ -79,8 +79,8 @@ def records(layout: Layout, cell: Subject) -> Iterator[tuple[Path, Record]]:
 def publish(
     values: Mapping[str, Any], layout: Layout, new: Sequence[tuple[Subject, Path, Record]]
 ) -> None:
-    """Write records to MLflow: to a run for each policy, and to the run of its cell. Then mark each
-    record as written."""
+    """Write records to MLflow: to a run for each policy, and to a trained policy's own run. Then
+    mark each record as written."""
     from tasks.common import tracking  # the table alone does not need it
 
     settings = params.section(values, "tracking", tracking.Tracking)
@@ -96,7 +96,7 @@ def publish(
 
 
 def cells(layout: Layout) -> list[Subject]:
-    """Return the cells that have records, the initial policy first."""
+    """Return the initial policy's cell, then the cells of trained policies with records."""
     trained = (layout.root / "harness").glob("*/*/")
     named = {(path.parent.name, int(path.name)) for path in trained if path.name.isdecimal()}
     return [Subject(), *(Subject(recipe, seed) for recipe, seed in sorted(named))]

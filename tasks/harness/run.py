@@ -48,7 +48,7 @@ BATCH_SIZE = 16  # for hf on a CPU; otherwise the harness chooses it
 @dataclass(frozen=True)
 class Asked:
     """The request. None means the task file's default; for `backend` and `batch_size`, what fits
-    the machine; for `chat_template`, if the tokenizer has one; for `limit`, all problems."""
+    the machine; for `chat_template`, true if the tokenizer has one; for `limit`, all problems."""
 
     tasks: list[str]
     limit: int | None
@@ -209,7 +209,7 @@ class Harness:
         return record
 
     def evaluate(self, task: str) -> Mapping[str, Any]:
-        """Return the harness's results for one task."""
+        """Return the harness's results for one task. Raise ArtifactError if it fails."""
         limit = self.asked.max_tokens
         try:
             found = import_module("lm_eval").simple_evaluate(
@@ -301,7 +301,7 @@ def is_number(value: Any) -> bool:
 def measure(
     layout: Layout, values: Mapping[str, Any], cells: list[Subject], asked: Asked
 ) -> Iterator[tuple[Subject, Path, Record]]:
-    """Yield the record of every cell and task: existing records, and new ones."""
+    """Yield (cell, path, record) for every cell and task. Run only tasks without a record."""
     index = open_index(asked.tasks, asked.include, asked.trust_tasks)
     tasks = index.names(asked.tasks)
     for cell in cells:

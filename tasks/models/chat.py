@@ -84,7 +84,7 @@ def prepare(configuration: Any) -> tuple[dict[str, Any], pool_worker.Answer]:
 def answer(
     template: str, tokens: Mapping[str, Any], messages: Any, add_generation_prompt: bool
 ) -> list[str | None]:
-    """Render a conversation. Return [text, null], or [null, the reason of the failure]."""
+    """Render a conversation. Return [text, None], or [None, the reason for the failure]."""
     try:
         texts: Any = render_jinja_template(
             conversations=[messages],

@@ -74,7 +74,7 @@ def check_folder(folder: Path) -> None:
 
 def check_tokenizer(folder: Path) -> None:
     """Raise ArtifactError for a folder without a tokenizer: transformers would create one with
-    three tokens. A tokenizer with its own code may have its tokens in any file."""
+    three tokens. A tokenizer with its own code is accepted: its tokens may be in any file."""
     path = folder / "tokenizer_config.json"
     if any(any(folder.glob(name)) for name in VOCABULARIES):
         return
@@ -173,9 +173,9 @@ def num_parameters(folder: Path) -> int:
 
 
 def reference_parameters(train: Mapping[str, Any], own: int) -> int:
-    """Return the number of parameters of the reference that a section `train` needs, 0 if it needs
-    none: those of its teacher, or `own` for the initial policy, and for a teacher that is not on
-    this machine."""
+    """Return the number of parameters of the reference policy that a section `train` needs: the
+    teacher's, or `own` if the reference is the initial policy, or a teacher that is not on this
+    machine. Return 0 if it needs none."""
     if not recipes.has_reference(train):
         return 0
     folder = recipes.teacher_of(train)

@@ -106,8 +106,8 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 def forward(
     model: PreTrainedModel, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
 ) -> torch.Tensor:
-    """Return the last hidden states [N, hidden size] of tokens `ids_N` at `positions_N` of their
-    sequences."""
+    """Return the last hidden states [N, hidden size] of the tokens `ids_N`, whose positions in
+    their sequences are `positions_N`."""
     hidden: torch.Tensor = model.base_model(
         input_ids=ids_N[None],
         position_ids=positions_N[None],
@@ -119,8 +119,8 @@ def forward(
 
 
 def forward_after(model: PreTrainedModel, prompts: "Packing", rest: "Packing") -> torch.Tensor:
-    """Return the last hidden states of the continuations `rest` of `prompts` (see `Packing.split`).
-    The prompts are computed without gradient, in a separate forward."""
+    """Return the last hidden states [tokens of `rest`, hidden size] of the continuations `rest` of
+    `prompts` (see `Packing.split`). The prompts have a separate forward without gradient."""
     known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def attend_prompts(layer: int, query: Any, key: Any, value: Any, *others: Any) -> torch.Tensor:
@@ -186,9 +186,9 @@ def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 
 def compile_layers(model: PreTrainedModel) -> None:
-    """Let torch.compile compile every layer in its first forward, for any number of tokens. On a
-    GPU elementwise operations become a few kernels, which keep fewer activations. Attention is not
-    compiled: it depends on the packing."""
+    """Let torch.compile compile every layer, without attention, in its first forward, for any
+    number of tokens. On a GPU elementwise operations become a few kernels, which keep fewer
+    activations. Raise ArtifactError if there are no known layers, or there is no C compiler."""
     layers = layers_of(model)
     if not layers:
         raise ArtifactError(f"{type(model).__name__} names no layers: set learner.compile to false")
@@ -217,8 +217,8 @@ def head_logits(model: PreTrainedModel, hidden_ND: torch.Tensor) -> torch.Tensor
 
 @contextmanager
 def head_precision(*, is_tf32: bool) -> Iterator[None]:
-    """Let a float32 head use TF32 on a GPU, with 10 bits of mantissa. torch's switch is for the
-    whole process: it would also round the positions in rotary embeddings, in any thread."""
+    """With `is_tf32`, let a float32 head use TF32 on a GPU (10 bits of mantissa). torch's switch is
+    process-wide: it would also round positions in rotary embeddings, in any thread."""
     backend = torch.backends.cuda.matmul
     before = backend.fp32_precision
     backend.fp32_precision = "tf32" if is_tf32 else before
@@ -435,8 +435,8 @@ def pack(
 
 
 def lay_out(sequences: Sequence[Sequence[int] | Ints], first: int) -> tuple[list[Ints], Segments]:
-    """Assign consecutive places from index `first` on to sequences, the longest first. Return
-    blocks of sequences of similar length, and the segment of each sequence."""
+    """Place sequences one after another from packed index `first` on, the longest first. Return
+    blocks (indices of non-empty sequences of similar length), and the segment of each sequence."""
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     starts = np.empty(len(lengths), dtype=np.int64)

@@ -166,8 +166,8 @@ def load_model(
 
 @contextmanager
 def sharded_by(shard: Callable[[PreTrainedModel], object] | None) -> Iterator[dict[str, Any]]:
-    """Yield the options with which transformers shards a model by `shard` and then reads each
-    rank's rows: its own plan of groups would leave the output head gathered after a forward."""
+    """Yield the options with which transformers shards a model by `shard` and reads only a rank's
+    rows. transformers' own plan of groups would leave the output head gathered after a forward."""
     if shard is None:
         yield {}
         return
@@ -232,7 +232,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
 
 
 def stop_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return all tokens that end a completion, from the tokenizer and generation_config.json."""
+    """Return the sorted ids of all stop tokens, from the tokenizer and generation_config.json."""
     ids = {int(tokenizer.eos_token_id)}
     path = folder / "generation_config.json"
     listed = as_mapping(path).get("eos_token_id") if path.is_file() else None
@@ -262,7 +262,7 @@ def save_policy(
 
 
 def torch_device(name: str) -> torch.device:
-    """Return the device. `auto` is the GPU if there is one, else the CPU."""
+    """Return torch's device `name`. `auto` is the GPU if there is one, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

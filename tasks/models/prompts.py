@@ -91,8 +91,8 @@ def encode_plain(
     *,
     add_special_tokens: bool = True,
 ) -> list[int]:
-    """Return the token ids of plain text. `template`, with `{prompt}` for the question, is the text
-    around it: special tokens in the template are encoded as tokens."""
+    """Return the token ids of plain text. `text` is `template` with the question for `{prompt}`:
+    the template's special tokens are encoded as tokens, those in the question as text."""
     before, _, after = (template or "{prompt}").partition("{prompt}")
     if not (text.startswith(before) and text.endswith(after)):
         before = after = ""

@@ -70,7 +70,7 @@ def write_external(
 
 
 def checked(location: Path, trust_remote_code: bool) -> dict[str, Any]:
-    """Check that the model at `location` is complete, and return the result of `describe`."""
+    """Return `describe` of the model at `location`. Raise ArtifactError if it is incomplete."""
     check_folder(location)
     with loading(location, MODEL):
         described = describe(skeleton(location, trust_remote_code))

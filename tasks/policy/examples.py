@@ -28,7 +28,7 @@ def phrases(chosen: list[Family]) -> list[str]:
 
 
 def settings_of(chosen: list[Family]) -> list[Any]:
-    """Return the settings of every family, checked."""
+    """Return the parsed settings of every family. Raise ParamsError if any is invalid."""
     if not chosen or min(family.weight for family in chosen) <= 0:
         raise ParamsError(
             "policy.tiny.families needs at least one family, each with a weight above 0"

@@ -25,7 +25,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
-    """Return the absolute folder of the policy `source`, after fetching it if it is not local."""
+    """Return the absolute folder of `source`, fetched if not local. Raise StageError on failure."""
     patterns = POLICY_FILES if trust_remote_code else DATA_FILES
     scheme = source.partition("://")[0] if "://" in source else ""
     if scheme == "hf":
@@ -42,7 +42,7 @@ def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
 
 
 def from_hub(source: str, patterns: tuple[str, ...]) -> Path:
-    """Return the hub's snapshot of one revision."""
+    """Return the folder of one revision in the hub's cache, after fetching missing files."""
     match = HUB.fullmatch(source)
     assert match is not None  # see the settings
     if not COMMIT.fullmatch(match["revision"]):

@@ -49,7 +49,7 @@ class SamplerSettings:
 
 class StoredRollouts:
     """`num_samples` rollouts per prompt. `parts` samples the rollouts that the store lacks, and
-    yields all of them. After that, `costs` contains their costs, and `usage` counts new samples.
+    yields all of them. After that, `costs` returns their costs, and `usage` counts new samples.
 
     A rollout is identified by its `row`: rows are numbered prompt by prompt in the order of
     `prompts`, samples of a prompt by index. Prompts of equal text share samples."""
@@ -65,7 +65,7 @@ class StoredRollouts:
         cell: str,
         greedy: bool,
     ) -> None:
-        """Prepare the request. `cell` is the stage's name in its note (see `usage.py`)."""
+        """Prepare a request, at temperature 0 if `greedy`. `cell` names the stage in its note."""
         check_prompts(prompts)
         sampling = (
             replace(settings.sampling, temperature=0.0, top_p=1.0, top_k=0, seed=0)
@@ -188,8 +188,8 @@ def read_tokens(
     settings: SamplerSettings,
     layout: Layout,
 ) -> pl.DataFrame:
-    """Return the stored tokens and log-probabilities for `num_samples` rollouts per prompt, by
-    `prompt_id` and `sample_index`. Rollouts that the store lacks are omitted."""
+    """Return a table (`prompt_id`, `sample_index`, `token_ids`, `logprobs`) of `num_samples`
+    rollouts per prompt. Rollouts that the store lacks are omitted."""
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
     encoded = encode_prompts(prompts, tokenizer, policy, settings.sampling.max_tokens)
     digests = [prompt_digest(ids) for ids in encoded]
@@ -207,8 +207,8 @@ def wanted_keys(digests: Sequence[str], num_samples: int) -> pl.DataFrame:
 
 
 def sampling_cost(rows: pl.DataFrame, policy: Policy, phase: str, *, charged: bool) -> Ledger:
-    """Return the ledger of store rows: FLOPs executed as stored and, if `charged`, two per
-    parameter and token in the other accounts."""
+    """Return the ledger of store rows: the FLOPs that were executed and, if `charged`, two per
+    parameter and token in the accounts of charged FLOPs."""
     ledger = Ledger()
     token_sums = rows.select(pl.col("prompt_tokens", "completion_tokens").cast(pl.Int64).sum())
     tokens = float(token_sums.sum_horizontal().item())

@@ -162,8 +162,8 @@ class RolloutStore:
         )
 
     def retry(self, read: Callable[[], T]) -> T:
-        """Return `read()`. Call it again if a listed shard is gone: a compaction has merged it into
-        another."""
+        """Return `read()`. If a listed shard is gone, because a compaction has merged it into
+        another, call `read` again, up to MAX_TRIES times."""
         with reaching(self.location):
             for _ in range(MAX_TRIES):
                 with suppress(FileNotFoundError):
@@ -219,7 +219,7 @@ class RolloutStore:
         )
 
     def is_written(self, span: Span, content: bytes) -> bool:
-        """Return whether an object has this content, from a request whose response was lost."""
+        """Return whether a bucket contains this shard: the response to its creation may be lost."""
         try:
             return not is_local(self.files) and bool(
                 self.files.cat_file(self.path(span)) == content

@@ -30,7 +30,7 @@ below it, and a panic of one of them, which is not an Exception."""
 @dataclass(frozen=True, order=True)
 class Span:
     """The sequence numbers of a shard, `first` and `last` included. If a key is in two shards, the
-    row in the smaller span wins."""
+    row in the span that sorts first wins."""
 
     first: int
     last: int

@@ -67,7 +67,7 @@ def cell_name(stage: str, recipe: str | None, seed: int | None) -> str:
 
 
 def last_note(layout: Layout, cell: str, kind: str) -> Mapping[str, Any] | None:
-    """Return the stage's last request, or None."""
+    """Return the stage's last request of this `kind` (`sampled` or `greedy`), or None."""
     note = read_note(layout.sampling_note(cell)).get(kind)
     return None if note is None else dict(note["asked"])
 

@@ -121,8 +121,8 @@ class StoreView:
         return pl.concat([STORE.frame([]).select([*KEYS, *columns]), *self.parts(columns)])
 
     def load(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame | None:
-        """Return the rows of `keys` in the shard that owns them, or None if the shard is damaged,
-        or was compacted meanwhile."""
+        """Return the rows of `keys`, all in one shard, or None if that shard is damaged, or was
+        compacted meanwhile."""
         with reaching(self.store.location):
             try:
                 found = self.store.load(self.spans[keys["shard"][0]], columns)
