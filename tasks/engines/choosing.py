@@ -49,8 +49,8 @@ def truncated_logprobs(logits: torch.Tensor, top_p: float, top_k: int) -> torch.
 
 
 def hashed_uniforms(seeds: Sequence[int], num: int) -> npt.NDArray[np.float64]:
-    """Return [len(seeds), num] numbers in [0, 1): splitmix64 of (seed, position), 53 bits each
-    (Steele et al., 2014)."""
+    """Return [len(seeds), num] numbers in [0, 1): splitmix64 of (seed, position), for positions
+    from 1 on, 53 bits each (Steele et al., 2014)."""
     rows = np.array(seeds, dtype=np.uint64)[:, None]
     positions = np.arange(1, num + 1, dtype=np.uint64)
     with np.errstate(over="ignore"):

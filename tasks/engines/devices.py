@@ -3,7 +3,7 @@
 Two stages on one GPU would compete for its memory. So a second stage waits, whether another flow, a
 deployment or a concurrent `dvc repro` started it. The locks are files in one folder of the machine.
 Their names contain the GPU's UUID, which does not depend on CUDA_VISIBLE_DEVICES. The kernel
-releases a lock when its process ends. A CPU is shared, and has no lock."""
+releases the locks of a process that ends. A CPU is shared, and has no lock."""
 
 import os
 import tempfile

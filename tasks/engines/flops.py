@@ -1,5 +1,5 @@
-"""The forward FLOPs that sampling executes. Shared prefills are counted once, conversations turn by
-turn, and completions that continue after a stop or with new weights with another prefill."""
+"""Forward FLOPs that sampling executes. Shared prefills are counted once, conversations turn by
+turn, and a further prefill for each completion that continues after a stop or with new weights."""
 
 import itertools
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def resumed_flops(
 
 
 def changes(versions: Sequence[int]) -> list[int]:
-    """Return the positions where the policy's version changes, after 0 if there are tokens."""
+    """Return 0 and the positions where the policy's version changes; [] without versions."""
     places = enumerate(itertools.pairwise(versions), start=1)
     later = [place for place, (before, after) in places if before != after]
     return [0, *later] if versions else []

@@ -16,7 +16,7 @@ from tasks.common.files import ArtifactError, digest, digest_file
 
 def task_files(folder: Path, installed: Path | None = None) -> list[Path]:
     """Return the YAML files below `folder` and their includes, except files below `installed`,
-    which come with the harness. Raise ArtifactError if there are none."""
+    which come with the harness. Raise ArtifactError if there are none, or an include is missing."""
     if not folder.is_dir():
         raise ArtifactError(f"--include-path {folder} is not a folder")
     waiting = sorted(folder.glob("**/*.yaml"))
@@ -35,7 +35,7 @@ def task_files(folder: Path, installed: Path | None = None) -> list[Path]:
 
 
 def named(value: Any, key: str, is_below: bool = False) -> Iterator[str]:
-    """Yield the texts under every `key` in nested mappings and lists."""
+    """Yield the texts under every `key` in nested mappings and lists (`is_below`: all texts)."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from named(part, key, is_below or name == key)

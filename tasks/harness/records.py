@@ -65,7 +65,7 @@ def path_of(layout: Layout, cell: Subject, task: str, key: Mapping[str, Any]) ->
 
 
 def records(layout: Layout, cell: Subject) -> Iterator[tuple[Path, Record]]:
-    """Yield the records of a cell's current policy, in the order of their files."""
+    """Yield (path, record) of a cell's current policy, in the order of the file names."""
     files = sorted(folder(layout, cell).glob("*.json"))
     if not files or not cell.evidence(layout).exists():
         return

@@ -96,7 +96,7 @@ class Index:
 
 
 def require_harness() -> ModuleType:
-    """Return the package `lm_eval`. Raise ArtifactError with the command that installs it."""
+    """Return the package `lm_eval`. Raise ArtifactError if it is not installed."""
     if find_spec("lm_eval") is None:
         raise ArtifactError(f"lm_eval is not installed; install it with: {INSTALL}")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)

@@ -106,8 +106,8 @@ def skeleton(location: Path, trust_remote_code: bool) -> PreTrainedModel:
 
 def check_shapes(location: Path, trust_remote_code: bool) -> None:
     """Raise ArtifactError if a tensor is missing from the files, or has another shape. Tensors are
-    matched as in loading, but on the meta device, which reads only the headers. Quantised policies
-    are left to the engine, because their tensors have other names and shapes."""
+    matched as in loading, but on the meta device, so that only headers are read. Quantised policies
+    are not checked, because their tensors have other names and shapes."""
     if "quantization_config" in as_mapping(location / "config.json"):
         return
     loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder of this machine

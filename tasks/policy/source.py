@@ -85,8 +85,8 @@ def is_permitted(name: Path, patterns: tuple[str, ...]) -> bool:
 
 
 def fetch(store: Any, files: dict[str, Path], target: Path) -> None:
-    """Copy `files` to their names in a temporary folder, and rename it to `target` when it is
-    complete."""
+    """Copy `files` (path in `store`: relative name) to a temporary folder, and rename it to
+    `target` when it is complete."""
     with temporary_folder(target.parent, target.name) as temporary:
         with progress(sum(store.size(path) for path in files), "download", "B") as bar:
             for path, name in files.items():

@@ -55,7 +55,7 @@ def import_ray() -> Any:
 
 
 def connect(address: str) -> Any:
-    """Connect this process to the cluster with its head at `address`, once. Return the module
+    """Connect this process to the Ray head at `address`, unless it is connected. Return the module
     `ray`. Raise ArtifactError if the head is silent, rejects the token, or accepts any token.
 
     Separate processes try first: Ray itself would wait many minutes for a silent address."""
@@ -98,7 +98,7 @@ def connect(address: str) -> Any:
 
 
 class Trial:
-    """A separate process that tries to connect to a head, with these extra `variables`."""
+    """A separate process that tries to connect to a head, with extra environment `variables`."""
 
     def __init__(self, address: str, variables: Mapping[str, str] | None = None) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115
@@ -275,8 +275,8 @@ class Places:
             )
 
     def has_head(self) -> bool:
-        """Return whether a process listens at the head's address, trying several times. Requests to
-        a dead head would wait forever."""
+        """Return whether a process listens at the head's address, in NUM_TRIES tries. After one
+        failure, always return False. Requests to a dead head would wait forever."""
         for attempt in range(0 if self.is_lost else NUM_TRIES):
             if attempt:
                 time.sleep(1.0)

@@ -45,7 +45,7 @@ def reserve_places(settings: EngineSettings, cluster: Cluster, num_trainers: int
 
 @contextmanager
 def shared_folder(cluster: Cluster, name: str) -> Iterator[Path]:
-    """Create a temporary folder in `engine.cluster.shared`. Raise WriteError if that is not
+    """Yield a temporary folder in `engine.cluster.shared`. Raise WriteError if the latter is not
     writable."""
     shared = Path(cluster.shared).resolve()
     with ExitStack() as stack:

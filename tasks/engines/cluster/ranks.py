@@ -101,7 +101,7 @@ def run_ranks(
 
 
 def supervise(run: Callable[[], Ended], lost_rank: int, progress: Callable[[], object]) -> int:
-    """Run all ranks until they end by themselves or are lost too often. Return their status."""
+    """Run all ranks until they end by themselves or are lost too often. Return the exit status."""
     restarts = 0
     while True:
         before = progress()

@@ -213,7 +213,7 @@ class ServerEngine(StoppableEngine):
 
     def rejoin(self) -> None:
         """Restart servers that have exited, and load the current weights into servers that are up
-        again. Do nothing unless `can_rejoin`: the next update then restarts them."""
+        again. Do nothing unless `can_rejoin`: the next update does both."""
         if self.loading is None or not self.can_rejoin:
             return
         with self.changing:
@@ -407,6 +407,6 @@ def find_servers(
 
 
 def from_own_first(endpoints: Sequence[Endpoint], rank: int, size: int) -> list[Endpoint]:
-    """Return the servers rotated for process `rank` of `size`: starts are evenly spaced."""
+    """Return `endpoints` rotated so that the `size` ranks begin at evenly spaced servers."""
     first = rank * len(endpoints) // size
     return [*endpoints[first:], *endpoints[:first]]

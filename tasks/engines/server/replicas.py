@@ -56,7 +56,7 @@ CPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 class Replica(Protocol):
-    """A server that was started here."""
+    """A server that this process started, on this machine or on a cluster."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -159,7 +159,7 @@ class Replicas:
         )
 
     def revive(self) -> None:
-        """Restart the servers that have exited, without waiting for them."""
+        """Restart servers that have exited, at most MAX_RESTARTS times each, without waiting."""
         for place, replica in enumerate(self.replicas):
             if replica.has_ended() and self.attempts[place] < MAX_RESTARTS:
                 self.attempts[place] += 1

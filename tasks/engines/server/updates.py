@@ -49,8 +49,8 @@ class Versions:
         return "" if self.prefix else transfer.INITIAL
 
     def count(self, version: int | None, *, in_flight: bool) -> None:
-        """Name the new weights. Forget the earlier names, unless completions are `in_flight`: they
-        may have tokens of older weights."""
+        """Name the new weights, of the policy's `version` if known. Forget the earlier names,
+        unless completions are `in_flight`, which may have tokens of older weights."""
         self.num_updates += 1
         if not in_flight:
             self.known.clear()
