@@ -310,7 +310,7 @@ class ServerEngine(StoppableEngine):
         self.endpoints = broadcast(self.endpoints, is_patient=True)
 
     def has_everywhere(self, version: int) -> bool:
-        """Return whether all servers are up, and a swap gave them this version of the policy."""
+        """Return whether all servers are up, and the last update or swap had this `version`."""
         if self.loading is None or self.versions.known.get(self.versions.current) != version:
             return False
         serving = self.loading.replicas.serving(self.endpoints)

@@ -39,7 +39,7 @@ class Versions:
         self.num_updates = 0
         self.prefix = prefix
         self.known = {} if prefix else {transfer.INITIAL: 0}
-        self.are_swapped = False  # in the middle of completions
+        self.are_swapped = False  # or updated, with a version of the policy
 
     @property
     def current(self) -> str:
