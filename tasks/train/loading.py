@@ -1,5 +1,5 @@
-"""From a recipe to the methods of a run: the section `train` as changed by the recipe, with all
-settings of its methods, and the errors in their combination.
+"""Load the methods of a run: parse the section `train` as changed by the recipe, with all settings
+of its methods, and report errors in their combination.
 
 This module does not import torch, except through a method's file that imports it."""
 
@@ -33,7 +33,7 @@ def train_settings(values: Mapping[str, Any], recipe: str) -> TrainSettings:
 
 
 def settings_of(train: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings in `train`, with all settings of the method in every slot."""
+    """Parse `train` with the defaults of every slot's method added. Raise ParamsError."""
     if not isinstance(train, dict):
         return parse(train, TrainSettings, "train")
     with gathered() as problems:
@@ -56,7 +56,7 @@ def completed(slot: str, spec: Any) -> Spec:
 
 
 def method_of(slot: str, spec: Any) -> tuple[ModuleType, Spec]:
-    """Return the module and the settings of a slot's method."""
+    """Return the module of a slot's method, and its settings as given, without `method`."""
     package = importlib.import_module(f"tasks.train.methods.{slot}")
     if not isinstance(spec, dict) or "method" not in spec:
         known = listed(registry.names(package))
@@ -200,7 +200,7 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
 
 
 def shape_of(name: str) -> type[Shape]:
-    """Return the class of a method of `train.shape`."""
+    """Return the class of the method `name` of `train.shape`."""
     found: type[Shape] = method_of("shape", {"method": name})[0].Method
     return found
 
@@ -262,8 +262,8 @@ def load_method(
 def make(
     module: ModuleType, name: str, values: Mapping[str, Any], where: str, *arguments: Any
 ) -> Any:
-    """Return an instance of the class `name` in a method's file, built from `arguments` and, if the
-    file has `Settings`, from these with `values`."""
+    """Return an instance of the class `name` of a method's module, built from `arguments`; before
+    them, if the module has `Settings`, from an instance of that with `values`."""
     settings = parse(values, getattr(module, "Settings", NoSettings), where)
     if hasattr(module, "Settings"):
         arguments = (settings, *arguments)

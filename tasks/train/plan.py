@@ -16,8 +16,8 @@ from tasks.train.settings import BatchSettings
 
 @dataclass(frozen=True)
 class Plan:
-    """Visits: the prompt's row, the group's size, phase and pass; and the batch that limits a step.
-    With `keeps` no group counts for more than `keeps` rollouts of a batch."""
+    """The visits in order, with their prompt's row, group size, phase and pass; and the size of a
+    step's `batch`. With `keeps` a group counts for at most `keeps` rollouts of a batch."""
 
     prompt_rows_V: Ints
     group_sizes_V: Ints
@@ -39,9 +39,9 @@ class Plan:
         return int(self.group_sizes_V.sum())
 
     def start(self, position: int, done: float | None) -> int | None:
-        """Return the next visit after the visits before `position`; None at the end of the plan.
-        With a budget, `done` is its spent share. Then the visit is in the phase at this share of
-        the plan, and a completed phase is repeated: only the budget ends the run."""
+        """Return the next visit: `position`, or None after the plan's last. With a budget, `done`
+        is its spent share: if `position` is outside the phase at this share of the plan's rollouts,
+        return that phase's first visit. So a completed phase repeats until the budget is spent."""
         if done is None:
             return position if position < len(self) else None
         shares = self._rollouts_before[self._phase_ends] / self._rollouts_before[-1]
@@ -56,8 +56,8 @@ class Plan:
         return np.arange(first, min(end, first + most))
 
     def window(self, first: int, room: int) -> Ints:
-        """Return visits from `first` on, enough to fill `room` with groups of any size, and for
-        `num_visits` to check whether half a batch remains in the phase."""
+        """Return the visits of a phase from `first` on, enough to fill `room` with groups of any
+        size, and for `num_visits` to check whether half of `room` or more would remain."""
         return self.rest_of_phase(first, room + room // 2 + 1)
 
     def fit(self, sizes: Ints, room: int) -> int:
@@ -65,8 +65,8 @@ class Plan:
         return max(int(np.searchsorted(np.cumsum(self.cost(sizes)), room, side="right")), 1)
 
     def num_visits(self, sizes: Ints, room: int) -> int:
-        """Return `fit` for a window of visits, or all visits if those beyond it fill less than half
-        of `room`: a step on four rollouts moves the policy as far as a step on many."""
+        """Return `fit` for a window of visits, or the number of all if those after `fit` fill less
+        than half of `room`: a step on few rollouts moves the policy as far as a step on many."""
         num = self.fit(sizes, room)
         return len(sizes) if self.cost(sizes[num:]).sum() < room / 2 else num
 
@@ -103,7 +103,7 @@ class Plan:
 def read_plan(table: pl.DataFrame, prompt_ids: pl.Series, batch: BatchSettings) -> Plan:
     """Return a PLAN table as columns, prompts by their row in `prompt_ids`.
 
-    Raise ArtifactError for a visit of another prompt, with its id.
+    Raise ArtifactError, with the prompt's id, if the plan visits a prompt that is not among them.
     """
     rows = rows_of(table["prompt_id"], prompt_ids, "the plan visits")
     sizes, phases, passes = (

@@ -1,4 +1,4 @@
-"""The profile's rollouts, for methods that read them: on-policy at the first step, and paid for.
+"""The profile's rollouts, for methods that read them: they are on-policy at the first step.
 
 `allocate` writes the rollouts of the plan's prompts beside the plan if a method in a slot has
 `reads_profile = True`; a recipe that reads them is charged for profiling.

@@ -1,7 +1,7 @@
 """The data of a training step: the request for it, and its rollouts with their advantages.
 
-Legend: B rollouts of the step, Q groups (visits), T positions. Groups are ragged: `group_B` is the
-group index of each rollout, and no array is reshaped to [-1, G]."""
+Legend: B rollouts of the step, Q groups (visits), N completion tokens, D hidden size. Groups differ
+in size: `group_B` is the group index of each rollout, and no array is [Q, group size]."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,7 +73,7 @@ ROUNDING = 1e-9  # relative to the larger reward: smaller differences count as e
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts ready for sampling and grading, by row of the columns of `table` (PROMPTS).
+    """Prompts ready for sampling and grading, one per row of `table` (PROMPTS).
 
     They are encoded on request: as lists, the token ids of ten million prompts take tens of
     gigabytes, and hours to compute."""
@@ -111,8 +111,8 @@ def rows_of(prompt_ids: pl.Series, known: pl.Series, whose: str) -> Ints:
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """A request of control: `counts[q]` rollouts of the training prompt in row `prompt_rows[q]`, a
-    group each. All groups belong to one pass and one phase of the plan.
+    """A request by control: `counts[q]` rollouts of the training prompt in row `prompt_rows[q]`,
+    for each group q. All groups belong to one pass and one phase of the plan.
 
     `extends[q]` is the number of the step's group that the rollouts join, -1 for a new group; None
     if all are new. `joined[q]` is whether a stored rollout joins the group (`Replay.join`); None if
@@ -150,7 +150,7 @@ class Features:
 
     @property
     def reads_whole_rows(self) -> bool:
-        """Whether every rollout reads its own prompt in the pass, instead of sharing it."""
+        """Whether the pass computes prompts again for each rollout, instead of once per group."""
         return self.hidden_layer is not None or self.gradient_norms
 
     @property
@@ -277,7 +277,7 @@ class Rollouts:
 
     @once
     def trained_N(self) -> Bools:
-        """Return [N] whether the policy sampled a token."""
+        """Return [N] whether a token is the policy's own, not an environment's."""
         if self.table["is_action"].null_count() == len(self.table):
             return np.ones(int(self.completion_tokens_B().sum()), dtype=np.bool_)
         return flat(self.table.select(OWN_TOKENS).to_series())
@@ -358,7 +358,7 @@ class Rollouts:
 
     @once
     def has_advantage_B(self) -> Bools:
-        """Return whether a token of the rollout has an advantage that is not 0."""
+        """Return [B] whether any token of a rollout has an advantage other than 0."""
         return np.bincount(self.owner_N(), self.advantages_N != 0.0, len(self.group_B)) > 0
 
     def without_tails(self) -> "Rollouts":
@@ -371,7 +371,7 @@ class Rollouts:
         return Rollouts(self.table.with_columns(columns), self.prompt_rows_Q)
 
     def own_means_B(self, values_N: Floats) -> Floats:
-        """Return the mean of the values of each rollout's own tokens; 0 for one without any."""
+        """Return [B] the mean of `values_N` over each rollout's own tokens; 0 without any."""
         owner_N, trained_N, num = self.owner_N(), self.trained_N(), len(self.group_B)
         length_B = np.bincount(owner_N, trained_N, num)
         sum_B = np.bincount(owner_N, values_N * trained_N, num)
@@ -379,20 +379,20 @@ class Rollouts:
 
     @once
     def is_correct_B(self) -> Bools:
-        """Return whether a rollout is correct, which may differ from its reward."""
+        """Return [B] whether a rollout's outcome is `correct`, whatever its reward."""
         return (self.table["outcome"] == "correct").to_numpy()
 
     @once
     def is_error_B(self) -> Bools:
-        """Return whether a rollout could not be graded because of an internal error."""
+        """Return [B] whether a rollout could not be graded because of an internal error."""
         return (self.table["outcome"] == "error").to_numpy()
 
 
 def make_rollouts(
     prompt_rows_Q: Ints, prompts: Sequence[Sequence[int]], group_B: Ints, **values: Any
 ) -> Rollouts:
-    """Return rollouts of the training prompts in these rows, with token ids `prompts` and these
-    `values` of columns; the other columns are as in a rollout without a token."""
+    """Return rollouts of groups `group_B`, whose prompts have these rows and token ids. `values`
+    sets columns; all others are as in EMPTY, and lists of tokens are empty."""
     prompt_B = column("prompt", prompts)[group_B]
     table = pl.DataFrame(
         {"group": group_B, "prompt_row": prompt_rows_Q[group_B], "prompt": prompt_B}

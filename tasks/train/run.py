@@ -118,7 +118,7 @@ def main(run: stage.Stage) -> None:
 
 
 class LostError(stage.StageError):
-    """Raised if another process of the training, or every server, died or does not respond; the
+    """Raised if another rank of the training run, or every server, died or does not respond; the
     same command resumes the run."""
 
     status = LOST_RANK
@@ -153,7 +153,7 @@ def explaining_failures(ranks: Ranks, trainers: Sequence[Trainer]) -> Iterator[N
 
 
 def record_inputs(run: stage.Stage, components: Mapping[str, Any]) -> None:
-    """Record the input files of the run, and the parameters in `components`."""
+    """Record the run's input files, and the components `train`, `sampling` and `policy`."""
     run.tracker.params({name: components[name] for name in ("train", "sampling", "policy")})
     for name, path in input_files(run).items():
         run.tracker.dataset(name, path, components[name], "train")
@@ -173,7 +173,7 @@ def input_files(run: stage.Stage) -> dict[str, Path]:
 def run_components(
     run: stage.Stage, policy: Policy, settings: TrainSettings, sections: Sections
 ) -> dict[str, Any]:
-    """Return everything that the result depends on, as the key of checkpoints."""
+    """Return everything that the result depends on; its digest is the key of the checkpoints."""
     recipe, seed = run.coordinates()
     budget = read_budget(budget_file(run))
     code = run.layout.code("train", recipe)  # missing if the stage is run by hand
@@ -272,8 +272,8 @@ def build(
 def longest_sample(
     plan: Plan, prompts: Prompts, validation: Prompts, sections: Sections
 ) -> int | None:
-    """Return the tokens of the longest prompt plus a longest completion, for which vLLM reserves
-    memory; None for other engines, and if the plan has too many prompts to encode at the start."""
+    """Return the number of tokens of the longest prompt plus the longest completion, for which vLLM
+    reserves memory; None for other engines, and if the plan has more than MAX_ENCODED prompts."""
     rows = np.unique(plan.prompt_rows_V)
     if engine_name(sections.engine) not in ("vllm", "server") or len(rows) > MAX_ENCODED:
         return None

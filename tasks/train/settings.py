@@ -249,7 +249,7 @@ class TrainSettings:
             )
 
     def check_optimizer(self) -> None:
-        """Raise ParamsError for values that no optimizer can use."""
+        """Raise ParamsError for invalid values of the optimizer, or a warm start with a KL term."""
         if self.max_steps is not None:
             at_least(1, train__max_steps=self.max_steps)
         at_least(
@@ -340,27 +340,27 @@ class TrainSettings:
 
     @property
     def num_ahead(self) -> int:
-        """The number n of steps that are sampled from one policy, during the updates on as many
-        others: the last of them is then 2 n - 1 steps old. 0: a step samples its own batch.
-        Over-provisioning uses one step of staleness."""
+        """The number n of batches that are sampled from one policy, during the updates on the n
+        batches before them: at its update, the last is 2 n - 1 steps old. 0: a step samples its own
+        batch. Over-provisioning uses one step of `max_staleness`."""
         return (self.max_staleness + (self.over_provision == 1.0)) // 2
 
     @property
     def lead(self) -> int:
-        """The number of steps before its own at which a batch may begin: without rounds its maximum
-        staleness, minus one if groups are carried over."""
+        """The number of steps before its own at which a batch may begin: with in-flight updates
+        `max_staleness`, less one if over-provisioned; otherwise 2 `num_ahead` - 1, at least 0."""
         if self.in_flight_updates:
             return self.max_staleness - (self.over_provision > 1.0)
         return max(2 * self.num_ahead - 1, 0)
 
     @property
     def max_carried(self) -> int:
-        """The number of steps that a group may be in flight after its first step."""
+        """The maximum number of steps that a group may stay in flight after its first step."""
         return self.max_staleness - self.lead
 
 
 def with_method(slot: str, spec: Any) -> Any:
-    """Return a slot's mapping; without `method` it changes the default method's settings."""
+    """Return a slot's mapping `spec`; without `method`, merged into the slot's default mapping."""
     is_open = isinstance(spec, dict) and "method" not in spec
     return {**getattr(TrainSettings(), slot), **spec} if is_open else spec
 
@@ -438,8 +438,8 @@ class Sections:
     checkpoint: CheckpointSettings
 
     def check(self, train: TrainSettings) -> None:
-        """Raise ParamsError for values that are wrong together with `train`. Training is on-policy
-        only if it computes the log-probabilities of the distribution that it samples from."""
+        """Raise ParamsError if sections and `train` exclude each other, or torchao is missing.
+        Sampling may not truncate the distribution, whose log-probabilities training computes."""
         learner = self.learner
         if not train.prompt_gradient and (learner.shard != "none" or not learner.share_prompts):
             raise ParamsError(

@@ -167,8 +167,8 @@ class Replay(Protocol):
         return None
 
     def join(self, prompt_rows_Q: Ints, score: Score) -> Rollouts:
-        """Return stored rollouts of these different prompts, for the group of each; none for a
-        prompt without any. Called only with `joins`."""
+        """Return stored rollouts of these prompts, which are distinct, with `group` as the prompt's
+        index among them; none for a prompt without stored rollouts. Called only with `joins`."""
         ...
 
     def prepare(self, score: Score) -> None:

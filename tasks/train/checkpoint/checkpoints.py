@@ -119,8 +119,8 @@ class Checkpoints:
             self.writing = None
 
     def write(self, snapshot: Snapshot) -> None:
-        """Write the part of the rollouts, then the checkpoint that refers to it, then delete the
-        oldest checkpoints. If the disk is full, raise WriteError and delete none."""
+        """Write the part of the rollouts, then the checkpoint that refers to it, then delete
+        outdated checkpoints. If the disk is full, raise WriteError and delete none."""
         unique = name_in(self.folder, snapshot.step, on_branch=snapshot.state["branch"] is not None)
         try:
             with writing(self.folder / unique):
@@ -173,7 +173,7 @@ class Checkpoints:
                 part.unlink()
 
     def write_under(self, unique: str, snapshot: Snapshot) -> None:
-        """Write the part of the rollouts, and the checkpoint `unique`."""
+        """Write the part of the rollouts, then the checkpoint in the folder named `unique`."""
         if snapshot.part is not None:
             self.parts = [*self.parts, self.write_part(snapshot.part)]
         final, temporary = self.folder / unique, self.folder / f".{unique}"

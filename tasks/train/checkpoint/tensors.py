@@ -24,7 +24,7 @@ def shard_name(rank: int, size: int) -> str:
 
 class SavedTensors(Mapping[str, torch.Tensor]):
     """Tensors by name, read lazily from `files`. The rows of a tensor may be spread over several
-    files, in the order of `files`."""
+    files, in the order of their names."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files: dict[str, list[Path]] = {}
@@ -40,7 +40,7 @@ class SavedTensors(Mapping[str, torch.Tensor]):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def rows(self, name: str, rows: slice) -> torch.Tensor:
-        """Return some rows of a tensor; the others are not read."""
+        """Return the slice `rows` of a tensor's rows, without reading the others."""
         parts, start = list[torch.Tensor](), 0
         for path in self.files[name]:
             with safe_open(path, "pt") as file:
@@ -66,7 +66,7 @@ class SavedTensors(Mapping[str, torch.Tensor]):
 def optimizer_tensors(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of the trained parameters and of AdamW, named by their parameter."""
+    """Return the trained parameters (`policy.<name>`) and the state of AdamW (`<part>.<name>`)."""
     tensors = {}
     for name, parameter in trained_parameters(model):
         tensors[f"policy.{name}"] = parameter.detach()

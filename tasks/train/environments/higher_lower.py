@@ -2,7 +2,7 @@
 too small or too large, until it is right.
 
 Numbers are read and compared as in the verifier `numeric`, so that both judge alike. A turn without
-a number gets the third reply. The replies are settings, since the policy must be able to read them.
+a number gets `no_number`. The replies are settings, since the policy must be able to read them.
 """
 
 from dataclasses import dataclass

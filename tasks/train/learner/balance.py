@@ -24,7 +24,7 @@ PRECISION = 0.005  # of the search for the capacity, as a share of the mean
 @dataclass(frozen=True)
 class Group:
     """Rollouts that share the prefill of `prompt` tokens: their `rows`, the longest first, and
-    their `lengths`, the numbers of their other tokens."""
+    their `lengths`, the tokens of each that are not shared."""
 
     prompt: int
     rows: Ints
@@ -48,7 +48,7 @@ def rank_of(rollouts: Rollouts, rows: Ints, num_ranks: int, *, shares: bool) -> 
 
 
 def split(groups: list[Group], mean: float, num_ranks: int) -> dict[int, int]:
-    """Return the rank of each row: groups are split at the smallest capacity that fits all."""
+    """Return each row's rank, with groups split at the smallest capacity per rank that fits all."""
     low = max(mean, max(group.prompt + int(group.lengths[0]) for group in groups))
     high = low
     while (found := place(groups, high, num_ranks)) is None:
@@ -77,8 +77,8 @@ def pieces(rollouts: Rollouts, rows: Ints, *, shares: bool) -> list[Group]:
 def place(
     groups: list[Group], capacity: float, num_ranks: int, *, whole: bool = False
 ) -> dict[int, int] | None:
-    """Return the rank of each row, with at most `capacity` tokens a rank, and with `whole` a single
-    rank for each group; None if that is impossible in this order."""
+    """Return each row's rank, with at most `capacity` tokens per rank, and with `whole` one rank
+    for each group; None if that fails when groups are placed in this order."""
     ranks = [(0.0, rank) for rank in range(num_ranks)]  # the number of tokens, and the rank
     found: dict[int, int] = {}
     for group in groups:

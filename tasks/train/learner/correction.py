@@ -85,7 +85,7 @@ def rejects(
     num_rows: int,
     reject: Rejection,
 ) -> torch.Tensor:
-    """Return [N] whether a token is removed from the loss."""
+    """Return [N] whether `reject` removes a token from the loss."""
     ratios_N = at_level(log_ratios_N, row_N, num_rows, reject.level).exp()
     outside_N = ratios_N < reject.low
     if reject.high is not None:

@@ -94,7 +94,7 @@ def sharding_of(
 
 class Learner:
     """Data-parallel training. Every rank has the policy in float32, or only its own rows. With
-    adapters, only these are trained, and the reference is the policy without them."""
+    adapters, only these are trained, and the model without them is the initial policy."""
 
     def __init__(
         self,
@@ -346,8 +346,8 @@ class Learner:
                 local(mine).copy_(local(theirs.detach()))
 
     def log_ratios(self, rollouts: Rollouts, loss: Loss) -> tuple[torch.Tensor, float]:
-        """Return [N] the trainer's log-probabilities minus the sampler's, of all completion tokens,
-        and the FLOPs that this rank executed."""
+        """Return [N] the trainer's minus the sampler's log-probabilities, of all completion tokens
+        in the order of the micro-batches, and the FLOPs that this rank executed."""
         every = np.arange(len(rollouts.group_B))
         _, places_N, observed, flops = self.observe_rows(rollouts, every, PLAIN, loss)
         return torch.from_numpy(observed.logprobs_N - rollouts.logprobs_N[places_N]), flops
@@ -395,7 +395,7 @@ class Learner:
 
     @cached_property
     def update_factor(self) -> float:
-        """The cost of an update per token, in forwards of the policy: a forward, one more for the
+        """The cost of an update per token, in forward passes: one forward pass, one more for the
         gradients of the inputs of the layers, and one for the gradients of their weights. With
         adapters only their own weights have gradients."""
         matmul = self.policy.architecture.num_matmul_parameters

@@ -110,8 +110,8 @@ def initialize(model: PreTrainedModel, seed: int) -> None:
 
 
 def quantize_base(model: PreTrainedModel, device: torch.device) -> None:
-    """Quantize the frozen weights of adapted linear layers to 4 bits, if BLOCK divides their
-    number, on `device` one layer at a time. Then move the whole model there."""
+    """Quantize each adapted linear layer's frozen weights to 4 bits, if their number is a multiple
+    of BLOCK, one layer at a time on `device`. Then move the whole model there."""
     from torchao.quantization import to_nf4
 
     for layer in adapted_layers(model).values():

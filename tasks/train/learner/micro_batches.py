@@ -1,6 +1,6 @@
 """The micro-batches of a training step: the rollouts of each forward pass, and their tensors.
 
-Legend: B rollouts, Q groups, N completion tokens.
+Legend: B rollouts, N completion tokens, L padded length, D hidden size.
 """
 
 from collections.abc import Sequence
@@ -146,7 +146,7 @@ def fill(rollouts: Rollouts, rows: Ints, max_tokens: int, *, by_group: bool) -> 
 
 def minibatches(rollouts: Rollouts, updates: Updates, rng: np.random.Generator) -> list[Rollouts]:
     """Return the rollouts of every update of a batch, in order. Each epoch shuffles the groups into
-    its minibatches. A single update uses all rollouts in their order."""
+    its minibatches, and omits empty ones. A single update uses all rollouts in their order."""
     if not updates.is_several:
         return [rollouts]
     parts = []
@@ -163,7 +163,7 @@ def split(values_N: Ints, lengths_B: Ints) -> list[Ints]:
 
 
 def pad(rows: Sequence[Ints]) -> Ints:
-    """Return rows of token ids as [rows, longest], zeros at the end."""
+    """Return rows of token ids as [rows, longest], padded with zeros at the end."""
     ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
     for i, row in enumerate(rows):
         ids[i, : len(row)] = row

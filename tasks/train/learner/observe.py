@@ -4,7 +4,7 @@ hidden states and gradient norms that a slot requests.
 This pass fixes the old log-probabilities if a batch is used for several updates, and computes
 features for baselines and selectors. It has no gradient, except for the norms.
 
-Legend: B rollouts, N their completion tokens, D hidden size.
+Legend: B rollouts, N their completion tokens, L padded length, D hidden size.
 """
 
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def compute_states(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective, layer: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return [N] log-probabilities, [N] entropies, and [B, L, D] the hidden states of a layer.
-    Every rollout is a whole row."""
+    Every rollout is a row of its own, with its prompt."""
     states = forward_rows(model, batch.whole.input_ids, output_hidden_states=True)
     hidden_ND = batch.whole.predicting(states.last_hidden_state)
     logprobs_N, entropies_N = chunked_logprobs(model, hidden_ND, batch.targets_N, objective)

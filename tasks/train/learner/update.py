@@ -55,7 +55,7 @@ class UpdateStats:
     backward (and of the reference's forward). `log_ratios` are between trainer and sampler, for
     fresh rollouts of the current policy. `log_weights` are the logs of all rollouts' importance
     weights, not capped. `norms` (before clipping) and `rate_factors` (of the learning rate) have an
-    entry per optimizer step. `num_nonfinite` counts gradients that were not finite."""
+    entry per optimizer step. `num_nonfinite` counts updates with a non-finite loss or gradient."""
 
     loss: float = 0.0
     num_tokens: int = 0
@@ -81,7 +81,7 @@ class UpdateStats:
 
 
 def merge_stats(parts: list[UpdateStats]) -> UpdateStats:
-    """Return the sums of several ranks, or of several updates."""
+    """Return the sums, and concatenated lists, of several ranks or updates."""
     if len(parts) == 1:
         return parts[0]
     merged = UpdateStats()
@@ -212,7 +212,7 @@ def reference_logprobs(
 def unbiased_kl(tokens: Tokens, reference_N: torch.Tensor) -> torch.Tensor:
     """Return [N] k3 times the corrected ratio of policy and sampler, with gradient. Value and
     *gradient* are unbiased estimates of KL(policy | reference) and its gradient, except for the
-    weights' cap (DeepSeek-V3.2). The gradient of k3 alone is the reverse KL's."""
+    weights' cap (DeepSeek-V3.2). The gradient of k3 alone is that of KL(reference | policy)."""
     ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).exp() * tokens.weights_N
     return ratio_N * k3(tokens.logprobs_N, reference_N)
 
@@ -389,8 +389,8 @@ def batch_size(batch: MicroBatch, share_prompts: bool) -> tuple[float, float]:
 
 
 def learning_rate(settings: TrainSettings, step: int, progress: float) -> float:
-    """Return the learning rate: linear warm-up, then constant, then linear decay over the last
-    `decay_share` of the run's progress to the final fraction (WSD, arXiv 2404.06395)."""
+    """Return the learning rate of step `step` (from 0): linear warm-up, constant, then linear decay
+    over the last `decay_share` of `progress` to the final fraction (WSD, arXiv 2404.06395)."""
     warm = min((step + 1) / settings.warmup_steps, 1.0) if settings.warmup_steps else 1.0
     decayed = max(progress - (1.0 - settings.decay_share), 0.0) / settings.decay_share
     fallen = (1.0 - settings.final_learning_rate_fraction) * decayed

@@ -10,13 +10,13 @@
   asynchrony, arXiv 2511.18871);
 - `over_provision` above 1: groups of the next step are in flight with a step's own. Sampling ends
 when as many groups as the step requested are complete. The others continue later, from their
-partial tokens (APRIL, arXiv 2509.18521). A group that would be older than `max_staleness` in the
-next step is waited for. Each step takes as many groups as its own request had, in the order of the
-requests, so no group is lost and none remains at the end.
+partial tokens (APRIL, arXiv 2509.18521). Sampling also waits for groups that would exceed
+`max_staleness` in the next step. Each step takes as many groups as its own request had, in the
+order of the requests, so no group is lost and none remains at the end.
 
 The policy that samples a batch depends on the steps and not on the clock, unless weights are
 replaced in the middle of completions (`train.in_flight_updates`). Short completions end first: with
-`over_provision` batches are easier early and longer late. The importance weights of the loss
+`over_provision` early batches are easier and late ones longer. The importance weights of the loss
 correct for older policies."""
 
 import math

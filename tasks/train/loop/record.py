@@ -38,8 +38,8 @@ def describe_step(rollouts: Rollouts, stats: UpdateStats) -> dict[str, Any]:
 
 
 def describe_update(stats: UpdateStats) -> dict[str, float]:
-    """Return the mean loss of the updates, and means over the computed tokens; empty if there were
-    none."""
+    """Return the mean loss of the updates, and means over the tokens that they computed; {} without
+    such tokens."""
     num = stats.num_tokens
     if not num:
         return {}

@@ -1,4 +1,4 @@
-"""Save a trainer to a checkpoint, restore it, and write the artifacts from the last checkpoint."""
+"""Save a trainer to a checkpoint, restore it, and write the artifacts of a finished run."""
 
 import logging
 import shutil
@@ -107,7 +107,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
 
 
 def unreadable_part(trainer: Trainer, loaded: Loaded) -> str | None:
-    """Return the unreadable part of a checkpoint of other code; None if all is readable."""
+    """Return what this code cannot read in a checkpoint of other code; None if it can read all."""
     tensors, numbers, tables = loaded
     if BUFFER not in numbers or not {*COLUMNS} <= {*tables[BUFFER].columns}:
         return "rollouts"
@@ -140,8 +140,8 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
 
 
 def write_results(trainer: Trainer, checkpoints: Checkpoints, out: Path) -> None:
-    """Write the run's artifacts from its last checkpoint. Every rank calls this, since a sharded
-    policy is gathered from all."""
+    """Write the run's artifacts, with rollouts from its last checkpoint. Raise TrainingError if
+    that is not intact. Every rank calls this, since a sharded policy is gathered from all."""
     model, adapter = trainer.learner.whole_model(), trainer.learner.adapter()
     if model is None or not trainer.run.ranks.is_main:
         return

@@ -260,7 +260,7 @@ class Trainer:
 
     def learning_rate(self, progress: float) -> float:
         """Return the learning rate of this step, after which a share `progress` of the run is done.
-        A branch ends at its share of the run. The profile's part of a budget is not part of the
+        A branch ends at its share of the run. A budget's part before the first step is not in the
         schedule."""
         first, last = self.buffer.first_share, self.state.branch or 1.0
         trained = min((progress - first) / (last - first), 1.0)

@@ -99,9 +99,9 @@ class Collector:
     ) -> tuple[pl.DataFrame, Cost]:
         """Return the rollouts of `table` after sampling and grading the unfinished ones, from the
         policy after `version` updates, and the cost. Each rank samples and grades whole groups, and
-        all ranks receive all results. `prompts` that are not for `training` have no rows in the
-        methods' tables. With `found`, the recorded rollouts of the unfinished ones, nothing is
-        sampled. For `until` see `Enough`."""
+        all ranks receive all results. Without `training` the method in `generate` gets no prompt
+        rows. With `found`, the recorded rollouts of the unfinished ones, nothing is sampled. For
+        `until` see `Enough`."""
         ranks = self.run.ranks
         groups = ranks.shard(np.unique(table["group"].to_numpy()).tolist())
         is_mine_B = np.isin(table["group"].to_numpy(), groups)
@@ -153,7 +153,7 @@ class Collector:
         return self.engine.generate_until(request, is_enough)
 
     def pass_rates(self, prompts: Prompts, asked: Rollouts) -> tuple[Floats, Cost]:
-        """Return the pass rates of the prompts in `asked` with a graded rollout, and the cost."""
+        """Return the pass rate of each prompt in `asked` with a graded rollout, and the cost."""
         table, cost = self.collect(prompts, asked.table, version=-1, training=False)
         graded = replace(asked, table=table)
         graded = graded.where(~graded.is_error_B())

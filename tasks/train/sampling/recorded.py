@@ -60,7 +60,7 @@ def chosen(
     record: pl.DataFrame, table: pl.DataFrame, ids: pl.Series, step: int
 ) -> tuple[pl.DataFrame, int]:
     """Return the table with the groups of the recorded step first, in its order, all groups
-    renumbered; and the number of its groups. Raise ArtifactError if the table lacks one."""
+    renumbered; and the number of recorded groups. Raise ArtifactError if the table lacks one."""
     left = table.group_by("group", maintain_order=True).agg(pl.first("prompt_row"), pl.len())
     known = left.select("group", prompt_id=ids_of(left, ids), num="len").rows()
     taken = list[int]()
@@ -88,5 +88,5 @@ def check_all(record: pl.DataFrame, num_rollouts: int, step: int) -> None:
 
 
 def ids_of(table: pl.DataFrame, ids: pl.Series) -> pl.Series:
-    """Return the prompt's id of each row."""
+    """Return the prompt id of each row of `table`; `ids` are those of the training prompts."""
     return ids[table["prompt_row"]]
