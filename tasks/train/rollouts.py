@@ -362,7 +362,7 @@ class Rollouts:
         return np.bincount(self.owner_N(), self.advantages_N != 0.0, len(self.group_B)) > 0
 
     def without_tails(self) -> "Rollouts":
-        """Return the rollouts up to their last tokens with an advantage, one token at least."""
+        """Return the rollouts up to their last token of nonzero advantage, at least one token."""
         ends_B, weighs = np.ones(len(self.group_B), dtype=np.int64), self.advantages_N != 0.0
         starts_B = np.cumsum(self.completion_tokens_B()) - self.completion_tokens_B()
         owner_N = self.owner_N()[weighs]

@@ -1,11 +1,11 @@
 """The proximal policy of stale tokens: the denominator of the clipped ratio (arXiv 2605.12070).
 
-For a stale token, the ratio of policy to sampler has two factors. The ratio of the policy to the
-version that sampled the token, both in the trainer, measures staleness and belongs in the clip. The
-ratio of that version in the trainer to the same in the engine measures their mismatch and belongs
-in the importance weight (`correction`). `snapshot` computes the log-probabilities of that version
-with a copy of its weights. `ewma` needs one copy instead: a weighted mean of the weights after
-every step. It restarts from the present weights if clip and bounds leave too few tokens active."""
+For a stale token, the ratio of policy to sampler has two factors. The first, policy over the
+version that sampled it, both in the trainer, measures staleness and belongs in the clip. The
+second, that version in the trainer over the same in the engine, measures mismatch and belongs in
+the importance weight (`correction`). `snapshot` computes log-probabilities of that version with a
+copy of its weights. `ewma` needs one copy instead: a weighted mean of the weights after every step.
+It restarts from the present weights if too many tokens are clipped or outside the bounds."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -50,7 +50,7 @@ class Spending:
         return min(self.predicted(num_ahead) / self.budget.amount, 1.0)
 
     def done(self, num_ahead: int) -> float:
-        """Return the share of the steps' budget that will be spent after these batches."""
+        """Return the predicted share, spent after `num_ahead` batches, of the budget for steps."""
         trained = self.predicted(num_ahead) - self.before
         return min(trained / (self.budget.amount - self.before), 1.0)
 

@@ -183,8 +183,8 @@ class Trainer:
         return rollouts
 
     def update(self, rollouts: Rollouts, rate: float, rng: np.random.Generator) -> UpdateStats:
-        """Take the optimizer steps of a batch; none if no rollout has a gradient. Stop at a
-        log-probability, loss or gradient that is not finite."""
+        """Take a batch's optimizer steps, none if no rollout has a gradient; return their
+        statistics. Omit those after a log-probability, loss or gradient that is not finite."""
         if not np.isfinite(rollouts.logprobs_N).all():
             # the gradient may not show a non-finite policy, since no group may be mixed
             self.skip_nonfinite(rollouts, 0)

@@ -7,13 +7,13 @@ rising rate shows even though few prompts are sampled twice. Older outcomes have
 estimates of a prompt and a stratum cover a window of rollouts each.
 
 The weight of a stratum in its prompts' estimates is also estimated. The likeness l of two rollouts
-of a prompt is the share of the outcomes' variance that lies between a stratum's prompts; a stratum
-then counts for 1 / l - 1 rollouts, as in a Beta of that spread. It is measured on pairs of rollouts
-of a prompt, of one group or of two visits: the mean of r1 r2 is the mean of p^2. If strata have no
-information and half of the prompts never vary, the count is 1 or 2: own rollouts dominate.
+of a prompt (intraclass correlation) is the share of the outcomes' variance that lies between a
+stratum's prompts; a stratum then counts for 1 / l - 1 rollouts, as in a Beta of that spread. It is
+measured on pairs of rollouts of a prompt, of one group or of two visits: the mean product of two
+outcomes is the mean of p^2. If strata have no information and half of the prompts never vary, the
+count is 1 or 2: own rollouts dominate.
 
-Legend: P training prompts by row, S strata, Q groups.
-"""
+Legend: P training prompts by row, S strata, Q groups."""
 
 from dataclasses import dataclass
 
@@ -122,8 +122,8 @@ class PassRates:
     def learn_likeness(
         self, prompt_rows_Q: Ints, both_Q: Floats, correct_Q: Floats, size_Q: Ints
     ) -> None:
-        """Update the likeness by comparing rollouts of a prompt: pairs within a group (`both_Q` are
-        pairs of correct ones), and pairs with earlier rollouts."""
+        """Update the likeness by comparing rollouts of a prompt: pairs within a group (`both_Q`
+        counts those with both correct), and pairs with earlier rollouts."""
         belief = self.belief
         before, seen = belief.correct[prompt_rows_Q], belief.trials[prompt_rows_Q]
         pairs_Q = size_Q * (size_Q - 1.0) / 2.0 + size_Q * seen

@@ -1,7 +1,7 @@
 """`opo`: the reward minus its group's length-weighted mean (OPO, arXiv 2505.23585).
 
-This baseline minimises the variance of the gradient if the squared norm of a rollout's score grows
-in proportion to its length."""
+This baseline minimises the variance of the gradient if the squared gradient norm of a rollout's
+log-probability is proportional to its length."""
 
 import numpy as np
 

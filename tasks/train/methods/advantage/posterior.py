@@ -3,7 +3,7 @@
 The baseline of a rollout is the mean of its prompt's posterior (`methods/pass_rates.py`) with the
 outcomes of the *other* rollouts of its group added. It does not depend on the rollout itself, so
 the gradient is unbiased. It needs no group: groups of one or two cover more prompts with the same
-rollouts. The mean of a group of G costs a share of 1/G of the information, and all of it if all
+rollouts. As a baseline, the mean of a group of G costs 1/G of the information, and all of it if all
 outcomes are equal. A baseline b adds (b - p)^2 to the second moment p (1 - p) instead. On prompts
 chosen by `control: information`, with constant pass rates, that is about a tenth of the information
 (8 to 13 %, `tests/train/test_winnow.py`).

@@ -2,10 +2,10 @@
 groups are mixed.
 
 Use with `select: {method: mixed}`. The refills come from the plan, so a run ends with the plan and
-costs as much as the plan, for any share of groups with equal rewards: fewer steps, each of them
-full. Every sampled rollout is charged as generated. A step is refilled at most `max_refills` times,
-so that a batch that never fills cannot loop forever. Left out: cutting a batch that is larger than
-requested.
+costs as much, whatever the share of groups with equal rewards: it has fewer steps, each with a full
+batch. Every sampled rollout is charged as generated. A step is refilled at most `max_refills`
+times, so that a batch that never fills cannot loop forever. Left out: cutting a batch that is
+larger than requested.
 """
 
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class Method(follow.Method):
         return self.take(visits[: plan.num_visits(plan.group_sizes_V[visits], missing)])
 
     def mixed_size(self, rollouts: Rollouts) -> int:
-        """Return the size of the mixed groups in the batch's unit, without errors."""
+        """Return the size of the mixed groups in the batch's unit; only graded rollouts count."""
         graded = rollouts.where(~rollouts.is_error_B())
         mixed_Q = mixed_groups(graded.rewards_B, graded.group_B, len(rollouts.prompt_rows_Q))
         in_rollouts = self.plan.batch.unit == "rollouts"

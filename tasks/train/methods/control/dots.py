@@ -3,8 +3,8 @@ selection; DOTS, arXiv 2506.05316).
 
 Prompts are drawn without replacement with weight exp(-|p - 1/2| / temperature), where p is the mean
 of a Beta posterior of the prompt's own outcomes, discounted by `memory` per visit. A prompt that
-was never sampled has p = 1/2, so all are tried first. The plan gives the pool, the group sizes and
-the budget, not the order. Use with `replay: recent`, the paper's rollout replay. Left out: the
+was never sampled has p = 1/2, so these are tried first. The plan gives the pool, the group sizes
+and the budget, not the order. Use with `replay: recent`, the paper's rollout replay. Left out: the
 predictor over the embeddings of 256 reference prompts, which the paper samples every two steps."""
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Method(PoolControl):
         self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
 
     def choose(self, room: int, rng: np.random.Generator) -> Ints:
-        """Return a batch drawn by predicted pass rate."""
+        """Return the places in the pool of a batch, drawn by predicted pass rate."""
         pool = self.pool
         weight = -np.abs(self.pass_rates() - 0.5) / self.settings.temperature
         # the largest sums of log-weight and Gumbel noise are a draw without replacement
@@ -50,7 +50,7 @@ class Method(PoolControl):
         return pool.take(np.argsort(-keys, kind="stable"), room)
 
     def pass_rates(self) -> Floats:
-        """Return [P] the mean of each prompt's posterior, from a uniform prior."""
+        """Return the mean of each prompt's posterior, by prompt row, from a uniform prior."""
         state = self.state
         return np.asarray((state.correct + 1.0) / (state.correct + state.others + 2.0))
 

@@ -33,8 +33,8 @@ class Settings:
 
 @dataclass
 class State:
-    """For every prompt the counts of transitions [P, to, from], the belief about its state at the
-    last step [P, 3], and whether it was ever sampled; the number of rollouts spent."""
+    """For each of P prompts the counts of transitions [P, to, from], the belief about its state at
+    the last step [P, 3], and whether it was ever sampled; the number of rollouts spent."""
 
     counts: Floats
     beliefs: Floats
@@ -51,7 +51,7 @@ class Method(PoolControl):
         )
 
     def choose(self, room: int, rng: np.random.Generator) -> Ints:
-        """Return the best drawn candidates."""
+        """Return the places of the drawn candidates that most likely have a mixed group."""
         pool, state = self.pool, self.state
         drawn = rng.permutation(len(pool.prompt_rows))
         drawn = pool.take(drawn, room * self.settings.candidates)

@@ -76,8 +76,8 @@ class Method(Control):
         """Return the next visits of one phase from `first` on that are not skipped, as many as fit
         `room`, and the first visit that is still undecided.
 
-        Decide for a window of visits, and double it until it has a batch and one more visit, or the
-        whole phase, since a phase may have ten million visits."""
+        A phase may have ten million visits, so decide only for a window of them, and double it
+        until it has a batch and one more visit, or the whole phase."""
         plan = self.plan
         width, kept_V = room, np.zeros(0, dtype=np.bool_)
         while True:

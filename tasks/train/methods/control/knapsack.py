@@ -1,5 +1,5 @@
 """`knapsack`: distribute a step's rollouts by their worth (Knapsack RL, arXiv 2509.25849; rule from
-digests).
+summaries of the paper).
 
 The worth of N rollouts of a prompt with pass rate p is (1 - p^N - (1-p)^N) p (1-p)^2: the chance of
 a mixed group times the information gain. A step takes the plan's next visits and distributes the
@@ -88,7 +88,7 @@ def worth(pass_rate: Floats, num: Ints) -> Floats:
 
 def best_counts(pass_rates: Floats, budget: int, smallest: int, largest: int) -> Ints:
     """Return the rollouts per prompt, which sum to `budget`, with the largest summed worth; of
-    equal prompts the last get fewer."""
+    prompts with equal pass rates, the last get fewer."""
     sizes = np.arange(smallest, largest + 1)
     values = worth(pass_rates, sizes)
     best = np.full(budget + 1, -np.inf)  # of the prompts so far, by rollouts spent

@@ -40,8 +40,8 @@ class PromptPool:
         return GroupRequest(self.prompt_rows[places[sizes > 0]], sizes[sizes > 0], 0, 0)
 
     def cut(self, sizes: Ints, so_far: SoFar, spent: int) -> Ints:
-        """Return group sizes of which the last are cut to the plan's total; 0 for a group that does
-        not fit."""
+        """Return `sizes`, the last cut to the rollouts left in the plan's total, 0 for a group
+        beyond it; uncut if the run has a budget."""
         if so_far.done is not None:
             return sizes
         return np.clip(self.num_rollouts - spent - (np.cumsum(sizes) - sizes), 0, sizes)

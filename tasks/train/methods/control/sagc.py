@@ -1,15 +1,15 @@
 """`sagc`: group sizes under a budget of stragglers, after SAGC (arXiv 2606.02218).
 
-A RECONSTRUCTION from the paper's abstract and digests, since the full text was not available: not
-the authors' verified algorithm. A synchronous step waits for its longest rollout. A larger group is
-more likely to contain a straggler: a rollout longer than `threshold` times the running median of
-all lengths (running, because against its own median a group of two could never have one). A Beta
-posterior per size of `group_sizes` estimates that risk. The step's size maximises
+A RECONSTRUCTION from the paper's abstract and summaries of it, since the full text was not
+available: not the authors' verified algorithm. A synchronous step waits for its longest rollout. A
+larger group is more likely to contain a straggler: a rollout longer than `threshold` times the
+running median of all lengths (running, because against its own median a group of two could never
+have one). A Beta posterior per size of `group_sizes` estimates that risk. The step's size maximises
 log2(G) / log2(G_max) minus the multiplier times the risk. The multiplier rises with every step
 above `budget`, falls below it, and is capped. A budget under the smallest size's own rate is
 infeasible: then the size stays at the smallest and the multiplier at `max_multiplier`. The plan
 sets the prompts and the largest group sizes; a step keeps the rollouts of train.batch by taking
-more prompts. Fewer stragglers are not more rollouts per second: compare tokens per second.
+more prompts. Fewer stragglers need not mean more rollouts per second: compare tokens per second.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,5 @@
-"""`clip`: PPO's clipped surrogate, with a clip for each side, and its descendants as settings.
+"""`clip`: PPO's clipped surrogate, with a clip for each side, and with its later variants as
+settings.
 
 The ratio compares the policy with the policy before the batch's first update; weights correct the
 difference from the sampler (see `learner/correction.py`). `ratio: token` is the ratio of a token;
@@ -8,8 +9,7 @@ divisor counts the *whole step*, including groups with equal rewards, so micro-b
 
 `dual` bounds the loss of a token with a negative advantage at `dual` times |advantage| (dual-clip
 PPO, arXiv 1912.09729). `max_ratio` caps the ratio before the minimum, for both signs (INTELLECT-2,
-arXiv 2505.07291): the plain clip lets a negative advantage through at any ratio.
-"""
+arXiv 2505.07291): the plain clip lets a negative advantage through at any ratio."""
 
 from typing import TYPE_CHECKING
 

@@ -1,5 +1,5 @@
 """`dgg`: `clip`, whose later epochs over a batch stop at an unusual gradient (dynamic gradient
-gating, arXiv 2605.19425; a reconstruction from digests).
+gating, arXiv 2605.19425; a reconstruction from summaries).
 
 Before each update of a later epoch the squared norm of its gradient and the change since the
 previous gradient are compared with those of the last `window` accepted updates. If one is more than

@@ -3,7 +3,7 @@ Machines, 2025; GKD, arXiv 2306.13649, with the reverse KL divergence and all sa
 
 The advantage of a token is the teacher's log-probability minus the policy's, without gradient: in
 expectation the update descends the KL divergence of the policy from the teacher at each position.
-The ratio to the old policy weighs it, and is not clipped; tokens whose probability has fallen by
+It is multiplied by the ratio to the old policy, unclipped; tokens whose probability has fallen by
 over `max_fall` are masked, as in `dppo`. `reward_weight` times the estimator's advantage is added;
 0 ignores the verifier. Left out: the exact KL divergence over the vocabulary, and the influence of
 a token on later positions."""

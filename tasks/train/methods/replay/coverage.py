@@ -1,4 +1,4 @@
-"""`coverage`: like `recent`, but of the stored and the step's mixed groups those stay whose
+"""`coverage`: like `recent`, but keeps those of the stored and the step's mixed groups whose
 successes best represent all (facility location, Nemhauser et al., 1978; a buffer of our own).
 
 The likeness of two groups is the Jaccard index of the token n-grams in their correct rollouts.
@@ -47,7 +47,7 @@ class Method(recent.Method):
 
 
 def grams_of(rollouts: Rollouts, n: int) -> list[Grams]:
-    """Return the n-grams in the correct rollouts of each group; a shorter run is one gram."""
+    """Return the n-grams in the correct rollouts of each group; fewer than n tokens are one."""
     found: list[Grams] = [set() for _ in rollouts.prompt_rows_Q]
     rows = rollouts.table.select("group", "token_ids", OWN_TOKENS.alias("own"))
     for group, ids, own in rows.filter(rollouts.is_correct_B()).rows():

@@ -1,6 +1,6 @@
-"""`profile`: start with the profile's rollouts and fresh ones.
+"""`profile`: train first on the profile's rollouts, along with fresh ones.
 
-They were sampled from the initial policy, and are already paid for. The mixed groups of the first
+They were sampled from the initial policy, and are already charged. The mixed groups of the first
 `capacity` prompts of the plan that have one are used once each, in the plan's order, as `share` of
 every batch until they are used up; fewer rollouts are sampled instead. The weights of the loss
 correct for the updates since (`train.correction`). If the engine did not store log-probabilities

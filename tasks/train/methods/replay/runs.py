@@ -6,8 +6,8 @@ Their mixed groups, without groups that they replayed, are a pool; `share` of ev
 from it uniformly, and fewer rollouts are sampled. The loss's weights correct for the other policy
 (`train.correction`), with the log-probabilities of the engine that sampled: the published code has
 a ratio of 1 there. Only training on these rollouts is charged. Their generation was charged to
-their own run, which the report names. A run that is still training is no source: results would
-depend on the clock."""
+their own run, which the report names. A run that is still training cannot be a source: results
+would depend on the clock."""
 
 from pathlib import Path
 

@@ -1,14 +1,14 @@
-"""`pods`: of each group the subset of rollouts with the largest variance of rewards (PODS, arXiv
+"""`pods`: keep each group's subset of rollouts with the largest variance of rewards (PODS, arXiv
 2504.13818): generate many, train on few.
 
-Some subset of the largest variance consists of the k largest and the m - k smallest rewards, so one
-sort and prefix sums find it in O(n log n). Ties follow the rule of the authors' code: k = m if it
-has the largest variance, otherwise the smallest k that has it. Among equal rewards the order
-decides. The estimator changes: on the kept set the mean no longer estimates the pass rate (see
-train.advantage_over).
+Some subset of the largest variance consists of the k largest and the m - k smallest rewards (m:
+`keep`), so one sort and prefix sums find it in O(n log n). Ties follow the rule of the authors'
+code: k = m if it has the largest variance, otherwise the smallest k that has it. Among equal
+rewards the order decides. The estimator changes: on the kept set the mean no longer estimates the
+pass rate (see train.advantage_over).
 
-With `drop_dead` a group of equal rewards has no rollouts in the update. `train.batch.counts:
-kept` still counts it as `keep` rollouts, so steps have the same prompts with and without it."""
+With `drop_dead` a group of equal rewards has no rollouts in the update. `train.batch.counts: kept`
+still counts it as `keep` rollouts, so steps have the same prompts with and without it."""
 
 import numpy as np
 

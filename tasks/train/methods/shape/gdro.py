@@ -1,5 +1,5 @@
 """`gdro`: prompts of the difficulty with the largest loss weigh more (Prompt-GDRO, arXiv
-2601.19280; rule from digests).
+2601.19280; rule from summaries).
 
 A prompt's bin is that of its running pass rate, of width `width`; it changes only when the rate is
 beyond the bin by more than `hysteresis`. The score of a bin is the running mean of 1 - reward of

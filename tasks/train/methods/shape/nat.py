@@ -1,5 +1,5 @@
-"""`nat`: train on a random prefix of every completion, which counts for the rest (NAT's random
-prefix cutting, arXiv 2603.06619; rule from digests, with an atom at the end).
+"""`nat`: train on a random prefix of every completion, in place of the whole (NAT's random prefix
+cutting, arXiv 2603.06619; rule from summaries, plus a chance of no cut).
 
 A completion of T tokens stays whole with probability `whole`, and is otherwise cut after a token
 that is uniform among the T. The advantage of token t is divided by the probability that it stays,
