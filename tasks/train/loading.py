@@ -33,7 +33,7 @@ def train_settings(values: Mapping[str, Any], recipe: str) -> TrainSettings:
 
 
 def settings_of(train: Mapping[str, Any]) -> TrainSettings:
-    """Parse `train` with the defaults of every slot's method added. Raise ParamsError."""
+    """Return `train`, parsed, with the defaults of every slot's method. Raise ParamsError."""
     if not isinstance(train, dict):
         return parse(train, TrainSettings, "train")
     with gathered() as problems:
@@ -262,8 +262,8 @@ def load_method(
 def make(
     module: ModuleType, name: str, values: Mapping[str, Any], where: str, *arguments: Any
 ) -> Any:
-    """Return an instance of the class `name` of a method's module, built from `arguments`; before
-    them, if the module has `Settings`, from an instance of that with `values`."""
+    """Return an instance of the class `name` of a method's module, built from `arguments`. If the
+    module has `Settings`, these, parsed from `values`, are the first argument."""
     settings = parse(values, getattr(module, "Settings", NoSettings), where)
     if hasattr(module, "Settings"):
         arguments = (settings, *arguments)

@@ -71,7 +71,7 @@ class Plan:
         return len(sizes) if self.cost(sizes[num:]).sum() < room / 2 else num
 
     def cost(self, sizes: Ints) -> Ints:
-        """Return the size of groups in the batch's unit, for these numbers of rollouts."""
+        """Return each group's size in the batch's unit; `sizes` are in rollouts."""
         if self.batch.unit == "prompts":
             return np.ones_like(sizes)
         return sizes if self.keeps is None else np.minimum(sizes, self.keeps)

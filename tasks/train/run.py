@@ -126,8 +126,8 @@ class LostError(stage.StageError):
 
 @contextmanager
 def explaining_failures(ranks: Ranks, trainers: Sequence[Trainer]) -> Iterator[None]:
-    """Convert a TrainingError into an error of the stage. If another rank died or does not respond,
-    name this rank and its current step. `trainers` contains the trainer as soon as there is one."""
+    """Convert a TrainingError into a StageError, and the loss of all servers or another rank into a
+    LostError; for a rank it names this one and, once `trainers` contains the trainer, the step."""
     try:
         yield
     except TrainingError as error:

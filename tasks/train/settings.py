@@ -331,8 +331,8 @@ class TrainSettings:
 
     @property
     def observes_old(self) -> bool:
-        """Whether a pass before a batch's first update computes the old policy's log-probabilities.
-        None is needed where the sampler's stand in for them, except to reject by their ratio."""
+        """Whether a pass before the first of several updates computes the old log-probabilities:
+        not with `proximal`, and with `ratio_to: sampler` only if `reject` is set."""
         correction = self.correction
         if correction.proximal is not None or not self.updates.is_several:
             return False

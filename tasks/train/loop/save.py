@@ -107,7 +107,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
 
 
 def unreadable_part(trainer: Trainer, loaded: Loaded) -> str | None:
-    """Return what this code cannot read in a checkpoint of other code; None if it can read all."""
+    """Return what this code cannot read in a checkpoint that other code wrote; None if nothing."""
     tensors, numbers, tables = loaded
     if BUFFER not in numbers or not {*COLUMNS} <= {*tables[BUFFER].columns}:
         return "rollouts"

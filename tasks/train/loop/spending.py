@@ -46,11 +46,11 @@ class Spending:
         return self.spent + num_ahead * mean * self.size
 
     def progress(self, num_ahead: int) -> float:
-        """Return the share of the whole budget that will be spent after these batches."""
+        """Return the share of the whole budget predicted to be spent after `num_ahead` batches."""
         return min(self.predicted(num_ahead) / self.budget.amount, 1.0)
 
     def done(self, num_ahead: int) -> float:
-        """Return the predicted share, spent after `num_ahead` batches, of the budget for steps."""
+        """Return the share of the steps' budget predicted to be spent after `num_ahead` batches."""
         trained = self.predicted(num_ahead) - self.before
         return min(trained / (self.budget.amount - self.before), 1.0)
 

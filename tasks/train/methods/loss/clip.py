@@ -1,5 +1,4 @@
-"""`clip`: PPO's clipped surrogate, with a clip for each side, and with its later variants as
-settings.
+"""`clip`: PPO's clipped surrogate, with a clip for each side; its later variants are settings.
 
 The ratio compares the policy with the policy before the batch's first update; weights correct the
 difference from the sampler (see `learner/correction.py`). `ratio: token` is the ratio of a token;

@@ -4,8 +4,8 @@ too far from the current policy (F-TIS, arXiv 2605.22537; from summaries).
 A rollout is kept if its reward is above its group's mean or its KL(policy | sampler) is below
 `limit`. The KL is estimated from the rollout itself, token by token: r log r - (r - 1) with r the
 ratio of policy to sampler. The estimate is never negative, and unbiased for each token given a
-prefix by the sampler. Rollouts of the current policy are all kept. Use with `train.correction:
-{level: token, cap: 2.0}`, the truncation in the method's name."""
+prefix by the sampler. Rollouts of the current policy are all kept. The truncation in the method's
+name is `train.correction: {level: token, cap: 2.0}`."""
 
 import numpy as np
 
