@@ -230,7 +230,7 @@ class Rollouts:
 
     @cached_property
     def replayed_B(self) -> Bools:
-        """Whether a rollout comes from an earlier step, or from the profile."""
+        """Whether a rollout is replayed, instead of sampled for this step."""
         return self.table["replayed"].to_numpy()
 
     @cached_property
@@ -288,7 +288,7 @@ class Rollouts:
         return flat(self.table["versions"])
 
     def is_current_N(self, version: int) -> Bools:
-        """Return [N] whether a token's rollout is fresh, and its oldest token of this version."""
+        """Return [N] whether a token's rollout is fresh, and its oldest token is of `version`."""
         is_current_B = (self.versions_B == version) & ~self.replayed_B
         return np.asarray(is_current_B[self.owner_N()])
 

@@ -217,7 +217,7 @@ def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any
 def build(
     run: stage.Stage, context: RunContext, sections: Sections, grader: BackgroundGrader
 ) -> tuple[Trainer, Plan]:
-    """Return the trainer at its first step, and its plan."""
+    """Return the trainer before its first step, and its plan."""
     policy, settings, files = context.policy, context.settings, input_files(run)
     tables = {name: PROMPTS.read(files[name]) for name in ("prompts", "validation")}
     if tables["validation"].is_empty():

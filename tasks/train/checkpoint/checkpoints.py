@@ -140,8 +140,8 @@ class Checkpoints:
         self.drop_unused_parts()
 
     def write_part(self, rollouts: pl.DataFrame) -> str:
-        """Write rollouts to a file named by their steps and its digest, and return the name.
-        Replace a file that already has this name: it may be damaged."""
+        """Write rollouts to a file named by their first and last step and its digest; return the
+        name. Replace a file that already has this name: it may be damaged."""
         written = self.folder / ".part.parquet"
         replace_file(written, lambda file: rollouts.write_parquet(file))
         first, last = rollouts["step"][0], rollouts["step"][-1]
@@ -200,7 +200,7 @@ class Checkpoints:
     def write_shard(
         self, rank: int, size: int, tensors: dict[str, torch.Tensor]
     ) -> tuple[str, str]:
-        """Write the rows of one rank; return the file's name and digest, for the Snapshot."""
+        """Write one rank's rows of tensors; return the file's name and digest, for the Snapshot."""
         path = self.folder / SHARDS / shard_name(rank, size)
         save_file(tensors, path)
         flush(path)
@@ -244,9 +244,9 @@ class Checkpoints:
         return None
 
     def branch_from(self, chosen: Path) -> None:
-        """Copy `chosen`, which was loaded, as the newest checkpoint, so that the next restart
-        resumes from it. Later checkpoints stay until `keep` newer ones are written, so `--resume`
-        with one of them undoes a mistake."""
+        """Unless the loaded checkpoint `chosen` is the newest, copy it as the newest: the next
+        restart resumes from it. Later checkpoints stay until `keep` newer ones are written, so
+        `--resume` with one of them undoes a mistake."""
         if self.steps() and chosen.resolve() == self.steps()[-1].resolve():
             return
         # the work executed after `chosen` was not lost by a kill
@@ -296,8 +296,8 @@ class Checkpoints:
         write_checked(self.folder / WORK, {"executed": executed, "lost": lost})
 
     def count_lost(self, executed: Mapping[str, float]) -> dict[str, float]:
-        """Return the work of this key that no checkpoint contains: recorded work beyond the work
-        `executed` by the run so far, and work lost in earlier kills."""
+        """Return and record the work of this key that no checkpoint contains: work noted beyond
+        `executed`, which is the work of the run so far, and work lost in earlier kills."""
         note = read_note(self.folder / WORK)
         noted, before = note.get("executed", {}), note.get("lost", {})
         lost = {
@@ -347,7 +347,7 @@ def flush(path: Path) -> None:
 
 
 def log_what_changed(root: Path, components: Mapping[str, Any]) -> None:
-    """Log why training starts over although a checkpoint of the same recipe and seed exists."""
+    """Log what differs in `components` from each checkpoint of the same recipe and seed."""
     for path in sorted(root.glob("*/key.json")):
         try:
             other = read_checked(path)

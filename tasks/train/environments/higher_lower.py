@@ -26,7 +26,7 @@ class Episode(environment.Episode):
         self.gold = gold and gold[0]
 
     def reply(self, turn: str) -> str | None:
-        """Return None if the number is right, or if the gold answer is not a number."""
+        """Return a reply of the settings; None if the number is right, or the gold is no number."""
         found = numeric.find_number(turn)
         if self.gold is None:
             return None

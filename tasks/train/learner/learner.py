@@ -165,7 +165,7 @@ class Learner:
         and clipped. Return sums over their tokens, and the gradient's norm.
 
         Rollouts without a gradient are not computed, but count in the loss's denominators; with
-        `cuts_rows` the same is true of tokens after a rollout's last advantage.
+        `cuts_rows` the same is true of tokens after a rollout's last nonzero advantage.
         """
         totals, kept = self.totals(rollouts), self.sums(rollouts, rollouts.kept_B)
         rollouts = rollouts.without_tails() if cuts_rows else rollouts
@@ -206,7 +206,7 @@ class Learner:
         return seen.take(order_B, order_N), sum(flops for _, _, _, flops in parts)
 
     def observe_old(self, rollouts: Rollouts, loss: Loss) -> tuple[Floats, float]:
-        """Return [N] the log-probabilities of the proximal policy, and the executed FLOPs: every
+        """Return [N] the log-probabilities of the proximal policy, and the executed FLOPs. Every
         rollout is computed once per version of its tokens."""
         old_N, flops = np.zeros_like(rollouts.logprobs_N), 0.0
         for version, is_theirs_N in self.proximal.by_version(rollouts, self.version):
@@ -287,8 +287,8 @@ class Learner:
         )
 
     def fillers(self, rollouts: Rollouts, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Return dummy micro-batches for a rank that has fewer than another: the ranks of a sharded
-        policy gather its parameters together. All ranks must call this before they compute."""
+        """Return dummy micro-batches, so that every rank of a sharded policy has the same number:
+        they gather its parameters together. All ranks must call this before they compute."""
         if not self.is_sharded:
             return []
         missing = max(self.ranks.all_gather(len(batches))) - len(batches)

@@ -65,8 +65,8 @@ class MicroBatch:
 
     @cached_property
     def shared(self) -> tuple[Packing, torch.Tensor]:
-        """The rollouts with each prompt once, and the positions [N] whose next token belongs to a
-        completion, row by row."""
+        """The rollouts, packed with each prompt once, and the positions [N] in the packing whose
+        next token belongs to a completion, row by row."""
         fed = [completion[:-1] for completion in self.completions]
         packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.device)
         predicts = spans(rest.starts - 1, self.lengths_B)

@@ -24,8 +24,8 @@ Weights = dict[str, torch.Tensor]
 
 
 class ProximalPolicy:
-    """Copies of the trained weights in main memory by version, each rank's own rows. Without
-    settings there are none."""
+    """Copies of the trained weights in main memory: by version (`snapshot`), one mean (`ewma`), or
+    none without settings. Each rank copies its own rows."""
 
     def __init__(self, model: torch.nn.Module, settings: Proximal | None) -> None:
         trained = model.named_parameters()
@@ -38,7 +38,7 @@ class ProximalPolicy:
 
     @property
     def is_mean(self) -> bool:
-        """Whether there is one copy for all tokens."""
+        """Whether there is one copy for all tokens (`ewma`)."""
         return MEAN in self.copies
 
     def present(self) -> Weights:

@@ -252,7 +252,7 @@ def token_logprobs(
 def compute_logprobs(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the result of `token_logprobs`."""
+    """Return [N] log-probabilities and [N] entropies for `token_logprobs`."""
     if torch.is_grad_enabled() and not objective.prompt_gradient:
         prompts, rest, predicts_N = batch.continued
         hidden_ND = forward_after(model, prompts, rest).index_select(0, predicts_N)
@@ -303,7 +303,7 @@ def project(
 
 
 def entropies(logprobs_NV: torch.Tensor) -> torch.Tensor:
-    """Return [N] the entropies of distributions."""
+    """Return [N] the entropies, in nats, of distributions over the vocabulary."""
     entropy_N: torch.Tensor = Entropies.apply(logprobs_NV)  # type: ignore[no-untyped-call]
     return entropy_N
 
@@ -379,8 +379,8 @@ def batch_flops(
 
 
 def batch_size(batch: MicroBatch, share_prompts: bool) -> tuple[float, float]:
-    """Return the tokens that a forward over the micro-batch computes, and the pairs of queries and
-    keys in every layer, padding included."""
+    """Return the number of tokens that a forward over the micro-batch computes, and of the pairs of
+    queries and keys in every layer, padding included."""
     if not share_prompts:
         rows, length = batch.whole.input_ids.shape
         return float(rows * length), float(rows) * length * length

@@ -142,7 +142,7 @@ class RolloutBuffer:
 
     @property
     def num_early(self) -> int:
-        """The number of batches that are requested before their own step."""
+        """The number of batches requested one step early: 1 with over-provisioning, else 0."""
         return int(self.settings.over_provision > 1.0)
 
     @property
@@ -159,7 +159,7 @@ class RolloutBuffer:
 
     def reserve(self, num_steps: int, taken: Sequence[Batch] = ()) -> None:
         """Fix the amount that replay adds to the batches of the first `num_steps` steps, before
-        they are sampled. Updates on the `taken` batches change the state of replay later."""
+        they are sampled. The `taken` batches will draw from replay before those."""
         with self.lock:
             promised = sum(batch.replayed for batch in [*taken, *self.batches])
             promised += sum(self.replayed)

@@ -60,8 +60,8 @@ def spend(trainer: Trainer, batch: Batch, rollouts: Rollouts) -> None:
 def charge(trainer: Trainer, batch: Batch, rollouts: Rollouts, update: UpdateStats) -> None:
     """Enter the step into the accounts (see the ledger), except for the passes of `Trainer.score`,
     which enters them itself. Replayed rollouts were charged at generation; the update of a rollout
-    is charged once per epoch. `charged_paper` is sGPO's flat rate, which includes a reference that
-    is the initial policy; a teacher is charged on top of the rate without a reference."""
+    is charged once per epoch. `charged_paper` is sGPO's flat rate, which includes a reference other
+    than a teacher; a teacher is charged on top of the rate without a reference."""
     architecture, ledger = trainer.run.policy.architecture, trainer.state.ledger
     epochs = trainer.run.settings.updates.epochs
     is_own = trainer.run.settings.reference.source is None

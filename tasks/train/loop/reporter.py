@@ -35,7 +35,7 @@ class Reporter:
         logger.info("step %d: validation accuracy %.3f", point["step"], point["accuracy"])
 
     def begin_round(self) -> None:
-        """Store the time before the batches of a round are complete, and the time waited so far."""
+        """Store the time at the start of a round, and the seconds waited and sampled so far."""
         self.round_began = time.perf_counter()
         self.waited = self.trainer.state.seconds.get("wait", 0.0)
         self.sampled = self.trainer.buffer.seconds

@@ -62,8 +62,8 @@ class Spending:
         return left <= 0.0 or left < least
 
     def most(self, num_ahead: int) -> int:
-        """Return the limit of the next step in the batch's unit: what the budget left can pay for
-        at the highest cost of the newest steps; `size` with batches ahead or without such costs."""
+        """Return the limit of the next step in the batch's unit: `size`; with no batches ahead, at
+        most what the budget left can pay for at the highest cost of the newest steps."""
         if num_ahead or not self.costs:
             return self.size
         return min(self.size, int((self.budget.amount - self.spent) / max(self.costs)))

@@ -116,8 +116,8 @@ class Trainer:
             self.slots.replay.prepare(self.scorer(self.buffer.spending))
 
     def scorer(self, account: Spending | Batch | None) -> Score:
-        """Return a function that returns the policy's view of rollouts. With a budget its cost is
-        added to `account.spent`."""
+        """Return a function that returns the policy's view of rollouts. With a budget the cost of
+        each call is added to `account.spent`."""
 
         def scored(rollouts: Rollouts) -> Observed:
             if account is not None and (spending := self.buffer.spending) is not None:
@@ -288,8 +288,8 @@ class Trainer:
         return f"step {self.state.num_steps}"
 
     def check_sampler(self, log_ratios: list[torch.Tensor], where: str) -> None:
-        """Raise TrainingError if sampler and trainer differ by over `max_sampler_gap` in mean
-        |log-probability|. A sampler with stale weights would otherwise go unnoticed."""
+        """Raise TrainingError if the mean absolute difference of log-probabilities in `log_ratios`
+        is over `max_sampler_gap`. A sampler with stale weights would otherwise go unnoticed."""
         ratios, engine = torch.cat(log_ratios), self.collector.engine
         gap = float(ratios.abs().mean()) if len(ratios) else 0.0
         if gap > self.max_sampler_gap:

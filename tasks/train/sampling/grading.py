@@ -58,7 +58,7 @@ class Early:
 
     def finish(self, table: pl.DataFrame, rows_B: Ints) -> pl.DataFrame:
         """Grade every remaining completion that has ended, and return the table with the verdicts.
-        The completions are in its rows `rows_B`."""
+        The completions of the request are in the rows `rows_B`."""
         known = {row for rows, _, _ in self.submitted for row in rows}
         has_ended = (table["reason"][rows_B] != UNFINISHED).to_list()
         rest = [row for row, ended in enumerate(has_ended) if ended and row not in known]

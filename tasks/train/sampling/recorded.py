@@ -79,7 +79,7 @@ def chosen(
 
 
 def check_all(record: pl.DataFrame, num_rollouts: int, step: int) -> None:
-    """Raise ArtifactError if the record has more rollouts of a step than control requests."""
+    """Raise ArtifactError unless the record has as many rollouts of a step as control requested."""
     if len(record) != num_rollouts:
         raise ArtifactError(
             f"step {step}: the record has {len(record)} rollouts, but control requests "

@@ -96,14 +96,14 @@ def predict(counts: Floats, beliefs: Floats) -> Floats:
 
 
 def seen(counts: Floats, belief: Floats, shown: int, memory: float) -> tuple[Floats, Floats]:
-    """Return a prompt's counts [3, 3] and belief [3] after a group in the state `shown`."""
+    """Return a prompt's updated counts [3, 3] and belief [3] after a group in the state `shown`."""
     joint = np.zeros((3, 3))
     joint[shown] = transitions(counts)[shown] * belief
     return forget(counts, memory) + joint / joint.sum(), np.eye(3)[shown]
 
 
 def unseen(counts: Floats, beliefs: Floats, memory: float) -> tuple[Floats, Floats]:
-    """Return counts [P, 3, 3] and beliefs [P, 3] of prompts that a step did not sample."""
+    """Return updated counts [P, 3, 3] and beliefs [P, 3] of prompts that a step did not sample."""
     return forget(counts, memory), predict(counts, beliefs)
 
 

@@ -31,8 +31,8 @@ class Settings:
 
 @dataclass
 class State:
-    """For every prompt, the correct rollouts in its latest group and the group's size, -1 if the
-    prompt is retired; the plan's next visit, rollouts spent, and whether experience has started."""
+    """For every prompt, the number of correct rollouts in its latest group and its size, -1 if
+    retired; the plan's next visit, rollouts spent, and whether experience has started."""
 
     correct: Ints
     sizes: Ints

@@ -38,8 +38,8 @@ class Settings:
 
 @dataclass
 class State:
-    """The next visit; each prompt's streak (positive: all correct, negative: all wrong); both p;
-    visits taken and skipped."""
+    """The next visit; each prompt's streak (positive: all correct, negative: all wrong); `p_easy`
+    and `p_hard`; the numbers of visits taken and skipped."""
 
     streaks: Ints
     p_easy: float

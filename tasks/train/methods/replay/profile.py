@@ -47,8 +47,8 @@ class Method(Replay):
         self.state = state_of(profile.rollouts(prompt_rows))
 
     def room(self, batch: BatchSettings, promised: int = 0) -> int:
-        """Return the size of the groups that fit the share of the batch, at least one while there
-        are any, after the promised ones."""
+        """Return the size, in the batch's unit, of the groups after the `promised` ones that fit
+        the batch's share; at least one group while there are any."""
         room, cost = int(self.settings.share * batch.size), cost_Q(self.state.rollouts, batch)
         cost = cost[np.searchsorted(np.cumsum(cost), promised, side="right") :]
         num = max(int(np.searchsorted(np.cumsum(cost), room, side="right")), 1)

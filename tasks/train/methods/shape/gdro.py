@@ -46,7 +46,7 @@ EXAMPLE = Settings(width=0.25, most=1.5)
 
 @dataclass
 class State:
-    """The pass rate and the bin of every prompt, -1 for none; the score of every bin before bias
+    """The pass rate of every prompt, and its bin (-1: none); the score of every bin before bias
     correction, and the number of steps that updated it."""
 
     rates: Floats
