@@ -17,6 +17,7 @@ from tasks.common.files import ArtifactError
 from tasks.engines.server.endpoints import Completion, CompletionRequest, Connection
 from tasks.engines.server.transfer import check_version
 from tasks.engines.settings import Sampling
+from tasks.models.folder import weight_files
 from tasks.models.policy import Policy, load_model, torch_dtype
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class Identity:
 
     def fits(self) -> bool:
         """Return whether the policy can be loaded in this machine's free memory."""
-        size = sum(path.stat().st_size for path in self.policy.folder.glob("*.safetensors"))
+        size = sum(path.stat().st_size for path in weight_files(self.policy.folder))
         return bool(size * LOADING_RATE < psutil.virtual_memory().available)
 
     def logprobs(self, prompt: list[int], completion: list[int]) -> list[float]:
