@@ -41,7 +41,7 @@ REFUSALS = (ParamsError, ArtifactError, SelectionError, commands.CommandError)
 
 
 def parser_of(subcommand: str | None) -> argparse.ArgumentParser:
-    """Return the parser. Only the module of `subcommand` is imported; for COMPLETION, all are."""
+    """Return the parser. Import only the module of `subcommand`; all of them for COMPLETION."""
     parser = argparse.ArgumentParser(
         prog="winnow", description="Prompts, rollouts and training, from profile to report."
     )
@@ -65,7 +65,7 @@ def parser_of(subcommand: str | None) -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run the command. Return its status: 1 with a message for bad input, 130 if interrupted."""
+    """Run the command. Return its exit status: 1 for bad input, 130 if interrupted."""
     arguments = sys.argv[1:]
     options = parser_of(arguments[0] if arguments else None).parse_args(arguments)
     logs.log_to_terminal()

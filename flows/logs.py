@@ -13,11 +13,11 @@ class Terminal(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def log_to_terminal() -> None:
-    """Let the root logger write warnings, through one handler.
+    """Make the root logger write warnings, once; log `flows` and `tasks` from INFO on.
 
-    Importing Prefect adds a handler to the root logger. Its level hides Prefect's log from the
-    terminal, and also the log of every other library. Winnow's loggers also write to
-    the log of the flow run (`PREFECT_LOGGING_EXTRA_LOGGERS`)."""
+    Importing Prefect adds a handler to the root logger, whose level hides the log of every library:
+    it is removed. Winnow's loggers also write to the log of the flow run
+    (`PREFECT_LOGGING_EXTRA_LOGGERS`). Errors in handlers are not printed."""
     root = logging.getLogger()
     for handler in list(root.handlers):
         if isinstance(handler, Terminal) or type(handler).__module__.startswith("prefect"):

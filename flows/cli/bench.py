@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the missing cells, or mark lines with --supersede; then write the tables."""
+    """Run the missing cells, or mark lines with --supersede. In any case, write the tables."""
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s benchmark: %(message)s",

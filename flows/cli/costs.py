@@ -1,4 +1,4 @@
-"""The costs of a run, and the training that its budget allows, as text."""
+"""The costs of a run, and the training that its budget buys, as text."""
 
 import argparse
 import importlib
@@ -19,7 +19,7 @@ def add_price(parser: argparse.ArgumentParser) -> None:
 
 
 def money(text: str) -> float:
-    """Parse a price. Raise ValueError, which argparse reports, if it is invalid."""
+    """Parse a price: finite, and at least 0. Otherwise raise ValueError, which argparse reports."""
     if not 0 <= (price := float(text)) < float("inf"):
         raise ValueError(text)
     return price
@@ -28,8 +28,8 @@ def money(text: str) -> float:
 def bought(
     values: Mapping[str, Any], layout: Layout, recipes: Sequence[str], price: float | None
 ) -> str:
-    """Return text: a table of each recipe's training under `experiment.budget`, and the difference
-    that the test prompts resolve. Raise ParamsError if a profile would use up the budget."""
+    """Return a table of what `experiment.budget` buys per recipe (`price` is per GPU-hour), and the
+    difference that the test prompts resolve. Raise ParamsError if a profile uses up the budget."""
     forecast = importlib.import_module("tasks.doctor.forecast")
     if refused := forecast.refusals(values, layout, recipes):
         raise ParamsError("\n".join(refused))
@@ -57,7 +57,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def interval(value: Any, form: Callable[[float], str] | None = None) -> str:
-    """Return `4.1M (2.0M to 8.2M)`, or one number if low equals high. `form` defaults to hours."""
+    """Return a Range as `4.1M (2.0M to 8.2M)`, or as one number; `form` defaults to `clock`."""
     low, middle, high = map(form or clock, (value.low, value.middle, value.high))
     return middle if low == high else f"{middle} ({low} to {high})"
 
@@ -67,7 +67,7 @@ def clock(hours: float) -> str:
 
 
 def short(number: float) -> str:
-    """Return a number with three significant digits and, from 1000 on, an SI prefix, k to P."""
+    """Return 3 significant digits, with an SI prefix from k to P; as `1.2e+18` from 1e18 on."""
     number = float(f"{number:.3g}")  # first, because it can reach the next unit
     for limit, unit in ((1e18, ""), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:

@@ -18,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the faults and return 1; without faults, print the training that the budget buys."""
+    """Print the faults and return 1; without faults, print what the budget buys and return 0."""
     root = roots.existing(options.data)
     found = findings(root)
     for remark in found.remarks:

@@ -1,4 +1,4 @@
-"""The flags that subcommands share. A flag has the same meaning in each."""
+"""Flags that several subcommands share, with the same meaning in each."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -33,8 +33,8 @@ def seed_of(options: argparse.Namespace, values: Mapping[str, Any]) -> int:
 
 
 def location(text: str) -> str:
-    """Return a location with an absolute path, because commands change the current folder.
-    Addresses such as s3://bucket are unchanged."""
+    """Return a path, also one after `sqlite:///`, as absolute and with `~` expanded, because
+    commands change the current folder. Addresses such as s3://bucket are unchanged."""
     path = text.removeprefix("sqlite:///")
     if "://" in path:
         return text
@@ -42,7 +42,7 @@ def location(text: str) -> str:
 
 
 def count(least: int) -> Callable[[str], int]:
-    """Return the argparse type of a whole number that is at least `least`."""
+    """Return an argparse type for whole numbers that are at least `least`."""
 
     def number(text: str) -> int:
         if (value := int(text)) < least:

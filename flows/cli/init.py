@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def answers(options: argparse.Namespace) -> dict[str, Any]:
-    """Ask for the values not given as options. Return all values to write, keyed by dotted name."""
+    """Ask for values not given as options; set `options.data`. Return all values by dotted key."""
     model = options.model or ask("Model: tiny, a folder, or hf://org/name@revision", "tiny")
     places = importlib.import_module("tasks.doctor.places")
     known = places.describe_model({"policy": {"source": model}}, Root().layout)
@@ -113,7 +113,7 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def place(text: str, options: argparse.Namespace) -> str:
-    """Return a location for params.yaml: relative if inside the project, otherwise absolute."""
+    """Return an existing path as absolute, or relative if in the project; other text unchanged."""
     full = Path(text).expanduser().absolute()
     base = Path(options.folder or commands.ROOT).expanduser().absolute()
     if text == "tiny" or "://" in text or not full.exists():
@@ -122,7 +122,7 @@ def place(text: str, options: argparse.Namespace) -> str:
 
 
 def of_file(data: str, options: argparse.Namespace, longest: int) -> dict[str, Any]:
-    """Return the values for a file of prompts, derived from its first rows."""
+    """Return the values for a file of prompts, from its first rows; `longest` is in characters."""
     drafts = importlib.import_module("tasks.ingest.drafts")
     entry, splits = drafts.draft(data, options.preset, options.fields, longest)
     entry["settings"]["path"] = place(data, options)
@@ -131,7 +131,7 @@ def of_file(data: str, options: argparse.Namespace, longest: int) -> dict[str, A
 
 
 def training(num_parameters: float, has_adapters: bool) -> dict[str, Any]:
-    """Return training values that suit a pretrained policy of this size."""
+    """Return values of the section `train` that suit a pretrained policy of this size."""
     is_large = num_parameters >= LARGE
     rate = 1e-4 if has_adapters else 1e-6 if is_large else 1e-5
     values = {"train.learning_rate": rate, "train.batch": {"size": 256 if is_large else 64}}
@@ -139,7 +139,7 @@ def training(num_parameters: float, has_adapters: bool) -> dict[str, Any]:
 
 
 def as_budget(answer: str) -> dict[str, Any] | None:
-    """Return `experiment.budget` for an answer: executed FLOPs as text, or NONE for no budget."""
+    """Parse executed FLOPs to `experiment.budget`, NONE to None. Raise ParamsError if invalid."""
     if answer == NONE:
         return None
     amount = number(answer, float)
@@ -150,7 +150,7 @@ def as_budget(answer: str) -> dict[str, Any] | None:
 
 def make_project(folder: Path, options: argparse.Namespace) -> int:
     """Create a project in `folder` and return the doctor's status. Existing files stay; `dvc.yaml`,
-    its mark, is written last. Raise ParamsError if git is missing or one of OWN_FILES exists."""
+    which marks a project, is last. Raise ParamsError without git, or if one of OWN_FILES exists."""
     if shutil.which("git") is None:
         raise ParamsError("git was not found, but a project needs a repository: install it")
     if found := [name for name in OWN_FILES if (folder / name).exists()]:

@@ -1,5 +1,5 @@
 """winnow plan: which stages would run and why, what they would cost, and what fits into the budget.
-It runs nothing, and writes only the files that define a later round, once no flow runs.
+It runs nothing, and writes only the files that define a later round, after a running flow ends.
 
 The reasons are DVC's, with the current code. A stage after one that would run may turn out to be up
 to date; a later round may start from another policy, once the round before it has run. The costs
@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the plan of every data root."""
+    """Print the plan of each data root, up to the first that has never run."""
     request = flags.request_of(options)
     request.check()
     first, *later = request.chain
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def plan_of(dvc: commands.Dvc, root: Root, request: FlowRequest, price: float | None) -> str:
-    """Return the plan of a data root. Raise ParamsError if the profile exceeds the budget."""
+    """Return a root's plan as text. Raise ParamsError if the profile exceeds the budget."""
     if root.number > 1:
         with rounds.locked():
             roots.refresh(root)
@@ -82,7 +82,7 @@ def why(
     code: Mapping[str, Any],
     forced: set[str],
 ) -> dict[str, str]:
-    """Return why each stage would run, or may run after an earlier one; others are absent."""
+    """Return, by stage, why it would run, or may run after another one; omit up-to-date stages."""
     entries = lock.read(root.lock)
     found: dict[str, str] = {}
     for stage in selection.order(needs):
@@ -121,7 +121,7 @@ def without_code(root: Root, changes: list[Any]) -> list[Any]:
 def code_reasons(
     root: Root, stage: str, entry: Mapping[str, Any], code: Mapping[str, Any]
 ) -> list[str]:
-    """Return the differences between the current code and the code of the stage's last run."""
+    """Return how the code and settings in `code` (`cells_of`) differ from the stage's last run."""
     name, recipe, _ = params.coordinates(stage)
     cell = f"{recipe}/{name}" if recipe else name
     if cell not in code:
@@ -150,7 +150,7 @@ def md5(value: Any) -> str:
 def table(
     root: Root, values: Mapping[str, Any], stages: list[str], found: Mapping[str, str]
 ) -> str:
-    """Return a table with the cost and the reason of each stage, and the total."""
+    """Return a table of each stage's cost and reason, and the total if all costs are known."""
     forecast = importlib.import_module("tasks.doctor.forecast")
     places = [params.coordinates(stage) for stage in stages]
     costs_of, source = forecast.forecast(values, root.layout, places)

@@ -1,7 +1,7 @@
 """winnow push RECIPE DESTINATION: a trained policy with a model card, its recipe, plan and ledger.
 winnow push FILE ... URI: records that an MLflow server has not received.
 
-DESTINATION is hf://ORG/NAME (created as private if it does not exist; HF_TOKEN is the key),
+DESTINATION is hf://ORG/NAME (created as private if it does not exist; HF_TOKEN is the token),
 s3://bucket/prefix, or a folder. FILE is a record in tracking/pending/; URI is http://... or
 sqlite:///PATH."""
 
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def replay(paths: list[Path], uri: str) -> int:
-    """Send pending records to the tracking server at `uri`."""
+    """Send records to the tracking server at `uri`. Return 0, or raise ParamsError if one fails."""
     for path in paths:
         try:
             print(f"{path} is run {tracking.replay(path, uri)} at {uri}")

@@ -2,11 +2,11 @@
 
 One dvc process serves a whole run of the flow (see `flows.pipeline.launch`), or one per stage that
 may run side by side: dvc's own locks separate them (each locks the repository while it reads or
-writes dvc.lock, but not while its stage runs). It runs in its own process group, so Ctrl-C reaches
-only the flow, which then stops the whole group: first with SIGINT, so the stage saves its state and
-exits, and dvc waits for it; then, after GRACE_SECONDS, with SIGKILL. (SIGTERM would kill dvc and
-its stage at once, before the stage could save.) If the flow itself is killed, the kernel kills dvc
-and the stage: both request a signal at the death of their parent."""
+writes dvc.lock, but not while its stage runs). Each runs in its own process group, so Ctrl-C
+reaches only the flow, which then stops the whole group: first with SIGINT, so the stage saves its
+state and exits, and dvc waits for it; then, after GRACE_SECONDS, with SIGKILL. (SIGTERM would kill
+dvc and its stage at once, before the stage could save.) If the flow itself is killed, the kernel
+kills dvc and the stage: both request a signal at the death of their parent."""
 
 import fcntl
 import json
@@ -57,9 +57,9 @@ class CommandError(RuntimeError):
 
 
 class Dvc:
-    """A dvc process that runs until the end of the block. Its methods raise CommandError if dvc
-    fails; an exception while they wait stops its process group. With `is_labelled`, the output of a
-    stage is passed on line by line, prefixed with the name of the stage."""
+    """A dvc process that runs until the end of the `with` block. Methods raise CommandError if it
+    ends or a query fails; an exception while they wait stops its process group. With `is_labelled`,
+    a stage's output is passed on line by line, prefixed with `output.label`."""
 
     def __init__(self, *, is_labelled: bool = False) -> None:
         requests, to_dvc = os.pipe()
@@ -160,7 +160,7 @@ class Dvc:
         return answer
 
     def query(self, *arguments: str) -> str:
-        """Return what a read-only dvc command prints."""
+        """Return what a read-only dvc command prints. If it fails, raise CommandError."""
         answer = self.ask_and_read(*arguments)
         if answer["code"]:
             said = " ".join(self.output.lines.tail)
@@ -171,7 +171,7 @@ class Dvc:
         return str(answer["output"])
 
     def graph(self) -> dict[str, set[str]]:
-        """Return the direct dependencies of each stage, the stages in the order of `dvc dag`."""
+        """Return each stage's direct dependencies by name, the stages in the order of `dvc dag`."""
         needs: dict[str, set[str]] = {}
         for match in EDGE.finditer(self.query("dag", "--dot")):
             needs.setdefault(match["node"], set())
@@ -204,8 +204,8 @@ def launcher(*arguments: str) -> list[str]:
 
 
 def end_all(dvcs: Sequence[Dvc], interrupt: bool) -> None:
-    """Stop all dvc processes at once, so that their stages save in parallel. An idle dvc exits when
-    its pipe of requests is closed."""
+    """Stop all dvc processes at once, so that their stages save in parallel. Closing its request
+    pipe makes an idle dvc exit; with `interrupt`, also send SIGINT (see `end_groups`)."""
     for dvc in dvcs:
         dvc.is_ended = True
         with suppress(BrokenPipeError):
@@ -214,8 +214,8 @@ def end_all(dvcs: Sequence[Dvc], interrupt: bool) -> None:
 
 
 def end_groups(children: Sequence["subprocess.Popen[Any]"], interrupt: bool = True) -> None:
-    """Send SIGINT to the process groups of `children` if `interrupt`, wait for all children up to
-    GRACE_SECONDS in total, and only then kill what remains: one group may need another."""
+    """Send SIGINT to the process groups of `children` if `interrupt`. Kill the groups only when all
+    `children` have ended, or after GRACE_SECONDS in total: one group may need another."""
     deadline = time.monotonic() + GRACE_SECONDS
     try:
         for child in children if interrupt else ():
@@ -235,8 +235,8 @@ def end_groups(children: Sequence["subprocess.Popen[Any]"], interrupt: bool = Tr
 
 @contextmanager
 def whole_lock() -> Iterator[None]:
-    """Prevent every dvc from writing dvc.lock in the block, since other stages may be finishing.
-    The lock is dvc's own lock on the repository."""
+    """Prevent every dvc from writing dvc.lock during the block, since other stages may be
+    finishing. The lock is dvc's own lock on the repository."""
     try:
         file = (ROOT / ".dvc" / "tmp" / "lock").open()
     except FileNotFoundError:  # no dvc has ever run here
@@ -248,9 +248,9 @@ def whole_lock() -> Iterator[None]:
 
 
 def lock_remedies(said: str) -> list[str]:
-    """Return the remedy if DVC's message `said` is about its locks of files (.dvc/tmp/rwlock), else
-    nothing. DVC drops an entry whose process is gone, but not if another process now has that pid,
-    and it cannot read a lock file that a kill left incomplete."""
+    """Return the remedies if DVC's message `said` is about its locks of files (.dvc/tmp/rwlock),
+    else none. DVC drops an entry whose process is gone, but not if another process now has that
+    pid, and it cannot read a lock file that a kill left incomplete."""
     if not HELD.search(said):
         return []
     notes = ROOT / ".dvc" / "tmp" / "rwlock"
@@ -258,6 +258,6 @@ def lock_remedies(said: str) -> list[str]:
 
 
 def broken_locks() -> list[str]:
-    """Return the faults of the data roots' dvc.lock files."""
+    """Return a message for each of the data roots' dvc.lock files that cannot be read."""
     with whole_lock():
         return lock.broken(ROOT)

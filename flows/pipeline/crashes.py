@@ -1,9 +1,9 @@
 """Mark Prefect runs of killed processes as crashed; otherwise they would stay `Running` forever.
 
-A flow run locks a file under the data root, named after its id, while its process lives. The
-next run of the project, the schedule and `winnow ui` look for unlocked files. So runs of other
-projects and machines are left alone, and no pid is needed. (Heartbeats cover more cases, but need a
-server that outlives the runs: see `flows.serve.schedule`.)"""
+A flow run locks a file under `data`, named after its id, while its process lives. The next run of
+the project, the schedule and `winnow ui` look for unlocked files. So runs of other projects and
+machines are left alone, and no pid is needed. (Heartbeats cover more cases, but need a server that
+outlives the runs: see `flows.serve.schedule`.)"""
 
 import fcntl
 import logging
@@ -30,7 +30,7 @@ MESSAGE = "Its process was killed; the next run resumes."
 
 @contextmanager
 def noticed() -> Iterator[None]:
-    """Lock a file during the block (the flow run), so that a later run notices a kill."""
+    """Lock a file named after the flow run during the block, so that a later run notices a kill."""
     identity = runtime.flow_run.get_id()
     if not identity:
         yield
@@ -45,7 +45,7 @@ def noticed() -> Iterator[None]:
 
 
 def mark() -> None:
-    """Mark the flow runs of dead processes, and their tasks, as crashed on the server."""
+    """Mark unfinished flow runs of dead processes, and their tasks, as crashed on the server."""
     with get_client(sync_client=True) as client:
         for path in sorted(FOLDER.glob("[!.]*")):
             with suppress(BlockingIOError, FileNotFoundError), path.open("r+b") as file:

@@ -71,8 +71,8 @@ def as_task(
 
 
 def run_all(stages: Stages, retries: int, concurrency: int) -> dict[str, State]:
-    """Run every stage in order, some side by side, and return their states. A stage does not run if
-    a stage that it needs did not complete (Prefect's NotReady)."""
+    """Run the stages in order, up to `concurrency` at once. Return their states: NotReady if a
+    stage needs one that did not complete. Raise KeyboardInterrupt if a task crashes."""
     states: dict[str, State] = {}
     ready: list[str] = []
     sorter = selection.sorter({stage: stages.needs[stage] for stage in stages.ordered})
@@ -115,8 +115,8 @@ def print_failure(stages: Stages, stage: str, states: dict[str, State]) -> None:
 
 
 def run_root(stages: Stages, retries: int, concurrency: int) -> dict[str, str]:
-    """Run all stages, with a record if there is something to do. Return the final states, keyed by
-    title. Raise PipelineError if some did not complete."""
+    """Run all stages, with an MLflow record if any is stale. Return the names of the final states,
+    keyed by title. Raise PipelineError if a stage failed."""
     if len(stages.stale) > 1:  # a fork saves no import time for one stage
         stages.dvc.fork_stages()
     with nullcontext() if stages.idle else summary.recorded(stages):
@@ -129,8 +129,8 @@ def run_root(stages: Stages, retries: int, concurrency: int) -> dict[str, str]:
 
 
 def run_roots(found: Iterator[Stages], retries: int, concurrency: int) -> dict[str, str]:
-    """Run the roots one after the other. The run is named after the first root with something to
-    do, else after the last."""
+    """Run the roots one after the other and return all their states, as `run_root` does. The flow
+    run is named after the first root with something to do, else after the last."""
     states: dict[str, str] = {}
     named = False
     for stages in found:
@@ -144,7 +144,7 @@ def run_roots(found: Iterator[Stages], retries: int, concurrency: int) -> dict[s
 def flow_over(
     find_stages: Callable[[FlowRequest], AbstractContextManager[Iterator[Stages]]],
 ) -> Flow[Any, dict[str, str]]:
-    """Return the flow over the stages of each data root that `find_stages` yields for a request."""
+    """Return the flow, which runs the stages of each data root that `find_stages` yields."""
 
     def winnow(
         recipes: list[str] | None = None,
@@ -201,7 +201,7 @@ def flow_over(
 
 
 def stages_of_api_request(request: FlowRequest) -> AbstractContextManager[Iterator[Stages]]:
-    """Return the stages of an API request. Raise ParamsError for forbidden overrides."""
+    """Return `rounds.opened` for an API request. Raise ParamsError for forbidden overrides."""
     overrides.check_remote(request.overrides)
     return rounds.opened(request)
 

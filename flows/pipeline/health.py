@@ -16,7 +16,7 @@ from tasks.common.params import ParamsError
 
 def findings(root: Root) -> Any:
     """Return the faults of a data root as `tasks.doctor.check.Findings`, including folders that DVC
-    and Prefect cannot write. The module is loaded by name, because flows import no stage."""
+    and Prefect cannot write. The module is loaded by name: flows must not import stages."""
     check = importlib.import_module("tasks.doctor.check")
     with contextlib.chdir(commands.ROOT):  # the stages run here: a path may be relative to it
         found = check.examine(root.params, root.layout)
@@ -48,7 +48,7 @@ def require_health(root: Root) -> None:
 def examine(
     dvc: commands.Dvc, root: Root, recipes: list[str], seeds: list[int], force: list[str]
 ) -> Stages:
-    """Return the stages of a request. Raise ParamsError if there is a fault and a stage to run."""
+    """Return a request's stages. Raise ParamsError for faults if a stage is stale or DVC fails."""
     try:
         stages = Stages.examine(dvc, root, recipes, seeds, force)
     except (commands.CommandError, ParamsError):

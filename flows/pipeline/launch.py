@@ -35,7 +35,7 @@ STDOUT = 1
 
 
 class StartedStages:
-    """The names of the stages whose commands this process has started since the last `take`."""
+    """Records the names of the stages whose commands this process starts, by an audit hook."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -85,8 +85,8 @@ def hide_advice() -> None:
 
 
 def run_dvc(arguments: list[str], quiet: bool) -> tuple[int, str]:
-    """Run one dvc command. Return its exit status, and the output of the command and its children
-    if `quiet`, else an empty string.
+    """Run one dvc command. Return its exit status, and, if `quiet`, the standard output of it and
+    its children, else an empty string.
 
     The descriptor is redirected, not `sys.stdout`: dvc keeps the stream that it found first."""
     if not quiet:

@@ -1,4 +1,4 @@
-"""dvc.lock: the entries of all stages, and the fault of a file that cannot be read."""
+"""dvc.lock: the entries of all stages, and the reason why a file cannot be read."""
 
 import os
 import re
@@ -17,7 +17,7 @@ class LockError(ArtifactError):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the stages of a dvc.lock; empty if it is missing. Raise LockError if it is invalid."""
+    """Return the stages of a dvc.lock, empty if it is missing. Raise LockError if it is invalid."""
     if not path.exists():
         return {}
     try:
@@ -43,12 +43,12 @@ def unreadable(name: str, why: str) -> str:
 
 
 def refused(said: str) -> list[str]:
-    """Return the faults of lock files in DVC's message `said`; DVC checks more than `read` does."""
+    """Return messages on lock files that DVC rejects in `said`; DVC checks more than `read`."""
     return [unreadable(name, "see DVC's output above") for name in REFUSED.findall(said)]
 
 
 def broken(root: Path) -> list[str]:
-    """Return the faults of the dvc.lock files of a project's data roots."""
+    """Return messages on the unreadable dvc.lock files of a project's data roots."""
     found = []
     for pattern in ("dvc.lock", "*/dvc.lock", "*/rounds/*/dvc.lock"):
         for path in sorted(root.glob(pattern)):

@@ -38,7 +38,7 @@ class Lines:
     bars: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def add(self, line: str) -> None:
-        """Add a line, or the state of a bar."""
+        """Add a line, or a bar's state; skip empty lines, and bars without a percentage."""
         line = plain(line)
         if bar := bar_of(line):
             if bar["percent"]:
@@ -48,8 +48,8 @@ class Lines:
             self.waiting.append(line)
 
     def take(self, most: int) -> list[str]:
-        """Return the waiting lines. If there are more than `most`, only the last `most` are
-        returned, after a line that states the number of omitted ones."""
+        """Remove and return the waiting lines. If there are more than `most`, only the last `most`
+        are returned, after a line that states the number of omitted ones."""
         left_out = max(len(self.waiting) - most, 0)
         found = [self.waiting.popleft() for _ in range(len(self.waiting))][left_out:]
         omitted = [f"({left_out} lines omitted; the terminal shows them)"] if left_out else []
@@ -67,7 +67,7 @@ def plain(line: str) -> str:
 
 
 def bar_of(line: str) -> re.Match[str] | None:
-    """Return the parts of a line that is the state of a bar, or None for other lines."""
+    """Return the match of BAR if the line is the state of a progress bar, else None."""
     return BAR.match(line) if len(line) <= MAX_BAR else None
 
 
@@ -117,7 +117,7 @@ class Output:
                             self.pass_on_line(self.streams[ours], line)
 
     def pass_on_line(self, stream: int, line: str) -> None:
-        """Write a line with its label; a progress bar's line every BAR_SECONDS, and at 100 %."""
+        """Write a line with its label; of a progress bar, one per BAR_SECONDS and that of 100 %."""
         line = plain(line)
         if bar := bar_of(line):
             now = time.monotonic()
@@ -161,7 +161,7 @@ def open_stream(stream: int) -> tuple[int, int]:
 
 
 def read_some(descriptor: int) -> bytes:
-    """Return the bytes that can be read now; no bytes at the end of a pipe or terminal."""
+    """Return the bytes that can be read now; none at the end of a pipe or terminal."""
     try:
         return os.read(descriptor, 1 << 16)
     except OSError:
@@ -169,7 +169,7 @@ def read_some(descriptor: int) -> bytes:
 
 
 def pass_on(stream: int, data: bytes) -> None:
-    """Write all bytes. Drop them if nobody reads the stream, so that the stage continues."""
+    """Write all bytes. Drop them if the stream cannot be written, so that the stage continues."""
     try:
         while data:
             data = data[os.write(stream, data) :]

@@ -47,8 +47,8 @@ def check_remote(overrides: list[str]) -> None:
 
 @contextmanager
 def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
-    """Write the overrides to the file at `path` until the end of the block. The caller holds the
-    pipeline's lock. Raise ParamsError, and change nothing, for a key that no stage reads."""
+    """Undo a killed run's overrides, then write these to the file at `path` until the block ends.
+    The caller must hold the pipeline's lock. Raise ParamsError for a key that no stage reads."""
     note = note_of(layout)
     put_back(path, note)
     if not overrides:
@@ -77,7 +77,7 @@ def note_of(layout: Layout) -> Path:
 
 
 def put_back(path: Path, note: Path) -> None:
-    """Undo the overrides of the run that wrote the note, unless the file has changed since."""
+    """Undo the overrides of the run that wrote `note`, unless `path` has changed; delete `note`."""
     if not note.exists():
         return
     try:

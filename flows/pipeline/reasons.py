@@ -29,8 +29,8 @@ def explain(
     data: str = "data",
     made: Iterable[Mapping[str, Any]] = (),
 ) -> list[str]:
-    """Return one phrase per difference between now and the last run of `stage`, in the data root
-    `data` of the project `root`. `made` are lock entries of other roots that write its inputs."""
+    """Return one phrase per difference, in dvc's `changes`, between now and the last run of `stage`
+    in the data root `data` of the project `root`. `made` are lock entries that write its inputs."""
     if stage not in lock:
         return ["never run"]
     entries = [*made, *lock.values()]
@@ -103,7 +103,7 @@ def change_of(before: str | None, now: str | None) -> str:
 
 
 def cached_json(md5: str, root: Path) -> Any:
-    """Return the JSON file with this digest from DVC's cache, or None."""
+    """Return the content of the JSON file with this digest in DVC's cache; None if unreadable."""
     with suppress(OSError, ValueError):
         return json.loads((cache_folder(root) / "files" / "md5" / md5[:2] / md5[2:]).read_text())
     return None

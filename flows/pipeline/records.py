@@ -43,8 +43,8 @@ one_signal = threading.Lock()  # each stage has a thread, and a second signal wo
 
 
 class Watch:
-    """Passes on the output of a stage, in the thread of its task: lines to the log once a second,
-    and progress every few seconds."""
+    """Passes on a stage's output, in its task's thread. Each call logs new lines; every few seconds
+    one shows progress in Prefect, and interrupts this process if the run is cancelled there."""
 
     def __init__(self, title: str) -> None:
         self.title, self.log = title, get_run_logger()
@@ -103,7 +103,7 @@ def stop_if_cancelled() -> None:
 
 
 def end_cancelled() -> None:
-    """Set the final state in Prefect of the runs in `cancelled` to Cancelled, not Crashed."""
+    """Set the runs in `cancelled` to the final state Cancelled in Prefect, not Crashed."""
     with get_client(sync_client=True) as client:
         for identity in cancelled:
             client.set_flow_run_state(UUID(identity), Cancelled(), force=True)
@@ -155,7 +155,7 @@ def attempt(record: Callable[[], object]) -> None:
 
 
 def key(text: str) -> str:
-    """Return a text as a key that Prefect allows for an artifact."""
+    """Return a text in the characters that Prefect allows for an artifact's key."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

@@ -30,7 +30,7 @@ MARKS = ("dvc.yaml", "params.yaml", "prompts")  # a folder with one of them is a
 
 @dataclass(frozen=True)
 class Root:
-    """The data root of round `number`, from 1, of the root `first`, a path below the project."""
+    """The data root of round `number`, from 1, of the root `first`, a path in the project."""
 
     first: str = MAIN
     number: int = 1
@@ -88,7 +88,7 @@ class Root:
         return f"{self.name}: {stage}" if self.name else stage
 
     def own(self, addresses: Iterable[str]) -> dict[str, str]:
-        """Return the names of the stages in `addresses` that belong to this root, by address."""
+        """Return the stages' own names, keyed by those of the `addresses` that are in this root."""
         prefix = "" if self.is_main else f"{self.pipeline}:"
         return {
             address: address.removeprefix(prefix)
@@ -98,7 +98,7 @@ class Root:
 
 
 def root_of(folder: str) -> Root:
-    """Return the root at a path below the project. Raise ParamsError for other paths."""
+    """Return the root at a top-level folder or a round of one; else raise ParamsError."""
     path = PurePosixPath(os.path.normpath(folder)).as_posix()
     match = ROUND.fullmatch(path)
     root = Root(match["first"], int(match["number"])) if match else Root(path)
@@ -119,7 +119,7 @@ def existing(folder: str) -> Root:
 
 
 def known() -> str:
-    """Return a list of the existing roots, for messages."""
+    """Return the folders of the existing roots, joined by commas, for messages."""
     files = commands.ROOT.glob("*/dvc.yaml"), commands.ROOT.glob("*/rounds/*/dvc.yaml")
     found = sorted(
         path.parent.relative_to(commands.ROOT).as_posix() for kind in files for path in kind
@@ -172,7 +172,7 @@ def write(path: Path, text: str) -> None:
 
 
 def link(path: Path, target: str) -> None:
-    """Make `path` a symbolic link to `target`, atomically."""
+    """Make `path` a symbolic link to `target`, atomically. Raise ParamsError if a file is there."""
     if path.is_symlink() and os.readlink(path) == target:
         return
     if path.exists() and not path.is_symlink():
@@ -183,7 +183,7 @@ def link(path: Path, target: str) -> None:
 
 
 def own_needs(root: Root, graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return this root's part of dvc's graph, under the stages' own names."""
+    """Return this root's part of dvc's graph, by plain stage name. Raise CommandError if empty."""
     names = root.own(graph)
     if not names:
         raise commands.CommandError(f"dvc cannot find {root.pipeline}: does git ignore it?")

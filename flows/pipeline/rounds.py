@@ -57,7 +57,7 @@ class FlowRequest:
 
     @property
     def chain(self) -> list[Root]:
-        """Return the roots of the run, in order."""
+        """Return the roots of the run, in the order of their rounds."""
         root = roots.root_of(self.data)
         return [root, *(Root(root.first, number) for number in range(2, self.rounds + 1))]
 
@@ -69,9 +69,9 @@ def locked() -> AbstractContextManager[None]:
 
 @contextmanager
 def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Iterator[Stages]]:
-    """Yield an iterator over the Stages of each root of the request; the caller brings them up to
-    date before it requests the next. Meanwhile the pipeline is locked. If `experiment` has recipes,
-    they are first written to the parameters, after undoing the overrides of a killed run."""
+    """Yield an iterator over the Stages of each root of the request; the caller brings one root up
+    to date before it requests the next. The pipeline is locked during the block. First write the
+    recipes in `experiment`, if any, to the parameters, after undoing a killed run's overrides."""
     request.check()
     first, *later = request.chain
     with locked():
@@ -127,7 +127,7 @@ def cells_of(values: dict[str, Any]) -> list[str]:
 
 
 def each(dvc: commands.Dvc, request: FlowRequest) -> Iterator[Stages]:
-    """Yield the stages of each root in turn; first write its files if it is a later round."""
+    """Yield the stages of each root in turn; before each round after the first, write its files."""
     starts = [*request.starts, *[CHAMPION] * request.rounds]
     before: Stages | None = None
     for root in request.chain:

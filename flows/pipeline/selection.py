@@ -62,10 +62,10 @@ def choose(allowed: Iterable[T], wanted: Iterable[T] | None, what: str) -> set[T
 def select(
     needs: Needs, changed: Iterable[str], recipes: Iterable[str] | None, seeds: Iterable[int] | None
 ) -> tuple[list[str], list[str]]:
-    """Return (stages in order, stages left out) for these recipes and seeds.
+    """Return (stages in order, stages left out) for these recipes and seeds; none given means all.
 
     A restriction keeps the chosen cells and their upstream stages. Stages that need all cells (the
-    report) stay if the other cells are up to date."""
+    report) stay if no omitted stage is in `changed`. Raise SelectionError for unknown names."""
     all_cells = {place: coordinates(place) for place in needs if place.startswith("evaluate@")}
     chosen_recipes = choose((recipe for _, recipe, _ in all_cells.values()), recipes, "recipe")
     chosen_seeds = choose((seed for _, _, seed in all_cells.values()), seeds, "seed")

@@ -37,7 +37,7 @@ class Placing:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], concurrency: int) -> "Placing":
-        """Return the GPUs that the section `engine` and this machine allow for stages."""
+        """Return a Placing on the GPUs that the section `engine` and this machine allow."""
         engine = values.get("engine") or {}
         is_cluster = engine.get("cluster", "local") != "local"
         gpus = visible_gpus() if engine.get("device") != "cpu" and not is_cluster else []
@@ -48,7 +48,7 @@ class Placing:
         return cls(gpus, each, concurrency > 1 and each == 1 and len(gpus) > 1)
 
     def take(self, stage: str) -> list[str]:
-        """Return the GPUs for a stage; the least used one if each stage gets one."""
+        """Return a stage's GPUs: none if it uses none; the least used (count it) if `is_split`."""
         if params.coordinates(stage)[0] not in ON_DEVICE:
             return []
         if not self.is_split:
@@ -72,7 +72,7 @@ def visible_gpus() -> list[str]:
 
 
 def tags(taken: list[str]) -> set[str]:
-    """Return Prefect's tags for the devices of a stage. Prefect limits concurrency per tag."""
+    """Return Prefect's tags for a stage's devices. Prefect can limit concurrency by tag."""
     return {f"device:cuda:{gpu}" for gpu in taken} or {"device:cpu"}
 
 
@@ -99,7 +99,7 @@ def in_thread(work: Callable[[], T]) -> Future[T]:
 
 
 class Running:
-    """The running stages, at most `concurrency` at a time. The first dvc process is the flow's;
+    """The running stages, at most `concurrency` at a time. `first` is the flow's own dvc process;
     more are started on demand."""
 
     def __init__(self, first: commands.Dvc, concurrency: int, parameters: Path) -> None:

@@ -64,8 +64,8 @@ class Stages:
         return not self.stale
 
     def bring_up_to_date(self, stage: str, dvc: commands.Dvc) -> tuple[str, str]:
-        """Run a stale stage with `dvc`. Return Cached, Ran or Restored, and the reason. Raise
-        StageFailed if the stage did not succeed."""
+        """Run a stage with `dvc` if it is stale. Return Cached, Ran or Restored, and the reason.
+        Raise StageFailed if it fails."""
         if stage == CODE and self.code_reason:
             self.outcomes[stage] = "Ran"
             return "Ran", self.code_reason
@@ -86,7 +86,7 @@ class Stages:
         return self.outcomes[stage], reason
 
     def repro(self, stage: str, dvc: commands.Dvc) -> str:
-        """Run the stage with DVC. Return Ran, or Restored if the run cache had the outputs."""
+        """Run the stage with DVC. Return Ran, or Restored (run cache); else raise StageFailed."""
         address = self.root.address(stage)
         code, started = dvc.repro(address, stage in self.forced)
         if code:
@@ -174,8 +174,8 @@ def moved_versions(root: Root) -> list[str]:
 
 
 def explain(root: Root, stage: str, changes: list[Any]) -> list[str]:
-    """Return why a stage of the root is out of date. Inputs from earlier rounds are in the locks of
-    those rounds."""
+    """Return why a stage of the root is out of date, a phrase per reason. Inputs made in earlier
+    rounds are in the dvc.lock of those rounds."""
     with commands.whole_lock():
         entries = lock.read(root.lock)
         made = [entry for other in root.earlier for entry in lock.read(other.lock).values()]
@@ -201,7 +201,7 @@ def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
 
 
 def code_version(root: Root, stage: str) -> str | None:
-    """Return a digest of the code that `stage` can run; None for the stage `code` itself."""
+    """Return the digest of `stage`'s file of code digests; None if there is no such file."""
     name, recipe, _ = params.coordinates(stage)
     path = root.layout.code(name, recipe)
     return digest_file(path) if path.exists() else None

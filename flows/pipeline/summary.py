@@ -16,7 +16,7 @@ from tasks.common.redaction import without_secrets
 
 @contextmanager
 def recorded(stages: Stages) -> Iterator[None]:
-    """Record the stages of the block in one MLflow run, with links to cached stages' runs."""
+    """Record the block's stages in one MLflow run, with links to the runs of cached stages."""
     from tasks.common import tracking  # a run with nothing to do does not need it
 
     layout = stages.root.layout
@@ -60,7 +60,7 @@ def left_out(stages: Stages) -> str:
 
 
 def places(root: Root) -> str:
-    """Return the leaderboard, and where the report and the record are."""
+    """Return as text the leaderboard, the benchmarks, and where the report and MLflow are."""
     layout = root.layout
     table = layout.report / "leaderboard.txt"
     benchmarks = importlib.import_module("tasks.harness.records").table(layout)
@@ -95,8 +95,8 @@ def page_of(url: str) -> str:
 
 
 def prefect_place() -> str:
-    """Return the location of the run records: the server at PREFECT_API_URL, or the database under
-    PREFECT_HOME."""
+    """Return where Prefect's run records are: the server at PREFECT_API_URL, or the command that
+    shows the database under PREFECT_HOME."""
     if url := server.named_url():
         return page_of(url)
     moved = f"PREFECT_HOME={server.home()} " if "PREFECT_HOME" in os.environ else ""

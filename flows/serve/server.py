@@ -70,7 +70,7 @@ def named_url() -> str | None:
 
 
 def arguments(host: str, port: int, log_level: str) -> tuple[str, ...]:
-    """Return the module and the arguments of one of Winnow's servers."""
+    """Return `uvicorn` and the arguments for one of Winnow's servers, for `python -m`."""
     listen = ("--host", host, "--port", str(port), "--log-level", log_level)
     return ("uvicorn", "--factory", "flows.serve.app:create", *listen)
 
@@ -145,7 +145,7 @@ def add_port(parser: argparse.ArgumentParser) -> None:
 
 
 def check_port(name: str, host: str, port: int) -> None:
-    """Raise ArtifactError if the port cannot be bound: its server would be mistaken for ours."""
+    """Raise ArtifactError if binding the port fails: a server on it would be mistaken for ours."""
     page = f"http://{host}:{port}"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

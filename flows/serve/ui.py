@@ -95,8 +95,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def auth_of(options: argparse.Namespace) -> str | None:
-    """Return the USER:PASSWORD that Prefect requires, if any. Raise ArtifactError for an address
-    that stands for all addresses, such as 0.0.0.0."""
+    """Return the USER:PASSWORD that Prefect requires, if any. Raise ArtifactError for a wildcard
+    address, such as 0.0.0.0."""
     if not options.prefect_host.strip("0.:"):
         raise ArtifactError(
             f"--prefect-host {options.prefect_host}: use one address, by which others reach this "
@@ -128,7 +128,7 @@ def latest_run(url: str | None, auth: str | None) -> str:
 def servers(
     options: argparse.Namespace, auth: str | None
 ) -> tuple[list[tuple[str, str]], list[Server]]:
-    """Return (name, page) of the running servers, and the servers to start."""
+    """Return (name, page) of the servers that the settings name, and the servers to start."""
     lasting, started = [], []
     url, own = server.named_url(), prefect(options.prefect_host, options.prefect_port, auth)
     if url and (not url.startswith(f"{own.page}/") or server.answers(url)):
