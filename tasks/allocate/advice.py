@@ -2,9 +2,9 @@
 the most information about the gradient per unit of compute, and whether profiling pays.
 
 If the noise of a rollout's score dominates, a group of G rollouts of a prompt with pass rate p has
-information in proportion to (G - 1) p (1 - p) (see `judgement`). A recipe's information is its
-plan's, times the number of such plans that fit into the budget after the profile. This is a model:
-pass rates stay at the profiled rates, and the effect of slots during the run is excluded."""
+information in proportion to (G - 1) p (1 - p) (see `judgement`). A recipe's information is that of
+its plan, times the number of such plans that the budget pays for after the profile. This is a
+model: pass rates stay at the profiled rates, and the slots' effects during the run are excluded."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ Values = Mapping[str, Any]
 @dataclass(frozen=True)
 class Forecast:
     """The expected results of a recipe. `profile` is the share of its compute spent on the profile,
-    `mixed` the share of its rollouts with a gradient, `information` the (relative) information
+    `mixed` the share of its `rollouts` with a gradient, `information` the (relative) information
     about the gradient per unit of compute, and `left_out` the slots that are not modelled."""
 
     recipe: str
@@ -57,8 +57,8 @@ def advise(values: Values, layout: Layout) -> Iterator[str]:
 
 
 def forecast_of(values: Values, layout: Layout, profile: pl.DataFrame, name: str) -> Forecast:
-    """Return the forecast of a recipe at `experiment.budget`; without a budget, for its whole plan
-    and in the account `executed`."""
+    """Return the forecast of the recipe `name` at `experiment.budget`; without a budget, for its
+    whole plan, in the account `executed`."""
     chosen, limit = recipes.recipe(values, name), budget.budget_of(values)
     account, train = limit.account if limit else "executed", chosen["train"]
     card = read_checked(layout.policy_card)
@@ -106,7 +106,7 @@ def prompts_words(profile: pl.DataFrame) -> str:
 
 
 def table(found: list[Forecast]) -> Iterator[str]:
-    """Yield the lines of a table of recipes. Information is relative to the largest value."""
+    """Yield the lines of a table of recipes. Information is a share of the largest value."""
     width, most = max(len(row.recipe) for row in found) + 2, max(row.information for row in found)
     head = ("profile", "rollouts", "with a gradient", "information")
     yield f"{'recipe':{width}}" + "".join(f"{name:>17}" for name in head)
@@ -123,7 +123,7 @@ def table(found: list[Forecast]) -> Iterator[str]:
 
 
 def sentence(found: list[Forecast]) -> str:
-    """Return a sentence that names the recipe with the most information, among those modelled."""
+    """Return a sentence on the modelled recipe with the most information, if two are modelled."""
     covered = [row for row in found if not row.left_out]
     if len(covered) < 2:
         return "The forecast covers fewer than two of the recipes: only a run compares them."
@@ -136,8 +136,8 @@ def sentence(found: list[Forecast]) -> str:
 
 
 def next_words(layout: Layout, names: list[str]) -> str:
-    """Return a sentence with the next command, or the report's first sentence once the report
-    compares these recipes."""
+    """Return a sentence with the next command, or, if the report compares exactly these recipes,
+    its first sentence."""
     path = layout.report / "summary.json"
     if not path.exists():
         return "No runs are compared yet: `winnow run` trains and compares them."

@@ -1,5 +1,5 @@
-"""How recipes spend `experiment.budget`: first on their profile, then on rollouts. Also: the
-smallest difference that the test prompts resolve."""
+"""How recipes spend `experiment.budget`: first on their profile and warm start, then on rollouts.
+Also: the smallest difference that the test prompts resolve."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -41,13 +41,13 @@ def budget_of(values: Values) -> Budget | None:
 
 
 def is_profile_charged(recipe: Values) -> bool:
-    """Return whether the recipe's strategy, or a method in one of its slots, reads the profile."""
+    """Return whether the recipe's strategy, slots or warm start read the profile."""
     strategy = STRATEGIES / f"{recipe['allocate']['strategy']}.py"
     return registry.declares(strategy, "reads_profile") or bool(reading_slots(recipe["train"]))
 
 
 def profile_cost(layout: Layout, account: str, architecture: Architecture) -> float:
-    """Return the cost of the profile's samples in the account."""
+    """Return the cost of sampling the profile, in the unit of the account."""
     rows = ROLLOUTS.read_columns(layout.profile / "rollouts.parquet", list(LENGTHS))
     return generation_cost(account, architecture, rows_in(rows))
 
@@ -77,8 +77,8 @@ def read_profile(layout: Layout) -> pl.DataFrame:
 
 
 def compared_plan(values: Values, profile: pl.DataFrame, name: str) -> Compared:
-    """Return the plan of a recipe for the first seed, as `allocate` would write it, and a uniform
-    plan for comparison."""
+    """Return the plan that `allocate` would write for the recipe `name` and the first seed, beside
+    a uniform plan for comparison."""
     settings = section(values, "allocate", AllocateSettings)
     _, allocate = load_strategy(recipes.recipe(values, name)["allocate"])
     rng = np.random.default_rng([settings.seed, values["experiment"]["seeds"][0]])
@@ -100,7 +100,7 @@ class Planned:
 
 
 def planned(compared: Compared, train: Values) -> Planned:
-    """Return the expectation for a compared plan. `train` is the recipe's section."""
+    """Return the expectation for a compared plan. `train` is the recipe's section `train`."""
     counted, lengths = compared.plan.counted, compared.profile["prompt_tokens"].to_numpy()
     correct, graded, sizes, visits, tokens = (
         counted[name].to_numpy() for name in ("correct", "graded", "group_size", "visits", "tokens")
@@ -119,15 +119,15 @@ def planned(compared: Compared, train: Values) -> Planned:
 
 
 def reference_forwards(architecture: Architecture, train: Values) -> float:
-    """Return the cost of a forward of the reference, in forwards of the policy; 0 without a
+    """Return the cost of the reference's forward pass relative to the policy's; 0 without a
     reference. All parameters of a teacher count as matmul parameters."""
     own = architecture.num_matmul_parameters
     return reference_parameters(train, own) / own
 
 
 def scoring_forwards(train: Values, plan: Planned) -> float:
-    """Return the policy's forwards per rollout before an update: one if the step is scored, plus,
-    for replayed `successes`, at most those over the stored rollouts that may join a group."""
+    """Return the policy's forward passes per rollout before an update: one if the step is scored,
+    plus, with the replay method `successes`, at most one per stored rollout in its group."""
     num = float(recipes.is_scored(train))
     if train["replay"]["method"] != "successes":
         return num
@@ -137,8 +137,8 @@ def scoring_forwards(train: Values, plan: Planned) -> float:
 
 
 def rollout_cost(account: str, architecture: Architecture, plan: Planned, train: Values) -> float:
-    """Return the cost of a rollout of the plan in the account, generation and update. Updates on
-    rollouts without a gradient count only in `charged`; with a reference or an entropy bonus all
+    """Return the cost in the account of generating and training on one rollout of the plan. Updates
+    on rollouts without a gradient count only in `charged`; with a reference or an entropy bonus all
     have a gradient. Not included: the cheaper update of adapters, replay, and features of slots."""
     updates, reference = train["updates"], reference_forwards(architecture, train)
     is_all = account == "charged" or reference > 0.0 or recipes.has_bonus(train)
@@ -173,8 +173,8 @@ def rollouts_of(
     train: Values,
     profile: float,
 ) -> float:
-    """Return the number of rollouts that a run trains on: as many as the budget pays for after
-    `profile` and the warm start; without a budget, the plan's; at most `train.max_steps` steps."""
+    """Return the number of rollouts that a run trains on: what the budget buys after the warm start
+    and the cost `profile`, or the plan's without a budget; at most `train.max_steps` steps."""
     rollouts = plan.rollouts
     if budget is not None:
         lengths = plan.prompt, plan.completion
@@ -193,14 +193,14 @@ def step_size(plan: Planned, train: Values) -> float:
 
 
 def group(size: int, prompt: float, completion: float) -> Rows:
-    """Return the rows of one group: `size` rollouts of these lengths in tokens."""
+    """Return the rows of one group: `size` rollouts of these lengths in tokens, rounded."""
     lengths = (np.full(size, round(length)) for length in (prompt, completion))
     return Rows(np.zeros(size, dtype=np.int64), *lengths)
 
 
 def resolution(values: Values, layout: Layout) -> str:
-    """Return a sentence on the smallest difference that the test prompts resolve; an empty string
-    if their number is unknown. It uses the baseline's pass rates, if there is a baseline."""
+    """Return a sentence on the smallest difference of pass@1 that the test prompts resolve, or an
+    empty string if their number is unknown. It uses the baseline's pass rates, if there are any."""
     num_samples, num_prompts = values["evaluate"]["num_samples"], values["ingest"]["splits"]["test"]
     counts: tuple[pl.Series, pl.Series] | None = None
     source = "at worst, if every pass rate is one half"

@@ -1,4 +1,4 @@
-"""The expected cost and yield of a plan, before training. Training does not read it."""
+"""The expected cost and yield of a plan, before training, which does not read this forecast."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,8 +39,8 @@ def forecast(
     strategy: str,
     train: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the expected cost and yield of the plan, and of a uniform plan with its largest group
-    size. `train` is the recipe's section, as in params.yaml."""
+    """Return the expected cost and yield of the compared plan, and of a uniform plan with the
+    largest group size. `train` is the recipe's section, as in params.yaml."""
     profiled = compared.profile.select(profiled_tokens().sum()).item()
     train = {**train, **{slot: completed(slot, train[slot]) for slot in ("select", "replay")}}
 
@@ -59,12 +59,12 @@ def forecast(
 
 
 def completed(slot: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a slot's settings with its method's defaults, which are read without importing it."""
+    """Return a slot's settings with its method's defaults, which are read without an import."""
     return {**registry.defaults(METHODS / slot / f"{spec['method']}.py"), **spec}
 
 
 def profiled_tokens() -> pl.Expr:
-    """Return the tokens of a prompt's samples in the profile. The prompt counts once per sample."""
+    """Return the expression for a prompt's profiled tokens. Each sample includes the prompt."""
     return pl.col("num_samples").cast(pl.Int64) * pl.col("prompt_tokens") + pl.col(
         "completion_tokens"
     )
@@ -138,7 +138,7 @@ def update_factor(
 
 
 def mixed_sample_tokens(visits: Visits, profile: pl.DataFrame, capacity: int | None) -> float:
-    """Return the profile's tokens of the first `capacity` visited prompts that are mixed in it."""
+    """Return the tokens of the first `capacity` (None: all) visited prompts with mixed samples."""
     graded = pl.col("num_samples") - pl.col("error")
     first = pl.Series(visits.rows).unique(maintain_order=True)
     prompts = profile.select("correct", graded=graded, tokens=profiled_tokens())[first]

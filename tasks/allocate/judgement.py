@@ -55,7 +55,7 @@ def judge(compared: Compared) -> dict[str, Any]:
 
 
 def expected(prior: tuple[float, float]) -> Any:
-    """Return a function of a table of visits that returns, per row, the expected p (1 - p), the
+    """Return a function from a table of visits to [rows] arrays: the expected p (1 - p), the
     probability of a mixed group, and a weight of 1."""
 
     def of(visits: pl.DataFrame) -> tuple[Floats, Floats, Floats]:
@@ -71,7 +71,7 @@ def expected(prior: tuple[float, float]) -> Any:
 
 
 def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Generator) -> Any:
-    """Return a function like that of `expected`, for one draw of pass rates and of prompts."""
+    """As `expected`, for one draw of pass rates and prompts; `prompt` is the row in `profile`."""
     correct = profile["correct"].to_numpy()
     graded = (profile["num_samples"] - profile["error"]).to_numpy()
     rates = rng.beta(prior[0] + correct, prior[1] + graded - correct)
@@ -86,8 +86,8 @@ def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Gener
 
 
 def savings(compared: Sequence[pl.DataFrame], known: Any) -> dict[str, tuple[float, float | None]]:
-    """Return, by account, the saving of the first of three plans over the second, and how many runs
-    of the plan it takes for the profile to pay. The third plan is the profile's samples."""
+    """Return, by account, the saving of the first plan over the second, and after how many runs of
+    it the profile pays (None: never). The third plan is the profile's samples."""
     mine, theirs, samples = compared
     information, cost = totals(mine, known)
     uniform_information, uniform_cost = totals(theirs, known)
@@ -107,8 +107,8 @@ def savings(compared: Sequence[pl.DataFrame], known: Any) -> dict[str, tuple[flo
 
 
 def totals(visits: pl.DataFrame, known: Any) -> tuple[float, Mapping[str, float]]:
-    """Return the information of all visits, and their cost by account: rollouts, or tokens of a
-    forward pass (an update counts as three)."""
+    """Return the information of all visits, and their cost by account: in rollouts, or in tokens of
+    a forward pass (an update counts as three). `known` is from `expected` or `draw`."""
     spread, mixed, weights = known(visits)
     rollouts = visits["group_size"].to_numpy() * visits["visits"].to_numpy() * weights
     size, tokens = visits["group_size"].to_numpy(), rollouts * visits["tokens"].to_numpy()

@@ -43,8 +43,8 @@ def uniform_until(
     profile: pl.DataFrame,
     rng: np.random.Generator,
 ) -> list[pl.DataFrame]:
-    """Return passes over the prompts in `rows` in random orders, each with `group_size`. The last
-    pass is cut where `budget`, in trained tokens, is spent."""
+    """Return passes over the prompts in `rows` in random orders, in groups of `group_size`. The
+    last pass is cut where `budget`, in trained tokens, is spent."""
     at_least(1, allocate__group_size=group_size)  # empty groups would never spend the budget
     passes: list[pl.DataFrame] = []
     while budget > 0 and len(rows):

@@ -19,8 +19,8 @@ from tasks.common.params import ParamsError, gathered
 
 @dataclass(frozen=True)
 class Allocation:
-    """The result of a strategy: its phases in order (row, group_size, pass), and its decisions: the
-    columns of DECISIONS, with `row`, the prompt's row in the profile, in place of prompt_id."""
+    """The result of a strategy: its phases in order (columns row, group_size, pass), and its
+    decisions: DECISIONS, but with `row`, the prompt's row in the profile, for prompt_id."""
 
     phases: list[pl.DataFrame]
     decisions: pl.DataFrame
@@ -46,8 +46,8 @@ def shuffled(rows: pl.Series, rng: np.random.Generator) -> pl.Series:
 def decide(
     profile: pl.DataFrame, rows: pl.Series, decision: str, group_size: int, reason: str
 ) -> pl.DataFrame:
-    """Return the decision about the prompts in these rows of the profile. The reason begins with
-    the observed counts."""
+    """Return one decision for each prompt in these rows of the profile, as a table. Each reason
+    begins with the observed counts."""
     graded = pl.col("num_samples") - pl.col("error")
     known = profile.select("row", "pass_rate", "correct", graded=graded)[rows]
     # one text for equal counts, however many prompts have them
@@ -65,15 +65,15 @@ def decide(
 
 
 def solved_words(size: int, sizes: list[int]) -> str:
-    """Return a description of the pass rates that a bucket covers."""
+    """Return a description of the pass rates that bucket `size` of the ascending `sizes` covers."""
     if size == sizes[-1]:
         return f"at most one success in {size} expected"
     return f"a success expected in fewer than {sizes[sizes.index(size) + 1]} rollouts"
 
 
 def load_strategy(spec: Mapping[str, Any]) -> tuple[ModuleType, Callable[..., Allocation]]:
-    """Return a recipe's strategy, and its `allocate` for a PROFILE table, with the settings bound.
-    Raise ParamsError for unknown names, and for group sizes or shares out of range."""
+    """Return the module of a recipe's strategy, and its `allocate(profile, passes, rng)` with the
+    settings bound. Raise ParamsError for unknown names, or group sizes or shares out of range."""
     module = registry.load(strategies, spec.get("strategy"), "allocate.strategy")
     settings = {key: value for key, value in spec.items() if key != "strategy"}
     bound = registry.bind(module.allocate, settings, "allocate")
@@ -103,8 +103,8 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
 
 
 def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame:
-    """Return the PLAN table of the phases, with the additional column `row`. Raise EmptyPlanError
-    with the histogram if there is nothing to visit."""
+    """Return the PLAN table of the phases, plus the column `row`. Raise EmptyPlanError with the
+    histogram if there are no visits, and ParamsError for a group size below 1."""
     numbered = [
         frame.with_columns(
             pl.lit(number, pl.Int32).alias("phase"),
@@ -128,7 +128,7 @@ def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame
 
 
 def histogram_words(profile: pl.DataFrame) -> str:
-    """Return the number of prompts at each pass rate: `0.000: 12, 0.125: 3, ...`."""
+    """Return the number of prompts at each pass rate as text: `0.000: 12, 0.125: 3, ...`."""
     counts = profile.group_by("pass_rate").len().sort("pass_rate", nulls_last=True)
     return ", ".join(
         f"{'ungraded' if r is None else format(r, '.3f')}: {n}" for r, n in counts.iter_rows()
@@ -136,8 +136,8 @@ def histogram_words(profile: pl.DataFrame) -> str:
 
 
 def check_decisions(decisions: pl.DataFrame, profile: pl.DataFrame) -> pl.DataFrame:
-    """Return the DECISIONS table, in the profile's order. Every prompt must have exactly one
-    decision."""
+    """Return the DECISIONS table, in the profile's order. Raise AssertionError unless every prompt
+    has exactly one decision."""
     rows = decisions["row"].to_numpy()
     if len(rows) != len(profile) or (np.bincount(rows, minlength=len(profile)) != 1).any():
         raise AssertionError("a strategy must decide every prompt exactly once")

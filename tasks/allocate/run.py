@@ -38,8 +38,8 @@ ENDED = (
 
 
 def main(run: stage.Stage) -> None:
-    """Apply the recipe's strategy, and write the plan, the decisions and the forecast. If a slot of
-    the recipe reads the profile's samples, also write the samples of the plan's prompts."""
+    """Apply the recipe's strategy, and write the plan, decisions, forecast, budget and samples:
+    those of the plan's prompts in the profile if a slot or the warm start reads them, else none."""
     recipe, seed = run.coordinates()
     settings = run.section("allocate", AllocateSettings)
     layout = run.layout
@@ -101,8 +101,8 @@ def write_budget(
     *,
     reads_profile: bool,
 ) -> None:
-    """Write the compute that the cell may spend. Raise ParamsError if the profile, where the
-    recipe reads it, and a warm start cost at least the budget."""
+    """Write the compute that the cell may spend. Raise ParamsError if the profile, if the recipe
+    reads it, and the warm start together cost at least the budget."""
     recipe, seed = run.coordinates()
     path = run.layout.plan(recipe, seed) / "budget.json"
     budget = run.section("experiment", params.Experiment).budget
@@ -167,7 +167,7 @@ def log_plan(decisions: pl.DataFrame, expected: Mapping[str, Any]) -> None:
 
 
 def warn_if_few_learnable(profile: pl.DataFrame, mixed_rate: float) -> None:
-    """Warn if this policy can learn from almost no prompt."""
+    """Warn if under 5 % of the prompts were solved sometimes, but not always."""
     graded = pl.col("num_samples") - pl.col("error")
     is_learnable = (pl.col("correct") > 0) & (pl.col("correct") < graded)
     learnable = int(profile.select(is_learnable.sum()).item())

@@ -11,7 +11,7 @@ from tasks.store.fixed_policy import SamplerSettings, read_tokens
 
 
 def samples_of(run: Stage, plan: pl.DataFrame) -> pl.DataFrame:
-    """Return the SAMPLES of the plan's prompts, in the order of their first visit. Raise
+    """Return the SAMPLES of the plan's prompts, in the order of their first visits. Raise
     ArtifactError if samples are missing from the store."""
     layout, settings = run.layout, run.sections(SamplerSettings)
     visited = plan.select("prompt_id").unique(keep="first", maintain_order=True)

@@ -1,4 +1,4 @@
-"""Numbers of visits in a plan and in a uniform plan, by a prompt's counts and the group size.
+"""Visits of a plan and of a uniform plan, counted by a prompt's (correct, graded) and group size.
 Prompts are identified by their row in the profile, because comparing millions of ids is slow."""
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Visits:
 @dataclass(frozen=True)
 class Compared:
     """The visits of a plan, of a uniform plan with its largest group size and number of passes, and
-    of the profile's sampling; and the Beta distribution (a, b) of the prompts' pass rates."""
+    of the profile's sampling; and the Beta `prior` (a, b) of the prompts' pass rates."""
 
     profile: pl.DataFrame
     plan: Visits
@@ -45,8 +45,8 @@ class Compared:
 
 
 def compare(plan: pl.DataFrame, profile: pl.DataFrame) -> Compared:
-    """Return a plan's visits (row, group_size, pass), counted, beside a uniform plan's and the
-    profile's: millions of prompts become some dozens of rows."""
+    """Count the visits of a plan (columns row, group_size, pass), of a uniform plan and of the
+    profile's sampling: millions of prompts become some dozens of rows."""
     passes = int(plan["pass"].max()) + 1  # type: ignore[arg-type]
     prompts, mean = prompts_of(profile), pl.col("tokens").mean()
     every = prompts.group_by(*COUNTS, "num_samples").agg(mean, prompts=pl.len()).sort(pl.all())
@@ -67,8 +67,8 @@ def compare(plan: pl.DataFrame, profile: pl.DataFrame) -> Compared:
 
 
 def by_prompt(visits: Visits, profile: pl.DataFrame, rows: Rows) -> pl.DataFrame:
-    """Return the visits of the prompts in these rows, a row per prompt and group size: the number
-    of `visits`, the prompt's counts and tokens, and as `prompt` the index into `rows`."""
+    """Return the visits of the prompts in these profile rows, a row per prompt and group size: the
+    number of `visits`, the prompt's counts and tokens, and as `prompt` its index in `rows`."""
     place = np.full(len(profile), -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
     prompts = place[visits.rows]
@@ -80,7 +80,7 @@ def by_prompt(visits: Visits, profile: pl.DataFrame, rows: Rows) -> pl.DataFrame
 
 
 def prompts_of(profile: pl.DataFrame) -> pl.DataFrame:
-    """Return the inputs for a model of visits: each prompt's counts and mean tokens per rollout."""
+    """Return a row per prompt, in the profile's order: its counts and mean tokens per rollout."""
     return profile.select(
         "correct",
         graded=pl.col("num_samples") - pl.col("error"),

@@ -1,4 +1,4 @@
-"""Run one cell: the stages' own `main`, in this process, over folders of the cell and its family.
+"""Run one cell: the stages' own `main`, in this process, on folders of the cell and of its family.
 
 Prompts, policy, profile and baseline are made once per family. Plan, training and evaluation are
 per cell, in a folder that is removed at the end; a killed cell resumes from its checkpoint."""
@@ -45,7 +45,7 @@ THINNING = 3  # a separate stream of random numbers
 
 @dataclass(frozen=True)
 class CellLayout(Layout):
-    """A cell's folder. Data that all cells of a family share is in the family's folder."""
+    """A cell's folder. Data that all cells of a family share is in the folder `family`."""
 
     family: Layout
 
@@ -72,14 +72,14 @@ def family_layout(work: Path, family: str) -> Layout:
 def run_stage(
     name: str, values: Values, layout: Layout, recipe: str | None = None, seed: int | None = None
 ) -> None:
-    """Run a stage's `main` without recording it."""
+    """Run the `main` of a stage, without a record in MLflow."""
     main = importlib.import_module(f"tasks.{name}.run").main
     main(Stage.unrecorded(name, values, layout, recipe, seed))
 
 
 def prepare_family(work: Path, family: str, values: Values, policy: Layout | None) -> None:
-    """Make prompts, policy, profile and baseline of a family, each once. `policy` is a data root
-    with a policy made from the same parameters, which is copied."""
+    """Make a family's policy, prompts, profile and baseline, each again only if its inputs change.
+    `policy` is a data root with a policy made from the same parameters: copy this one."""
     layout = family_layout(work, family)
     settings, code = inputs_of(values, next(iter(values["recipes"])))  # the same for all recipes
     wanted = ""
@@ -98,7 +98,7 @@ def prepare_family(work: Path, family: str, values: Values, policy: Layout | Non
 
 
 def run_cell(cell: BenchmarkCell, work: Path) -> Line:
-    """Plan, train and measure a cell. Return its result line, with the error if the cell fails."""
+    """Plan, train and measure a cell; then remove its folder. Return its line, failed or not."""
     layout = CellLayout(work / "cells" / cell.key, family_layout(work, cell.family))
     started, cpu = time.perf_counter(), time.process_time()
     line: Line = {
@@ -165,7 +165,7 @@ def thinned(plan: pl.DataFrame, budget: int, rng: np.random.Generator) -> pl.Dat
 
 
 def measure(cell: BenchmarkCell, layout: CellLayout) -> Line:
-    """Return the result line of a finished cell: results and costs."""
+    """Return a trained cell's results and costs for its line; evaluate it if it measures `test`."""
     out = layout.train(cell.recipe, cell.seed)
     flops = read_checked(out / "flops.json")
     forecast = read_checked(layout.plan(cell.recipe, cell.seed) / "forecast.json")
@@ -216,9 +216,9 @@ def parts_of(seconds: Seconds) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Passes:
-    """The trainer's passes over a step's rollouts: the number of update epochs; whether a slot
-    requires a forward pass before the update, and the norm of each rollout's gradient; and whether
-    the loss of each kept rollout needs a reference, or has an entropy bonus."""
+    """The trainer's passes over a step's rollouts: the number of update `epochs`; whether a slot
+    requires a forward pass before the update (`is_seen`), and each rollout's gradient norm; and
+    whether the loss of kept rollouts needs a reference, or has an entropy bonus."""
 
     epochs: int = 1
     is_seen: bool = False
@@ -228,7 +228,7 @@ class Passes:
 
 
 def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
-    """Return the passes that the methods in a section `train` require."""
+    """Return the passes that the methods in a recipe's section `train` require."""
     loading = importlib.import_module("tasks.train.loading")  # by name: no stage imports another
     specs = [(slot, train[slot]) for slot in ("select", "advantage")]
     specs += [("shape", spec) for spec in train.get("shape", [])]
@@ -244,9 +244,9 @@ def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
 
 def device_seconds(rollouts: pl.DataFrame, passes: Passes, time_of: DeviceTime) -> Seconds:
     """Return the modelled seconds for the steps of a TRAIN_ROLLOUTS table: per step one wave of the
-    fresh rollouts, a prefill per group, the passes that slots require, and an update on the
-    rollouts with a gradient. Lengths are scaled by LENGTH_FACTOR. A wave has ROWS_FACTOR times the
-    rollouts, and a step is charged its share: a few rows alone would leave the device idle."""
+    fresh rollouts, a prefill per group, the passes that slots require, and updates on rollouts with
+    a gradient (all kept ones with a reference or bonus). Lengths are scaled by LENGTH_FACTOR. A
+    wave has ROWS_FACTOR times the rollouts, so that the device is busy; a step pays its share."""
     seconds = Seconds()
     for (_step,), rows in rollouts.group_by("step", maintain_order=True):
         prompts, completions = lengths_of(rows)
@@ -269,7 +269,7 @@ def device_seconds(rollouts: pl.DataFrame, passes: Passes, time_of: DeviceTime) 
 
 
 def scoring_seconds(num_tokens: float, rollouts: pl.DataFrame, time_of: DeviceTime) -> float:
-    """Return the modelled seconds to read `num_tokens` in rollouts of the table's lengths."""
+    """Return the modelled seconds to score `num_tokens`, in rollouts as long as the table's."""
     prompts, completions = lengths_of(rollouts)
     whole = prompts + completions
     return num_tokens * LENGTH_FACTOR / float(whole.sum()) * time_of.read(whole)
@@ -289,7 +289,7 @@ def profile_seconds(rollouts: pl.DataFrame, time_of: DeviceTime) -> Seconds:
 
 
 def lengths_of(rows: pl.DataFrame) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-    """Return the token counts of prompts and completions, scaled."""
+    """Return each rollout's tokens of prompt and completion, [B] each, times LENGTH_FACTOR."""
     lengths = (rows["prompt_tokens"], rows["token_ids"].list.len())
     prompts, completions = (
         (column.to_numpy() * LENGTH_FACTOR).astype(np.int64) for column in lengths
@@ -298,7 +298,7 @@ def lengths_of(rows: pl.DataFrame) -> tuple["np.ndarray[Any, Any]", "np.ndarray[
 
 
 def wave_of(prompts: Any, completions: Any, time_of: DeviceTime) -> float:
-    """Return the seconds of these rollouts: their share of a wave that fills the device."""
+    """Return the seconds to decode these rollouts: their share of a wave that fills the device."""
     if not len(prompts):
         return 0.0
     held = float((prompts + completions).mean())

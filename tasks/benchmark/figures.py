@@ -23,7 +23,7 @@ FEW = 10
 
 def write_figure(path: Path, runs: Mapping[str, Runs]) -> None:
     """Write the figure as SVG, with the same bytes for the same runs. A point is the mean over
-    seeds, a bar their range; compute is on a logarithmic axis."""
+    seeds, an error bar their range; compute is on a logarithmic axis."""
     with mpl.rc_context({"svg.hashsalt": "winnow", "svg.fonttype": "none", "font.size": 9}):
         size = (11, 3.6) if len(runs) <= FEW else (14, 5)
         figure = Figure(figsize=size, layout="constrained")

@@ -1,5 +1,5 @@
-"""The frontier of a recipe in an account: a run's cost in the account, the settings of a search on
-the frontier, and the compute at which the recipe reaches an accuracy.
+"""The frontier of a recipe in an account: the cost of a run, the trials of a search whose settings
+are run on test, and the compute at which the recipe reaches an accuracy.
 
 Legend: D draws, P points."""
 
@@ -27,7 +27,7 @@ which depend on the machine and its other load."""
 
 
 def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
-    """Return the cost of a run in the account `measure`, with 1 / `uses` of the profile's cost."""
+    """Return a run's cost in the account `measure`, with 1 / `uses` of the profile's."""
     if measure == "rollouts":
         return float(line["rollouts"] + line["rollouts_profile"] / uses)
     if measure in UPDATE_FACTORS:
@@ -44,7 +44,7 @@ def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
 
 
 def best_by_budget(trials: Iterable[Line]) -> dict[int, Line]:
-    """Return the trial with the best validation at each budget, smallest budget first."""
+    """Return the trial with the best validation accuracy by budget, smallest budget first."""
     found: dict[int, Line] = {}
     for trial in trials:
         best = found.get(trial["budget"])
@@ -68,7 +68,7 @@ def chosen(trials: Sequence[Line], measure: str) -> list[Line]:
 
 
 def hull(x: Floats, y: Floats) -> list[int]:
-    """Return the corners (indices) of the rising part of the upper hull, from left to right."""
+    """Return the corners of the rising part of the upper convex hull, as indices, by rising x."""
     corners: list[int] = []
     for place in np.lexsort((-y, x)).tolist():
         if corners and y[place] <= y[corners[-1]]:
@@ -80,14 +80,14 @@ def hull(x: Floats, y: Floats) -> list[int]:
 
 
 def is_below(x: Floats, y: Floats, first: int, middle: int, last: int) -> bool:
-    """Return whether the middle point is on or below the line through the two others."""
+    """Return whether the middle point is on or below the line from the first to the last."""
     rise, run = y[last] - y[first], x[last] - x[first]
     return bool((y[middle] - y[first]) * run <= rise * (x[middle] - x[first]))
 
 
 def reach(cost_P: Floats, accuracy_DP: Floats, target_D: Floats) -> Floats:
-    """[D] Return the compute at which the monotone curve through these points reaches the target,
-    interpolated on a logarithmic axis; infinite if it never does."""
+    """Return [D] the compute at which the running maximum of accuracy over compute reaches the
+    target, interpolated in log compute; at least the lowest `cost_P`, infinite if never reached."""
     order = np.argsort(cost_P, kind="stable")
     log_P, best_DP = np.log(cost_P[order]), np.maximum.accumulate(accuracy_DP[:, order], axis=1)
     place_D = (best_DP < target_D[:, None] - 1e-12).sum(axis=1)

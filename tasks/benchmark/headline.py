@@ -58,11 +58,11 @@ class Point:
         return [line["test"] for line in self.lines]
 
     def cost(self, measure: str, uses: float = 1.0) -> float:
-        """Return the mean cost of the point's runs, with the profile's share."""
+        """Return the mean cost of the point's runs, with 1 / `uses` of the profile's cost."""
         return float(np.mean([cost_of(line, measure, uses) for line in self.lines]))
 
     def rates(self) -> Floats:
-        """[S, P] Return the pass rate of every test prompt."""
+        """Return [S, P] the pass rate of every test prompt in the run of every seed."""
         return np.array(
             [
                 np.array(counts_of(line["correct"])) / np.maximum(counts_of(line["trials"]), 1)
@@ -73,9 +73,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Runs:
-    """A recipe on a family. `frontier` has, by account, the indices of its points; `best`, by
-    budget, the index of the settings with the best validation; `searches` the same for each
-    complete search. `is_equal` means that some account uses the settings chosen at equal rollouts,
+    """A recipe on a family. `frontier` has, by account, the indices of its points in `points`;
+    `best`, by budget, the index of the settings with the best validation; `searches` is the same
+    for each complete search. `is_equal`: some account uses the settings chosen at equal rollouts,
     because its own settings have not been run."""
 
     name: str
@@ -98,7 +98,7 @@ class Runs:
 
 def make_runs(name: str, lines: Collection[Line], num_seeds: int) -> Runs | None:
     """Return the runs in `lines`, the trials and tests of one recipe, or of several that train the
-    same policy. Return None if no settings were run on test with every seed."""
+    same policy. Return None if at no budget the best settings were run on test with every seed."""
     by_settings: dict[str, list[Line]] = {}
     good = [line for line in lines if "failed" not in line]
     for line in good:
@@ -138,7 +138,7 @@ def make_runs(name: str, lines: Collection[Line], num_seeds: int) -> Runs | None
 
 
 def all_runs(protocol: Protocol, family: str, lines: Collection[Line]) -> dict[str, Runs]:
-    """Return the recipes of the protocol that have been run on test, by name."""
+    """Return the runs of the protocol's recipes, by recipe; omit those without results on test."""
     found = {}
     for contestant in protocol.contestants:
         runs = runs_of(protocol, family, [contestant.recipe], lines)
@@ -150,7 +150,7 @@ def all_runs(protocol: Protocol, family: str, lines: Collection[Line]) -> dict[s
 def runs_of(
     protocol: Protocol, family: str, recipes: Collection[str], lines: Collection[Line]
 ) -> Runs | None:
-    """Return the runs of these recipes on a family, combined as the runs of one recipe."""
+    """Return the runs of these recipes on a family, as those of one recipe (see `make_runs`)."""
     mine = [line for line in lines if line["family"] == family and line["recipe"] in recipes]
     return make_runs(" or ".join(f"`{recipe}`" for recipe in recipes), mine, len(protocol.seeds))
 
@@ -200,8 +200,8 @@ class Draws:
 
 
 def resample(mine: Runs, reference: Runs, num_draws: int, spread: Spread | None = None) -> Draws:
-    """Draw prompts once for both recipes, seeds for each point, and for each recipe one deviation
-    of its search. The standard deviation over draws of S seeds is too small by sqrt((S - 1) / S),
+    """Draw prompts once for both recipes, seeds for each point, and for each recipe a deviation due
+    to its search. The standard deviation over draws of S seeds is too small by sqrt((S - 1) / S),
     and a normal quantile is too small for S - 1 degrees of freedom: deviations from the mean are
     widened to correct both."""
     rng = np.random.default_rng(0)
@@ -232,13 +232,13 @@ def resample(mine: Runs, reference: Runs, num_draws: int, spread: Spread | None 
 
 
 def widening(num_seeds: int) -> float:
-    """Return the factor that widens the deviations in draws of `num_seeds` seeds (`resample`)."""
+    """Return the factor by which `resample` widens deviations drawn from `num_seeds` seeds."""
     quantiles = stats.t.ppf(0.5 + LEVEL / 2, num_seeds - 1) / stats.norm.ppf(0.5 + LEVEL / 2)
     return float(quantiles * np.sqrt(num_seeds / (num_seeds - 1)))
 
 
 def mean_of(parts: Sequence[Floats]) -> Floats:
-    """Return the mean accuracy at each point, over its seeds and prompts."""
+    """Return [N] the mean accuracy at each point, over its seeds and prompts."""
     return np.array([rates_SP.mean() for rates_SP in parts])
 
 
@@ -253,7 +253,7 @@ def ratios(
     )
 
     def needed(which: int, accuracy: tuple[Floats, Floats], target: int) -> Floats:
-        """[D] Return the compute to the accuracy of the reference's point `target`."""
+        """Return [D] the compute of `which` (1: reference) for the accuracy of point `target`."""
         own = accuracy[which][:, list(places[which])]
         return reach(costs[which], own, accuracy[1][:, target])
 
@@ -272,7 +272,7 @@ def ratios(
 
 
 def update_cost(reference: Runs) -> float:
-    """Return rho: the modelled cost of training on a rollout over that of generating it, in the
+    """Return rho, the modelled cost of training on a rollout relative to generating it, in the
     reference's first run at its largest budget. The share of rollouts trained on is from
     `charged_mixed`; generation is a quarter of `charged`."""
     line = reference.points[reference.best[max(reference.best)]].lines[0]

@@ -1,4 +1,4 @@
-"""The inputs of a cell's result: the values and the code of every stage before it."""
+"""The inputs of a cell's result: the parameter values and the code of its stages."""
 
 import importlib
 import json
@@ -20,8 +20,8 @@ OWN_FILES = ("tasks/benchmark/cells.py", "tasks/common/accounting/device_time.py
 
 
 def inputs_of(params: Values, recipe: str, root: Path = ROOT) -> tuple[Values, Values]:
-    """Return for each stage a digest of the values that can change this recipe's results, and one
-    of the code that it can run for them, from the files under `root`."""
+    """Return, by stage, digests of the values that can change this recipe's results, and digests of
+    the code under `root` that the stages can run for them."""
     # cached: a benchmark needs the same digests many times, independent of the seed
     alone: dict[str, Any] = {"experiment": {"recipes": [recipe], "seeds": [0], "budget": None}}
     alone["recipes"] = {recipe: params["recipes"][recipe]}
@@ -47,8 +47,8 @@ def digests(params: str, recipe: str, root: Path) -> tuple[Values, Values]:
 
 
 def costs_of(whole: Values) -> dict[str, Any]:
-    """Return the values that change only costs: padding, the rows of a wave, and whether the
-    profile's replay has to score."""
+    """Return the values that change only costs: padding, the rows of a wave, and whether replayed
+    samples of the profile have to be scored."""
     of_engine = {key: whole["engine"][key] for key in ("device", "max_rows")}
     return {**of_engine, "learner": whole["learner"], "logprobs": whole["store"]["logprobs"]}
 

@@ -36,8 +36,8 @@ def family_facts(profile: pl.DataFrame) -> dict[str, Any]:
 
 
 def true_rates(profile: pl.DataFrame) -> Floats:
-    """Return estimates of the true pass rates: draws from every prompt's posterior. Rates from a
-    few samples are spread too widely, and selecting the best of them selects for luck."""
+    """Return [NUM_DRAWS * prompts] draws of the true pass rates from every prompt's posterior.
+    Rates from a few samples are spread too widely: selecting the best of them selects for luck."""
     correct = profile["correct"].to_numpy()
     graded = (profile["num_samples"] - profile["error"]).to_numpy()
     a, b = fit_beta(correct, graded)
@@ -47,7 +47,7 @@ def true_rates(profile: pl.DataFrame) -> Floats:
 
 
 def oracle_saving(rates: Floats) -> dict[str, float]:
-    """Return, by account, how many times less compute the oracle needs for the same information."""
+    """Return by account by what factor the oracle needs less compute for equal information."""
     spread, rarer = rates * (1.0 - rates), np.minimum(rates, 1.0 - rates)
     is_one_sided = (1.0 - rarer) / (1.0 + UPDATE_COST * rarer) > 1.0 / (1.0 + UPDATE_COST)
     information = spread * np.where(is_one_sided, 1.0 - rarer, 1.0)

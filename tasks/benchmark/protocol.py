@@ -52,7 +52,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of prompts: its changes to the parameter file, and its budgets."""
+    """A family of prompts: its budgets in rollouts, and its changes to the parameter file."""
 
     budgets: list[int]
     changes: Values
@@ -131,7 +131,7 @@ class BenchmarkCell:
 
 
 def identity_of(line: Mapping[str, Any]) -> str:
-    """Return `BenchmarkCell.identity` of a result line."""
+    """Return the digest `BenchmarkCell.identity` for the fields of a result line."""
     names = ("family", "recipe", "budget", "seed", "measures", "settings")
     return digest([line[name] for name in names])
 
@@ -142,7 +142,7 @@ def settings_of(line: Mapping[str, Any]) -> str:
 
 
 def read_protocol(path: Path) -> tuple[Protocol, Values]:
-    """Return the protocol and its base parameters. Raise ParamsError for invalid content."""
+    """Return the protocol and complete base parameters. Raise ParamsError for invalid content."""
     protocol = params.parse(params.load(path), Protocol, path.name)
     names = [contestant.recipe for contestant in protocol.contestants]
     everyone = {"recipes": [*dict.fromkeys([*names, *protocol.reference])], "seeds": [0]}
@@ -178,7 +178,7 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
 
 
 def check_keys(file: str, search: Search, contestant: Contestant, recipe: Values) -> None:
-    """Raise ParamsError for a key that the recipe does not have: each of its trials would fail, and
+    """Raise ParamsError for a key to tune that the recipe lacks: each of its trials would fail, and
     a failure counts as a result."""
     for key in (*(f"train.{axis}" for axis in search.axes), contestant.knob):
         found: Any = recipe
@@ -196,7 +196,7 @@ def dotted(key: str, value: Any) -> Values:
 
 
 def trials(search: Search, contestant: Contestant, seed: int) -> list[Values]:
-    """Return the settings that a recipe tries first in the search of this seed: its own, then
+    """Return the settings that a recipe tries first in the search of this seed: {} (its own), then
     distinct random points of its grid, the same for recipes with the same grid."""
     axes = {f"train.{key}": values for key, values in search.axes.items()}
     if contestant.values:

@@ -17,8 +17,8 @@ MAX_COUNT = len(DIGITS) - 1
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Return every line of the file, including superseded ones. A line cut off by a kill is
-    skipped. Raise ArtifactError for a line that is not a result."""
+    """Return every line of the file, including superseded ones; none if there is no file. A line
+    cut off by a kill is skipped. Raise ArtifactError for a line that is not a result."""
     found: list[Line] = []
     if not path.exists():
         return found
@@ -49,8 +49,8 @@ def read_results(path: Path) -> dict[str, Line]:
 
 
 def supersede(path: Path, keys: Collection[str], reason: str) -> int:
-    """Mark the valid lines of these keys as superseded, and return their number. All other lines
-    stay byte-identical."""
+    """Mark the valid lines of these keys as superseded for `reason`; return their number. All other
+    lines stay byte-identical."""
     content = path.read_bytes()
     texts, num = content.split(b"\n"), 0
     for place, text in enumerate(texts[:-1]):
@@ -92,5 +92,5 @@ def digits(counts: "list[int]") -> str:
 
 
 def counts_of(text: str) -> list[int]:
-    """Parse counts written by `digits`."""
+    """Return the counts in a string written by `digits`."""
     return [int(character, 36) for character in text]

@@ -1,6 +1,6 @@
 """Run the cells of a protocol that the results file lacks, several at a time.
 
-The next cells follow from the results file alone. A trial continues to the next budget when all
+The results file alone determines the next cells. A trial continues to the next budget when all
 trials of this budget are done and it is among the best on validation. When all searches of a recipe
 are done, the settings that an account or a search chooses are run on test, with every seed. So a
 benchmark that is killed or stopped continues from the same state."""
@@ -127,8 +127,8 @@ def lines_of(protocol: Protocol, values: Values, family: str, find: Find) -> lis
 
 
 def due(protocol: Protocol, values: Values, lines: Collection[Line]) -> list[Line]:
-    """Return the lines to show: those of the cells that `turn` yields, so none with other settings,
-    other code or of an older protocol. If a family's reference has not been run on test, return
+    """Return the lines to show: those of the cells that `turn` yields, so none of other settings,
+    other code or an older protocol. If a family's reference has not been run on test, return
     superseded lines instead: for each recipe the lines with the last reason, which were superseded
     together."""
     results = current(lines)
@@ -171,7 +171,7 @@ def reached(line: Line) -> float:
 
 
 def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int) -> float:
-    """Return a lower bound of the remaining hours, at the rate of the finished cells: the number of
+    """Return a lower bound on the remaining hours, at the rate of the finished cells: the number of
     settings to run on test is unknown before the searches are done."""
     finished = [line for line in results.values() if "failed" not in line]
     rate = SECONDS_A_ROLLOUT
@@ -203,7 +203,7 @@ def prepare(protocol: Protocol, values: Values, work: Path, file: Path, project:
 
 
 def run(protocol: Protocol, values: Values, work: Path, file: Path, workers: int) -> None:
-    """Run all missing cells, `workers` at a time. A line is written as soon as its cell is done."""
+    """Run all missing cells, `workers` at a time. Append each line as soon as its cell is done."""
     results = read_results(file)
     num_done = len(results)
     context = multiprocessing.get_context("spawn")
@@ -237,7 +237,7 @@ def run(protocol: Protocol, values: Values, work: Path, file: Path, workers: int
 
 
 def run_in_worker(cell: BenchmarkCell, work: Path) -> Line:
-    """Run a cell in a worker. Kill the worker on interrupt: the pool would wait for it forever."""
+    """Run a cell in a worker. On interrupt, kill the worker: the pool would wait for it forever."""
     try:
         return cells.run_cell(cell, work)
     except KeyboardInterrupt:

@@ -86,7 +86,7 @@ def page(
 
 
 def superseded_words(lines: list[Line]) -> Iterator[str]:
-    """Yield the reasons why lines on the page are superseded; nothing if none is."""
+    """Yield lines with the reasons why results on the page are superseded; none if none are."""
     reasons: dict[str, list[str]] = {}
     for line in lines:
         if "superseded" in line:
@@ -136,7 +136,7 @@ def facts_words(facts: Mapping[str, Any]) -> str:
 
 
 def headline(runs: dict[str, Runs], reference: Runs, protocol: Protocol) -> Iterator[str]:
-    """Yield the ratios at each target accuracy of the reference."""
+    """Yield a table of ratios for each target accuracy of the reference, and the caveats."""
     others = [mine for mine in runs.values() if not mine.is_all_of(reference)]
     if not others:
         return
@@ -177,7 +177,7 @@ def headline(runs: dict[str, Runs], reference: Runs, protocol: Protocol) -> Iter
 
 
 def tuned(lines: list[Line]) -> Iterator[str]:
-    """Yield the lines of a table: the best setting on validation per recipe, search and budget."""
+    """Yield a table of the best trial on validation for each recipe, search and budget."""
     tried: dict[tuple[str, int, int], list[Line]] = {}
     for line in lines:
         if line["measures"] == "validation" and "failed" not in line:
@@ -203,7 +203,7 @@ def settings_words(line: Line) -> str:
 
 
 def ratio_words(ratio: Ratio) -> str:
-    """Return a ratio with its interval, or that it is not reached."""
+    """Return a ratio with its interval as text, or that the target is not reached."""
     if ratio.value is None:
         return f"not reached ({ratio.reached:.0%} of draws)"
     low, high = ("not reached" if end is None else f"{end:.2f}" for end in (ratio.low, ratio.high))
@@ -219,7 +219,7 @@ def amount_words(measure: str, amount: float) -> str:
 
 
 def points(runs: dict[str, Runs]) -> Iterator[str]:
-    """Yield every point of every frontier, with its settings."""
+    """Yield a table of all points run on test, on a frontier or not, with their settings."""
     yield f"| recipe | budget | seeds | test | spread | {' | '.join(SHOWN)} | settings | code |"
     yield "|---" * (len(SHOWN) + 7) + "|"
     for mine in runs.values():

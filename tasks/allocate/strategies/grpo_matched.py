@@ -1,4 +1,4 @@
-"""`grpo_matched`: every prompt with one group size, until the cost of sGPO's plan and its profile
+"""`grpo_matched`: all prompts, with one group size, until the cost of sGPO's plan and its profile
 is spent.
 
 The baseline at equal charged compute. `allocate.passes` applies to sGPO's plan; here the number of
@@ -24,7 +24,7 @@ def allocate(
     unsolved_rate: float,
     buckets: list[int],
 ) -> Allocation:
-    """Return uniform visits at the cost of the profile and sGPO's plan (last three settings)."""
+    """Return uniform visits that cost as much as the profile and sGPO's plan (last 3 settings)."""
     settings = {"trivial_above": trivial_above, "unsolved_rate": unsolved_rate, "buckets": buckets}
     _, budget = sgpo_plan(profile, passes, rng, settings)
     rows = profile["row"]

@@ -1,5 +1,5 @@
-"""`uniform`: every prompt, the same group size, a new random order in each pass. The allocation of
-plain GRPO and DAPO."""
+"""`uniform`: every prompt, the same group size, and a new random order in each pass, as in plain
+GRPO and DAPO."""
 
 import numpy as np
 import polars as pl
