@@ -1,9 +1,9 @@
 """Rollouts to read: the answers of the initial and the trained policies to the test prompts.
 
 `rollouts.parquet` contains all of them, one row per sample, with prompt and gold answer. The page
-contains the rollouts of selected prompts, from all classes of change, for some policies; the middle
-of long texts is left out. Both are made in one pass over the stages' files. Only the page's content
-and one part of a file are in memory at a time."""
+contains the rollouts of up to NUM_PROMPTS prompts, from all classes of change, for up to MAX_RUNS
+trained policies; the middle of long texts is left out. Both are made in one pass over the stages'
+files. Only the page's content and one part of a file are in memory at a time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ TO_READ = Table(
 
 
 def change_of(before: float | None, after: float | None) -> str | None:
-    """Return the class of change of a prompt by its pass rates; None if one of them is unknown."""
+    """Return the class in CHANGES for a prompt's pass rates; None if one of them is unknown."""
     if before is None or after is None:
         return None
     if before == after:
@@ -51,8 +51,8 @@ def change_of(before: float | None, after: float | None) -> str | None:
 
 
 def shown_runs(rows: Sequence[Row], champion: Mapping[str, Any] | None) -> list[str]:
-    """Return the runs on the page: for each recipe the seed with the best validation accuracy, in
-    the order of the leaderboard, the champion first."""
+    """Return at most MAX_RUNS runs for the page: of each recipe the seed with the best validation
+    accuracy, in the order of the leaderboard, but the champion first."""
     recipes = dict.fromkeys(row["recipe"] for row in rows)
     names = [name_of(best_seed(rows, recipe)) for recipe in recipes]
     first = name_of(champion) if champion else ""
@@ -60,7 +60,7 @@ def shown_runs(rows: Sequence[Row], champion: Mapping[str, Any] | None) -> list[
 
 
 def choose(changes: Mapping[str, str | None], count: int = NUM_PROMPTS) -> list[str]:
-    """Return at most `count` prompt ids: an equal number of each class, and all of small classes.
+    """Return at most `count` prompt ids: an equal number of each class, or all of a small class.
     Ids are digests, so the first ones are a random but reproducible choice."""
     classes: dict[str, list[str]] = {name: [] for name in CHANGES}
     for prompt_id, change in sorted(changes.items()):
@@ -73,8 +73,8 @@ def choose(changes: Mapping[str, str | None], count: int = NUM_PROMPTS) -> list[
 
 
 def write_rollouts(path: Path, layout: Layout, results: Results, runs: Sequence[str]) -> Json:
-    """Write `rollouts.parquet` and return the part that the page shows: the initial policy and the
-    `runs`. Raise ArtifactError if the prompt of a rollout is not among the test prompts."""
+    """Write `rollouts.parquet` and return the page's part of it: samples of the initial policy and
+    the `runs`. Raise ArtifactError if the prompt of a rollout is not among the test prompts."""
     columns = ("prompt_id", "source", "level", "prompt", "answer")
     prompts = PROMPTS.read_columns(layout.prompts("test"), columns).rename({"answer": "gold"})
     rates = {row["prompt_id"]: row for row in results.paired.rates.to_dicts()}
@@ -108,7 +108,7 @@ def parts(
     prompts: pl.DataFrame,
     keep: Callable[[str, pl.DataFrame], None],
 ) -> Iterator[pl.DataFrame]:
-    """Yield the rollouts of the initial policy and of every run on test, with their prompts."""
+    """Yield all test rollouts in parts, with prompts; `keep(policy, part)` is called for each."""
     folders = {INITIAL: layout.baseline}
     folders |= {run.name: layout.evaluation(run.recipe, run.seed) for run in evidence.trained}
     for name, folder in folders.items():
@@ -127,7 +127,7 @@ def parts(
 
 
 def read_parts(path: Path) -> Iterator[pl.DataFrame]:
-    """Yield a ROLLOUTS table in parts, without the columns that are not shown."""
+    """Yield a ROLLOUTS table in parts of about BYTES_PER_PART, with the columns SAMPLED."""
     ROLLOUTS.verify(path)
     with ParquetFile(path) as file:
         groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
@@ -159,7 +159,7 @@ def shown(
 
 
 def picked(samples: pl.DataFrame) -> list[Json]:
-    """Return at most NUM_SAMPLES samples of a prompt, among them the first one of each outcome."""
+    """Return at most NUM_SAMPLES samples of a prompt, the first of each outcome preferred."""
     named = samples.select(pl.col("sample_index").alias("index"), *IN_PAGE[2:], "answer", "text")
     rows = named.sort("greedy", "index", descending=[True, False]).to_dicts()
     firsts = {row["outcome"]: row for row in reversed(rows)}

@@ -7,8 +7,8 @@ fit is the mean of the points around the fall.
 
 Intervals come from a parametric bootstrap: seeds are resampled, then each point of a drawn seed is
 drawn about that seed's own fit, with the width of the point's interval. A point's interval includes
-the variance over validation prompts, which all points share, so these intervals tend to be too
-wide. The curve is linear between fitted points."""
+the variance over validation prompts, which all points share, so the derived intervals tend to be
+too wide. The curve is linear between fitted points."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ PREFIXES = (
 
 @dataclass(frozen=True)
 class Monotone:
-    """A monotone curve: increasing compute (or rollouts), and accuracy that does not decrease."""
+    """A monotone curve: ascending `flops` (or rollouts), and `accuracy` that never decreases."""
 
     flops: Floats
     accuracy: Floats
@@ -49,7 +49,7 @@ class Monotone:
         return np.interp(flops, self.flops, self.accuracy)
 
     def reaches(self, target: float) -> float:
-        """Return the compute at which the curve reaches an accuracy; infinite if it never does."""
+        """Return the least compute with at least this accuracy on the curve; infinite if none."""
         place = int(np.searchsorted(self.accuracy, target - ROUNDING))
         if place == len(self.accuracy):
             return np.inf
@@ -67,13 +67,13 @@ class Fitted:
     draws: Sequence[Monotone]
 
     def band(self) -> tuple[Floats, Floats]:
-        """Return the 95 % interval of the accuracy at each point of the curve."""
+        """Return (low, high), the 95 % interval of the accuracy at each point of the curve."""
         low, high = np.quantile([draw.at(self.curve.flops) for draw in self.draws], ENDS, axis=0)
         return low, high
 
     def compute_to(self, target: float) -> dict[str, float | None]:
         """Return the compute that an accuracy requires and its 95 % interval: `flops`, `low`,
-        `high`; None where it exceeds the compute spent. The target is treated as exact."""
+        `high`; None for a value beyond the compute spent. The target is treated as exact."""
         # an order statistic, not a mean of two: the next value may be infinite
         ends = np.quantile(
             [draw.reaches(target) for draw in self.draws], ENDS, method="inverted_cdf"
@@ -89,7 +89,7 @@ Fits = Mapping[str, Mapping[str, Fitted]]
 
 
 def unit(largest: float) -> tuple[float, str]:
-    """Return the FLOPs unit for numbers up to `largest`: its size and its name."""
+    """Return the unit for FLOPs up to `largest`: its size in FLOPs, and its name."""
     return next((size, name) for size, name in PREFIXES if largest >= size or size == 1.0)
 
 
@@ -105,19 +105,19 @@ def amount(axis: str, value: float) -> str:
 
 
 def axis_unit(axis: str, largest: float) -> tuple[float, str]:
-    """Return the size and the name of the unit of one of AXES; size 1 if the axis is not
-    compute."""
+    """Return the size and the name of the unit for values up to `largest` on one of AXES; size 1 if
+    the axis is not compute."""
     return unit(largest) if axis in COMPARED else (1.0, axis)
 
 
 def axis_words(axis: str, name: str) -> str:
-    """Return the title of an axis of compute or rollouts."""
+    """Return the title of one of AXES; `name` is the name of the unit of compute."""
     return f"{axis} compute, {name}" if axis in COMPARED else axis
 
 
 def monotone(flops: Floats, accuracy: Floats) -> list[Monotone]:
-    """Fit a curve to each row of `accuracy` [rows, points], with compute `flops` [points], in any
-    order. Points at the same compute are merged into their mean, weighted by their number."""
+    """Fit a curve to each row of `accuracy` [rows, points] at the compute `flops` [points], in any
+    order. Accuracies at the same compute are merged into their mean, weighted by their number."""
     order = np.argsort(flops, kind="stable")
     places, starts, counts = np.unique(flops[order], return_index=True, return_counts=True)
     means = np.add.reduceat(accuracy[:, order], starts, axis=1) / counts
@@ -127,7 +127,7 @@ def monotone(flops: Floats, accuracy: Floats) -> list[Monotone]:
 
 def comparable(curve: pl.DataFrame) -> pl.DataFrame:
     """Return the points of a CURVE at which policies can be compared: the ends of branches, and the
-    start and end of the run. At all others the learning rate has not decayed. For a run without
+    start and end of the run. Elsewhere the learning rate has not decayed. For a run without
     branches, return all points."""
     is_branch = pl.col("branch").is_not_null()
     if not curve["branch"].is_not_null().any():
@@ -141,8 +141,8 @@ def fit_curve(
 ) -> Fitted:
     """Fit the CURVE tables of a recipe's seeds over one of AXES.
 
-    Draws of a curve that has levelled off lie above it on average, because a non-decreasing fit
-    keeps the highest noise. They therefore tend to reach an accuracy too early."""
+    Draws of a curve that has levelled off are above it on average, because a non-decreasing fit
+    keeps the highest noise, so they tend to reach an accuracy too early."""
     z = stats.norm.ppf(0.5 + CONFIDENCE / 2)
     flops = [part[AXES[axis]].to_numpy().astype(np.float64) for part in points]
     seen = [part["accuracy"].to_numpy() for part in points]

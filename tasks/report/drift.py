@@ -5,10 +5,10 @@ A profile describes the policy that was profiled. Training changes the policy, a
 sized by the profile become too large or too small. This module measures the change for each pass.
 Training does not measure it, so everything is computed afterwards from the training rollouts.
 
-A rollout is a success when its outcome is `correct`. An `error` is a failure of the system, neither
-a success nor a failure of the policy, so it does not count towards the group's size. Prompts whose
-profile has only errors are excluded, because there is no rate to compare with. Replayed rollouts
-are excluded: they count at the step that sampled them."""
+A rollout is a success when its outcome is `correct`. An `error` is a failure of the system, not of
+the policy, so it does not count towards the group's size. Prompts whose profile has only errors are
+excluded, because there is no rate to compare with. Replayed rollouts are excluded: they count at
+the step that sampled them."""
 
 from typing import Any
 
@@ -24,11 +24,11 @@ NUM_BINS = 9  # for more pass rates
 
 
 def drift_of(groups: pl.DataFrame, stale_above: float) -> Drift:
-    """Return the drift of one run: all passes, and whether the profile is stale in the last one.
+    """Return the drift of one run: its `passes`, whether the profile is `stale` in the last one,
+    and that pass's `drift`, `gap` and `chance`.
 
-    The profile is stale if the gap of the last pass exceeds the gap by chance by more than
-    `stale_above`. Without the allowance for chance, a short run of small groups would look stale
-    even with a perfectly fresh profile."""
+    The profile is stale if the gap exceeds the gap by chance by more than `stale_above`. Without
+    the allowance for chance, even a fresh profile would look stale after few small groups."""
     passes = passes_of(groups)
     if not passes:
         return {"stale": False, "drift": None, "gap": None, "chance": None, "passes": []}
@@ -42,11 +42,11 @@ def groups_of(steps: pl.DataFrame, rollouts: pl.DataFrame, profile: pl.DataFrame
 
     `expected` is the posterior mean (a + k) / (a + b + n) of the prompt's pass rate, for k of n
     samples correct and a prior Beta(a, b) fitted to the profile, not the raw k / n. Prompts are
-    *selected* by that estimate: if most prompts are easier, a prompt solved 1 time in 8 is more
-    often an easier prompt with bad luck than a harder one with good luck. When the same policy
-    samples again, the selected prompts regress to the mean, and a comparison with k / n would count
-    that as learning. `variance` is the beta-binomial variance of `success` around `expected`, for
-    a group of this size."""
+    *selected* by k / n: if most prompts are easier, a prompt solved 1 time in 8 is more often an
+    easier prompt with bad luck than a harder one with good luck. When the same policy samples
+    again, the selected prompts regress to the mean, and a comparison with k / n would count that as
+    learning. `variance` is the beta-binomial variance of `success` around `expected`, for a group
+    of this size."""
     # size and successes of every group, with its pass
     keys = ["step", "group", "prompt_id"]
     solved = (pl.col("outcome") == "correct").sum()
@@ -75,8 +75,8 @@ def groups_of(steps: pl.DataFrame, rollouts: pl.DataFrame, profile: pl.DataFrame
 
 
 def bins(profile: pl.DataFrame) -> pl.Expr:
-    """Return the bin of each pass rate: one bin per value if there are few values, else the nearest
-    eighth."""
+    """Return an expression for the bin of each pass rate: one bin per value if there are at most
+    MAX_VALUES, else the nearest eighth."""
     rate = pl.col("pass_rate")
     if profile["pass_rate"].drop_nulls().n_unique() <= MAX_VALUES:
         return rate.rank("dense").cast(pl.Int32)
@@ -84,8 +84,8 @@ def bins(profile: pl.DataFrame) -> pl.Expr:
 
 
 def predicted(groups: pl.DataFrame, prior: tuple[float, float]) -> list[pl.Series]:
-    """Return the profile's predictions for each group: `expected`, `variance` (beta-binomial) and
-    `mixed_expected`."""
+    """Return the profile's predictions for each group: the mean success `expected`, its `variance`
+    (beta-binomial), and `mixed_expected`, the probability of a mixed group."""
     correct = groups["correct"].to_numpy()
     trials = groups["trials"].to_numpy()
     size = groups["size"].to_numpy()
@@ -133,7 +133,7 @@ def pass_of(groups: pl.DataFrame) -> Drift:
 
 def bin_of(groups: pl.DataFrame) -> Drift:
     """Return the profiled, the expected and the observed success of the groups in one bin of a
-    pass.
+    pass, the last with its 95 % interval.
 
     `chance` is the mean absolute deviation of the bin's mean success under an unchanged policy, in
     the normal approximation."""

@@ -34,8 +34,8 @@ TRAINED = ("step", "group", "prompt_id", "outcome")
 @dataclass(frozen=True)
 class Trained:
     """The plan and the training run of a recipe with one seed, and the metrics of its policy on the
-    test prompts: overall, and for each prompt (`scores`, as `score_prompts` counts). `tokens` are
-    the tokens sampled on each training prompt, by whether its group was `mixed`."""
+    test prompts: overall, and for each prompt (`scores`, as `score_prompts` counts). `tokens`
+    counts the tokens sampled per training prompt, by whether the group was `mixed`."""
 
     recipe: str
     seed: int
@@ -120,13 +120,13 @@ def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
 
 
 def read_scores(folder: Path) -> pl.DataFrame:
-    """Count the rollouts on test in `folder` for each prompt."""
+    """Return `score_prompts` of the rollouts in `folder`: counts per test prompt."""
     return score_prompts(ROLLOUTS.read_columns(folder / "rollouts.parquet", ANSWERS))
 
 
 def read_tokens(path: Path) -> pl.DataFrame:
     """Count the tokens of prompts and completions that training sampled, by prompt and by whether
-    the group had a right and a wrong answer. The table is read in parts."""
+    the group had both a correct and a wrong completion. The table is read in parts."""
     TRAIN_ROLLOUTS.verify(path)
     correct = pl.col("outcome") == "correct"
     wrong = ~pl.col("outcome").is_in(["correct", "error"])

@@ -10,9 +10,8 @@ from tasks.report.paired import is_apart, points_words
 
 
 def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
-    """Return a sentence that compares the reference, on the test prompts, with the best other
-    recipe by validation. Only this recipe is compared, and not the best by test accuracy, which
-    would look better than it is."""
+    """Return a sentence that compares, by test pass@1, the reference with the best other recipe by
+    validation. The best recipe by test accuracy is not chosen: it would look better than it is."""
     reference = summary["reference"]
     start = (
         "With compute that differs by recipe (no experiment.budget),"
@@ -41,14 +40,14 @@ def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
 
 
 def compared(summary: Mapping[str, Any]) -> str | None:
-    """Return the best recipe by validation except the reference, or None if there is no other."""
+    """Return the best recipe by mean validation besides the reference, or None if it is alone."""
     recipes = summary["recipes"]
     others = [name for name in recipes if name != summary["reference"]]
     return max(others, key=lambda name: float(recipes[name]["validation"]["mean"]), default=None)
 
 
 def reached(summary: Mapping[str, Any]) -> str:
-    """Return a recipe's pass@1 on test."""
+    """Return a recipe's mean pass@1 on test as text."""
     return f"{summary['pass_at_1']['mean']:.1%}"
 
 

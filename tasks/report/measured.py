@@ -30,7 +30,7 @@ def measured_text(layout: Layout, evidence: Evidence) -> str:
 
 def all_measured(layout: Layout, evidence: Evidence) -> dict[str, Json]:
     """Return the measurements of the profile and of every training run, by name; an empty mapping
-    if the note is missing or belongs to another run."""
+    for one whose note is missing or belongs to another run."""
     of = {"profile": ("profile", layout.profile / "profile.parquet")}
     for run in evidence.trained:
         path = layout.train(run.recipe, run.seed) / "curve.parquet"
@@ -50,8 +50,8 @@ def words_of(found: Json) -> str:
 
 
 def total_seconds(measured: Mapping[str, Json], run: Trained) -> float | None:
-    """Return all seconds of a cell: profiling if it reads the profile, training, and the seconds
-    lost to kills; None if a part is unknown."""
+    """Return the total seconds of a cell: profiling if the run reads the profile, training, and the
+    seconds lost to kills; None if a part is unknown."""
     found, profile = measured[run.name], measured["profile"]
     if not found or (run.reads_profile and not profile):
         return None

@@ -50,20 +50,20 @@ def pair(evidence: Evidence, num_bootstrap: int) -> Paired:
 
 
 def rates_of(scores: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Return a table with each prompt's pass rate in the column `name`."""
+    """Return a table with each prompt's pass rate in the column `name`, null without trials."""
     graded = pl.when(pl.col("trials") > 0).then(pl.col("correct") / pl.col("trials"))
     return scores.select("prompt_id", graded.alias(name))
 
 
 def class_of(rates: pl.Series) -> npt.NDArray[np.int64]:
-    """Return the index into CLASSES of each pass rate."""
+    """Return the index into CLASSES of each pass rate; the rates must not be null."""
     # the upper ends of the classes, inclusive
     return np.searchsorted([0.0, 1 / 3, 2 / 3, 1.0 - 1e-9], rates.to_numpy() - 1e-12)
 
 
 def difference(paired: Paired, mine: Sequence[str], other: Sequence[str]) -> Difference:
-    """Return mean pass@1 of the runs `mine` minus the mean of `other`, with its 95 % interval. The
-    draws are the same in every run of the report, so equal files give equal reports.
+    """Return mean pass@1 of the runs `mine` minus that of `other`, as a share, with its 95 %
+    interval. The draws are the same in every run of the report, so equal files give equal reports.
 
     `other` contains the runs of the same seeds in the same order, or one run for all seeds. With
     several seeds (S) the interval is over seeds and prompts (P), otherwise over prompts (key

@@ -1,5 +1,5 @@
 """The recipes at equal compute: the accuracy of each at the shares of the budget where its branches
-and its run end (`train.branches`), compared with the reference.
+and its run end (`train.branches`), compared with the reference's accuracy.
 
 Accuracies are on the validation prompts, because the policy of a branch is not kept and cannot be
 evaluated on test. The interval of a difference comes from the fitted curves. Their draws are
@@ -19,8 +19,8 @@ Point = dict[str, Any]
 def points_of(
     curves: pl.DataFrame, fits: Fits, reference: str, budget: Budget | None
 ) -> dict[str, list[Point]]:
-    """Return the points of every recipe, the smallest share first. Without a budget, return only
-    the end, because equal shares of unequal runs are not equal compute."""
+    """Return the points (`point_of`) by recipe, the smallest share first. Without a budget, return
+    only the end, because equal shares of unequal runs are not equal compute."""
     axis = budget_account(budget)
     is_last = (pl.int_range(pl.len()) == pl.len() - 1).over("run")
     ends = curves.select(
@@ -42,7 +42,7 @@ def points_of(
 
 
 def budget_account(budget: Budget | None) -> str:
-    """Return the account in which recipes are compared at equal compute."""
+    """Return the budget's account if it is one of AXES, else `executed`, for equal compute."""
     return budget.account if budget is not None and budget.account in AXES else "executed"
 
 

@@ -2,9 +2,9 @@
 recipe, the fitted curves, and the champion. Every table, chart, file and record of `views` shows
 some of them. Policies are compared by the paired differences of `paired`.
 
-Profiling is added to a recipe's bill if and only if its strategy reads the profile. Validation
-during training and the evaluation on test are measurements, the same for all recipes. Their FLOPs
-are in no total. Seconds and work lost to kills differ between equal runs: see `measured`."""
+Profiling is added to a recipe's bill if and only if the recipe reads the profile. Validation during
+training and the evaluation on test are measurements, the same for all recipes. Their FLOPs are in
+no total. Seconds and work lost to kills differ between equal runs: see `measured`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ def stale_runs(results: Results) -> list[tuple[Trained, str]]:
 
 
 def leaderboard(evidence: Evidence, paired: Paired) -> list[Row]:
-    """Return one row per recipe and seed, sorted by test pass@1 (best first), then by cost."""
+    """Return a row per recipe and seed, by test pass@1 (best first), then by the cost CHEAPER."""
     rows = [row_of(evidence, run, paired) for run in evidence.trained]
     return sorted(
         rows, key=lambda r: (-r["pass_at_1"], r[CHEAPER]["total"], r["recipe"], r["seed"])
@@ -125,7 +125,7 @@ def row_of(evidence: Evidence, run: Trained, paired: Paired) -> Row:
 
 
 def bill(evidence: Evidence, run: Trained, account: str) -> dict[str, float]:
-    """Return the FLOPs by part in one account, and their total without validation."""
+    """Return a run's FLOPs by part in one account, and their `total`, without validation."""
     reads = run.reads_profile
     parts = {part: float(run.flops[account][part]) for part in PARTS}
     parts["profile"] = float(evidence.profile_flops[account]["profile"]) if reads else 0.0
@@ -167,8 +167,8 @@ def summarise(
     evidence: Evidence, rows: Sequence[Row], paired: Paired, points: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the summary: the `headline`; `recipes` with mean, min and max over the seeds and
-    `differences`; the `points` of equal compute; `candidate`, `champion` and `why`; and the metrics
-    of the initial policy."""
+    `differences`; `points` of equal compute; `reference`, `candidate`, `champion` and `why`; and
+    the metrics of the `initial` policy."""
     reference = reference_of(evidence)
     recipes = {run.recipe: summary_of(run, rows) for run in evidence.first_runs}
     candidate = choose_candidate(rows, recipes)
@@ -231,14 +231,14 @@ def differences_of(
 
 
 def spread(rows: Sequence[Row], name: str) -> dict[str, float]:
-    """Return mean, minimum and maximum over the seeds of a value, or of a cost's total."""
+    """Return mean, minimum and maximum over the rows of a value, or of the total of a cost."""
     found = [row[name] for row in rows]
     values = [float(value["total"] if isinstance(value, dict) else value) for value in found]
     return {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}
 
 
 def choose_candidate(rows: Sequence[Row], recipes: Mapping[str, Row]) -> Row:
-    """Return the policy that validation chooses: the best seed of the recipe with the best mean."""
+    """Return the run that validation chooses: the best seed of the recipe with the best mean."""
     recipe = min(
         recipes,
         key=lambda r: (-recipes[r]["validation"]["mean"], recipes[r][CHEAPER]["mean"]),
@@ -247,14 +247,14 @@ def choose_candidate(rows: Sequence[Row], recipes: Mapping[str, Row]) -> Row:
 
 
 def best_seed(rows: Sequence[Row], recipe: str) -> Row:
-    """Return the run of a recipe with the best validation accuracy; of equal ones the lowest
+    """Return the run of a recipe with the best validation accuracy; among equals, the lowest
     seed."""
     mine = (row for row in rows if row["recipe"] == recipe)
     return max(mine, key=lambda row: (row["validation"], -row["seed"]))
 
 
 def judge(row: Row) -> tuple[dict[str, Any] | None, str]:
-    """Return the candidate as the policy to keep, or None, and the reason in words.
+    """Return (the candidate `row` if it is to be kept, else None; the reason in words).
 
     Only this one policy, chosen by validation, is compared with the initial policy on test:
     choosing by test accuracy would bias that accuracy upwards. It is kept if the interval of the

@@ -2,8 +2,8 @@
 before it trained, so its result depends on the compute of all rounds before it.
 
 One policy of each round is kept: the policy from which the next round started. The last round keeps
-its champion, or its candidate if there is no champion. The cost is the same as in the
-leaderboard: it includes the profiling if the recipe reads the profile."""
+its champion, or its candidate if there is no champion. Costs are those of the leaderboard: they
+include profiling if the recipe reads the profile."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ KINDS = ("never solved", "learnable", "always solved", "not known")
 @dataclass(frozen=True)
 class Round:
     """One round: the metrics of its initial policy, its leaderboard, the row of the kept policy and
-    the reason, and the profile. `source` is the source of its initial policy."""
+    why it is kept, and the profile. `source` is where the initial policy is from."""
 
     number: int
     source: str
@@ -64,7 +64,7 @@ def read_rounds(before: Sequence[Path], results: Results) -> list[Round]:
 
 
 def read_round(number: int, layout: Layout, card: Mapping[str, Any], cell: str) -> Round:
-    """Read an earlier round. `cell` is the run of the kept policy."""
+    """Read an earlier round. `cell` is the `recipe/seed` of the policy that was kept."""
     summary = read_checked(layout.report / "summary.json")
     rows = read_rows(layout.report / "leaderboard.json", summary)
     is_champion = summary["champion"] and name_of(summary["champion"]) == cell
@@ -88,7 +88,7 @@ def read_rows(path: Path, summary: Mapping[str, Any]) -> list[Row]:
 
 
 def cell_of(source: str) -> str:
-    """Return `recipe/seed` of a policy in the folder `.../runs/RECIPE/SEED/train/policy`."""
+    """Return `recipe/seed` of the folder `runs/RECIPE/SEED/train/policy` (else ArtifactError)."""
     parts = Path(source).parts[-5:]
     if len(parts) < 5 or (parts[0], *parts[3:]) != ("runs", "train", "policy"):
         raise ArtifactError(
@@ -99,7 +99,7 @@ def cell_of(source: str) -> str:
 
 
 def row_of(rows: Sequence[Row], cell: str, where: str) -> Row:
-    """Return the leaderboard's row of a cell."""
+    """Return the leaderboard's row of a cell. Raise ArtifactError if there is none."""
     for row in rows:
         if name_of(row) == cell:
             return row
@@ -110,12 +110,12 @@ def row_of(rows: Sequence[Row], cell: str, where: str) -> Row:
 
 
 def cumulative(rounds: Sequence[Round], account: str) -> list[float]:
-    """Return the compute of the kept policies up to and including each round."""
+    """Return, per round, the FLOPs in `account` of the kept policies of all rounds up to it."""
     return list(accumulate(one.kept[f"flops_{account}"]["total"] for one in rounds))
 
 
 def kinds(profile: pl.DataFrame) -> list[int]:
-    """Return the number of prompts of each of KINDS: never, sometimes, always solved, not known."""
+    """Return the number of prompts of each of KINDS, by their pass rates in a profile."""
     classes = class_of(profile["pass_rate"].drop_nulls())
     never, always = int((classes == 0).sum()), int((classes == len(CLASSES) - 1).sum())
     return [never, len(classes) - never - always, always, len(profile) - len(classes)]

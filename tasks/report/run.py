@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(stage: Stage) -> None:
-    """Read everything, write the report, print the leaderboard, and record the champion."""
+    """Read everything, write and record the report; print the leaderboard unless in a flow."""
     evidence = read_evidence(stage.layout, stage.section("experiment", Experiment))
     results = results_of(evidence, stage.section("report", ReportSettings))
     summary, out = results.summary, stage.layout.report

@@ -5,8 +5,8 @@ not differ from it significantly. Nothing is extrapolated: a recipe that ended w
 budget counts with its final accuracy, and a recipe whose profile costs the budget or more is
 excluded.
 
-The draws of two recipes are paired in a random order. Their validations share the prompts, so
-paired draws would separate them sooner: the advice is conservative."""
+The draws of two recipes are paired in a random order. Their validations share the prompts, so draws
+paired by prompt would separate them sooner: the advice is conservative."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ Advice = dict[str, Any]
 
 
 def advise(fits: Fits) -> dict[str, list[Advice]]:
-    """Return the advice at every budget, by axis. The draws are the same in every run."""
+    """Return the advice at each of NUM_BUDGETS budgets, by axis. All runs use the same draws."""
     found = {}
     for axis in AXES:
         curves = {recipe: of[axis] for recipe, of in fits.items()}
@@ -97,7 +97,7 @@ def advice_words(axis: str, advice: Advice) -> str:
 
 
 def chances(advices: Mapping[str, list[Advice]], colours: Mapping[str, int]) -> Chart:
-    """Return a chart of how often each recipe is the best in the draws, over the budget."""
+    """Return a chart of the share of draws in which each recipe is the best, over the budget."""
     variants = {}
     for axis, rows in advices.items():
         size, name = axis_unit(axis, rows[-1]["budget"])

@@ -21,7 +21,7 @@ ROW = 26  # pixels per row of horizontal bars
 
 
 def css(index: int) -> str:
-    """Return colour number `index` of the page as CSS."""
+    """Return colour number `index` (modulo NUM_COLOURS) of the page as CSS."""
     return f"var(--c{index % NUM_COLOURS})"
 
 
@@ -31,7 +31,7 @@ def colour(index: int, share: float = 1.0) -> str:
 
 
 def dash(index: int) -> str:
-    """Return the dash style of line number `index`."""
+    """Return the dash style of line number `index`; it changes every NUM_COLOURS lines."""
     return DASHES[index // NUM_COLOURS % len(DASHES)]
 
 
@@ -74,7 +74,7 @@ def line(
     share: float = 1.0,
     **more: Any,
 ) -> Trace:
-    """Return a trace of a curve. `group` is the recipe by which the page hides it, if any."""
+    """Return a trace of a curve. `group` is the recipe with which the page hides it, if any."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -98,7 +98,7 @@ def dots(
     group: str = "",
     share: float = 1.0,
 ) -> Trace:
-    """Return a trace of single points in a colour."""
+    """Return a trace of single points; `share` is the strength of their colour."""
     marker = {"color": colour(index, share), "size": 7, "line": {"color": "@paper", "width": 1}}
     trace = line(name, index, xs, ys, hover, group=group)
     return trace | {"mode": "markers", "marker": marker}
@@ -113,8 +113,8 @@ def band(
     group: str = "",
     crowded: bool = True,
 ) -> Trace:
-    """Return a trace of the area between two curves. A `crowded` band is shown only if there are
-    few recipes."""
+    """Return a trace of the area between two curves. The page shows a `crowded` band only if there
+    are few recipes."""
     return {
         "type": "scatter",
         "mode": "none",
@@ -153,7 +153,7 @@ def bars(
 
 
 def rows_layout(names: Sequence[str], per_row: int = 1) -> dict[str, Any]:
-    """Return the layout of horizontal rows with one name each, the first row on top."""
+    """Return the layout of horizontal bars, `per_row` for each name, with the first name on top."""
     return {
         "yaxis_type": "category",
         "yaxis_categoryorder": "array",

@@ -95,7 +95,7 @@ def accuracy_over(results: Results, axis: str) -> Variant:
 
 
 def over_steps(results: Results) -> Chart:
-    """Return a chart of measurements over the steps of training, a line per run."""
+    """Return a chart of STEP_SERIES over the steps of training, a line per run."""
     trained = results.evidence.trained
     binned = {run.name: steps_binned(run.steps) for run in trained}
     variants = {}
@@ -126,8 +126,8 @@ def steps_binned(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def calibrations(results: Results) -> Chart:
-    """Return training success over the profiled pass rate for each recipe, with the groups of all
-    its seeds."""
+    """Return a chart of training success over the profiled pass rate, a variant per recipe with the
+    groups of all its seeds."""
     variants = {}
     for recipe, index in results.colours.items():
         runs = results.evidence.seeds(recipe)
@@ -141,8 +141,8 @@ def calibration(passes: Sequence[Drift], index: int) -> Variant:
     """Return training success over the profiled pass rate: one line per pass, stronger for later
     passes; the diagonal, dotted; and the expectation for an unchanged policy, dashed.
 
-    If there are many passes only a few are shown. Only the last pass has an interval, because the
-    question is whether it moved."""
+    If there are many passes only a few are shown. Only the last pass has an interval: the question
+    is whether it moved from the profile."""
     shown = spaced(passes)
     last = shown[-1]
     profiled = column(last, "profiled")
@@ -174,7 +174,7 @@ def grey(name: str, style: str, xs: Sequence[float], ys: Sequence[float]) -> Tra
 
 
 def spaced(passes: Sequence[Drift]) -> list[Drift]:
-    """Choose at most MAX_PASSES evenly spaced passes, including the first and the last."""
+    """Return at most MAX_PASSES evenly spaced passes, including the first and the last."""
     count = min(len(passes), MAX_PASSES)
     return [passes[index * (len(passes) - 1) // max(count - 1, 1)] for index in range(count)]
 
@@ -185,7 +185,7 @@ def column(one: Drift, key: str) -> list[float]:
 
 
 def compute_parts(results: Results) -> Chart:
-    """Return a chart of the FLOPs of each run by part, in each account."""
+    """Return a chart of each run's FLOPs by part of the bill, a variant per account."""
     rows = results.rows
     variants = {}
     for account in COMPARED:
@@ -235,7 +235,7 @@ def difference(name: str, index: int, found: Mapping[str, Any]) -> Trace:
 
 
 def by_level(results: Results) -> Chart:
-    """Return test pass@1 on each level before (grey) and after training, the mean over the
+    """Return a chart of test pass@1 by level before (grey) and after training, the mean over the
     seeds."""
     initial = results.evidence.baseline["levels"]
     levels = sorted(initial, key=level_order)

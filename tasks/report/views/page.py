@@ -1,5 +1,5 @@
-"""The page: tables and text in the template `page.html`, and data that its scripts draw. It is one
-file, and makes no network requests.
+"""The page: tables and text in the template `page.html`, and data that its scripts draw. It is a
+single file that makes no network requests.
 
 The output of policies is data: the page contains it as JSON in which no tag can begin, and the
 script displays it as text. As a second barrier, the page's content security policy allows only its
@@ -76,7 +76,7 @@ def data(value: Mapping[str, Any]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Replace non-finite numbers in a JSON-like value by None."""
+    """Return a JSON-like value with None in place of numbers that are not finite."""
     if isinstance(value, Mapping):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -86,7 +86,7 @@ def finite(value: Any) -> Any:
 
 
 def digest_of(script: str) -> str:
-    """Return the digest by which the page's security policy allows a script."""
+    """Return the base64 SHA-256 digest by which the page's security policy allows a script."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 

@@ -38,7 +38,7 @@ def plots(results: Results) -> dict[str, str]:
 
 
 def figure_svg(results: Results, account: str, theme: Mapping[str, str]) -> str:
-    """Return accuracy over one account and the bar of groups, in the colours of `theme`."""
+    """Return a figure as SVG: accuracy over one account, and a bar of the reference's groups."""
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     paper = ("figure.facecolor", "axes.facecolor")
     # deterministic output, and text that a browser draws in its own font
@@ -60,7 +60,7 @@ def figure_svg(results: Results, account: str, theme: Mapping[str, str]) -> str:
 
 
 def drawn(results: Results) -> list[str]:
-    """Return the recipes of the figure, at most one for each colour: the reference, the one that
+    """Return the recipes of the figure, at most one for each colour: the reference, the recipe that
     the first sentence compares with it, and the best of the others by validation."""
     summary = results.summary
     first = [summary["reference"], compared(summary)]
@@ -112,8 +112,8 @@ def draw_arrow(axes: Axes, results: Results, account: str, ink: str) -> None:
 
 
 def draw_groups(axes: Axes, results: Results, theme: Mapping[str, str]) -> None:
-    """Draw the groups of the reference's seeds as shares of one bar. Only mixed groups have a
-    gradient."""
+    """Draw the groups of the reference's seeds as shares of one bar: all wrong, mixed, all right.
+    Only mixed groups have a gradient."""
     recipe = results.summary["reference"]
     groups = pl.concat(results.groups[run.name] for run in results.evidence.seeds(recipe))
     own = f"c{drawn(results).index(recipe)}"

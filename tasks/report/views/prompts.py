@@ -18,9 +18,9 @@ CLASS_SHARE = (1.0, 0.8, 0.6, 0.42, 0.26, 0.12)  # strength of the colour, per c
 
 
 def tokens_by_class(results: Results) -> Chart:
-    """Return the tokens that each training run sampled, by the profiled pass rate of their prompts:
-    for all groups, and for groups that are not `mixed`. Charged compute is proportional to tokens
-    if the run trains on all rollouts."""
+    """Return a chart of the tokens that each run sampled, by the profiled pass rate of their
+    prompts: for all groups, and for groups that are not `mixed`. Charged compute is proportional to
+    tokens if the run trains on all rollouts."""
     evidence = results.evidence
     layout = {"barmode": "stack", **rows_layout([name_of(row) for row in results.rows])}
     variants = {}
@@ -40,7 +40,7 @@ def tokens_by_class(results: Results) -> Chart:
 
 
 def class_tokens(evidence: Evidence, run: Trained, mixed: Sequence[bool]) -> list[int]:
-    """Return the tokens that a run sampled on prompts of each class, then of unknown class."""
+    """Return the tokens that a run sampled by class of profiled pass rate, unknown ones last."""
     rates = evidence.profile.select("prompt_id", "pass_rate")
     spent = run.tokens.filter(pl.col("mixed").is_in(list(mixed)))
     known = spent.join(rates, on="prompt_id", how="inner").drop_nulls("pass_rate")
@@ -50,8 +50,8 @@ def class_tokens(evidence: Evidence, run: Trained, mixed: Sequence[bool]) -> lis
 
 
 def profile_histogram(profile: pl.DataFrame, run: Trained, index: int) -> Variant:
-    """Return the number of prompts at each pass rate, by this recipe's decision: the darker the
-    colour, the larger the group."""
+    """Return the number of prompts at each pass rate, by the decision of the recipe of `run`: the
+    darker the colour, the larger the group."""
     joined = profile.select("prompt_id", "pass_rate").join(
         run.decisions.select("prompt_id", "decision", "group_size"), on="prompt_id", how="left"
     )
@@ -76,8 +76,8 @@ def profile_histogram(profile: pl.DataFrame, run: Trained, index: int) -> Varian
 
 
 def pass_rate_bars(counts: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
-    """Return one bar per pass rate, or one per tenth if there are more than twelve; `none` is for
-    ungraded prompts."""
+    """Return (label, rows of `counts`) per pass rate, or per tenth if there are more than twelve;
+    `none` is for ungraded prompts."""
     rates = counts["pass_rate"].drop_nulls().unique().sort()
     graded = counts.drop_nulls("pass_rate")
     if len(rates) <= 12:
@@ -108,8 +108,8 @@ def histograms(results: Results) -> Chart:
 
 
 def matrix(paired: Paired, runs: Sequence[str]) -> list[list[float]]:
-    """Return the number of prompts that moved from each class (rows) to each class (columns), as
-    the mean over the runs. Prompts that could not be graded are excluded."""
+    """Return the number of prompts that moved from each of CLASSES before training (rows) to each
+    after it (columns), as the mean over the runs. Ungraded prompts are excluded."""
     counts = np.zeros((len(CLASSES), len(CLASSES)))
     for run in runs:
         graded = paired.rates.select(INITIAL, run).drop_nulls()

@@ -27,8 +27,8 @@ RECORDED = (
 
 
 def record(stage: Stage, results: Results) -> None:
-    """Record the experiment, its cells, the report's files, and the aliases. A failure here does
-    not fail the report."""
+    """Record the experiment, its cells, the report's files, and the aliases in MLflow. A failure
+    here is only logged."""
     try:
         write(stage, results)
     except Exception as error:
@@ -81,14 +81,14 @@ def outputs(stage: Stage, run: Trained) -> list[Path]:
 
 
 def experiment_params(stage: Stage) -> dict[str, Any]:
-    """Return the parameters of the experiment, with its recipes."""
+    """Return all parameters but `tracking`, with the experiment's recipes resolved."""
     chosen = stage.section("experiment", Experiment).recipes
     named = {name: recipes.resolved(stage.params, name) for name in chosen}
     return {**{k: v for k, v in stage.params.items() if k != "tracking"}, "recipes": named}
 
 
 def experiment_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return each recipe's means over the seeds, as `pass_at_1/sgpo`, and the initial policy's."""
+    """Return each recipe's means over its seeds, as `pass_at_1/sgpo`, and `.../initial`."""
     means = {
         f"{name}/{recipe}": values[name]["mean"]
         for recipe, values in summary["recipes"].items()
@@ -99,7 +99,7 @@ def experiment_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def cell_metrics(row: Row) -> dict[str, float]:
-    """Return the results and costs of a cell."""
+    """Return the results and costs of a cell, and its pass@1 per TFLOP, for MLflow."""
     flops = {f"flops_{account}": row[f"flops_{account}"]["total"] for account in COMPARED}
     names = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "validation")
     per_tflop = {

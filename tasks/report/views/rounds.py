@@ -71,12 +71,12 @@ def accuracy_words(found: Mapping[str, Any]) -> str:
 
 
 def bill_words(bill: Mapping[str, float], size: float) -> str:
-    """Return the total of a bill in units of `size`, and the part for profiling."""
+    """Return the total of a bill in units of `size` FLOPs, with the part for profiling."""
     return f"{bill['total'] / size:.3g} ({bill['profile'] / size:.3g})"
 
 
 def kinds_table(rounds: Sequence[Round]) -> str:
-    """Return a table of the prompts that each profile never, sometimes or always solved."""
+    """Return a table of how many prompts each round's profile never, sometimes or always solved."""
     body = []
     for one in rounds:
         counts = kinds(one.profile)
@@ -109,7 +109,7 @@ def kind_places(rates: pl.Series) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def charts(rounds: Sequence[Round], colours: Mapping[str, int]) -> dict[str, Chart]:
-    """Return the charts of the section, keyed by place; none without rounds."""
+    """Return the charts of the section, keyed by place in the page; none without rounds."""
     if not rounds:
         return {}
     variants = {account: accuracy_over(rounds, colours, account) for account in COMPARED}
@@ -165,7 +165,7 @@ def accuracy_over(
 
 
 def rates(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Return a chart of the training prompts by class of pass rates, one bar per round."""
+    """Return a variant: the training prompts by class of profiled pass rates, bars per round."""
     traces = []
     for place, one in enumerate(rounds, start=1):
         classes = class_of(one.profile["pass_rate"].drop_nulls())

@@ -77,8 +77,8 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 
 
 def difference_cells(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the headers and one row per recipe, the best first: the points by which its pass@1
-    exceeds the reference, the champion (if there is one) and the initial policy."""
+    """Return the headers and one row per recipe, the best first: the percentage points by which its
+    pass@1 exceeds the reference, the champion (if there is one) and the initial policy."""
     champion = summary["champion"]
     headers = {"reference": f"over {summary['reference']}"}
     if champion:
@@ -130,7 +130,7 @@ def resampled(summary: Mapping[str, Any]) -> str:
 
 
 def flops_unit(rows: Sequence[Row]) -> tuple[float, str]:
-    """Return the size and the name of a common unit for the compute of all rows."""
+    """Return the size in FLOPs and the name of a common unit for the compute of all rows."""
     return unit(max(row[f"flops_{account}"]["total"] for row in rows for account in COMPARED))
 
 
@@ -150,8 +150,8 @@ def other_generation(rows: Sequence[Row]) -> list[str]:
 
 
 def leader_cells(row: Row, size: float) -> tuple[str, ...]:
-    """Return the cells of a leaderboard row, in the order of HEADERS; compute in units of
-    `size`."""
+    """Return the cells of a leaderboard row, in the order of HEADERS; compute in units of `size`
+    FLOPs."""
     star = "*" if row["reads_profile"] else ""
     return (
         row["recipe"],
@@ -165,7 +165,7 @@ def leader_cells(row: Row, size: float) -> tuple[str, ...]:
 
 
 def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, raw: int = 0) -> str:
-    """Return a table. The first `raw` columns contain HTML; all other cells are escaped."""
+    """Return an HTML table. The first `raw` columns contain HTML; all other cells are escaped."""
     head = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
     body = ""
     for row in rows:
@@ -184,7 +184,7 @@ def mark(results: Results, name: str) -> str:
 
 
 def leaderboard_table(results: Results) -> str:
-    """Return the leaderboard with the initial policy as its last row."""
+    """Return the leaderboard as HTML, with the initial policy as its last row."""
     evidence, rows = results.evidence, results.rows
     most = sorted(rows[0]["pass_at"], key=int)[-1]
     size, unit_name = flops_unit(rows)
@@ -208,13 +208,13 @@ def leaderboard_table(results: Results) -> str:
 
 
 def differences_table(results: Results) -> str:
-    """Return the paired differences of every recipe."""
+    """Return a table of the paired differences of every recipe's pass@1."""
     words = DIFFERENCES.format(resampled=resampled(results.summary))
     return captioned(results, words, difference_cells(results.summary))
 
 
 def points_table(results: Results) -> str:
-    """Return the results of each recipe at equal compute."""
+    """Return a table of the validation results of each recipe at equal compute."""
     words = POINTS.format(reference=results.summary["reference"])
     return captioned(results, words, point_cells(results.summary))
 
@@ -227,7 +227,7 @@ def captioned(results: Results, words: str, cells: Sequence[Sequence[str]]) -> s
 
 
 def seeds_table(results: Results) -> str:
-    """Return mean and range over the seeds; an empty string if there is one seed."""
+    """Return a table of mean and range over the seeds; an empty string if there is one seed."""
     recipes = results.summary["recipes"]
     if all(summary["num_seeds"] == 1 for summary in recipes.values()):
         return ""
@@ -248,8 +248,7 @@ def seeds_table(results: Results) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share in per cent; a dash if there is none, as for pass@k with fewer than k
-    samples."""
+    """Return a share in per cent; a dash for None, as for pass@k with fewer than k samples."""
     return "–" if value is None else f"{value:.1%}"
 
 
@@ -259,7 +258,7 @@ def share_range(value: dict[str, float]) -> str:
 
 
 def bills_table(results: Results) -> str:
-    """Return a table of the FLOPs by part in every account, with validation apart."""
+    """Return a table of each run's FLOPs by part and account, with validation apart."""
     body = []
     for row in results.rows:
         for account in (*COMPARED, *(name for name in ACCOUNTS if name not in COMPARED)):
@@ -323,8 +322,8 @@ def plans_table(results: Results) -> str:
 
 
 def forecast_table(results: Results) -> str:
-    """Return the expected rates of each plan, and the actual rates of each seed. Totals are left
-    out: they depend on the budget, which repeats a plan or cuts it short."""
+    """Return a table of the expected rates of each plan and the actual rates of each run. Totals
+    are left out: they depend on the budget, which repeats a plan or cuts it short."""
     rows = {name_of(row): row for row in results.rows}
     body = []
     for run in results.evidence.trained:
@@ -340,7 +339,7 @@ def forecast_table(results: Results) -> str:
 
 
 def drift_table(results: Results) -> str:
-    """Return each pass's distance from the profile, and its mixed groups against the forecast."""
+    """Return a table of each pass's drift from the profile and forecast and actual mixed groups."""
     body = []
     for run in results.evidence.trained:
         for one in results.summary["drift"][run.name]["passes"]:
