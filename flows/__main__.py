@@ -41,7 +41,7 @@ REFUSALS = (ParamsError, ArtifactError, SelectionError, commands.CommandError)
 
 
 def parser_of(subcommand: str | None) -> argparse.ArgumentParser:
-    """Return the parser. Import only the module of `subcommand`; all of them for COMPLETION."""
+    """Return the parser. Import only the module of `subcommand`, or all modules for COMPLETION."""
     parser = argparse.ArgumentParser(
         prog="winnow", description="Prompts, rollouts and training, from profile to report."
     )

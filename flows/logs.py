@@ -13,7 +13,7 @@ class Terminal(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def log_to_terminal() -> None:
-    """Make the root logger write warnings, once; log `flows` and `tasks` from INFO on.
+    """Make the root logger write warnings, through one handler; set `flows` and `tasks` to INFO.
 
     Importing Prefect adds a handler to the root logger, whose level hides the log of every library:
     it is removed. Winnow's loggers also write to the log of the flow run

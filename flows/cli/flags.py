@@ -69,7 +69,7 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser, concurrency: int, retries: int) -> None:
-    """Add the flags of a command that runs stages."""
+    """Add the flags of a command that runs stages. `concurrency` and `retries` are defaults."""
     add_request(parser)
     values = "values of params.yaml for this run only: train.learning_rate=1e-4"
     add_several(parser, "--set", dest="overrides", metavar="KEY=VALUE", help=values)

@@ -149,8 +149,8 @@ def as_budget(answer: str) -> dict[str, Any] | None:
 
 
 def make_project(folder: Path, options: argparse.Namespace) -> int:
-    """Create a project in `folder` and return the doctor's status. Existing files stay; `dvc.yaml`,
-    which marks a project, is last. Raise ParamsError without git, or if one of OWN_FILES exists."""
+    """Create a project in `folder`, its `dvc.yaml` last, and return the doctor's status. Existing
+    files stay. Raise ParamsError if git is missing or one of OWN_FILES exists."""
     if shutil.which("git") is None:
         raise ParamsError("git was not found, but a project needs a repository: install it")
     if found := [name for name in OWN_FILES if (folder / name).exists()]:

@@ -248,9 +248,9 @@ def whole_lock() -> Iterator[None]:
 
 
 def lock_remedies(said: str) -> list[str]:
-    """Return the remedies if DVC's message `said` is about its locks of files (.dvc/tmp/rwlock),
-    else none. DVC drops an entry whose process is gone, but not if another process now has that
-    pid, and it cannot read a lock file that a kill left incomplete."""
+    """Return the remedies if DVC's message `said` is about its file locks (.dvc/tmp/rwlock), else
+    none. DVC drops an entry whose process is gone, but not if another process now has that pid, and
+    it cannot read a lock file that a kill left incomplete."""
     if not HELD.search(said):
         return []
     notes = ROOT / ".dvc" / "tmp" / "rwlock"

@@ -43,7 +43,7 @@ def unreadable(name: str, why: str) -> str:
 
 
 def refused(said: str) -> list[str]:
-    """Return messages on lock files that DVC rejects in `said`; DVC checks more than `read`."""
+    """Return messages on lock files that DVC rejects in its message `said`; `read` checks less."""
     return [unreadable(name, "see DVC's output above") for name in REFUSED.findall(said)]
 
 

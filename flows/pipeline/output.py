@@ -30,8 +30,8 @@ BAR = re.compile(r"^\s*(?P<label>.*?):\s+(?:(?P<percent>\d+)%\|)?.*\[\d+:\d\d.*\
 
 @dataclass
 class Lines:
-    """The last lines of some streams, the lines not yet taken, and the last state of each progress
-    bar, as (percent, text)."""
+    """The last lines of some streams, the lines not yet taken, and by label the last state of each
+    progress bar, as (percent, text)."""
 
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=NUM_TAIL))
     waiting: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
@@ -117,7 +117,7 @@ class Output:
                             self.pass_on_line(self.streams[ours], line)
 
     def pass_on_line(self, stream: int, line: str) -> None:
-        """Write a line with its label; of a progress bar, one per BAR_SECONDS and that of 100 %."""
+        """Write a line with its label; for a progress bar only every BAR_SECONDS, and at 100 %."""
         line = plain(line)
         if bar := bar_of(line):
             now = time.monotonic()

@@ -111,7 +111,7 @@ def root_of(folder: str) -> Root:
 
 
 def existing(folder: str) -> Root:
-    """Return an existing root. Raise ParamsError if it does not exist."""
+    """Return the root at `folder`. Raise ParamsError if it has no dvc.yaml, except for `data`."""
     root = root_of(folder)
     if not root.is_main and not (commands.ROOT / root.pipeline).exists():
         raise ParamsError(f"{folder} is not a data root: it has no dvc.yaml; there are {known()}")

@@ -28,7 +28,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass
 class Placing:
-    """The GPUs for stages, in the notation of CUDA_VISIBLE_DEVICES, and their user counts."""
+    """The GPUs for stages, as in CUDA_VISIBLE_DEVICES, and how many stages use each of them."""
 
     gpus: list[str]
     each: int  # GPUs per stage

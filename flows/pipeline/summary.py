@@ -52,7 +52,7 @@ def conclusion(examined: Sequence[Stages]) -> str:
 
 
 def left_out(stages: Stages) -> str:
-    """Return the stages that a restriction to some cells left out, with the report's reason."""
+    """Return a line that lists the stages left out, and why the report is, if so."""
     names = ", ".join(map(stages.root.titled, stages.left_out))
     return f"left out: {names}" + (
         " (the report waits for all cells)" if "report" in stages.left_out else ""
@@ -90,7 +90,7 @@ def same_command() -> str:
 
 
 def page_of(url: str) -> str:
-    """Return the address of a server's pages from the address `url` of its API."""
+    """Return the address of a server's pages from that of its API, `url`, without its secrets."""
     return without_secrets(url).rstrip("/").removesuffix("/api")
 
 
@@ -105,6 +105,6 @@ def prefect_place() -> str:
 
 
 def own_command() -> str:
-    """Return the `winnow` command of this environment, quoted for a shell."""
+    """Return the path of this environment's `winnow`, relative if that is shorter; unquoted."""
     path = os.path.join(os.path.dirname(sys.executable), "winnow")
     return min(path, os.path.relpath(path), key=len)

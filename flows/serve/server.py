@@ -219,7 +219,7 @@ def away(url: str) -> str:
 
 
 def comes_up(child: "subprocess.Popen[bytes]", url: str) -> bool:
-    """Wait until the server responds. Return False if it exits first or takes too long."""
+    """Wait for a response at `url`. Return False if `child` exits first, or after START_SECONDS."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and child.poll() is None:

@@ -101,8 +101,8 @@ def write_budget(
     *,
     reads_profile: bool,
 ) -> None:
-    """Write the compute that the cell may spend. Raise ParamsError if the profile, if the recipe
-    reads it, and the warm start together cost at least the budget."""
+    """Write the compute that the cell may spend. Raise ParamsError if the warm start and, for a
+    recipe that reads it, the profile cost at least the budget."""
     recipe, seed = run.coordinates()
     path = run.layout.plan(recipe, seed) / "budget.json"
     budget = run.section("experiment", params.Experiment).budget

@@ -79,7 +79,7 @@ def run_stage(
 
 def prepare_family(work: Path, family: str, values: Values, policy: Layout | None) -> None:
     """Make a family's policy, prompts, profile and baseline, each again only if its inputs change.
-    `policy` is a data root with a policy made from the same parameters: copy this one."""
+    The policy is copied from the data root `policy`, made with the same parameters, if given."""
     layout = family_layout(work, family)
     settings, code = inputs_of(values, next(iter(values["recipes"])))  # the same for all recipes
     wanted = ""

@@ -33,10 +33,10 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times less compute than the reference; None if the target is not reached. If the
-    target is below the frontier's first point (`is_bound`), the true ratio is larger. A `high`
-    equal to `most`, the largest ratio that the points can show, may also be too small. `reached` is
-    the share of draws that reach the target."""
+    """How many times less compute than the reference, with the 95 % interval `low` to `high`; None
+    where the target is not reached. If the target is below the frontier's first point (`is_bound`),
+    the true ratio is larger. A `high` equal to `most`, the largest ratio that the points can show,
+    may be too small. `reached` is the share of draws that reach the target."""
 
     value: float | None
     low: float | None

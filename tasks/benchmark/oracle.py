@@ -47,7 +47,7 @@ def true_rates(profile: pl.DataFrame) -> Floats:
 
 
 def oracle_saving(rates: Floats) -> dict[str, float]:
-    """Return by account by what factor the oracle needs less compute for equal information."""
+    """Return, by account, the oracle's saving of compute for equal information, as a factor."""
     spread, rarer = rates * (1.0 - rates), np.minimum(rates, 1.0 - rates)
     is_one_sided = (1.0 - rarer) / (1.0 + UPDATE_COST * rarer) > 1.0 / (1.0 + UPDATE_COST)
     information = spread * np.where(is_one_sided, 1.0 - rarer, 1.0)

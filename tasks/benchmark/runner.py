@@ -2,7 +2,7 @@
 
 The results file alone determines the next cells. A trial continues to the next budget when all
 trials of this budget are done and it is among the best on validation. When all searches of a recipe
-are done, the settings that an account or a search chooses are run on test, with every seed. So a
+are done, the settings chosen for an account or by a search are run on test, with every seed. So a
 benchmark that is killed or stopped continues from the same state."""
 
 import logging

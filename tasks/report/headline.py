@@ -63,7 +63,7 @@ def times_less(summary: Mapping[str, Any]) -> float | None:
 
 
 def less_compute(summary: Mapping[str, Any]) -> str:
-    """Return the result of `times_less` in words."""
+    """Return the result of `times_less` in words; an empty string for None."""
     if (times := times_less(summary)) is None:
         return ""
     less = f"less compute for what `{summary['reference']}` ends with"

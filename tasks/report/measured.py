@@ -17,7 +17,7 @@ from tasks.report.evidence import Evidence, Json, Trained
 
 
 def measured_text(layout: Layout, evidence: Evidence) -> str:
-    """Return the text of `measured.txt`: the origin, and the seconds of every cell."""
+    """Return the text of `measured.txt`: time, commit and machine, and the seconds of each run."""
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     machine = f"{this_host()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
     lines = [

@@ -3,7 +3,7 @@ prompts.
 
 The difficulty of a prompt affects the pass rates of both policies, and it cancels in their
 difference. Two intervals that each include the variance over prompts can overlap although the
-paired difference is clear, so overlapping intervals are never compared here."""
+paired difference is clear, so the overlap of intervals is never used here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ class Paired:
 
 
 def pair(evidence: Evidence, num_bootstrap: int) -> Paired:
-    """Return the pass rates of the initial policy and of all runs. Raise ArtifactError if a policy
-    was evaluated on other prompts than the initial policy."""
+    """Return the pass rates of the initial policy and of all runs. Raise ArtifactError if a run was
+    evaluated on different test prompts from the initial policy."""
     table = rates_of(evidence.baseline_scores, INITIAL)
     for run in evidence.trained:
         rates = rates_of(run.scores, run.name)

@@ -42,7 +42,7 @@ def points_of(
 
 
 def budget_account(budget: Budget | None) -> str:
-    """Return the budget's account if it is one of AXES, else `executed`, for equal compute."""
+    """Return the account for equal compute: the budget's if it is one of AXES, else `executed`."""
     return budget.account if budget is not None and budget.account in AXES else "executed"
 
 

@@ -88,7 +88,7 @@ def experiment_params(stage: Stage) -> dict[str, Any]:
 
 
 def experiment_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return each recipe's means over its seeds, as `pass_at_1/sgpo`, and `.../initial`."""
+    """Return means over seeds as `pass_at_1/RECIPE`, and the initial policy's as `.../initial`."""
     means = {
         f"{name}/{recipe}": values[name]["mean"]
         for recipe, values in summary["recipes"].items()

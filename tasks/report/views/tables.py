@@ -36,8 +36,8 @@ POINTS = (
 
 
 def text_table(results: Results) -> str:
-    """Return the leaderboard for a terminal, with notes on its columns and the paired differences
-    below."""
+    """Return the leaderboard for a terminal, then notes on its columns, the paired differences, and
+    the results at equal compute."""
     rows, summary = results.rows, results.summary
     size, unit_name = flops_unit(rows)
     lines = [
@@ -253,7 +253,7 @@ def share(value: float | None) -> str:
 
 
 def share_range(value: dict[str, float]) -> str:
-    """Return the mean of a share with its range."""
+    """Return the mean of a share over the seeds with its range, in per cent."""
     return f"{value['mean']:.1%} ({100 * value['min']:.1f} to {100 * value['max']:.1f})"
 
 
@@ -277,7 +277,7 @@ def bills_table(results: Results) -> str:
 
 
 def decisions_table(results: Results) -> str:
-    """Return a table of each recipe's decisions on prompts: reason (without counts) and number."""
+    """Return a table of the number of prompts by recipe, decision, group size and reason."""
     body = []
     for run in results.evidence.first_runs:
         why = run.decisions.with_columns(pl.col("reason").str.replace(r"^solved \d+ of \d+; ", ""))
@@ -293,7 +293,7 @@ def decisions_table(results: Results) -> str:
 
 
 def plans_table(results: Results) -> str:
-    """Return a table of the size of each plan: prompts, visits, rollouts and group sizes."""
+    """Return a table of each plan's size: prompts, visits, phases, passes and group sizes."""
     body = []
     for run in results.evidence.first_runs:
         visits = run.visits
