@@ -48,7 +48,7 @@ class Placing:
         return cls(gpus, each, concurrency > 1 and each == 1 and len(gpus) > 1)
 
     def take(self, stage: str) -> list[str]:
-        """Return a stage's GPUs: none if it uses none; the least used (count it) if `is_split`."""
+        """Return a stage's GPUs: none, or the least used (then counted), or the first `each`."""
         if params.coordinates(stage)[0] not in ON_DEVICE:
             return []
         if not self.is_split:

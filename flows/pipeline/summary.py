@@ -52,7 +52,7 @@ def conclusion(examined: Sequence[Stages]) -> str:
 
 
 def left_out(stages: Stages) -> str:
-    """Return a line that lists the stages left out, and why the report is, if so."""
+    """Return a line with the stages left out, and, if the report is among them, the reason."""
     names = ", ".join(map(stages.root.titled, stages.left_out))
     return f"left out: {names}" + (
         " (the report waits for all cells)" if "report" in stages.left_out else ""

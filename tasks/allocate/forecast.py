@@ -138,7 +138,7 @@ def update_factor(
 
 
 def mixed_sample_tokens(visits: Visits, profile: pl.DataFrame, capacity: int | None) -> float:
-    """Return the tokens of the first `capacity` (None: all) visited prompts with mixed samples."""
+    """Return the profiled tokens of the first `capacity` (None: all) visited and mixed prompts."""
     graded = pl.col("num_samples") - pl.col("error")
     first = pl.Series(visits.rows).unique(maintain_order=True)
     prompts = profile.select("correct", graded=graded, tokens=profiled_tokens())[first]

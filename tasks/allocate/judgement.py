@@ -71,7 +71,7 @@ def expected(prior: tuple[float, float]) -> Any:
 
 
 def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Generator) -> Any:
-    """As `expected`, for one draw of pass rates and prompts; only for tables from `by_prompt`."""
+    """Return like `expected`, for one draw of pass rates and prompts; for tables of `by_prompt`."""
     correct = profile["correct"].to_numpy()
     graded = (profile["num_samples"] - profile["error"]).to_numpy()
     rates = rng.beta(prior[0] + correct, prior[1] + graded - correct)

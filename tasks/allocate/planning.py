@@ -20,7 +20,7 @@ from tasks.common.params import ParamsError, gathered
 @dataclass(frozen=True)
 class Allocation:
     """The result of a strategy: its phases in order (columns row, group_size, pass), and its
-    decisions: DECISIONS, but with `row`, the prompt's row in the profile, for prompt_id."""
+    decisions: DECISIONS with `row`, a row of the profile, in place of prompt_id."""
 
     phases: list[pl.DataFrame]
     decisions: pl.DataFrame

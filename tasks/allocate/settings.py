@@ -5,7 +5,7 @@ from tasks.common.params import at_least, settings, share
 
 @settings
 class AllocateSettings:
-    """The section `allocate`, common to all recipes. The strategy is set in the recipe."""
+    """The section `allocate`, common to all recipes; the strategy is the recipe's."""
 
     passes: int = 4  # passes over the curriculum
     seed: int = 0  # added to the run's seed, so every run has its own subset and order

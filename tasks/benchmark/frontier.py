@@ -27,7 +27,7 @@ which depend on the machine and its other load."""
 
 
 def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
-    """Return a run's cost in the account `measure`, with 1 / `uses` of the profile's."""
+    """Return a run's cost in `measure`, with 1 / `uses` of the profile's cost (not in CPU time)."""
     if measure == "rollouts":
         return float(line["rollouts"] + line["rollouts_profile"] / uses)
     if measure in UPDATE_FACTORS:
@@ -68,7 +68,7 @@ def chosen(trials: Sequence[Line], measure: str) -> list[Line]:
 
 
 def hull(x: Floats, y: Floats) -> list[int]:
-    """Return the corners of the rising part of the upper convex hull, as indices, by rising x."""
+    """Return the indices of the corners of the upper convex hull's rising part, by ascending x."""
     corners: list[int] = []
     for place in np.lexsort((-y, x)).tolist():
         if corners and y[place] <= y[corners[-1]]:

@@ -108,7 +108,7 @@ def parts(
     prompts: pl.DataFrame,
     keep: Callable[[str, pl.DataFrame], None],
 ) -> Iterator[pl.DataFrame]:
-    """Yield all test rollouts in parts, with prompts; `keep(policy, part)` is called for each."""
+    """Yield all test rollouts in parts, with their prompts; call `keep(policy, part)` for each."""
     folders = {INITIAL: layout.baseline}
     folders |= {run.name: layout.evaluation(run.recipe, run.seed) for run in evidence.trained}
     for name, folder in folders.items():
