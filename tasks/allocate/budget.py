@@ -127,7 +127,7 @@ def reference_forwards(architecture: Architecture, train: Values) -> float:
 
 def scoring_forwards(train: Values, plan: Planned) -> float:
     """Return the policy's forward passes per rollout before an update: one if the step is scored,
-    plus, with the replay method `successes`, at most one per stored rollout in its group."""
+    plus, for replayed `successes`, at most those over the stored rollouts that may join a group."""
     num = float(recipes.is_scored(train))
     if train["replay"]["method"] != "successes":
         return num
