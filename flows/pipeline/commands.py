@@ -171,7 +171,7 @@ class Dvc:
         return str(answer["output"])
 
     def graph(self) -> dict[str, set[str]]:
-        """Return each stage's direct dependencies by name, the stages in the order of `dvc dag`."""
+        """Return the direct dependencies of each stage, with stages in the order of `dvc dag`."""
         needs: dict[str, set[str]] = {}
         for match in EDGE.finditer(self.query("dag", "--dot")):
             needs.setdefault(match["node"], set())
