@@ -1,4 +1,4 @@
-"""The tables of the pipeline: their columns, each with an example row. Stages exchange data only in
+"""The tables of the pipeline: the columns of each, and an example row. Stages exchange data only in
 files.
 
 A table is checked when it is written and again when it is read: a wrong column is an error that
@@ -76,7 +76,7 @@ class Table:
         replace_file(path, write_all)
 
     def write_parts(self, path: Path, parts: Iterable[pl.DataFrame]) -> None:
-        """Write a table in parts as `write` does, for a table too large for memory."""
+        """Check and write `parts` as one table, as `write` does, if all do not fit in memory."""
         empty = self.frame([]).to_arrow(compat_level=pl.CompatLevel.oldest())
         schema = empty.schema.with_metadata(METADATA)
 
@@ -93,9 +93,9 @@ class Table:
     def read_columns(
         self, path: Path, columns: Sequence[str], where: pl.Expr | None = None
     ) -> pl.DataFrame:
-        """Read some columns of the rows that satisfy `where`. All columns are checked but only
-        these are read: texts and tokens are gigabytes that few readers need. Errors as in
-        `read`."""
+        """Return some columns of the rows that satisfy `where`. The types of all columns are
+        checked, but only these are read: texts and tokens are gigabytes that few readers need.
+        Raise the errors of `read`."""
         self.verify(path)
         try:
             rows = self.completed(pl.scan_parquet(path))

@@ -71,8 +71,8 @@ def write_checked(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """Read a file of `write_checked`. Raise ArtifactError, with the file and how to restore it, if
-    it is missing, damaged or edited. Looking up a missing key in the result raises it as well."""
+    """Read a file that `write_checked` wrote. Raise ArtifactError with the remedy if it is missing,
+    damaged or edited. Looking up a missing key in the result also raises ArtifactError."""
     try:
         return CheckedValues(path, decode(path.read_bytes()))
     except FileNotFoundError as error:
@@ -82,8 +82,8 @@ def read_checked(path: Path) -> dict[str, Any]:
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """Read a file of `write_checked` on which nothing depends. Return an empty dictionary if it is
-    missing or, with a warning, if it is damaged."""
+    """Read a file that `write_checked` wrote and on which no result depends. Return an empty
+    dictionary if it is missing or, with a warning, if it is damaged."""
     try:
         return CheckedValues(path, decode(path.read_bytes()))
     except FileNotFoundError:
@@ -101,7 +101,7 @@ def encode(value: Mapping[str, Any]) -> str:
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """Return the values in a file with a checksum. Raise DamagedError with the fault, if any."""
+    """Return the values in a JSON file's bytes. Raise DamagedError if its checksum is wrong."""
     try:
         value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
@@ -152,7 +152,7 @@ def verify_state(path: Path, inode: int, size: int, modified: int) -> None:
 
 
 def checksum_of(file: BinaryIO, offset: int) -> bytes:
-    """Compute the checksum of an open file whose checksum field begins at `offset`."""
+    """Return the checksum (64 hex digits) of an open file, with its field at `offset` as zeros."""
     checksum = hashlib.sha256()
     file.seek(0)
     left = offset
@@ -167,8 +167,8 @@ def checksum_of(file: BinaryIO, offset: int) -> bytes:
 
 
 def checksum_offset(file: BinaryIO) -> int:
-    """Return the offset of the checksum. It follows its key in the footer; the rows before could
-    contain the key as well."""
+    """Return the offset of the checksum, which follows the last KEY in the footer. Only the footer
+    is searched, because rows could contain KEY. Raise DamagedError if it is incomplete."""
     size = file.seek(0, io.SEEK_END)
     file.seek(max(size - END, 0))
     start = size - END - int.from_bytes(file.read(4), "little")

@@ -92,8 +92,8 @@ def is_of_settings(node: ast.AST) -> bool:
 
 
 def without_defaults(node: Any) -> ast.ClassDef:
-    """Return a dataclass of parameters without the defaults of its fields: they are in the settings
-    of a cell (see tasks/code/effective.py). The existence of a default still counts."""
+    """Return a settings class with a placeholder for every default. The values of defaults are in
+    the settings of a cell (see tasks/code/effective.py); only their existence counts here."""
     body = [
         ast.AnnAssign(line.target, line.annotation, ast.Constant("default"), line.simple)
         if isinstance(line, ast.AnnAssign) and line.value

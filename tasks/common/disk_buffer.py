@@ -1,6 +1,6 @@
 """Rows of a table too large for memory: added in any order, read back sorted, one part at a time.
 
-They are in one unnamed file beside the output that needs them, so the disk space is released
+The rows are in one unnamed file beside the output that needs them, so the disk space is released
 however the process ends. Left out: a merge of sorted runs. Rows are numbered without gaps, so a
 row's number determines its part."""
 
@@ -16,8 +16,8 @@ ROW = "row"  # the column with a row's number
 
 
 class DiskBuffer:
-    """Add rows, then read the parts. Part n starts with row n * `rows_per_part`. Use as a context
-    manager."""
+    """Add rows, then read the parts. Part n contains the rows from n * `rows_per_part`, up to the
+    next part. Use as a context manager."""
 
     def __init__(self, folder: Path, rows_per_part: int) -> None:
         self.folder = folder

@@ -92,8 +92,8 @@ def write_reason(error: BaseException) -> str | None:
 
 
 def explain_write(error: BaseException, path: Path | None = None) -> str | None:
-    """Return `write_reason` as a sentence with the remedy and the file that the error names, or
-    else `path`. Return None if `write_reason` does."""
+    """Return `write_reason` as a sentence about `path`, or about the file that the error names if
+    that is in another folder or `path` is None. Return None if `write_reason` does."""
     why = write_reason(error)
     if why is None:
         return None
@@ -141,8 +141,8 @@ def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 
 def create_file(path: Path, write: Callable[[BinaryIO], Any]) -> bool:
-    """Write as `replace_file` does, unless `path` exists; then return False. Of several concurrent
-    writers one succeeds."""
+    """Write as `replace_file` does and return True, or return False if `path` exists. Only one of
+    several concurrent writers succeeds. Raise ArtifactError without support for hard links."""
     with temporary_file(path, write) as temporary:
         try:
             os.link(temporary, path)
@@ -200,8 +200,8 @@ def held_file(folder: Path, name: str) -> Iterator[tuple[Path, BinaryIO]]:
 
 
 def hold(descriptor: int) -> bool:
-    """Lock a new file. Return False if another process locks it, or has removed it as a dead
-    writer's file before it was locked."""
+    """Lock a new file. Return False if another process, taking it for a dead writer's, has locked
+    or removed it before. Return True, without a lock, on a file system that has none."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -212,8 +212,8 @@ def hold(descriptor: int) -> bool:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the temporary files and folders of dead writers: no process on any machine has their
-    lock."""
+    """Remove the temporary files and folders of dead writers: those that no process on any machine
+    has locked."""
     for path in folder.glob(f".*{UNFINISHED}"):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
@@ -249,7 +249,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Create an empty file with the modes of `make_private_folder`, for a database to fill."""
+    """Create an empty file, as private as `make_private_folder` does, unless it exists."""
     make_folder(path.parent)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -258,8 +258,8 @@ def make_private_file(path: Path) -> None:
 
 
 def follow_folder(path: Path, mode: int) -> None:
-    """Set the mode of a new file or folder: at most the permissions of its folder, and all of them,
-    with its group, if a group shares the folder."""
+    """Set the mode of a new file or folder: `mode` without permissions that the parent folder lacks
+    or, if a group shares the parent, the parent's group and all of its permissions."""
     around = path.parent.stat()
     writers = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)  # world-writable is not a group's
     if around.st_mode & stat.S_ISGID or writers == stat.S_IWGRP:

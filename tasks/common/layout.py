@@ -65,13 +65,13 @@ class Layout:
         return self.root / "store"
 
     def sampling_note(self, cell: str) -> Path:
-        """Return the file that records a stage's last requests to the store, with counts and
+        """Return the file that records the last requests of a cell to the store, with counts and
         reasons. It is for users, and not an output of the stage."""
         return self.root / "draws" / f"{cell}.json"
 
     def measured(self, cell: str) -> Path:
-        """Return the file of a cell's times and work lost in kills, which differ between identical
-        runs. `cell` is for example `profile` or `grpo-0`."""
+        """Return the file with a cell's times and the work that it lost when killed, which differ
+        between identical runs. `cell` is for example `profile` or `grpo-0`."""
         return self.root / "measured" / f"{cell}.json"
 
     def engine_logs(self, cell: str) -> Path:

@@ -1,4 +1,4 @@
-"""Locations of files: a folder of this machine, or `s3://bucket/prefix` (AWS, MinIO, R2, Ceph, ...)
+"""Locations of files: a folder on this machine, or `s3://bucket/prefix` (AWS, MinIO, R2, Ceph, ...)
 through s3fs.
 
 Credentials, region and endpoint come only from the usual AWS environment and profiles
@@ -64,7 +64,7 @@ def is_remote(location: str) -> bool:
 def open_location(location: str) -> tuple[Any, str]:
     """Return the file system (fsspec) of `location`, and the path in it, without a trailing slash.
 
-    No request is sent to the server yet. Use it inside `reaching(location)`."""
+    This sends no request yet. Use the file system inside `reaching(location)`."""
     if not is_remote(location):
         return fsspec.filesystem("file"), str(Path(location).expanduser().absolute())
     quiet_loggers()

@@ -78,8 +78,8 @@ class Experiment:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return the whole file as a dictionary. Raise ParamsError if it is missing or is not a
-    mapping."""
+    """Return the whole file as a dictionary. Raise ParamsError if it is missing or not a mapping in
+    YAML, or has an infinite or NaN number, an invalid recipe name or an invalid seed."""
     try:
         params = parsed(path.read_text())
         check_finite(params, path.name)
@@ -189,7 +189,7 @@ def check_finite(value: Any, file: str, *keys: str) -> None:
 
 
 def section(params: Mapping[str, Any], name: str, cls: type[T]) -> T:
-    """Return the section `name` as the dataclass `cls`; if the file lacks it, all its defaults."""
+    """Return the section `name` as the dataclass `cls`; a missing section means all defaults."""
     value = params.get(name)
     return parse({} if value is None else value, cls, name)
 
@@ -322,7 +322,7 @@ class Problems:
 
 @contextmanager
 def gathered() -> Iterator[Problems]:
-    """Raise ParamsError at the end of the block with all problems added in it."""
+    """Yield an empty collection; after the block, raise ParamsError if it has any problems."""
     problems = Problems()
     yield problems
     problems.report()

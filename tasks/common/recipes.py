@@ -128,8 +128,8 @@ def has_bonus(train: Mapping[str, Any]) -> bool:
 
 
 def over(base: Any, value: Any) -> Any:
-    """Return a key of the section `train` as a recipe changes it: a slot is replaced, other
-    mappings are merged."""
+    """Return the value of a key of `train` after a recipe's change: `value` merged into `base` if
+    both are mappings and `value` does not name a method (then it is a slot), else `value`."""
     is_slot = isinstance(value, dict) and "method" in value
     return merged(base, value) if are_alike(base, value) and not is_slot else value
 

@@ -37,8 +37,8 @@ def how_to_restore(path: Path) -> str:
 
 
 def recorded(path: Path, project: Path) -> tuple[Path, str, str] | None:
-    """Return the folder of the dvc.lock with the file, or with a folder above it, as an output; the
-    stage; and the digest. The paths in every dvc.lock of a project are relative to the project."""
+    """Return (folder of the dvc.lock, stage, digest) of the output that is the file or contains it,
+    or None. The paths in every dvc.lock of a project are relative to the project."""
     for folder in (f for f in path.parents if f.is_relative_to(project)):
         with suppress(OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
             stages = yaml.safe_load((folder / "dvc.lock").read_text())["stages"]

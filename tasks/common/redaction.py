@@ -1,4 +1,4 @@
-"""Remove secrets from addresses, before they are shown or recorded."""
+"""Remove secrets from URLs, before they are shown or recorded."""
 
 import re
 from urllib.parse import urlsplit
@@ -10,11 +10,11 @@ ADDRESS = re.compile(
 
 
 def without_secrets(text: str) -> str:
-    """Return the text with every address reduced to scheme, host and path: without user, password,
-    and the query after `?`, the key of a signed address."""
+    """Return the text with every URL reduced to scheme, host and path: without user, password and
+    query, which is the key of a signed URL."""
     return ADDRESS.sub(r"\g<scheme>\g<rest>", text)
 
 
 def has_credentials(address: str) -> bool:
-    """Return whether an address contains a user or a password."""
+    """Return whether a URL contains a user name or a password."""
     return "@" in urlsplit(address).netloc

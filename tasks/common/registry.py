@@ -30,8 +30,8 @@ def names(package: ModuleType) -> list[str]:
 
 
 def load(package: ModuleType, name: Any, where: str) -> ModuleType:
-    """Import the file `name` of `package`. Raise ParamsError with the key (`where`) and the
-    existing names if there is no such file."""
+    """Import and return the module `name` of `package`. Raise ParamsError with the key (`where`)
+    and the existing names if there is none."""
     check(package, name, where)
     return importlib.import_module(f"{package.__name__}.{name}")
 
@@ -71,8 +71,8 @@ def defaults(file: Path) -> dict[str, Any]:
 def bind(
     function: Callable[..., Any], settings: Mapping[str, Any], where: str
 ) -> Callable[..., Any]:
-    """Return `function` with its keyword-only arguments set from `settings`, which must contain all
-    arguments without a default and no unknown ones, with values of the declared types."""
+    """Return `function` with its keyword-only arguments bound to `settings`. Raise ParamsError with
+    all unknown and missing arguments, and values that are not of the declared types."""
     parameters = inspect.signature(function).parameters
     allowed = [n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
     required = [n for n in allowed if parameters[n].default is inspect.Parameter.empty]

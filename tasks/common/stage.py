@@ -126,7 +126,7 @@ def run(
 def set_cell(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, alone: str | None
 ) -> None:
-    """Set a missing recipe and seed from the stage's name in DVC_STAGE."""
+    """Set a missing recipe and seed from DVC_STAGE; exit without both, except in stage `alone`."""
     named = os.environ.get("DVC_STAGE", "").rpartition(":")[2]  # after the file of another root
     if (arguments.recipe, arguments.seed) == (None, None):
         name, arguments.recipe, arguments.seed = params.coordinates(named or alone or "")

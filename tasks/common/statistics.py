@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def score_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per prompt: successes and trials of its samples, and the greedy success.
+    """Return one row per prompt: `correct` and `trials` of its samples; `greedy` (1, 0 or null).
 
     An `error` is Winnow's own failure: it is excluded from numerator and denominator. Every other
     outcome except `correct` counts as a failure of the policy."""
@@ -34,8 +34,8 @@ def score_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
 
 
 def wilson_interval(successes: npt.ArrayLike, trials: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Return Wilson's score interval for a binomial proportion, elementwise; (nan, nan) without
-    trials."""
+    """Return Wilson's 95 % score interval for a binomial proportion, (low, high), elementwise; nan
+    without trials."""
     n = np.asarray(trials, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.asarray(successes, dtype=np.float64) / n
@@ -70,9 +70,9 @@ def bootstrap_interval(
     rng: np.random.Generator,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float]:
-    """Return the percentile interval of the mean of `values`, [P] one per prompt, which lie within
-    `bounds`: prompts are resampled, because the samples of one prompt are not independent. If all
-    values are equal, return `equal_interval`."""
+    """Return the 95 % percentile bootstrap interval of the mean of `values`, [P] one per prompt and
+    all within `bounds`. Prompts are resampled, since samples of one prompt are not independent.
+    If all values are equal, return `equal_interval`."""
     values_P = np.asarray(values, dtype=np.float64)
     num_prompts = len(values_P)
     if len(np.unique(values_P.round(12))) == 1:  # equal up to rounding
@@ -85,8 +85,8 @@ def bootstrap_interval(
 
 
 def crossed_interval(values_SP: npt.ArrayLike, bounds: tuple[float, float]) -> tuple[float, float]:
-    """Return the interval of the mean of values by seed and prompt [S, P], S and P at least 2,
-    within `bounds`: seeds and prompts are both random, and every seed answers the same prompts.
+    """Return the 95 % interval of the mean of values by seed and prompt, [S, P] with S and P at
+    least 2, clipped to `bounds`. Seeds and prompts are both random; all seeds share the prompts.
 
     The variance of the mean is the variance of the seeds' means over S plus the variance of the
     prompts' means over P, minus the noise of single answers, which both include (two-way random
@@ -121,9 +121,9 @@ def crossed_interval(values_SP: npt.ArrayLike, bounds: tuple[float, float]) -> t
 
 
 def equal_interval(value: float, num: int, bounds: tuple[float, float]) -> tuple[float, float]:
-    """Return the interval of a mean after `num` equal values, for which a bootstrap has zero width.
-    The share of other values may be up to Wilson's upper limit for 0 of `num`, and these may be
-    anywhere within `bounds`. For a value of 0 or 1 in [0, 1] this is Wilson's interval itself."""
+    """Return the interval of a mean if all `num` observed values equal `value`, where a bootstrap
+    would have zero width. The population's share of other values may be up to Wilson's upper limit
+    for 0 of `num`, anywhere within `bounds`. For 0 or 1 in [0, 1] this is Wilson's interval."""
     others = float(wilson_interval(0, num)[1])
     return value - others * (value - bounds[0]), value + others * (bounds[1] - value)
 
@@ -154,8 +154,8 @@ def fit_beta(
     correct: npt.ArrayLike, trials: npt.ArrayLike, prompts: npt.ArrayLike = 1.0
 ) -> tuple[float, float]:
     """Return (a, b) of the Beta distribution with the highest likelihood of the observed counts:
-    the distribution of true pass rates over these prompts, or over `prompts` prompts with each pair
-    of counts. Of many prompts, those with equal counts are one term of the sum."""
+    the distribution of true pass rates over prompts, of which `prompts` have each pair of counts.
+    With more than MANY pairs, equal ones share a term of the sum, which saves time."""
     counts: tuple[npt.NDArray[Any], ...] = (np.asarray(correct), np.asarray(trials))
     weights = np.broadcast_to(np.asarray(prompts, dtype=np.float64), counts[0].shape)
     if len(weights) > MANY:
@@ -181,8 +181,8 @@ def mixed_probability(
     group_size: npt.ArrayLike,
     prior: tuple[float, float],
 ) -> Floats:
-    """Return P(a group has a success and a failure), in expectation over each prompt's posterior
-    Beta(a + c, b + n - c).
+    """Return P(a group of size G has a success and a failure), in expectation over each prompt's
+    posterior Beta(a + c, b + n - c), for c correct of n trials and the prior (a, b).
 
     The plug-in 1 - p^G - (1-p)^G is 0 for a prompt with 0 of 8 successes, and too high for prompts
     chosen because their estimate is near one half; the posterior under the prior of all prompts

@@ -94,11 +94,11 @@ class DeviceTime:
     device: Device = H100
 
     def step(self, rows: float, context: float) -> float:
-        """Return the seconds of a decoding step of `rows` rollouts, `context` tokens in total."""
+        """Return the seconds of a decoding step for `rows` rollouts, `context` tokens in total."""
         return self.steps(1, rows, context)
 
     def steps(self, num: int, rows: float, context: float) -> float:
-        """Return the seconds of `num` steps in a row; each adds a token to every rollout."""
+        """Return the seconds of `num` steps, as `step`; each adds `rows` tokens to `context`."""
         model, device = self.model, self.device
         held = num * context + rows * num * (num - 1) / 2.0
         read = 2.0 * model.streamed * num + model.cache_bytes * held
@@ -142,7 +142,7 @@ class DeviceTime:
         return float(3.0 * self.forward_flops(tokens) / (MFU * self.device.flops))
 
     def forward_flops(self, tokens: Sequence[float] | Ints) -> float:
-        """Return the FLOPs of a forward: 2 P + 2 L d s a token, where s is the sequence length."""
+        """Return the FLOPs of a forward over all sequences: 2 P + 2 L d s a token at length s."""
         lengths, model = np.asarray(tokens, dtype=np.float64), self.model
         attention = 2.0 * model.layers * model.width * lengths
         return float((lengths * (2.0 * model.parameters + attention)).sum())

@@ -1,12 +1,12 @@
 """The costs of a run: tokens and FLOPs by phase, in parallel accounts, each with its own rule.
 
-*charged* is the cost of a method's requests, whatever the implementation saves: 2 P T for every
-generated token, 6 P T for every token that enters the loss, 2 P T for every token scored by a
-reference, where T counts prompt and completion of every rollout. *charged_mixed* is the same, but
-charges an update only for rollouts with a gradient: rollouts with a non-zero advantage or, with a
-reference or an entropy bonus, all kept rollouts. So the update of a group without a gradient is
-free, whichever slot excludes it. The entropy bonus costs a few operations per logit, which like the
-softmax are not counted: a logit costs 6 D operations in an update, D being the hidden size.
+*charged* is the cost of a method's requests, whatever the implementation saves: 2 P T to generate
+rollouts, 6 P T to train on them, 2 P T to score them with a reference model, where T is the number
+of their tokens, prompts included. *charged_mixed* is the same, but charges an update only for
+rollouts with a gradient: rollouts with a non-zero advantage or, with a reference model or an
+entropy bonus, all kept rollouts. So the update of a group without a gradient is free, whichever
+slot excludes it. The few operations per logit of the entropy bonus and the softmax are not counted:
+in an update, a logit costs 6 D operations, where D is the hidden size.
 *charged_paper* is sGPO's flat rate (arXiv 2606.08854): 2 P T for profiling, 12 P T for training
 with a reference model and 8 P T without. *executed* is the actual computation: shared prompts count
 once and groups that the update skips not at all; tokens read again after a swap of weights or a
@@ -55,7 +55,7 @@ def forward_flops(
 
 
 def prefill_flops(architecture: Architecture, num_tokens: float) -> float:
-    """Return the FLOPs of a prompt's prefill: all pairs attend, the head runs on the last token."""
+    """Return the FLOPs to prefill a prompt: attention on all pairs, the head on the last token."""
     return forward_flops(architecture, num_tokens, 1.0, num_tokens * num_tokens)
 
 
@@ -105,8 +105,8 @@ class Ledger:
     rollouts: dict[str, float] = field(default_factory=_zeros)
 
     def add(self, phase: str, **amounts: float) -> None:
-        """Add `executed=`, `charged=` and so on (FLOPs), `tokens=`, `rollouts=` to
-        `phase`."""
+        """Add `executed=`, `charged=` and so on (FLOPs), `tokens=` and `rollouts=` to the totals of
+        `phase`. Raise KeyError for an unknown phase."""
         if phase not in PHASES:
             raise KeyError(f"unknown phase {phase!r}; phases: {', '.join(PHASES)}")
         for account, amount in amounts.items():
@@ -125,7 +125,7 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Mapping[str, float]]) -> "Ledger":
-        """Return the ledger of a dictionary that `as_dict` returned."""
+        """Return the ledger from the result of `as_dict`."""
         return cls(
             **{
                 name: {p: float(value[name][p]) for p in PHASES}

@@ -4,8 +4,8 @@ A run ends when its budget is spent, so the count must not depend on the engine,
 machine. In the account `executed` a prompt is read once per group, when its rollouts are generated
 and again in every pass over them (scoring, reference, update), but once per rollout for features
 that cannot share prompts (`reads_whole_rows`); a completion is decoded token by token from a KV
-cache, and read once in every pass; a backward pass counts as two forwards, and prompts without a
-gradient have none. Padding, recomputed activations and probes count as zero.
+cache, and read once in every pass; a backward pass counts as two forwards, and is not counted for
+prompts that have no gradient. Padding, recomputed activations and probes count as zero.
 `charged` and `charged_mixed` follow the ledger: 2 P for every token of every rollout and pass.
 `rollouts` and `tokens` count only generated rollouts, `tokens` the tokens of prompt and completion
 of each. The actual computation is in the ledger's account `executed`.
@@ -42,7 +42,7 @@ class CellBudget:
 
 
 def read_budget(path: Path) -> CellBudget | None:
-    """Return the budget that `allocate` wrote, or None if the cell trains along its whole plan."""
+    """Return the budget that `allocate` wrote, or None for a cell that trains on its whole plan."""
     found = read_checked(path)["budget"]
     return None if found is None else CellBudget(**found)
 
@@ -106,8 +106,8 @@ def generation_cost(account: str, architecture: Architecture, rows: Rows) -> flo
 
 
 def pass_cost(account: str, architecture: Architecture, rows: Rows) -> float:
-    """Return the cost of a forward over the rollouts that computes the log-probabilities of their
-    completions."""
+    """Return the cost, in the unit of `account`, of a forward that computes the log-probabilities
+    of the rollouts' completions; 0 in the accounts `rollouts` and `tokens`."""
     if account in GENERATED:
         return 0.0
     if account != "executed":
@@ -119,7 +119,7 @@ def pass_cost(account: str, architecture: Architecture, rows: Rows) -> float:
 
 
 def prompt_cost(account: str, architecture: Architecture, rows: Rows) -> float:
-    """Return the part of `pass_cost` for reading the prompts."""
+    """Return the share of the prompts in `pass_cost`, in the unit of `account`."""
     if account in GENERATED:
         return 0.0
     if account != "executed":

@@ -49,8 +49,8 @@ class Round:
 
 
 def own_pipeline(text: str) -> str:
-    """Return the `dvc.yaml` of the user's own project, from the installation's. The code is not a
-    dependency in it, so its stage `code` always runs and compares."""
+    """Return the `dvc.yaml` of a user's own project, from the installation's, whose text is given.
+    Its stage `code` has no dependencies on the files of the code, so it always runs."""
     main = yaml.safe_load(text)
     del main["stages"]["code"]["deps"]
     main["stages"]["code"]["always_changed"] = True
@@ -113,14 +113,14 @@ def moved(path: str, folder: str) -> str:
 
 
 def prompts_of(first: str, folder: str, path: str) -> str:
-    """Return the first round's path of a prompt file of `folder`; other paths unchanged."""
+    """Return a path in `folder`/prompts as the same path in `first`/prompts, others unchanged."""
     own = f"{folder}/prompts/"
     return f"{first}/prompts/" + path.removeprefix(own) if path.startswith(own) else path
 
 
 def parameters(path: Path, first: str, policy: str) -> str:
-    """Return the `params.yaml` of a later round, from the file of `first` at `path`: the same
-    values and comments, another initial policy, and the first round's rollout store and record."""
+    """Return the `params.yaml` of a later round, from the first round's at `path`: the same values
+    and comments, with `policy` as its source and the store and tracking of the root `first`."""
     text = path.read_text()
     values = load(path)
     store, tracking = (values.get(name) or {} for name in ("store", "tracking"))

@@ -89,9 +89,9 @@ def inline(value: Any) -> str:
 
 
 def overridden(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return the text and the values of the file with overrides KEY=VALUE, which mean the same as
-    in `dvc exp run -S`. Comments stay; missing keys are added. DVC takes a second to import, so it
-    is imported here."""
+    """Return the file's text and values after overrides KEY=VALUE, as in `dvc exp run -S`, except
+    that missing keys are added. Comments stay. Raise ParamsError for an invalid override. DVC takes
+    a second to import, so it is imported here."""
     from dvc.exceptions import DvcException
     from dvc.utils.hydra import apply_overrides
 

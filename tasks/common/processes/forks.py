@@ -75,8 +75,8 @@ def run_forked(module: str) -> int | None:
 
 
 def fork(server: socket.socket, task: Any, streams: Sequence[int]) -> int:
-    """Return the pid of a fork with `task`, a JSON value, and these standard streams. Raise OSError
-    if the server ends instead: a partial request runs nothing."""
+    """Request a fork with `task`, a JSON value, and these standard streams, and return its pid.
+    Raise OSError if the server ends first; it runs nothing for a partial request."""
     request = json.dumps(task).encode()
     socket.send_fds(server, [len(request).to_bytes(LENGTH)], streams)
     server.sendall(request)

@@ -66,7 +66,7 @@ class Loader:
             raise PoolError(self.ready_message["failure"])
 
     def first_line(self) -> bytes:
-        """Return the loader's first line: its reply to the configuration."""
+        """Return the loader's reply to the configuration. Raise LoaderEnded if there is none."""
         clock, line = RunningClock(), b""
         while not line.endswith(b"\n"):
             if clock.read() >= ANSWER_SECONDS:
@@ -85,7 +85,7 @@ class Loader:
         return False
 
     def fork(self, streams: Sequence[int]) -> tuple[socket.socket, int]:
-        """Return the connection and the pid of a new process with these standard streams."""
+        """Fork a process with these standard streams. Return the connection to it and its pid."""
         connection, theirs = socket.socketpair()
         connection.settimeout(ANSWER_SECONDS)
         with theirs:

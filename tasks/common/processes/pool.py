@@ -63,7 +63,7 @@ class Work:
         self.num_left = len(requests)
 
     def take(self, size: int) -> list[int]:
-        """Return the indices of the next requests to send: up to `size`, or one to send alone."""
+        """Dequeue up to `size` requests, or one that must be sent alone; return their indices."""
         taken = [self.queue.popleft()]
         while self.queue and len(taken) < size and not {taken[0], self.queue[0]} & self.alone:
             taken.append(self.queue.popleft())
@@ -87,8 +87,8 @@ class Work:
 
 
 class Pool:
-    """Up to `num_processes` processes, forked by a loader that runs `module`. The loader receives
-    `configuration` first and answers when it is ready; a reply may take `seconds` of CPU time."""
+    """Up to `num_processes` processes, forked by a loader that runs `module` with `configuration`.
+    A reply may take `seconds` of CPU time, and `clock_factor` times as long on the clock."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Ports for servers."""
+"""TCP ports for servers."""
 
 import errno
 import random
@@ -10,8 +10,8 @@ PORTS = range(20_000, 32_000)
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port of this address on which nothing listens. Raise OSError if this machine does
-    not have the address."""
+    """Return a random TCP port in PORTS on which nothing listens at this address. Raise OSError if
+    this machine does not have the address."""
     while True:
         port = random.SystemRandom().choice(PORTS)  # another process draws other ports
         with socket.socket() as probe:

@@ -137,8 +137,8 @@ def open_stage(layout: Layout, uri: str, start: Event) -> Write:
 
 
 def write_end(run: TrackedRun, event: Event) -> None:
-    """Close the run, and its cell's run. A flow closes the pipeline itself; otherwise the
-    pipeline's run ends with each stage."""
+    """Close the run, and its cell's run. A flow closes the pipeline's run itself; otherwise each
+    stage closes it, and the next stage reopens it."""
     run.client.set_terminated(run.run_id, event["status"], event["time"])
     if run.cell_id:
         close_with_children(run, run.cell_id, event["time"])
@@ -171,7 +171,7 @@ def write_event(run: TrackedRun, event: Event) -> None:
 
 
 def replay_pending(layout: Layout, uri: str) -> None:
-    """Write earlier stages' pending events, now that the server responds. Keep failed files."""
+    """Replay the pending files of earlier stages, now that the server responds; keep the rest."""
     with suppress(OSError), locked(layout.tracking):
         for path in sorted((layout.tracking / "pending").glob("*.jsonl")):
             try:
@@ -189,8 +189,8 @@ def replay(path: Path, uri: str) -> str:
     """Write a pending file to the server at `uri`, into its original run if that exists. Return the
     run's id.
 
-    Raise BlockingIOError while its stage still writes it. A complete replay renames the file to
-    `.replayed`."""
+    Raise BlockingIOError while its stage still writes it, and ValueError if it is damaged. After a
+    complete replay, rename the file to `.replayed`."""
     events = read_events(path)
     if events[-1]["kind"] != "end":
         if is_alive(events[0]["tags"]):

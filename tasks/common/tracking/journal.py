@@ -52,15 +52,15 @@ class Tracker:
         step: int | None = None,
         flops: float | None = None,
     ) -> None:
-        """Record metrics at a step; with `flops` also as curves over charged FLOPs, as
-        `by_gflops/NAME`.
+        """Record metrics at a step; with `flops`, the charged FLOPs so far, also as curves over
+        GFLOPs, named `by_gflops/NAME`. None values are omitted.
 
-        They are sent together every few seconds: a call costs as much as a training step of a small
-        policy.
+        Metrics are sent together every few seconds, since a request takes as long as a training
+        step of a small policy.
 
-        The step of these curves is always the whole number of GFLOPs: MLflow's step is an integer,
-        and its page draws integers exactly up to 9e15, so this axis covers up to 9e24 FLOPs, beyond
-        any run, in one unit. None values are omitted."""
+        The step of a `by_gflops/` curve is the number of GFLOPs, rounded to an integer as MLflow
+        requires. MLflow's page draws integers exactly up to 9e15, which is 9e24 FLOPs, beyond any
+        run."""
         self.add(values, step, flops)
         if time.monotonic() - self.told > METRICS_SECONDS:
             self.flush()
@@ -115,14 +115,14 @@ class Tracker:
         self._record("artifact", path=str(path.absolute()))
 
     def model(self, name: str, path: Path, digest: str) -> None:
-        """Record a policy: path, digest, and its weights if they are at most `max_weights_gb`."""
+        """Record a policy: path, digest, and its files if they are at most `max_weights_gb`."""
         where = {"path": str(path.absolute()), "key": key_of(self.root, path)}
         weights = 0 < size_of(path) <= self.max_weights_gb * 1e9
         self._record("model", name=name, digest=digest, weights=weights, **where)
 
     def champion(self, evidence: Path | None, why: str, candidate: Path | None = None) -> None:
         """Move the alias `champion` to the policy whose training run wrote the file `evidence`, and
-        `candidate` likewise; None removes the alias."""
+        the alias `candidate` likewise; None removes an alias. `why` is the reason, as text."""
         self._record(
             "champion", evidence=self._named(evidence), why=why, candidate=self._named(candidate)
         )
@@ -290,7 +290,7 @@ def refused(error: Exception) -> bool:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield nested mappings as dotted keys; lists and empty mappings as JSON."""
+    """Yield (dotted key, text) for every leaf of nested mappings; non-strings as JSON."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{prefix}{key}.")
@@ -326,7 +326,7 @@ def point(
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of the files in a folder; 0 if it is missing."""
+    """Return the size in bytes of a file, or of the files directly in a folder; 0 if missing."""
     return sum(file.stat().st_size for file in (path, *path.glob("*")) if file.is_file())
 
 
@@ -350,8 +350,8 @@ def milliseconds() -> int:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let no other stage create a run during the block: two could create the same parent. The block
-    must take bounded time."""
+    """Exclude other stages that create a run during the block: two could create the same parent
+    run. They wait without a limit, so the block must take bounded time."""
     make_private_folder(folder)
     with (folder / "lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

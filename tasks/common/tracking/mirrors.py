@@ -1,8 +1,8 @@
 """The messages to the trackers of `tracking.also`: for each recipe and seed its parameters, its
 curves over steps, and its results in the report.
 
-One process (`trackers`) writes all of them, through a pipe. A running stage never waits for it, a
-finished one up to LAST_SECONDS: if messages pile up, later ones are dropped with a warning.
+One process (`trackers`) receives them through a pipe and writes them. A running stage never waits:
+if messages pile up, it warns and drops later ones. A finished stage waits up to LAST_SECONDS.
 
 A training run has the same id after a kill and resume: the id is in a file beside the record, with
 a digest of the run's parameters and inputs, and the report finds the id there by the digest of the
@@ -76,7 +76,7 @@ class Writer:
         self.thread.start()
 
     def pass_on(self) -> None:
-        """Write messages into the pipe until there are no more, or its reader has ended."""
+        """Write queued messages into the pipe until `close`, or until its reader has ended."""
         assert self.child is not None
         assert self.child.stdin is not None
         with suppress(OSError, ValueError):
@@ -157,7 +157,7 @@ class Mirrors:
             self.remember(recipe, seed, {**known, "curve": event["digest"]})
 
     def cell(self, event: Event) -> None:
-        """Send everything about one recipe and seed in the report, unless it was sent already."""
+        """Send one recipe and seed's results, and its curves if no tracker has them, only once."""
         recipe, seed = event["recipe"], event["seed"]
         curve = next(o["digest"] for o in event["outputs"] if o["key"].endswith("curve.parquet"))
         known = self.known(recipe, seed)
@@ -186,7 +186,7 @@ class Mirrors:
         self.writer.send({"do": what, **fields})
 
     def close(self, finished: bool) -> None:
-        """End the open run with the status of the stage."""
+        """Close the open run, if any, with the status of the stage, and wait for the writer."""
         if self.open_run:
             self.send("close", finished=finished)
         self.writer.close()

@@ -25,8 +25,8 @@ PIPELINE_VARIABLE = "WINNOW_PIPELINE"
 
 
 def start_pipeline() -> str:
-    """Return the id of a new pipeline of this process, for the variable WINNOW_PIPELINE of the
-    stages. Does not import MLflow."""
+    """Return the id of a new pipeline that this process starts. Its stages expect the id in the
+    environment variable WINNOW_PIPELINE. MLflow is not imported."""
     return identity(os.getpid(), time.time())
 
 
@@ -38,8 +38,8 @@ def identity(pid: int, started: float) -> str:
 
 
 def current_pipeline(number: int = 1) -> Event:
-    """Return the pipeline of this process in a round: its id, its kind, and the process that opened
-    it."""
+    """Return the pipeline of this process in round `number`: its `id`, its `kind` (flow, dvc or
+    hand), and the `tags` of the process that opened it."""
     if named := os.environ.get(PIPELINE_VARIABLE):
         tags = dict[str, str]()
         with suppress(psutil.Error, ValueError):  # the flow was killed
@@ -51,7 +51,7 @@ def current_pipeline(number: int = 1) -> Event:
 
 
 def launcher() -> tuple[str, psutil.Process]:
-    """Return the launcher of this stage: the nearest `dvc` above it, else its group leader."""
+    """Return ("dvc", the nearest `dvc` above this stage), or else ("hand", its group leader)."""
     this = psutil.Process()
     for process in this.parents():
         with suppress(psutil.Error):
@@ -72,8 +72,8 @@ def process_tags(process: psutil.Process) -> dict[str, str]:
 
 
 def is_alive(tags: Mapping[str, str]) -> bool:
-    """Return whether the process of `process_tags` runs and is not a zombie; a process of another
-    machine counts as running."""
+    """Return whether the process that `tags` from `process_tags` identify runs and is not a zombie;
+    a process on another machine counts as running."""
     if tags.get("host") != this_host():
         return True
     pid, started = map(int, tags["process"].split())

@@ -107,7 +107,7 @@ def find_or_make_run(client: Any, uri: str, start: Event) -> TrackedRun:
 
 
 def parent_run(client: Any, experiment: str, start: Event) -> str:
-    """Return the run of the pipeline, found by its tag or created."""
+    """Return the id of the pipeline's run, which is found by its tag and reopened, or created."""
     pipeline, number = start["pipeline"], start["tags"]["round"]
     found = first_run(client, experiment, f"tags.pipeline = '{pipeline['id']}'")
     tags = {"kind": "pipeline", "pipeline": pipeline["id"], "started_by": pipeline["kind"]}
@@ -116,7 +116,7 @@ def parent_run(client: Any, experiment: str, start: Event) -> str:
 
 
 def cell_run(client: Any, experiment: str, parent: str, start: Event) -> str:
-    """Return the run of a recipe and seed in a pipeline, found or created."""
+    """Return the id of a recipe and seed's run in a pipeline: reopened if found, else created."""
     recipe, seed, number = (start["tags"][name] for name in ("recipe", "seed", "round"))
     cell = f"{recipe}/{seed}"
     found = find_cell(client, experiment, parent, cell)
@@ -128,7 +128,7 @@ def cell_run(client: Any, experiment: str, parent: str, start: Event) -> str:
 def found_or_made(
     client: Any, experiment: str, found: Any, start: Event, name: str, tags: dict[str, str]
 ) -> str:
-    """Return the id of `found`, a run with child runs, reopened, or of a new one if it is None."""
+    """Reopen the run `found`, or create one if it is None, for child runs; return its id."""
     if found:
         client.update_run(found.info.run_id, status="RUNNING")
         return str(found.info.run_id)
@@ -154,7 +154,7 @@ def first_run(client: Any, experiment: str, where: str) -> Any:
 
 
 def close_with_children(run: TrackedRun, run_id: str, time: int | None) -> None:
-    """Close a run that contains others: failed if one of them did not finish."""
+    """Close the run `run_id` that contains others, as FAILED if one of these is not FINISHED."""
     bad = f"tags.`mlflow.parentRunId` = '{run_id}' AND attributes.status != 'FINISHED'"
     failed = first_run(run.client, run.experiment_id, bad)
     run.client.set_terminated(run_id, "FAILED" if failed else "FINISHED", time)

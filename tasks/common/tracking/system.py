@@ -41,7 +41,7 @@ def sample(tracker: Tracker, ended: threading.Event) -> None:
 
 
 def usage() -> dict[str, float]:
-    """Return MLflow's figures of processor, memory and disk; and of GPUs, if it finds one and a
+    """Return MLflow's metrics of processor, memory and disk; and of GPUs, if MLflow finds one and a
     library to query it."""
     from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, gpu_monitor
 

@@ -1,4 +1,4 @@
-"""Writing one event into its run: the writers that are the same for every run."""
+"""Writers of one event into one run, whatever kind of run it is."""
 
 import json
 import logging

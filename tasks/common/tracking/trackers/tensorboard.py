@@ -1,4 +1,4 @@
-"""TensorBoard: event files in `tensorboard/EXPERIMENT/RECIPE/SEED-ID` of the folder."""
+"""TensorBoard: event files in `tensorboard/EXPERIMENT/RECIPE/SEED-ID` under the run's folder."""
 
 from typing import Any
 

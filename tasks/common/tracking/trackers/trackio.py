@@ -1,5 +1,5 @@
-"""Trackio. Writes to `trackio/` of the folder unless TRACKIO_DIR, or a Space or server in the
-environment, names another place."""
+"""Trackio. Writes to `trackio/` under the run's folder unless TRACKIO_DIR, or a Space or server in
+the environment, names another place."""
 
 import os
 from typing import Any
@@ -31,8 +31,8 @@ class Client:
         self.first_step = getattr(self.run, "_next_step", 0)
 
     def points(self, points: list[Point]) -> None:
-        """Log the points. Skip steps that the run already has: after a kill, they are repeated
-        unchanged."""
+        """Log the points, except steps that the run already had when it was opened: after a kill,
+        training repeats them unchanged."""
         for one in points:
             if one["step"] >= self.first_step:
                 self.run.log(with_gflops(one), step=one["step"])
