@@ -87,8 +87,8 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
 
 
 def policy_cell(values: Params, root: Path) -> Cell:
-    """Return the cell of the code that makes the weights. Code that the policy shares with other
-    stages, its card and the versions of libraries must not cause a new policy."""
+    """Return the cell of the code that makes the policy. It excludes code outside POLICY, the
+    versions of libraries and, for `tiny`, the card's code: these must not cause a new policy."""
     policy = values["policy"]
     if policy["source"] != "tiny":
         return Cell(EXTERNAL_MAKERS, within=POLICY, versioned=False)
@@ -137,7 +137,7 @@ def readers_of(slots: Iterable[str], root: Path) -> tuple[str, ...]:
 
 
 def named(package: str, names: Iterable[Any], root: Path) -> list[str]:
-    """Return the modules of a registry with these `names`, except missing modules and names that
-    would lead out of its folder."""
+    """Return the dotted names of the modules `names` of `package`. Omit missing modules, and names
+    that would lead out of its folder."""
     modules = [f"{package}.{name}" for name in names if str(name).isidentifier()]
     return [module for module in modules if module_file(module, root)]

@@ -126,9 +126,9 @@ def complete_recipe(values: Values, name: str) -> recipes.Recipe:
 
 
 def cell_of(values: Values, name: str) -> dict[str, Any]:
-    """Return the values with which the recipe is allocated and trained: `allocate`, and `train`
-    with all settings of its methods, checked together with the other sections that training
-    reads."""
+    """Return the values with which the recipe `name` is allocated and trained: `allocate`, and
+    `train` with all settings of its methods. Raise ParamsError if they, or the other sections that
+    training reads, are invalid."""
     chosen = recipes.recipe(values, name)
     with gathered() as problems:
         problems.of(load_strategy, chosen["allocate"])

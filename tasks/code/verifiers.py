@@ -62,7 +62,7 @@ def under_key(value: Any, key: str, known: set[str]) -> Iterator[str]:
 
 
 def names(value: Any, known: set[str]) -> Iterator[str]:
-    """Yield a verifier's name, or the known names in a mapping by a column's values."""
+    """Yield `value` if it is a name, else the known names in it, a mapping of column values."""
     if isinstance(value, str):
         yield value
     else:

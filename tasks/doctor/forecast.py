@@ -114,7 +114,7 @@ def architecture_of(values: Values, layout: Layout) -> Architecture | None:
 
 
 def num_prompts(path: Path, wanted: int | None) -> Range:
-    """Return the number of prompts in a split: existing ones, else the requested number."""
+    """Return the number of prompts in a split: of the file at `path`, else `wanted`, else wide."""
     with suppress(OSError, pl.exceptions.PolarsError):
         return exactly(pl.scan_parquet(path).select(pl.len()).collect().item())
     return exactly(wanted) if wanted is not None else Range(100.0, 10_000.0, 1e6)
@@ -168,7 +168,7 @@ def of_policy(world: World) -> Cost:
 
 
 def training(world: World, recipe: str) -> Cost:
-    """Return the cost of one run: rollouts, updates and the validation curve."""
+    """Return the cost of one run: warm start (not in tokens), rollouts, updates, validation."""
     train = recipes.recipe(world.values, recipe)["train"]
     runs = [trained(world, recipe, plan) for plan in plans_of(world, recipe)]
     points = 1.0 / train["validation"]["every_share"] + 1.0
@@ -190,9 +190,9 @@ def run_flops(world: World, run: Planned, train: Values) -> float:
 
 
 def plans_of(world: World, recipe: str) -> list[Planned]:
-    """Return the recipe's plan for the cheapest rollouts (the shortest, the fewest trained on), the
-    expected and the most expensive ones: from the profile if there is one, else with the recipe's
-    largest group for every prompt, or for a part of the prompts."""
+    """Return three plans of the recipe: with the cheapest rollouts (shortest, fewest trained on),
+    with the expected ones, and with the most expensive ones. Without a usable profile, all prompts,
+    or some of them unless the strategy is `uniform`, get the recipe's largest group."""
     chosen, limit = recipes.recipe(world.values, recipe), world.values["sampling"]["max_tokens"]
     spec, train = chosen["allocate"], chosen["train"]
     with suppress(ParamsError):  # a plan may have no visit
@@ -235,8 +235,8 @@ def of_profile(world: World, account: str) -> Range:
 
 
 def refusals(values: Values, layout: Layout, names: Sequence[str]) -> list[str]:
-    """Return why `allocate` would refuse recipes whose profile and warm start use up the budget, at
-    their lowest estimated cost while there is no profile."""
+    """Return a message for each recipe that `allocate` would refuse because its profile and warm
+    start use up the budget. Costs that are not known exactly count at their lowest estimate."""
     limit, world, problems = budget.budget_of(values), known_values(values, layout), Problems()
     if limit is None or world is None:
         return []
@@ -260,8 +260,8 @@ def fits(values: Values, layout: Layout, names: Sequence[str]) -> dict[str, dict
 
 
 def fit(world: World, recipe: str) -> dict[str, Range]:
-    """Return the rollouts, steps and passes within the budget of a recipe's cell, and the hours,
-    including a profile that the cell pays for."""
+    """Return how many rollouts, steps and passes a cell's budget allows, and its hours and
+    GPU-hours, including a profile that the cell pays for."""
     chosen, plans = recipes.recipe(world.values, recipe), plans_of(world, recipe)[::-1]
     rollouts = [trained(world, recipe, plan).rollouts for plan in plans]  # the longest first
     passes = sorted(num / plan.rollouts for num, plan in zip(rollouts, plans, strict=True))
@@ -278,7 +278,7 @@ def fit(world: World, recipe: str) -> dict[str, Range]:
 
 
 def drifted(world: World) -> Range:
-    """Return the tokens of a completion during training, which changes their number."""
+    """Return the tokens per completion after training, which may change it by the factor DRIFT."""
     return (world.completion * DRIFT).at_most(world.values["sampling"]["max_tokens"])
 
 

@@ -43,7 +43,7 @@ def parsed(text: str) -> list[Gpu]:
 
 
 def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
-    """Return the settings that do not fit the GPUs."""
+    """Return a message for each setting that does not fit the GPUs."""
     engine = values["engine"]
     if engine["device"] == "cuda" and not there:
         return ["engine.device is cuda, but nvidia-smi finds no GPU here; set auto or cpu"]
@@ -61,8 +61,8 @@ def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
 
 
 def memory(values: Values, model: Model, there: list[Gpu]) -> list[str]:
-    """Return why training and engine do not fit the first GPU, by the check that the stage makes
-    after loading the weights. Adapters are small, and not counted."""
+    """Return a message if training and engine do not fit the first GPU, by the check that the stage
+    makes after loading the weights. Adapters are small, and not counted."""
     engine, train, gpu = values["engine"], values["train"], there[0]
     lora = train["lora"]
     name = engine["name"]

@@ -38,7 +38,7 @@ def check_sources(values: Values) -> None:
 
 
 def check_families(values: Values) -> None:
-    """Check `policy.tiny.families`, if the policy is made here."""
+    """Check `policy.tiny.families`, if `policy.source` is `tiny`."""
     settings = section(values, "policy", Policy)
     if settings.source == "tiny":
         settings_of(settings.tiny.families)

@@ -50,7 +50,7 @@ class Model:
 
 
 def model_folder(source: str) -> Path | None:
-    """Return the folder of the policy on this machine, or None."""
+    """Return the folder of a policy on this machine, which may not exist, or None."""
     if source.startswith("hf://"):
         return hub_snapshot(source)
     return None if "://" in source or source == "tiny" else Path(source).expanduser()

@@ -23,7 +23,7 @@ class Range:
         return Range(self.low * factor.low, self.middle * factor.middle, self.high * factor.high)
 
     def at(self, rate: "Range") -> "Range":
-        """Return the time of this work at a rate; the least work at the highest rate is `low`."""
+        """Return the time of this work at a rate: `low` is the least work at the highest rate."""
         return Range(self.low / rate.high, self.middle / rate.middle, self.high / rate.low)
 
     def at_most(self, limit: float) -> "Range":
@@ -40,8 +40,8 @@ def around(number: float, factor: float) -> Range:
 
 
 def spanning(numbers: Range) -> Range:
-    """Return three estimates as a range: with a fixed budget the shortest rollouts need not take
-    the fewest tokens."""
+    """Return `numbers` with their minimum as `low` and maximum as `high`: with a fixed budget, the
+    shortest rollouts need not use the fewest tokens."""
     return Range(min(numbers), numbers.middle, max(numbers))
 
 

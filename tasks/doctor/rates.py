@@ -66,13 +66,13 @@ def table(gpu: str | None) -> Rates:
 
 
 def spread(found: list[float]) -> Range:
-    """Return measured rates as a widened range."""
+    """Return the range of measured rates around their median, widened by MEASURED_FACTOR."""
     middle = sorted(found)[len(found) // 2]
     return Range(min(found) / MEASURED_FACTOR, middle, max(found) * MEASURED_FACTOR)
 
 
 def measured_training(layout: Layout, num_parameters: float) -> Iterator[float]:
-    """Yield the rate of every completed training run: sampling, scoring and updating."""
+    """Yield the rate of each similar training run, over sampling, scoring and updates."""
     for folder in sorted(layout.root.glob("runs/*/*/train")):
         note = layout.measured("-".join(folder.parts[-3:-1]))
         yield from measured(folder, note, "train", ("generate", "score", "update"), num_parameters)

@@ -69,8 +69,8 @@ def evaluate_policy(
     cell: str,
     out: Path,
 ) -> tuple[dict[str, Any], Usage]:
-    """Return the metrics and the usage, and write the rollouts (sampled and greedy) to
-    `out`/rollouts.parquet."""
+    """Write the rollouts (sampled and greedy) to `out`/rollouts.parquet. Return the metrics, and
+    how many rollouts were reused or sampled."""
     stored, stored_greedy = (
         StoredRollouts(prompts, policy, number, sampler, layout, cell=cell, greedy=greedy)
         for number, greedy in ((settings.num_samples, False), (1, True))
@@ -115,8 +115,8 @@ class Tally:
 
 
 def measure(tally: Tally, prompts: pl.DataFrame, settings: Evaluate) -> dict[str, Any]:
-    """Return the metrics of graded rollouts. An `error` is excluded from numerator and
-    denominator. Every other failure counts as 0."""
+    """Return the metrics of graded rollouts. An `error` is excluded from numerator and denominator;
+    every other failure counts as 0. Raise ArtifactError if no sample is graded."""
     scores = tally.by_prompt().join(
         prompts.select("prompt_id", "source", "level"), on="prompt_id", maintain_order="left"
     )
@@ -149,8 +149,8 @@ def measure(tally: Tally, prompts: pl.DataFrame, settings: Evaluate) -> dict[str
 
 
 def pass_at(graded: pl.DataFrame, settings: Evaluate) -> Mapping[str, float | None]:
-    """Return the unbiased pass@k, averaged over the prompts with at least k trials; None without
-    such a prompt."""
+    """Return, for each k as text, the unbiased pass@k averaged over the prompts with at least k
+    trials; None without such a prompt."""
     result: dict[str, float | None] = {}
     for k in settings.pass_at:
         estimates = pass_at_k(graded["correct"].to_numpy(), graded["trials"].to_numpy(), k)
@@ -160,8 +160,8 @@ def pass_at(graded: pl.DataFrame, settings: Evaluate) -> Mapping[str, float | No
 
 
 def by_level(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Return the accuracy for each level. With several sources, return it for each source and each
-    level of a source (`math`, `math 3`): levels of different sources are not comparable."""
+    """Return the result of `by_part` for each level or, with several sources, for each source and
+    each level of a source (`math`, `math 3`): levels of different sources are not comparable."""
     if graded["source"].n_unique() < 2:
         return by_part(graded.with_columns(part="level"))
     levels = graded.filter(pl.col("level") != "").with_columns(
@@ -171,7 +171,7 @@ def by_level(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def by_part(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Return the accuracy for each value of the column `part`."""
+    """Return the number of prompts, pass@1 and greedy accuracy by value of the column `part`."""
     parts = (
         graded.group_by("part")
         .agg(

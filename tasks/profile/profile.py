@@ -43,8 +43,8 @@ def profile_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
 
 
 def summarize(profile: pl.DataFrame) -> dict[str, Any]:
-    """Return a summary: the number of prompts at each pass rate, and for each group size the
-    expected share of mixed groups (groups with a gradient) if every prompt gets such a group."""
+    """Return counts of prompts by pass rate, the expected share of mixed groups (with a gradient)
+    for each group size, and other values. Raise ArtifactError if no sample is graded."""
     graded = profile.filter(pl.col("pass_rate").is_not_null())
     if graded.is_empty():
         raise ArtifactError(

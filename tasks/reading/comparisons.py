@@ -1,4 +1,4 @@
-"""Test prompts with samples of the policy before and after training, their verdicts and the
+"""Test prompts with samples of the policy before and after training, and the samples' verdicts and
 extracted answers."""
 
 import unicodedata
@@ -28,7 +28,7 @@ CLASSES = (*MOVES, *OUTCOMES)
 
 @dataclass(frozen=True)
 class Wanted:
-    """The requested prompts (by the beginning of their ids, and class), and samples per side."""
+    """The requested prompts, by the start of their ids and by class, and the samples per side."""
 
     prompt: str | None
     kind: str | None
@@ -108,7 +108,7 @@ def heading(prompt: dict[str, str], rates: dict[str, float | None]) -> str:
 
 
 def samples(path: Path, side: str, prompt: str, number: int) -> Iterator[str]:
-    """Yield the first samples of a prompt on one side as text, the greedy one last."""
+    """Yield a prompt's first `number` samples on one side as text, then the greedy one."""
     found = ROLLOUTS.check(
         pl.scan_parquet(path).filter(pl.col("prompt_id") == prompt).collect(), str(path)
     )
