@@ -6,8 +6,8 @@ code, and its settings.
     data/code/grpo/train.params.yaml   train: {learning_rate: 0.0003, ...}
 
 Every other stage depends on its two files, and not on code: a new comment reruns no stage, and a
-new method only the recipes that name it. It takes about a second and keeps no record. The counted
-files are in `cells.py`, the excluded files in `left_out.py`, the settings in `effective.py`."""
+new method only the recipes that name it. This stage takes about a second and is not tracked. The
+counted files are in `cells.py`, the excluded in `left_out.py`, the settings in `effective.py`."""
 
 import argparse
 import sys

@@ -118,7 +118,7 @@ def recipes_of(problems: Problems, values: Values, names: Iterable[str]) -> dict
 
 
 def complete_recipe(values: Values, name: str) -> recipes.Recipe:
-    """Return a recipe's differences from the section `train`, with complete slots."""
+    """Return a recipe's `allocate` and its differences from `train`, with complete slots."""
     train, own = cell_of(values, name)["train"], recipes.resolved(values, name)
     more = ("shape", "warm_start")
     whole = {key: train[key] for key in (*SLOTS, *more) if key in own["train"]}
@@ -138,7 +138,7 @@ def cell_of(values: Values, name: str) -> dict[str, Any]:
 
 
 def of_cells(whole: Values) -> dict[str, Values]:
-    """Return the values that can change the results of every cell, keyed by the name of its file
+    """Return, for every cell, the values that can change its results, keyed by the name of its file
     without the suffix. `whole` is the result of `complete`."""
     grading = {"verify": {key: whole["verify"][key] for key in GRADING}}
     altering = section(whole, "engine", EngineSettings).altering

@@ -76,7 +76,7 @@ class Table:
         replace_file(path, write_all)
 
     def write_parts(self, path: Path, parts: Iterable[pl.DataFrame]) -> None:
-        """Check and write `parts` as one table, as `write` does, if all do not fit in memory."""
+        """Write `parts` as one table, as `write` does, with only one part in memory at a time."""
         empty = self.frame([]).to_arrow(compat_level=pl.CompatLevel.oldest())
         schema = empty.schema.with_metadata(METADATA)
 

@@ -101,7 +101,7 @@ def encode(value: Mapping[str, Any]) -> str:
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """Return the values in a JSON file's bytes. Raise DamagedError if its checksum is wrong."""
+    """Return the values in a JSON file's bytes. Raise DamagedError without a valid checksum."""
     try:
         value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:

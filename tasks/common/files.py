@@ -200,8 +200,8 @@ def held_file(folder: Path, name: str) -> Iterator[tuple[Path, BinaryIO]]:
 
 
 def hold(descriptor: int) -> bool:
-    """Lock a new file. Return False if another process, taking it for a dead writer's, has locked
-    or removed it before. Return True, without a lock, on a file system that has none."""
+    """Lock a new file. Return False if another process, taking it for a dead writer's, has already
+    locked or removed it. Return True, without a lock, on a file system that has none."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -249,7 +249,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Create an empty file, as private as `make_private_folder` does, unless it exists."""
+    """Create an empty file, unless it exists, with the privacy of `make_private_folder`."""
     make_folder(path.parent)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

@@ -322,7 +322,7 @@ class Problems:
 
 @contextmanager
 def gathered() -> Iterator[Problems]:
-    """Yield an empty collection; after the block, raise ParamsError if it has any problems."""
+    """Yield an empty `Problems`; after the block, raise ParamsError if any were added to it."""
     problems = Problems()
     yield problems
     problems.report()

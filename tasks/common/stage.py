@@ -126,7 +126,7 @@ def run(
 def set_cell(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, alone: str | None
 ) -> None:
-    """Set a missing recipe and seed from DVC_STAGE; exit without both, except in stage `alone`."""
+    """Set recipe and seed, if missing, from DVC_STAGE. Exit if one is missing, unless `alone`."""
     named = os.environ.get("DVC_STAGE", "").rpartition(":")[2]  # after the file of another root
     if (arguments.recipe, arguments.seed) == (None, None):
         name, arguments.recipe, arguments.seed = params.coordinates(named or alone or "")

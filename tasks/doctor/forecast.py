@@ -4,7 +4,7 @@ FLOPs are charged FLOPs with P parameters: 2 P per sampled token, 6 P per token 
 token scored again. Lengths come from the profile, if there is one; training changes them, so for
 training the interval is from half to twice these lengths. Without a profile a completion is between
 a tenth of `sampling.max_tokens` and all of it. The content of the rollout store is unknown here:
-stages that sample through it may cost nothing."""
+the profile's lower bound is 0, and `baseline` and `evaluate` may cost less than their intervals."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -114,7 +114,7 @@ def architecture_of(values: Values, layout: Layout) -> Architecture | None:
 
 
 def num_prompts(path: Path, wanted: int | None) -> Range:
-    """Return the number of prompts in a split: of the file at `path`, else `wanted`, else wide."""
+    """Return the number of prompts in a split: in `path`, else `wanted`, else a wide range."""
     with suppress(OSError, pl.exceptions.PolarsError):
         return exactly(pl.scan_parquet(path).select(pl.len()).collect().item())
     return exactly(wanted) if wanted is not None else Range(100.0, 10_000.0, 1e6)
@@ -278,7 +278,7 @@ def fit(world: World, recipe: str) -> dict[str, Range]:
 
 
 def drifted(world: World) -> Range:
-    """Return the tokens per completion after training, which may change it by the factor DRIFT."""
+    """Return the tokens per completion in or after training, which changes them by DRIFT."""
     return (world.completion * DRIFT).at_most(world.values["sampling"]["max_tokens"])
 
 

@@ -72,7 +72,7 @@ def spread(found: list[float]) -> Range:
 
 
 def measured_training(layout: Layout, num_parameters: float) -> Iterator[float]:
-    """Yield the rate of each similar training run, over sampling, scoring and updates."""
+    """Yield the rate (sampling, scoring and updates) of training runs of a similar policy."""
     for folder in sorted(layout.root.glob("runs/*/*/train")):
         note = layout.measured("-".join(folder.parts[-3:-1]))
         yield from measured(folder, note, "train", ("generate", "score", "update"), num_parameters)

@@ -64,7 +64,7 @@ def push(layout: Layout, recipe: str, seed: int, destination: str, *, overwrite:
 
 
 def collect(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
-    """Return a cell's files, keyed by name at the destination. Raise ArtifactError without one."""
+    """Return a cell's files by name at the destination. Raise ArtifactError if one is missing."""
     train, plan = layout.train(recipe, seed), layout.plan(recipe, seed)
     named = {
         "ledger.json": train / "flops.json",

@@ -8,10 +8,10 @@ entropy bonus, all kept rollouts. So the update of a group without a gradient is
 slot excludes it. The few operations per logit of the entropy bonus and the softmax are not counted:
 in an update, a logit costs 6 D operations, where D is the hidden size.
 *charged_paper* is sGPO's flat rate (arXiv 2606.08854): 2 P T for profiling, 12 P T for training
-with a reference model and 8 P T without. *executed* is the actual computation: shared prompts count
-once and groups that the update skips not at all; tokens read again after a swap of weights or a
-stop, the engine's probe after an update, padding of the update and attention are included. It
-excludes the few tokens that a server samples for its identification. Every account is in plain
+with a reference model and 8 P T without. *executed* is the actual computation. Shared prompts count
+once, and groups that the update skips do not count. Included are attention, the padding of updates,
+the engine's probe after an update, and tokens read again after a swap of weights or a stop;
+excluded are the few tokens that a server samples for its identification. Every account is in plain
 FLOPs and Float64: a 7B run overflows Int64.
 
 P counts the parameters that multiply a token: the weights of the linear layers, including the

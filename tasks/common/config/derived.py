@@ -113,14 +113,14 @@ def moved(path: str, folder: str) -> str:
 
 
 def prompts_of(first: str, folder: str, path: str) -> str:
-    """Return a path in `folder`/prompts as the same path in `first`/prompts, others unchanged."""
+    """Return a path in `folder`/prompts as the same path in `first`/prompts; others unchanged."""
     own = f"{folder}/prompts/"
     return f"{first}/prompts/" + path.removeprefix(own) if path.startswith(own) else path
 
 
 def parameters(path: Path, first: str, policy: str) -> str:
     """Return the `params.yaml` of a later round, from the first round's at `path`: the same values
-    and comments, with `policy` as its source and the store and tracking of the root `first`."""
+    and comments, with `policy` as initial policy, and the store and tracking of root `first`."""
     text = path.read_text()
     values = load(path)
     store, tracking = (values.get(name) or {} for name in ("store", "tracking"))

@@ -157,7 +157,7 @@ class Mirrors:
             self.remember(recipe, seed, {**known, "curve": event["digest"]})
 
     def cell(self, event: Event) -> None:
-        """Send one recipe and seed's results, and its curves if no tracker has them, only once."""
+        """Send a cell's results, and its curves if training did not; send nothing twice."""
         recipe, seed = event["recipe"], event["seed"]
         curve = next(o["digest"] for o in event["outputs"] if o["key"].endswith("curve.parquet"))
         known = self.known(recipe, seed)
