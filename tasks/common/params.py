@@ -164,7 +164,7 @@ def check_recipe(name: Any, where: str) -> None:
 
 def coordinates(stage: str) -> tuple[str, str | None, int | None]:
     """Return (name, recipe, seed) of a stage as DVC names it: `train@sgpo-0`, `allocate@sgpo`,
-    `profile`."""
+    `profile`. The recipe and the seed are None if the name lacks them."""
     name, _, cell = stage.partition("@")
     recipe, _, seed = cell.rpartition("-")
     if recipe and seed.isdecimal():
@@ -195,8 +195,8 @@ def section(params: Mapping[str, Any], name: str, cls: type[T]) -> T:
 
 
 def sections(params: Mapping[str, Any], cls: type[T]) -> T:
-    """Return several sections at once, as a dataclass with a field per section, typed as the
-    section's dataclass."""
+    """Return several sections at once as `cls`, a dataclass with a field per section, typed as the
+    section's dataclass. Raise ParamsError with the problems of all sections."""
     hints = typing.get_type_hints(cls)
     with gathered() as problems:
         found = {name: problems.of(section, params, name, hint) for name, hint in hints.items()}
@@ -246,8 +246,8 @@ def is_required(field: "dataclasses.Field[Any]") -> bool:
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """Return `value` checked against a type hint. Whole numbers are accepted for floats; nothing
-    else is converted."""
+    """Return `value` if it matches a type hint, else raise ParamsError. Whole numbers become floats
+    and mappings dataclasses where the hint asks for them; nothing else is converted."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -283,8 +283,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def convert_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:
-    """Return `value` as a type of a union: null, for text a word of the Literals if there are any,
-    or else the first type that is not null."""
+    """Return `value` as a type of a union: None if allowed, text as a word of the Literals if there
+    are any, and all else as the first type besides None. Raise ParamsError as `convert` does."""
     if value is None and type(None) in arguments:
         return None
     words = [word for a in arguments for word in typing.get_args(a)]  # of a Literal

@@ -1,4 +1,4 @@
-"""How to restore a damaged file, in words: for every message that names one."""
+"""Advice on how to restore a damaged file, for every message about one."""
 
 import hashlib
 import json

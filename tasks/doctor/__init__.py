@@ -1,3 +1,3 @@
 """Checks of a run before it starts: its faults, and its expected cost.
 
-They are imported by name, as the stages are."""
+The modules are imported by name, as the stages are."""

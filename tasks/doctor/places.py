@@ -111,7 +111,7 @@ def raised(check: Callable[..., object], *arguments: Any) -> list[str]:
 
 
 def near(path: Path) -> str:
-    """Return a hint for a missing path: the most similar name beside it."""
+    """Return a hint for a missing path: a similar name beside it, or a missing parent."""
     if path.exists():
         return ""
     with suppress(OSError):

@@ -28,7 +28,7 @@ STAGE_SECONDS = Range(2.0, 10.0, 60.0)
 
 @dataclass(frozen=True)
 class Rates:
-    """FLOPs a second, and the source of the numbers, in words."""
+    """Charged FLOPs per second, and a description of their source."""
 
     sampling: Range
     training: Range
