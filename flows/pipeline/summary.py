@@ -86,7 +86,7 @@ def failed(message: str) -> str:
 
 def same_command() -> str:
     """Return the command line of this process, quoted for a shell."""
-    return shlex.join([own_command(), *sys.argv[1:]])
+    return " ".join([own_command(), *map(shlex.quote, sys.argv[1:])])
 
 
 def page_of(url: str) -> str:
@@ -105,6 +105,6 @@ def prefect_place() -> str:
 
 
 def own_command() -> str:
-    """Return the path of this environment's `winnow`, relative if that is shorter; unquoted."""
+    """Return the path of this environment's `winnow` for a shell, relative if that is shorter."""
     path = os.path.join(os.path.dirname(sys.executable), "winnow")
-    return min(path, os.path.relpath(path), key=len)
+    return shlex.quote(min(path, os.path.relpath(path), key=len))

@@ -95,7 +95,7 @@ def prompts_words(profile: pl.DataFrame) -> str:
     """Return a sentence about how many prompts had no gradient in the profile."""
     graded = pl.col("num_samples") - pl.col("error")
     never, always = profile.select(
-        (pl.col("correct") == 0).sum().alias("never"),
+        ((pl.col("correct") == 0) & (graded > 0)).sum().alias("never"),
         ((pl.col("correct") == graded) & (graded > 0)).sum().alias("always"),
     ).row(0)
     share = (never + always) / len(profile)

@@ -178,14 +178,15 @@ def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int
     if finished:
         spent = sum(max(line["seconds"] - SECONDS_ALWAYS, 0.0) for line in finished)
         rate = max(spent / sum(line["budget"] for line in finished), 1e-4)
-    wanted: list[int] = []
+    wanted, done = list[int](), list[int]()
     for family in protocol.families:
         for contestant in protocol.contestants:
+            own = (family, contestant.recipe)
+            done += [r["budget"] for r in results.values() if (r["family"], r["recipe"]) == own]
             for rung, budget in enumerate(protocol.budgets(family, contestant)):
                 num = survivors(contestant.trials, protocol.search.keep_share, rung)
                 num *= len(protocol.search.seeds)
                 wanted += [budget] * (num + len(protocol.seeds))
-    done = [line["budget"] for line in results.values() if line["family"] in protocol.families]
     left = sum(wanted) - sum(done), len(wanted) - len(done)
     return float(max(left[0] * rate + left[1] * SECONDS_ALWAYS, 0.0) / workers / 3600)
 

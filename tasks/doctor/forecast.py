@@ -66,7 +66,8 @@ class World:
     prompt: Range
     completion: Range
     rates: Rates
-    num_gpus: int
+    sampling_gpus: int
+    training_gpus: int
 
 
 def forecast(
@@ -96,10 +97,10 @@ def known_values(values: Values, layout: Layout) -> World | None:
         for name in ("train", "validation", "test")
     }
     gpu = there[0].name if there else None
-    known = rates(layout, float(architecture.num_matmul_parameters), gpu)
-    return World(
-        values, layout, architecture, profile, prompts, prompt, completion, known, len(there)
-    )
+    wanted = (values["engine"][name] for name in ("num_replicas", "num_processes"))
+    used = [min(max(num, 1), len(there)) for num in wanted]
+    known = rates(layout, float(architecture.num_matmul_parameters), gpu, *used)
+    return World(values, layout, architecture, profile, prompts, prompt, completion, known, *used)
 
 
 def architecture_of(values: Values, layout: Layout) -> Architecture | None:
@@ -153,8 +154,7 @@ def cost(world: World, stage: Coordinates) -> Cost:
     tokens = rollouts * (world.prompt + completion)
     tokens = Range(0.0, tokens.middle, tokens.high) if name == "profile" else tokens
     flops = tokens * (2.0 * world.architecture.num_matmul_parameters)
-    gpus = min(max(values["engine"]["num_replicas"], 1), world.num_gpus)
-    return spent(tokens, flops, flops.at(world.rates.sampling * max(gpus, 1)), gpus)
+    return spent(tokens, flops, flops.at(world.rates.sampling), world.sampling_gpus)
 
 
 def of_policy(world: World) -> Cost:
@@ -177,9 +177,8 @@ def training(world: World, recipe: str) -> Cost:
     tokens = Range(*(run.rollouts * (run.prompt + run.completion) for run in runs))
     charged = Range(*(run_flops(world, run, train) for run in runs))
     flops = spanning(charged + validation * (2.0 * world.architecture.num_matmul_parameters))
-    gpus = min(max(world.values["engine"]["num_processes"], 1), world.num_gpus)
-    hours = flops.at(world.rates.training * max(gpus, 1))
-    return spent(spanning(tokens + validation), flops, hours, gpus)
+    seconds = flops.at(world.rates.training)
+    return spent(spanning(tokens + validation), flops, seconds, world.training_gpus)
 
 
 def run_flops(world: World, run: Planned, train: Values) -> float:

@@ -35,8 +35,10 @@ class Rates:
     source: str
 
 
-def rates(layout: Layout, num_parameters: float, gpu: str | None) -> Rates:
-    """Return the rates for a policy of this size on this machine; `gpu` is the name of its GPU."""
+def rates(
+    layout: Layout, num_parameters: float, gpu: str | None, sampling_gpus: int, training_gpus: int
+) -> Rates:
+    """Return the rates on all GPUs together, for a policy of this size; `gpu` names one GPU."""
     assumed = table(gpu)
     note = layout.measured("profile")
     sampling = list(measured(layout.profile, note, "profile", ("profile",), num_parameters))
@@ -49,14 +51,14 @@ def rates(layout: Layout, num_parameters: float, gpu: str | None) -> Rates:
     if not sampling or not training:
         sources.append(f"the rest: assumed for {gpu or 'a CPU'} (tasks/doctor/rates.py)")
     return Rates(
-        spread(sampling) if sampling else assumed.sampling,
-        spread(training) if training else assumed.training,
+        spread(sampling) if sampling else assumed.sampling * max(sampling_gpus, 1),
+        spread(training) if training else assumed.training * max(training_gpus, 1),
         "; ".join(sources),
     )
 
 
 def table(gpu: str | None) -> Rates:
-    """Return the assumed rates of a device."""
+    """Return the assumed rates of one device."""
     if gpu is None:
         return Rates(CPU_FLOPS, CPU_FLOPS, "")
     known = [device for device in (A100, H100, H200) if device.name in gpu]

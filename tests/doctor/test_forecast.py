@@ -261,7 +261,7 @@ def test_rates_come_from_runs_of_the_same_size(layout) -> None:
         files = {"charged": charged, "tokens": {"generate": 100.0}}
         write_checked(folder / "flops.json", files)
         write_checked(layout.measured(f"grpo-{seed}"), {"seconds": {"train": seconds}})
-    found = rates(layout, P, None)
+    found = rates(layout, P, None, 2, 2)
     assert found.sampling.middle == 2 * P * 200 / 2.0
     assert found.training.low == pytest.approx(800 * P / 4.0 / MEASURED_FACTOR)
     assert found.training.high == pytest.approx(800 * P * MEASURED_FACTOR)
@@ -269,11 +269,11 @@ def test_rates_come_from_runs_of_the_same_size(layout) -> None:
 
 
 def test_rates_are_assumed_without_measurements(layout) -> None:
-    found = rates(layout, P, "NVIDIA H100 80GB HBM3")
+    found = rates(layout, P, "NVIDIA H100 80GB HBM3", 1, 2)
     assert "assumed for NVIDIA H100" in found.source
-    assert found.sampling == table("an H100").sampling
-    assert table("an H100").training.middle > table("some GPU").training.middle
-    assert table(None).training.middle < table("some GPU").training.middle
+    assumed = table("an H100")
+    assert (found.sampling, found.training) == (assumed.sampling, assumed.training * 2)
+    assert assumed.training.middle > table("some GPU").training.middle > table(None).training.middle
 
 
 def test_gpu_hours_count_the_gpus_that_are_used(values, layout, monkeypatch) -> None:

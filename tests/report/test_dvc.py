@@ -38,8 +38,7 @@ def dvc(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def clone(finished: Layout, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a clone of a project after a report over grpo and sgpo, with everything committed that
-    git does not ignore."""
+    """Return a clone of a project that was committed after a report over grpo and sgpo."""
     folder = tmp_path_factory.mktemp("dvc")
     project = copy_project(folder / "project", *COPIED, "params.yaml", "data/.gitignore")
     params = write_params(folder, ["grpo", "sgpo"], [0, 1])
