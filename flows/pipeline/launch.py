@@ -13,10 +13,10 @@ flow. A request is a line of JSON, and so is its answer:
 
 A request includes its environment, because the flow's environment changes while dvc runs.
 
-With a `stage`, dvc writes straight to the terminal, progress bars included, so its output cannot be
-parsed. Its actions are observable: dvc starts every command of a stage with DVC_STAGE in the
-environment. `started` states whether this stage's command was started; if not, dvc found the
-outputs in its run cache, or found nothing to do."""
+With a `stage`, dvc writes to its own standard streams, for progress bars, and `output` is empty. Its
+actions are observable: dvc starts every command of a stage with DVC_STAGE in the environment.
+`started` states whether this stage's command was started; if not, dvc failed, or found the outputs
+in its run cache, or found nothing to do."""
 
 import importlib
 import json

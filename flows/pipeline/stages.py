@@ -132,7 +132,7 @@ def changes_of(dvc: commands.Dvc, root: Root, target: str) -> dict[str, list[Any
 
 
 def digest_code(dvc: commands.Dvc, root: Root, forced: bool) -> str:
-    """Run the stage `code` if it is stale, and return the reason; empty if it is up to date.
+    """Run the stage `code` if stale, forced or always changed. Return the reason, if there is one.
 
     DVC detects a changed file or requirement. It cannot detect a library that was installed without
     a change of the requirements: the digest files contain the versions, so they are compared

@@ -84,7 +84,7 @@ class Layout:
 
     @property
     def unfinished_policy(self) -> Path:
-        """Return the path of the checkpoint of the tiny policy's own training."""
+        """Return the path of the checkpoint of the tiny policy's pretraining."""
         return self.checkpoints / "policy.safetensors"
 
     def unrecorded(self, recipe: str, seed: int) -> Path:

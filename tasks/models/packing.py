@@ -59,9 +59,9 @@ def handed_attention(
     is_plain: bool = False,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return the attention for transformers, computed by the `attend` of the forward. Without
-    `attend`, use torch's attention, or the model's eager attention if torch's would ignore an
-    argument. With `is_plain`, ignore the mask."""
+    """Return the attention output for transformers: of `attend`, which needs no mask, if given.
+    Else use torch's attention, or the model's own eager one if torch's would ignore an argument;
+    with `is_plain`, ignore the mask."""
     extra = [name for name in UNSUPPORTED if others.get(name) is not None]
     if attend is None:
         mask = None if is_plain else attention_mask

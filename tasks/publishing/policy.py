@@ -144,7 +144,7 @@ def is_loaded(name: str) -> bool:
 def to_hub(
     name: str, files: Mapping[str, Path], texts: Mapping[str, str], cell: str, overwrite: bool
 ) -> None:
-    """Create the (private) repository if it is missing, and write all files in one commit."""
+    """Replace the policy in the repository, created (private) if missing, in one commit."""
     hub = HfApi()
     try:
         if hub.repo_exists(name) and hub.file_exists(name, CARD) and not overwrite:

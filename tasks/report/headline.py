@@ -52,9 +52,9 @@ def reached(summary: Mapping[str, Any]) -> str:
 
 
 def times_less(summary: Mapping[str, Any]) -> float | None:
-    """Return how many times less compute the compared recipe needed for the final accuracy of the
-    reference, by the fitted validation curves. Return None if the factor is unknown or not above 1,
-    or if the two do not differ on test."""
+    """Return how many times less compute the compared recipe needed for the reference's final
+    accuracy, by the fitted validation curves. Return None if it is unknown or not above 1, or if
+    the difference on test is not significant."""
     if (chosen := compared(summary)) is None:
         return None
     times = summary["points"][chosen][-1]["times_less"]["times"]

@@ -1,8 +1,8 @@
 """`random_subset`: a random subset with as many prompts as sGPO trains on, with one group size and
-at sGPO's cost.
+at sGPO's whole cost.
 
 A gain of sGPO over this baseline comes from its choice of prompts, group sizes and order, not from
-training on fewer prompts. Like `grpo_matched`, it is not charged for profiling."""
+training on fewer prompts. Like `grpo_matched`, it trains instead of profiling."""
 
 import numpy as np
 import polars as pl

@@ -1,4 +1,4 @@
-"""Writers of one event into one run, whatever kind of run it is."""
+"""Functions that write one event of the journal to an MLflow run of any kind."""
 
 import json
 import logging

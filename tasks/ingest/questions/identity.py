@@ -47,7 +47,7 @@ def place(seed: int, identity: str) -> int:
 
 
 def question_keys(asked: str) -> dict[str, int]:
-    """Return the keys of a question: of its text, and of the text without case."""
+    """Return the keys of a question: of its text as it is, and case-folded."""
     text = compared(asked)
     return {"text": key(text), "folded": key(normalised(text.casefold()))}
 

@@ -2,7 +2,7 @@
 (`reward_model.ground_truth[0]`).
 
 A prompt is a field (text or chat messages), or a text with fields in braces. Its options are
-inserted where the text names them, else appended, and the gold becomes their letter."""
+inserted where the text names them, else appended, and the gold becomes a letter."""
 
 import re
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ DIGITS_AT_END = re.compile(r".*?(\d+)$|.*[.\]]")
 
 @dataclass(frozen=True)
 class Settings:
-    """`name` is the `source` of the rows. `prompt` is a field, or a text with several fields
+    """`name` is the `source` of the rows. `prompt` is a field, or a text with fields
     (`{Body} {Question}`, `{context?}` if it may be empty); `answer` and `level` (or null) are
     fields.
 
     Optional: `options` is a field of choices, or a list of fields with one choice each;
     `first_option` is the number of the first choice if golds are positions (default 0); `golds`
-    states whether one or all of several golds are required; `tolerance` is a field; `extract` takes
-    the gold from a worked solution; `solution` is the field of a worked solution, by default the
-    field with the extracted gold; `json` lists fields with JSON text."""
+    states whether one or all of several golds are required; `tolerance` is the field with the
+    gold's; `extract` takes the gold from a worked solution; `solution` is the field of a worked
+    solution, by default the one with the gold; `json` lists fields with JSON text."""
 
     path: str
     name: str

@@ -41,7 +41,7 @@ class Form(mapping.Settings):
 def form(
     prompt: str, answer: str, verifier: str = "math", level: str | None = None, **others: Any
 ) -> Form:
-    """Return the columns of a set in the settings of `mapping`, without path and name."""
+    """Return a data set's columns as settings of `mapping`, with an empty path and name."""
     return Form("", "", prompt, answer, level, verifier, **others)
 
 

@@ -144,8 +144,8 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
 
 
 def check_ages(trainer: Trainer, batch: Batch) -> int:
-    """Return the oldest version that a token may have: that of `max_staleness` steps ago. Raise
-    ArtifactError for an older token, or one of a later policy than the trained one."""
+    """Return the oldest version that a fresh token may have: that of `max_staleness` steps ago.
+    Raise ArtifactError for an older one, or one newer than the trainer's policy."""
     newest, limit = trainer.learner.version, trainer.run.settings.max_staleness
     steps = trainer.state.steps[-limit:] if limit else []
     oldest: int = newest - sum(row["num_updates"] for row in steps)

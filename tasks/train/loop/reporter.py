@@ -126,8 +126,8 @@ def measurements(row: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[s
 
 
 def ages(version: int, batch: Batch) -> dict[str, float]:
-    """Return the age in updates of a batch's tokens, relative to this version of the policy: the
-    maximum and the mean."""
+    """Return the maximum and mean age of a batch's fresh tokens, in updates before the policy's
+    `version`."""
     age = version - batch.fresh.versions_N()
     if not len(age):
         return {}

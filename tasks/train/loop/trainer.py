@@ -350,7 +350,7 @@ class Trainer:
         return not self.is_measured and done >= self.state.next_validation
 
     def add_point(self, done: float) -> dict[str, Any]:
-        """Add a point to the curve, and return it."""
+        """Validate the policy, add the result to the curve, and return it."""
         every_share = self.run.settings.validation.every_share
         num_shares = int(done / every_share + ROUNDING)
         self.state.next_validation = (num_shares + 1) * every_share - ROUNDING

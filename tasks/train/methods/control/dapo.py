@@ -32,7 +32,7 @@ EXAMPLE = Settings(max_refills=2)
 
 @dataclass
 class State:
-    """The next visit; refills and steps so far, and the number of steps without a full batch."""
+    """The next visit; refills and steps so far, and steps unfilled after `max_refills`."""
 
     position: int = 0
     refills: int = 0
