@@ -13,9 +13,9 @@ flow. A request is a line of JSON, and so is its answer:
 
 A request includes its environment, because the flow's environment changes while dvc runs.
 
-With a `stage`, dvc writes to its own standard streams, for progress bars, and `output` is empty. Its
-actions are observable: dvc starts every command of a stage with DVC_STAGE in the environment.
-`started` states whether this stage's command was started; if not, dvc failed, or had the outputs in
+With a `stage`, dvc writes to its own standard streams, for progress bars, and `output` is empty.
+Its actions are observable: dvc starts every command of a stage with DVC_STAGE in the environment.
+`started` states whether the stage's command was started; if not, dvc failed, or had the outputs in
 its run cache, or had nothing to do."""
 
 import importlib
