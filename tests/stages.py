@@ -1,5 +1,6 @@
 """Fast starts of stages, without the imports of torch and MLflow: in this process, or forked from a
-process that has imported them. And fast copies of an empty MLflow database.
+process that has imported them. And functions run side by side, and fast copies of an empty MLflow
+database.
 """
 
 import io
@@ -11,9 +12,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tasks.common.artifacts import Layout
 from tasks.common.processes import forks
@@ -150,3 +153,13 @@ def make_record(folder: Path) -> None:
     from tasks.common.tracking.runs import connect
 
     connect(f"sqlite:///{folder}/mlflow.db")
+
+
+def run_together(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
+    """Run `work` in a process for each tuple of arguments, side by side. All must succeed."""
+    processes = [FORKS.Process(target=work, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * len(processes)

@@ -1,5 +1,6 @@
 """The pages of the benchmarks and the guide agree with the results files."""
 
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -61,6 +62,17 @@ def test_the_pages_agree_with_the_results(tmp_path: Path, name: str) -> None:
     assert ours.read_text() == there.read_text(), f"{there}: {COMMAND.format(name)}"
     figures = {path.name for path in RESULTS.glob(f"{name}-*.svg")}
     assert figures == {path.name for path in tmp_path.glob("*.svg")}
+
+
+@pytest.mark.parametrize("family", ["brief", "worked", "hard"])
+def test_the_guide_has_the_results_of_the_second_protocol(family: str) -> None:
+    """Every number with a decimal place in a paragraph is one of the family's on the page."""
+    page, guide = RESULTS / "protocol2.md", ROOT / "docs" / "guide" / "benchmark.md"
+    section = page.read_text().partition(f"\n## {family}\n")[2].partition("\n## ")[0]
+    paragraph = guide.read_text().partition(f"\n`{family}`")[2].partition("\n\n")[0]
+    numbers = set(re.findall(r"\d+\.\d+", paragraph))
+    assert len(numbers) > 5
+    assert numbers <= set(re.findall(r"\d+\.\d+", section))
 
 
 def finished_runs(name: str) -> dict[tuple[str, str], list[dict[str, Any]]]:

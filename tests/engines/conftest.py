@@ -1,7 +1,7 @@
 """Servers that several tests share, policies, and processes that run side by side."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy, load_model, read_policy
 from tests.engines.serving import Behaviour, Server, StandIn
 from tests.policies import ENGINE, place_policy
-from tests.stages import FORKS
 
 SETTINGS = dataclasses.replace(ENGINE, name="server", max_rows=8, num_replicas=2)
 FLEET = dataclasses.replace(ENGINE, name="server", max_rows=4, max_retries=1)
@@ -146,13 +145,3 @@ def meetings(size: int) -> list[dict[str, str]]:
     """Return the variables that torchrun sets for each of `size` processes of one machine."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
-
-
-def run_together(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
-    """Run `work` in a process for each tuple of arguments, side by side. All must succeed."""
-    processes = [FORKS.Process(target=work, args=each) for each in arguments]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * len(processes)

@@ -25,12 +25,11 @@ from tests.engines.conftest import (
     does,
     expected,
     names,
-    run_together,
     scaled,
 )
 from tests.engines.serving import StandIn
 from tests.patience import PATIENCE
-from tests.stages import FORKS
+from tests.stages import FORKS, run_together
 
 Lend = Callable[..., Lender]
 

@@ -42,13 +42,13 @@ from tests.engines.conftest import (
     load,
     logprob_gaps,
     meetings,
-    run_together,
     scale,
     scaled,
 )
 from tests.engines.serving import StandIn
 from tests.patience import PATIENCE, wait_for
 from tests.policies import place_policy
+from tests.stages import run_together
 
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
 PROMPTS = [[20 + i, 14, 20, 3, 32] for i in range(40)]

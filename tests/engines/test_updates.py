@@ -26,8 +26,9 @@ from tasks.engines.settings import Sampling
 from tasks.engines.weights.files import FileTransfer
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import Servers, load, logprob_gaps, placed, run_together, scaled
+from tests.engines.conftest import Servers, load, logprob_gaps, placed, scaled
 from tests.policies import ENGINE, adapted, character_tokenizer
+from tests.stages import run_together
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 98,

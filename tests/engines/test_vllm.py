@@ -18,8 +18,9 @@ from tasks.engines.vllm import executor
 from tasks.models.policy import read_policy
 from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks
-from tests.engines.conftest import load, meetings, run_together
+from tests.engines.conftest import load, meetings
 from tests.policies import ENGINE, place_policy
+from tests.stages import run_together
 
 PROMPTS = [[20, 14, 20, 3], [21, 14, 22, 9]]
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=6, seed=0)

@@ -15,8 +15,9 @@ from tasks.engines.weights import changes
 from tasks.engines.weights.files import FileTransfer
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import FLEET, REQUEST, Fleet, does, expected, run_together, scaled
+from tests.engines.conftest import FLEET, REQUEST, Fleet, does, expected, scaled
 from tests.policies import adapted
+from tests.stages import run_together
 
 
 def transfer(root: Path, *, only_changes: bool = True, piece_bytes: int = 300) -> FileTransfer:

@@ -31,9 +31,10 @@ from tasks.models.weights import (
 )
 from tasks.train.learner.lora import add_adapters, load_adapted
 from tasks.train.settings import Lora
-from tests.engines.conftest import load, run_together, scale
+from tests.engines.conftest import load, scale
 from tests.models.test_packing import EXPERTS, GROUPED
 from tests.policies import adapted
+from tests.stages import run_together
 
 CPU = torch.device("cpu")
 CONFIGS = {

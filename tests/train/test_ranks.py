@@ -22,7 +22,7 @@ from tasks.train.learner.ranks import Ranks, buckets
 from tasks.train.learner.update import UpdateStats
 from tasks.train.loop.save import write_results
 from tasks.train.rollouts import Ints, Rollouts, make_rollouts
-from tests.stages import FORKS
+from tests.stages import run_together
 from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 
 
@@ -95,12 +95,7 @@ def gradients_of(rank: int) -> torch.nn.Module:
 def test_the_sum_over_ranks_does_not_depend_on_the_buckets(
     bucket_bytes: int, tmp_path: Path
 ) -> None:
-    arguments = [(rank, tmp_path, bucket_bytes) for rank in (0, 1)]
-    processes = [FORKS.Process(target=sum_gradients, args=each) for each in arguments]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    run_together(sum_gradients, [(rank, tmp_path, bucket_bytes) for rank in (0, 1)])
     expected = [
         sum(g for g in pair if g is not None)
         for pair in zip(
@@ -127,13 +122,7 @@ def arrive_late(rank: int, meeting: str) -> None:
 
 
 def test_ranks_wait_for_the_first_beyond_the_timeout_of_a_collective(tmp_path: Path) -> None:
-    arguments = [(rank, f"file://{tmp_path}/meeting") for rank in range(2)]
-    ranks = [FORKS.Process(target=arrive_late, args=each) for each in arguments]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    assert [process.exitcode for process in ranks] == [0, 0]
+    run_together(arrive_late, [(rank, f"file://{tmp_path}/meeting") for rank in range(2)])
 
 
 # --- the same number of tokens for every rank

@@ -32,7 +32,7 @@ from tasks.train.loop.save import resume
 from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import probe
 from tasks.train.settings import CheckpointSettings, LearnerSettings, TrainSettings
-from tests.stages import FORKS
+from tests.stages import run_together
 from tests.train.test_experience import CHANGES as EXPERIENCE
 from tests.train.test_multi_turn import GENERATE
 from tests.train.worlds import PARAMS, make_trainer, make_world
@@ -191,15 +191,8 @@ def run(
 ) -> Path:
     """Train with `size` ranks; 0 is a single process with the whole policy."""
     out.mkdir()
-    ranks = [
-        FORKS.Process(target=work, args=(rank, size, layout, max_steps, out, prepare))
-        for rank in range(max(size, 1))
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    assert [process.exitcode for process in ranks] == [0] * len(ranks)
+    arguments = (size, layout, max_steps, out, prepare)
+    run_together(work, [(rank, *arguments) for rank in range(max(size, 1))])
     return out
 
 
@@ -397,14 +390,7 @@ def test_a_rank_reads_only_its_rows(tmp_path: Path) -> None:
     model = LlamaForCausalLM(config)
     model.save_pretrained(tmp_path / "policy", max_shard_size="60MB")
     whole_kb = sum(parameter.nbytes for parameter in model.parameters()) / 1024
-    ranks = [
-        FORKS.Process(target=load_rows, args=(r, tmp_path / "policy", tmp_path)) for r in (0, 1)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    assert [process.exitcode for process in ranks] == [0, 0]
+    run_together(load_rows, [(rank, tmp_path / "policy", tmp_path) for rank in (0, 1)])
     loaded = load_file(tmp_path / "tensors")
     assert all(torch.equal(loaded[name], value) for name, value in model.named_parameters())
     # the rows, their pages of the mapped files, and the tensor in progress
