@@ -3,7 +3,7 @@
 Any page in a browser can send requests to this machine. With Prefect's CORS and CSRF settings (see
 `flows.serve.server`), it cannot read a response or forge a request that changes data. Two gaps are
 closed here. A page whose host name resolves to this machine (DNS rebinding) has the same origin, so
-requests for any other host name than the server's are refused. Neither setting covers WebSockets,
+requests for any host name other than the server's are refused. Neither setting covers WebSockets,
 so cross-origin requests are refused."""
 
 from typing import Any

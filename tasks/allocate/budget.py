@@ -100,7 +100,7 @@ class Planned:
 
 
 def planned(compared: Compared, train: Values) -> Planned:
-    """Return the expectation for a compared plan. `train` is the recipe's section `train`."""
+    """Return a plan's expected rollouts, lengths and shares; `train` is the recipe's section."""
     counted, lengths = compared.plan.counted, compared.profile["prompt_tokens"].to_numpy()
     correct, graded, sizes, visits, tokens = (
         counted[name].to_numpy() for name in ("correct", "graded", "group_size", "visits", "tokens")

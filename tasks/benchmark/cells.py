@@ -298,7 +298,7 @@ def lengths_of(rows: pl.DataFrame) -> tuple["np.ndarray[Any, Any]", "np.ndarray[
 
 
 def wave_of(prompts: Any, completions: Any, time_of: DeviceTime) -> float:
-    """Return the seconds to decode these rollouts: their share of a wave that fills the device."""
+    """Return the seconds to decode these rollouts: their share of a wave of ROWS_FACTOR copies."""
     if not len(prompts):
         return 0.0
     held = float((prompts + completions).mean())

@@ -98,7 +98,7 @@ class Runs:
 
 def make_runs(name: str, lines: Collection[Line], num_seeds: int) -> Runs | None:
     """Return the runs in `lines`, the trials and tests of one recipe, or of several that train the
-    same policy. Return None if at no budget the best settings were run on test with every seed."""
+    same policy. Return None unless some budget's best settings were run on test with every seed."""
     by_settings: dict[str, list[Line]] = {}
     good = [line for line in lines if "failed" not in line]
     for line in good:

@@ -122,7 +122,7 @@ def num_prompts(path: Path, wanted: int | None) -> Range:
 
 
 def lengths(values: Values, layout: Layout, profile: pl.DataFrame | None) -> tuple[Range, Range]:
-    """Return the ranges of a prompt's and a completion's number of tokens."""
+    """Return the ranges of the mean number of tokens of a prompt and of a completion."""
     limit = values["sampling"]["max_tokens"]
     if profile is not None:
         names = ("num_samples", "prompt_tokens", "completion_tokens")

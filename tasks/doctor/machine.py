@@ -1,12 +1,14 @@
 """Check with nvidia-smi that training and its engine fit the GPU, without importing torch."""
 
 import importlib.util
+import math
 import subprocess
 from dataclasses import dataclass
 
 from tasks.common.files import ArtifactError
 from tasks.doctor.places import Model, Values
 from tasks.engines.memory import WEIGHT, check_memory, training_memory
+from tasks.engines.options import PARTS
 from tasks.models.folder import reference_parameters
 
 MIB = 2**20
@@ -55,24 +57,22 @@ def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
             f"engine.num_processes is {engine['num_processes']}, one per GPU, but there are "
             f"{len(there)} here"
         )
-    if model is not None:
-        found += memory(values, model, there)
-    return found
+    return found if model is None else found + memory(values, model, there)
 
 
 def memory(values: Values, model: Model, there: list[Gpu]) -> list[str]:
     """Return a message if training and engine do not fit the first GPU, by the check that the stage
     makes after loading the weights. Adapters are small, and not counted."""
     engine, train, gpu = values["engine"], values["train"], there[0]
-    lora = train["lora"]
-    name = engine["name"]
+    lora, name = train["lora"], engine["name"]
     if name == "auto" and not engine["urls"] and engine["num_replicas"] == 1:
         name = "vllm" if importlib.util.find_spec("vllm") else "hf"
-    is_shared = len(there) < engine["num_processes"] + engine["num_replicas"]
+    num_parts = math.prod(engine["vllm"].get(part, 1) for part in PARTS)
+    is_shared = len(there) < engine["num_processes"] + engine["num_replicas"] * num_parts
     reserves = name == "vllm" or (name in ("server", "auto") and not engine["urls"] and is_shared)
     learner = values["learner"]
-    num_shards = engine["num_processes"] // learner["replicas"]
-    num_shards = None if learner["shard"] == "none" else num_shards
+    ranks = engine["num_processes"] // learner["replicas"]
+    num_shards = None if learner["shard"] == "none" else ranks
     weight = WEIGHT[32 if lora is None else lora["base_bits"]]
     training = training_memory(
         model.num_parameters,

@@ -154,9 +154,9 @@ class Judge:
         add: Callable[[str, Verdict, int], object],
         on_wait: Callable[[], object],
     ) -> None:
-        """Judge the answers, `concurrency` at a time, and call `add` for every verdict. Call
-        `on_wait` several times a second. An error in a request, in `add` or in `on_wait` cancels
-        all requests."""
+        """Judge the answers (completion, gold), `concurrency` at a time, and call `add` with the
+        key, verdict and tokens of each. Call `on_wait` several times a second. An error in a
+        request, in `add` or in `on_wait` cancels all requests."""
         s = self.settings
         waiting = iter(answers.items())
 

@@ -15,7 +15,7 @@ class Verify:
     memory_gb: float = 4.0  # limit on the address space of a process, in units of 2^30 bytes
     max_failure_rate: float = 0.05  # maximum share of the outcomes `timeout` and `error`
     verifiers: dict[str, dict[str, Any]] = {}  # with settings: name -> {method: file, setting: ...}
-    clock_factor: float = 20.0  # limit on the clock without pauses, as a multiple of `seconds`
+    clock_factor: float = 20.0  # limit on wall time, pauses excluded, as a multiple of `seconds`
 
     def __post_init__(self) -> None:
         at_least(1, verify__processes=self.processes)

@@ -12,7 +12,7 @@ class Sizes:
     """The section `ingest.splits`: the number of prompts in each split. Splits are disjoint."""
 
     train: int | None = 1024  # null: all remaining rows
-    validation: int | None = 128  # null: all of the sources that name this split
+    validation: int | None = 128  # null: all of the sources that name this split; 0: none
     test: int | None = 256  # null: all of the sources that name this split; 0: none
 
 

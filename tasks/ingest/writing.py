@@ -20,7 +20,7 @@ DETAILS = {
 
 
 def write_prompts(path: Path, spool: Spool, index: pl.DataFrame, name: str) -> int:
-    """Write one split, ordered by the places of its rows. Return the number of its prompts."""
+    """Write one split in the order of `identity.place`. Return the number of its prompts."""
     rows = index.filter(pl.col("split") == name).sort("place", "row")["row"]
     PROMPTS.write_parts(path, (part.drop("row") for part in spool.ordered(rows, *PROMPTS.columns)))
     return len(rows)

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(run: stage.Stage) -> None:
-    """Sample and grade all training prompts, and write the profile and its costs."""
+    """Sample and grade rollouts of all training prompts; write the profile and its costs."""
     settings = run.section("profile", ProfileSettings)
     sampler = run.sections(SamplerSettings)
     layout = run.layout

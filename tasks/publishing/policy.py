@@ -49,7 +49,7 @@ tokenizer = AutoTokenizer.from_pretrained("{place}")
 def push(layout: Layout, recipe: str, seed: int, destination: str, *, overwrite: bool) -> list[str]:
     """Write the policy of a recipe and seed to `hf://ORG/NAME`, `s3://bucket/prefix` or a folder,
     and return the names of the files. Raise ArtifactError for an unfinished cell, and unless
-    `overwrite` for a destination with files (on a hub: with a model card)."""
+    `overwrite` for a destination with files (on a hub: of a model)."""
     files = collect(layout, recipe, seed)
     settings = recipes.of_cell(layout, recipe, seed)
     texts = {
@@ -147,11 +147,11 @@ def to_hub(
     """Replace the policy in the repository, created (private) if missing, in one commit."""
     hub = HfApi()
     try:
-        if hub.repo_exists(name) and hub.file_exists(name, CARD) and not overwrite:
+        there = hub.list_repo_files(name) if hub.repo_exists(name) else []
+        if not overwrite and any(path == CARD or is_loaded(path) for path in there):
             raise ArtifactError(f"{HUB}{name} has a model: use another name, or --overwrite")
         hub.create_repo(name, private=True, exist_ok=True)
         content: dict[str, Any] = {**files, **{key: texts[key].encode() for key in texts}}
-        there = hub.list_repo_files(name) if overwrite else []
         stale = [path for path in there if is_loaded(path) and path not in content]
         operations: list[Any] = [
             CommitOperationAdd(path, content[path]) for path in sorted(content)
@@ -166,8 +166,8 @@ def to_hub(
 def to_location(
     destination: str, files: Mapping[str, Path], texts: Mapping[str, str], overwrite: bool
 ) -> None:
-    """Write to a bucket or a folder. The former policy is removed first, beginning with its card
-    and configuration; the new ones are written last. So no intermediate state can be loaded."""
+    """Write a policy to a bucket or a folder. First remove the former one, beginning with its card
+    and configuration; write the new card and configuration last. So no mix can be loaded."""
     if Path(destination).expanduser().resolve() in {p.parent.resolve() for p in files.values()}:
         raise ArtifactError(f"{destination} has the files to push: use another place")
     store, place = open_location(destination)

@@ -19,7 +19,7 @@ class BatchSettings:
 
     unit: Literal["rollouts", "prompts"] = "rollouts"  # the unit of size
     size: int = 32  # size of a step's batch
-    counts: Literal["generated", "kept"] = "generated"  # kept: needs a selector of fixed yield
+    counts: Literal["generated", "kept"] = "generated"  # rollouts counted; kept needs select.keep
 
     def __post_init__(self) -> None:
         at_least(1, train__batch__size=self.size)

@@ -335,6 +335,10 @@ def test_gpu_memory_is_checked_with_nvidia_smi() -> None:
     )
     assert machine.check(served, middle, [gpu]) != []
     assert machine.check(served, middle, [gpu, gpu]) == []  # the server uses the other
+    two = {"tensor_parallel_size": 2}
+    split = changed(engine__name="server", engine__device="cuda", engine__vllm=two)
+    assert machine.check(split, middle, [gpu] * 2) != []
+    assert machine.check(split, middle, [gpu] * 3) == []
     values["engine"]["num_processes"] = 2
     assert "but there are 1 here" in machine.check(values, small, [gpu])[0]
 

@@ -142,9 +142,6 @@ def test_a_hub_gets_one_commit_and_a_private_repository(
         def repo_exists(self, name: str) -> bool:
             return any(call == "create" for call, _ in calls)
 
-        def file_exists(self, name: str, path: str) -> bool:
-            return path == "README.md"
-
         def create_repo(self, name: str, **options: Any) -> None:
             calls.append(("create", (name, options)))
 
@@ -152,7 +149,7 @@ def test_a_hub_gets_one_commit_and_a_private_repository(
             calls.append(("commit", [operation.path_in_repo for operation in operations]))
 
         def list_repo_files(self, name: str) -> list[str]:
-            return ["README.md", "chat_template.jinja", "mine.json", "notes/mine.json"]
+            return ["chat_template.jinja", "mine.json", "notes/mine.json"]
 
     monkeypatch.setattr(policy, "HfApi", Hub)
     push(layout, "sgpo", 1, "hf://me/mine", overwrite=False)

@@ -361,11 +361,11 @@ def problem(sandbox: Sandbox) -> str | None:
     return None if right else f"a test program ends with {str(reply)[:200]}"
 
 
-def output_of(encoded: object) -> str | None:
+def output_of(encoded: Any) -> str | None:
     """Decode a text from base64; return None for anything else."""
     try:
-        return base64.b64decode(str(encoded), validate=True).decode("utf-8", "replace")
-    except ValueError:
+        return base64.b64decode(encoded, validate=True).decode("utf-8", "replace")
+    except (TypeError, ValueError):
         return None
 
 

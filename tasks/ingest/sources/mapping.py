@@ -48,7 +48,7 @@ class Settings:
 
 
 def checked(settings: Settings, where: str) -> Settings:
-    """Return the settings. Raise ParamsError for invalid options."""
+    """Return the settings. Raise ParamsError if `options` is invalid or conflicts with others."""
     options = settings.options
     names = options if isinstance(options, list) else [options or ""]
     if not all(isinstance(name, str) for name in names):

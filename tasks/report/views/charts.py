@@ -74,7 +74,7 @@ def line(
     share: float = 1.0,
     **more: Any,
 ) -> Trace:
-    """Return a trace of a curve. `group` is the recipe with which the page hides it, if any."""
+    """Return a trace of a curve. The page hides it together with the recipe `group`, if given."""
     return {
         "type": "scatter",
         "mode": "lines",

@@ -136,7 +136,7 @@ class PassRates:
 
 
 def strata_of(prompts: pl.DataFrame) -> Ints:
-    """Return [P] the stratum of every prompt of a PROMPTS table, numbered from 0."""
+    """Return [P] the index of each prompt's stratum: one source, one level and similar length."""
     place = pl.col("prompt").str.len_chars().rank("average").over("source") - 1.0
     part = (place * LENGTH_PARTS / pl.len().over("source")).floor().cast(pl.Int64)
     kinds = prompts.select("source", "level", part=part).select(

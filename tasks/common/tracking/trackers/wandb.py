@@ -1,4 +1,4 @@
-"""Weights & Biases. Offline unless WANDB_MODE is set: `wandb sync` uploads it later."""
+"""Weights & Biases. Runs are offline by default (WANDB_MODE); `wandb sync` uploads them later."""
 
 import os
 
