@@ -36,7 +36,7 @@ PACKAGES = {
 
 
 def versions(modules: Iterable[str], root: Path) -> dict[str, str | None]:
-    """Return the version of every package behind the imported `modules`, null if it is unknown."""
+    """Return the installed or pinned version of each package of `modules`, None if unknown."""
     names = {name for module in modules for name in PACKAGES.get(module, ())}
     return {name: installed_version(name) or pinned(name, root) for name in sorted(names)}
 

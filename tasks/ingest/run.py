@@ -93,7 +93,7 @@ def ingest(
 
 def may_share_text(source: Source) -> bool:
     """Return whether the prompts of a source may share an instruction that is not part of the
-    question: true for files, unless the entry names the question."""
+    question: true for a source that reads files, unless its setting `question` is given."""
     return source.question is None and not hasattr(load(source.preset), "read")
 
 

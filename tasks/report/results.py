@@ -231,7 +231,7 @@ def differences_of(
 
 
 def spread(rows: Sequence[Row], name: str) -> dict[str, float]:
-    """Return mean, minimum and maximum over the rows of a value, or of the total of a cost."""
+    """Return the mean, minimum and maximum, over the rows, of a value or of a cost's total."""
     found = [row[name] for row in rows]
     values = [float(value["total"] if isinstance(value, dict) else value) for value in found]
     return {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}

@@ -317,7 +317,7 @@ class Slots:
 
     @property
     def cuts_rows(self) -> bool:
-        """Whether the update leaves out the tokens after a rollout's last advantage."""
+        """Whether the update leaves out the tokens after a rollout's last nonzero advantage."""
         return any(shape.cuts_rows for shape in self.shape)
 
     @property

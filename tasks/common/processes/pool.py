@@ -268,7 +268,7 @@ class Pool:
         return process.kill()
 
     def close(self) -> None:
-        """Kill all processes. The next call starts new ones."""
+        """Kill all processes and their loader. The next `map` starts new ones."""
         for process in list(self.processes):
             self.drop(process)
         self.drop_loader()

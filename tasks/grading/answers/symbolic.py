@@ -172,8 +172,8 @@ def called(name: str, arguments: list[Any]) -> Any:
 
 
 def power(base: Any, exponent: Any) -> Any:
-    """Return a power, unevaluated if it would be enormous. Raise ValueError for a tower of
-    powers."""
+    """Return a power, unevaluated if it would be enormous. Raise ValueError if the exponent
+    contains a power to an integer above MAX_POWER, or if an argument is not an expression."""
     if not isinstance(base, sympy.Expr) or not isinstance(exponent, sympy.Expr):
         raise ValueError("base or exponent is not an expression")
     if exponent.has(sympy.Pow) and any(

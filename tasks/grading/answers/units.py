@@ -257,8 +257,8 @@ def trailing_text(text: str) -> int | None:
 
 
 def last_of_value(text: str) -> int:
-    """Return the index after the last digit, bracket or constant of the answer: a unit in plain
-    letters starts there."""
+    """Return the index after the last digit, closing bracket, percent sign or pi before a
+    unit's exponent (`5 m^2`): a unit in plain letters starts there. 0 if there is none."""
     found = list(re.finditer(r"[\d)}\]%]|\\pi(?![a-zA-Z])|π", text))
     exponent = re.search(r"[^\W\d_]\s*\^\s*\{?-?[123]\}?\s*$|[^\W\d_][23]\s*$", text)
     if exponent:

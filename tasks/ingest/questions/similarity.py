@@ -238,8 +238,8 @@ def asks(text: str) -> list[str]:
 
 
 def alike(one: Text, other: Text, common: Set[str]) -> bool:
-    """Return whether two prompts are the same problem by their words; `common` are words that many
-    prompts have."""
+    """Return whether two prompts are the same problem, judged by their words; `common` are words
+    that many prompts have."""
     if len(one.content & other.content) < MIN_WORDS:
         more, fewer = one.content - other.content, other.content - one.content
         return len(more | fewer) <= MAX_MORE and not (more and fewer) and not opposed(one, other)

@@ -78,7 +78,7 @@ def advice_at(
 
 
 def advice_words(axis: str, advice: Advice) -> str:
-    """Return the advice at one budget as one or two sentences."""
+    """Return the advice at one budget as one to three sentences."""
     start = f"With {amount(axis, advice['budget'])}"
     if advice["take"] is None:
         return f"{start}, keep the initial policy: no recipe has begun to train."

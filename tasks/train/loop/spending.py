@@ -50,7 +50,7 @@ class Spending:
         return min(self.predicted(num_ahead) / self.budget.amount, 1.0)
 
     def done(self, num_ahead: int) -> float:
-        """Return the share of the steps' budget predicted to be spent after `num_ahead` batches."""
+        """Return the share like `progress`, but of the budget that `before` leaves for steps."""
         trained = self.predicted(num_ahead) - self.before
         return min(trained / (self.budget.amount - self.before), 1.0)
 

@@ -39,7 +39,7 @@ VALIDATION_DRAWS = 200  # of the bootstrap behind a point's interval
 
 @dataclass
 class Trainer:
-    """The components of the loop. Only `learner`, `state`, `buffer` and slots' states change."""
+    """Parts of the loop. Only `learner`, `state`, `buffer`, `slots` and `engine_version` change."""
 
     run: RunContext
     slots: Slots

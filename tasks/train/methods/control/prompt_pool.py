@@ -35,7 +35,7 @@ class PromptPool:
         return order[: self.plan.fit(self.group_sizes[order], room)]
 
     def request(self, places: Ints, so_far: SoFar, spent: int) -> GroupRequest:
-        """Return a request with a group for each place, cut to the plan's total at the end."""
+        """Return a request with a group per place; without a budget, cut to the plan's total."""
         sizes = self.cut(self.group_sizes[places], so_far, spent)
         return GroupRequest(self.prompt_rows[places[sizes > 0]], sizes[sizes > 0], 0, 0)
 
