@@ -74,8 +74,10 @@ def test_run_with_forbidden_overrides_is_refused(
     overrides = ["allocate.passes=6", "policy.trust_remote_code=true", "policy.source=/tmp/policy"]
     before = (project.root / "params.yaml").read_text()
     run = run_now(project, served, overrides=overrides)
-    wait_for(lambda: state_of(project, run)[0] == "FAILED")
-    assert "policy.trust_remote_code cannot be set through Prefect" in state_of(project, run)[1]
+    wait_for(lambda: state_of(project, run)[0] in ("FAILED", "CRASHED"), served)
+    state, message = state_of(project, run)
+    assert state == "FAILED", message
+    assert "policy.trust_remote_code cannot be set through Prefect" in message
     assert (project.root / "params.yaml").read_text() == before
 
 
