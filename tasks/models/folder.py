@@ -53,14 +53,8 @@ def check_folder(folder: Path) -> None:
     check_weights(folder)
     for path in sorted(folder.glob("*.index.json")):
         check_index(path)
-    config = as_mapping(folder / "config.json")
-    explicit = config.get("transformers_weights")
-    if explicit is not None and not is_plain(explicit, EXPLICIT_WEIGHTS, folder):
-        raise ArtifactError(
-            f"{folder / 'config.json'}: transformers_weights is {explicit!r}; it can only name a "
-            "*.safetensors file or an index beside it. Remove the key, or save the model again"
-        )
-    if not isinstance(config.get("quantization_config"), dict | None):
+    weight_files(folder)
+    if not isinstance(as_mapping(folder / "config.json").get("quantization_config"), dict | None):
         raise ArtifactError(
             f"{folder / 'config.json'}: quantization_config is not a JSON object: remove the key, "
             "or save the model again"
@@ -137,10 +131,16 @@ def check_weights(folder: Path) -> None:
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files from which a policy is loaded: those of the file or index that
     config.json names, else model.safetensors, else those of the usual index, else all."""
-    named = as_mapping(folder / "config.json").get("transformers_weights") or "model.safetensors"
-    if (folder / named).exists() and not named.endswith(".json"):
-        return [folder / named]
-    index = folder / (named if named.endswith(".json") else "model.safetensors.index.json")
+    named = as_mapping(folder / "config.json").get("transformers_weights")
+    if named is not None and not is_plain(named, EXPLICIT_WEIGHTS, folder):
+        raise ArtifactError(
+            f"{folder / 'config.json'}: transformers_weights is {named!r}; it can only name a "
+            "*.safetensors file or an index beside it. Remove the key, or save the model again"
+        )
+    single = folder / (named or "model.safetensors")
+    if single.exists() and single.suffix != ".json":
+        return [single]
+    index = single if named else folder / "model.safetensors.index.json"
     if not index.exists():
         return sorted(folder.glob("*.safetensors"))
     check_index(index)
