@@ -116,20 +116,13 @@ def test_date_in_a_template_is_constant() -> None:
     ("template", "failure"),
     [
         ("{{ 'x' * 10**10 }}", "needs more than 2 GB of memory"),
-        (
-            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-            "ran for more than 0.5 s",
-        ),
         ("{{ 'x' * 2 * 10**7 }}", r"makes 20,000,000 characters of it; the limit is 10,000,000"),
         ("{{ messages[7].content.strip() }}", "refuses it: list object has no element 7"),
         ("{{ messages + 1 }}", "fails on it: TypeError"),
         ("{% if %}", r"is not a valid template: .* \(line 1\)"),
     ],
 )
-def test_harmful_template_is_ended_and_named(
-    template: str, failure: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chat, "SECONDS", 0.5)
+def test_harmful_template_is_ended_and_named(template: str, failure: str) -> None:
     rendering = chat.Template(template, {"eos_token": "</s>"})
     (failed,) = rendering.render([(MESSAGES, True)])
     rendering.close()
@@ -151,6 +144,7 @@ def test_endless_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None
     first = next(rendering.render([(MESSAGES, True)] * 1000))
     rendering.close()
     assert isinstance(first, chat.TemplateFailed)
+    assert "the policy's chat template ran for more than 0.2 s" in str(first)
     assert calls == [1]
 
 
