@@ -4,7 +4,7 @@ prompts, rollouts a step, lengths, loss and optimizer.
     make bench        # installs requirements-bench.txt beside the environment's pins, then runs
     this and `throughput`
     python -m tests.bench.against_trl [--steps 160] [--rollouts 32] [--repeats 2] [--warmup 5]
-    [--learning-rates 3e-4 6e-4 1.2e-3] [--out FILE]
+    [--learning-rates 3e-4 6e-4 1.2e-3] [--large] [--out FILE]
 
 With several learning rates every side first runs each rate once, with a separate seed, and
 continues with the rate of the best held-out accuracy. Each run is a separate process with one
@@ -13,7 +13,8 @@ time, because other jobs may share the machine: only ratios within one call are 
 training loop after the warm-up steps is timed: sampling, grading, update, optimizer. Validation,
 checkpoints, logging and tracking are off on all sides. Policies are saved at a few points, outside
 the timing, and evaluated afterwards by Winnow's evaluation on the same held-out prompts, to compare
-learning per second as well as rollouts per second.
+learning per second as well as rollouts per second. With `--large` the policy is the large one of
+`tests.bench.world`; its rewards are random, so only its speed is compared.
 
 The sides differ in what Winnow does by design: groups without a gradient are excluded from the
 update, a prompt is prefilled once for its group, the verifier is a separate process, and every
@@ -206,20 +207,28 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--learning-rates", type=float, nargs="*", default=[], help="to choose of")
+    parser.add_argument("--large", action="store_true", help="a policy of 24 million parameters")
     parser.add_argument("--out", type=Path, help="also write everything measured, as JSON")
     options = parser.parse_args()
-    points = [round(options.steps * share) for share in (0.125, 0.25, 0.5, 1.0)]
+    shares = () if options.large else (0.125, 0.25, 0.5, 1.0)
+    points = [round(options.steps * share) for share in shares]
     reports: dict[str, list[Report]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "world"
-        make_world(root, steps=options.steps, rollouts=options.rollouts, seeds=options.repeats + 1)
+        make_world(
+            root,
+            steps=options.steps,
+            rollouts=options.rollouts,
+            seeds=options.repeats + 1,
+            large=options.large,
+        )
         rates = tuned(root, options.steps, options.repeats, options.learning_rates)
         for seed in range(options.repeats):
             for side in SIDES:
                 run = run_side(side, root, options.steps, seed, points, rates[side])
                 reports[side].append(run)
         table, medians = speed_table(reports, options.warmup, options.rollouts)
-        found = curves(root, reports)
+        found = {} if options.large else curves(root, reports)
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("trl", "transformers", "torch")
     )
@@ -227,7 +236,7 @@ def main() -> None:
         f"{options.steps} steps of {options.rollouts} rollouts, medians of {options.repeats}; "
         f"{versions}; one thread\n"
     )
-    print(f"{table}\n\n{curve_table(found)}")
+    print("\n\n".join([table, *([curve_table(found)] if found else [])]))
     if options.out:
         options.out.write_text(
             json.dumps({"medians": medians, "curves": found, "reports": reports}, indent=1)

@@ -31,7 +31,7 @@ from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
-from tasks.grading.verifiers.numeric import verify
+from tasks.grading.loading import load
 from tests.bench.clock import Clock, children_megabytes, peak_megabytes, seconds_since_start
 from tests.bench.world import side_options
 
@@ -75,21 +75,16 @@ def config(
 
 
 class Recorder(TrainerCallback):
-    """The reward function (`numeric`, in process) and the clock in one object, because both run at
-    every step."""
+    """The reward function (the prompts' verifier, in process) and the clock in one object, because
+    both run at every step."""
 
-    __name__ = "numeric"
+    __name__ = "verifier"
 
     def __init__(
-        self, out: Path, seed: int, points: list[int], policy: Path, tokenizer: Any
+        self, out: Path, points: list[int], policy: Path, tokenizer: Any, verify: Any
     ) -> None:
-        self.out, self.seed, self.wanted, self.policy, self.tokenizer = (
-            out,
-            seed,
-            points,
-            policy,
-            tokenizer,
-        )
+        self.out, self.wanted, self.policy = out, points, policy
+        self.tokenizer, self.verify = tokenizer, verify
         self.rewards: list[float] = []
         self.completion_tokens: list[int] = []
         self.points: list[dict[str, Any]] = []
@@ -97,10 +92,10 @@ class Recorder(TrainerCallback):
     def __call__(
         self, prompts: Any, completions: Any, completion_ids: Any, answer: Any, **_: Any
     ) -> list[float]:
-        """Return 1 for each completion that ended with the gold's number as its last number."""
+        """Return 1 for each completion that is correct and ended before the limit."""
         stop = self.tokenizer.eos_token_id
         rewards = [
-            float(ids[-1] == stop and verify(text, gold).outcome == "correct")
+            float(ids[-1] == stop and self.verify(text, gold).outcome == "correct")
             for text, ids, gold in zip(completions, completion_ids, answer, strict=True)
         ]
         self.rewards.append(sum(rewards) / len(rewards))
@@ -134,7 +129,8 @@ def main() -> None:
         policy, dtype=torch.float32, attn_implementation="sdpa"
     )
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    recorder = Recorder(options.out, options.seed, options.points, policy, tokenizer)
+    verify = load(rows[0]["verifier"], values["verify"]["verifiers"]).judge
+    recorder = Recorder(options.out, options.points, policy, tokenizer, verify)
     trainer = GRPOTrainer(
         model,
         reward_funcs=recorder,

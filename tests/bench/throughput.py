@@ -3,11 +3,10 @@ step by parts.
 
     python -m tests.bench.throughput [--steps 40] [--no-large] [--no-compile] [--out FILE]
 
-For the embedded tiny policy and for a 53-million-parameter Qwen3 with random weights (with
-synthetic rewards, so that every group has a gradient), on one thread. The matmul rate is measured
-around each part. Compared settings see the same rollouts and alternate, A B A B; values are
-medians. Shares are executed FLOPs (from the ledger) per second, divided by that rate: 100 % is a
-program of only large matrix products. Seconds are CPU seconds of the working thread, which other
+For the embedded policy and the large one of `tests.bench.world`, on one thread. The matmul rate is
+measured around each part. Compared settings see the same rollouts and alternate, A B A B; values
+are medians. Shares are executed FLOPs (from the ledger) per second, divided by that rate: 100 % is
+a program of only large matrix products. Seconds are CPU seconds of the working thread, which other
 jobs on the same cores disturb least. Grading runs in a thread beside the step, with the verifier in
 a separate process, which is not measured."""
 
@@ -25,14 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import torch
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from tasks.common.artifacts import Layout
 from tasks.engines.engine import Request, Samples
 from tasks.engines.hf import engine as hf
-from tasks.models.policy import save_policy
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
 from tasks.train.learner.update import Objective, batch_flops, token_logprobs
@@ -44,7 +39,6 @@ from tests.bench.clock import Stopwatch, peak_megabytes
 from tests.bench.side_winnow import bench_trainer
 from tests.bench.tables import table
 from tests.bench.world import make_world
-from tests.policies import place_policy
 
 GROUP_SIZE = 8
 
@@ -59,34 +53,11 @@ def matmul_rate(size: int = 1024, repeats: int = 15) -> float:
     return 2.0 * size**3 / watch.median("matmul")
 
 
-def make_large(layout: Layout) -> None:
-    """Replace the world's policy by a random 53-million-parameter Qwen3 with the same tokenizer."""
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(layout.policy)
-    sizes = {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 10, "head_dim": 64}
-    heads = {"num_attention_heads": 10, "num_key_value_heads": 10, "tie_word_embeddings": True}
-    config = Qwen3Config(
-        vocab_size=100,
-        max_position_embeddings=512,
-        eos_token_id=1,
-        pad_token_id=0,
-        **sizes,
-        **heads,
-    )
-    model = Qwen3ForCausalLM(config)
-    model.generation_config.eos_token_id = 1
-    (layout.policy / "generation_config.json").unlink()
-    save_policy(model, tokenizer, layout.policy)
-    place_policy(layout.policy, layout, model)
-
-
-def run_steps(
-    trainer: Trainer, steps: int, *, invent_rewards: bool
-) -> tuple[Stopwatch, list[Rollouts]]:
+def run_steps(trainer: Trainer, steps: int) -> tuple[Stopwatch, list[Rollouts]]:
     """Run `steps` training steps after a warm-up, and return their seconds by part, and their
     rollouts."""
     watch, rollouts = Stopwatch(), []
-    step(trainer, Stopwatch(), invent_rewards)
+    step(trainer, Stopwatch())
     trainer.state = State(num_steps=trainer.state.num_steps)
     engine: Any = trainer.collector.engine
     grader: Any = trainer.collector.grader.grader
@@ -95,22 +66,18 @@ def run_steps(
     grader.grade = watch.wrap("grade", grader.grade)
     optimizer.step = watch.wrap("optimizer", optimizer.step)
     for _ in range(steps):
-        rollouts.append(step(trainer, watch, invent_rewards))
+        rollouts.append(step(trainer, watch))
     for owner, name in ((engine, "generate"), (grader, "grade"), (optimizer, "step")):
         delattr(owner, name)
     return watch, rollouts
 
 
-def step(trainer: Trainer, watch: Stopwatch, invent_rewards: bool) -> Rollouts:
+def step(trainer: Trainer, watch: Stopwatch) -> Rollouts:
     """Run one training step, as `tasks.train.loop.loop.train` does."""
     with watch.measure("step"):
         trainer.buffer.reserve(trainer.buffer.num_sampled + 1)
         trainer.buffer.fill(trainer.learner.version)
         (batch,) = trainer.buffer.take(1)
-        if invent_rewards:
-            number = pl.int_range(pl.len()).over("group")
-            rewards = batch.fresh.table.select(reward=number % 2.0).to_series()
-            batch.fresh = batch.fresh.with_columns(reward=rewards)
         rollouts, rate = batch.fresh, trainer.learning_rate(batch.progress)
         rng = trainer.rng()
         rollouts = trainer.observe_policy(rollouts)
@@ -317,7 +284,7 @@ def measure_policy(
     trainer = bench_trainer(root, 0)
     with closing(trainer.collector.grader):
         rates = [matmul_rate()]
-        watch, rollouts = run_steps(trainer, steps, invent_rewards=large)
+        watch, rollouts = run_steps(trainer, steps)
         rate = statistics.mean([*rates, matmul_rate()])
         passes, ledger = Stopwatch(), trainer.state.ledger
         update_passes(trainer, rollouts, passes, share=True)
@@ -369,12 +336,12 @@ def main() -> None:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
-    for name in ("tiny", "53M")[: 1 + options.large]:
-        large, steps = name != "tiny", options.steps if name == "tiny" else 3
+    for name in ("embedded", "large")[: 1 + options.large]:
+        large, steps = name == "large", options.steps if name == "embedded" else 3
         with tempfile.TemporaryDirectory() as folder:
-            layout = make_world(Path(folder) / "world", steps=steps + 1, group_size=GROUP_SIZE)
-            if large:
-                make_large(layout)
+            layout = make_world(
+                Path(folder) / "world", steps=steps + 1, group_size=GROUP_SIZE, large=large
+            )
             found[name] = measure_policy(
                 layout.root,
                 steps,

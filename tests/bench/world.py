@@ -1,9 +1,12 @@
-"""The small world of the benchmarks: a data root with the embedded policy, prompts and one recipe's
-plan.
+"""The small world of the benchmarks: a data root with a policy, prompts and one recipe's plan.
 
 The project's own stages make it from `params.yaml`, so it measures what a user runs. The learning
 rate is constant (with a schedule, policies at different numbers of steps are not comparable), and
-tracking, checkpoints and validation are off."""
+tracking, checkpoints and validation are off.
+
+The policy is the embedded one, or a large one with random weights: 24 million parameters, with
+prompts of 109 tokens and completions of about 96, and rewards that depend on the last character.
+There the matrix products take most of the time, as in users' trainings."""
 
 import argparse
 import json
@@ -14,12 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
 from tasks.common.checksums import write_checked
+from tasks.models.policy import save_policy
 from tests.files import PROJECT as PROJECT
 from tests.parameters import every_value
+from tests.policies import place_policy
 
 RECIPE = "bench"  # groups of 8, as grpo
 RECIPES = {"grpo": RECIPE, "winnow": "winnow"}  # of the sides of a comparison
@@ -27,27 +34,60 @@ NEVER = 1e30
 
 
 def make_world(
-    root: Path, *, steps: int, group_size: int = 8, rollouts: int = 32, seeds: int = 1
+    root: Path,
+    *,
+    steps: int,
+    group_size: int = 8,
+    rollouts: int = 32,
+    seeds: int = 1,
+    large: bool = False,
 ) -> Layout:
     """Make prompts, policy, parameters, a plan of `steps` steps (the same for all seeds), and its
     prompts in order as JSON lines."""
-    layout, values = Layout(root), parameters(rollouts)
+    layout, values = Layout(root), parameters(rollouts, large)
     root.mkdir(parents=True, exist_ok=True)
     (root / "params.yaml").write_text(yaml.safe_dump(values))
     shutil.copytree(PROJECT / "data" / "policy", layout.policy)
     shutil.copy(PROJECT / "data" / "policy.json", layout.policy_card)
+    if large:
+        make_large(layout)
     paths = ["--params", str(root / "params.yaml"), "--data", str(root)]
     command = [sys.executable, "-m", "tasks.ingest", *paths]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL, cwd=PROJECT)
     chosen = write_plan(layout, RECIPE, steps * rollouts // group_size, group_size, seeds)
-    lines = [json.dumps({"prompt": row["prompt"], "answer": row["answer"]}) for row in chosen]
+    names = ("prompt", "answer", "verifier")
+    lines = [json.dumps({name: row[name] for name in names}) for row in chosen]
     (root / "order.jsonl").write_text("\n".join(lines) + "\n")
     own = values["recipes"]["winnow"]["allocate"]["group_size"]
     write_plan(layout, "winnow", steps * rollouts // own, own, seeds)
     return layout
 
 
-def parameters(rollouts: int) -> dict[str, Any]:
+def make_large(layout: Layout) -> None:
+    """Replace the policy by the large one, with the same tokenizer."""
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(layout.policy)
+    config = Qwen3Config(
+        vocab_size=100,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=7,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=512,
+        eos_token_id=1,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config.eos_token_id = 1
+    (layout.policy / "generation_config.json").unlink()
+    save_policy(model, tokenizer, layout.policy)
+    place_policy(layout.policy, layout, model)
+
+
+def parameters(rollouts: int, large: bool = False) -> dict[str, Any]:
     """Return params.yaml without features that disturb a measurement, with fixed choices for the
     machine."""
     values: dict[str, Any] = every_value()
@@ -64,6 +104,14 @@ def parameters(rollouts: int) -> dict[str, Any]:
         "kl_coefficient": 0.0,
         "validation": {"num_samples": 1, "every_share": 1.0},
     }
+    if large:
+        values["sampling"] |= {"max_tokens": 320}  # of random completions 4 % are longer
+        values["train"] |= {"learning_rate": 1e-6}  # so that their lengths do not change
+        (task,) = values["ingest"]["sources"][0]["settings"]["tasks"]
+        task["config"] = {"min_terms": 27, "max_terms": 27, "min_digits": 1, "max_digits": 1}
+        task["verifier"] = "coin"
+        coin = {"method": "regex", "pattern": "[0-9a-zA-L]$", "match": "search"}
+        values["verify"] |= {"verifiers": {"coin": coin}}
     plain = {"allocate": {"strategy": "uniform", "group_size": 8}, "train": {}}
     return {**values, "recipes": {RECIPE: plain, "winnow": values["recipes"]["winnow"]}}
 
