@@ -16,13 +16,12 @@ from tests.bench.world import PROJECT, make_large, make_world, parameters
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_stages")
 def test_winnows_side_of_the_comparison(tmp_path):
-    side = "winnow"
     make_world(tmp_path, steps=4, rollouts=16, seeds=2)
-    report = run_side(side, tmp_path, steps=4, seed=1, points=[1, 4], learning_rate=1e-3)
+    report = run_side("winnow", tmp_path, steps=4, seed=1, points=[1, 4], learning_rate=1e-3)
     assert (len(report["wall"]), len(report["rewards"])) == (5, 4)
     assert [point["step"] for point in report["points"]] == [1, 4]
     assert all(rate > 0 for rate in list(speeds(report, 1, 16).values())[:4])
-    assert 0 < accuracy(tmp_path, tmp_path / f"{side}-1-0.001-4") < 1
+    assert 0 < accuracy(tmp_path, tmp_path / "winnow-1-0.001-4") < 1
 
 
 def test_large_policy_has_long_prompts_and_rewards_by_chance(tmp_path):
@@ -32,8 +31,7 @@ def test_large_policy_has_long_prompts_and_rewards_by_chance(tmp_path):
     make_large(layout)
     tokenizer = load_tokenizer(layout.policy)
     problems = reasoning_gym.create_dataset("chain_sum", size=64, seed=0, **task["config"])
-    lengths = [len(tokenizer(problem["question"]).input_ids) for problem in problems]
-    assert 107 <= sum(lengths) / len(lengths) <= 111
+    assert {len(tokenizer(problem["question"]).input_ids) for problem in problems} == {109}
     verifier = load(task["verifier"], values["verify"]["verifiers"])
     characters = filter(str.strip, tokenizer.convert_ids_to_tokens(range(3, 97)))
     outcomes = [verifier.verify(f"?{last}", "1").outcome for last in characters]

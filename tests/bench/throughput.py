@@ -54,8 +54,7 @@ def matmul_rate(size: int = 1024, repeats: int = 15) -> float:
 
 
 def run_steps(trainer: Trainer, steps: int) -> tuple[Stopwatch, list[Rollouts]]:
-    """Run `steps` training steps after a warm-up, and return their seconds by part, and their
-    rollouts."""
+    """Run `steps` training steps after a warm-up. Return their seconds by part and rollouts."""
     watch, rollouts = Stopwatch(), []
     step(trainer, Stopwatch())
     trainer.state = State(num_steps=trainer.state.num_steps)
@@ -135,8 +134,8 @@ def update_passes(
     limit: int | None = None,
     model: Any = None,
 ) -> dict[str, float]:
-    """Run forward and backward over the steps' rollouts, without the optimizer, and return FLOPs,
-    completion tokens and padding share."""
+    """Run forward and backward over the steps' rollouts, without the optimizer, and return FLOPs
+    and completion tokens."""
     model = trainer.learner.model if model is None else model
     objective = dataclasses.replace(
         trainer.learner.objective(trainer.slots.loss), share_prompts=share
@@ -162,23 +161,10 @@ def update_passes(
                 loss, _ = objective.loss(seen, totals)
             with watch.measure("backward"):
                 loss.backward()
-            computed, real = sizes(batch, share)
-            sums["computed"], sums["real"] = sums["computed"] + computed, sums["real"] + real
             sums["tokens"] += len(batch.targets_N)
             sums["flops"] += 3.0 * sum(batch_flops(trainer.run.policy.architecture, batch, share))
         model.zero_grad(set_to_none=True)
-    return {**sums, "padding": 1.0 - sums["real"] / sums["computed"]}
-
-
-def sizes(batch: MicroBatch, share: bool) -> tuple[int, int]:
-    """Return the positions that the forward pass computes, and how many are not padding."""
-    fed = sum(len(completion) - 1 for completion in batch.completions)
-    if share:
-        computed = len(batch.shared[0].ids)
-        return computed, fed + sum(map(len, batch.prompts))
-    return batch.whole.input_ids.numel(), fed + sum(
-        len(batch.prompts[owner]) for owner in batch.owner_B
-    )
+    return sums
 
 
 def compare_batches(trainer: Trainer, steps: list[Rollouts], rounds: int) -> list[dict[str, Any]]:
@@ -238,7 +224,6 @@ def row(name: str, seconds: float, sums: dict[str, float], steps: int) -> dict[s
         "update": name,
         **rates,
         "GFLOPs a step": sums["flops"] / steps / 1e9,
-        "padding": sums["padding"],
     }
 
 
@@ -254,23 +239,19 @@ def draw(trainer: Trainer, num_prompts: int, max_rows: int) -> Samples:
 
 
 def compare_generation(trainer: Trainer, rounds: int) -> list[dict[str, Any]]:
-    """Compare tokens per second by rollouts drawn at once, by rows in flight, and by the number of
-    free slots before a refill."""
-    default = hf.REFILL_RATE
-    cases = [(prompts, 256, default) for prompts in (4, 8, 16, 32, 64)]
-    cases += [(32, rows, default) for rows in (32, 64, 128)]
-    cases += [(256, 256, rate) for rate in (0.05, default, 0.5, 0.75, 1.0)]
+    """Compare tokens per second by rollouts drawn at once, and by rows in flight."""
+    cases = [(prompts, 256) for prompts in (4, 8, 16, 32, 64)]
+    cases += [(32, rows) for rows in (32, 64, 128)]
     watch, tokens = Stopwatch(), {}
     for _ in range(rounds):
         for case in cases:
-            hf.REFILL_RATE = case[2]
             with watch.measure(str(case)):
                 tokens[case] = sum(map(len, draw(trainer, case[0], case[1]).token_ids))
-    hf.REFILL_RATE, trainer.collector.engine.max_rows = default, 256  # type: ignore[attr-defined]
-    names = ("rollouts drawn at once", "max_rows", "refill at free share")
+    trainer.collector.engine.max_rows = 256  # type: ignore[attr-defined]
     return [
         {
-            **dict(zip(names, (case[0] * GROUP_SIZE, *case[1:]), strict=True)),
+            "rollouts drawn at once": case[0] * GROUP_SIZE,
+            "max_rows": case[1],
             "completion tokens/s": tokens[case] / watch.median(str(case)),
         }
         for case in cases

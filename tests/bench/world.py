@@ -67,19 +67,10 @@ def make_large(layout: Layout) -> None:
     """Replace the policy by the large one, with the same tokenizer."""
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(layout.policy)
-    config = Qwen3Config(
-        vocab_size=100,
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=7,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        head_dim=64,
-        max_position_embeddings=512,
-        eos_token_id=1,
-        pad_token_id=0,
-        tie_word_embeddings=True,
-    )
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 7, "head_dim": 64}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "tie_word_embeddings": True}
+    tokens = {"vocab_size": 100, "eos_token_id": 1, "pad_token_id": 0}
+    config = Qwen3Config(max_position_embeddings=512, **sizes, **heads, **tokens)
     model = Qwen3ForCausalLM(config)
     model.generation_config.eos_token_id = 1
     (layout.policy / "generation_config.json").unlink()
