@@ -1,6 +1,7 @@
 """The controllers that adapt to rewards: their rules by hand, and in simulations with known
 answers."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tasks.train.plan import Plan
 from tasks.train.rollouts import merge
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Control
-from tests.train.steps import START, after, answer_to, passes_of, plan_of, requested
+from tests.train.steps import BATCH, START, after, answer_to, passes_of, plan_of, requested
 
 SAGC: dict[str, Any] = {
     "group_sizes": [4, 8, 16],
@@ -60,6 +61,9 @@ def test_dapo_fills_its_batch_with_mixed_groups_and_stops_at_the_limit() -> None
     method = dapo_on(20, 4, 1, size=4, max_refills=2)
     graded = answer_to(requested(method, rng), [1, 0, 0, 0], errors=1)
     requested(method, rng, after(graded))  # three rollouts do not fill a batch
+    kept = dapo.Method(dapo.Settings(2), replace(passes_of(20, 4, 1, BATCH), keeps=2))
+    half = answer_to(requested(kept, rng), [1, 0, 0, 0] * 2 + [0] * 8)
+    assert requested(kept, rng, after(half)).counts.tolist() == [4, 4]  # two of each count
 
 
 def test_dapo_ends_with_its_plan_and_no_step_spans_two_phases() -> None:

@@ -66,11 +66,10 @@ class Method(follow.Method):
         return self.take(visits[: plan.num_visits(plan.group_sizes_V[visits], missing)])
 
     def mixed_size(self, rollouts: Rollouts) -> int:
-        """Return the size of the mixed groups in the batch's unit; only graded rollouts count."""
+        """Return what the mixed groups count in the batch; only graded rollouts count."""
         graded = rollouts.where(~rollouts.is_error_B())
         mixed_Q = mixed_groups(graded.rewards_B, graded.group_B, len(rollouts.prompt_rows_Q))
-        in_rollouts = self.plan.batch.unit == "rollouts"
-        return int(mixed_Q[graded.group_B].sum() if in_rollouts else mixed_Q.sum())
+        return int(self.plan.cost(graded.sizes_Q()[mixed_Q]).sum())
 
     def observe(self, rollouts: Rollouts) -> None:
         self.state.steps += 1
