@@ -187,9 +187,12 @@ def rollouts_of(
 
 
 def step_size(plan: Planned, train: Values) -> float:
-    """Return the number of rollouts in a step."""
-    batch = train["batch"]
-    return float(batch["size"] * (plan.group_size if batch["unit"] == "prompts" else 1.0))
+    """Return the number of rollouts that a step generates."""
+    batch, size = train["batch"], plan.group_size
+    if batch["unit"] == "prompts":
+        return float(batch["size"] * size)
+    counted = train["select"].get("keep", size) if batch["counts"] == "kept" else size
+    return float(batch["size"] * max(size / counted, 1.0))
 
 
 def group(size: int, prompt: float, completion: float) -> Rows:

@@ -6,7 +6,7 @@ token."""
 
 import numpy as np
 
-from tasks.common.params import ParamsError, settings
+from tasks.common.params import above_zero, settings, share
 from tasks.train.rollouts import Features, Floats, Rollouts
 from tasks.train.slots import Shape
 
@@ -16,10 +16,8 @@ class Settings:
     keep: float = 0.2  # share of the tokens
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.keep <= 1.0:
-            raise ParamsError(
-                f"train.shape entropy_mask: keep is {self.keep:g}; it is above 0 and at most 1"
-            )
+        above_zero(train__shape__keep=self.keep)
+        share(train__shape__keep=self.keep)
 
 
 EXAMPLE = Settings(keep=0.5)
