@@ -12,6 +12,7 @@ from tasks.allocate.visits import Compared, Visits
 from tasks.common import recipes, registry
 from tasks.common.accounting.ledger import Architecture, charged_flops, paper_training_flops
 from tasks.common.statistics import mixed_probability
+from tasks.models.folder import reference_parameters
 
 METHODS = Path(__file__).parents[1] / "train" / "methods"
 
@@ -43,16 +44,13 @@ def forecast(
     largest group size. `train` is the recipe's section, as in params.yaml."""
     profiled = compared.profile.select(profiled_tokens().sum()).item()
     train = {**train, **{slot: completed(slot, train[slot]) for slot in ("select", "replay")}}
-
-    def expected(visits: Visits, profiled: int) -> dict[str, Any]:
-        return expect(visits, compared, architecture, profiled, train)
-
+    shared, is_read = (compared, architecture, train), bool(reading_slots(train))
     return {
         "strategy": strategy,
         "reads_profile": reads_profile,
-        "plan": expected(compared.plan, profiled if reads_profile else 0),
+        "plan": expect(compared.plan, profiled * reads_profile, *shared),
         "uniform": {
-            **expected(compared.uniform, profiled if reading_slots(train) else 0),
+            **expect(compared.uniform, profiled * is_read, *shared),
             "group_size": int(compared.uniform.sizes[0]),
         },
     }
@@ -72,9 +70,9 @@ def profiled_tokens() -> pl.Expr:
 
 def expect(
     visits: Visits,
+    profiled: int,
     compared: Compared,
     architecture: Architecture,
-    profiled: int,
     train: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the expected rollouts, mixed groups, tokens and FLOPs of visits for the policy that
@@ -82,8 +80,9 @@ def expect(
 
     Mixed groups follow from each prompt's posterior pass rate, tokens from its mean length; both
     drift as the policy learns. Every epoch trains on the rollouts that `select` keeps and on
-    replayed ones; with several updates the old log-probabilities are computed first. A replayed
-    group counts as mixed and whole, and a kept part of a mixed group counts as mixed. Not modelled:
+    replayed ones, which a reference reads once; with a reference or an entropy bonus all have a
+    gradient. With several updates the old log-probabilities are computed first. A replayed group
+    counts as mixed and whole, and a kept part of a mixed group counts as mixed. Not modelled:
     features requested by a slot, zero advantages that a method excludes, the prompts that control
     prefers, stored rollouts that join groups, and the steps before a replay buffer is full."""
     counted, profile = visits.counted, compared.profile
@@ -93,21 +92,23 @@ def expect(
     )
     rollouts, mixed = int(num_V @ sizes_V), float(num_V @ mixed_V)
     tokens_V = num_V * sizes_V * counted["tokens"].to_numpy()
-    select, updates = train["select"], train["updates"]
+    select, updates, replay = train["select"], train["updates"], train["replay"]
     kept_V = kept_share(sizes_V, mixed_V, select)
     tokens, kept = float(tokens_V.sum()), float(tokens_V @ kept_V)
-    in_mixed = float(tokens_V @ (kept_V if drops_dead(select) else mixed_V * kept_V))
+    parameters = reference_parameters(train, architecture.num_matmul_parameters)
+    is_all = parameters > 0 or recipes.has_bonus(train) or drops_dead(select)
+    in_mixed = float(tokens_V @ (kept_V if is_all else mixed_V * kept_V))
     # the replayed share of every batch; the rest is fresh
-    share = train["replay"].get("share", 0.0)
+    share = replay.get("share", 0.0)
     replayed = tokens * share / (1.0 - share) if share < 1.0 else 0.0
-    if reading_slots({"replay": train["replay"]}):
-        replayed = min(
-            replayed, mixed_sample_tokens(visits, profile, train["replay"].get("capacity"))
-        )
+    if reading_slots({"replay": replay}):
+        replayed = min(replayed, mixed_sample_tokens(visits, profile, replay.get("capacity")))
     updated, in_mixed = (updates["epochs"] * (part + replayed) for part in (kept, in_mixed))
     scored = (tokens + replayed) * recipes.is_scored(train)
+    read = 2.0 * parameters * (kept + replayed)
     warm = num_demonstrations(train) * tokens / rollouts
-    fixed = charged_flops(architecture, generated=profiled, updated=warm, reference=scored)
+    fixed = read + charged_flops(architecture, generated=profiled, updated=warm, reference=scored)
+    is_own = parameters > 0 and recipes.teacher_of(train) is None  # its read is in the flat rate
     factor = update_factor(visits, profile, tokens, train)
     return {
         "visits": visits.num,
@@ -123,7 +124,8 @@ def expect(
         "flops_charged_mixed": fixed
         + charged_flops(architecture, generated=tokens, updated=in_mixed, update_factor=factor),
         "flops_charged_paper": fixed
-        + paper_training_flops(architecture, tokens, has_reference=False),
+        - read * is_own
+        + paper_training_flops(architecture, tokens, has_reference=is_own),
     }
 
 

@@ -44,12 +44,14 @@ ARCHITECTURE = Architecture(
 )
 
 
-def train_of(select: dict[str, object], **changes: dict[str, object]) -> dict[str, object]:
+def train_of(select: dict[str, object], **changes: object) -> dict[str, object]:
     """Return the part of a recipe's section `train` that the forecast reads."""
     plain = {
         "updates": {"epochs": 1, "minibatches": 1},
         "prompt_gradient": True,
         "replay": {"method": "none"},
+        "kl_coefficient": 0.0,
+        "loss": {"method": "clip"},
     }
     return {**plain, "select": select, **changes}
 
@@ -295,8 +297,7 @@ def test_forecast_by_hand() -> None:
     assert expected["plan"]["flops_charged_paper"] == 8 * 10 * 40 * 21
     assert expected["uniform"] == {**expected["plan"], "group_size": 4}
     reading = forecast_of(profile, train_of(ALL), reads_profile=True)
-    profiling = reading["plan"]["flops_charged"] - expected["plan"]["flops_charged"]
-    assert profiling == 2 * 10 * 5 * 8 * 21
+    assert reading["plan"]["flops_charged"] == 8 * 10 * 40 * 21 + 2 * 10 * 5 * 8 * 21
 
 
 def test_the_forecast_charges_updates_of_kept_rollouts() -> None:
@@ -314,6 +315,9 @@ def test_the_forecast_charges_updates_of_kept_rollouts() -> None:
     assert mixed["flops_charged"] == pytest.approx(mixed["flops_charged_mixed"])
     assert mixed["flops_charged_mixed"] == pytest.approx(everything["flops_charged_mixed"])
     assert mixed["flops_charged"] < everything["flops_charged"]
+    read = forecast_of(profile, train_of(selects[1], kl_coefficient=0.1), passes=1)["plan"]
+    assert read["flops_charged"] == read["flops_charged_mixed"] == pairs["flops_charged"] + 8_400
+    assert read["flops_charged_paper"] == 12 * 10 * 40 * 21
     select = {"method": "pods", "keep": 2, "drop_dead": True}
     alive = forecast_of(profile, train_of(select), passes=1)["plan"]
     assert alive["tokens_updated"] == pytest.approx(alive["mixed_groups"] * 2 * 21)

@@ -97,7 +97,6 @@ def test_training_follows_the_plan_of_the_profile(values, layout) -> None:
     values["train"]["max_steps"] = 1
     values["train"]["batch"] = {"unit": "prompts", "size": 2, "counts": "generated"}
     assert cost(values, layout, "train", "grpo", 0).tokens.middle == 2 * 8 * 50 + 1200
-    # a step keeps 4 rollouts: 2 of each group of 8
     values["train"]["batch"] = {"unit": "rollouts", "size": 4, "counts": "kept"}
     values["recipes"]["grpo"]["train"]["select"] = {"method": "pods", "keep": 2}
     assert cost(values, layout, "train", "grpo", 0).tokens.middle == 2 * 8 * 50 + 1200

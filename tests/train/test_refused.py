@@ -145,7 +145,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # shapes
     ({"shape": [{"share": 0.5}]}, r"train.shape.method is missing; use one of .*overlong"),
     (of("shape", "overlong", shares=0.5), "share"),
-    (of("shape", "overlong", share=2.0), "overlong: share is 2"),
+    (of("shape", "overlong", share=2.0), "train.shape.share is 2"),
     (of("shape", "cov_mask", low=5.0), "low must be below high"),
     (of("shape", "pruned_po", drop=1.0), "drop is 1; it is at least 0 and below 1"),
     (of("shape", "cppo", drop=1.0), "drop is 1; it is at least 0 and below 1"),

@@ -5,7 +5,7 @@ The penalty is 0 until the last `share` of the limit, then grows linearly to 1 a
 
 import numpy as np
 
-from tasks.common.params import ParamsError, settings
+from tasks.common.params import above_zero, settings, share
 from tasks.train.rollouts import Floats, Rollouts
 from tasks.train.slots import Shape
 
@@ -15,10 +15,8 @@ class Settings:
     share: float = 0.25  # last share of the token limit, over which the penalty grows
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.share <= 1.0:
-            raise ParamsError(
-                f"train.shape overlong: share is {self.share:g}; it is above 0 and at most 1"
-            )
+        above_zero(train__shape__share=self.share)
+        share(train__shape__share=self.share)
 
 
 class Method(Shape):
