@@ -109,15 +109,10 @@ def step_parts(watch: Stopwatch, passes: Stopwatch) -> dict[str, float]:
     return parts
 
 
-def batches_of(
-    trainer: Trainer, rollouts: Rollouts, objective: Objective, limit: int | None
-) -> list[MicroBatch]:
+def batches_of(trainer: Trainer, rollouts: Rollouts, objective: Objective) -> list[MicroBatch]:
     """Return the micro-batches of groups with a gradient, as the trainer makes them."""
-    advantages_B = trainer.slots.advantage(rollouts)
-    rows, limit = (
-        np.flatnonzero(advantages_B),
-        limit or trainer.learner.memory.max_tokens_per_micro_batch,
-    )
+    rows = np.flatnonzero(trainer.slots.advantage(rollouts))
+    limit = trainer.learner.memory.max_tokens_per_micro_batch
     if not len(rows):
         return []
     return micro_batches(
@@ -126,13 +121,7 @@ def batches_of(
 
 
 def update_passes(
-    trainer: Trainer,
-    steps: list[Rollouts],
-    watch: Stopwatch,
-    *,
-    share: bool,
-    limit: int | None = None,
-    model: Any = None,
+    trainer: Trainer, steps: list[Rollouts], watch: Stopwatch, *, share: bool, model: Any = None
 ) -> dict[str, float]:
     """Run forward and backward over the steps' rollouts, without the optimizer, and return FLOPs
     and completion tokens."""
@@ -145,7 +134,7 @@ def update_passes(
         advantages_B = trainer.slots.advantage(rollouts)
         tokens = int(rollouts.completion_tokens_B().sum())
         totals = StepTotals(tokens, len(rollouts.group_B), trainer.run.sampling.max_tokens)
-        for batch in batches_of(trainer, rollouts, objective, limit):
+        for batch in batches_of(trainer, rollouts, objective):
             with watch.measure("forward"):
                 logprobs_N, _ = token_logprobs(model, batch, objective)
                 gains_N = torch.from_numpy(advantages_B[batch.rows]).to(logprobs_N)[batch.row_N]
@@ -168,25 +157,13 @@ def update_passes(
 
 
 def compare_batches(trainer: Trainer, steps: list[Rollouts], rounds: int) -> list[dict[str, Any]]:
-    """Compare the update with each prompt read once and with every rollout read whole, in fewer or
-    more micro-batches."""
+    """Compare the update with each prompt read once and with every rollout read whole."""
     watch, found = Stopwatch(), {}
-    limits = [trainer.learner.memory.max_tokens_per_micro_batch, 2048, 1024, 512]
     for _ in range(rounds):
-        for case in [(share, limit) for limit in limits for share in (True, False)]:
-            with watch.measure(str(case)):
-                found[case] = update_passes(
-                    trainer, steps, Stopwatch(), share=case[0], limit=case[1]
-                )
-    return [
-        row(
-            f"share_prompts {str(c[0]).lower()}, max_tokens {c[1]}",
-            watch.median(str(c)),
-            found[c],
-            len(steps),
-        )
-        for c in found
-    ]
+        for name, share in (("each prompt read once", True), ("every rollout read whole", False)):
+            with watch.measure(name):
+                found[name] = update_passes(trainer, steps, Stopwatch(), share=share)
+    return [row(name, watch.median(name), sums, len(steps)) for name, sums in found.items()]
 
 
 def compare_compiled(
