@@ -161,10 +161,10 @@ def temporary_file(path: Path, write: Callable[[BinaryIO], Any]) -> Iterator[Pat
     """Yield a flushed file beside `path` with the data of `write`. It is removed afterwards, unless
     it was renamed."""
     with writing(path), held_file(path.parent, path.name) as (temporary, file):
+        follow_folder(temporary, 0o644)  # `write` may set another mode
         write(file)
         file.flush()
         os.fsync(file.fileno())
-        follow_folder(temporary, 0o644)
         yield temporary
 
 

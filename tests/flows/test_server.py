@@ -126,6 +126,8 @@ def test_password_is_created_once_for_its_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect").chmod(0o755)  # as Prefect creates it
     made = server.kept_auth()
     assert len(made) > 30
     assert server.kept_auth() == made == server.auth_file().read_text()
