@@ -241,6 +241,8 @@ def test_messages_of_a_killed_stage_are_written(layout: Layout, fake: Path) -> N
         "    tracker.metrics({'loss': 0.5}, 0)\n"
         "    tracker.flush()\n"
         "    time.sleep(0.2)\n"
+        "    pipe = tracker.journal.listeners[0].__self__.writer.child.stdin\n"
+        "    os.write(pipe.fileno(), b'{\"do\": ')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     path = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)])

@@ -51,7 +51,8 @@ def pass_message(name: str, client: Any, message: dict[str, Any]) -> Any:
 def read(messages: "queue.Queue[dict[str, Any] | None]") -> None:
     """Queue every line of standard input at once: the stage must not wait for a client."""
     for line in sys.stdin:
-        messages.put(json.loads(line))
+        if line.endswith("\n"):  # else cut off by a kill of the stage
+            messages.put(json.loads(line))
     messages.put({"do": "close", "finished": False})  # still open after a kill of the stage
     messages.put(None)
     threading.Timer(LAST_SECONDS, os._exit, (1,)).start()
