@@ -75,12 +75,13 @@ def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Ite
     request.check()
     first, *later = request.chain
     with locked():
+        for root in {Root(), Root(first.first), first}:  # each may be copied into the next
+            overrides.put_back(root.params, overrides.note_of(root.layout))
         if first.number == 1:
             roots.prepare_first(first)
         else:
             roots.refresh(roots.existing(first.folder))
         if experiment:
-            overrides.put_back(first.params, overrides.note_of(first.layout))
             set_recipes(first.params, experiment)
         try:
             with overrides.applied(first.params, first.layout, request.overrides):

@@ -20,8 +20,6 @@ KEYS = ["prompt_digest", "sample_index"]
 MAX_BYTES = 64 * 2**20
 # a shard's file name
 NAME = re.compile(r"(?P<first>\d{10})-(?P<last>\d{10})\.parquet(?P<damaged>\.damaged)?")
-
-
 UNREADABLE = (Exception, pl.exceptions.PanicException)
 """The errors that a Parquet reader may raise at damaged bytes: its own, errors of the libraries
 below it, and a panic of one of them, which is not an Exception."""

@@ -2,14 +2,15 @@
 
 import os
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from flows.__main__ import parser_of
-from flows.pipeline import flow
+from flows.pipeline import commands, flow
 from flows.pipeline.overrides import applied, check_remote
-from flows.pipeline.rounds import FlowRequest
+from flows.pipeline.rounds import FlowRequest, opened
 from flows.serve import schedule
 from tasks.common import params
 from tasks.common.layout import Layout
@@ -40,20 +41,17 @@ def layout(tmp_path: Path) -> Layout:
 def test_overrides_are_in_the_file_during_the_run_only(
     path: Path, layout: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with applied(path, layout, ["train.learning_rate=1e-4", "experiment.seeds=[0,1]"]):
-        during = path.read_text()
+    missing = ["sampling.max_tokens=8", "train.weight_decay=1e-2"]
+    overrides = ["train.learning_rate=1e-4", "experiment.seeds=[0,1]", *missing]
+    with applied(path, layout, overrides):
+        during, values = path.read_text(), params.load(path)
+    assert (values["sampling"], values["train"]["weight_decay"]) == ({"max_tokens": 8}, 0.01)
     assert "learning_rate: 0.0001   # of Adam" in during
     assert "# all values" in during
     assert "seeds: [0, 1]" in during or "- 1" in during
     assert path.read_text() == TEXT
     assert f"the outputs in {os.path.relpath(layout.root)} were made with train" in caplog.text
     assert sorted(file.name for file in path.parent.iterdir()) == ["data", "params.yaml"]
-
-
-def test_failure_restores_the_file(path: Path, layout: Layout) -> None:
-    with pytest.raises(KeyboardInterrupt), applied(path, layout, ["train.learning_rate=1"]):
-        raise KeyboardInterrupt
-    assert path.read_text() == TEXT
 
 
 def test_damaged_note_stops_the_run(path: Path, layout: Layout) -> None:
@@ -69,16 +67,20 @@ def test_damaged_note_stops_the_run(path: Path, layout: Layout) -> None:
         raise AssertionError("it must not run")
     note.write_text(content)
     killed.gen.close()  # type: ignore[attr-defined]
+    assert path.read_text() == TEXT  # as after an interrupt
 
 
-def test_next_run_undoes_the_overrides_of_a_killed_run(path: Path, layout: Layout) -> None:
+def test_next_run_undoes_the_overrides_of_a_killed_run(
+    path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "ROOT", path.parent)
+    monkeypatch.setattr(commands, "Dvc", lambda **_: nullcontext())
+    (path.parent / "dvc.yaml").write_text("stages: {}")
     killed = applied(path, layout, ["train.learning_rate=1"])
     killed.__enter__()
-    assert path.read_text() != TEXT
-    with applied(path, layout, []):
-        assert path.read_text() == TEXT
+    with opened(FlowRequest(data="other")):
+        assert (path.parent / "other/params.yaml").read_text() == path.read_text() == TEXT
     killed.gen.close()  # type: ignore[attr-defined]
-    assert path.read_text() == TEXT
 
 
 def test_edits_during_the_run_stay(
@@ -88,13 +90,6 @@ def test_edits_during_the_run_stay(
         path.write_text(TEXT + "more: 1\n")
     assert path.read_text() == TEXT + "more: 1\n"
     assert "was changed during a run with overrides" in caplog.text
-
-
-def test_missing_key_is_added(path: Path, layout: Layout) -> None:
-    with applied(path, layout, ["sampling.max_tokens=8", "train.weight_decay=1e-2"]):
-        during = params.load(path)
-    assert (during["sampling"], during["train"]["weight_decay"]) == ({"max_tokens": 8}, 0.01)
-    assert path.read_text() == TEXT
 
 
 @pytest.mark.parametrize(

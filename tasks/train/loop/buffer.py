@@ -50,8 +50,6 @@ from tasks.train.slots import Slots, SoFar
 
 SAMPLING_STREAM, LEARNING_STREAM, CONTROL_STREAM = 0, 1, 2  # of a step's random numbers
 APART = ("choices", "seeds", "is_kept", "fresh")  # fields of a batch that are not plain numbers
-
-
 NONE = make_rollouts(np.zeros(0, np.int64), [], np.zeros(0, np.int64))
 
 
