@@ -14,6 +14,7 @@ import atexit
 import errno
 import logging
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -109,7 +110,10 @@ def kept_auth() -> str:
         create_file(path, write)
     if path.stat().st_mode & PRIVATE:
         raise ArtifactError(f"others can read the password in {path}: chmod 600 {path}")
-    return path.read_text().strip()
+    auth = path.read_text(errors="replace").strip()  # without one, no password is required
+    if not re.fullmatch(r"[\x21-\x7e]+:[\x21-\x7e]+", auth):
+        raise ArtifactError(f"{path} is not one line USER:PASSWORD: delete it, for a new password")
+    return auth
 
 
 def status(url: str, path: str, name: str | None = None) -> int | None:

@@ -24,6 +24,7 @@ from tasks.common.files import ArtifactError, make_private_folder
 from tasks.common.layout import Layout
 from tasks.common.processes import ending
 from tasks.common.processes.guard import guarded
+from tasks.common.tracking.settings import Tracking
 
 LAYOUT = Layout(commands.ROOT / "data")
 POLL_SECONDS = 0.1
@@ -136,24 +137,20 @@ def servers(
         lasting.append(("Prefect", summary.page_of(url)))
     else:
         started.append(own)
-    tracking = params.load(commands.ROOT / "params.yaml").get("tracking") or {}
-    uri = tracking.get("uri") or f"sqlite:///{LAYOUT.tracking / 'mlflow.db'}"
+    tracking = params.section(params.load(commands.ROOT / "params.yaml"), "tracking", Tracking)
+    uri = tracking.uri or f"sqlite:///{LAYOUT.tracking / 'mlflow.db'}"
     if uri.startswith(("http://", "https://")):
         lasting.append(("MLflow", uri))
     else:
-        started.append(mlflow(options.mlflow_port, uri))
+        listen = ("--host", server.HOST, "--port", str(options.mlflow_port), "--workers", "1")
+        start = ("mlflow", "ui", "--backend-store-uri", uri, *listen)
+        started.append(Server("MLflow", start, server.HOST, options.mlflow_port, "health"))
     return lasting, started
 
 
 def prefect(host: str, port: int, auth: str | None) -> Server:
     start, settings = server.arguments(host, port, "warning"), server.settings(host, auth)
     return Server("Prefect", start, host, port, "api/health", settings)
-
-
-def mlflow(port: int, uri: str) -> Server:
-    where = ("--backend-store-uri", uri, "--host", server.HOST, "--port", str(port))
-    start = ("mlflow", "ui", *where, "--workers", "1")
-    return Server("MLflow", start, server.HOST, port, "health")
 
 
 @contextmanager

@@ -16,8 +16,10 @@ import pytest
 import websockets.exceptions
 from websockets.sync.client import connect
 
+from flows.pipeline import commands
 from flows.serve import server, ui
 from tasks.common.files import ArtifactError
+from tasks.common.params import ParamsError
 from tasks.common.processes.ports import free_port
 from tests.flows.project import Project
 from tests.flows.test_processes import is_gone
@@ -135,6 +137,11 @@ def test_password_is_created_once_for_its_user(
     server.auth_file().chmod(0o640)
     with pytest.raises(ArtifactError, match="chmod 600"):
         server.kept_auth()
+    server.auth_file().chmod(0o600)
+    for damaged in ("", "winnow:\n", f"{made}\n{made}"):
+        server.auth_file().write_text(damaged)
+        with pytest.raises(ArtifactError, match="winnow-auth is not one line .* delete it"):
+            server.kept_auth()
 
 
 def parsed(**options: object) -> SimpleNamespace:
@@ -167,7 +174,7 @@ def test_address_of_all_interfaces_is_refused() -> None:
 
 
 def test_pages_start_at_the_named_address(
-    stub: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+    stub: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PREFECT_API_URL may name the server that `winnow ui` is about to start."""
     stub.status = 200  # type: ignore[attr-defined]
@@ -178,6 +185,10 @@ def test_pages_start_at_the_named_address(
     monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{stub.server_port}/api")
     lasting, started = ui.servers(parsed(prefect_port=stub.server_port), None)  # type: ignore[arg-type]
     assert [name for name, _ in lasting] == ["Prefect"]
+    (tmp_path / "params.yaml").write_text("tracking: {uri: 'http://me:secret@host'}")
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    with pytest.raises(ParamsError, match="tracking.uri contains credentials"):
+        ui.servers(parsed(), None)  # type: ignore[arg-type]
 
 
 def server_of(flow_pid: int) -> int | None:
