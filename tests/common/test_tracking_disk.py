@@ -96,6 +96,22 @@ def test_partial_line_is_removed_and_the_loss_is_logged_once(
     assert (run.data.tags["reason"], run.info.status) == ("short", "FINISHED")
 
 
+def test_record_begins_once_its_start_has_room(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "open_run", away)
+    stage = track(LOCAL, layout, "profile", None, None)
+    with largest_file(10):
+        tracker = stage.__enter__()
+    assert pending_files(layout) == []
+    tracker.tags({"reason": "room"})
+    stage.__exit__(None, None, None)
+    monkeypatch.undo()
+    uri = tracking.address(LOCAL, layout)
+    run = tracking.connect(uri).get_run(tracking.replay(*pending_files(layout), uri))
+    assert (run.data.tags["reason"], run.info.status) == ("room", "FINISHED")
+
+
 @pytest.mark.usefixtures("impatient")
 def test_locked_database_leads_to_a_pending_file(layout: Layout) -> None:
     with track(LOCAL, layout, "profile", None, None) as tracker:

@@ -42,8 +42,7 @@ class Tracker:
         self.told = time.monotonic()
 
     def params(self, values: Mapping[str, Any]) -> None:
-        """Record parameters, flattened with dots; a value beyond MLflow's length is truncated, with
-        a note."""
+        """Record parameters, flattened with dots. Values beyond MLflow's length are truncated."""
         self._record("params", values=cut(values))
 
     def metrics(
@@ -232,18 +231,21 @@ class Journal:
         self._keep(self.start)
 
     def _keep(self, event: Event) -> None:
-        """Append an event to the file atomically: lines after a partial line could not be
-        replayed."""
+        """Append an event to the file atomically: lines after a partial line, or without the start
+        event at the beginning, could not be replayed."""
         try:
             make_private_folder(self.pending.parent)
             with self.pending.open("ab", buffering=0) as file:
                 size = file.tell()
-                line = line_of(event).encode()
+                events = [event] if size or event is self.start else [self.start, event]
+                lines = "".join(map(line_of, events)).encode()
                 try:
-                    if file.write(line) < len(line):
+                    if file.write(lines) < len(lines):
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 except OSError:
                     file.truncate(size)
+                    if not size:
+                        self.pending.unlink()
                     raise
         except OSError as error:
             if not self.is_lost:
@@ -302,8 +304,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def cut(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return parameters in MLflow's form: flat, within its length, and without the secrets of
-    addresses."""
+    """Return parameters in MLflow's form: flat, truncated, without the secrets of addresses."""
     return {key: shorten(without_secrets(value), MAX_PARAM) for key, value in flatten(values)}
 
 
