@@ -147,7 +147,6 @@ def load_model(
         loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # of this machine
             folder,
             dtype=dtype,
-            attn_implementation=ATTENTION,
             use_safetensors=True,
             trust_remote_code=trusted,
             output_loading_info=True,
@@ -159,6 +158,7 @@ def load_model(
     if renamed:
         found["missing_keys"] = [name for name in found["missing_keys"] if ".lora_" not in name]
     check_tensors(folder, found)
+    model.set_attn_implementation(ATTENTION)  # unless its class can use only its own
     if renamed:  # only here: the policy is saved under the names in its files
         model._weight_conversions = model._weight_conversions[len(renamed) :]
     return model.to(device).eval()  # type: ignore[no-any-return]

@@ -70,9 +70,11 @@ def test_window_that_packed_attention_gets_is_accepted(config: Any) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_EXTRAS)
-def test_rows_have_the_sinks_and_caps_of_the_model(name: str) -> None:
+def test_rows_have_the_sinks_and_caps_of_the_model_and_packed_rows_are_refused(name: str) -> None:
     model = make(WITH_EXTRAS[name])
     check_forward(model, packed=False)
+    with pytest.raises(ArtifactError, match="has (s_aux|softcap) in its attention"):
+        check_forward(model, packed=True)
     ids = torch.randint(2, 61, (3, 20), generator=torch.Generator().manual_seed(0))
     ids[1, 11:] = 0
     with torch.no_grad():
@@ -80,12 +82,6 @@ def test_rows_have_the_sinks_and_caps_of_the_model(name: str) -> None:
         model.set_attn_implementation("eager")
         expected = model(input_ids=ids, use_cache=False).logits
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0.0)
-
-
-@pytest.mark.parametrize("name", WITH_EXTRAS)
-def test_packed_rows_with_sinks_or_caps_are_refused(name: str) -> None:
-    with pytest.raises(ArtifactError, match="has (s_aux|softcap) in its attention"):
-        check_forward(make(WITH_EXTRAS[name]), packed=True)
 
 
 @pytest.mark.parametrize("packed", [True, False])
