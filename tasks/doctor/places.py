@@ -253,7 +253,7 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
         return Model(
             num_parameters(folder),
             config.get("vocab_size"),
-            config.get("max_position_embeddings"),
+            config.get("max_position_embeddings", config.get("n_positions")),  # GPT-2's name
         )
     return None
 

@@ -242,17 +242,17 @@ def test_a_model_outside_the_hubs_cache_is_an_error_only_offline(
     assert "has no config.json" in errors(tmp_path, policy__source=source)[0]
 
 
-def make_model(folder: Path, max_length: int = 128) -> None:
+def make_model(folder: Path, length_name: str = "max_position_embeddings") -> None:
     """Make a policy of 12 parameters."""
     folder.mkdir()
-    config = {"vocab_size": 7, "max_position_embeddings": max_length}
-    write_json(folder / "config.json", config)
+    write_json(folder / "config.json", {"vocab_size": 7, length_name: 128})
     write_json(folder / "tokenizer.json", {})
     save_file({"a": np.zeros((2, 3)), "b": np.zeros(6)}, folder / "model.safetensors")
 
 
-def test_a_models_sizes_are_read_from_its_files(tmp_path: Path) -> None:
-    make_model(tmp_path / "model")
+@pytest.mark.parametrize("length_name", ["max_position_embeddings", "n_positions"])
+def test_a_models_sizes_are_read_from_its_files(tmp_path: Path, length_name: str) -> None:
+    make_model(tmp_path / "model", length_name)
     values = changed(policy__source=str(tmp_path / "model"))
     model = places.describe_model(values, Layout(tmp_path / "data"))
     assert model == places.Model(12, 7, 128)
