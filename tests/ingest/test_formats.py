@@ -269,7 +269,8 @@ def test_source_without_rows_is_named(tmp_path: Path) -> None:
         found(entry(lines(tmp_path / "a.jsonl")))
 
 
-def test_header_with_a_duplicate_name_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("question,gold,gold\n1,2,3\n")
-    with pytest.raises(ArtifactError, match="names a column twice"):
-        found(entry(tmp_path / "a.csv"))
+def test_wrong_header_is_an_error(tmp_path: Path) -> None:
+    for header, message in (("a,b,b", "names a column twice"), ('"a"b', "begins with a row that")):
+        (tmp_path / "a.csv").write_text(f"{header}\n1,2,3\n")
+        with pytest.raises(ArtifactError, match=message):
+            found(entry(tmp_path / "a.csv"))

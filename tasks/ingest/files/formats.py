@@ -307,10 +307,10 @@ def comma_separated(
     reader = csv.reader(RecordedLines(text, raw), delimiter=delimiter, strict=True)
     try:
         header = next(reader, [])
-    except RowTooLarge as error:
-        raise ArtifactError(
-            f"{location.partition('?')[0]} begins with {error}: it is not CSV with a header"
-        ) from error
+    except csv.Error as error:
+        fault = error if isinstance(error, RowTooLarge) else f"a row that is not CSV ({error})"
+        message = f"begins with {fault}: it is not CSV with a header"
+        raise ArtifactError(f"{location.partition('?')[0]} {message}") from error
     if len(set(header)) < len(header):
         raise ArtifactError(
             f"{location.partition('?')[0]} names a column twice: {', '.join(header)}. Rename one"
