@@ -184,10 +184,10 @@ def compare_compiled(trainer: Trainer, steps: list[Rollouts], rounds: int) -> li
 
 def row(name: str, seconds: float, sums: dict[str, float], steps: int) -> dict[str, Any]:
     """Return one line of a table on the update."""
-    rates = {"ms a step": 1e3 * seconds / steps, "completion tokens/s": sums["tokens"] / seconds}
     return {
         "update": name,
-        **rates,
+        "ms a step": 1e3 * seconds / steps,
+        "completion tokens/s": sums["tokens"] / seconds,
         "GFLOPs a step": sums["flops"] / steps / 1e9,
     }
 
