@@ -55,8 +55,7 @@ def make_world(
     command = [sys.executable, "-m", "tasks.ingest", *paths]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL, cwd=PROJECT)
     chosen = write_plan(layout, RECIPE, steps * rollouts // group_size, group_size, seeds)
-    names = ("prompt", "answer", "verifier")
-    lines = [json.dumps({name: row[name] for name in names}) for row in chosen]
+    lines = [json.dumps({k: row[k] for k in ("prompt", "answer", "verifier")}) for row in chosen]
     (root / "order.jsonl").write_text("\n".join(lines) + "\n")
     own = values["recipes"]["winnow"]["allocate"]["group_size"]
     write_plan(layout, "winnow", steps * rollouts // own, own, seeds)
