@@ -22,7 +22,7 @@ Schema = dict[str, Any]
 def schema() -> Schema:
     """Return the schema of the whole file."""
     properties = {name: of_class(cls) for name, cls in SECTIONS.items()}
-    known = {"type": "string", "enum": recipes.names({})}
+    known = {"type": "string", "examples": recipes.names({})}  # or another key under `recipes`
     recipe = {"from": known, "allocate": {"type": "object"}, "train": {"type": "object"}}
     properties["recipes"] = {
         "description": "The section `recipes`: your own, each extending another one with `from`.",

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
+from tasks.code.schema import schema
 from tasks.common.config import yaml_tags
 from tasks.common.params import Budget
 from tasks.engines.settings import Cluster
@@ -25,12 +27,8 @@ KNOWN = {
     "engine": {**VALUES["engine"], "cluster": CLUSTER},
     "experiment": {**VALUES["experiment"], "budget": BUDGET},
 }
-FREE = {
-    "ingest.sources",
-    "verify.verifiers",
-    "recipes",
-    "engine.vllm",
-}  # the reader chooses their keys
+# The reader chooses the keys of these sections.
+FREE = {"ingest.sources", "verify.verifiers", "recipes", "engine.vllm"}
 SUFFIXES = (".py", ".md", ".yaml", ".json", ".jsonl", ".parquet", ".txt", ".toml", ".html", ".lock")
 LINK = re.compile(r"\]\((?P<target>[^)#\s]*)(?:#[^)]*)?\)")
 
@@ -52,7 +50,9 @@ PARTS = [block for block in of("yaml") if block.caption in (None, "params.yaml")
 
 @pytest.mark.parametrize("block", PARTS, ids=lambda block: f"{block.page} {block.text[:20]!r}")
 def test_yaml_blocks_are_parts_of_params(block: Block) -> None:
-    assert list(unknown_keys(yaml.safe_load(block.text), KNOWN, "")) == []
+    values = yaml.safe_load(block.text)
+    assert list(unknown_keys(values, KNOWN, "")) == []
+    jsonschema.validate(values.get("recipes"), schema()["properties"]["recipes"])
 
 
 def test_the_task_file_of_the_guide_can_be_read(tmp_path: Path) -> None:
