@@ -111,8 +111,8 @@ def kept_auth() -> str:
     if path.stat().st_mode & PRIVATE:
         raise ArtifactError(f"others can read the password in {path}: chmod 600 {path}")
     auth = path.read_text(errors="replace").strip()  # without one, no password is required
-    if not re.fullmatch(r"[\x21-\x7e]+:[\x21-\x7e]+", auth):
-        raise ArtifactError(f"{path} is not one line USER:PASSWORD: delete it, for a new password")
+    if not re.fullmatch(r"[ -~]+:[ -~]+", auth):
+        raise ArtifactError(f"{path} is not one line USER:PASSWORD in ASCII: delete it to renew it")
     return auth
 
 
