@@ -18,7 +18,7 @@ QUIET = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
 
-HEARTBEAT_SECONDS = 30  # of a flow run; three without a heartbeat mean a crash
+HEARTBEAT_SECONDS = 30  # interval of a flow run's heartbeats; three missed ones mean a crash
 QUIET["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] = str(HEARTBEAT_SECONDS)
 
 for _name, _value in QUIET.items():

@@ -1,4 +1,4 @@
-"""Write the warnings of every library to the terminal, even if logging was set up before."""
+"""Write warnings of all libraries except Prefect to the terminal, even if logging was set up."""
 
 import logging
 
@@ -15,8 +15,8 @@ class Terminal(logging.StreamHandler):  # type: ignore[type-arg]
 def log_to_terminal() -> None:
     """Make the root logger write warnings, through one handler; set `flows` and `tasks` to INFO.
 
-    Importing Prefect adds a handler to the root logger, whose level hides the log of every library:
-    it is removed. Winnow's loggers also write to the log of the flow run
+    Importing Prefect adds to the root logger a handler whose level hides the log of every library:
+    that handler is removed. Winnow's loggers also write to the flow run's log
     (`PREFECT_LOGGING_EXTRA_LOGGERS`). Errors in handlers are not printed."""
     root = logging.getLogger()
     for handler in list(root.handlers):

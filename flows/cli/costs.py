@@ -28,8 +28,8 @@ def money(text: str) -> float:
 def bought(
     values: Mapping[str, Any], layout: Layout, recipes: Sequence[str], price: float | None
 ) -> str:
-    """Return a table of what `experiment.budget` buys per recipe (`price` is per GPU-hour), and the
-    difference that the test prompts resolve. Raise ParamsError if a profile uses up the budget."""
+    """Return a table of what `experiment.budget` buys per recipe, and the smallest difference that
+    the test prompts resolve. `price` is per GPU-hour. Raise ParamsError with all `refusals`."""
     forecast = importlib.import_module("tasks.doctor.forecast")
     if refused := forecast.refusals(values, layout, recipes):
         raise ParamsError("\n".join(refused))
@@ -57,7 +57,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def interval(value: Any, form: Callable[[float], str] | None = None) -> str:
-    """Return a Range as `4.1M (2.0M to 8.2M)`, or as one number; `form` defaults to `clock`."""
+    """Return a Range as `4.1M (2.0M to 8.2M)`, or `4.1M` if exact; `form` defaults to `clock`."""
     low, middle, high = map(form or clock, (value.low, value.middle, value.high))
     return middle if low == high else f"{middle} ({low} to {high})"
 

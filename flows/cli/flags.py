@@ -33,7 +33,7 @@ def seed_of(options: argparse.Namespace, values: Mapping[str, Any]) -> int:
 
 
 def location(text: str) -> str:
-    """Return a path, also one after `sqlite:///`, as absolute and with `~` expanded, because
+    """Return a path, also one after `sqlite:///`, made absolute and with `~` expanded, because
     commands change the current folder. Addresses such as s3://bucket are unchanged."""
     path = text.removeprefix("sqlite:///")
     if "://" in path:

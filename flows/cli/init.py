@@ -113,7 +113,7 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def place(text: str, options: argparse.Namespace) -> str:
-    """Return an existing path as absolute, or relative if in the project; other text unchanged."""
+    """Return an existing path relative to the project if in it, else absolute; other text as is."""
     full = Path(text).expanduser().absolute()
     base = Path(options.folder or commands.ROOT).expanduser().absolute()
     if text == "tiny" or "://" in text or not full.exists():
@@ -139,7 +139,7 @@ def training(num_parameters: float, has_adapters: bool) -> dict[str, Any]:
 
 
 def as_budget(answer: str) -> dict[str, Any] | None:
-    """Parse executed FLOPs to `experiment.budget`, NONE to None. Raise ParamsError if invalid."""
+    """Parse executed FLOPs, or NONE, into `experiment.budget`. Raise ParamsError if invalid."""
     if answer == NONE:
         return None
     amount = number(answer, float)

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def plan_of(dvc: commands.Dvc, root: Root, request: FlowRequest, price: float | None) -> str:
-    """Return a root's plan as text. Raise ParamsError if the profile exceeds the budget."""
+    """Return a root's plan as text. Raise ParamsError if `costs.bought` does."""
     if root.number > 1:
         with rounds.locked():
             roots.refresh(root)
@@ -103,7 +103,7 @@ def why(
 
 
 def without_code(root: Root, changes: list[Any]) -> list[Any]:
-    """Return the changes without those of the code digests, whose files are from the last run."""
+    """Return the changes except those of the code digests: their files date from the last run."""
     kept = []
     for change in changes:
         if isinstance(change, dict) and "changed deps" in change:

@@ -30,7 +30,7 @@ MESSAGE = "Its process was killed; the next run resumes."
 
 @contextmanager
 def noticed() -> Iterator[None]:
-    """Lock a file named after the flow run during the block, so that a later run notices a kill."""
+    """During the block, lock a file named after the flow run: a later run then notices a kill."""
     identity = runtime.flow_run.get_id()
     if not identity:
         yield

@@ -14,9 +14,9 @@ flow. A request is a line of JSON, and so is its answer:
 A request includes its environment, because the flow's environment changes while dvc runs.
 
 With a `stage`, dvc writes to its own standard streams, for progress bars, and `output` is empty.
-Its actions are observable: dvc starts every command of a stage with DVC_STAGE in the environment.
 `started` states whether the stage's command was started; if not, dvc failed, or had the outputs in
-its run cache, or had nothing to do."""
+its run cache, or had nothing to do. An audit hook sees the start: dvc sets DVC_STAGE in the
+environment of the command."""
 
 import importlib
 import json
@@ -35,7 +35,7 @@ STDOUT = 1
 
 
 class StartedStages:
-    """Records the names of the stages whose commands this process starts, by an audit hook."""
+    """Records, by an audit hook, the names of the stages whose commands this process starts."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -85,8 +85,8 @@ def hide_advice() -> None:
 
 
 def run_dvc(arguments: list[str], quiet: bool) -> tuple[int, str]:
-    """Run one dvc command. Return its exit status, and, if `quiet`, the standard output of it and
-    its children, else an empty string.
+    """Run one dvc command. Return its exit status, and what the command and its children wrote to
+    standard output if `quiet`, else an empty string.
 
     The descriptor is redirected, not `sys.stdout`: dvc keeps the stream that it found first."""
     if not quiet:

@@ -43,12 +43,12 @@ def unreadable(name: str, why: str) -> str:
 
 
 def refused(said: str) -> list[str]:
-    """Return messages on lock files that DVC's output `said` rejects; `read` may accept them."""
+    """Return messages about lock files that DVC's output `said` rejects; `read` may accept them."""
     return [unreadable(name, "see DVC's output above") for name in REFUSED.findall(said)]
 
 
 def broken(root: Path) -> list[str]:
-    """Return messages on the unreadable dvc.lock files of a project's data roots."""
+    """Return messages about the unreadable dvc.lock files of a project's data roots."""
     found = []
     for pattern in ("dvc.lock", "*/dvc.lock", "*/rounds/*/dvc.lock"):
         for path in sorted(root.glob(pattern)):

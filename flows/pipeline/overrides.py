@@ -1,7 +1,7 @@
 """Values of params.yaml for one run: `train.learning_rate=1e-4`, in the syntax of `dvc exp run -S`.
 
 The file contains the values during the run, for DVC and the stages, and dvc.lock records them with
-the results. The file is then restored; after a kill, the next run restores it from a note."""
+the results. The file is then restored; after a kill, the next run restores it from a copy."""
 
 import importlib
 import logging
@@ -47,7 +47,7 @@ def check_remote(overrides: list[str]) -> None:
 
 @contextmanager
 def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
-    """Undo a killed run's overrides, then write these to the file at `path` until the block ends.
+    """Undo a killed run's overrides. Apply `overrides` to the file at `path` until the block ends.
     The caller must hold the pipeline's lock. Raise ParamsError for a key that no stage reads."""
     note = note_of(layout)
     put_back(path, note)
@@ -72,7 +72,7 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
 
 
 def note_of(layout: Layout) -> Path:
-    """Return the path of the note with the file's text from before a run with overrides."""
+    """Return the path of the note, which contains `params.yaml` as before a run with overrides."""
     return layout.locks / "overrides.json"
 
 

@@ -30,7 +30,7 @@ def explain(
     made: Iterable[Mapping[str, Any]] = (),
 ) -> list[str]:
     """Return one phrase per difference between now and the last run of `stage`, in the data root
-    `data` of the project `root`. `made` are lock entries of other roots that write its inputs."""
+    `data` of the project `root`. `made` are lock entries of earlier roots, for its inputs."""
     if stage not in lock:
         return ["never run"]
     entries = [*made, *lock.values()]
@@ -52,7 +52,7 @@ def explain_deps(
     root: Path,
     code: str,
 ) -> list[str]:
-    """Return a phrase per difference of the inputs: parameters key by key, code file by file, data
+    """Return a phrase per difference in the inputs: parameters key by key, code file by file, data
     by the digests in the lock `entries`. `code` is the folder of the code digests."""
     before = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
     now = {out["path"]: out.get("md5", "") for other in entries for out in other.get("outs", [])}

@@ -43,8 +43,8 @@ one_signal = threading.Lock()  # each stage has a thread, and a second signal wo
 
 
 class Watch:
-    """Passes on a stage's output, in its task's thread. Each call logs new lines; every few seconds
-    one shows progress in Prefect, and interrupts this process if the run is cancelled there."""
+    """Passes on a stage's output, in its task's thread. Each call logs new lines. Every few seconds
+    a call also shows progress in Prefect, and interrupts this process if the run is cancelled."""
 
     def __init__(self, title: str) -> None:
         self.title, self.log = title, get_run_logger()
@@ -155,7 +155,7 @@ def attempt(record: Callable[[], object]) -> None:
 
 
 def key(text: str) -> str:
-    """Return a text in the characters that Prefect allows for an artifact's key."""
+    """Return `text` as an artifact's key: in lower case, with `-` for characters not allowed."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

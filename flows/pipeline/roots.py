@@ -1,7 +1,7 @@
-"""Data roots: a folder with everything that a pipeline reads and writes, and its own `dvc.yaml`,
-`dvc.lock` and `params.yaml`.
+"""Data roots: folders with everything that a pipeline reads and writes, each with its own
+`dvc.yaml`, `dvc.lock` and `params.yaml`.
 
-`data` is the project's root: its three files are at the top of the project. Any other folder
+The root `data` has its three files at the top of the project. Any other folder
 becomes a root when it is first named: its `dvc.yaml` is derived from the project's file, and
 `params.yaml` is copied, to be edited. A later round of a root is the root `rounds/N` below it; its
 parameters are derived from the first round's, with another initial policy (see
@@ -30,7 +30,7 @@ MARKS = ("dvc.yaml", "params.yaml", "prompts")  # a folder with one of them is a
 
 @dataclass(frozen=True)
 class Root:
-    """The data root of round `number`, from 1, of the root `first`, a path in the project."""
+    """The data root of a round. `number` counts from 1; `first` is the first round's folder."""
 
     first: str = MAIN
     number: int = 1
@@ -88,7 +88,7 @@ class Root:
         return f"{self.name}: {stage}" if self.name else stage
 
     def own(self, addresses: Iterable[str]) -> dict[str, str]:
-        """Return the stages' own names, keyed by those of the `addresses` that are in this root."""
+        """Return the plain stage name for each of the `addresses` that is in this root."""
         prefix = "" if self.is_main else f"{self.pipeline}:"
         return {
             address: address.removeprefix(prefix)

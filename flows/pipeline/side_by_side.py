@@ -1,8 +1,8 @@
-"""Stages side by side, up to a limit: each has a dvc process, and its own GPU if there are several.
+"""Stages side by side, up to a limit, each with a dvc process. If stages need one GPU each
+and there are several, each stage that uses a GPU gets the least used one.
 
-With a limit of one, everything runs in the flow's thread, which signals can interrupt. With more,
-each stage runs in its own thread, and the flow's thread waits: an interrupt stops all stages at
-once, and each saves its state."""
+With a limit of one, everything runs in the flow's thread, which signals can interrupt. Otherwise
+each stage has a thread, and the flow's waits: an interrupt stops all, and each saves its state."""
 
 import importlib
 import os
@@ -48,7 +48,7 @@ class Placing:
         return cls(gpus, each, concurrency > 1 and each == 1 and len(gpus) > 1)
 
     def take(self, stage: str) -> list[str]:
-        """Return a stage's GPUs: none, or the least used (then counted), or the first `each`."""
+        """Return a stage's GPUs, if any: the least used (and count it), or the first `each`."""
         if params.coordinates(stage)[0] not in ON_DEVICE:
             return []
         if not self.is_split:

@@ -20,7 +20,7 @@ from flows.serve.server import LOOPBACK
 
 
 class OwnPages:
-    """Middleware that responds 403 to requests whose Origin header does not match the Host."""
+    """Middleware that responds with 403 to requests whose Origin header does not match the Host."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -53,7 +53,7 @@ class Served(Runner):
     the event loop that it waits for, and leaves the run's state unchanged."""
 
     def handle_sigterm(self, *_: Any, **__: Any) -> None:
-        """Cancel the current run and make `start` return; before it, raise KeyboardInterrupt."""
+        """Cancel the run and make `start` return; before `start`, raise KeyboardInterrupt."""
         if self.stopping:
             return
         if not self.started:

@@ -1,6 +1,6 @@
 """Prefect servers: finding the one that PREFECT_API_URL names, and starting one of Winnow's own.
 
-Everyone who can write to a Prefect server can run code wherever it schedules runs. So Winnow's
+Anyone who can write to a Prefect server can run code wherever it schedules runs. So Winnow's
 servers refuse the requests of foreign web pages (see `flows.serve.app`), and a server that other
 machines can reach requires a password.
 
@@ -57,8 +57,7 @@ def home() -> Path:
 
 
 def named_url() -> str | None:
-    """Return PREFECT_API_URL from the environment or the active profile, None if it is not set,
-    without importing Prefect."""
+    """Return PREFECT_API_URL from the environment or active profile, if set. Import no Prefect."""
     if url := os.environ.get("PREFECT_API_URL"):
         return url
     path = Path(os.environ.get("PREFECT_PROFILES_PATH") or home() / "profiles.toml")
@@ -71,14 +70,14 @@ def named_url() -> str | None:
 
 
 def arguments(host: str, port: int, log_level: str) -> tuple[str, ...]:
-    """Return `uvicorn` and the arguments for one of Winnow's servers, for `python -m`."""
+    """Return the `python -m` arguments for one of Winnow's servers: `uvicorn` and its options."""
     listen = ("--host", host, "--port", str(port), "--log-level", log_level)
     return ("uvicorn", "--factory", "flows.serve.app:create", *listen)
 
 
 def settings(host: str, auth: str | None) -> dict[str, str]:
-    """Return the Prefect settings of one of Winnow's servers, as environment variables: no other
-    origins (CORS), CSRF tokens, and `auth`, USER:PASSWORD, if given."""
+    """Return the Prefect settings of one of Winnow's servers, as environment variables: no
+    origins for CORS, CSRF protection and, if given, the password `auth` (USER:PASSWORD)."""
     return {
         "PREFECT_SERVER_API_HOST": host,
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
@@ -99,7 +98,8 @@ def auth_file() -> Path:
 
 
 def kept_auth() -> str:
-    """Return USER:PASSWORD from `auth_file`, new if missing. Raise ArtifactError if not private."""
+    """Return USER:PASSWORD from `auth_file`, which is created if missing. Raise ArtifactError if
+    others can read the file, or its content is not valid."""
     path = auth_file()
 
     def write(file: BinaryIO) -> None:
@@ -166,8 +166,8 @@ def check_port(name: str, host: str, port: int) -> None:
 
 def provide(port: int | None = None) -> None:
     """Provide a server for the rest of this process: the server at PREFECT_API_URL or, if that is
-    unset or does not respond, a new one. With a `port`, the new server also has Prefect's web UI.
-    Raise ServerError if it does not start.
+    unset or does not respond, a new one. With a `port`, the new server listens there, has
+    Prefect's web UI and requires no password. Raise ServerError if it does not start.
 
     The new server stops when this process exits, after Prefect's own threads have sent their
     pending data."""
