@@ -94,7 +94,7 @@ class Table:
         self, path: Path, columns: Sequence[str], where: pl.Expr | None = None
     ) -> pl.DataFrame:
         """Return some columns of the rows that satisfy `where`. The types of all columns are
-        checked, but only these are read: texts and tokens are gigabytes that few readers need.
+        checked, but only `columns` are decoded: texts and tokens are gigabytes that few need.
         Raise the errors of `read`."""
         self.verify(path)
         try:

@@ -49,8 +49,8 @@ class DamagedError(ArtifactError):
 
 
 class CheckedValues(dict[str, Any]):
-    """The values of a file with a checksum. A missing key, at any depth, raises ArtifactError with
-    the name of the file: it is another file, or of an earlier version."""
+    """The values of a file with a checksum. A missing key, at any depth outside lists, raises
+    ArtifactError with the file's name: it is another file, or from an earlier version."""
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         super().__init__(
@@ -101,7 +101,7 @@ def encode(value: Mapping[str, Any]) -> str:
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """Return the values in a JSON file's bytes. Raise DamagedError without a valid checksum."""
+    """Return the values in a JSON file's bytes. Raise DamagedError if the checksum is invalid."""
     try:
         value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
@@ -152,7 +152,7 @@ def verify_state(path: Path, inode: int, size: int, modified: int) -> None:
 
 
 def checksum_of(file: BinaryIO, offset: int) -> bytes:
-    """Return the checksum (64 hex digits) of an open file, with its field at `offset` as zeros."""
+    """Return the checksum (64 hex digits) of an open file, with BLANK at `offset`."""
     checksum = hashlib.sha256()
     file.seek(0)
     left = offset

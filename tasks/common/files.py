@@ -142,7 +142,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 def create_file(path: Path, write: Callable[[BinaryIO], Any]) -> bool:
     """Write as `replace_file` does and return True, or return False if `path` exists. Only one of
-    several concurrent writers succeeds. Raise ArtifactError without support for hard links."""
+    several concurrent writers succeeds. Raise ArtifactError if hard links are not supported."""
     with temporary_file(path, write) as temporary:
         try:
             os.link(temporary, path)
@@ -158,8 +158,8 @@ def create_file(path: Path, write: Callable[[BinaryIO], Any]) -> bool:
 
 @contextmanager
 def temporary_file(path: Path, write: Callable[[BinaryIO], Any]) -> Iterator[Path]:
-    """Yield a flushed file beside `path` with the data of `write`. It is removed afterwards, unless
-    it was renamed."""
+    """Yield the path of a temporary file beside `path`, written by `write` and flushed. It is
+    removed afterwards, unless it was renamed."""
     with writing(path), held_file(path.parent, path.name) as (temporary, file):
         follow_folder(temporary, 0o644)  # `write` may set another mode
         write(file)
@@ -183,8 +183,8 @@ def temporary_folder(parent: Path | None, name: str) -> Iterator[Path]:
 
 @contextmanager
 def held_file(folder: Path, name: str) -> Iterator[tuple[Path, BinaryIO]]:
-    """Yield a new temporary file for `name`, locked during the block. It is removed afterwards,
-    unless it was renamed."""
+    """Yield (path, file) of a new temporary file for `name`, locked during the block. It is removed
+    afterwards, unless it was renamed."""
     make_folder(folder)
     remove_unfinished_once(folder.absolute())
     while True:
@@ -259,7 +259,7 @@ def make_private_file(path: Path) -> None:
 
 def follow_folder(path: Path, mode: int) -> None:
     """Set the mode of a new file or folder: `mode` without permissions that the parent folder lacks
-    or, if a group shares the parent, the parent's group and all of its permissions."""
+    or, if a group shares the parent, the parent's own group and permissions."""
     around = path.parent.stat()
     writers = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)  # world-writable is not a group's
     if around.st_mode & stat.S_ISGID or writers == stat.S_IWGRP:

@@ -65,8 +65,8 @@ class Layout:
         return self.root / "store"
 
     def sampling_note(self, cell: str) -> Path:
-        """Return the file that records the last requests of a cell to the store, with counts and
-        reasons. It is for users, and not an output of the stage."""
+        """Return the file with a cell's last requests to the store, their counts and reasons. It
+        is for users, and not an output of the stage."""
         return self.root / "draws" / f"{cell}.json"
 
     def measured(self, cell: str) -> Path:

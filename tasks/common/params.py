@@ -335,7 +335,7 @@ def unknown(what: str, value: object, known: Iterable[object]) -> str:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Return the names with commas between them; only the first MAX_LISTED of a long list."""
+    """Return the first MAX_LISTED names, joined by commas, or `no settings` if there are none."""
     shown = [str(name) for name in names]
     more = f" and {len(shown) - MAX_LISTED} more" if len(shown) > MAX_LISTED else ""
     return (", ".join(shown[:MAX_LISTED]) or "no settings") + more

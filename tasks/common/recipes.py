@@ -1,8 +1,8 @@
 """Recipes by name: a file of `recipes/`, or a key under `recipes` in params.yaml.
 
 A recipe has `allocate` (its strategy) and `train` (its differences from the section `train`; a slot
-that it names replaces the section's whole slot). With `from: NAME` it is the recipe NAME with its
-own values merged in, key by key; another method of a slot, or another strategy, replaces the whole
+that it names replaces the section's whole slot). With `from: NAME` it is the recipe NAME with these
+values merged in, key by key; another method of a slot, or another strategy, replaces the whole
 mapping. A recipe of params.yaml takes precedence over a file of the same name; without a strategy
 or `from` it extends that file, so an override of one of its keys changes the built-in recipe."""
 
@@ -85,8 +85,8 @@ def has_reference(train: Mapping[str, Any]) -> bool:
 
 def is_scored(train: Mapping[str, Any]) -> bool:
     """Return whether a section `train` needs a pass over a step's rollouts before its first update:
-    for several updates, a limit on the step's log-ratios, or a proximal policy. Slots may need such
-    a pass, too."""
+    for `m2po`, for a proximal policy, or for several updates, unless `ratio_to` is `sampler` and
+    `reject` is null. Slots may need such a pass, too."""
     updates, correction = train["updates"], train.get("correction") or {}
     reads_old = correction.get("ratio_to") != "sampler" or correction.get("reject") is not None
     is_several = updates["epochs"] * updates["minibatches"] > 1
@@ -114,8 +114,8 @@ def folders_of(train: Mapping[str, Any]) -> list[Path]:
 
 
 def input_digests(train: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the digests of the folders of `folders_of` that exist on this machine, since their
-    files determine the trained policy; empty if there are none."""
+    """Return, as `inputs`, the digest of each folder of `folders_of` that exists on this machine,
+    since its files determine the trained policy; empty if there are none."""
     there = [folder for folder in folders_of(train) if folder.is_dir()]
     found = {str(folder): digest_folder(folder, ("*",)) for folder in there}
     return {"inputs": found} if found else {}
@@ -135,8 +135,8 @@ def over(base: Any, value: Any) -> Any:
 
 
 def resolved(values: Mapping[str, Any], name: str, above: tuple[str, ...] = ()) -> Recipe:
-    """Return the recipe's own `allocate` and `train`, merged with the recipes that it extends.
-    `above` are the recipes that extend it."""
+    """Return the recipe's own `allocate` and `train`, merged into those of the recipes that it
+    extends. `above` are the recipes that extend it."""
     where, file = f"recipes.{name}", FOLDER / f"{name}.yaml"
     is_own = name in own_recipes(values) and name not in above
     if name in above and (not file.exists() or above.count(name) > 1):

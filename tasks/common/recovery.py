@@ -50,9 +50,9 @@ def recorded(path: Path, project: Path) -> tuple[Path, str, str] | None:
 
 
 def damaged_copy(cache: Path, digest: str) -> Path | None:
-    """Return the copy of an output in DVC's cache that no longer matches the digest in its name; of
-    a folder, its list or the copy of one of its files. Return None if they are intact or missing,
-    or the cache is elsewhere. DVC itself trusts a copy with unchanged size and time."""
+    """Return the copy of an output in DVC's cache that no longer matches the digest in its name;
+    for a folder, the copy of its file list or of one file. Return None if all are intact or
+    missing, or if the cache is elsewhere. DVC itself trusts a copy with unchanged size and time."""
     copy = cache / digest[:2] / digest[2:]
     try:
         with copy.open("rb") as file:

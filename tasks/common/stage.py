@@ -84,8 +84,8 @@ def run(
     options: Callable[[argparse.ArgumentParser], None] | None = None,
     before: Callable[[argparse.Namespace], None] | None = None,
 ) -> None:
-    """Run `main(Stage)` of a stage's module, such as tasks.train.run, and exit with its status: 0,
-    1 with a message, or 130 if interrupted.
+    """Run `main(Stage)` of a stage's module, such as tasks.train.run, and exit with 0, with 130 if
+    interrupted, or after a message with the error's `status` (by default 1).
 
     The module is imported in the process that does the work (see `forks`), as are the imports of
     `before`, which runs there first. A stage `of_cell` has a recipe and a seed. They are

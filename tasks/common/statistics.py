@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def score_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per prompt: `correct` and `trials` of its samples; `greedy` (1, 0 or null).
+    """Return a row per prompt: `correct` and `trials` of non-greedy samples; `greedy` (1, 0, null).
 
     An `error` is Winnow's own failure: it is excluded from numerator and denominator. Every other
     outcome except `correct` counts as a failure of the policy."""
@@ -153,9 +153,9 @@ def needed_for_a_point(half: float, num: int) -> int:
 def fit_beta(
     correct: npt.ArrayLike, trials: npt.ArrayLike, prompts: npt.ArrayLike = 1.0
 ) -> tuple[float, float]:
-    """Return (a, b) of the Beta distribution with the highest likelihood of the observed counts:
-    the distribution of true pass rates over prompts, of which `prompts` have each pair of counts.
-    With more than MANY pairs, equal ones share a term of the sum, which saves time."""
+    """Return (a, b) of the Beta distribution of true pass rates under which the observed counts are
+    most likely. `prompts` is the number of prompts with each pair (correct, trials). With more than
+    MANY pairs, equal ones share a term of the sum, which saves time."""
     counts: tuple[npt.NDArray[Any], ...] = (np.asarray(correct), np.asarray(trials))
     weights = np.broadcast_to(np.asarray(prompts, dtype=np.float64), counts[0].shape)
     if len(weights) > MANY:

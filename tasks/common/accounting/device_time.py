@@ -98,7 +98,7 @@ class DeviceTime:
         return self.steps(1, rows, context)
 
     def steps(self, num: int, rows: float, context: float) -> float:
-        """Return the seconds of `num` steps, as `step`; each adds `rows` tokens to `context`."""
+        """Return the seconds of `num` consecutive steps; each adds `rows` tokens to `context`."""
         model, device = self.model, self.device
         held = num * context + rows * num * (num - 1) / 2.0
         read = 2.0 * model.streamed * num + model.cache_bytes * held

@@ -49,8 +49,8 @@ def read_budget(path: Path) -> CellBudget | None:
 
 @dataclass(frozen=True)
 class Rows:
-    """The lengths of rollouts: [B] each one's group, prompt tokens and completion tokens. For
-    example two rollouts of one prompt of 9 tokens: Rows([0, 0], [9, 9], [2, 3])."""
+    """The lengths of rollouts: [B] each rollout's group, number of prompt tokens and number of
+    completion tokens. Two rollouts of one prompt of 9 tokens: Rows([0, 0], [9, 9], [2, 3])."""
 
     group_B: Ints
     prompt_tokens_B: Ints
@@ -119,7 +119,7 @@ def pass_cost(account: str, architecture: Architecture, rows: Rows) -> float:
 
 
 def prompt_cost(account: str, architecture: Architecture, rows: Rows) -> float:
-    """Return the share of the prompts in `pass_cost`, in the unit of `account`."""
+    """Return the part of `pass_cost` that is due to the prompts, in the unit of `account`."""
     if account in GENERATED:
         return 0.0
     if account != "executed":

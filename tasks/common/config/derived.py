@@ -49,7 +49,7 @@ class Round:
 
 
 def own_pipeline(text: str) -> str:
-    """Return the `dvc.yaml` of a user's own project, from the installation's, whose text is given.
+    """Return the `dvc.yaml` of a user's own project, derived from `text`, the installation's file.
     Its stage `code` has no dependencies on the files of the code, so it always runs."""
     main = yaml.safe_load(text)
     del main["stages"]["code"]["deps"]
@@ -119,8 +119,8 @@ def prompts_of(first: str, folder: str, path: str) -> str:
 
 
 def parameters(path: Path, first: str, policy: str) -> str:
-    """Return the `params.yaml` of a later round, from the first round's at `path`: the same values
-    and comments, with `policy` as initial policy, and the store and tracking of root `first`."""
+    """Return a later round's `params.yaml`: the first round's (at `path`), comments included, with
+    `policy` as the initial policy, and with the store and tracking of the root `first`."""
     text = path.read_text()
     values = load(path)
     store, tracking = (values.get(name) or {} for name in ("store", "tracking"))

@@ -207,8 +207,8 @@ def serve(listener: socket.socket, libraries: Iterable[str] = ()) -> ForkRequest
 
 
 def next_connection(listener: socket.socket) -> socket.socket:
-    """Return the next connection to a listening socket, or the next one sent through a pair. Exit
-    this process if the other end of the pair is closed."""
+    """Return the next connection to a listening socket, or the next one sent over a socket pair.
+    Exit this process if the other end of the pair is closed."""
     if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return listener.accept()[0]
     _, descriptors, _, _ = socket.recv_fds(listener, 1, 1)

@@ -35,7 +35,7 @@ class LoaderEnded(PoolError):
 
 
 class Loader:
-    """The process that runs `module`: it loads the libraries of the workers, and forks them. Raise
+    """The process that runs `module`: it loads the workers' libraries, and forks the workers. Raise
     PoolError if it does not become ready."""
 
     def __init__(self, module: str, configuration: bytes) -> None:
@@ -164,7 +164,7 @@ class Process:
         return lines if piece or lines else None
 
     def has_ended(self) -> bool:
-        """Return whether an idle process has closed its pipe of replies."""
+        """Return whether an idle process has closed its reply pipe."""
         return bool(select.select([self.stdout], [], [], 0)[0])
 
     def kill(self) -> int | None:

@@ -171,7 +171,7 @@ def write_event(run: TrackedRun, event: Event) -> None:
 
 
 def replay_pending(layout: Layout, uri: str) -> None:
-    """Replay the pending files of earlier stages, now that the server responds; keep the rest."""
+    """Replay pending files of earlier stages, now that the server responds; keep failed files."""
     with suppress(OSError), locked(layout.tracking):
         for path in sorted((layout.tracking / "pending").glob("*.jsonl")):
             try:

@@ -21,7 +21,7 @@ AT_FAULT = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
 
 
 def make(path: Path) -> None:
-    """Create an empty database, if there is none. One process at a time: see `journal.locked`."""
+    """Create an empty database, if there is none. The caller must hold `journal.locked`."""
     if not path.exists():
         os.replace(fresh(path), path)
         sync_folder(path.parent)

@@ -42,7 +42,7 @@ class Tracker:
         self.told = time.monotonic()
 
     def params(self, values: Mapping[str, Any]) -> None:
-        """Record parameters, flattened with dots. Values beyond MLflow's length are truncated."""
+        """Record parameters, flattened with dots. Values above MLflow's limit are truncated."""
         self._record("params", values=cut(values))
 
     def metrics(
@@ -264,7 +264,7 @@ def line_of(event: Event) -> str:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Return the events of a pending file. Raise ValueError that names the first damaged line."""
+    """Return the events of a pending file. Raise a ValueError naming the first damaged line."""
     *lines, end = path.read_bytes().split(b"\n")
     if end:  # a line truncated by a kill
         logger.warning("ignoring the last line of %s, which is incomplete", path)
@@ -320,7 +320,7 @@ def point(
     step: int | None = None,
     flops: float | None = None,
 ) -> Event:
-    """Return metrics at a step and, with `flops`, also at their whole number of GFLOPs."""
+    """Return metrics at a step (None: 0) and, with `flops`, also at a whole number of GFLOPs."""
     present = {name: float(value) for name, value in values.items() if value is not None}
     gflops = None if flops is None else round(flops / 1e9)
     return {"values": present, "time": when, "step": step or 0, "gflops": gflops}

@@ -112,7 +112,7 @@ class Mirrors:
         self.layout, self.group, self.tags = layout, start["experiment"], start["tags"]
         self.folder = layout.tracking / "also"
         self.writer = Writer(names, self.folder)
-        self.begun: list[Event] = []  # of a training that is not yet identified
+        self.begun: list[Event] = []  # of a training run that is not yet identified
         self.open_run: str | None = None
 
     def listen(self, event: Event) -> None:
@@ -204,5 +204,5 @@ class Mirrors:
 
 
 def new_run(key: str | None) -> dict[str, Any]:
-    """Return the note of a new run: a random id, and `key`, which identifies its training run."""
+    """Return the values of a new run: a random id, and `key`, which identifies its training run."""
     return {"id": secrets.token_hex(4), "key": key, "curve": None, "result": None}

@@ -51,7 +51,7 @@ def current_pipeline(number: int = 1) -> Event:
 
 
 def launcher() -> tuple[str, psutil.Process]:
-    """Return ("dvc", the nearest `dvc` above this stage), or else ("hand", its group leader)."""
+    """Return ("dvc", the nearest `dvc` above this stage), or ("hand", the stage's group leader)."""
     this = psutil.Process()
     for process in this.parents():
         with suppress(psutil.Error):
@@ -106,7 +106,7 @@ def git_tags() -> dict[str, str]:
 def start_event(
     layout: Layout, experiment: str, stage: str, recipe: str | None, seed: int | None
 ) -> Event:
-    """Return the first event of a record, with all values to create the run, now or in a replay."""
+    """Return a record's first event, with all that creating the run needs, now or in a replay."""
     number = round_of(layout.root)
     coordinates = {"stage": stage, "recipe": recipe, "seed": seed, "round": number}
     tags = {key: str(value) for key, value in coordinates.items() if value is not None}

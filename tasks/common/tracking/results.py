@@ -68,8 +68,8 @@ def write_benchmark(run: TrackedRun, event: Event) -> None:
 
 
 def cell_of(run: TrackedRun, evidence: dict[str, str]) -> str | None:
-    """Return the run id of the cell whose training run wrote the file `evidence`: of the run with
-    the cell's result, else of the one in which it was trained; None if there is neither."""
+    """Return the id of the cell's run that records the file `evidence` as a result, else of the run
+    that contains the training stage that wrote the file; None if there is neither."""
     key, value = evidence["key"], evidence["digest"]
     has_result = f"tags.`{DIGEST}.result.{key}` = '{value}' AND tags.kind = 'cell'"
     found = first_run(run.client, run.experiment_id, has_result)

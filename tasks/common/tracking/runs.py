@@ -128,7 +128,7 @@ def cell_run(client: Any, experiment: str, parent: str, start: Event) -> str:
 def found_or_made(
     client: Any, experiment: str, found: Any, start: Event, name: str, tags: dict[str, str]
 ) -> str:
-    """Reopen the run `found`, or create one if it is None, for child runs; return its id."""
+    """Reopen the run `found` for child runs, or create one if it is None. Return its id."""
     if found:
         client.update_run(found.info.run_id, status="RUNNING")
         return str(found.info.run_id)
