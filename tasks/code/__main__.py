@@ -7,7 +7,7 @@ code, and its settings.
 
 Every other stage depends on its two files, and not on code: a new comment reruns no stage, and a
 new method only the recipes that name it. This stage takes about a second and is not tracked. The
-counted files are in `cells.py`, the excluded in `left_out.py`, the settings in `effective.py`."""
+counted files are in `cells.py`, excluded ones in `left_out.py`, settings in `effective.py`."""
 
 import argparse
 import sys

@@ -114,8 +114,8 @@ def verifier_modules(values: Params, root: Path) -> list[str]:
 
 
 def slot_modules(train: Params, root: Path) -> list[str]:
-    """Return the methods in the slots of a recipe, and the environments that they name; a folder of
-    `methods` is a slot."""
+    """Return the methods in the slots of a recipe, and the environments that they name; each folder
+    of `methods` is a slot."""
     folders = sorted(path for path in (root / "tasks/train/methods").iterdir() if path.is_dir())
     found = []
     for folder in folders:
