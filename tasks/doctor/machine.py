@@ -17,7 +17,7 @@ QUERY = ("nvidia-smi", "--query-gpu=name,memory.free,memory.total", "--format=cs
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, its memory in bytes."""
+    """One GPU, with its memory in bytes."""
 
     name: str
     free: float

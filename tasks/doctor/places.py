@@ -50,7 +50,7 @@ class Model:
 
 
 def model_folder(source: str) -> Path | None:
-    """Return the folder of a policy on this machine, which may not exist, or None."""
+    """Return a policy's local folder, existing or not; None if tiny, in a bucket or uncached."""
     if source.startswith("hf://"):
         return hub_snapshot(source)
     return None if "://" in source or source == "tiny" else Path(source).expanduser()
@@ -91,7 +91,7 @@ def check_model(values: Values) -> list[str]:
 
 
 def check_teachers(values: Values) -> list[str]:
-    """Return the faults of the folders that recipes of the experiment name as their teachers."""
+    """Return the faults of the teacher folders that the experiment's recipes name."""
     found = []
     for name in values["experiment"]["recipes"]:
         folder = recipes.teacher_of(recipes.recipe(values, name)["train"])
@@ -122,9 +122,9 @@ def near(path: Path) -> str:
 
 
 def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
-    """Return (errors, remarks): read a few rows of every source as `ingest` does; of a remote file,
-    the first ones. A remote source that cannot be read is an error only if its prompts are not here
-    yet."""
+    """Read a few rows of every source as `ingest` does (of a remote file, the first ones), and
+    return (errors, remarks). A remote source that cannot be read is an error only if its prompts
+    are not here yet."""
     errors, remarks, found = list[str](), list[str](), list[Row | Rejection]()
     settings = section(values, "ingest", Ingest)
     for number, source in enumerate(sources(settings.sources)):

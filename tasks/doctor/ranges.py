@@ -23,7 +23,7 @@ class Range:
         return Range(self.low * factor.low, self.middle * factor.middle, self.high * factor.high)
 
     def at(self, rate: "Range") -> "Range":
-        """Return the time of this work at a rate: `low` is the least work at the highest rate."""
+        """Return this amount divided by a rate: `low` is the lowest amount at the highest rate."""
         return Range(self.low / rate.high, self.middle / rate.middle, self.high / rate.low)
 
     def at_most(self, limit: float) -> "Range":

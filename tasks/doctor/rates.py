@@ -38,7 +38,7 @@ class Rates:
 def rates(
     layout: Layout, num_parameters: float, gpu: str | None, sampling_gpus: int, training_gpus: int
 ) -> Rates:
-    """Return the rates on all GPUs together, for a policy of this size; `gpu` names one GPU."""
+    """Return the rates of all GPUs together for this size of policy. `gpu` names one; None: CPU."""
     assumed = table(gpu)
     note = layout.measured("profile")
     sampling = list(measured(layout.profile, note, "profile", ("profile",), num_parameters))
