@@ -79,8 +79,8 @@ def records(layout: Layout, cell: Subject) -> Iterator[tuple[Path, Record]]:
 def publish(
     values: Mapping[str, Any], layout: Layout, new: Sequence[tuple[Subject, Path, Record]]
 ) -> None:
-    """Write records to MLflow: to a run for each policy, and to a trained policy's own run. Then
-    mark each record as written."""
+    """Write records to MLflow: to a new run for each policy, and for a trained policy also to its
+    cell's run. Then mark each record as written."""
     from tasks.common import tracking  # the table alone does not need it
 
     settings = params.section(values, "tracking", tracking.Tracking)
@@ -103,7 +103,7 @@ def cells(layout: Layout) -> list[Subject]:
 
 
 def shown(record: Record) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (task, name, metric) of a record; for a group without metrics, of its tasks."""
+    """Yield (task, name, metric) of a record; for a group without metrics, those of its tasks."""
     own = {record["task"]: record["metrics"]} if record["metrics"] else record["subtasks"]
     for task, metrics in own.items():
         for name, metric in metrics.items():

@@ -47,8 +47,8 @@ BATCH_SIZE = 16  # for hf on a CPU; otherwise the harness chooses it
 
 @dataclass(frozen=True)
 class Asked:
-    """The request. None means the task file's default; for `backend` and `batch_size`, what fits
-    the machine; for `chat_template`, true if the tokenizer has one; for `limit`, all problems."""
+    """The request. None means the task file's default; for `backend`, that of `engine.name`; for
+    `batch_size`, what fits; for `chat_template`, true if one exists; for `limit`, all problems."""
 
     tasks: list[str]
     limit: int | None
@@ -265,8 +265,8 @@ def version_of(name: str) -> str:
 
 
 def measured(task: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record's part of the harness's results: the metrics of the task or group, the
-    metrics of a group's tasks, and the number of problems."""
+    """Return the part of a record that comes from the harness's results: the metrics of the task or
+    group, the metrics of a group's tasks, and the number of problems."""
     named = {**results["results"], **results.get("groups", {})}
     samples = results["n-samples"]
     return {

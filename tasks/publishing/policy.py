@@ -48,8 +48,8 @@ tokenizer = AutoTokenizer.from_pretrained("{place}")
 
 def push(layout: Layout, recipe: str, seed: int, destination: str, *, overwrite: bool) -> list[str]:
     """Write the policy of a recipe and seed to `hf://ORG/NAME`, `s3://bucket/prefix` or a folder,
-    and return the names of the files. Raise ArtifactError for an unfinished cell, and unless
-    `overwrite` for a destination with files (on a hub: of a model)."""
+    and return the names of the files. Raise ArtifactError for an unfinished cell and, unless
+    `overwrite`, for a destination that has files (on a hub: a model's files)."""
     files = collect(layout, recipe, seed)
     settings = recipes.of_cell(layout, recipe, seed)
     texts = {
@@ -144,7 +144,7 @@ def is_loaded(name: str) -> bool:
 def to_hub(
     name: str, files: Mapping[str, Path], texts: Mapping[str, str], cell: str, overwrite: bool
 ) -> None:
-    """Replace the policy in the repository, created (private) if missing, in one commit."""
+    """Replace the policy in one commit. Create the repository, private, if it is missing."""
     hub = HfApi()
     try:
         there = hub.list_repo_files(name) if hub.repo_exists(name) else []

@@ -37,7 +37,7 @@ class Wanted:
 
 
 def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str]:
-    """Yield the chosen prompts as text. Raise ArtifactError if there are none."""
+    """Yield a count, then the requested prompts with samples. Raise ArtifactError if none match."""
     files = paths(layout, recipe, seed)
     rates = pass_rates(files)
     chosen = choose(rates, files["after"], wanted)
@@ -51,8 +51,8 @@ def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str
 
 
 def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
-    """Return the ROLLOUTS tables of both sides. Raise ArtifactError for a recipe that has not been
-    evaluated; the message lists the evaluated ones."""
+    """Return the path of each side's ROLLOUTS table. Raise ArtifactError for a recipe that has not
+    been evaluated; the message lists the evaluated ones."""
     folders = layout.baseline, layout.evaluation(recipe, seed)
     files = {side: f / "rollouts.parquet" for side, f in zip(SIDES, folders, strict=True)}
     if not files["after"].is_file():

@@ -21,8 +21,8 @@ from tasks.reading.comparisons import RULE, escaped
 def read(
     values: Mapping[str, Any], layout: Layout, split: str, prompt: str | None, number: int
 ) -> Iterator[str]:
-    """Yield the first `number` prompts of a split as text, all or those whose ids begin with
-    `prompt`. `values` are all parameters. Raise ArtifactError if there are none."""
+    """Yield as text the first `number` prompts of a split or, if `prompt` is given, of those whose
+    ids begin with it. `values` are all parameters. Raise ArtifactError if no prompt is found."""
     found = PROMPTS.read(layout.prompts(split))
     num_prompts = len(found)
     found = found.filter(pl.col("prompt_id").str.starts_with(prompt or "")).head(number)
