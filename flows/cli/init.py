@@ -174,7 +174,7 @@ def number(answer: Any, kind: Callable[[Any], Any]) -> Any:
     try:
         return kind(answer)
     except ValueError as error:
-        raise ParamsError(f"{answer!r} is no {'whole ' * (kind is int)}number") from error
+        raise ParamsError(f"{answer!r} is not a {'whole ' * (kind is int)}number") from error
 
 
 def ask(question: str, usual: str, known: tuple[str, ...] = ()) -> str:
