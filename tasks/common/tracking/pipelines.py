@@ -1,4 +1,4 @@
-"""The pipeline of a stage: from WINNOW_PIPELINE, which a flow sets; otherwise that of its launcher.
+"""The pipeline of a stage: the one in WINNOW_PIPELINE, which a flow sets, else its launcher's.
 
 The launcher is the nearest `dvc` above the stage, else the leader of its process group: all stages
 of one `dvc repro`, or of one script, share a pipeline; two stages typed at a prompt do not."""
