@@ -41,7 +41,7 @@ class Plan:
     def start(self, position: int, done: float | None) -> int | None:
         """Return the next visit: `position`, or None after the plan's last. With a budget, `done`
         is its spent share: if `position` is outside the phase at this share of the plan's rollouts,
-        return that phase's first visit. So a completed phase repeats until the budget is spent."""
+        return that phase's first visit. A completed phase repeats until its share is spent."""
         if done is None:
             return position if position < len(self) else None
         shares = self._rollouts_before[self._phase_ends] / self._rollouts_before[-1]
@@ -61,12 +61,12 @@ class Plan:
         return self.rest_of_phase(first, room + room // 2 + 1)
 
     def fit(self, sizes: Ints, room: int) -> int:
-        """Return how many groups of `sizes` fit `room`, at least one, in the batch's unit."""
+        """Return how many of the groups, in order, fit `room` in the batch's unit; at least one."""
         return max(int(np.searchsorted(np.cumsum(self.cost(sizes)), room, side="right")), 1)
 
     def num_visits(self, sizes: Ints, room: int) -> int:
-        """Return `fit` for a window of visits, or the number of all if those after `fit` fill less
-        than half of `room`: a step on few rollouts moves the policy as far as a step on many."""
+        """Return `fit` for a window of visits, or the window's length if the remaining visits fill
+        less than half of `room`: a step on few rollouts moves the policy as far as one on many."""
         num = self.fit(sizes, room)
         return len(sizes) if self.cost(sizes[num:]).sum() < room / 2 else num
 

@@ -1,7 +1,7 @@
 """The profile's rollouts, for methods that read them: they are on-policy at the first step.
 
 `allocate` writes the rollouts of the plan's prompts beside the plan if a method in a slot has
-`reads_profile = True`; a recipe that reads them is charged for profiling.
+`reads_profile = True` or the warm start reads them; the recipe is then charged for profiling.
 """
 
 from dataclasses import dataclass
@@ -52,8 +52,8 @@ class Profile:
         return in_order[mixed[in_order]]
 
     def rollouts(self, prompt_rows: Ints) -> Rollouts:
-        """Return the graded samples of these prompts, a group each, as replayed rollouts of policy
-        version 0. Log-probabilities that were not stored are NaN."""
+        """Return the graded samples of these prompts, a group per prompt, as replayed rollouts of
+        policy version 0. Log-probabilities that were not stored are NaN."""
         group_of = np.full(len(self.prompts), -1)
         group_of[prompt_rows] = np.arange(len(prompt_rows))
         wanted: Bools = group_of[self.rows] >= 0

@@ -111,8 +111,8 @@ def rows_of(prompt_ids: pl.Series, known: pl.Series, whose: str) -> Ints:
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """A request by control: `counts[q]` rollouts of the training prompt in row `prompt_rows[q]`,
-    for each group q. All groups belong to one pass and one phase of the plan.
+    """A request by the control: for each group q, `counts[q]` rollouts of the training prompt in
+    row `prompt_rows[q]`. All groups belong to one pass and one phase of the plan.
 
     `extends[q]` is the number of the step's group that the rollouts join, -1 for a new group; None
     if all are new. `joined[q]` is whether a stored rollout joins the group (`Replay.join`); None if
@@ -204,8 +204,8 @@ class Rollouts:
     as arrays.
 
     Values of tokens are in flat arrays [N], rollout after rollout (see `places`). `prompt_rows_Q`
-    contains every group, including groups that `take` left empty. For several epochs `reference_N`
-    are [N] the log-probabilities of the reference, which does not change."""
+    contains every group, including groups that `take` left empty. With several epochs, the
+    reference's log-probabilities are computed once, as `reference_N`."""
 
     table: pl.DataFrame
     prompt_rows_Q: Ints
@@ -288,7 +288,7 @@ class Rollouts:
         return flat(self.table["versions"])
 
     def is_current_N(self, version: int) -> Bools:
-        """Return [N] whether a token's rollout is fresh, and its oldest token is of `version`."""
+        """Return [N] whether a token is in a fresh rollout whose oldest token is of `version`."""
         is_current_B = (self.versions_B == version) & ~self.replayed_B
         return np.asarray(is_current_B[self.owner_N()])
 
@@ -428,10 +428,10 @@ class StepTotals:
     """The divisors of a loss: sums over the whole step, so that the losses of micro-batches add up,
     however they are packed.
 
-    They count all graded rollouts, including groups with equal rewards and rollouts that select
+    They count all graded rollouts, including groups with equal rewards and rollouts that `select`
     dropped. With `train.divisor: kept` they count only the kept rollouts. Tokens are the policy's
-    own. `max_tokens` is the limit of sampling. `divisor_Q` is the number of each group's tokens
-    times the number of groups that have any, on the policy's device."""
+    own. `max_tokens` is the limit of a completion. `divisor_Q` is each group's number of tokens
+    times the number of groups with tokens, on the policy's device."""
 
     num_tokens: int
     num_rollouts: int

@@ -126,8 +126,8 @@ class LostError(stage.StageError):
 
 @contextmanager
 def explaining_failures(ranks: Ranks, trainers: Sequence[Trainer]) -> Iterator[None]:
-    """Convert a TrainingError into a StageError, and the loss of all servers or another rank into a
-    LostError; for a rank it names this one and, once `trainers` contains the trainer, the step."""
+    """Convert a TrainingError into a StageError, and a loss of all servers or another rank into a
+    LostError. For a lost rank, it names this rank and, once `trainers` is not empty, the step."""
     try:
         yield
     except TrainingError as error:

@@ -52,10 +52,10 @@ Score = Callable[[Rollouts], Observed]
 
 @dataclass(frozen=True)
 class SoFar:
-    """The state of a step at a request to control: its graded fresh rollouts (None before the first
-    request), the number of requests so far, and the size of the replayed part, in the batch's unit.
-    With a budget `done` is its spent share, and `most` the limit of the step, in the batch's unit;
-    control then returns groups until it is no longer called."""
+    """The state of a step when the control is called: its graded fresh rollouts (None in the first
+    call), the number of requests so far, and the size of the replayed part, in the batch's unit.
+    With a budget, `done` is the spent share of its part for steps (`Spending.done`), and `most` the
+    limit of this step in the batch's unit. The budget then ends the run, not the plan."""
 
     rollouts: Rollouts | None
     num_requests: int
@@ -71,18 +71,18 @@ class SoFar:
 
 class Control(Protocol):
     """The choice of the next prompts, and of their numbers of rollouts. Built from the run's plan:
-    a method may follow it, or use only its prompts and its budget. With `asks_again`, the method
-    inspects a step's rollouts to decide whether the step needs more. With `needs_stored`, stored
-    rollouts join some of its groups (`GroupRequest.joined`)."""
+    a method may follow it, or use only its prompts and its number of rollouts. With `asks_again`,
+    the method inspects a step's rollouts to decide whether the step needs more. With
+    `needs_stored`, stored rollouts join some of the step's groups (`GroupRequest.joined`)."""
 
     state: Any
     asks_again: bool = False
     needs_stored: bool = False
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return the next groups of the step, or more rollouts of its groups. Called again, with
-        the samples so far, until it returns None; None in the first call ends the run. With a
-        budget, which ends the run itself, there is always a next group (`SoFar.done`)."""
+        """Return the next groups of the step, or more rollouts of its groups. This is called again,
+        with the step's rollouts so far, until it returns None. None in a step's first call ends the
+        run; a budget ends the run itself, so with a budget a first call never returns None."""
         ...
 
     def observe(self, rollouts: Rollouts) -> None:
@@ -99,10 +99,10 @@ class Control(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """The prompts of a request: their rows of PROMPTS (`prompt`, `messages`, `answer`), their
-    indices among the training prompts, None for other prompts; the policy's tokenizer, and the
-    tokens that end its completions. A method that passes exactly this request to the engine may
-    also pass `on_ended`: ended completions are then judged while others are sampled."""
+    """The prompts of a request: their rows of PROMPTS, and their indices among the training prompts
+    (None in a validation); the policy's tokenizer, and the tokens that end its completions. A
+    method that passes the unchanged request to the engine may also pass `on_ended`: completions are
+    then graded while others are sampled."""
 
     prompts: pl.DataFrame
     prompt_rows: Ints | None
@@ -117,8 +117,8 @@ class Generate(Protocol):
     state: Any = None
 
     def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
-        """Return the samples of `request`, for the prompts in `asked`. Tokens of an environment are
-        marked (`Samples.is_action`)."""
+        """Return the samples of `request`, for the prompts in `asked`. `Samples.is_action` is False
+        for tokens of an environment."""
         ...
 
     def observe(self, rollouts: Rollouts) -> None:
@@ -136,9 +136,9 @@ class Configured(Protocol):
 
 
 class Select(Configured, Protocol):
-    """The choice of the step's graded rollouts that enter the loss. A method that keeps a fixed
-    number of rollouts per group has it in its setting `keep`. `features` requests features of the
-    policy."""
+    """The choice of the step's graded rollouts that enter the loss. If a method keeps a fixed
+    number of rollouts per group, its setting `keep` is that number. `features` requests features of
+    the policy."""
 
     features: Features | None = None
 
@@ -149,7 +149,7 @@ class Select(Configured, Protocol):
 
 class Replay(Protocol):
     """The choice of the rollouts that are stored and trained on again: in groups of their own, or,
-    with `joins`, in the fresh groups that control chose."""
+    with `joins`, in fresh groups that the control chose."""
 
     state: Any = None
     joins: bool = False
@@ -158,12 +158,12 @@ class Replay(Protocol):
         """Store some of the step's fresh rollouts."""
 
     def room(self, batch: BatchSettings, promised: int = 0) -> int:
-        """Return how much of the next batch `draw` will return, in the batch's unit; the fresh
-        share shrinks by it. Before that, batches requested earlier will draw `promised`."""
+        """Return how much of the next batch `draw` will return, in the batch's unit: that much less
+        is sampled. Batches requested earlier will draw first, `promised` in total."""
         return 0
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """Return rollouts to train on with the step's fresh ones, as many as `room` returned."""
+        """Return stored rollouts to train on, about `room` in the batch's unit; None if none."""
         return None
 
     def join(self, prompt_rows_Q: Ints, score: Score) -> Rollouts:
@@ -181,10 +181,10 @@ class Advantage(Configured, Protocol):
     policy's view of the rollouts. With `skips_zeros`, rollouts of advantage 0 are left out of the
     loss as if `select` had dropped them. The loss's denominator must then count them
     (`train.divisor: generated`), and there must be no KL term, which concerns them too. With
-    `needs_group` the advantage is exactly 0 in a group with equal rewards, and so in a group of
-    one; other methods have a different baseline. A method with `fresh_only` is wrong for replayed
-    rollouts, and one that is `unshaped` for rewards that `train.shape` changes. With `needs_group`,
-    a group of fewer than `min_group` rollouts has no gradient."""
+    `needs_group` advantages are 0 in a group with equal rewards or with fewer than `min_group`
+    rollouts, unless the method also uses lengths, parts of the reward or a fitted prediction. A
+    method with `fresh_only` does not allow replay, and a method with `unshaped` does not allow a
+    shape that changes rewards."""
 
     features: Features | None = None
     skips_zeros: bool = False
@@ -205,8 +205,8 @@ class Shape(Configured, Protocol):
     """A change of rewards before the advantage, or of advantages after it; `train.shape` lists them
     in order. `select`, `control` and the record use the verifier's reward, and outcomes do not
     change. `features` requests the policy's view of the rollouts, and `skips_zeros` is as for an
-    advantage. With `cuts_rows`, the update leaves out the tokens after a rollout's last advantage.
-    The loss must then be a sum over tokens, each independent of the others."""
+    advantage. With `cuts_rows`, the update leaves out the tokens after a rollout's last nonzero
+    advantage. The loss must then be a sum over tokens, each independent of the others."""
 
     features: Features | None = None
     changes_rewards: bool = False
@@ -237,8 +237,8 @@ class Bonus:
 
 
 class Loss(Configured, Protocol):
-    """The minimised function. `normalize` is the average over its tokens; a KL term and the bonus
-    for `entropy` have the same average. Every loss has the setting `entropy`. With `separable` a
+    """The minimised function. `normalize` sets how tokens are averaged; a KL term and the bonus for
+    `entropy` are averaged in the same way. Every loss has the setting `entropy`. With `separable` a
     token's term does not depend on its rollout's other tokens, unless a setting `ratio` or
     `normalize` is sequence. With `reads_reference` the tokens have the log-probabilities of the
     reference, and all kept rollouts have a gradient, even those of advantage 0; with
@@ -322,7 +322,7 @@ class Slots:
 
     @property
     def methods(self) -> dict[str, Any]:
-        """The methods by slot; those of `shape` with their position."""
+        """The methods by slot; the key of a shape is `shape-` and its position."""
         shapes = {f"shape-{number}": shape for number, shape in enumerate(self.shape)}
         return {**{slot: getattr(self, slot) for slot in SLOTS}, **shapes}
 

@@ -21,12 +21,12 @@ class Tokens:
     """The input of a loss. `row_N` is the index of each token's rollout among the B, and `group_B`
     the step's group of each rollout, which only `normalize: prompt` reads.
 
-    `logprobs_N` are the policy's and carry the gradient. `old_logprobs_N` are from the policy
-    before the batch's first update: PPO clips the ratio of the two. `weights_N` correct for the
-    sampler, which differs slightly from the old policy; they are constants.
-    `reference_logprobs_N` are the reference's, None without one. `marked_N` are the tokens that
-    the loss chose among those of the whole update, None if it chooses none. `sampler_logprobs_N`
-    are the sampler's.
+    `logprobs_N` are the policy's and carry the gradient. `old_logprobs_N` are the denominator of
+    the ratio that PPO clips: the old policy's, or with `ratio_to: sampler` the sampler's.
+    `weights_N` correct for the difference between old policy and sampler; they are constants.
+    `reference_logprobs_N` are the reference's, None without one. `marked_N` is whether the loss
+    chose a token among those of the whole update (`Loss.marks`), None if it never chooses.
+    `sampler_logprobs_N` are the sampler's.
     """
 
     logprobs_N: "torch.Tensor"

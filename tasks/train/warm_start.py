@@ -1,10 +1,9 @@
 """`train.warm_start`: supervised steps on correct completions, before the first step.
 
-A step minimises the negative log-likelihood of the completions' tokens, averaged over the step, by
-the run's own optimizer. The completions are worked solutions of the training prompts, or the
-correct samples of the profile (as in RAFT, arXiv 2304.06767), in a random order for each pass over
-them. The steps are charged as updates and count in the budget; the schedule of the learning rate
-begins after them."""
+A step minimises the mean negative log-likelihood of its completions' tokens with the run's own
+optimizer. The completions are worked solutions of the training prompts, or the correct samples of
+the profile (as in RAFT, arXiv 2304.06767), in a random order for each pass over them. The steps are
+charged as updates and count in the budget; the schedule of the learning rate begins after them."""
 
 import logging
 import time
@@ -35,15 +34,15 @@ STREAM = 3  # index of the warm start's stream of random numbers
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Completions to imitate, by row: the row of the prompt among the training prompts, and the
+    """Completions to imitate: for each, the row of its prompt among the training prompts, and its
     token ids with the stop token. For example Demonstrations([0, 2], [[11, 2], [7, 7, 2]])."""
 
     prompt_rows: Ints
     token_ids: list[list[int]]
 
     def rollouts(self, prompts: Prompts, rows: Ints) -> Rollouts:
-        """Return the demonstrations `rows` as rollouts, a group each. They are marked as replayed,
-        since no policy sampled them, and their log-probabilities are not used."""
+        """Return the demonstrations `rows` as rollouts, each in its own group. They are marked as
+        replayed, since no policy sampled them, and their log-probabilities are not used."""
         token_ids, num = [self.token_ids[row] for row in rows.tolist()], len(rows)
         rollouts = make_rollouts(
             self.prompt_rows[rows],

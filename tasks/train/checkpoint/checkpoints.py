@@ -296,8 +296,8 @@ class Checkpoints:
         write_checked(self.folder / WORK, {"executed": executed, "lost": lost})
 
     def count_lost(self, executed: Mapping[str, float]) -> dict[str, float]:
-        """Return and record the work that this run has lost in kills: the work noted beyond
-        `executed`, the work of the state that it resumes, and the work lost in earlier kills."""
+        """Return and record the work that this run has lost to kills: the recorded work minus
+        `executed`, which is the work of the state that it resumes, plus earlier losses."""
         note = read_note(self.folder / WORK)
         noted, before = note.get("executed", {}), note.get("lost", {})
         lost = {

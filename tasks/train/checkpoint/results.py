@@ -1,10 +1,10 @@
 """The results of a finished run, kept as hard links until DVC has recorded them.
 
 When DVC cannot store the outputs of a stage, because the disk of its cache is full, it discards the
-run, and deletes the outputs before the next one. The checkpoints are gone by then, so hours of
-training would be repeated. So a run under DVC leaves hard links to its results, which need no disk
-space, and the next run of the same key restores them. The evaluation of the run, which DVC starts
-after it has recorded the training, deletes them (see `Layout.unrecorded`)."""
+run, and deletes the outputs before the stage runs again. The checkpoints are gone by then, so hours
+of training would be repeated. So a run under DVC leaves hard links to its results, which need no
+disk space, and the next run of the same key restores them. The evaluation of the run, which DVC
+starts after it has recorded the training, deletes them (see `Layout.unrecorded`)."""
 
 import hashlib
 import logging
@@ -49,6 +49,6 @@ def restore(out: Path, folder: Path, key: str, locks: list[Path]) -> bool:
 
 
 def is_recorded(results: Path, locks: list[Path]) -> bool:
-    """Return whether one of DVC's locks contains the digest of these results."""
+    """Return whether one of DVC's locks contains the digest of these results' curve."""
     name = hashlib.md5((results / EVIDENCE).read_bytes(), usedforsecurity=False).hexdigest()
     return any(name in lock.read_text() for lock in locks if lock.exists())
