@@ -32,8 +32,8 @@ def is_end(trainer: Trainer) -> bool:
 
 
 def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
-    """Checkpoint the trunk and begin the next branch, if it is due. Skip a branch if the trunk
-    passed its end in one step."""
+    """Checkpoint the trunk and begin the next branch, if it is due. Skip branches whose end the
+    trunk has already reached."""
     state, settings = trainer.state, trainer.run.settings
     done = trainer.buffer.progress + ROUNDING
     shares = settings.branches[state.branches_done :]

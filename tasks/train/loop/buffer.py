@@ -1,4 +1,4 @@
-"""The groups between control's request and a step: waiting, in flight, or complete.
+"""The groups that the control requested and no step has taken: waiting, in flight, or complete.
 
     control requests -> Batch of groups -> sampled and graded -> complete -> taken by a step
 
@@ -75,14 +75,14 @@ def cut(request: GroupRequest, most: int, batch: BatchSettings) -> GroupRequest:
 
 @dataclass
 class Batch:
-    """The groups of a step, and the amount that replay adds to them (in the batch's unit).
+    """The groups of a step, and the amount that the replay adds to them (in the batch's unit).
 
-    `progress` is the share of the run that is done after this step; with a budget it is predicted
-    until the step's update, and `spent` is 0 until then. `wanted` is the target amount of
+    `progress` is the share of the run that is done after this step. With a budget, it is predicted
+    and `spent` is incomplete until the step's update. `wanted` is the target amount of the
     control's requests, in the batch's unit. `cost` and `seconds` include sampling and judging.
 
-    `choices` and `seeds` generate the step's random numbers for control and for completions.
-    `asked` are the indices of the groups in control's last request, until these are sampled, and
+    `choices` and `seeds` generate the step's random numbers for the control and for completions.
+    `asked` are the indices of the groups that the control requested last, until they are sampled;
     `joined` are those of the groups that a stored rollout joins. Example: Batch(step=7, replayed=0,
     phase=1, progress=0.4, fresh=Rollouts(...), cost=Cost(2.1e9, 913, 8), seconds=1.3, ...)."""
 
@@ -107,9 +107,9 @@ class Batch:
 class RolloutBuffer:
     """The requested batches that no step has taken, in the order of their steps. The first
     `num_complete` of them are complete. `progress` is the share of the run that is done after the
-    taken batches; `unobserved` are the taken batches that control has yet to observe. With a budget
-    (`spending`) the run ends when it is spent, and not with the plan. One thread may fill the
-    buffer while another takes batches or saves: all state changes under `lock`, and groups are
+    taken batches; `unobserved` are the taken batches that the control has yet to observe. With a
+    budget (`spending`) the run ends when it is spent, and not with the plan. One thread may fill
+    the buffer while another takes batches or saves: all state changes under `lock`, and groups are
     sampled in copies."""
 
     def __init__(
@@ -156,8 +156,8 @@ class RolloutBuffer:
             return self.sampled_seconds + now
 
     def reserve(self, num_steps: int, taken: Sequence[Batch] = ()) -> None:
-        """Fix the amount that replay adds to the batches of the first `num_steps` steps, before
-        they are sampled. The `taken` batches will draw from replay before those."""
+        """Fix the amount that the replay adds to the batches of the first `num_steps` steps, before
+        they are sampled. The `taken` batches will draw from the replay before those."""
         with self.lock:
             promised = sum(batch.replayed for batch in [*taken, *self.batches])
             promised += sum(self.replayed)
@@ -197,8 +197,8 @@ class RolloutBuffer:
             return taken
 
     def observe(self, num_steps: int) -> None:
-        """Let control, generation and the budget observe the batches of the first `num_steps`
-        steps. No request may run at the same time."""
+        """Let the slots `control` and `generate`, and the budget, observe the batches of the first
+        `num_steps` steps. No request may run at the same time."""
         while self.unobserved and self.unobserved[0].step < num_steps:
             batch = self.unobserved.pop(0)
             self.slots.control.observe(batch.fresh)
@@ -207,7 +207,7 @@ class RolloutBuffer:
                 self.spending.observe(batch.spent, batch.wanted)
 
     def ask(self) -> bool:
-        """Request the groups of the next step from control; return False at the end of the run."""
+        """Request the next step's groups from the control; return False at the end of the run."""
         step, limit = self.num_asked, self.settings.max_steps
         is_over = self.spending is not None and self.spending.is_over(self.num_ahead)
         if is_over or (limit is not None and step >= limit):
@@ -223,8 +223,8 @@ class RolloutBuffer:
         return True
 
     def ask_for_more(self, batch: Batch) -> bool:
-        """Request groups of a batch from control, which observes the batch's groups so far; return
-        False if it requests no more."""
+        """Request groups of a batch from the control, which gets the batch's rollouts so far;
+        return False if it requests no more."""
         control, spending, ahead = self.slots.control, self.spending, self.num_ahead
         rollouts = batch.fresh if batch.num_requests else None
         so_far = SoFar(rollouts, batch.num_requests, batch.replayed)
@@ -247,7 +247,7 @@ class RolloutBuffer:
 
     @property
     def num_ahead(self) -> int:
-        """The number of batches that control has yet to observe."""
+        """The number of batches that the control has yet to observe."""
         return len(self.unobserved) + len(self.batches)
 
     @property
@@ -276,7 +276,7 @@ class RolloutBuffer:
             batch.joined += numbers_Q[request.joined].tolist()
 
     def complete(self, batch: Batch, later: Sequence[Batch], version: int) -> None:
-        """Sample and grade the groups of a batch until control requests no more of them."""
+        """Sample and grade the groups of a batch until the control requests no more of them."""
         collector, ids = self.collector, self.prompts.ids
         record = recorded.of_step(collector.recorded, batch.step)
         known = None if self.num_early or self.settings.in_flight_updates else version
@@ -299,7 +299,7 @@ class RolloutBuffer:
                     self.count_complete(batch, record)
 
     def count_complete(self, batch: Batch, record: pl.DataFrame | None) -> None:
-        """Count a batch as complete after control's last request for it."""
+        """Count a batch as complete, after the control's last request for it."""
         if record is not None:
             recorded.check_all(record, len(batch.fresh.table), batch.step)
         assert self.began is not None
@@ -349,8 +349,8 @@ class RolloutBuffer:
             later[0].fresh = merge([left, behind.groups(kept)])
 
     def table(self) -> pl.DataFrame:
-        """Return the rollouts of each batch, for a checkpoint. From then on a kill does not lose
-        complete batches."""
+        """Return the rollouts of all batches, for a checkpoint. Mark complete batches as kept: from
+        then on a kill does not lose them."""
         for batch in self.batches[: self.num_complete]:
             batch.is_kept = True
         every = [each.fresh.table for each in [*self.unobserved, *self.batches]]

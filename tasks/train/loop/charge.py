@@ -9,9 +9,9 @@ from tasks.train.rollouts import Bools, Rollouts
 
 
 def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -> dict[str, float]:
-    """Return the step's cost in `account` by part: the generation, the passes that a slot, several
-    updates or a proximal policy request, the reference's pass, and the updates. It is computed
-    before the update, since the learning rate may depend on the spent share of the budget."""
+    """Return the step's cost in `account` by part: generation, passes before the update (features
+    and old log-probabilities), the reference's pass, and the updates. Call this before the update,
+    since the learning rate may depend on the spent share of the budget."""
     architecture, learner = trainer.run.policy.architecture, trainer.learner
 
     is_charged = account == "charged"
@@ -58,10 +58,10 @@ def spend(trainer: Trainer, batch: Batch, rollouts: Rollouts) -> None:
 
 
 def charge(trainer: Trainer, batch: Batch, rollouts: Rollouts, update: UpdateStats) -> None:
-    """Enter the step into the accounts (see the ledger), except for the passes of `Trainer.score`,
-    which enters them itself. Replayed rollouts were charged at generation; the update of a rollout
-    is charged once per epoch. `charged_paper` is sGPO's flat rate, which includes a reference other
-    than a teacher; a teacher is charged on top of the rate without a reference."""
+    """Enter the step into the accounts (see the ledger), except for the passes that
+    `Trainer.charge_pass` enters. Replayed rollouts were charged at generation; the update of a
+    rollout is charged once per epoch. `charged_paper` is sGPO's flat rate, which covers the initial
+    policy as reference; a teacher is charged on top of the rate without a reference."""
     architecture, ledger = trainer.run.policy.architecture, trainer.state.ledger
     epochs = trainer.run.settings.updates.epochs
     is_own = trainer.run.settings.reference.source is None

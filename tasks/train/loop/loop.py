@@ -41,10 +41,10 @@ def train(
     extent: tuple[float | None, str] = (None, "rollout"),
     chosen: Path | None = None,
 ) -> dict[str, float]:
-    """Train to the end of the run, from the checkpoint `chosen` or the newest one on. Return the
-    work lost in kills. `record(values, step, charged FLOPs)` is called for every step and point of
-    the curve; `extent` is the length of the run and its unit, for the progress bar. Raise
-    KeyboardInterrupt (Ctrl-C, SIGTERM) after batches in flight are trained on or checkpointed."""
+    """Train to the end of the run, from the checkpoint `chosen` or the newest one. Return the work
+    lost to kills ({} on ranks above 0). `record(values, step, charged FLOPs)` is called for every
+    step of the trunk and point of the curve; `extent` is the run's length and unit for the progress
+    bar. Raise KeyboardInterrupt (Ctrl-C, SIGTERM) after in-flight batches are used or saved."""
     ranks, state, buffer = trainer.run.ranks, trainer.state, trainer.buffer
     resume(trainer, checkpoints, chosen)
     trainer.score_replay()
@@ -98,8 +98,8 @@ def train(
 def learn_round(
     trainer: Trainer, batches: Sequence[Batch], sampler: Sampler, reporter: Reporter
 ) -> None:
-    """Train on the batches of a round, while the next batches are sampled. Then let control observe
-    them, and load the new weights into the engine."""
+    """Train on the batches of a round while the next batches are sampled, load the new weights into
+    the engine, and at the end of a round let the control observe its batches."""
     sampler.begin(batches)
     for batch in batches:
         reporter.begin_step()

@@ -48,7 +48,7 @@ class Reporter:
         self.version = self.trainer.learner.version
 
     def end_step(self, batch: Batch, row: dict[str, Any]) -> None:
-        """Count the work that the step executed, and store its row for the record of its round."""
+        """Count the step's work, without sampling that a checkpoint contains, and store its row."""
         state, work = self.trainer.state, self.trainer.state.work
         work["seconds"] += time.perf_counter() - self.step_began + batch.seconds
         work["flops"] += state.trained("executed") - self.executed
@@ -67,8 +67,8 @@ class Reporter:
         self.values.append({**measurements(row, seconds), **old})
 
     def end_round(self) -> None:
-        """Record the steps of the round, with control's values after it and, if batches are sampled
-        ahead, the shares of time in which trainer and sampler waited."""
+        """Record the trunk's steps of the round, with the control's values after it and, if batches
+        are sampled ahead, the shares of time in which trainer and sampler waited."""
         trainer, num = self.trainer, len(self.values)
         state, buffer = trainer.state, trainer.buffer
         seconds = max(time.perf_counter() - self.round_began, 1e-9)
@@ -96,7 +96,7 @@ class Reporter:
 
     def show(self, row: Mapping[str, Any], seconds: float) -> None:
         """Show the step on the progress bar, which adds rate and time left. The bar counts only the
-        trunk's rollouts, or their part of the budget."""
+        trunk's rollouts or, with a budget, the spent part of it."""
         state, buffer, branch = self.trainer.state, self.trainer.buffer, self.trainer.state.branch
         done = state.ledger.rollouts["generate"] if buffer.spending is None else buffer.spent
         if branch is None:

@@ -130,8 +130,8 @@ class Sampler:
                 self.trainer.sync_engine()
 
     def end_round(self) -> None:
-        """With rounds, wait for the round in flight, let control observe the finished one, and load
-        the new weights into the engine."""
+        """With rounds, wait for the round in flight, let the control observe the finished one, and
+        load the new weights into the engine."""
         if self.has_rounds:
             self.wait_until_idle()
             self.buffer.observe(self.trainer.state.num_steps)
@@ -139,7 +139,7 @@ class Sampler:
 
     def wait_until_idle(self) -> None:
         """Wait until sampling stops: with rounds after the round in flight, without rounds after
-        the batch in flight, the same on every rank. Raise the sampling thread's error."""
+        the batch in flight (on all ranks the same batch). Raise the sampling thread's error."""
         if not self.has_rounds:
             with self.lock:
                 self.target = min(self.target, self.buffer.num_sampled + self.is_busy)

@@ -1,7 +1,7 @@
 """The progress of a run in its budget: the cost of its steps so far, and the limit of the next one.
 
-While batches are in flight, their cost is predicted from the newest steps, and control requests a
-whole batch or none. Otherwise the remaining budget limits the size of the next batch."""
+While batches are in flight, their cost is predicted from the newest steps, and a whole batch is
+requested or none. Otherwise the remaining budget limits the size of the next batch."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ NUM_COSTS = 8  # newest steps that predict the cost of the next one
 class Spending:
     """`spent` is the part of the `budget` that the profile, a warm start and the observed steps
     took, and `before` the part before the first step. `costs` are the costs of the newest steps per
-    unit of the batch; `size` is the size of a batch."""
+    rollout or prompt, the batch's unit; `size` is the size of a batch in this unit."""
 
     budget: CellBudget
     size: int
@@ -50,7 +50,7 @@ class Spending:
         return min(self.predicted(num_ahead) / self.budget.amount, 1.0)
 
     def done(self, num_ahead: int) -> float:
-        """Return the share like `progress`, but of the budget that `before` leaves for steps."""
+        """Return the same share as `progress`, but of the budget without its part `before`."""
         trained = self.predicted(num_ahead) - self.before
         return min(trained / (self.budget.amount - self.before), 1.0)
 

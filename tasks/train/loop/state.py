@@ -30,13 +30,13 @@ class TrainingError(RuntimeError):
 @dataclass
 class State:
     """The progress of a run, without the learner's tensors and the methods' states.
-    `num_warm_steps` counts the steps of the warm start.
 
-    `steps` and `curve` are rows of STEPS and CURVE; `rollouts` are TRAIN_ROLLOUTS of each step
-    since the last checkpoint. `next_validation` is the share of the run at which the curve's next
-    point is due. `branch` is the share of the run at which the current decayed branch ends, None on
-    the trunk; the branch began after `branch_start` steps. `branches_done` counts ended branches.
-    `work` is the work of all steps, including branches. `part` is the current part of a step.
+    `num_warm_steps` counts the steps of the warm start. `steps` and `curve` are rows of STEPS and
+    CURVE; `rollouts` are TRAIN_ROLLOUTS of each step since the last checkpoint. `next_validation`
+    is the share of the run at which the curve's next point is due. `branch` is the share of the run
+    at which the current decayed branch ends, None on the trunk; the branch began after
+    `branch_start` steps. `branches_done` counts ended branches. `work` is the work of all steps and
+    branches, without sampling that a checkpoint contained earlier. `part` is the part being timed.
     """
 
     num_steps: int = 0

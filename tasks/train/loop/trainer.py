@@ -110,14 +110,14 @@ class Trainer:
         return rollouts.with_columns(old_logprobs=nested(old_N, rollouts.completion_tokens_B()))
 
     def score_replay(self) -> None:
-        """Let replay compute missing log-probabilities of the initial policy's rollouts. After the
-        first step none is missing, even after a resume."""
+        """Let the replay compute missing log-probabilities of the initial policy's rollouts. After
+        the first step none is missing, even after a resume."""
         with self.state.timed("score"):
             self.slots.replay.prepare(self.scorer(self.buffer.spending))
 
     def scorer(self, account: Spending | Batch | None) -> Score:
-        """Return a function that returns the policy's view of rollouts. With a budget the cost of
-        each call is added to `account.spent`."""
+        """Return a function that returns the policy's view of rollouts and charges it as scoring.
+        With a budget it also adds the cost of each call to `account.spent`."""
 
         def scored(rollouts: Rollouts) -> Observed:
             if account is not None and (spending := self.buffer.spending) is not None:
@@ -184,7 +184,7 @@ class Trainer:
 
     def update(self, rollouts: Rollouts, rate: float, rng: np.random.Generator) -> UpdateStats:
         """Take a batch's optimizer steps, none if no rollout has a gradient; return their
-        statistics. Omit those after a log-probability, loss or gradient that is not finite."""
+        statistics. Stop at a non-finite log-probability, loss or gradient, or at rate factor 0."""
         if not np.isfinite(rollouts.logprobs_N).all():
             # the gradient may not show a non-finite policy, since no group may be mixed
             self.skip_nonfinite(rollouts, 0)
@@ -260,8 +260,8 @@ class Trainer:
 
     def learning_rate(self, progress: float) -> float:
         """Return the learning rate of this step, after which a share `progress` of the run is done.
-        A branch ends at its share of the run. A budget's part before the first step is not in the
-        schedule."""
+        A branch ends at its share of the run. The part of a budget that was spent before the first
+        step is not in the schedule."""
         first, last = self.buffer.first_share, self.state.branch or 1.0
         trained = min((progress - first) / (last - first), 1.0)
         return learning_rate(self.run.settings, self.state.num_steps, trained)
@@ -301,9 +301,9 @@ class Trainer:
             )
 
     def probe_engine(self) -> None:
-        """Compare a few fresh tokens of the engine with the trainer's log-probabilities, on every
-        rank; no method is charged for it. An engine that samples from the trainer's own memory
-        cannot be stale."""
+        """Compare the engine's log-probabilities of a few new tokens with the trainer's, on every
+        rank. The cost counts only as executed. An engine that samples from the trainer's own
+        memory is not probed: it cannot be stale."""
         if self.collector.engine.shares_weights:
             return
         rollouts, cost = self.collector.probe(self.prompts, PROBE_TOKENS)

@@ -97,11 +97,11 @@ class Collector:
         training: bool = True,
         found: pl.DataFrame | None = None,
     ) -> tuple[pl.DataFrame, Cost]:
-        """Return the rollouts of `table` after sampling and grading the unfinished ones, from the
-        policy after `version` updates, and the cost. Each rank samples and grades whole groups, and
-        all ranks receive all results. Without `training` the method in `generate` gets no prompt
-        rows. With `found`, the recorded rollouts of the unfinished ones, nothing is sampled. For
-        `until` see `Enough`."""
+        """Sample the unfinished rollouts of `table` from the policy after `version` updates, and
+        grade them; return all rollouts of `table`, and the cost. Each rank samples and grades whole
+        groups, and all ranks receive all results. Without `training`, the method in `generate` gets
+        no prompt rows. With `found`, recorded rollouts in place of the unfinished ones, nothing is
+        sampled. For `until` see `Enough`."""
         ranks = self.run.ranks
         groups = ranks.shard(np.unique(table["group"].to_numpy()).tolist())
         is_mine_B = np.isin(table["group"].to_numpy(), groups)

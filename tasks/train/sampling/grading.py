@@ -38,7 +38,7 @@ class Early:
         self.since = time.monotonic()
 
     def on_ended(self, row: int, token_ids: Sequence[int], reason: str) -> None:
-        """Submit a completion to the grader, batched with others that end at about that time."""
+        """Queue an ended completion; submit the queue for grading once in EARLY_SECONDS at most."""
         self.waiting.append((row, [*self.begun_B[row], *token_ids], reason))
         if time.monotonic() - self.since >= EARLY_SECONDS:
             rows, ids, reasons = map(list, zip(*self.waiting, strict=True))

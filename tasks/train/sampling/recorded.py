@@ -30,8 +30,8 @@ def of_groups(
     record: pl.DataFrame, table: pl.DataFrame, ids: pl.Series, step: int, version: int | None
 ) -> pl.DataFrame:
     """Return the recorded rollouts for the unfinished ones of `table`. Raise ArtifactError if the
-    record has other groups. All tokens get this run's policy `version`: on another machine a step
-    may have made no update. With None the recorded versions stay."""
+    record has other groups. All tokens get the policy version `version`: on another machine, some
+    step may have made no update. With None they keep their recorded versions."""
     wanted = table.select(
         "group",
         "reason",
@@ -59,7 +59,7 @@ def of_groups(
 def chosen(
     record: pl.DataFrame, table: pl.DataFrame, ids: pl.Series, step: int
 ) -> tuple[pl.DataFrame, int]:
-    """Return the table with the groups of the recorded step first, in its order, all groups
+    """Return the table with the recorded step's groups first, in the record's order, and all groups
     renumbered; and the number of recorded groups. Raise ArtifactError if the table lacks one."""
     left = table.group_by("group", maintain_order=True).agg(pl.first("prompt_row"), pl.len())
     known = left.select("group", prompt_id=ids_of(left, ids), num="len").rows()
@@ -79,7 +79,7 @@ def chosen(
 
 
 def check_all(record: pl.DataFrame, num_rollouts: int, step: int) -> None:
-    """Raise ArtifactError unless the record has as many rollouts of a step as control requested."""
+    """Raise ArtifactError unless the record has exactly the step's `num_rollouts` rollouts."""
     if len(record) != num_rollouts:
         raise ArtifactError(
             f"step {step}: the record has {len(record)} rollouts, but control requests "
