@@ -28,12 +28,12 @@ def corrected_tokens(
 ) -> tuple[Tokens, torch.Tensor]:
     """Return the tokens as input of a loss, and [N] whether a bound or `reject` changed a weight.
 
-    The old policy is the policy before the batch's first update; with a single update it is the
-    policy itself, without gradient. `ratio_to: sampler` divides by the sampler instead and leaves
-    the weights at 1. `level: sequence` gives all tokens of a rollout the product of its ratios,
-    which is unbiased and has a higher variance; `geometric` gives them the geometric mean. A weight
-    outside `floor` and `cap` becomes the bound (`mode: truncate`) or 0 (`mode: mask`). `reject`
-    sets weights to 0 by its own bounds on old / sampler.
+    Without `proximal`, the old policy is that before the batch's first update; with a single update
+    it is the policy itself, without gradient. `ratio_to: sampler` divides by the sampler instead
+    and leaves the weights at 1. `level: sequence` gives all tokens of a rollout the product of its
+    ratios, which is unbiased and has a higher variance; `geometric` gives them the geometric mean.
+    A weight outside `floor` and `cap` becomes the bound (`mode: truncate`) or 0 (`mode: mask`).
+    `reject` sets weights to 0 by its own bounds on old / sampler.
     """
     log_weights_N = (old_logprobs_N - sampler_logprobs_N).detach()
     if correction.ratio_to == "sampler":
@@ -53,8 +53,8 @@ def corrected_tokens(
 
 
 def far_tokens(log_ratios_N: Floats, limit: float) -> Bools:
-    """Return [N] whether to mask a token: the fewest, largest first, that bring the mean squared
-    log-ratio of the step's remaining tokens below `limit` (M2PO, arXiv 2510.01161)."""
+    """Return [N] whether to mask a token. The largest |log-ratios| are masked, as few as bring the
+    mean square of the step's remaining log-ratios below `limit` (M2PO, arXiv 2510.01161)."""
     squares_N = log_ratios_N**2
     order = np.argsort(-squares_N, kind="stable")
     num_left = np.arange(len(order), 0, -1)

@@ -51,7 +51,7 @@ FORWARDS = (compute_logprobs, compute_states, own_logits)  # of a sharded policy
 def memory_of(
     model: PreTrainedModel, settings: TrainSettings, memory: LearnerSettings, num_ranks: int = 1
 ) -> TrainingMemory:
-    """Return the memory that a learner of `model` will allocate on each of `num_ranks`."""
+    """Return the memory that a learner of `model` will allocate on each of `num_ranks` ranks."""
     head = model.get_output_embeddings()
     # autocast keeps a copy of the linear layers' weights until the step's gradient is done; the
     # head stays in float32, and of weights in 4 bits only one layer at a time is copied
@@ -315,7 +315,7 @@ class Learner:
         return self.sums(rollouts, rollouts.kept_B if is_kept else ~rollouts.is_error_B())
 
     def sums(self, rollouts: Rollouts, counted_B: Bools) -> StepTotals:
-        """Return the totals of the rollouts that `counted_B` marks."""
+        """Return the loss's divisors over the rollouts `counted_B`."""
         owner_N = rollouts.owner_N()[rollouts.trained_N()]
         group_N = rollouts.group_B[owner_N[counted_B[owner_N]]]
         tokens_Q = np.bincount(group_N, minlength=len(rollouts.prompt_rows_Q))
@@ -327,7 +327,7 @@ class Learner:
         )
 
     def step(self, rate: float) -> None:
-        """Take an optimizer step, and delete the gradient: the engine may need its memory."""
+        """Take an optimizer step, count it in `version`, and free the gradient's memory."""
         step(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1

@@ -158,7 +158,7 @@ def minibatches(rollouts: Rollouts, updates: Updates, rng: np.random.Generator) 
 
 
 def split(values_N: Ints, lengths_B: Ints) -> list[Ints]:
-    """Return consecutive parts of an array, of these lengths."""
+    """Return an array split into consecutive parts of these lengths."""
     return np.split(values_N, np.cumsum(lengths_B)[:-1])
 
 

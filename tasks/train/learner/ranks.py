@@ -1,8 +1,8 @@
 """Data parallel training: the same plan and the same step for any number of processes.
 
 Every rank has the whole policy and its own engine. A step's groups are distributed for sampling.
-Then every rank gets all rollouts, so control, selection and advantages are computed identically
-everywhere. The rollouts are distributed again for the update, by tokens (`balance`), and the
+Then every rank gets all rollouts, so every rank computes the same requests, selection and
+advantages. The rollouts are distributed again for the update, by tokens (`balance`), and the
 gradients of the parts (each already divided by the whole step's totals) are summed. With one
 process there is no communication. For sharded parameters see `tasks.models.sharding`."""
 

@@ -76,7 +76,7 @@ class UpdateStats:
 
     @property
     def active_share(self) -> float:
-        """The share of tokens neither clipped nor cut by a bound of the weights."""
+        """1 - the share of clipped tokens - the share of tokens whose weight a bound changed."""
         return 1.0 - (self.clipped + self.capped) / max(self.num_tokens, 1)
 
 
@@ -371,16 +371,16 @@ def reference_flops(architecture: Architecture, batch: MicroBatch, objective: Ob
 def batch_flops(
     architecture: Architecture, batch: MicroBatch, share_prompts: bool
 ) -> tuple[float, float]:
-    """Return the FLOPs of one forward over the micro-batch, padding included: of the body, and of
-    the output head, which runs on completion tokens only."""
+    """Return the FLOPs of the body and of the output head, in one forward over the micro-batch.
+    They include padding; the head runs on completion tokens only."""
     head = forward_flops(architecture, 0.0, float(len(batch.targets_N)), 0.0)
     num_tokens, num_pairs = batch_size(batch, share_prompts)
     return forward_flops(architecture, num_tokens, 0.0, num_pairs), head
 
 
 def batch_size(batch: MicroBatch, share_prompts: bool) -> tuple[float, float]:
-    """Return the number of tokens that a forward over the micro-batch computes, and of the pairs of
-    queries and keys in every layer, padding included."""
+    """Return the number of tokens that a forward over the micro-batch computes, and the number of
+    query-key pairs per layer, padding included."""
     if not share_prompts:
         rows, length = batch.whole.input_ids.shape
         return float(rows * length), float(rows) * length * length
