@@ -8,10 +8,10 @@ estimates of a prompt and a stratum cover a window of rollouts each.
 
 The weight of a stratum in its prompts' estimates is also estimated. The likeness l of two rollouts
 of a prompt (intraclass correlation) is the share of the outcomes' variance that lies between a
-stratum's prompts; a stratum then counts for 1 / l - 1 rollouts, as in a Beta of that spread. It is
-measured on pairs of rollouts of a prompt, of one group or of two visits: the mean product of two
-outcomes is the mean of p^2. If strata have no information and half of the prompts never vary, the
-count is 1 or 2: own rollouts dominate.
+stratum's prompts; a stratum then counts for 1 / l - 1 rollouts, as in a Beta of that spread. l is
+measured on pairs of a prompt's rollouts, from one group or from two visits: the mean product of
+their outcomes is the mean of p^2. If strata have no information and half of the prompts never vary,
+the count is 1 or 2: a prompt's own rollouts dominate.
 
 Legend: P training prompts by row, S strata, Q groups."""
 

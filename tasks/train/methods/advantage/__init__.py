@@ -1,3 +1,3 @@
-"""Advantages: the weight of each rollout. Each is a file here; SHARED lists helper files."""
+"""Advantages are weights of rollouts. Each method is a file here; SHARED lists helper files."""
 
 SHARED = ("probe",)

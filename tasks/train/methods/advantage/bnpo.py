@@ -2,9 +2,9 @@
 fitted to the step's pass rates (BNPO, arXiv 2506.02864; rule from the authors' code).
 
 For binary rewards. Beta(a, b) has the mean and sample variance of the step's group means; the
-divisor is the density of Beta(max(1 + a/3, 1), max(1 + b/3, 1)). With both parameters 3/2 the
-advantage is GRPO's up to a factor, with both 1 Dr. GRPO's. A step with one group, or equal means,
-has density 1. TRL's loss with this name averages over tokens (`train.loss.normalize: token`)."""
+divisor is the density of Beta(max(1 + a/3, 1), max(1 + b/3, 1)) at the group's mean. With both
+parameters 3/2 the advantage is GRPO's up to a factor; with both 1 it is Dr. GRPO's. A step with one
+group, or equal means, has density 1. TRL's `bnpo` averages over tokens (`normalize: token`)."""
 
 import numpy as np
 from scipy import stats

@@ -1,7 +1,7 @@
 """`grpo_sample`: GRPO as in the code of PODS and TRL, divided by the sample standard deviation plus
 `epsilon`.
 
-A mixed pair has the advantages +-0.707, not +-1; larger groups slightly less than with `grpo`."""
+A mixed pair has the advantages +-0.707, not +-1; in larger groups they are nearer to `grpo`'s."""
 
 import numpy as np
 

@@ -6,8 +6,8 @@ prompt's last hidden states, its completion's last hidden states, and its mean e
 baseline is the mean prediction from the others, so it does not depend on the rollout itself and the
 gradient stays unbiased; two rollouts per prompt are enough. The regression is fitted after the
 advantages are computed. Replay is refused: the regression may have been fitted to those rollouts.
-Before the first fit, and in a group of one, the baseline is `rloo`'s. Groups with equal rewards
-have a gradient: they differ from the prediction. A random projection replaces the paper's PCA."""
+Before the first fit, and in a group of one, the advantage is `rloo`'s. Groups with equal rewards
+have a gradient: rewards differ from predictions. A random projection replaces the paper's PCA."""
 
 import numpy as np
 

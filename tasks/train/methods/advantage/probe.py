@@ -1,7 +1,7 @@
 """Shared code of the advantages that predict rewards from hidden states: a ridge regression, stored
 as sums.
 
-Hidden states are projected to few numbers by a fixed random matrix (Johnson and Lindenstrauss,
+Hidden states are projected to a few numbers by a fixed random matrix (Johnson and Lindenstrauss,
 1984), so that the sums are small for any model. Each step multiplies the weight of older batches by
 `memory`."""
 
@@ -36,7 +36,7 @@ EXAMPLE = Settings(layer=-1, dimensions=4, ridge=1.0, memory=0.9)
 
 @dataclass
 class State:
-    """The discounted sums of x x' and of x y, and the discounted number of rows."""
+    """The discounted sums of x x' and x y (features x, target y), and the discounted row count."""
 
     products: Floats
     targets: Floats

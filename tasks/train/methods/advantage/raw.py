@@ -1,8 +1,8 @@
 """`raw`: the reward itself, without a baseline.
 
-With `wrong: 0` only rewarded rollouts are trained on: with `loss: clip`, RAFT++ (arXiv
-2504.11343). With `wrong: -1` a reward of 0 becomes -1; together with `select: mixed` this is
-Reinforce-Rej of the same paper."""
+`wrong: 0` trains only on rewarded rollouts; with `loss: clip` this is RAFT++ (arXiv 2504.11343).
+With `wrong: -1` a reward of 0 becomes -1; together with `select: mixed` this is Reinforce-Rej of
+the same paper."""
 
 from typing import Literal
 

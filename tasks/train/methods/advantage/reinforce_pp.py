@@ -1,11 +1,11 @@
 """`reinforce_pp`: rewards whitened over all tokens of the step (REINFORCE++, arXiv 2501.03262; rule
 from public code).
 
-Mean and deviation (Bessel's) count each trained token once, so long rollouts weigh more in both.
-`baseline: true` subtracts the mean of the group first (REINFORCE++-baseline). Without it no group
-is needed, and the sign of a mediocre rollout depends on the others of its step. In both forms a
-rollout of a group with equal rewards has an advantage, because the mean of the step's tokens is
-also subtracted."""
+The mean and the sample standard deviation count each trained token once, so long rollouts weigh
+more in both. `baseline: true` subtracts the mean of the group first (REINFORCE++-baseline). Without
+it no group is needed, and the sign of a mediocre rollout's advantage depends on the step's other
+rollouts. In both forms a rollout of a group with equal rewards has an advantage, because the mean
+of the step's tokens is also subtracted."""
 
 import numpy as np
 

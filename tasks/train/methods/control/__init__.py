@@ -1,3 +1,3 @@
-"""Controls: the choice of the next prompts. Each is a file here; SHARED lists helper files."""
+"""Controls choose the next prompts. Each method is a file here; SHARED lists helper files."""
 
 SHARED = ("prompt_pool",)

@@ -66,7 +66,7 @@ class Method(follow.Method):
         return self.take(visits[: plan.num_visits(plan.group_sizes_V[visits], missing)])
 
     def mixed_size(self, rollouts: Rollouts) -> int:
-        """Return what the mixed groups count in the batch; only graded rollouts count."""
+        """Return the size of the mixed groups, graded rollouts only, in the batch's unit."""
         graded = rollouts.where(~rollouts.is_error_B())
         mixed_Q = mixed_groups(graded.rewards_B, graded.group_B, len(rollouts.prompt_rows_Q))
         return int(self.plan.cost(graded.sizes_Q()[mixed_Q]).sum())

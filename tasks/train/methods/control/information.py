@@ -5,7 +5,7 @@ p (1 - p), and costs 1 + c, where c, `update_cost`, is the cost of training on a
 sampling it. If only the rarer outcome is trained on (`advantage: posterior` or `one_sided`), it
 adds p (1 - p) (1 - m), with m = min(p, 1 - p), and costs 1 + c m. A prompt's worth is the larger
 information / cost of the two: highest near 0.2 and 0.8, a fifth less at 0.5, 0 at the ends. A step
-draws `candidates` batches of prompts at random, draws a pass rate of each from its posterior
+draws `candidates` batches of prompts at random, draws each prompt's pass rate from its posterior
 (Thompson sampling, which explores unknown prompts), and takes the prompts with the largest worth.
 With one candidate all prompts are equally likely.
 

@@ -55,7 +55,7 @@ class Method(follow.Method):
         return replace(request, counts=self.share_out(request.prompt_rows, request.counts))
 
     def share_out(self, prompt_rows: Ints, counts: Ints) -> Ints:
-        """Return `counts`, redistributed by worth among prompts that were solved before."""
+        """Return `counts`, redistributed by worth among solved prompts if the bounds allow it."""
         smallest, largest = self.settings.smallest, self.settings.largest
         correct, trials = self.state.correct[prompt_rows], self.state.trials[prompt_rows]
         known = correct > 0

@@ -53,7 +53,7 @@ class PoolControl(Control):
     pool: PromptPool
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return the chosen prompts; None once they are sampled, or if the budget is spent."""
+        """Return groups of the chosen prompts; None once the step has them, or at the run's end."""
         pool, state = self.pool, self.state
         room = pool.room(so_far, state.spent)
         if so_far.num_requests or not room:

@@ -82,7 +82,7 @@ class Method(Control):
         return plan.request(visits[:num], sizes[:num])
 
     def choose_size(self, rng: np.random.Generator) -> int:
-        """Return the size with the largest benefit minus priced risk, risks drawn from their
+        """Return the size with the largest benefit minus priced risk, with risks drawn from their
         posteriors (Thompson sampling)."""
         risks = rng.beta(self.state.stragglers, self.state.others)
         risk = np.maximum.accumulate(risks)  # the risk does not fall with more rollouts

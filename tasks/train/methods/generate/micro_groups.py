@@ -115,7 +115,7 @@ def expected_mean(tokens_Q: Floats, rollouts_Q: Floats, mean: float) -> Floats:
 
 def queue(lengths_B: Floats, order: Order) -> Ints:
     """Return the rollouts' indices in starting order: by arrival, shortest first or longest first.
-    Rollouts of equal predicted length stay in order of arrival, so a prompt's stay together."""
+    Rollouts of equal predicted length stay in order of arrival, so groups stay together."""
     if order == "fifo":
         return np.arange(len(lengths_B))
     return np.argsort(lengths_B if order == "sjf" else -lengths_B, kind="stable")

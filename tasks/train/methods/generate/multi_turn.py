@@ -10,8 +10,7 @@ or if the next turn might not fit `sampling.max_tokens`, the limit of the whole 
 Profile and evaluation use single turns. Left out: environments on other machines, and sampling of
 turns while others still wait for their environment.
 
-Legend: B rollouts.
-"""
+Legend: B rollouts."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,7 +41,8 @@ EXAMPLE = Settings(
 
 @dataclass
 class Conversation:
-    """One rollout so far: its prompt, its tokens, and whether the policy wrote each token."""
+    """One rollout so far: its prompt, `messages` (whether the prompt is a chat), its tokens, and
+    `is_action` (whether the policy wrote each token)."""
 
     prompt: list[int]
     messages: bool

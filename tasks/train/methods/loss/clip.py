@@ -1,8 +1,8 @@
 """`clip`: PPO's clipped surrogate, with a clip for each side; its later variants are settings.
 
-The ratio compares the policy with the policy before the batch's first update; weights correct the
-difference from the sampler (see `learner/correction.py`). `ratio: token` is the ratio of a token;
-`sequence` is the geometric mean over the completion, one ratio per rollout (GSPO, arXiv
+The ratio compares the policy with the policy before the batch's first update; weights correct for
+the difference from the sampler (see `learner/correction.py`). `ratio: token` is the ratio of a
+token; `sequence` is the geometric mean over the completion, one ratio per rollout (GSPO, arXiv
 2507.18071). `normalize` sets the average over the step's tokens (see `tokens.average`). Every
 divisor counts the *whole step*, including groups with equal rewards, so micro-batches add up.
 

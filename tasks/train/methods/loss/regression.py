@@ -1,10 +1,10 @@
 """`regression`: the log-ratio of policy and reference is regressed on the advantage (A*-PO, arXiv
 2505.20686).
 
-A completion's loss is (beta * sum of its log-ratios - advantage)^2, averaged over completions. With
-the advantage `a_star` it is 0 at the optimum of the reward minus beta times the KL divergence from
-the reference, which is the initial policy. There is no ratio and no clip: a batch may be used for
-several updates. At the reference the gradient is REINFORCE's times 2 beta."""
+A completion's loss is w (beta * sum of its log-ratios - advantage)^2, with w its mean importance
+weight, averaged over completions. With the advantage `a_star` it is 0 at the optimum of the reward
+minus beta times the KL divergence from the reference, the initial policy. No ratio is clipped: a
+batch may be used for several updates. At the reference the gradient is REINFORCE's times 2 beta."""
 
 from typing import TYPE_CHECKING
 

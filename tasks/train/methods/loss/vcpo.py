@@ -4,7 +4,7 @@ sample size (VCPO, arXiv 2602.17616; rule from the authors' code).
 Nothing is clipped; the weights of old policy over sampler are truncated by `train.correction`,
 which the paper sets to `{ratio_to: old, level: sequence, cap: 8.0}`; with `ratio_to: sampler` there
 are no weights. The learning rate of an update is multiplied by min(1, ESS / (B * base)) ** power,
-with ESS = (sum w)^2 / sum w^2 over the update's B rollouts with a gradient, weights not truncated:
+with ESS = (sum w)^2 / sum w^2 for untruncated weights of the update's B rollouts with a gradient:
 if a few rollouts carry most of the weight, the policy moves less. On-policy the factor is 1. The
 paper's `power` is 0.5, and 1.0 is its linear option."""
 

@@ -1,3 +1,3 @@
-"""Replays: rollouts that are trained on again. Each is a file here; SHARED lists helper files."""
+"""Replays choose rollouts to train on again. Each is a file here; SHARED lists helper files."""
 
 SHARED = ("kept",)

@@ -47,7 +47,7 @@ class Method(recent.Method):
 
 
 def grams_of(rollouts: Rollouts, n: int) -> list[Grams]:
-    """Return the n-grams in the correct rollouts of each group; fewer than n tokens are one."""
+    """Return the n-grams in the correct rollouts of each group; a run of under n tokens is one."""
     found: list[Grams] = [set() for _ in rollouts.prompt_rows_Q]
     rows = rollouts.table.select("group", "token_ids", OWN_TOKENS.alias("own"))
     for group, ids, own in rows.filter(rollouts.is_correct_B()).rows():
@@ -57,7 +57,7 @@ def grams_of(rollouts: Rollouts, n: int) -> list[Grams]:
 
 
 def likeness(grams_Q: Sequence[Grams]) -> Floats:
-    """Return [Q, Q] the Jaccard index of every two groups; 1 for two without a gram."""
+    """Return [Q, Q] the Jaccard index of every two groups; 1 for two without an n-gram."""
     alike = np.eye(len(grams_Q))
     for one, mine in enumerate(grams_Q):
         for other, theirs in enumerate(grams_Q[:one]):

@@ -4,7 +4,7 @@ They were sampled from the initial policy, and are already charged. The mixed gr
 `capacity` prompts of the plan that have one are used once each, in the plan's order, as `share` of
 every batch until they are used up; fewer rollouts are sampled instead. The weights of the loss
 correct for the updates since (`train.correction`). If the engine did not store log-probabilities
-(`store.logprobs`), the trainer computes them before the first step, and is charged for it."""
+(`store.logprobs`), the trainer computes them before the first step; this is charged as scoring."""
 
 import logging
 
@@ -55,7 +55,7 @@ class Method(Replay):
         return int(cost[:num].sum())
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """Return the next groups, up to `room` in the batch's unit."""
+        """Remove and return the next groups, up to `room` in the batch's unit."""
         kept: Rollouts = self.state.rollouts
         cost = cost_Q(kept, batch)
         num = int(np.searchsorted(np.cumsum(cost), room, side="right"))

@@ -2,8 +2,8 @@
 with `control: experience`, which chooses the groups.
 
 The correct rollouts of partly solved groups are stored, the latest `per_prompt` of every prompt,
-with the sampler's log-probabilities; a prompt's are deleted after an all-correct group. Of a
-prompt's stored rollouts the one with the least mean entropy under the present policy joins. This
+with the sampler's log-probabilities, until the prompt has an all-correct group. Of these rollouts,
+the one with the least mean entropy under the present policy joins the prompt's group. Finding it
 takes a pass over them, charged as scoring, unless no prompt has two. The `capacity` prompts with
 the latest successes are kept."""
 

@@ -1,3 +1,3 @@
-"""Selectors: the rollouts that enter the loss. Each is a file here; SHARED lists helper files."""
+"""Selectors choose rollouts for the loss. Each method is a file here; SHARED lists helper files."""
 
 SHARED = ("keep",)

@@ -1,5 +1,5 @@
-"""`max_reward`: the best rollouts of each group: a control for `pods`, known to perform badly
-(arXiv 2504.13818)."""
+"""`max_reward`: the best rollouts of each group, for comparison with `pods`; it is known to perform
+badly (arXiv 2504.13818)."""
 
 import numpy as np
 

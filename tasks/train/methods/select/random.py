@@ -1,4 +1,4 @@
-"""`random`: random rollouts of each group, independent of their rewards: the control for `pods`."""
+"""`random`: random rollouts of each group, whatever their rewards, for comparison with `pods`."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
-"""`cppo`: the rollouts of a group with the largest |advantage| are trained on, the others are
-dropped (CPPO, arXiv 2503.22342): a biased control for `pruned_po`.
+"""`cppo`: the rollouts of a group with the largest mean |advantage| are trained on; the others are
+dropped (CPPO, arXiv 2503.22342). It is the biased counterpart of `pruned_po`.
 
 Of a group of G rollouts, floor(G (1 - drop)) stay, at least one, with unchanged advantages and
 divisors; ties go to the first. As in the paper the rule is per group; the authors' code takes the

@@ -1,5 +1,5 @@
-"""`novelty`: correct rollouts less likely than their group's average weigh more (XRPO's novelty
-sharpening, arXiv 2510.06672; rule from summaries).
+"""`novelty`: correct rollouts that are less likely than their group's average weigh more (XRPO's
+novelty sharpening, arXiv 2510.06672; rule from summaries).
 
 With s the mean log-probability of a rollout's own tokens under the policy, a correct rollout of
 advantage A > 0 gains weight * (1 - exp(s - mean s of the group)), at least 0 and at most `limit`

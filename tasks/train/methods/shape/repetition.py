@@ -37,7 +37,7 @@ class Method(Shape):
 
 
 def turns(token_ids: list[int], own: list[bool]) -> list[list[int]]:
-    """Split a rollout's tokens into its runs of the policy's own tokens."""
+    """Return the runs of consecutive tokens that the policy wrote, such as its turns."""
     runs = itertools.groupby(zip(token_ids, own, strict=True), key=lambda pair: pair[1])
     return [[token for token, _ in run] for is_own, run in runs if is_own]
 
