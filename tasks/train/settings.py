@@ -80,8 +80,8 @@ class Proximal:
 @settings
 class Correction:
     """`train.correction`: weights for the difference between sampler and trainer (see
-    `learner/correction.py`). The clipped ratio is of policy to old policy; each token is weighted
-    by old / sampler."""
+    `learner/correction.py`). By default the clipped ratio is policy / old policy, and each token is
+    weighted by old policy / sampler."""
 
     ratio_to: Literal["old", "sampler"] = "old"  # the denominator of the clipped ratio
     level: Literal["token", "sequence", "geometric"] = "token"  # level of the weights
@@ -122,11 +122,11 @@ class Reference:
 
 @settings
 class Entropy:
-    """`train.loss.entropy`, of every loss: a bonus for the mean entropy of the policy at the tokens
+    """`train.loss.entropy`, for any loss: a bonus for the mean entropy of the policy at the tokens
     of the kept rollouts. With a target its coefficient is adaptive (Skywork-OR1, arXiv
     2505.22312): every update moves it by `step`, up while the entropy is at most the target and
     down otherwise, and there is a bonus only while the entropy is at most the target. The entropy
-    is that of the previous update, since this update's gradient determines its own."""
+    is the previous update's: an update's own is measured together with its gradient."""
 
     coefficient: float = 0.0  # of the bonus; with a target: before the first update
     target: float | None = None  # target mean entropy in nats; null: a constant coefficient
@@ -199,7 +199,7 @@ class WarmStart:
 @settings
 class TrainSettings:
     """The section `train`. A slot is a mapping with `method`, a file of the slot's folder in
-    tasks/train/methods (without it the default's), and that method's settings; `shape` is a list of
+    tasks/train/methods (the default if missing), and that method's settings; `shape` is a list of
     such mappings."""
 
     batch: BatchSettings = BatchSettings()  # of a step
@@ -341,13 +341,13 @@ class TrainSettings:
     @property
     def num_ahead(self) -> int:
         """The number n of batches that are sampled from one policy, during the updates on the n
-        batches before them: at its update, the last is 2 n - 1 steps old. 0: a step samples its own
-        batch. Over-provisioning uses one step of `max_staleness`."""
+        batches before them: at the last one's update, that policy is 2 n - 1 steps old. 0: a step
+        samples its own batch. Over-provisioning uses one step of `max_staleness`."""
         return (self.max_staleness + (self.over_provision == 1.0)) // 2
 
     @property
     def lead(self) -> int:
-        """The number of steps before its own at which a batch may begin: with in-flight updates
+        """How many steps before its own step a batch may begin: with in-flight updates
         `max_staleness`, less one if over-provisioned; otherwise 2 `num_ahead` - 1, at least 0."""
         if self.in_flight_updates:
             return self.max_staleness - (self.over_provision > 1.0)
@@ -439,7 +439,7 @@ class Sections:
 
     def check(self, train: TrainSettings) -> None:
         """Raise ParamsError if sections and `train` exclude each other, or torchao is missing.
-        Sampling may not truncate the distribution, whose log-probabilities training computes."""
+        Truncated sampling is an error: the trainer's log-probabilities are not truncated."""
         learner = self.learner
         if not train.prompt_gradient and (learner.shard != "none" or not learner.share_prompts):
             raise ParamsError(
