@@ -16,7 +16,7 @@ def describe_step(rollouts: Rollouts, stats: UpdateStats) -> dict[str, Any]:
     about rollouts omit replayed ones, except `num_replayed`, `num_kept` and `reward_mean_kept`."""
     fresh_B, kept_B, rewards_B = ~rollouts.replayed_B, rollouts.kept_B, rollouts.rewards_B
     lengths, graded_B = rollouts.completion_tokens_B()[fresh_B], fresh_B & ~rollouts.is_error_B()
-    # over all sampled rollouts, independent of select
+    # over all fresh rollouts, whatever `select` keeps
     graded_groups, num_groups = rollouts.group_B[graded_B], len(rollouts.prompt_rows_Q)
     mixed = mixed_groups(rewards_B[graded_B], graded_groups, num_groups)
     outcomes = rollouts.table["outcome"].to_numpy()[fresh_B]

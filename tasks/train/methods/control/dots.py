@@ -20,7 +20,7 @@ from tasks.train.rollouts import Floats, Ints, Rollouts
 @settings
 class Settings:
     temperature: float = 0.05  # temperature of the choice by predicted pass rate
-    memory: float = 0.7  # factor of earlier outcomes per step
+    memory: float = 0.7  # factor of earlier outcomes per visit
 
     def __post_init__(self) -> None:
         share(train__control__memory=self.memory)

@@ -22,7 +22,7 @@ from tasks.train.slots import SoFar
 class Settings:
     smallest: int = 2  # smallest group
     largest: int = 32  # largest group
-    discount: float = 0.5  # factor of earlier outcomes per pass
+    discount: float = 0.5  # factor of earlier outcomes per visit
 
     def __post_init__(self) -> None:
         at_least(1, train__control__smallest=self.smallest)

@@ -17,7 +17,7 @@ from tasks.train.tokens import Gains, Normalize, Tokens
 @settings
 class Settings:
     reward_weight: float = 0.0  # weight of the estimator's advantage
-    max_fall: float = 0.2  # maximum fall of a token's probability since it was sampled
+    max_fall: float = 0.2  # maximum fall of a token's probability from the old policy's
     normalize: Normalize = "token"  # how the step's tokens are averaged
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 

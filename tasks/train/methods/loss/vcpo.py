@@ -19,7 +19,7 @@ from tasks.train.tokens import Gains, Normalize, Tokens
 
 @settings
 class Settings:
-    base: float = 1.0  # factor of the learning rate at the full effective sample size
+    base: float = 1.0  # effective sample size / B below which the learning rate falls
     power: float = 0.5  # exponent of the effective sample size
     normalize: Normalize = "token"  # how the step's tokens are averaged
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy

@@ -18,7 +18,7 @@ from tasks.train.slots import Replay
 @settings
 class Settings:
     share: float = 0.5  # share of a batch
-    capacity: int = 512  # groups, or rollouts of them
+    capacity: int = 512  # maximum number of stored groups
 
     def __post_init__(self) -> None:
         share(train__replay__share=self.share)
