@@ -46,7 +46,7 @@ def of_groups(
     asked, theirs = pairs.select("asked", "len").rows(), pairs.select("prompt_id", "num").rows()
     if theirs != asked:
         raise ArtifactError(
-            f"step {step}: the record has (prompt, rollouts) {theirs}, but control requests "
+            f"step {step}: the record has (prompt, rollouts) {theirs}, but train.control requests "
             f"{asked}: {OTHER}"
         )
     if version is not None:
@@ -82,7 +82,7 @@ def check_all(record: pl.DataFrame, num_rollouts: int, step: int) -> None:
     """Raise ArtifactError unless the record has exactly the step's `num_rollouts` rollouts."""
     if len(record) != num_rollouts:
         raise ArtifactError(
-            f"step {step}: the record has {len(record)} rollouts, but control requests "
+            f"step {step}: the record has {len(record)} rollouts, but train.control requests "
             f"{num_rollouts}: {OTHER}"
         )
 
