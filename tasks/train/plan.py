@@ -16,7 +16,7 @@ from tasks.train.settings import BatchSettings
 
 @dataclass(frozen=True)
 class Plan:
-    """The visits in order, with their prompt's row, group size, phase and pass; and the size of a
+    """The visits in order, each with its prompt row, group size, phase and pass; and the size of a
     step's `batch`. With `keeps` a group counts for at most `keeps` rollouts of a batch."""
 
     prompt_rows_V: Ints

@@ -6,12 +6,12 @@ A method is one file in its slot's folder under `methods/`, with
 - `Settings`, if it has settings: a frozen dataclass with the keys in params.yaml next to `method`.
   It is `Method`'s first argument, and raises ParamsError for an invalid value;
 - `EXAMPLE`: settings for the contract tests, if the defaults do not suit them;
-- `reads_prompts = True`, if it reads the training prompts: an argument of `Method` after the
-  slot's own, their table (`prompt_id`, `prompt`, `messages`, `answer`, `verifier`, `source`,
-  `level`);
-- `encodes_prompts = True`, if it needs token ids of training prompts: an argument (Prompts);
-- `reads_profile = True`, if it reads the profile's rollouts: `Method`'s last argument (Profile),
-  written by `allocate` and charged to the recipe.
+- `reads_prompts = True`, if it reads the training prompts: `Method` then gets their table, with
+  `prompt_id`, `prompt`, `messages`, `answer`, `verifier`, `source` and `level`, after the slot's
+  own arguments;
+- `encodes_prompts = True`, if it needs token ids of training prompts: it then also gets Prompts;
+- `reads_profile = True`, if it reads the profile's rollouts: `Method` then gets a Profile as its
+  last argument. `allocate` writes those rollouts, and profiling is charged to the recipe.
 
 The mutable state of a method is in `Method.state`, a dataclass of numbers, arrays and tables, None
 for a method without state. A checkpoint contains nothing else of a method. Random numbers are an
