@@ -1,7 +1,7 @@
 """`micro_groups`: groups of any size under a budget of KV cache memory, after Infinite Sampling
 (arXiv 2506.22950).
 
-The rollouts in flight are limited to `cache_megabytes`. They share one prefill of their prompt, and
+The rollouts in flight are limited by `cache_megabytes`. They share one prefill of their prompt, and
 when one ends, the next takes its slot immediately. With a fixed number of slots, the busiest slot
 determines the time, so rollouts expected to be long start first (`order: lpt`). `sjf` (short first)
 is the paper's order, and worse except for streaming; `fifo` is the order of continuous batching.

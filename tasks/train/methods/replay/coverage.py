@@ -1,4 +1,4 @@
-"""`coverage`: like `recent`, but keeps those of the stored and the step's mixed groups whose
+"""`coverage`: like `recent`, but of the stored and the step's mixed groups it keeps those whose
 successes best represent all (facility location, Nemhauser et al., 1978; a buffer of our own).
 
 The likeness of two groups is the Jaccard index of the token n-grams in their correct rollouts.
