@@ -167,8 +167,8 @@ class Replay(Protocol):
         return None
 
     def join(self, prompt_rows_Q: Ints, score: Score) -> Rollouts:
-        """Return stored rollouts of these prompts, which are distinct, with `group` as the prompt's
-        index among them; none for a prompt without stored rollouts. Called only with `joins`."""
+        """Return stored rollouts of these distinct prompts, with `group` as the prompt's index
+        among them; none for a prompt without stored rollouts. Called only with `joins`."""
         ...
 
     def prepare(self, score: Score) -> None:
@@ -272,10 +272,10 @@ class Loss(Configured, Protocol):
         raise NotImplementedError
 
     def rate_factor(self, log_weights_B: Floats, norm: float, reuse: int) -> float:
-        """Return the factor of this update's learning rate, from the logarithms of its rollouts'
-        importance weights (old policy over sampler, not capped), of all ranks, the norm of its
-        gradient before clipping, and the number of earlier epochs of the batch. With 0 there is no
-        optimizer step, and the batch's remaining updates are skipped."""
+        """Return the factor of this update's learning rate. `log_weights_B` are the logarithms of
+        the importance weights (old policy over sampler, not capped) of its rollouts on all ranks,
+        `norm` is its gradient norm before clipping, and `reuse` counts the batch's earlier epochs.
+        A factor of 0 means no optimizer step; the batch's remaining updates are then skipped."""
         return 1.0
 
     def marks(self, rollouts: Rollouts) -> Bools | None:

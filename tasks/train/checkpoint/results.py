@@ -32,7 +32,7 @@ def keep(out: Path, folder: Path, key: str) -> None:
 
 def restore(out: Path, folder: Path, key: str, locks: list[Path]) -> bool:
     """Restore results of this key into `out`, and return whether there were any. Delete kept
-    results that are damaged, of another key, or already recorded: DVC then repeats the run."""
+    results that are damaged, of another key, or already recorded (DVC then repeats a run)."""
     results = folder / "results"
     try:
         kept = read_json(folder / "key.json")

@@ -1,8 +1,8 @@
 """The tensors of a checkpoint: one file, or for a sharded policy one file per rank with some rows
 of each tensor.
 
-Any number of ranks, including one, can read files written by any other number: each rank reads its
-own rows, and no rank ever reads all rows."""
+Any number of ranks, including one, can read files written by any other number: each rank reads only
+the rows that it stores."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack

@@ -96,8 +96,8 @@ def load_adapted(
 
 @torch.no_grad()
 def initialize(model: PreTrainedModel, seed: int) -> None:
-    """Set uninitialized adapters to the values that peft draws with `seed`. For each layer it draws
-    both matrices, then the first again. Each rank keeps its own rows."""
+    """Set uninitialized adapters to the values that peft draws with `seed`: for each layer both
+    matrices, then the first again. Each rank keeps its own rows."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for layer in adapted_layers(model).values():

@@ -81,7 +81,7 @@ class UpdateStats:
 
 
 def merge_stats(parts: list[UpdateStats]) -> UpdateStats:
-    """Return the sums, and concatenated lists, of several ranks or updates."""
+    """Return the statistics of several ranks or updates: sums, and concatenated lists."""
     if len(parts) == 1:
         return parts[0]
     merged = UpdateStats()

@@ -8,7 +8,7 @@ verifies them. A round of n batches is trained on n to 2n - 1 steps after its po
 
 With `train.in_flight_updates` there are no rounds. A step begins when its batch is complete. After
 each step the engine gets the new weights, while it samples, and one more batch may begin: the batch
-`max_staleness` steps later. At that point control has observed the same steps, whichever side is
+`max_staleness` steps later. By then, `control` has observed the same steps, whichever side is
 faster. A completion continues with the new policy, and records the policy of each token
 (PipelineRL, arXiv 2509.19128). Both sides wait for each other only when the policy is validated and
 when a branch ends."""

@@ -340,7 +340,7 @@ class Trainer:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the curve has a point at this step, or a branch runs, which adds its own."""
+        """Whether the curve has a point at this step, or a branch runs and will add its own."""
         trunk = [point["step"] for point in self.state.curve if point["branch"] is None]
         return self.state.branch is not None or trunk[-1:] == [self.state.num_steps]
 
