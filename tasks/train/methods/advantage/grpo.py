@@ -1,11 +1,11 @@
 """`grpo`: the reward minus its group's mean, divided by the group's standard deviation (arXiv
 2402.03300).
 
-The deviation is the population standard deviation, as in sGPO's derivation: with binary rewards a
-success among n of G gets sqrt((G - n) / n), and a mixed pair exactly +1 and -1. `scale: batch`
-divides by the deviation of all centred rewards of the step instead (ScaleRL, arXiv 2510.13786; Lite
-PPO, arXiv 2508.08221), so that balanced groups are not scaled down relative to others. Without a
-divisor the advantage is `dr_grpo`'s."""
+The deviation is the population standard deviation, as in sGPO's derivation: with binary rewards
+each of n successes among G gets sqrt((G - n) / n), and a mixed pair exactly +1 and -1. With `scale:
+batch` the divisor is the deviation of all centred rewards of the step (ScaleRL, arXiv 2510.13786;
+Lite PPO, arXiv 2508.08221), so that balanced groups are not scaled down relative to others. Without
+a divisor the advantage is `dr_grpo`'s."""
 
 from typing import Literal
 

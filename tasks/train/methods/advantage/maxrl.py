@@ -1,6 +1,6 @@
 """`maxrl`: the reward minus its group's mean, divided by that mean (MaxRL, arXiv 2602.02710).
 
-Rewards are at least 0. A success among n of G has the advantage (G - n) / n and a failure -1, so
+Rewards are at least 0. Each of n successes among G has the advantage (G - n) / n, a failure -1, so
 hard prompts weigh most: the expected gradient is the gradient of the log of the pass rate, up to
 the order that G rollouts can estimate."""
 

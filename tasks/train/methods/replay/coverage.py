@@ -67,7 +67,7 @@ def likeness(grams_Q: Sequence[Grams]) -> Floats:
 
 
 def greedy(alike: Floats, size: int) -> Ints:
-    """Return `size` groups in greedy order, by the gain in likeness; of equal ones the first."""
+    """Return `size` groups in greedy order, by the gain in likeness; ties go to the first."""
     nearest, chosen = np.zeros(len(alike)), list[int]()
     for _ in range(size):
         gains = np.maximum(alike, nearest).sum(axis=1)

@@ -2,9 +2,9 @@
 2505.22617).
 
 A token's covariance is (A - mean A) (log p - mean log p), with means over the step's own tokens. Of
-those between `low` and `high`, random ones get advantage 0: as many as the share `drop` of the
-step's own tokens, at least one. The paper draws them at every update of a batch; here they are
-drawn once per step. The log-probabilities cost a pass over the rollouts, charged as scoring."""
+the tokens whose covariance is between `low` and `high`, random ones get advantage 0: as many as the
+share `drop` of the step's own tokens, at least one. They are drawn once per step, not at every
+update of a batch as in the paper. The log-probabilities cost a pass, charged as scoring."""
 
 import numpy as np
 
