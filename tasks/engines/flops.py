@@ -1,5 +1,5 @@
-"""Forward FLOPs that sampling executes. Shared prefills are counted once, conversations turn by
-turn, and a further prefill for each completion that continues after a stop or with new weights."""
+"""Forward FLOPs that sampling executes. Shared prefills are counted once, and conversations turn
+by turn. Each completion that continues after a stop or with new weights adds a prefill."""
 
 import itertools
 from collections.abc import Sequence

@@ -68,8 +68,8 @@ def num_trainer_gpus(
 def check_shared_gpu(
     settings: EngineSettings, num_processes: int, device: torch.device, training: TrainingMemory
 ) -> None:
-    """Raise ArtifactError if training, with its weights already loaded, and the engine do not fit
-    the GPU together. On a CPU, check nothing."""
+    """Raise ArtifactError if `training` and the engine together do not fit the GPU's free memory.
+    On a CPU, check nothing."""
     if device.type != "cuda":
         return
     name = engine_name(settings)

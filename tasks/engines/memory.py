@@ -21,7 +21,7 @@ LOGITS_COPIES = 4  # logits, log-probabilities, probabilities, and their product
 @dataclass(frozen=True)
 class TrainingMemory:
     """Bytes that training allocates besides the loaded weights. AdamW's moments, the reference
-    policy and the weights, if these are sharded and so not loaded yet, stay for the whole run.
+    policy and, if they are sharded and so not loaded yet, the weights stay for the whole run.
     Gradients, autocast's low-precision copy of the weights and the logits of a chunk exist only
     during the update."""
 

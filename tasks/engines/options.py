@@ -49,8 +49,8 @@ OWN = {
 }
 # the numbers of parts of a server; each part needs a GPU
 PARTS = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
-# options that change speed and memory, and samples at most by rounding; all others are a part of
-# every key of samples
+# options that change speed and memory, and samples at most by rounding; all others are part of
+# every sample's key
 NEUTRAL = {
     *PARTS,
     *("max_model_len", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override"),

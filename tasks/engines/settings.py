@@ -45,9 +45,8 @@ class Cluster:
 
 @settings
 class EngineSettings:
-    """The section `engine`: how completions are computed. Keys of
-    the rollout store contain only those options in `vllm` that change samples beyond rounding, such
-    as a quantization."""
+    """The section `engine`: how completions are computed. Keys of the rollout store contain only
+    those options in `vllm` that change samples beyond rounding, such as a quantization."""
 
     name: str = "auto"  # hf | vllm | server | auto: vllm if it is installed and there is a GPU
     device: Literal["auto", "cpu", "cuda"] = "auto"  # of sampling and training

@@ -1,4 +1,4 @@
-"""vLLM in this process: sampling on a GPU, and on a CPU by vLLM's CPU build.
+"""vLLM in this process: sampling on a GPU, or on a CPU with vLLM's CPU build.
 
 Every completion is a separate request with its own seed. Prefix caching computes the prefill of a
 prompt once for all its completions, in whole blocks of the cache. Log-probabilities are under the
@@ -72,7 +72,7 @@ class VllmEngine:
         return self.decode(request, is_enough, "DELTA")
 
     def decode(self, request: Request, is_enough: IsEnough, kind: str) -> Samples:
-        """Sample until every row ends or `is_enough`. `kind` names a vLLM RequestOutputKind."""
+        """Sample until all rows end or `is_enough` returns True. `kind` is a RequestOutputKind."""
         check_lengths(request, self.max_length)
         owners = request.owner_B().tolist()
         samples = Samples([[] for _ in owners], [[] for _ in owners], ["abort"] * len(owners))
@@ -161,9 +161,9 @@ class VllmEngine:
 
 
 def executor() -> str:
-    """Return the name of vLLM's executor. Both run the model in this process. In a process of
-    torchrun, `external_launcher` uses the GPU of LOCAL_RANK, like the trainer, and samples without
-    the other ranks. `uni` would use the first GPU in every process."""
+    """Return vLLM's executor: `external_launcher` if there are several ranks, else `uni`. Both run
+    the model in this process. `external_launcher` uses the GPU of LOCAL_RANK, like the trainer, and
+    samples without the other ranks; `uni` would use the first GPU in every process."""
     return "external_launcher" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "uni"
 
 

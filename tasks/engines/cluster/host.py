@@ -1,5 +1,5 @@
-"""One process on some machine of a cluster, which another machine starts, watches and stops. Ray
-runs a `Host` in each reserved place; nothing here imports Ray.
+"""One process on a machine of a cluster; another machine starts, watches and stops it. Ray runs a
+`Host` in each reserved place; nothing here imports Ray.
 
 The process dies with the host's own process: a rank by a kernel setting
 (`common/processes/ending.py`), a server by its guard (`common/processes/guard.py`)."""
@@ -50,7 +50,7 @@ class Host:
         return Place(platform.node(), self.address)
 
     def free_port(self) -> int:
-        """Return a free port of this machine."""
+        """Return a free port on this machine."""
         return ports.free_port(self.address)
 
     def has_folder(self, path: str) -> bool:
@@ -61,7 +61,7 @@ class Host:
         self, command: list[str], environment: dict[str, str], folder: str, *, is_guarded: bool
     ) -> None:
         """Start `command` in `folder`. In the command and the environment, replace SCRATCH and
-        ADDRESS by this host's folder and address. The output is kept for `poll`. Raise OSError if
+        ADDRESS with this host's folder and address. The output is kept for `poll`. Raise OSError if
         the command cannot be started, and RuntimeError if a process is already running."""
         if self.process is not None and self.process.poll() is None:
             raise RuntimeError("a process is already running here")
@@ -111,7 +111,7 @@ class Host:
             self.process.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """Kill the process and all its descendants, wait for it, and remove its files. After that,
+        """Kill the process and its process group, wait for it, and remove its files. After that,
         the host cannot start another process."""
         if self.process is not None:
             if self.process.stdin is not None:

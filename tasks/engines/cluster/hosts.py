@@ -275,8 +275,8 @@ class Places:
             )
 
     def has_head(self) -> bool:
-        """Return whether a process listens at the head's address, in NUM_TRIES tries. After one
-        failure, always return False. Requests to a dead head would wait forever."""
+        """Return whether a process listens at the head's address, in up to NUM_TRIES tries. Once
+        False, the result stays False: requests to a dead head would wait forever."""
         for attempt in range(0 if self.is_lost else NUM_TRIES):
             if attempt:
                 time.sleep(1.0)

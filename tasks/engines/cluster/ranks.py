@@ -47,7 +47,7 @@ class Ended:
 
     def is_lost(self, lost_rank: int) -> bool:
         """Return whether the first failure was a process or machine that died or is silent:
-        restarting may help. A rank's own error (a positive status but `lost_rank`) would recur."""
+        restarting may help. A rank's own error (a positive status, not `lost_rank`) would recur."""
         died = any(status is None or status < 0 for status in self.first)
         own = any(status is not None and 0 < status != lost_rank for status in self.first)
         return died or (bool(self.first) and not own)
@@ -124,8 +124,8 @@ def run_once(
     command: list[str],
     lender: "Lender | None" = None,
 ) -> Ended:
-    """Start every rank, and return when all have ended. All machines must share `folder`. Meanwhile
-    the `lender`, if there is one, restarts servers that have ended."""
+    """Start every rank, and return when all have ended. Meanwhile the `lender`, if there is one,
+    restarts servers that have ended. All machines must share `folder`."""
     hosts = [places.host(rank) for rank in range(cluster.trainers)]
 
     def tend() -> None:

@@ -119,8 +119,8 @@ def on_cluster(
 ) -> Replicas:
     """Start `engine.cluster.engines` servers on the machines of the cluster, in `places` from index
     `first` on, or in newly reserved places. Their logs are kept under `logs`, if it is given. Raise
-    ArtifactError if the cluster has no room for them. Waiting for a server raises it if the
-    server's machine cannot read the shared folder."""
+    ArtifactError if the cluster has no room for them. Waiting for a server raises ArtifactError if
+    the server's machine cannot read the shared folder."""
     files = ExitStack()
     try:
         if places is None:

@@ -25,7 +25,7 @@ class Prefill:
     logits: torch.Tensor
 
     def select(self, prompts: Ints) -> "Prefill":
-        """Return a copy for these prompt indices, so that the memory of others can be freed."""
+        """Return a copy for these prompt indices; the other prompts' memory can then be freed."""
         lengths = self.segments.lengths[prompts]
         starts = self.segments.starts[prompts]
         tokens = np.concatenate(
@@ -45,7 +45,7 @@ class KVCache:
     """Keys and values of every layer, [capacity, K, length, D]; each row writes at its own
     position.
 
-    The first `fill` allocates the arrays, in the shape and dtype of its prefill."""
+    The first `fill` allocates the arrays, with the K, D and dtype of its prefill."""
 
     def __init__(self, capacity: int, length: int) -> None:
         self.capacity = capacity
@@ -124,8 +124,8 @@ class KVCache:
         return torch.matmul(scores.softmax(-1), values).reshape(num_rows, heads, -1)
 
     def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Return the mask [n, 1, 1, span] to add to the scores. It is the same for every layer of a
-        step."""
+        """Return the mask [n, 1, 1, span] to add to the scores. All layers with the same window and
+        dtype share it for a step."""
         if (window, dtype) not in self.biases:
             key = torch.arange(self.span, device=self.positions.device)
             query = self.positions[:, None]

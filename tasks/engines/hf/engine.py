@@ -1,7 +1,7 @@
-"""A batched decoder over any transformers causal LM: the embedded default, on a CPU or a GPU.
+"""A batched decoder over any transformers causal LM, in this process, on a CPU or a GPU.
 
 Continuous batching: rows decode in slots, the prefill of a prompt is computed once for all its
-completions, and freed slots are refilled. Models with layers that packed sequences cannot express,
+completions, and freed slots are refilled. Models with layers that do not support packed sequences,
 such as recurrent layers, raise an error: use the `vllm` engine."""
 
 from collections import deque
@@ -172,7 +172,7 @@ class PromptCache:
             del self.kept[prompt]
 
     def batches(self, new: list[int]) -> list[list[int]]:
-        """Split the prompt indices `new` into batches of one prompt or up to MAX_PREFILL_TOKENS."""
+        """Split the prompts `new` into batches of one prompt, or of up to MAX_PREFILL_TOKENS."""
         batches: list[list[int]] = []
         tokens = 0
         for prompt in new:

@@ -30,7 +30,7 @@ RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504}
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of a server. With `socket`, the URL is only its name. `key` is a run's own key
+    """The address of a server. With `socket`, `url` is only a name. `key` is a run's own key
     for a server started here; without `key` and `socket`, a server gets the user's key. `name`
     distinguishes a restarted server from the previous one, which may have had the same address."""
 
@@ -115,7 +115,7 @@ class Connection:
         self, method: str, url: str, body: Any = None, seconds: float = math.inf
     ) -> Any:
         """Return the JSON response, None if empty. Raise Unavailable for temporary failures, such
-        as no response in `seconds`, and ArtifactError for other failures and other formats."""
+        as no response in `seconds`, and ArtifactError for others, and if the body is not JSON."""
         text = await self.text(url, method, body, seconds)
         try:
             return json.loads(text) if text else None

@@ -63,8 +63,8 @@ class ServerEngine(StoppableEngine):
     """One or more servers of one policy. `replicas` are the servers that this process started or
     borrowed; None for `engine.urls`, and in all training processes but the first, which sends new
     weights to the servers. All training processes sample from the `started` servers, and write new
-    weights under the servers' `folder`. With a `prefix` for the names of weights, the servers may
-    have another process's weights until the first update."""
+    weights under the servers' `folder`. `prefix` starts the names of weights; if it is not empty,
+    the servers may have another process's weights until the first update."""
 
     name = "server"
     shares_weights = False
@@ -320,7 +320,7 @@ class ServerEngine(StoppableEngine):
     def update_servers(
         self, loading: Loading, serving: Sequence[Endpoint], *, in_flight: bool
     ) -> None:
-        """Load new weights into these servers or, if all fail, into the next one up. Raise
+        """Load new weights into these servers or, if all fail, into the next to come up. Raise
         ArtifactError if all fail in the first update, NoServerError if weights cannot be resent."""
         self.endpoints, loading.probe = [], None
         while not self.endpoints:
@@ -368,7 +368,7 @@ def load(
     model: PreTrainedModel | None,
     logs: Path | None = None,
 ) -> ServerEngine:
-    """Return the engine for `policy`. With `urls`, training and several replicas are errors."""
+    """Return the engine for `policy`. `urls` with a `model` or several replicas is an error."""
     if settings.urls and settings.num_replicas > 1:
         raise ParamsError(
             "engine.urls names servers and engine.num_replicas starts them: set one of the two"

@@ -65,7 +65,7 @@ class Gate:
             return web.json_response({"error": "the server does not answer"}, status=503)
 
     async def serve(self, address: str, port_file: Path, command: list[str]) -> int:
-        """Run `command`; forward requests (port: `port_file`) until it exits. Return its status."""
+        """Run `command`, forward to it, and return its status. Write the port to `port_file`."""
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_route("*", "/{path:.*}", self.pass_on)
         runner = web.AppRunner(app, access_log=None)

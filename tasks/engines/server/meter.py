@@ -13,8 +13,8 @@ LINE = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 class Meter:
-    """The counters summed over all servers since each one's first reading here, the highest KV
-    cache usage of all readings, and the seconds of sampling."""
+    """The sums over all servers of the counters since each server's first reading; the highest KV
+    cache usage of all readings; and the seconds of sampling."""
 
     def __init__(self) -> None:
         self.last: dict[Endpoint, Counter[str]] = {}

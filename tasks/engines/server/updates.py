@@ -49,8 +49,8 @@ class Versions:
         return "" if self.prefix else transfer.INITIAL
 
     def count(self, version: int | None, *, in_flight: bool) -> None:
-        """Name the new weights, of the policy's `version` if known. Forget the earlier names,
-        unless completions are `in_flight`, which may have tokens of older weights."""
+        """Name the new weights, those of the policy's `version` (None: unknown). Forget the earlier
+        names, unless completions are `in_flight`: these may have tokens of older weights."""
         self.num_updates += 1
         if not in_flight:
             self.known.clear()
@@ -98,7 +98,7 @@ class Loading:
         self, endpoints: Sequence[Endpoint], versions: Versions, *, in_flight: bool = False
     ) -> list[Endpoint]:
         """Load the current weights into some servers, and return the servers that have them. Stop
-        servers that fail or whose probe differs from most; stop all if this process fails."""
+        servers that fail or whose probe differs from the majority's; all if this process fails."""
         try:
             failed = await self.fail(endpoints, versions, in_flight=in_flight)
         except BaseException:
@@ -140,8 +140,8 @@ class Loading:
         return max(answers, key=lambda one: sum(agrees(one, a) for a in answers), default=None)
 
     def compare(self, endpoint: Endpoint, answer: Completion) -> str | None:
-        """Return how a server's completion of the probe differs from one with the new weights, or
-        None. Whether those are the policy's weights is not checked here."""
+        """Return how a server's completion of the probe differs from that of a server with the new
+        weights, or None. Whether those are the policy's weights is not checked here."""
         if self.probe is None or self.identity.agrees(answer, self.probe):
             return None
         return f"{endpoint.url} responds to a probe differently from servers with the new weights"

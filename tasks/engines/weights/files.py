@@ -1,4 +1,4 @@
-"""New weights as safetensors files that servers read, in a folder of this machine, or in a folder
+"""New weights as safetensors files that servers read, in a folder on this machine, or in a folder
 that all machines of a cluster share.
 
 They are written in pieces, so that memory never contains a second copy of the whole policy. A file
@@ -73,7 +73,7 @@ class FileTransfer:
 
     def write(self, weights: Mapping[str, torch.Tensor], version: str) -> dict[int, Piece]:
         """Write this process's pieces, and return them by number. Every weight is read once, in
-        order: all ranks gather sharded weights together. A thread writes a piece meanwhile."""
+        order: all ranks gather sharded weights together. A thread writes the files in parallel."""
         own: dict[int, Future[Piece]] = {}
         parts = numbered(weights, self.piece_bytes, self.dtype)
         with ThreadPoolExecutor(1) as writer:
@@ -94,8 +94,8 @@ class FileTransfer:
     def write_piece(
         self, tensors: dict[str, torch.Tensor], path: Path, last: Piece | None
     ) -> Piece:
-        """Write a piece: with `only_changes` its changes since the `last` version, unless servers
-        would then read over MAX_CHANGES files or half its size in changes; otherwise all of it."""
+        """Write a piece: with `only_changes`, only its changes since the `last` version, as long as
+        all changes to it are at most MAX_CHANGES files and half its size; otherwise all of it."""
         if last is not None and self.only_changes and len(last.changes) < MAX_CHANGES:
             try:
                 size, *sizes = (Path(each).stat().st_size for each in (last.path, *last.changes))
