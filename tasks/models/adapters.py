@@ -59,7 +59,7 @@ def add_delta(
 
 @contextmanager
 def adapters_off(model: torch.nn.Module) -> Iterator[None]:
-    """Compute without the adapters, as the initial policy. Use this only without gradients. peft's
+    """Compute as the initial policy, without adapters. Use this only without gradients. peft's
     own switch would change requires_grad, which FSDP has already recorded."""
     layers = [*adapted_layers(model).values()]
     for layer in layers:

@@ -1,7 +1,7 @@
 """A policy's folder: its permitted files, and its digest, which covers all files that are loaded.
 
-Pickled weights are rejected, because unpickling runs code. References out of the folder are
-rejected, too: an index or a setting that names another place, a link, an adapter's base model."""
+Pickled weights are rejected, because unpickling runs code. References to places outside the
+folder are rejected, too: in an index or a setting, by a link, or to an adapter's base model."""
 
 import math
 import re
@@ -46,7 +46,7 @@ EXPLICIT_WEIGHTS = re.compile(r"[^/\\]+\.safetensors(\.index\.json)?")
 
 def check_folder(folder: Path) -> None:
     """Raise ArtifactError unless `folder` contains a Hugging Face causal LM with safetensors
-    weights, without references out of the folder."""
+    weights, and refers to nothing outside itself."""
     if not (folder / "config.json").is_file():
         raise ArtifactError(f"{folder} is not a policy: it has no config.json")
     check_links(folder)
@@ -129,8 +129,8 @@ def check_weights(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files from which a policy is loaded: those of the file or index that
-    config.json names, else model.safetensors, else those of the usual index, else all."""
+    """Return the safetensors files from which a policy is loaded: the file, or those of the index,
+    that config.json names; else model.safetensors; else those of the usual index; else all."""
     named = as_mapping(folder / "config.json").get("transformers_weights")
     if named is not None and not is_plain(named, EXPLICIT_WEIGHTS, folder):
         raise ArtifactError(

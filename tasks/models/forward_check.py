@@ -51,7 +51,7 @@ def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
 
 def gives_own_logits(model: PreTrainedModel, *, packed: bool) -> bool:
     """Return whether a forward of `packing` gives the model's own logits for a test sequence. In 16
-    bits, rounding in eager attention may exceed a fault's effect: torch's is used instead."""
+    bits, torch's attention is used: rounding in eager attention may exceed a fault's effect."""
     ids = [(7 * n + 3) % model.config.get_text_config().vocab_size for n in range(LENGTH)]
     whole = torch.tensor([ids], device=model.device)
     is_precise = model.dtype == torch.float32 and not torch.is_autocast_enabled(whole.device.type)
@@ -65,8 +65,8 @@ def gives_own_logits(model: PreTrainedModel, *, packed: bool) -> bool:
 
 
 def own_logits(model: PreTrainedModel, ids: list[int], *, packed: bool) -> torch.Tensor:
-    """Return the logits of a sequence, computed by a forward of `packing`. With `packed` they are
-    of two prompts that are prefixes of the sequence, and of two continuations of the first."""
+    """Return the logits of a sequence, computed by a forward of `packing`: with `packed`, those of
+    two prompts, prefixes of the sequence, and of two continuations of the first prompt."""
     if packed:
         rest = [ids[5:], ids[5:9]]
         packing, _, _ = pack([ids[:5], ids[:3]], np.array([0, 0]), rest, model.device)

@@ -41,7 +41,7 @@ torch.backends.cuda.enable_cudnn_sdp(False)
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 # share of the length of a block's longest sequence; a shorter sequence starts a new block
 MIN_LENGTH_RATE = 0.6
-# the longest heads of torch's FlashAttention, whose lengths are multiples of 8
+# the largest head size of torch's FlashAttention; the size must be a multiple of 8
 MAX_FLASH_HEAD = 256
 # the position of a padding key: after every query, so that no query sees it
 PADDING_POSITION = 2**62
@@ -59,9 +59,9 @@ def handed_attention(
     is_plain: bool = False,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return the attention output for transformers: of `attend`, which needs no mask, if given.
-    Else use torch's attention, or the model's own eager one if torch's would ignore an argument;
-    with `is_plain`, ignore the mask."""
+    """Return the attention output for transformers. Use `attend` if given (it needs no mask), else
+    torch's attention, or the model's own eager attention if torch's would ignore an argument. With
+    `is_plain`, ignore the mask."""
     extra = [name for name in UNSUPPORTED if others.get(name) is not None]
     if attend is None:
         mask = None if is_plain else attention_mask
@@ -88,7 +88,7 @@ def eager_attention(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return the eager attention from the model's own file. `mask` is True where a query sees a
-    key. With None, a query sees all keys up to its own position."""
+    key. If it is None, a query sees all keys up to its own position."""
     if mask is None:
         length = query.shape[2]
         mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()[None, None]
@@ -217,8 +217,8 @@ def head_logits(model: PreTrainedModel, hidden_ND: torch.Tensor) -> torch.Tensor
 
 @contextmanager
 def head_precision(*, is_tf32: bool) -> Iterator[None]:
-    """With `is_tf32`, let a float32 head use TF32 on a GPU (10 bits of mantissa). torch's switch is
-    process-wide: it would also round positions in rotary embeddings, in any thread."""
+    """With `is_tf32`, let a float32 head use TF32 on a GPU (10 bits of mantissa). Wrap only the
+    head: torch's switch is process-wide, and would also round positions in rotary embeddings."""
     backend = torch.backends.cuda.matmul
     before = backend.fp32_precision
     backend.fp32_precision = "tf32" if is_tf32 else before
@@ -282,7 +282,7 @@ class Block:
 
 @dataclass
 class Packing:
-    """Packed sequences, block after block, and their attention: first the prompts,
+    """Packed sequences, block after block, and their attention. The prompts come first, with
     `num_prompt_tokens` tokens in `num_prompt_blocks` blocks, then the continuations."""
 
     ids: torch.Tensor
@@ -360,13 +360,13 @@ class Packing:
         )
 
     def num_pairs(self) -> int:
-        """Return the number of query-key pairs that attention computes, including padding."""
+        """Return the number of query-key pairs that attention by blocks computes, with padding."""
         return sum(block.queries.numel() * block.keys.shape[1] for block in self.blocks)
 
 
 def supports_flash(value: torch.Tensor) -> bool:
-    """Return whether torch's FlashAttention supports such values [N, K, D]: in 16 bits, on a recent
-    GPU, with a supported size of heads."""
+    """Return whether torch's FlashAttention supports these values [N, K, D]: 16-bit floats on a GPU
+    of compute capability 8.0 or higher, with a supported head size."""
     is_possible = value.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
     is_size = value.shape[-1] % 8 == 0 and value.shape[-1] <= MAX_FLASH_HEAD
     return is_possible and is_size and torch.cuda.get_device_capability(value.device) >= (8, 0)

@@ -78,7 +78,7 @@ def mark_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str | N
 def with_mark(
     messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, mark: str | None
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the messages with `mark` inserted into the special tokens in their text."""
+    """Return the messages with `mark` inserted into the protected tokens in their text."""
     if mark is None:
         return messages
     return [{**one, "content": marked(one["content"], tokenizer, mark)} for one in messages]
@@ -91,8 +91,8 @@ def encode_plain(
     *,
     add_special_tokens: bool = True,
 ) -> list[int]:
-    """Return the token ids of plain text. `text` is `template` with the question for `{prompt}`:
-    the template's special tokens are encoded as tokens, those in the question as text."""
+    """Return the token ids of `text`: `template` with the question in place of `{prompt}`. Special
+    tokens in the template are encoded as tokens, those in the question as text."""
     before, _, after = (template or "{prompt}").partition("{prompt}")
     if not (text.startswith(before) and text.endswith(after)):
         before = after = ""

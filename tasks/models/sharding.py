@@ -1,10 +1,10 @@
 """A policy sharded over ranks, by torch's FSDP2 (`fully_shard`; Zhao et al., arXiv 2304.11277).
 
 Every rank stores some rows of every parameter, of its gradient and of AdamW's moments, in float32.
-A layer is gathered only while it computes, in bfloat16 if it computes in that. Gradients are summed
+A layer is gathered only while it computes, in the dtype of its computation. Gradients are summed
 over ranks, as without sharding: every part is already divided by the whole step's totals. All ranks
 must make the same number of forward and backward passes, since each pass gathers. With replicas
-(HSDP) the ranks form groups of which each stores the whole policy: gathers stay within a group."""
+(HSDP) the ranks form groups, and each stores the whole policy: gathers stay within a group."""
 
 from collections.abc import Callable, Iterable
 from types import MethodType
