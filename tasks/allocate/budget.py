@@ -127,7 +127,7 @@ def reference_forwards(architecture: Architecture, train: Values) -> float:
 
 def scoring_forwards(train: Values, plan: Planned) -> float:
     """Return the policy's forward passes per rollout before an update: one if the step is scored,
-    plus, for replayed `successes`, at most those over the stored rollouts that may join a group."""
+    plus, with replay of `successes`, an upper bound for stored rollouts that may join a group."""
     num = float(recipes.is_scored(train))
     if train["replay"]["method"] != "successes":
         return num
@@ -173,8 +173,8 @@ def rollouts_of(
     train: Values,
     profile: float,
 ) -> float:
-    """Return the number of rollouts that a run trains on: what the budget buys after the warm start
-    and the cost `profile`, or the plan's without a budget; at most `train.max_steps` steps."""
+    """Return the number of rollouts of a run: as many as the budget buys after the warm start and
+    the cost `profile`; without a budget, the whole plan. At most those of `train.max_steps`."""
     rollouts = plan.rollouts
     if budget is not None:
         lengths = plan.prompt, plan.completion
@@ -202,7 +202,7 @@ def group(size: int, prompt: float, completion: float) -> Rows:
 
 
 def resolution(values: Values, layout: Layout) -> str:
-    """Return a sentence on the smallest difference of pass@1 that the test prompts resolve, or an
+    """Return a sentence on the smallest difference in pass@1 that the test prompts resolve, or an
     empty string if their number is unknown. It uses the baseline's pass rates, if there are any."""
     num_samples, num_prompts = values["evaluate"]["num_samples"], values["ingest"]["splits"]["test"]
     counts: tuple[pl.Series, pl.Series] | None = None

@@ -80,10 +80,10 @@ def expect(
 
     Mixed groups follow from each prompt's posterior pass rate, tokens from its mean length; both
     drift as the policy learns. Every epoch trains on the rollouts that `select` keeps and on
-    replayed ones, which a reference reads once; with a reference or an entropy bonus all have a
+    replayed ones; a reference reads each once. With a reference or an entropy bonus, all have a
     gradient. With several updates the old log-probabilities are computed first. A replayed group
     counts as mixed and whole, and a kept part of a mixed group counts as mixed. Not modelled:
-    features requested by a slot, zero advantages that a method excludes, the prompts that control
+    features requested by a slot, zero advantages that a method excludes, prompts that `control`
     prefers, stored rollouts that join groups, and the steps before a replay buffer is full."""
     counted, profile = visits.counted, compared.profile
     num_V, sizes_V = counted["visits"].to_numpy(), counted["group_size"].to_numpy()
@@ -157,7 +157,7 @@ def num_demonstrations(train: Mapping[str, Any]) -> int:
 
 def kept_share(sizes: npt.NDArray[np.int64], mixed: Floats, select: Mapping[str, Any]) -> Floats:
     """Return [V], for V rows of visits, the share of rollouts that a selector is expected to keep:
-    mixed groups, or `keep` rollouts per group. Other selectors count as keeping all."""
+    `keep` per group (default: all), and with `drops_dead` only those of mixed groups."""
     share = np.minimum(sizes, select.get("keep", sizes)) / sizes
     return np.asarray(share * mixed if drops_dead(select) else share)
 

@@ -71,7 +71,7 @@ def expected(prior: tuple[float, float]) -> Any:
 
 
 def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Generator) -> Any:
-    """Return like `expected`, for one draw of pass rates and prompts; for tables of `by_prompt`."""
+    """Return `expected`'s function for one draw of rates and prompts, on tables of `by_prompt`."""
     correct = profile["correct"].to_numpy()
     graded = (profile["num_samples"] - profile["error"]).to_numpy()
     rates = rng.beta(prior[0] + correct, prior[1] + graded - correct)
@@ -86,8 +86,8 @@ def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Gener
 
 
 def savings(compared: Sequence[pl.DataFrame], known: Any) -> dict[str, tuple[float, float | None]]:
-    """Return, by account, the saving of the first plan over the second, and after how many runs of
-    it the profile pays (None: never). The third plan is the profile's samples."""
+    """Return, by account, the saving of the first plan over the second, and the number of runs of
+    the first that pay for the profile (None: never). The third plan is the profile's samples."""
     mine, theirs, samples = compared
     information, cost = totals(mine, known)
     uniform_information, uniform_cost = totals(theirs, known)

@@ -38,8 +38,8 @@ ENDED = (
 
 
 def main(run: stage.Stage) -> None:
-    """Apply the recipe's strategy, and write the plan, decisions, forecast, budget and samples:
-    those of the plan's prompts in the profile if a slot or the warm start reads them, else none."""
+    """Apply the recipe's strategy, and write the plan, decisions, forecast, budget and samples (the
+    profile's for the plan's prompts, if a slot or the warm start reads them; else no rows)."""
     recipe, seed = run.coordinates()
     settings = run.section("allocate", AllocateSettings)
     layout = run.layout

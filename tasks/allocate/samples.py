@@ -1,5 +1,5 @@
 """The profile's samples, with tokens from the rollout store, for slots or a warm start that train
-on them. This module is loaded only for recipes with one."""
+on them. This module is loaded only for recipes with such a slot or warm start."""
 
 import polars as pl
 

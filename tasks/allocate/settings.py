@@ -5,10 +5,10 @@ from tasks.common.params import at_least, settings, share
 
 @settings
 class AllocateSettings:
-    """The section `allocate`, common to all recipes; the strategy is the recipe's."""
+    """The section `allocate`, common to all recipes. Each recipe has its own strategy."""
 
     passes: int = 4  # passes over the curriculum
-    seed: int = 0  # added to the run's seed, so every run has its own subset and order
+    seed: int = 0  # combined with the run's seed: every run has its own subset and order
 
     def __post_init__(self) -> None:
         at_least(1, allocate__passes=self.passes)

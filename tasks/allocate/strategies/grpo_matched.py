@@ -2,8 +2,7 @@
 is spent.
 
 The baseline at equal charged compute. `allocate.passes` applies to sGPO's plan; here the number of
-passes follows from the budget. It is not charged for profiling, because uniform training needs no
-profile."""
+passes follows from the budget. No profile is charged, because uniform training needs none."""
 
 import numpy as np
 import polars as pl
@@ -24,7 +23,8 @@ def allocate(
     unsolved_rate: float,
     buckets: list[int],
 ) -> Allocation:
-    """Return uniform visits that cost as much as the profile and sGPO's plan (last 3 settings)."""
+    """Return uniform visits that cost as much as the profile and sGPO's plan under the last three
+    settings."""
     settings = {"trivial_above": trivial_above, "unsolved_rate": unsolved_rate, "buckets": buckets}
     _, budget = sgpo_plan(profile, passes, rng, settings)
     rows = profile["row"]

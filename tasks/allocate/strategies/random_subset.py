@@ -1,5 +1,5 @@
-"""`random_subset`: a random subset with as many prompts as sGPO trains on, with one group size and
-at sGPO's whole cost.
+"""`random_subset`: as many random prompts as sGPO trains on, with one group size, at the cost of
+sGPO's plan and its profile.
 
 A gain of sGPO over this baseline comes from its choice of prompts, group sizes and order, not from
 training on fewer prompts. Like `grpo_matched`, it trains instead of profiling."""

@@ -1,7 +1,7 @@
 """`sgpo_unsorted`: sGPO without its order. A pass visits the same prompts with the same group
 sizes, in random order.
 
-The ablation "no curriculum". Prompts never solved are still visited once per bucket, with that
+The ablation "no curriculum". Kept unsolved prompts are still visited once per bucket, with that
 bucket's group size."""
 
 import numpy as np
