@@ -116,7 +116,7 @@ class Tally:
 
 def measure(tally: Tally, prompts: pl.DataFrame, settings: Evaluate) -> dict[str, Any]:
     """Return the metrics of graded rollouts. An `error` is excluded from numerator and denominator;
-    every other failure counts as 0. Raise ArtifactError if no sample is graded."""
+    every other failure counts as 0. Raise ArtifactError if no sample or no greedy one is graded."""
     scores = tally.by_prompt().join(
         prompts.select("prompt_id", "source", "level"), on="prompt_id", maintain_order="left"
     )
