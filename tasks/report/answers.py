@@ -51,8 +51,8 @@ def change_of(before: float | None, after: float | None) -> str | None:
 
 
 def shown_runs(rows: Sequence[Row], champion: Mapping[str, Any] | None) -> list[str]:
-    """Return at most MAX_RUNS runs for the page: of each recipe the seed with the best validation
-    accuracy, in the order of the leaderboard, but the champion first."""
+    """Return at most MAX_RUNS runs for the page: each recipe's seed with the best validation
+    accuracy. The champion comes first, then the others in the order of the leaderboard."""
     recipes = dict.fromkeys(row["recipe"] for row in rows)
     names = [name_of(best_seed(rows, recipe)) for recipe in recipes]
     first = name_of(champion) if champion else ""
@@ -61,7 +61,7 @@ def shown_runs(rows: Sequence[Row], champion: Mapping[str, Any] | None) -> list[
 
 def choose(changes: Mapping[str, str | None], count: int = NUM_PROMPTS) -> list[str]:
     """Return at most `count` prompt ids: an equal number of each class, or all of a small class
-    (None is `same`). Ids are digests, so the first ones are a random but reproducible choice."""
+    (None counts as `same`). Ids are digests: the first are a random but reproducible choice."""
     classes: dict[str, list[str]] = {name: [] for name in CHANGES}
     for prompt_id, change in sorted(changes.items()):
         classes[change or "same"].append(prompt_id)
@@ -73,8 +73,8 @@ def choose(changes: Mapping[str, str | None], count: int = NUM_PROMPTS) -> list[
 
 
 def write_rollouts(path: Path, layout: Layout, results: Results, runs: Sequence[str]) -> Json:
-    """Write `rollouts.parquet` and return the page's part of it: samples of the initial policy and
-    the `runs`. Raise ArtifactError if the prompt of a rollout is not among the test prompts."""
+    """Write `rollouts.parquet`. Return the page's part: samples of the initial policy and of `runs`
+    for prompts chosen by the first run's changes. Raise ArtifactError for an unknown prompt."""
     columns = ("prompt_id", "source", "level", "prompt", "answer")
     prompts = PROMPTS.read_columns(layout.prompts("test"), columns).rename({"answer": "gold"})
     rates = {row["prompt_id"]: row for row in results.paired.rates.to_dicts()}
@@ -159,7 +159,7 @@ def shown(
 
 
 def picked(samples: pl.DataFrame) -> list[Json]:
-    """Return at most NUM_SAMPLES samples of a prompt, the first of each outcome preferred."""
+    """Return at most NUM_SAMPLES samples of a prompt, preferably the first of each outcome."""
     named = samples.select(pl.col("sample_index").alias("index"), *IN_PAGE[2:], "answer", "text")
     rows = named.sort("greedy", "index", descending=[True, False]).to_dicts()
     firsts = {row["outcome"]: row for row in reversed(rows)}

@@ -40,7 +40,7 @@ def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
 
 
 def compared(summary: Mapping[str, Any]) -> str | None:
-    """Return the best recipe by mean validation besides the reference, or None if it is alone."""
+    """Return the best recipe by mean validation except the reference; None if there is no other."""
     recipes = summary["recipes"]
     others = [name for name in recipes if name != summary["reference"]]
     return max(others, key=lambda name: float(recipes[name]["validation"]["mean"]), default=None)

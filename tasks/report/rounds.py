@@ -27,7 +27,7 @@ KINDS = ("never solved", "learnable", "always solved", "not known")
 @dataclass(frozen=True)
 class Round:
     """One round: the metrics of its initial policy, its leaderboard, the row of the kept policy and
-    why it is kept, and the profile. `source` is where the initial policy is from."""
+    why it is kept, and the profile. `source` is where the initial policy came from."""
 
     number: int
     source: str
@@ -88,7 +88,7 @@ def read_rows(path: Path, summary: Mapping[str, Any]) -> list[Row]:
 
 
 def cell_of(source: str) -> str:
-    """Return `recipe/seed` of the folder `runs/RECIPE/SEED/train/policy` (else ArtifactError)."""
+    """Return `recipe/seed` for `runs/RECIPE/SEED/train/policy`. Otherwise raise ArtifactError."""
     parts = Path(source).parts[-5:]
     if len(parts) < 5 or (parts[0], *parts[3:]) != ("runs", "train", "policy"):
         raise ArtifactError(

@@ -22,7 +22,7 @@ Advice = dict[str, Any]
 
 
 def advise(fits: Fits) -> dict[str, list[Advice]]:
-    """Return the advice at each of NUM_BUDGETS budgets, by axis. All runs use the same draws."""
+    """Return the advice at each of NUM_BUDGETS budgets, by axis. The draws are always the same."""
     found = {}
     for axis in AXES:
         curves = {recipe: of[axis] for recipe, of in fits.items()}

@@ -1,4 +1,4 @@
-"""Charts as plotly takes them: traces and layouts, as plain JSON. `charts.js` draws them.
+"""Charts in plotly's format: traces and layouts, as plain JSON. `charts.js` draws them.
 
 A chart has one or more variants in one place, and the reader selects one. A trace of a recipe has
 the recipe's name as `legendgroup`, by which the page hides it. Colours are names that the page

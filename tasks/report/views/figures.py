@@ -1,4 +1,4 @@
-"""The figures of the report: data and axes of each. `charts` makes their parts."""
+"""The figures of the report: the data and the axes of each. `charts` makes their parts."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -235,7 +235,7 @@ def difference(name: str, index: int, found: Mapping[str, Any]) -> Trace:
 
 
 def by_level(results: Results) -> Chart:
-    """Return a chart of test pass@1 by level before (grey) and after training, the mean over the
+    """Return a chart of test pass@1 by level before (grey) and after training, as the mean over the
     seeds."""
     initial = results.evidence.baseline["levels"]
     levels = sorted(initial, key=level_order)

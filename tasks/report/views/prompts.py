@@ -51,7 +51,7 @@ def class_tokens(evidence: Evidence, run: Trained, mixed: Sequence[bool]) -> lis
 
 def profile_histogram(profile: pl.DataFrame, run: Trained, index: int) -> Variant:
     """Return the number of prompts at each pass rate, by the decision of the recipe of `run`: the
-    darker the colour, the larger the group."""
+    stronger the colour, the larger the group."""
     joined = profile.select("prompt_id", "pass_rate").join(
         run.decisions.select("prompt_id", "decision", "group_size"), on="prompt_id", how="left"
     )

@@ -76,7 +76,7 @@ def bill_words(bill: Mapping[str, float], size: float) -> str:
 
 
 def kinds_table(rounds: Sequence[Round]) -> str:
-    """Return a table of how many prompts each round's profile never, sometimes or always solved."""
+    """Return a table of the prompts never, sometimes and always solved in each round's profile."""
     body = []
     for one in rounds:
         counts = kinds(one.profile)
@@ -165,7 +165,7 @@ def accuracy_over(
 
 
 def rates(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Return a variant: the training prompts by class of profiled pass rates, bars per round."""
+    """Return a variant with the number of training prompts by class of pass rate, per round."""
     traces = []
     for place, one in enumerate(rounds, start=1):
         classes = class_of(one.profile["pass_rate"].drop_nulls())

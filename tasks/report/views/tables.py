@@ -339,7 +339,7 @@ def forecast_table(results: Results) -> str:
 
 
 def drift_table(results: Results) -> str:
-    """Return a table of each pass's drift from the profile and forecast and actual mixed groups."""
+    """Return a table of each pass's drift, and of its forecast and actual share of mixed groups."""
     body = []
     for run in results.evidence.trained:
         for one in results.summary["drift"][run.name]["passes"]:
