@@ -32,8 +32,8 @@ from tasks.common.statistics import score_prompts
 logger = logging.getLogger(__name__)
 
 FAMILY_STAGES = ("policy", "ingest", "profile", "evaluate")
-"""The stages of a family in their order. If the inputs of one change, it runs again, and those
-after it."""
+"""The stages of a family in their order. If the inputs of a stage change, that stage and all later
+ones run again."""
 
 TRAINING = ("generate", "score", "update")
 # scaling from a tiny policy's run to a GPU run: lengths, and rollouts in a wave
@@ -78,8 +78,8 @@ def run_stage(
 
 
 def prepare_family(work: Path, family: str, values: Values, policy: Layout | None) -> None:
-    """Make a family's policy, prompts, profile and baseline, each again only if its inputs change.
-    The policy is copied from the data root `policy`, made with the same parameters, if given."""
+    """Make a family's policy, prompts, profile and baseline, except where inputs are unchanged. If
+    `policy` is given, a data root with the same parameters, the policy is copied from there."""
     layout = family_layout(work, family)
     settings, code = inputs_of(values, next(iter(values["recipes"])))  # the same for all recipes
     wanted = ""
@@ -216,9 +216,9 @@ def parts_of(seconds: Seconds) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Passes:
-    """The trainer's passes over a step's rollouts: the number of update `epochs`; whether a slot
-    requires a forward pass before the update (`is_seen`), and each rollout's gradient norm; and
-    whether the loss of kept rollouts needs a reference, or has an entropy bonus."""
+    """The trainer's passes over a step's rollouts: the number of update `epochs`; whether there is
+    a forward pass before the update (`is_seen`); whether a slot needs each rollout's gradient norm;
+    and whether the loss of kept rollouts needs a reference, or has an entropy bonus."""
 
     epochs: int = 1
     is_seen: bool = False

@@ -27,7 +27,7 @@ which depend on the machine and its other load."""
 
 
 def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
-    """Return a run's cost in `measure`, with 1 / `uses` of the profile's cost (not in CPU time)."""
+    """Return a run's cost in `measure`, with 1 / `uses` of the profile's (none in CPU seconds)."""
     if measure == "rollouts":
         return float(line["rollouts"] + line["rollouts_profile"] / uses)
     if measure in UPDATE_FACTORS:
@@ -44,7 +44,7 @@ def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
 
 
 def best_by_budget(trials: Iterable[Line]) -> dict[int, Line]:
-    """Return the trial with the best validation accuracy by budget, smallest budget first."""
+    """Return each budget's trial with the best validation accuracy, smallest budget first."""
     found: dict[int, Line] = {}
     for trial in trials:
         best = found.get(trial["budget"])
@@ -54,9 +54,9 @@ def best_by_budget(trials: Iterable[Line]) -> dict[int, Line]:
 
 
 def chosen(trials: Sequence[Line], measure: str) -> list[Line]:
-    """Return the trials with settings to run on test for an account: the best of each budget, and
-    the trials on the upper convex hull of accuracy over the logarithm of the account's compute. So
-    a setting with slightly less accuracy for much less of this compute is also run."""
+    """Return the trials whose settings are run on test for an account: the best of each budget and,
+    unless it is in EQUAL, those on the upper convex hull of accuracy over the logarithm of its
+    compute. So a setting with slightly less accuracy for much less of this compute is also run."""
     found = list(best_by_budget(trials).values())
     if measure in EQUAL:
         return found

@@ -3,8 +3,8 @@ recipe's tuned frontier reaches the same accuracy, with an interval.
 
 A recipe's frontier on a family in an account is the monotone curve through (compute, test accuracy)
 of the settings chosen for this account, each as the mean over the seeds. The targets are the
-accuracies of the reference at its own budgets, except the largest. At the largest an equally good
-recipe reaches the target only by chance, and if it does its ratio is above 1.
+accuracies of the reference at its own budgets, except the largest. At the largest, an equally good
+recipe reaches the target only by chance, and its ratio is then above 1.
 
 The interval comes from a hierarchical bootstrap. Prompts are drawn once for all recipes, because
 all are tested on the same ones. Seeds are drawn for every point. For every recipe the result of its
@@ -75,8 +75,8 @@ class Point:
 class Runs:
     """A recipe on a family. `frontier` has, by account, the indices of its points in `points`;
     `best`, by budget, the index of the settings with the best validation; `searches` is the same
-    for each complete search. `is_equal`: some account uses the settings chosen at equal rollouts,
-    because its own settings have not been run."""
+    for each complete search. `is_equal` is true if some account uses the settings chosen
+    at equal rollouts, because its own settings have not been run."""
 
     name: str
     points: Sequence[Point]

@@ -16,12 +16,12 @@ Values = Mapping[str, Any]
 SHARED_STAGES = ("ingest", "policy", "profile")
 RECIPE_STAGES = ("allocate", "train", "evaluate")
 OWN_FILES = ("tasks/benchmark/cells.py", "tasks/common/accounting/device_time.py")
-"""The benchmark's own code, besides the stages: the cutting of plans, and the measurements."""
+"""The benchmark's own code, besides the stages: the thinning of plans, and the measurements."""
 
 
 def inputs_of(params: Values, recipe: str, root: Path = ROOT) -> tuple[Values, Values]:
     """Return, by stage, digests of the values that can change this recipe's results, and digests of
-    the code under `root` that the stages can run for them."""
+    the code under `root` that the stage can run with these values."""
     # cached: a benchmark needs the same digests many times, independent of the seed
     alone: dict[str, Any] = {"experiment": {"recipes": [recipe], "seeds": [0], "budget": None}}
     alone["recipes"] = {recipe: params["recipes"][recipe]}

@@ -28,8 +28,8 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Search:
-    """How recipes are tuned: random points of `axes` (values for keys of the section `train`,
-    common to all). A share `keep_share` of the points continues from one budget to the next. There
+    """How recipes are tuned: random points of the common `axes` (keys of the section `train`, with
+    their values). A share `keep_share` of the points continues from one budget to the next. There
     is one search for each of `seeds`, with its own points; no test run uses these seeds."""
 
     axes: dict[str, list[Any]]
@@ -142,7 +142,7 @@ def settings_of(line: Mapping[str, Any]) -> str:
 
 
 def read_protocol(path: Path) -> tuple[Protocol, Values]:
-    """Return the protocol and complete base parameters. Raise ParamsError for invalid content."""
+    """Return the protocol and the complete parameters. Raise ParamsError for invalid content."""
     protocol = params.parse(params.load(path), Protocol, path.name)
     names = [contestant.recipe for contestant in protocol.contestants]
     everyone = {"recipes": [*dict.fromkeys([*names, *protocol.reference])], "seeds": [0]}

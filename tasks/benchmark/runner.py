@@ -75,7 +75,7 @@ def runnable(
 def turn(
     protocol: Protocol, values: Values, family: str, contestant: Contestant, find: Find
 ) -> Iterator[BenchmarkCell]:
-    """Yield a recipe's cells on a family, finished or not, that do not await missing results."""
+    """Yield a recipe's cells on a family, finished or not, that depend on no missing result."""
     owner = (family, protocol.families[family])
 
     def made(
@@ -260,7 +260,7 @@ def line_of(future: Future[Line], ran: Collection[BenchmarkCell]) -> Line:
 
 
 def start_worker() -> None:
-    """Configure a worker: it dies with its parent, ignores interrupts, and uses one thread."""
+    """Make a worker die with its parent, ignore Ctrl-C outside training, and use one thread."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
