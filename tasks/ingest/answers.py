@@ -59,8 +59,7 @@ def width(tolerance: Any) -> float:
 
 
 def from_json(value: Any, path: str) -> Any:
-    """Return the list or mapping in JSON text, and blank or non-text values unchanged. Raise
-    Unusable for other text."""
+    """Parse a JSON list or object; return blank or non-text values. Else raise Unusable."""
     if not isinstance(value, str) or not value.strip():
         return value
     found = decoded(value)
@@ -71,7 +70,8 @@ def from_json(value: Any, path: str) -> Any:
 
 def extracted(solution: Any, what: Extract | None) -> Any:
     """Return the gold in a worked solution: the content of its last box or joined boxes, or the
-    text after the last `####`; unchanged without `what`. Raise Unusable if there is none."""
+    text after the last `####`. Raise Unusable if there is none. Return a blank or non-text
+    solution unchanged, and any solution if `what` is None."""
     if what is None or not isinstance(solution, str) or not solution.strip():
         return solution
     if what == "boxed":

@@ -1,8 +1,8 @@
 """The rows that a source yields, and their conversion to clean rows or to rejections with a reason.
 
-A source only reads and does not judge. It passes on each prompt and gold unchanged, and the rules
-below apply to all sources. No row is dropped silently: a row that raises Unusable becomes a
-rejection with its reason and its raw text."""
+A source turns each record into a Candidate, or raises Unusable for a record in another form. The
+rules below then apply to the candidates of all sources. No row is dropped silently: a row that
+raises Unusable becomes a rejection with its reason and its raw text."""
 
 import json
 import math
@@ -47,10 +47,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Row:
-    """A clean prompt. `asked`, by which prompts are compared, is the question without template and
-    system message, where the source separates them. `template` is the one applied to a plain
-    prompt. `marker` is the first special token of a well-known chat format in the text, or empty.
-    `line` and `content` (the record's raw text) are kept in case a later check rejects the row."""
+    """A clean prompt. `asked`, by which prompts are compared, is the source's bare question, or
+    else the prompt without template and system message. `prompt` includes `template`, the source's.
+    `marker` is the first special token of a well-known chat format in the text, or empty. `line`
+    and `content` (the record's raw text) are kept in case a later check rejects the row."""
 
     source: str
     line: int
@@ -122,7 +122,7 @@ def solution_of(candidate: Candidate) -> str | None:
 
 
 def check(candidate: Candidate) -> None:
-    """Raise Unusable for a field that is missing, empty, of a wrong type or cannot be stored."""
+    """Raise Unusable for a field that is missing, empty or of a wrong type, or cannot be stored."""
     prompt = candidate.prompt
     answer = candidate.answer
     for name in ("prompt", "answer", "level", "source", "question"):

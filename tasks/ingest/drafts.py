@@ -1,5 +1,5 @@
-"""Draft `ingest.sources` and `ingest.splits` for a file from its first rows: the fields with
-question and answer, a verifier that suits the answers, and splits that the rows can fill."""
+"""Draft `ingest.sources` and `ingest.splits` for a file from its first rows: the fields of the
+question and the answer, a verifier that suits the answers, and splits that the rows can fill."""
 
 import re
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ def draft(
     location: str, preset: str | None, fields: Sequence[str] | None, max_characters: int | None
 ) -> tuple[dict[str, Any], dict[str, int | None]]:
     """Return an entry of `ingest.sources` for the file at `location`, and `ingest.splits`. `preset`
-    may be a published set; if it is None or `mapping`, `fields` names the question and the answer
-    (None: found by common names). Raise ParamsError without such fields, or for too few rows."""
+    may name a published set; if it is None or `mapping`, `fields` are those of the question and the
+    answer (None: found by common names). Raise ParamsError for missing fields or too few rows."""
     preset = None if preset == "mapping" else preset  # the fields of `mapping` are found here
     if preset is None:
         entry = mapping(location, fields)

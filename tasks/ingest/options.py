@@ -77,8 +77,8 @@ def shuffled(texts: Sequence[str]) -> list[str]:
 
 
 def letters_of(answer: Any, options: Options, first: int) -> str | None:
-    """Return the gold's letters in alphabetical order: of one option, a list of several, or several
-    in one text (`ACD`, `A, C and D`). None if one of them is not an option, or occurs twice."""
+    """Return the gold's letters in alphabetical order; None if one is not an option or is repeated.
+    `answer` is one option, a list, or several in a text (`ACD`, `A, C and D`); see `letter`."""
     if isinstance(answer, str):
         if one := letter(answer, options, first):
             return one

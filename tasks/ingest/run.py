@@ -31,7 +31,7 @@ class Sections:
 
 
 def main(stage: Stage) -> None:
-    """Read, check and split all rows, and write the tables; with --dry-run print the counts."""
+    """Read, check and split all rows, and write the tables; with --dry-run only print counts."""
     sections = stage.sections(Sections)
     settings = sections.ingest
     chosen = sources(settings.sources)
@@ -118,7 +118,7 @@ def compare_without_shared_text(spool: Spool, found: dict[tuple[int, str], Share
 
 
 def write(stage: Stage, spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> None:
-    """Write the tables and record them."""
+    """Write all tables, and record the parameters and the splits with the tracker."""
     writing.write_rejected(stage.layout.prompts("rejected"), spool, index)
     writing.write_contamination(stage.layout.prompts("contamination"), spool, index, pairs)
     stage.tracker.params({"ingest": asdict(stage.section("ingest", Ingest))})
@@ -132,8 +132,8 @@ def write(stage: Stage, spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) 
 
 
 def table(index: pl.DataFrame) -> str:
-    """Return the outcome of every row as a text table: a line per source, with the rows of each
-    split and the rows rejected for each reason. `unused` counts good rows that no split needed."""
+    """Return a text table with a line per source and a total: the numbers of rows read, in each
+    split, and rejected for each reason. `unused` counts good rows that no split needed."""
     fate = pl.coalesce(pl.col("reason").cast(pl.String), "split", pl.lit("unused"))
     counts = index.group_by(pl.col("source").cast(pl.String), fate=fate).len()
     reasons = (

@@ -64,7 +64,7 @@ def from_bucket(location: str, file: BinaryIO, max_bytes: int | None) -> None:
 
 
 def head_from_hub(location: str, file: BinaryIO, max_bytes: int | None) -> None:
-    """Copy the first `max_bytes` of a file on the hub, from the cache if it is there or offline."""
+    """Copy a hub file's first `max_bytes`, from the cache if the file is there or if offline."""
     with reaching_hub(location) as match:
         name, file_name, revision = match["name"], match["file"], match["revision"]
         found = try_to_load_from_cache(name, file_name, repo_type="dataset", revision=revision)

@@ -1,5 +1,5 @@
-"""Read the rows of a local file: JSON Lines, JSON, CSV, TSV, Parquet or Arrow, with text optionally
-in gzip or zstd.
+"""Read the rows of a local file: JSON Lines, JSON, CSV or TSV (plain, or compressed with gzip or
+zstd), Parquet or Arrow.
 
 The format is found by the file name (`.jsonl.gz`), or else by the first bytes; compression only by
 the first bytes. A `.json` file may also be JSON Lines. JSON is an array of rows, or columns
@@ -99,7 +99,7 @@ def records(path: Path, location: str) -> Iterator[Record | Rejection]:
 
 
 def text(path: Path, kind: str, location: str) -> Iterator[Record | Rejection]:
-    """Yield the rows of a text file; above the limit of decompressed size, end in a rejection."""
+    """Yield the rows of a text file; end with a rejection if its decompressed size is too large."""
     number = 0
     try:
         with decompressed(path) as file:
@@ -150,7 +150,7 @@ def braced(path: Path, alone: str) -> str:
 
 
 def table(path: Path, kind: str) -> Iterator[Record | Rejection]:
-    """Yield the rows of a Parquet or Arrow file; above the limit of size, end in a rejection."""
+    """Yield the rows of a Parquet or Arrow file; end with a rejection if they are too large."""
     number, limit = 0, bounded.limit_of(path)
     left = limit
     for batch in batches(path, kind):
@@ -235,7 +235,7 @@ def json_line(raw: bytes, number: int) -> Record | Rejection:
 
 
 def record_of(number: int, content: str, value: Any) -> Record | Rejection:
-    """Convert a JSON value to a row (a list of objects: its field `row`), or else a rejection."""
+    """Return the row of a JSON object or, in a field `row`, of an array of objects; else reject."""
     if is_array(value):
         value = {"row": value}
     if not isinstance(value, dict):
@@ -268,9 +268,9 @@ def json_whole(file: BinaryIO, location: str) -> Iterator[Record | Rejection]:
 
 
 def rows_of(values: dict[str, Any], place: str) -> list[Any] | None:
-    """Return the rows of a JSON object: from its columns, else from its only key with an array of
-    objects. None if it has neither. Raise ArtifactError for several such keys, and for columns of
-    different lengths."""
+    """Return the rows of a JSON object: the array of objects under its only key, else its columns,
+    else the only array of objects under one of its keys. None if it has none of these. Raise
+    ArtifactError for several such arrays, and for columns of different lengths."""
     columns = list(values.values())
     kinds = {type(column) for column in columns}
     are_columns = kinds in ({list}, {dict})

@@ -63,7 +63,7 @@ def exact(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
 def near(
     spool: Spool, train: pl.Series, evaluation: pl.Series, settings: Contamination
 ) -> pl.DataFrame:
-    """Return the pairs of the row numbers `train` and `evaluation` with near questions."""
+    """Return the PAIRS of `train` and `evaluation` (row numbers) with nearly the same words."""
     questions = spool.take(evaluation, "asked")
     sample = spool.take(train.head(SAMPLE), "asked")
     common = shared(sample["asked"], settings.ngram).union(

@@ -47,14 +47,14 @@ def place(seed: int, identity: str) -> int:
 
 
 def question_keys(asked: str) -> dict[str, int]:
-    """Return the keys of a question: of its text as it is, and case-folded."""
+    """Return the keys of the `compared` question: as is, and case-folded."""
     text = compared(asked)
     return {"text": key(text), "folded": key(normalised(text.casefold()))}
 
 
 def keys(row: Row, identity: str, seed: int) -> dict[str, int]:
-    """Return the keys of a row in the index: of its question, its gold and its place. `identity` is
-    its prompt_id."""
+    """Return a row's keys for the index: those of its question, its gold and its place. `identity`
+    is its prompt_id."""
     return {
         **question_keys(row.asked),
         "gold": key(json.dumps([row.answer, row.verifier])),

@@ -135,7 +135,7 @@ def shared(words: Sequence[Sequence[str]]) -> list[str]:
 
 
 def whole_start(words: list[str]) -> list[str]:
-    """Return the whole sentences at the beginning; the text after them belongs to the question."""
+    """Return the whole sentences in a shared start, or [] for fewer than MIN_WORDS words."""
     length = max((place for place, word in enumerate(words, 1) if ends(word)), default=0)
     return words[:length] if num_words(" ".join(words[:length])) >= MIN_WORDS else []
 

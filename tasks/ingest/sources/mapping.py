@@ -1,8 +1,8 @@
 """Any file of rows (JSON Lines, JSON, CSV, Parquet, Arrow): the settings name the fields, by paths
 (`reward_model.ground_truth[0]`).
 
-A prompt is a field (text or chat messages), or a text with fields in braces. Its options are
-inserted where the text names them, else appended, and the gold becomes a letter."""
+A prompt is a field (text or chat messages), or a text with fields in braces. Answer options go
+where the text names them, else at the end, and the gold becomes their letters."""
 
 import re
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class Settings:
 
     Optional: `options` is a field of choices, or a list of fields with one choice each;
     `first_option` is the number of the first choice if golds are positions (default 0); `golds`
-    states whether one or all of several golds are required; `tolerance` is the field with the
-    gold's; `extract` takes the gold from a worked solution; `solution` is the field of a worked
-    solution, by default the one with the gold; `json` lists fields with JSON text."""
+    states whether one or all of several golds are required; `tolerance` is the field of the gold's
+    tolerance; `extract` takes the gold from a worked solution; `solution` is the field of one (with
+    `extract`, by default `answer`); `json` lists fields with JSON text."""
 
     path: str
     name: str

@@ -1,4 +1,4 @@
-"""MBPP (Austin et al., arXiv 2108.07732), in the full and the sanitized form: a task in words and
+"""MBPP (Austin et al., arXiv 2108.07732), in the full and the sanitized form: a task in words, with
 assertions, for the verifier `code`.
 
 The prompt is `text` (or `prompt`) and the first `shown_tests` assertions: without an assertion the

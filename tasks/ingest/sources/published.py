@@ -30,8 +30,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Form(mapping.Settings):
-    """The columns of a set. `origin` is a column that becomes part of the source; `where` excludes
-    rows that cannot be graded; `question` is the column with only the question."""
+    """The columns of a set. `origin` is a column that becomes part of the source; `where` selects
+    the rows that can be graded; `question` is the column with only the question."""
 
     origin: str | None = None
     where: Mapping[str, list[str]] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """verl's Parquet (arXiv 2409.19256): `prompt` contains chat messages, `reward_model.ground_truth`
 the gold.
 
-`data_source` becomes part of the source. verl selects its scorer by `data_source`; here the entry's
-`verifier` applies to all rows, by default `math`."""
+`data_source` becomes part of the source. verl selects its scorer by `data_source`; here the
+verifier is `math`, unless the entry's `verifier` names one or selects it by a column."""
 
 from dataclasses import dataclass
 
