@@ -1,8 +1,8 @@
 """A grader in a background thread, so that answers are graded while others are sampled.
 
-The thread starts the processes of the pool and outlives them: they die with the thread that started
-them. All waiting answers are graded together, to keep the processes busy. The number of waiting
-answers is not bounded here: the caller bounds it."""
+The thread starts the processes of the pool and must outlive them, because they die with the thread
+that started them. All waiting answers are graded together, to keep the processes busy. The number
+of waiting answers is not bounded here: the caller bounds it."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ class BackgroundGrader:
 
     def close(self) -> None:
         """Stop the processes and the thread once all submitted answers are graded. If the `with`
-        block failed, cancel them, and wait for at most CANCEL_SECONDS."""
+        block failed, cancel grading, and wait for at most CANCEL_SECONDS."""
         try:
             closed = self.thread.submit(self.grader.close)
         except RuntimeError:
@@ -89,7 +89,7 @@ class BackgroundGrader:
                     future.set_exception(error)
 
     def report(self, number: int) -> None:
-        """Report `number` more verdicts. Called several times a second. Raise Cancelled to stop."""
+        """Report `number` more verdicts, or raise Cancelled. Called several times a second."""
         if self.is_cancelled:
             raise Cancelled
         if self.on_graded and number:

@@ -40,7 +40,7 @@ class Source(Protocol):
     rows_per_part: int
 
     def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-        """Yield each rollout once, in any order. Call `on_sampled` with new ones when sampled."""
+        """Yield each rollout once, in any order. Call `on_sampled` with new ones as they arrive."""
         ...
 
 

@@ -1,8 +1,8 @@
 """Grade completions against gold answers, with verifiers that run in processes that can be killed.
 
-An answer that exceeds a limit is marked `timeout` and its process is replaced; no other answer is
-affected. An answer whose process was killed is judged again, alone. The verdict on a completion cut
-off at the token limit is always `truncated`."""
+An answer that exceeds a limit is marked `timeout`, and no other answer is affected. If a process
+is killed, it is replaced, and each of its pending answers is judged again, alone. The verdict on a
+completion cut off at the token limit is always `truncated`."""
 
 import logging
 from collections import Counter
@@ -87,8 +87,8 @@ class Grader:
 
     def check_golds(self, golds: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Return a verdict on each (verifier, gold answer): `correct` if the gold is usable;
-        `error` if the verifier cannot read it; `timeout`; or the verdict on a completion with
-        exactly this gold as its answer."""
+        `error` if the verifier cannot read it; `timeout` above a limit; else the verdict on a
+        completion with exactly this gold as its answer."""
         return self.judge([(name, None, gold, "") for name, gold in golds])
 
     def versions(self, names: Iterable[str]) -> dict[str, str]:
@@ -103,7 +103,7 @@ class Grader:
         requests: Sequence[tuple[str, str | None, str, str]],
         on_done: Callable[[int], object] | None = None,
     ) -> list[Verdict]:
-        """Return verdicts on (verifier, completion, gold, prompt); completion None: on the gold."""
+        """Return verdicts on (verifier, completion, gold, prompt); see `verifier_worker.judge`."""
         if not requests:
             return []
         by_judge: dict[str, list[int]] = {}
@@ -170,8 +170,8 @@ class Grader:
             self.pool = None
 
     def check_failures(self, answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> None:
-        """Count the `timeout` and `error` verdicts. If there are any, raise FailureRateError when
-        there were several so far and their share is above the limit; otherwise log a warning."""
+        """Count the `timeout` and `error` verdicts. For new ones, raise FailureRateError if
+        all so far exceed the limit (see the class; a single one never does), else log a warning."""
         failed = [
             i for i, verdict in enumerate(verdicts) if verdict.outcome in ("timeout", "error")
         ]

@@ -2,9 +2,9 @@
 
 Requests run in parallel through the `openai` client, which retries failed requests. They are
 asyncio tasks, not threads, so that an interrupt cancels a request that gets no response. Every
-verdict is stored in a database file as soon as it arrives, so a stage that was killed repeats no
-request, and an unchanged stage sends none. Each row has a checksum: a damaged row counts as
-missing, and a damaged file is an error."""
+verdict but `error` is stored in a database file as soon as it arrives, so a stage that runs
+again judges only the other answers. Each row has a checksum: a damaged row counts as missing, and a
+damaged file is an error."""
 
 import asyncio
 import json
@@ -200,7 +200,7 @@ class Judge:
                 max_tokens=s.max_tokens,
                 extra_headers=self.headers,
             )
-        except ValueError as error:  # a body that is no JSON
+        except ValueError as error:  # a body that is not JSON
             raise ArtifactError(f"{s.url} sent no chat completion: {error}") from error
         except openai.APIStatusError as error:
             passing = error.status_code in PASSING or error.status_code >= 500

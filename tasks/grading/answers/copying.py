@@ -85,8 +85,8 @@ def copied_value(
 
 @lru_cache(maxsize=256)
 def formulas(prompt: str) -> dict[Symbols, str]:
-    """Return the unevaluated formulas at the end of a prompt (MAX_PROMPT characters), by the `key`
-    of their symbols: in delimiters, in running text, as sides of equations, as parts of lists."""
+    """Return the unevaluated formulas in the last MAX_PROMPT characters of a prompt, by the `key`
+    of their symbols. Sides of equations and items of lists are formulas too."""
     prompt = prompt[-MAX_PROMPT:]
     found = [
         "".join(filter(None, match.groups())).rstrip("?. ") for match in FORMULA.finditer(prompt)
@@ -108,7 +108,7 @@ def forms(value: str) -> Iterator[str]:
 
 
 def calculates(value: str) -> bool:
-    """Return whether an answer is unevaluated: `6/4`, `10^2`, `x+1` are; `3/2`, `x`, `1, x` not."""
+    """Return whether an answer is unevaluated (`6/4`, `10^2`, `x+1`), unlike `3/2`, `x`, `1, x`."""
     number = NUMBER.fullmatch(value.strip())
     if number is None:
         bare = DEGREES.sub("", without_text(value)).strip()

@@ -238,8 +238,8 @@ def same_interval(gold: Interval, given: Interval, tolerance: Tolerance) -> bool
 
 
 def by_list(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare lists of values in any order; None for two single values, or lists of one length that
-    differ. A list in () or [] is ordered: it is one value here, which `by_symbols` compares."""
+    """Compare lists of values in any order; None for two single values, or for different lists of
+    equal length. A list in () or [] is ordered: it is one value here, for `by_symbols`."""
     first, second = parts_of(gold), parts_of(given)
     if len(first) == 1 and len(second) == 1:
         return None
@@ -267,7 +267,8 @@ def same_list(
 
 
 def by_equation(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare a value with the right side of an equation whose left side names or calculates it."""
+    """Compare a value with the right side of an equation (False unless its left side names or
+    calculates it), or the right sides of two equations with the same name; else None."""
     first, second = sides_of(gold), sides_of(given)
     one_name = is_named(first[0]) and key(first[0]) == key(second[0])
     if one_name and len(first) == len(second) == 2 and not SEPARATED.search(gold + given):
@@ -302,8 +303,7 @@ def is_named(side: str) -> bool:
 
 
 def is_name(side: str) -> bool:
-    """Return whether the left side of an equation only names the right side, or calculates it (`2 +
-    2 = 4`, a limit, a determinant)."""
+    """Return whether an equation's left side only names or calculates the right (`2 + 2 = 4`)."""
     side = side.strip()
     if is_named(side):
         return True

@@ -48,8 +48,8 @@ Sides = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def is_word(text: str) -> bool:
-    r"""Return whether an answer is words or a code: letters and digits, not mathematics. A single
-    letter, or a few that look like a product of variables (`xy`), is a word only in `\text{}`."""
+    r"""Return whether an answer is words or a code (`B7`), not mathematics. A single letter, a
+    likely product (`xy`) and several ASCII words not all capitalised count only in `\text{}`."""
     bare = TEXT.sub(r"\1", text.strip()).strip().strip(".")
     typeset = TEXT.fullmatch(text.strip()) is not None
     if not WORD.fullmatch(bare) or not re.search(r"[^\W\d_]", bare):
@@ -122,7 +122,7 @@ def interval_of(text: str) -> Interval | None:
 
 
 def union_of(text: str) -> tuple[Interval, ...] | None:
-    r"""Return the intervals of a union (`(0, 2) \cup (3, 4)`, `x < 2 or x > 3`); None if none."""
+    r"""Return the intervals of a union (`(0, 2) \cup (3, 4)`, `x < 2 or x > 3`), or None."""
     if member := MEMBER.fullmatch(text):
         text = member["set"]
     parts = re.split(rf"\\cup(?![a-zA-Z])|{OR.pattern}", rule_of(text))

@@ -67,7 +67,7 @@ def closing_braces(text: str) -> dict[int, int]:
 
 
 def last_tag(text: str) -> str | None:
-    """Return the content of the last `<answer>...</answer>`, or None."""
+    """Return the content of the last `<answer>` tag; None without one, or if it is not closed."""
     start = text.rfind("<answer>")
     found = ANSWER_TAG.match(text, start) if start >= 0 else None
     return None if found is None else found.group(1).strip()

@@ -1,4 +1,4 @@
-r"""Parse typed numbers exactly: `1,000`, `-$5.00`, `28\%`, `2 1/2`, `\frac{1}{3}`,
+r"""Parse numbers, as people type them, exactly: `1,000`, `-$5.00`, `28\%`, `2 1/2`, `\frac{1}{3}`,
 `71.\overline{3}`, `3e6`, `2.1\times 10^{-8}`, `10^-2`. Unsupported: words, roots, other powers."""
 
 import re
@@ -40,8 +40,8 @@ Number = Decimal | Fraction
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The allowed deviation of a number from the gold: the larger of `absolute` and `relative`
-    times the gold; both are 0 for exact equality."""
+    """The allowed deviation of a number from the gold: `absolute`, or `relative` times the gold's
+    absolute value, whichever is larger; both are 0 for exact equality."""
 
     relative: float = 0.0
     absolute: float = 0.0

@@ -1,7 +1,7 @@
 r"""Mathematics as sympy expressions: parsed from LaTeX by math-verify's parser, from Python
 notation by a syntax tree (nothing is executed), and compared.
 
-Unlike that parser's default, units are kept: `5-5c` is not 0."""
+Units, which that parser removes by default, are kept: `5-5c` is not 0."""
 
 import ast
 import math

@@ -257,8 +257,8 @@ def trailing_text(text: str) -> int | None:
 
 
 def last_of_value(text: str) -> int:
-    """Return the index after the last digit, closing bracket, percent sign or pi before a
-    unit's exponent (`5 m^2`): a unit in plain letters starts there. 0 if there is none."""
+    """Return the index at which a unit in plain letters starts: after the last digit, closing
+    bracket, percent sign or pi that is not in its exponent (`5 m^2`). 0 if there is none."""
     found = list(re.finditer(r"[\d)}\]%]|\\pi(?![a-zA-Z])|π", text))
     exponent = re.search(r"[^\W\d_]\s*\^\s*\{?-?[123]\}?\s*$|[^\W\d_][23]\s*$", text)
     if exponent:
@@ -267,8 +267,8 @@ def last_of_value(text: str) -> int:
 
 
 def is_numeric(text: str) -> bool:
-    r"""Return whether an expression is a number: it has digits, and no letters except in LaTeX
-    commands, the `e` of an exponent, and π."""
+    r"""Return whether an expression is a number: it has digits or pi, and no other letters except
+    in LaTeX commands and the `e` of an exponent."""
     if FUNCTION.search(text):
         return False  # the text after it is its argument
     bare = re.sub(r"\\[a-zA-Z]+|(?<=\d)[eE](?=[-+]?\d)|π|\bpi\b", " ", text)
@@ -276,7 +276,7 @@ def is_numeric(text: str) -> bool:
 
 
 def number_of(text: str) -> tuple[re.Match[str], Unit | None] | None:
-    """Return the single number that an answer consists of, and its unit; None for other answers."""
+    """Return the match of NUMBER and the unit of an answer that is a single number; else None."""
     value, unit = split(text)
     if unit is None and (counted := COUNTED.fullmatch(value)):
         value = counted["value"]

@@ -87,7 +87,7 @@ def script_of(letter: str) -> str:
 
 
 def by_words(text: str, languages: Mapping[str, str]) -> str | None:
-    """Return the language with the most frequent common words in the text; None without any."""
+    """Return the language whose common words occur most often in the text; None if none occurs."""
     # vowel signs of Devanagari are not letters, so words are separated by white space only
     found = Counter(word.strip(MARKS) for word in text.split())
     hits = {

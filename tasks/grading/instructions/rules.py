@@ -110,8 +110,8 @@ def number_of_words(text: str, *, num_words: int, relation: str) -> bool:
 def first_word_of_paragraph(
     text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
 ) -> bool:
-    """Return whether there are exactly this many paragraphs separated by two line breaks, and
-    paragraph `nth_paragraph`, from 1, starts with `first_word`, ignoring case."""
+    """Return whether there are exactly this many paragraphs separated by two line breaks, and the
+    first word of paragraph `nth_paragraph`, from 1, is `first_word`, ignoring case."""
     paragraphs = [paragraph.strip() for paragraph in text.split("\n\n")]
     count = sum(map(bool, paragraphs))
     index = int(nth_paragraph) - 1
@@ -222,12 +222,12 @@ def capital_words(text: str, *, capital_frequency: int, capital_relation: str) -
 
 
 def all_capitals(text: str) -> bool:
-    """Return whether the response is English, entirely in capitals."""
+    """Return whether the response is English and entirely in capitals."""
     return text.isupper() and could_be(text, "en")
 
 
 def no_capitals(text: str) -> bool:
-    """Return whether the response is English, without a capital."""
+    """Return whether the response is English without capital letters."""
     return text.islower() and could_be(text, "en")
 
 

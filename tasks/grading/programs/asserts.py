@@ -38,7 +38,7 @@ class Unsupported(ValueError):
 @dataclass(frozen=True)
 class Assertion:
     """A statement of the tests. `test` is its condition, or None if the statement can only run in
-    the program's process; `questions` is the source of the calls that the program must evaluate."""
+    the program's process; `questions` are the calls, as text, that the program must evaluate."""
 
     source: str
     test: ast.expr | None

@@ -34,7 +34,7 @@ class SandboxError(Exception):
 @dataclass(frozen=True)
 class Sandbox:
     """A kind of sandbox, and a program's resources: `memory_mb` (MiB of address space per process;
-    together, twice that in resident memory), and access to the environment's `packages`."""
+    in resident memory, twice that for all together), and access to the environment's `packages`."""
 
     kind: Kind
     memory_mb: int
@@ -62,7 +62,7 @@ def packages() -> str:
 def bubblewrap(sandbox: Sandbox) -> Iterator[tuple[list[str], list[int]]]:
     """Yield the command, up to the interpreter's arguments, and the descriptors that it reads.
 
-    The options name folders of this machine and are passed in a file, because the program can read
+    The options name folders on this machine and are passed in a file, because the program can read
     the command line of its first process. Raise SandboxError for an unsupported processor."""
     calls = seccomp_filter()
     if calls is None:
@@ -101,7 +101,7 @@ def as_nobody() -> list[str]:
 
 @cache
 def files(with_packages: bool) -> list[str]:
-    """Return bubblewrap's options for the files inside: the system's, Python's, and devices."""
+    """Return bubblewrap's options for the files inside: system, Python, packages and devices."""
     prefix = Path(python()).parent.parent
     wanted = [Path("/usr/bin"), prefix / "bin"]
     wanted += [root / name for root in (Path("/usr"), prefix) for name in ("lib", "lib64")]

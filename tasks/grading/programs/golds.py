@@ -84,7 +84,7 @@ def read_gold(answer: str) -> Tests:
 
 
 def pairs(gold: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return inputs and outputs. Raise ValueError unless there are equally many, at least one."""
+    """Return the lists of inputs and outputs. Raise ValueError if empty or of different lengths."""
     inputs, outputs = gold.get("inputs"), gold.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise ValueError("the gold needs lists `inputs` and `outputs`")

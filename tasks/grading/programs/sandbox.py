@@ -52,7 +52,7 @@ MAX_PROCESSES = 24  # processes and threads inside
 MAX_FILES = 10_000  # files, folders and links inside
 PR_SET_CHILD_SUBREAPER = 36
 CHECK_SECONDS = 0.1  # between two checks of the memory of all processes and the number of files
-END_SECONDS = 0.002  # between two checks whether a process has ended
+END_SECONDS = 0.002  # between two checks of whether a process has ended
 KILLS = (signal.SIGKILL, signal.SIGTERM)  # may come from an operator or the out-of-memory killer
 MAX_DIGITS = 5_000  # of an integer in a reply
 HASHED_DIGITS = 18  # integers with at most this many digits all have distinct hashes
@@ -206,8 +206,8 @@ class Session:
         return outgoing
 
     def check_limits(self) -> None:
-        """Raise Stopped when all processes inside together use more than twice the limit of one, or
-        have created too many files. A call within CHECK_SECONDS of the last check does nothing."""
+        """Raise Stopped if all processes inside together use more than twice the memory limit of
+        one, or there are too many files. Do nothing within CHECK_SECONDS of the last check."""
         if time.monotonic() < self.next_check:
             return
         held = sum(resident_bytes(pid) for pid in family(self.popen.pid))

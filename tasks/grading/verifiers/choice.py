@@ -1,5 +1,5 @@
-r"""`choice`: the letters of a multiple-choice answer are the gold's: one, or several in any order
-(`AC`, `A, C`, `A and C`).
+r"""`choice`: the letters of a multiple-choice answer equal those of the gold: one, or several in
+any order (`AC`, `A, C`, `A and C`).
 
 Letters are searched for in the clearest place first: in a box or tag, after the last "answer" (or
 its equivalent in another language), at the start, and finally as the last isolated capital. Several

@@ -1,4 +1,4 @@
-"""`json_schema`: the completion is JSON that a schema accepts, by the library jsonschema (MIT).
+"""`json_schema`: the completion is JSON that conforms to a schema, as judged by jsonschema (MIT).
 
 The schema is the gold or a setting; its `$schema` names the draft, 2020-12 by default. The JSON is
 the last fenced block (```json or no language), or the whole completion if there is no block and

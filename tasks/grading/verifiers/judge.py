@@ -11,8 +11,8 @@ Off unless a source names it: a verdict costs money, can be wrong, and can be ma
 - `seconds` to wait for a reply, `concurrency` of requests.
 
 The stage sends the requests (`tasks.grading.judge`), not the processes in which other verifiers
-run, and stores every verdict by model, template, text and gold. A judge therefore cannot be part of
-a `composite` or a `part`. Not tested on real cases."""
+run, and stores every verdict but `error`, by settings, text and gold. A judge therefore cannot be
+part of a `composite` or a `part`. Not tested on real cases."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
-r"""`math_verify`: the completion's answer equals the gold by the library math-verify (Apache-2.0).
-Several trainers use its policy unchanged.
+r"""`math_verify`: the completion's answer equals the gold, as judged by the library math-verify
+(Apache-2.0). Several trainers use its policy unchanged.
 
 The policy is kept as published: a trailing unit is dropped even if it is a letter of an expression,
 and decimals are compared to six places. `math` is stricter in both respects.
@@ -92,8 +92,8 @@ def read_gold(answer: str) -> list[Any]:
 
 
 def delimited(answer: str) -> str:
-    """Return an answer in a box, without a full stop and commas between thousands (20,\\!000);
-    unchanged if it has delimiters."""
+    """Return an answer in a box, without final punctuation or LaTeX's thousands separators
+    (20,\\!000); unchanged if it has delimiters."""
     if DELIMITED.search(answer):
         return answer
     bare = re.sub(r"(?<=\d),\\!\s*(?=\d{3})", "", answer).strip().rstrip("\\.,; ")

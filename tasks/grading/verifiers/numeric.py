@@ -2,12 +2,12 @@ r"""`numeric`: the last number of the completion equals the gold, exactly (1,000
 1/2) or within a tolerance.
 
 If the completion marks its answer with GSM8K's `####`, in a box or in tags, the number is taken
-from there. A list, a range, a product or an inequality is not a number, nor is text after `not` or
-a false equation (41=42). Commas and currency signs are dropped; fractions, mixed numbers, LaTeX
-fractions and powers of ten (2.1\times 10^{-8}) are parsed; 28% equals both 28 and 0.28. If gold and
-answer both contain a known unit, it counts: 5 m is not 5 cm. `5 or 6` is not an answer. Golds may
-list several answers or contain a tolerance (`tasks.grading.answers.golds`). Not supported: number
-words, roots, other powers."""
+from there. A list, a range, a product or an inequality does not count, nor does a number after
+`not` or in a false equation (41=42). Commas and currency signs are dropped; fractions, mixed
+numbers, LaTeX fractions and powers of ten (2.1\times 10^{-8}) are parsed; 28% equals both 28 and
+0.28. If gold and answer both contain a known unit, it counts: 5 m is not 5 cm. `5 or 6` is not an
+answer. Golds may list several answers or contain a tolerance (`tasks.grading.answers.golds`). Not
+supported: number words, roots, other powers."""
 
 import re
 from decimal import Decimal
