@@ -49,7 +49,7 @@ class SamplerSettings:
 
 class StoredRollouts:
     """`num_samples` rollouts per prompt. `parts` samples the rollouts that the store lacks, and
-    yields all of them. After that, `costs` returns their costs, and `usage` counts new samples.
+    yields all of them. Then `costs` returns their costs, and `usage` counts reused and new ones.
 
     A rollout is identified by its `row`: rows are numbered prompt by prompt in the order of
     `prompts`, samples of a prompt by index. Prompts of equal text share samples."""

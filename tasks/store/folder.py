@@ -136,7 +136,7 @@ class RolloutStore:
     def read(self, span: Span, columns: Sequence[str]) -> pl.DataFrame:
         """Return columns of a shard after verifying its checksum. Raise DamagedError if two reads
         of the full length return the same wrong bytes; equal shorter reads do not count, because a
-        proxy may cut every read at one place. Give up after as many reads as READ_WAITS has."""
+        proxy may cut every read at one place. Raise ArtifactError after len(READ_WAITS) reads."""
         path = self.path(span)
         seen: set[bytes] = set()
         for wait in READ_WAITS:

@@ -1,4 +1,4 @@
-"""Sampling of rollouts that the store lacks, in batches. Complete batches are stored at once."""
+"""Sampling of rollouts that the store lacks, in batches. Each is stored once it is complete."""
 
 import logging
 import random

@@ -79,7 +79,7 @@ def verify(folders: list[RolloutStore]) -> bool:
 
 
 def gc(folders: list[RolloutStore], is_whole: bool, dry_run: bool) -> None:
-    """Compact, and remove unused files, or remove folders if `is_whole`. Print every action."""
+    """If `is_whole`, remove the folders, else compact and clean them. Print every action."""
     action = maintenance.remove_folder if is_whole else maintenance.collect_garbage
     is_done = False
     for store in folders:

@@ -1,7 +1,7 @@
 """Maintenance of a store: summaries of its content, checks for damage, and removal of files.
 
-Nothing here changes a profile. It removes only shards that a compacted shard contains, damaged
-shards, files of killed writers, and the rollouts of policies that the user names."""
+Nothing here changes a profile. Only these are removed: shards that a compacted shard contains,
+damaged shards, files of killed writers, and the rollouts of policies that the user names."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
