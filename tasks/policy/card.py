@@ -5,7 +5,7 @@ pipeline.
      "architecture": "Qwen3ForCausalLM", "num_parameters": 438656, ..., "vocab_size": 100}
 
 `policy/` contains the whole policy if it was made here. For an external policy, it contains only
-configuration and tokenizer: the weights stay at `location`, and are read only to check them. With
+configuration and tokenizer: the weights stay at `location`, and are only read to check them. With
 `--copy`, as in later rounds, it contains the weights as well."""
 
 import os
@@ -70,7 +70,7 @@ def write_external(
 
 
 def checked(location: Path, trust_remote_code: bool) -> dict[str, Any]:
-    """Return `describe` of the model at `location`. Raise ArtifactError if it is incomplete."""
+    """Return `describe` of the model at `location`. Raise ArtifactError if it cannot be used."""
     check_folder(location)
     with loading(location, MODEL):
         described = describe(skeleton(location, trust_remote_code))
@@ -110,7 +110,7 @@ def check_shapes(location: Path, trust_remote_code: bool) -> None:
     are not checked, because their tensors have other names and shapes."""
     if "quantization_config" in as_mapping(location / "config.json"):
         return
-    loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder of this machine
+    loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder on this machine
         location,
         device_map={"": "meta"},
         use_safetensors=True,

@@ -63,8 +63,8 @@ def from_hub(source: str, patterns: tuple[str, ...]) -> Path:
 
 
 def from_store(store: Any, prefix: str, downloads: Path, patterns: tuple[str, ...]) -> Path:
-    """Copy a folder of `store` (an fsspec file system) to `downloads`, whole or not at all. Return
-    the copy."""
+    """Copy a folder of `store` (an fsspec file system) to `downloads`, whole or not at all, unless
+    an equal copy is there. Return the copy."""
     found = store.ls(prefix, detail=False)
     inner = {Path(pattern).parent.name for pattern in patterns}
     folders = [path for path in found if Path(path).name in inner]
