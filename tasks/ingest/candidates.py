@@ -48,7 +48,7 @@ class Candidate:
 @dataclass(frozen=True)
 class Row:
     """A clean prompt. `asked`, by which prompts are compared, is the source's bare question, or
-    else the prompt without template and system message. `prompt` includes `template`, the source's.
+    else the prompt without template or system message. `prompt` includes the source's `template`.
     `marker` is the first special token of a well-known chat format in the text, or empty. `line`
     and `content` (the record's raw text) are kept in case a later check rejects the row."""
 

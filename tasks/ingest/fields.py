@@ -75,7 +75,7 @@ def paths(template: str) -> dict[str, bool]:
 
 def filled(template: str, values: dict[str, str]) -> str:
     """Return the template with its fields filled in, and `{{` and `}}` unescaped. The result is
-    stripped, because an empty optional field leaves a blank beside it."""
+    stripped, because an empty optional field leaves a space beside it."""
 
     def text(found: re.Match[str]) -> str:
         path = found["path"]

@@ -20,7 +20,7 @@ IMAGES = ("image", "images")
 
 @dataclass(frozen=True)
 class ByColumn:
-    """The verifier selected by the value of a column; `otherwise` is a verifier, or `reject`."""
+    """A verifier for each value of `column`; `otherwise` is for other values, or `reject`."""
 
     column: str
     values: dict[str, str]

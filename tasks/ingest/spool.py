@@ -1,7 +1,7 @@
 """All rows read, in the order of reading.
 
-Texts are in Parquet files in a temporary folder. All decisions are made on an index in memory, with
-about fifty bytes per row, so a million rows take little more memory than a thousand."""
+Texts are in Parquet files in a temporary folder. The index in memory has about fifty bytes
+per row, so a million rows take little more memory than a thousand."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

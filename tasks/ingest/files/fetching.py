@@ -171,7 +171,7 @@ def check_address(address: str, location: str) -> None:
 
 
 def shown(location: str) -> str:
-    """Return a location for messages, without user, password and query string (the key of a signed
+    """Return a location for messages, without user, password or query string (the key of a signed
     address)."""
     scheme, separator, rest = location.partition("://")
     if not separator:

@@ -10,7 +10,7 @@ Three more rules separate different problems and keep the search fast:
   order, except in whole sentences around the shorter one. So neither `12 + 3` and `12 + 4`, nor
   `z^4 - z^2 + 1` and `z^4 + z^2 + 1`, match.
 - An index lists the prompts of the evaluation by n-gram: the search is exact, and linear in the
-  training prompts. Only prompts with that share are compared by their numbers and words.
+  training prompts. Only pairs with that share of n-grams are compared by numbers and words.
 
 Not supported: paraphrases in other words, translations."""
 

@@ -2,7 +2,7 @@
 rejected. However, if the rows of sources for validation or test agree, only the rows that
 contradict them are rejected.
 
-Works only on the 64-bit keys of the index (`spool.INDEX`), so the length of texts is irrelevant."""
+Questions are compared by the 64-bit keys of the index (`spool.INDEX`), whatever their length."""
 
 from collections.abc import Callable, Sequence
 

@@ -27,7 +27,7 @@ def normalised(asked: str) -> str:
 
 
 def compared(asked: str) -> str:
-    """Return the normalised text without full stops and question marks at its end, because a
+    """Return the normalised text without full stops or question marks at its end, because a
     template may have added them."""
     text = normalised(asked)
     return text.rstrip(CLOSING) or text

@@ -35,7 +35,7 @@ ASKS = ("?", "？")
 
 @dataclass(frozen=True)
 class SharedText:
-    """The shared start and end of a source's prompts, with single blanks; either may be empty."""
+    """The shared start and end of a source's prompts, with single spaces; either may be empty."""
 
     start: str
     end: str

@@ -19,7 +19,7 @@ that the others accept:
   variable replaces another, and the negations agree.
 
 Not supported: synonyms, renamed variables, stop words of languages other than English. In
-scripts without blanks between words, whole phrases are compared."""
+scripts without spaces between words, whole phrases are compared."""
 
 import re
 from collections import Counter
@@ -251,8 +251,8 @@ def alike(one: Text, other: Text, common: Set[str]) -> bool:
 
 
 def same_attached(one: list[str], other: list[str]) -> bool:
-    """Return whether figures or options are the same: the numbers of one are a run of the other's,
-    and nearly all words of the smaller set are in the other."""
+    """Return whether figures or options are the same: the numbers of one are consecutive numbers of
+    the other, and nearly all words of the smaller set are in the larger one."""
     mine, yours = (f" {' '.join(numbers_of(tokens))} " for tokens in (one, other))
     words = (set(words_of(one)), set(words_of(other)))
     return (mine in yours or yours in mine) and contained(*words, MIN_CONTENT)

@@ -5,7 +5,7 @@
 - Dropped: sentences about the form of the answer (`The original answer is in the form
   \\frac{k}{m}, please give the value of k + m.`), an exercise's number and points, signatures.
 
-Works on text in the form of `similarity.rewritten`: in lower case, with single blanks. Not
+Works on text in the form of `similarity.rewritten`: in lower case, with single spaces. Not
 supported: languages other than English."""
 
 import re
