@@ -143,7 +143,7 @@ def by_time(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def folded(text: str) -> str:
-    """Return a word without punctuation and blanks, in lower case unless it is one letter."""
+    """Return a word without punctuation or spaces, in lower case unless it is one letter."""
     text = re.sub(r"[\s.!,'’-]+", "", TEXT.sub(r"\1", text))
     return text.strip("()").casefold() if len(text.strip("()")) > 1 else text
 

@@ -73,7 +73,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
 
 
 def plain_base(text: str) -> str:
-    r"""Return the text without blanks, and with one spelling of a base: `_{5}` for
+    r"""Return the text without spaces, and with one spelling of a base: `_{5}` for
     `_{\text{base 5}}` and `_{(5)}`."""
     text = re.sub(r"\\(?:text|mathrm)\s*\{\s*(?:base\s*)?(\w*)\s*\}", r"\1", text)
     return re.sub(r"_\{?\((\d{1,2})\)\}?", r"_{\1}", text).replace(" ", "")

@@ -72,7 +72,7 @@ def vulgar(found: re.Match[str]) -> str:
 
 
 def plain(found: re.Match[str]) -> str:
-    """Return the number as written, without commas, currency signs and surrounding blanks."""
+    """Return the number as written, without commas, currency signs or surrounding spaces."""
     return DROPPED.sub("", found[0]).rstrip("\\").strip()
 
 

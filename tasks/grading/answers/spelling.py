@@ -81,8 +81,8 @@ NAMED = {name: meaning for meaning, names in NAMES.items() for name in names}
 
 @lru_cache(maxsize=4096)
 def clean(text: str) -> str:
-    """Return an answer without delimiters, boxes, emphasis and final punctuation, and with one
-    spelling of what LaTeX can write in several ways."""
+    """Return an answer without delimiters, boxes, emphasis or final punctuation, and with one
+    spelling where LaTeX allows several."""
     text = numbers.typed(text.strip())
     for _ in range(MAX_DELIMITERS):
         before = text
@@ -113,7 +113,7 @@ def balanced(text: str) -> bool:
 
 
 def key(text: str) -> str:
-    """Return a cleaned answer without spaces and text commands, for comparison as text."""
+    """Return a cleaned answer without spaces or text commands, for comparison as text."""
     text = TEXT.sub(r"\1", text).replace(r"\ ", " ")
     text = re.sub(r"(?<=\d) +(?=\d)", "_", text).replace(" ", "")  # `1 2` is not `12`
     if NAMED.get(text.casefold()):

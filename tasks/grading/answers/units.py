@@ -134,7 +134,7 @@ NONE = Unit()
 
 @cache
 def names() -> dict[str, tuple[str, Fraction]]:
-    """Return the dimension, and the size in base units, of every unit by its names."""
+    """Return (dimension, size in base units) of every unit, by each of its names."""
     return {
         name: (dimension, ratio(size))
         for dimension, units in TABLE.items()
@@ -245,8 +245,8 @@ def temperature(found: re.Match[str]) -> str:
 
 
 def trailing_text(text: str) -> int | None:
-    r"""Return the index at which the last `\text{...}` of the answer starts, including powers and
-    adjacent texts; None if the answer does not end with one."""
+    r"""Return the index at which the `\text{...}` at the end of an answer starts, or the first of
+    several adjacent ones, which may have powers; None if there is none."""
     window = max(len(text) - MAX_UNIT, 0)  # the search takes quadratic time
     found = re.search(
         rf"(?:(?:{SPACE.pattern}|\s)*(?:{TEXT.pattern})(?:\s*\^\s*(?:\d|\{{-?\d\}}))?(?:\s*/\s*|\\cdot)?)+"

@@ -3,9 +3,9 @@ response follows one of them.
 
 INSTRUCTIONS maps an instruction's published id to its rule; a rule's keyword arguments are the
 published ones. Three rules are approximations, because the paper's code uses libraries that are not
-installed here: sentences are counted by end marks instead of a trained splitter, words in capitals
-are split by white space and punctuation, and `languages.py` detects languages. All rules take time
-linear in the response."""
+installed here: sentences are counted by their final punctuation instead of a trained splitter,
+words in capitals are split by white space and punctuation, and `languages.py` detects languages.
+All rules take time linear in the response."""
 
 import json
 import re

@@ -48,7 +48,7 @@ def python() -> str:
 
 
 def interpreter(path: str) -> list[str]:
-    """Return the command for Python in isolated mode, without site-packages and bytecode files."""
+    """Return the command for Python in isolated mode, without site-packages or bytecode files."""
     return [path, "-I", "-S", "-B", "-X", "utf8"]
 
 

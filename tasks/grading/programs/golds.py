@@ -122,7 +122,7 @@ def read_script(script: str) -> AssertTests:
 
 
 def defined_in(setup: str) -> set[str]:
-    """Return the names of a setup's functions, classes and imports, which are not the program's."""
+    """Return the names of functions, classes and imports in a setup, not the program."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(setup)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -97,7 +97,7 @@ def at_most(kind: int, value: int | None) -> None:
 
 
 def limit_cpu(seconds: float) -> None:
-    """Limit this process's CPU time to `seconds` from now, rounded up to whole seconds in all."""
+    """Allow this process `seconds` more of CPU time. The total is rounded up to whole seconds."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     until = math.ceil(used.ru_utime + used.ru_stime + seconds)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
