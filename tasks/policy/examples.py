@@ -48,8 +48,8 @@ def settings_of(chosen: list[Family]) -> list[Any]:
 def draw(
     chosen: list[Family], seed: int, num_examples: int, first_chunk: int = 0
 ) -> Iterator[list[tuple[str, str]]]:
-    """Yield chunks of about `num_examples` shuffled pairs (prompt, completion) without end, from
-    chunk `first_chunk` on."""
+    """Yield chunks of about `num_examples` shuffled pairs (prompt, completion), without end, from
+    the chunk with index `first_chunk` on."""
     modules, settings = [load(family) for family in chosen], settings_of(chosen)
     total = sum(family.weight for family in chosen)
     per_chunk = num_examples + len(chosen)  # seeds; every family draws at least one example

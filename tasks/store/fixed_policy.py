@@ -65,7 +65,7 @@ class StoredRollouts:
         cell: str,
         greedy: bool,
     ) -> None:
-        """Prepare a request, at temperature 0 if `greedy`. `cell` names the stage in its note."""
+        """Prepare a request, at temperature 0 if `greedy`. `cell` is the stage's name in DVC."""
         check_prompts(prompts)
         sampling = (
             replace(settings.sampling, temperature=0.0, top_p=1.0, top_k=0, seed=0)
