@@ -178,7 +178,7 @@ def undecodable(text: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "bytes that are not UTF-8, or a lone surrogate, which is no character"
+        return "bytes that are not UTF-8, or a lone surrogate, which is not a character"
     return None
 
 

@@ -61,7 +61,7 @@ def check(source: Source, where: str) -> None:
     if sum(given) > 1:
         raise ParamsError(
             f"{where}: give one of system, raw and prompt_template: raw and prompt_template make "
-            "plain text, which has no system's message"
+            "plain text, which has no system message"
         )
     if source.weight is not None and not 0 < source.weight < float("inf"):
         raise ParamsError(f"ingest.sources: weight is {source.weight}; it must be above 0")
@@ -191,7 +191,7 @@ def chosen(found: Candidate, record: Record, source: Source) -> Candidate:
     if source.verifier is not None:
         found = replace(found, verifier=chosen_verifier(source.verifier, record.fields))
     if name := placeholder(found.prompt):
-        detail = f"the prompt has the place of an image, {name}, and images are not read"
+        detail = f"the prompt has the image placeholder {name}, and images are not read"
         raise Unusable(detail, "needs_image")
     if isinstance(source.question, str):
         found = replace(found, question=field(record.fields, source.question))

@@ -212,7 +212,7 @@ class Session:
             return
         held = sum(resident_bytes(pid) for pid in family(self.popen.pid))
         if held > 2 * self.memory:
-            raise Stopped(f"memory limit: all its processes together hold {held >> 20} MB")
+            raise Stopped(f"memory limit: all its processes together use {held >> 20} MB")
         if self.files is not None:
             files = os.fstatvfs(self.files)
             if files.f_files - files.f_ffree > MAX_FILES:

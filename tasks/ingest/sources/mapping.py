@@ -56,7 +56,7 @@ def checked(settings: Settings, where: str) -> Settings:
     if options is not None and (settings.golds or settings.tolerance):
         raise ParamsError(
             f"{where} has options and {'golds' if settings.golds else 'tolerance'}: the gold of a "
-            "question with options is one letter; remove one of the two"
+            "question with options is letters; remove one of the two"
         )
     return settings
 
