@@ -122,7 +122,7 @@ def read_script(script: str) -> AssertTests:
 
 
 def defined_in(setup: str) -> set[str]:
-    """Return the names of functions, classes and imports in a setup, not the program."""
+    """Return the names of the functions and classes that a setup defines, and of its imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(setup)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
