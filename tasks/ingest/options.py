@@ -93,9 +93,9 @@ def letters_of(answer: Any, options: Options, first: int) -> str | None:
 
 
 def letter(answer: Any, options: Options, first: int) -> str | None:
-    """Return the letter of the gold: a label, a letter, a position counted from `first`, or the
-    text of an option. None if it matches none, or if a text is both a position and the text of
-    another option."""
+    """Return the letter of the gold: a label, else a letter, else a position counted from `first`
+    or, unless it is an integer, the text of an option. None if it matches none, or if a text is
+    both a position and the text of another option."""
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
     text = str(answer).strip()
