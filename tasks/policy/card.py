@@ -122,7 +122,7 @@ def check_shapes(location: Path, trust_remote_code: bool) -> None:
 
 
 def check_numbers(location: Path) -> None:
-    """Raise ArtifactError if a weight is not finite: such a policy cannot sample completions."""
+    """Raise ArtifactError if a weight of 16 or more bits is not finite: sampling would fail."""
     with progress(None, "check weights", "number") as bar:
         for path in weight_files(location):
             with safe_open(path, framework="pt") as file:
