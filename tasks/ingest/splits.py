@@ -63,8 +63,8 @@ def capped(rows: pl.DataFrame, sources: Sequence[Source]) -> pl.DataFrame:
 def take(
     rows: pl.DataFrame, size: int | None, weights: dict[int, float], what: str
 ) -> pl.DataFrame:
-    """Return the first `size` of `rows` (None: all). If entries have weights, return each entry's
-    share (None: as many as the weights allow). Raise StageError if there are too few."""
+    """Return the first `size` of `rows` (None: all). With `weights`, return each entry's share of
+    them (None: the most that the weights allow). Raise StageError if there are too few."""
     if not weights:
         wanted = max(rows.height, 1) if size is None else size
         if rows.height < wanted:

@@ -72,7 +72,7 @@ def encode(rows: pl.DataFrame) -> bytes:
 
 
 def encode_parts(rows: pl.DataFrame, max_bytes: int = MAX_BYTES) -> list[bytes]:
-    """Return `rows` as one shard, or halved until each shard is within `max_bytes`."""
+    """Return `rows` as one shard, or split in halves until each shard is within `max_bytes`."""
     content = encode(rows)
     if len(content) <= max_bytes or len(rows) == 1:
         return [content]

@@ -96,7 +96,7 @@ def rule_of(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def interval_of(text: str) -> Interval | None:
-    """Return (left bracket, low, high, right bracket) of an interval, a set-builder, a membership
+    """Return (left bracket, low, high, right bracket) of an interval, `x in [a, b)`, a set-builder,
     or inequalities in one variable; None for any other text."""
     if member := MEMBER.fullmatch(text):
         text = member["set"]

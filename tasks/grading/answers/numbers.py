@@ -121,14 +121,14 @@ def same(
 
 
 def scaled(number: Number, factor: Fraction) -> Number:
-    """Return a number times a factor, as a fraction; not-a-number stays as it is."""
+    """Return a number times a factor, as a fraction; NaN is returned unchanged."""
     number = exactly(number)
     return number * factor if isinstance(number, Fraction) else number
 
 
 def equal(gold: Number, given: Number, tolerance: Tolerance = EXACT) -> bool:
-    """Return whether two numbers are equal, exactly or within a tolerance. Two decimals are
-    compared directly, which is fast for any number of digits."""
+    """Return whether two numbers are equal, exactly or within a tolerance. Without one, two
+    Decimals are compared directly, which is fast for any number of digits."""
     if isinstance(gold, Decimal) and isinstance(given, Decimal) and tolerance == EXACT:
         return gold == given
     gold, given = exactly(gold), exactly(given)
@@ -139,5 +139,5 @@ def equal(gold: Number, given: Number, tolerance: Tolerance = EXACT) -> bool:
 
 
 def exactly(number: Number) -> Number:
-    """Return the number as a fraction. Not-a-number (x / 0) stays as it is, and equals nothing."""
+    """Return the number as a fraction. NaN (x / 0) is returned unchanged, and equals nothing."""
     return Fraction(number) if number == number else number

@@ -108,7 +108,8 @@ def read_asserts(statements: Any, setup: Any) -> AssertTests:
 
 
 def read_script(script: str) -> AssertTests:
-    """Return a script's assertions, with the code before them as setup, or raise ValueError."""
+    """Return the tests in a script: its statements from the first assertion on, with the code
+    before it as setup. Raise ValueError without an assertion."""
     try:
         body = ast.parse(script).body
     except SyntaxError as error:
@@ -160,8 +161,7 @@ def gold_of_apps(input_output: str | Mapping[str, Any]) -> str:
 
 
 def gold_of_mbpp(test_list: Sequence[str], test_setup_code: str | None) -> str:
-    """Return the gold of a row of MBPP: its assertions and their setup. Raise ValueError without
-    assertions."""
+    """Return the gold of an MBPP row: its assertions and setup. Raise ValueError without any."""
     return normal({"asserts": [str(text) for text in test_list], "setup": test_setup_code or ""})
 
 

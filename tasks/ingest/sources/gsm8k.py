@@ -11,7 +11,7 @@ Settings = File
 
 
 def candidate(record: Record, settings: File) -> Candidate:
-    """Return one problem. Raise Unusable for a solution without the mark."""
+    """Return the candidate for one problem. Raise Unusable for a solution without the mark."""
     prompt = field(record.fields, "question")
     solution = field(record.fields, "answer")
     if solution is None or solution is MISSING:

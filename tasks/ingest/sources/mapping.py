@@ -62,7 +62,7 @@ def checked(settings: Settings, where: str) -> Settings:
 
 
 def candidate(record: Record, settings: Settings) -> Candidate:
-    """Return one row from its named fields."""
+    """Return the candidate for one row, from the named fields."""
     row = record.fields
     level = field(row, settings.level) if settings.level else None
     prompt, answer = asked_and_gold(row, settings)

@@ -13,7 +13,7 @@ Settings = File
 
 
 def candidate(record: Record, settings: File) -> Candidate:
-    """Return one problem. Raise Unusable if it has no `answer`, and no box in its solution."""
+    """Return the candidate for one problem. Raise Unusable if it has neither `answer` nor a box."""
     row = record.fields
     prompt = field(row, "problem")
     answer = field(row, "answer")

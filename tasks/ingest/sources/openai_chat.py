@@ -24,7 +24,7 @@ class Settings:
 
 
 def candidate(record: Record, settings: Settings) -> Candidate:
-    """Return one row, with its gold from a field or from the last message."""
+    """Return the candidate for one row, with the gold from a field or from the last message."""
     prompt = field(record.fields, "messages")
     level = field(record.fields, settings.level) if settings.level else None
     if settings.answer is None:

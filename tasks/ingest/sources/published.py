@@ -113,7 +113,7 @@ def checked(settings: Settings, where: str) -> Settings:
 
 
 def candidate(record: Record, settings: Settings) -> Candidate:
-    """Return one row of the set."""
+    """Return the candidate for one row of the set."""
     chosen = replace(SETS[settings.set], path=settings.path, name=settings.set)
     row = record.fields
     origin = fields.field(row, chosen.origin) if chosen.origin else None

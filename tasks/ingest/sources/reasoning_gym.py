@@ -60,7 +60,7 @@ def read(settings: Settings) -> Iterator[Record]:
 
 
 def candidate(record: Record, settings: Settings) -> Candidate:
-    """Return one problem."""
+    """Return the candidate for one problem."""
     problem: dict[str, Any] = dict(record.fields)
     task: Task = problem.pop("task")
     level = problem["metadata"].get(task.level) if task.level else None

@@ -10,7 +10,7 @@ Settings = File
 
 
 def candidate(record: Record, settings: File) -> Candidate:
-    """Return one problem."""
+    """Return the candidate for one problem."""
     body = field(record.fields, "Body")
     question = field(record.fields, "Question")
     both = isinstance(body, str) and isinstance(question, str)

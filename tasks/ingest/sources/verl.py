@@ -19,7 +19,7 @@ class Settings:
 
 
 def candidate(record: Record, settings: Settings) -> Candidate:
-    """Return one row."""
+    """Return the candidate for one row."""
     row = record.fields
     origin = row.get("data_source")
     source = f"verl/{origin}" if origin else "verl"
