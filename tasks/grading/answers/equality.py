@@ -149,7 +149,7 @@ def folded(text: str) -> str:
 
 
 def by_letters(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare words and codes, ignoring case except of single letters; None if neither is one."""
+    """Compare words and codes, ignoring case except in single letters; None if neither is one."""
     first, second = is_word(gold), is_word(given)
     if not first and not second:
         return None

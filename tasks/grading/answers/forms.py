@@ -150,8 +150,8 @@ def chain_of(text: str, shortest: int = 3) -> Sides | None:
 
 @lru_cache(maxsize=4096)
 def parts_of(text: str) -> tuple[str, ...]:
-    """Return the values that an answer lists: `1, 2`, `1 and 2`, `5 or 6`, `\\{1, 2\\}`; points as
-    `(1, 2)` for `x=1, y=2; x=3, y=4` or `x=1, y=2 or x=3, y=4`; else the answer alone."""
+    """Return the values that an answer lists: `1, 2`, `1 and 2`, `5 or 6`, `\\{1, 2\\}`; the points
+    `(1, 2)` and `(3, 4)` for `x=1, y=2; x=3, y=4`, also with `or`; else the answer alone."""
     pieces = re.split(rf";|{OR.pattern}", text) if "=" in text else []
     if len(pieces) > 1:
         points = [point_of(part) for part in pieces]

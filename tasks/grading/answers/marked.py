@@ -32,7 +32,7 @@ def last_boxed(text: str) -> str | None:
 
 def gold_boxed(gold: str) -> str | None:
     r"""Return the answer in the box of a gold; None without a box. Boxes joined only by `and`,
-    `or`, `,` and `x =` become a list: `1, 2` for `x = \boxed{1}` or `x = \boxed{2}`."""
+    `or`, `,` and `x =` become a list: `1, 2` for `x = \boxed{1} or x = \boxed{2}`."""
     last = last_boxed(gold)
     boxes = contents(last_boxes(gold, NAMED)) if last is not None else []
     return ", ".join(boxes[-MAX_BOXES:]) if boxes else last

@@ -214,8 +214,8 @@ def is_angle(unit: Unit | None) -> bool:
 
 def split(text: str) -> tuple[str, Unit | None]:
     r"""Return an answer without the unit at its end, and the unit (None if there is none, or if it
-    is not in the table). Text that does not follow a number stays: `x+5 cm` and `2s` are
-    expressions."""
+    is not in the table). The answer is unchanged if the rest is not a number (`x+5 cm`),
+    or a single letter follows without a space (`2s`)."""
     text = FRACTION.sub(r"\\text{\1/\2}", DEGREES.sub("°", text)).strip()
     text = TEMPERATURE.sub(temperature, text)
     if TRIGONOMETRIC.search(text):

@@ -92,7 +92,7 @@ def is_number(value: Any) -> bool:
 
 def decoded(value: Any) -> Any:
     """Return the value encoded by `runner.encoded`. Raise ValueError or TypeError for any other
-    form, OverflowError for a complex number too large, RecursionError for too deep a value."""
+    form, OverflowError for too large a complex number, RecursionError for too deep a value."""
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if not isinstance(value, dict):

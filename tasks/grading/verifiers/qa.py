@@ -1,10 +1,10 @@
 """`qa`: a short answer in words, by SQuAD's exact match and F1 (arXiv 1606.05250).
 
-Both sides are lower-cased and stripped of ASCII punctuation, articles and superfluous white space.
-The gold is one text, or a JSON list of several: the best match counts. F1 is over the words that
-answer and gold share, counting repetitions; it is the score. The answer is the part marked by tags
-or a box, else the whole completion: to judge only the text after the reasoning, use a `part`. Not
-supported: languages without spaces between words, number words, synonyms."""
+Answer and gold are lower-cased and stripped of ASCII punctuation, articles and surplus white space.
+The gold is one text, or a JSON list of several: the best match counts. F1, the score, counts the
+words that answer and gold share, with repetitions. The answer is the part marked by tags or a box,
+else the whole completion: to judge only the text after the reasoning, use a `part`. Not supported:
+languages without spaces between words, number words, synonyms."""
 
 import json
 import re

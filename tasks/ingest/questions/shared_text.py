@@ -1,5 +1,5 @@
-"""Find the instruction that all prompts of a source share, from its own prompts, so that questions
-are compared without it.
+"""Find the instruction that nearly all prompts of a source share, from its own prompts, so that
+questions are compared without it.
 
 It consists of the words at the beginning or end of nearly all prompts of a source, as whole
 sentences, such as `Solve the problem step by step.` Words in which the prompts differ are never
@@ -8,7 +8,7 @@ part of it. Shared words may also be part of the question, especially in generat
 or more words without it; a shared end contains no question.
 
 It is found from a sample that depends only on the prompts, not on their order. Not supported: texts
-in less than 95 % of a source's prompts (use the entry's `question`); generated sources."""
+in fewer than 95 % of a source's prompts (use the entry's `question`); generated sources."""
 
 import math
 import re
