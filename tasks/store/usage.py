@@ -50,7 +50,7 @@ class Usage:
         }
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Return the sum. `why` joins the reasons of usages with samples; later metrics override."""
+        """Return the sum. `why` joins the reasons of usages with samples; later metrics win."""
         return Usage(
             self.reused_rollouts + other.reused_rollouts,
             self.sampled_rollouts + other.sampled_rollouts,
