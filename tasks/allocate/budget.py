@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tasks.allocate.forecast import completed, kept_share, num_demonstrations, reading_slots
+from tasks.allocate.forecast import completed, kept_shares, num_demonstrations, reading_slots
 from tasks.allocate.planning import load_strategy, make_plan
 from tasks.allocate.settings import AllocateSettings
 from tasks.allocate.visits import Compared, compare
@@ -106,10 +106,10 @@ def planned(compared: Compared, train: Values) -> Planned:
         counted[name].to_numpy() for name in ("correct", "graded", "group_size", "visits", "tokens")
     )
     mixed = mixed_probability(correct, graded, sizes, compared.prior)
-    kept = kept_share(sizes, mixed, train["select"])
+    kept, in_mixed = kept_shares(sizes, mixed, train["select"])
     rollouts = visits * sizes
     length, kept_mean, mixed_mean = (
-        float(np.average(values, weights=rollouts)) for values in (tokens, kept, mixed)
+        float(np.average(values, weights=rollouts)) for values in (tokens, kept, in_mixed)
     )
     prompt = float(np.average(lengths[compared.plan.rows], weights=compared.plan.sizes))
     size = float(rollouts.sum() / visits.sum())
@@ -142,7 +142,7 @@ def rollout_cost(account: str, architecture: Architecture, plan: Planned, train:
     have a gradient. Not included: the cheaper update of adapters, replay, and features of slots."""
     updates, reference = train["updates"], reference_forwards(architecture, train)
     is_all = account == "charged" or reference > 0.0 or recipes.has_bonus(train)
-    updated = plan.kept if is_all else min(plan.kept, plan.mixed)
+    updated = plan.kept if is_all else plan.mixed
     num_passes: float = updated * (3.0 * updates["epochs"] + reference)
     num_passes += scoring_forwards(train, plan)
     size = max(round(plan.group_size), 1)

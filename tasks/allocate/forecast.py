@@ -93,11 +93,11 @@ def expect(
     rollouts, mixed = int(num_V @ sizes_V), float(num_V @ mixed_V)
     tokens_V = num_V * sizes_V * counted["tokens"].to_numpy()
     select, updates, replay = train["select"], train["updates"], train["replay"]
-    kept_V = kept_share(sizes_V, mixed_V, select)
+    kept_V, in_mixed_V = kept_shares(sizes_V, mixed_V, select)
     tokens, kept = float(tokens_V.sum()), float(tokens_V @ kept_V)
     parameters = reference_parameters(train, architecture.num_matmul_parameters)
-    is_all = parameters > 0 or recipes.has_bonus(train) or drops_dead(select)
-    in_mixed = float(tokens_V @ (kept_V if is_all else mixed_V * kept_V))
+    is_all = parameters > 0 or recipes.has_bonus(train)
+    in_mixed = float(tokens_V @ (kept_V if is_all else in_mixed_V))
     # the replayed share of every batch; the rest is fresh
     share = replay.get("share", 0.0)
     replayed = tokens * share / (1.0 - share) if share < 1.0 else 0.0
@@ -155,13 +155,12 @@ def num_demonstrations(train: Mapping[str, Any]) -> int:
     return int(warm["steps"] * warm["batch_size"]) if warm else 0
 
 
-def kept_share(sizes: npt.NDArray[np.int64], mixed: Floats, select: Mapping[str, Any]) -> Floats:
-    """Return [V], for V rows of visits, the share of rollouts that a selector is expected to keep:
-    `keep` per group (default: all), and with `drops_dead` only those of mixed groups."""
+def kept_shares(
+    sizes: npt.NDArray[np.int64], mixed: Floats, select: Mapping[str, Any]
+) -> tuple[Floats, Floats]:
+    """Return [V], for V rows of visits, the expected shares of rollouts that a selector keeps, and
+    that it keeps of mixed groups. It keeps `keep` per group (by default all), and of groups with
+    equal rewards none if it is `mixed` or has `drop_dead`."""
     share = np.minimum(sizes, select.get("keep", sizes)) / sizes
-    return np.asarray(share * mixed if drops_dead(select) else share)
-
-
-def drops_dead(select: Mapping[str, Any]) -> bool:
-    """Return whether a selector keeps no rollout of a group with equal rewards."""
-    return select["method"] == "mixed" or bool(select.get("drop_dead"))
+    drops_dead = select["method"] == "mixed" or select.get("drop_dead")
+    return share * mixed if drops_dead else share, share * mixed

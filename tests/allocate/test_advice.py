@@ -50,6 +50,8 @@ def test_information_is_for_the_compute_without_the_profile(values, layout: Layo
     assert grpo.information == pytest.approx(0.5 * 7 / 8 / 4, rel=0.03)
     assert alive.information == pytest.approx(0.2 * 7 / 8 / 4, rel=0.03)
     assert grpo.mixed == pytest.approx(0.5 * 127 / 128, rel=0.03)
+    pods = forecast_of(values, layout, profile, "pods")  # it trains on 4 of 16 rollouts
+    assert pods.mixed == pytest.approx(0.5 * 4 / 16, rel=0.03)
     is_dead = pl.col("correct") == 0  # `alive` has no rollouts of these long prompts
     longer = profile.with_columns(prompt_tokens=pl.when(is_dead).then(900).otherwise(7))
     assert planned(compared_plan(values, longer, "alive"), values["train"]).prompt == 7.0
