@@ -178,10 +178,11 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
             f"train.correction.m2po sets advantages of tokens to 0, but train.loss {loss} also "
             "trains on those: set it to null, or use train.correction.reject"
         )
-    if goal.needs_several and not settings.updates.is_several:
+    has_old = settings.updates.is_several and settings.correction.ratio_to == "old"
+    if goal.needs_several and not has_old:
         problems.add(
-            f"train.loss {loss} has a penalty on the change since a batch's first update, but "
-            "train.updates makes one update: set its epochs or minibatches above 1"
+            f"train.loss {loss} has a penalty on the change since a batch's first update: set "
+            "train.updates.epochs or minibatches above 1, and train.correction.ratio_to to old"
         )
     if goal.needs_teacher and source is None:
         problems.add(f"train.loss {loss} needs a teacher: set train.reference.source to its folder")

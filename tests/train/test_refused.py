@@ -87,7 +87,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (correction(reject={"low": 2.0, "high": 1.0}), "high must be above low"),
     # controls and replay
     (of("control", "greso", p_max=1.5), r"train\.control\.p_max is .*; it must be from 0 to 1"),
-    (of("control", "greso", floor=-0.1), r"train\.control\.floor is .*; it must be from 0 to 1"),
+    (of("control", "greso", floor=0.0), r"train\.control\.floor is 0.0; it must be above 0"),
     (of("control", "sagc", memory=1.01), r"train\.control\.memory is .*; it must be from 0 to 1"),
     (of("control", "sagc", group_sizes=[1, 4]), "distinct sizes of at least 2"),
     (of("control", "sagc", group_sizes=[]), "distinct sizes of at least 2"),
@@ -134,7 +134,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (of("loss", "shaped", shaping=0.0), r"train.loss.shaping is 0.0; it must be above 0"),
     (of("loss", "kl_cov", share=0), r"train.loss.share is 0"),
     (of("loss", "kl_cov", penalty=-1), r"train.loss.penalty is -1"),
-    (of("loss", "kl_cov"), r"train.updates makes one update: set its epochs"),
+    (of("loss", "kl_cov"), r"first update: set train.updates.epochs or minibatches above 1"),
+    (
+        {**of("loss", "kl_cov"), "updates": {"epochs": 2}, **correction(ratio_to="sampler")},
+        "ratio_to to old",
+    ),
     (of("loss", "clip", entropy={"coefficient": -1.0}), r"entropy.coefficient is -1.0; it must be"),
     (of("loss", "clip", entropy={"target": 0.0}), r"entropy.target is 0.0; it must be above 0"),
     (of("loss", "clip", entropy={"step": 0.0}), r"loss.entropy.step is 0.0; it must be above 0"),

@@ -250,6 +250,24 @@ def test_control(name: str) -> None:
     assert (progress[0], progress[-1]) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "share", "expected"),
+    [
+        ("dots", "seen_rate", 1.0),
+        ("dps", "seen_rate", 1.0),
+        ("knapsack", "solved_prompts_rate", 0.5),
+    ],
+)
+def test_a_control_describes_the_prompts_of_its_plan(
+    name: str, share: str, expected: float
+) -> None:
+    plan = plan_of([(0, 4), (0, 4)])
+    method = make(control, name, replace(plan, prompt_rows_V=np.array([8, 9])))
+    while step := play(method, np.random.default_rng(0), solved):
+        method.observe(step[1])
+    assert method.describe()[share] == expected
+
+
 @pytest.mark.parametrize("name", names(control))
 def test_a_control_continues_beyond_the_plan_within_its_budget(name: str) -> None:
     """A request never exceeds the rest of the budget by more than a group."""

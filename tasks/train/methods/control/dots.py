@@ -66,5 +66,6 @@ class Method(PoolControl):
         np.add.at(state.others, rows, size_Q - correct_Q)
 
     def describe(self) -> dict[str, float]:
-        """Return the share of prompts sampled so far."""
-        return {"seen_rate": float((self.state.correct + self.state.others > 0).mean())}
+        """Return the share of the plan's prompts sampled so far."""
+        rows, state = self.pool.prompt_rows, self.state
+        return {"seen_rate": float((state.correct[rows] + state.others[rows] > 0).mean())}

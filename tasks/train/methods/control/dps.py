@@ -78,9 +78,10 @@ class Method(PoolControl):
 
     def describe(self) -> dict[str, float]:
         """Return the share of prompts sampled, and the mean predicted chance of a mixed group."""
-        chance = predict(self.state.counts, self.state.beliefs)[:, SOME]
+        rows, state = self.pool.prompt_rows, self.state
+        chance = predict(state.counts[rows], state.beliefs[rows])[:, SOME]
         return {
-            "seen_rate": float(self.state.seen.mean()),
+            "seen_rate": float(state.seen[rows].mean()),
             "predicted_mixed_mean": float(chance.mean()),
         }
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.common.params import settings, share
+from tasks.common.params import above_zero, settings, share
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
 from tasks.train.slots import Control, SoFar
@@ -32,6 +32,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         share(train__control__dead_rate=self.dead_rate, train__control__floor=self.floor)
+        above_zero(train__control__floor=self.floor)  # or all prompts may be skipped forever
         share(train__control__p_start=self.p_start)
         share(train__control__p_min=self.p_min, train__control__p_max=self.p_max)
 

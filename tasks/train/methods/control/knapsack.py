@@ -45,6 +45,7 @@ class State:
 class Method(follow.Method):
     def __init__(self, settings: Settings, plan: Plan) -> None:
         self.settings, self.plan = settings, plan
+        self.prompt_rows = np.unique(plan.prompt_rows_V)
         self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
@@ -76,8 +77,8 @@ class Method(follow.Method):
             state.trials[row] = state.trials[row] * discount + size
 
     def describe(self) -> dict[str, float]:
-        """Return the share of prompts that were solved so far."""
-        return {"solved_prompts_rate": float((self.state.correct > 0).mean())}
+        """Return the share of the plan's prompts that were solved so far."""
+        return {"solved_prompts_rate": float((self.state.correct[self.prompt_rows] > 0).mean())}
 
 
 def worth(pass_rate: Floats, num: Ints) -> Floats:
