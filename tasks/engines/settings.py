@@ -114,10 +114,12 @@ class EngineSettings:
                 f"engine.cluster.engines is {self.cluster.engines}, which are vLLM servers, but "
                 f"engine.name is {self.name}: set it to server or auto, or engines to 0"
             )
-        if self.cluster.gpus_per_engine % self.num_parts:
+        num_gpus, is_split = self.cluster.gpus_per_engine, "tensor_parallel_size" in self.vllm
+        if num_gpus != self.num_parts if is_split else num_gpus % self.num_parts:
             raise ParamsError(
-                f"engine.cluster.gpus_per_engine is {self.cluster.gpus_per_engine}, which must be "
-                f"a multiple of the {self.num_parts} parts of a server in engine.vllm"
+                f"engine.cluster.gpus_per_engine is {num_gpus}, which must be "
+                f"{'equal to' if is_split else 'a multiple of'} the {self.num_parts} parts of a "
+                "server in engine.vllm"
             )
         if not self.cluster.engines and self.name == "server":
             raise ParamsError("engine.name is server, but engine.cluster.engines is 0: raise it")

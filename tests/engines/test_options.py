@@ -42,6 +42,8 @@ def test_parts_of_a_server_on_a_cluster_share_its_gpus() -> None:
     assert chosen.num_parts == 4
     with pytest.raises(ParamsError, match="must be a multiple of the 4 parts"):
         dataclasses.replace(chosen, cluster=dataclasses.replace(cluster, gpus_per_engine=6))
+    with pytest.raises(ParamsError, match="must be equal to the 2 parts"):
+        dataclasses.replace(chosen, vllm={"tensor_parallel_size": 2})
 
 
 def test_only_options_that_change_samples_are_part_of_a_key() -> None:
