@@ -67,16 +67,9 @@ class Project:
 
     def winnow(self, *arguments: str, expect: int = 0) -> str:
         """Run `winnow` and return its output."""
-        done = subprocess.run(
-            [sys.executable, "-m", "flows", *arguments],
-            cwd=self.root,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PATIENCE,
-        )
+        command = [sys.executable, "-m", "flows", *arguments]
+        nothing = subprocess.DEVNULL
+        done = subprocess.run(command, stdin=nothing, timeout=PATIENCE, **self.options())
         assert done.returncode == expect, done.stdout
         return done.stdout
 
@@ -86,15 +79,13 @@ class Project:
 
     def start(self, *module: str) -> "subprocess.Popen[str]":
         """Start a module in a new session, as a terminal would."""
-        return subprocess.Popen(
-            [sys.executable, "-m", *module],
-            cwd=self.root,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-m", *module]
+        return subprocess.Popen(command, start_new_session=True, **self.options())
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of a subprocess in this project, with all output in one stream."""
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return {"cwd": self.root, "env": self.environment, **streams}
 
     def dvc(self, *arguments: str) -> str:
         return shell(self.root, self.environment, sys.executable, "-m", "dvc", *arguments)

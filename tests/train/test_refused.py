@@ -29,6 +29,7 @@ KEPT = {"batch": {"counts": "kept"}}
 PODS = {"select": {"method": "pods", "keep": 2}}
 PROXIMAL = {"max_staleness": 1, "correction": {"proximal": {"method": "snapshot"}}}
 NAT = {"shape": [{"method": "nat"}]}
+KL_COV = {"loss": {"method": "kl_cov"}, "updates": {"epochs": 2}}
 GMPO, VESPO, SAPO = ({"loss": {"method": name}} for name in ("gmpo", "vespo", "sapo"))
 
 
@@ -135,10 +136,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (of("loss", "kl_cov", share=0), r"train.loss.share is 0"),
     (of("loss", "kl_cov", penalty=-1), r"train.loss.penalty is -1"),
     (of("loss", "kl_cov"), r"first update: set train.updates.epochs or minibatches above 1"),
-    (
-        {**of("loss", "kl_cov"), "updates": {"epochs": 2}, **correction(ratio_to="sampler")},
-        "ratio_to to old",
-    ),
+    ({**KL_COV, **correction(ratio_to="sampler")}, "train.correction.ratio_to to old"),
     (of("loss", "clip", entropy={"coefficient": -1.0}), r"entropy.coefficient is -1.0; it must be"),
     (of("loss", "clip", entropy={"target": 0.0}), r"entropy.target is 0.0; it must be above 0"),
     (of("loss", "clip", entropy={"step": 0.0}), r"loss.entropy.step is 0.0; it must be above 0"),
@@ -199,7 +197,7 @@ def test_settings_are_refused(changes: dict[str, Any], message: str) -> None:
         {**TAUGHT, **KL},
         {**NAT, **of("loss", "clip", normalize="prompt")},
         {**of("advantage", "maxrl"), **of("shape", "truncated")},
-        {**of("loss", "kl_cov"), "updates": {"epochs": 2}},
+        KL_COV,
         {**of("loss", "kl_cov"), "updates": {"minibatches": 2}},
         correction(level="geometric", reject={"whole_rows": True}),
     ],

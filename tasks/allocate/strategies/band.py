@@ -24,20 +24,10 @@ def allocate(
     unsolved = profile.filter(rate == 0)["row"]
     ungraded = profile.filter(rate.is_null())["row"]
     visits = [phase(number, shuffled(chosen, rng), group_size) for number in range(passes)]
-    decisions = pl.concat(
-        [
-            decide(
-                profile, chosen, "learnable", group_size, f"in the band: groups of {group_size}"
-            ),
-            decide(
-                profile,
-                trivial,
-                "trivial",
-                0,
-                f"solved more often than {trivial_above:.0%}: dropped",
-            ),
-            decide(profile, unsolved, "unsolved_dropped", 0, "never solved: dropped"),
-            decide(profile, ungraded, "ungraded", 0, "no valid grade"),
-        ]
-    )
-    return Allocation(visits, decisions)
+    decided = [
+        (chosen, "learnable", group_size, f"in the band: groups of {group_size}"),
+        (trivial, "trivial", 0, f"solved more often than {trivial_above:.0%}: dropped"),
+        (unsolved, "unsolved_dropped", 0, "never solved: dropped"),
+        (ungraded, "ungraded", 0, "no valid grade"),
+    ]
+    return Allocation(visits, pl.concat([decide(profile, *each) for each in decided]))
