@@ -116,8 +116,8 @@ def run_cell(cell: BenchmarkCell, work: Path) -> Line:
         fit_plan(cell, layout)
         run_stage("train", dict(cell.params), layout, cell.recipe, cell.seed)
         line |= {"cpu_seconds": round(time.process_time() - cpu, 2), **measure(cell, layout)}
-    except KeyboardInterrupt:
-        raise
+    except (KeyboardInterrupt, OSError, MemoryError):
+        raise  # not the cell's fault: a full disk, for example
     except Exception as error:
         logger.warning("%s failed: %s", cell.name, error)
         line["failed"] = f"{type(error).__name__}: {error}"

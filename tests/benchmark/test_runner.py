@@ -18,7 +18,7 @@ from tasks.benchmark.results import append_result, digits, read_lines, read_resu
 from tasks.benchmark.runner import due, expected_hours, run_in_worker, runnable, supersede_others
 from tasks.benchmark.tables import page, write_tables
 from tasks.common.artifacts import PLAN
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, WriteError
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tests.benchmark.test_headline import line as line_of
@@ -352,13 +352,16 @@ def test_a_failed_cell_has_a_line(
     cell = make_cell(values, ("small", protocol.families["small"]), "grpo", 100, 0, "test", {})
 
     def fail(*arguments: Any) -> None:
-        raise ArtifactError("no prompts here")
+        raise faults.pop()
 
+    faults = [WriteError("the disk is full"), ArtifactError("no prompts here")]
     monkeypatch.setattr(cells, "run_stage", fail)
     with caplog.at_level(logging.WARNING):
         line = run_cell(cell, tmp_path / "work")
     assert line["failed"] == "ArtifactError: no prompts here"
     assert line["key"] == cell.key
+    with pytest.raises(WriteError):  # the machine's fault: the next run repeats the cell
+        run_cell(cell, tmp_path / "work")
 
 
 def test_an_interrupted_worker_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
