@@ -5,8 +5,8 @@ the process from which stages are forked.
     python -m flows.pipeline.launch PARENT_PID forks ADDRESS
     python -m flows.pipeline.launch PARENT_PID dvc REQUESTS_FD ANSWERS_FD
 
-dvc takes a second to start but milliseconds per query, so one process answers all commands of a
-flow. A request is a line of JSON, and so is its answer:
+dvc takes a second to start but milliseconds per query, so one process answers many commands.
+A request is a line of JSON, and so is its answer:
 
     {"arguments": ["status", "--json"], "stage": null, "environment": {...}}
     {"code": 0, "output": "...", "started": false}

@@ -75,8 +75,8 @@ def explain_deps(
 
 
 def explain_digests(path: str, md5: str, now: Mapping[str, Any], root: Path) -> list[str]:
-    """Return the files and library versions that differ between `now`, the content of the digest
-    file `path`, and the file of the last run, which has the DVC digest `md5`."""
+    """Return a phrase per file or library version that changed since the last run. `now` is the
+    content of the digest file `path`, `md5` its DVC digest in that run."""
     before = cached_json(md5, root)
     if before is None:
         return [f"code changed ({path}; the previous one is not in DVC's cache)"]

@@ -151,8 +151,7 @@ class VllmEngine:
             self.asleep = True
 
     def wake(self) -> None:
-        """Allocate the GPU's memory again, after freeing the cached memory of the trainer's
-        allocator."""
+        """If asleep, free the trainer allocator's cached memory, then undo `sleep`."""
         if self.asleep:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

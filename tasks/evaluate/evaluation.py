@@ -1,9 +1,9 @@
-"""Evaluate a policy on a set of prompts: pass@1, unbiased pass@k, greedy accuracy, with intervals,
-overall and per level.
+"""Evaluate a policy on a set of prompts: pass@1 and greedy accuracy, overall with intervals and per
+level, and unbiased pass@k overall.
 
-`baseline` and `evaluate` share this code, so that the policy is measured before and after training
-in the same way, on the same prompts with the same seeds. Intervals resample prompts, not samples,
-because the samples of one prompt are not independent."""
+`baseline` and `evaluate` share this code, so the policy is measured the same way before and after
+training, on the same prompts with the same seeds. Intervals resample prompts, not samples, because
+a prompt's samples are not independent."""
 
 from collections import Counter
 from collections.abc import Mapping

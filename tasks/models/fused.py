@@ -154,7 +154,7 @@ class FusedForward:
         return self.head(hidden)
 
     def scale(self, states: torch.Tensor) -> torch.Tensor:
-        """Divide `states` by their root mean square: the norm without its weight."""
+        """Divide `states` by their root mean square: RMSNorm without its weight."""
         length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
         mean_square = torch.addcmul(self.epsilon, length, length, value=1.0 / states.shape[-1])
         return states * mean_square.rsqrt_()

@@ -39,7 +39,7 @@ def mark_for(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, turns: Re
 
 
 def marked(text: str, tokenizer: PreTrainedTokenizerBase, mark: str) -> str:
-    """Return the text with `mark` after the first character of every protected token."""
+    """Return `text` with `mark` after the first character of every `protected` token."""
     return patterns[tokenizer]["protected"].sub(lambda found: found[0] + mark, text)
 
 

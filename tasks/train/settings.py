@@ -428,7 +428,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections that the stage reads in addition to `train`, which the recipe changes."""
+    """The sections, unchanged by recipes, that the train stage reads besides `train`."""
 
     sampling: Sampling
     engine: EngineSettings

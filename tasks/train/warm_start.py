@@ -174,7 +174,7 @@ def batch_rows(num: int, settings: WarmStart, seed: int, step: int) -> Ints:
 
 
 def charge(trainer: Trainer, rollouts: Rollouts, executed: float) -> None:
-    """Enter a supervised step into the accounts of the ledger, and into the account of the budget.
+    """Add a supervised step's cost (`executed`: FLOPs run) to the ledger and the spent budget.
     Raise TrainingError if the budget is then spent."""
     learner, spending, rows = trainer.learner, trainer.buffer.spending, rollouts.rows()
     charged = learner.update_cost("charged", rows)

@@ -30,9 +30,9 @@ RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504}
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of a server. With `socket`, `url` is only a name. `key` is a run's own key
-    for a server started here; without `key` and `socket`, a server gets the user's key. `name`
-    distinguishes a restarted server from the previous one, which may have had the same address."""
+    """The address of a server. With `socket`, the host in `url` is unused. `key` is a run's own key
+    for a server started here; with neither `key` nor `socket`, a server gets the user's key. `name`
+    distinguishes a restarted server from a previous one at the same address."""
 
     url: str
     socket: Path | None = None
@@ -163,7 +163,7 @@ class Connection:
         return list(answer["data"])
 
     async def is_alive(self) -> bool:
-        """Return whether the server responds to `models`, which may raise ArtifactError."""
+        """Return whether the server responds to `models`; pass on its ArtifactErrors."""
         try:
             await self.models()
         except Unavailable:

@@ -24,7 +24,7 @@ TOLERANCES = {"tolerance", "relative_tolerance"}
 
 @dataclass(frozen=True)
 class Gold:
-    """The answers of a gold, whether all of them are required, and the tolerance for numbers."""
+    """The correct answers, whether all of them are required, and the tolerance for numbers."""
 
     answers: tuple[str, ...]
     all_of_them: bool = False

@@ -8,7 +8,7 @@ part of it. Shared words may also be part of the question, especially in generat
 or more words without it; a shared end contains no question.
 
 It is found from a sample that depends only on the prompts, not on their order. Not supported: texts
-in fewer than 95 % of a source's prompts (use the entry's `question`); generated sources."""
+in under 95 % of a source's prompts (set its `question`); sources not read from files."""
 
 import math
 import re

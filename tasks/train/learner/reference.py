@@ -1,6 +1,6 @@
-"""The reference of a KL term, or of a loss: the initial policy, or a teacher.
+"""The reference of a KL term or loss: the initial policy (until reset) or a teacher.
 
-A teacher is any policy with the same vocabulary: it reads the token ids of the trained policy."""
+A teacher is a policy with the same vocabulary: it reads the trained policy's token ids."""
 
 import copy
 import dataclasses

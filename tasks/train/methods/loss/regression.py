@@ -2,9 +2,9 @@
 2505.20686).
 
 A completion's loss is w (beta * sum of its log-ratios - advantage)^2, with w its mean importance
-weight, averaged over completions. With the advantage `a_star` it is 0 at the optimum of the reward
-minus beta times the KL divergence from the reference, the initial policy. No ratio is clipped: a
-batch may be used for several updates. At the reference the gradient is REINFORCE's times 2 beta."""
+weight, averaged over completions. With `a_star` of equal beta it is 0 at the optimum of the reward
+minus beta times the KL divergence from the reference, the initial policy. A batch may be used for
+several updates, without clipping. At the reference the gradient is REINFORCE's times 2 beta."""
 
 from typing import TYPE_CHECKING
 
