@@ -3,9 +3,9 @@
 A policy is any Hugging Face causal language model in safetensors form (tasks/models/folder.py).
 Code that comes with a model runs only if the user sets `policy.trust_remote_code`."""
 
-import logging
+import shutil
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +28,9 @@ from transformers.utils import logging as transformers_logging
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.artifacts import Layout
 from tasks.common.checksums import read_checked
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, write_json
 from tasks.models.folder import (
+    POLICY_FILES,
     as_mapping,
     check_folder,
     check_tokenizer,
@@ -39,18 +40,14 @@ from tasks.models.folder import (
 )
 from tasks.models.packing import ATTENTION
 
-logger = logging.getLogger(__name__)
 MODEL = "the model that config.json describes"
 TOKENIZER = "the tokenizer (tokenizer.json, tokenizer_config.json)"
-# keys of tokenizer_config.json that depend on how the tokenizer was loaded (HF_HUB_OFFLINE)
-NOT_SAVED = ("is_local", "local_files_only")
 transformers_logging.disable_progress_bar()  # the stage has its own progress bar
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy that can be loaded: its folder, its content digest, and the sizes that determine its
-    FLOPs."""
+    """A policy that can be loaded: folder, digest, and the sizes that determine its FLOPs."""
 
     folder: Path
     digest: str
@@ -94,8 +91,7 @@ def architecture_of(card: dict[str, Any]) -> Architecture:
 
 
 def describe(model: PreTrainedModel) -> dict[str, Any]:
-    """Return a model's entries in `policy.json`: its class, sizes, and the numbers that determine
-    its FLOPs."""
+    """Return a model's entries in `policy.json`: its class and sizes, and numbers for its FLOPs."""
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
     linear = sum(
@@ -226,14 +222,11 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
         raise ArtifactError(
             f"{folder}: the tokenizer has no eos_token, so no completion could end: set one"
         )
-    for key in NOT_SAVED:
-        tokenizer.init_kwargs.pop(key, None)
     return tokenizer  # type: ignore[no-any-return]
 
 
 def stop_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the sorted ids of all stop tokens, from the tokenizer and generation_config.json."""
-    ids = {int(tokenizer.eos_token_id)}
     path = folder / "generation_config.json"
     listed = as_mapping(path).get("eos_token_id") if path.is_file() else None
     listed = listed if isinstance(listed, list) else [listed] if listed is not None else []
@@ -241,24 +234,37 @@ def stop_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[in
         raise ArtifactError(
             f"{path}: eos_token_id is {listed}; it can be a number, or a list of them"
         )
-    return tuple(sorted({*ids, *listed}))
+    return tuple(sorted({int(tokenizer.eos_token_id), *listed}))
 
 
-def save_policy(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    *,
-    generation_from: Path | None = None,
-) -> None:
-    """Write a policy that any Hugging Face program can load, with the generation_config.json in
-    `generation_from`, if any. Tied weights are saved once, as transformers expects."""
-    folder.mkdir(parents=True, exist_ok=True)
+def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a policy that any Hugging Face program can load. Tied weights are saved once, as
+    transformers expects."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    source = generation_from and generation_from / "generation_config.json"
-    if source and source.is_file():
-        (folder / source.name).write_bytes(source.read_bytes())
+
+
+def save_trained(model: PreTrainedModel, initial: Path, folder: Path) -> None:
+    """Write a policy as `save_policy` does, with all files of the policy in `initial` but its
+    weights and config.json. transformers could save another tokenizer than it has read, other stop
+    tokens, or nothing: it reads a generation_config.json that it refuses to save."""
+    folder.mkdir(parents=True)
+    copy_files({*POLICY_FILES} - {"*.safetensors"}, initial, folder)
+    for path in folder.glob("*.index.json"):
+        path.unlink()
+    with mock.patch.object(model, "can_generate", return_value=False):  # no generation_config.json
+        model.save_pretrained(folder)
+    saved, before = (as_mapping(each / "config.json") for each in (folder, initial))
+    version = before.get("transformers_version")  # some tokenizers are corrected if it is old
+    write_json(folder / "config.json", saved | {"transformers_version": version})
+
+
+def copy_files(patterns: Iterable[str], source: Path, folder: Path) -> None:
+    """Copy the files in `source` that match `patterns` to `folder`."""
+    for path in sorted({path for pattern in patterns for path in source.glob(pattern)}):
+        target = folder / path.relative_to(source)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def torch_device(name: str) -> torch.device:

@@ -9,7 +9,6 @@ configuration and tokenizer: the weights stay at `location`, and are only read t
 `--copy`, as in later rounds, it contains the weights as well."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +32,7 @@ from tasks.models.folder import (
 from tasks.models.policy import (
     MODEL,
     check_tensors,
+    copy_files,
     describe,
     load_tokenizer,
     save_policy,
@@ -60,10 +60,7 @@ def write_external(
     described = checked(location, trust_remote_code)
     patterns = {*POLICY_FILES} if copy else {*DATA_FILES} - {"*.safetensors"}
     with whole_folder(folder) as temporary:
-        for path in sorted({path for pattern in patterns for path in location.glob(pattern)}):
-            target = temporary / path.relative_to(location)
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, target)
+        copy_files(patterns, location, temporary)
     if copy:
         return card(source, None, policy_digest(folder), trust_remote_code, described)
     return card(source, str(location), policy_digest(location), trust_remote_code, described)

@@ -26,6 +26,7 @@ from scipy import sparse
 from tasks.ingest.questions.contamination import Index, shared
 from tasks.ingest.questions.identity import question_keys
 from tasks.ingest.settings import Contamination
+from tests.ingest.helpers import DAPO
 
 SETTINGS = Contamination(overlap=0.7, ngram=3, same_numbers=True)
 MIN_COMMON = 0.8  # of the shorter question's words, in order
@@ -35,11 +36,6 @@ STEP_BY_STEP = " Let's think step by step and output the final answer within \\b
 FIGURE = '[asy] unitsize(0.5 cm); draw((0,0)--(4,0)--(4,3)--cycle); label("$x$", (2,0), S); [/asy]'
 OPTIONS = (
     "\n$\\textbf{(A)}\\ 1\\qquad\\textbf{(B)}\\ 2\\qquad\\textbf{(C)}\\ 3\\qquad\\textbf{(D)}\\ 4$"
-)
-DAPO = (
-    "Solve the following math problem step by step. The last line of your response should be of "
-    "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{}"
-    '\n\nRemember to put your answer on its own line after "Answer:".'
 )
 
 

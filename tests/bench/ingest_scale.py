@@ -26,6 +26,7 @@ import yaml
 from tasks.common.artifacts import Layout
 from tests.bench.peak import Peak, peak_of
 from tests.bench.world import PROJECT
+from tests.ingest.helpers import entry
 
 NUM_WORDS = 20_000  # of a synthetic language, drawn as in a text: few often, most rarely
 NUM_EVALUATION = 5_000
@@ -67,18 +68,10 @@ def run(
     """Run the stage once on a fresh data root, and return its usage and the rows of its tables. A
     fifth of the evaluation prompts are for validation."""
     values = yaml.safe_load((PROJECT / "params.yaml").read_text())
-    settings = {
-        "path": str(source),
-        "name": "made",
-        "prompt": "question",
-        "answer": "gold",
-        "level": None,
-        "verifier": "numeric",
-    }
     validation = num_evaluation // 5
     values["ingest"] |= {
         "splits": {"train": None, "validation": validation, "test": num_evaluation - validation},
-        "sources": [{"preset": "mapping", "settings": settings}],
+        "sources": [entry(source, name="made")],
         "contamination": contamination,
     }
     with tempfile.TemporaryDirectory(dir=folder) as name:

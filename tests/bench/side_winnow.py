@@ -14,7 +14,7 @@ import torch
 
 from tasks.common import params
 from tasks.common.artifacts import Layout
-from tasks.models.policy import save_policy
+from tasks.models.policy import save_trained
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.loop.trainer import Trainer
@@ -65,12 +65,7 @@ def main() -> None:
             if trainer.state.num_steps in options.points:
                 folder = options.out.parent / f"{options.out.stem}-{trainer.state.num_steps}"
                 with clock.paused():
-                    save_policy(
-                        trainer.learner.model,
-                        trainer.collector.tokenizer,
-                        folder,
-                        generation_from=trainer.run.policy.folder,
-                    )
+                    save_trained(trainer.learner.model, trainer.run.policy.folder, folder)
                 points.append(
                     {
                         "step": trainer.state.num_steps,

@@ -19,6 +19,11 @@ FIELDS = {
     "level": None,
     "verifier": "numeric",
 }
+DAPO = (
+    "Solve the following math problem step by step. The last line of your response should be of "
+    "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{}"
+    '\n\nRemember to put your answer on its own line after "Answer:".'
+)
 CHAIN_SUM = {
     "name": "chain_sum",
     "weight": 1.0,

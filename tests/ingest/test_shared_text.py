@@ -10,13 +10,8 @@ import pytest
 
 from tasks.ingest.questions.identity import compared
 from tasks.ingest.questions.shared_text import Sample, SharedText, SharedTexts, shared_text_of
-from tests.ingest.helpers import row, spool
+from tests.ingest.helpers import DAPO, row, spool
 
-DAPO = (
-    "Solve the following math problem step by step. The last line of your response should be of "
-    "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{}"
-    '\n\nRemember to put your answer on its own line after "Answer:".'
-)
 WHO = ["Ann", "Ben", "Cleo", "Dev", "Eva", "Finn", "Gita", "Hugo"]
 WHAT = ["apples", "stamps", "marbles", "shells", "coins"]
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tasks.common.files import ArtifactError, read_json, write_json
 from tasks.models.folder import OBJECTS, check_folder, num_parameters, weight_files
+from tasks.models.policy import load_tokenizer, save_trained, stop_token_ids
 from tasks.policy.card import write_external
 from tests.engines.conftest import load
 
@@ -178,6 +179,25 @@ def test_configuration_can_only_name_safetensors_beside_it(folder: Path, name: s
     change(folder / "config.json", transformers_weights=name)
     with pytest.raises(ArtifactError, match="transformers_weights is"):
         load(folder)
+
+
+@pytest.mark.parametrize("written", [None, {"temperature": 0.6}, {"eos_token_id": [0, 7]}])
+def test_trained_policy_reads_and_stops_as_the_initial_one(folder: Path, written: Any) -> None:
+    """transformers would change how this tokenizer encodes text after a special token, write the
+    stop token of config.json, and refuse a temperature without `do_sample`."""
+    vocabulary = {"<s>": 0, "</s>": 1, "▁": 2, "a": 3}
+    change(folder / "tokenizer.json", model={"type": "BPE", "vocab": vocabulary, "merges": []})
+    change(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer", legacy=True)
+    change(folder / "config.json", eos_token_id=5, transformers_version="4.57.1")
+    (folder / "generation_config.json").unlink()
+    if written:
+        change(folder / "generation_config.json", **written)
+    tokenizer, trained = load_tokenizer(folder), folder / "trained"
+    save_trained(load(split(folder)), folder, trained)
+    assert stop_token_ids(trained, tokenizer) == stop_token_ids(folder, tokenizer)
+    assert load_tokenizer(trained)("</s>a").input_ids == tokenizer("</s>a").input_ids
+    assert load(trained).state_dict().keys() == load(folder).state_dict().keys()
+    assert read_json(trained / "config.json")["transformers_version"] == "4.57.1"
 
 
 def test_missing_tensor_is_an_error(folder: Path) -> None:

@@ -21,7 +21,7 @@ from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
 from tasks.common.checksums import write_checked
 from tasks.common.processes.pool import Pool
 from tasks.grading.background import BackgroundGrader
-from tasks.models.policy import load_model, load_tokenizer, read_policy
+from tasks.models.policy import load_tokenizer, read_policy
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop.buffer import Batch
@@ -32,7 +32,7 @@ from tasks.train.loop.trainer import Trainer
 from tasks.train.run import build
 from tasks.train.sampling.collector import MIN_JUDGED, RunContext
 from tasks.train.settings import CheckpointSettings, Sections, TrainSettings
-from tests.policies import place_policy
+from tests.engines.conftest import placed
 
 PARAMS: dict[str, Any] = {
     "experiment": {"recipes": ["r"], "seeds": [0], "budget": None},
@@ -73,9 +73,7 @@ PARAMS: dict[str, Any] = {
 def make_world(root: Path, policy: Path, group_sizes: list[int], answer: str = "7") -> Layout:
     """Make six prompts, and a plan that visits them in turn with `group_sizes`, in two phases."""
     layout = Layout(root)
-    place_policy(
-        policy, layout, load_model(policy, dtype=torch.float32, device=torch.device("cpu"))
-    )
+    placed(policy, root)
     rows = [
         {
             "prompt_id": f"p{n}",

@@ -15,7 +15,7 @@ from tasks.common.checksums import write_checked
 from tasks.common.files import ArtifactError, digest_file, sync_folder, writing
 from tasks.common.recipes import runs_of
 from tasks.models.folder import policy_digest
-from tasks.models.policy import save_policy
+from tasks.models.policy import save_trained
 from tasks.models.sharding import local, local_rows
 from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
 from tasks.train.checkpoint.folder import Loaded
@@ -155,12 +155,7 @@ def write_results(trainer: Trainer, checkpoints: Checkpoints, out: Path) -> None
     temporary = out / ".policy"
     shutil.rmtree(temporary, ignore_errors=True)
     with writing(out / "policy"):
-        save_policy(
-            model,
-            trainer.collector.tokenizer,
-            temporary,
-            generation_from=trainer.run.policy.folder,
-        )
+        save_trained(model, trainer.run.policy.folder, temporary)
         if adapter:
             save_adapter(trainer.learner.model, adapter, temporary / "adapter")
     shutil.rmtree(out / "policy", ignore_errors=True)
