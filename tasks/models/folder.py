@@ -24,6 +24,7 @@ DATA_FILES = (
     "*.jinja",
     "*.txt",
     "*.model",
+    "*.tiktoken",
     "additional_chat_templates/*.jinja",
 )
 POLICY_FILES = (*DATA_FILES, "*.py")

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from tasks.common.artifacts import Layout
 from tasks.common.checksums import write_checked
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, write_text
 from tasks.common.params import ParamsError, parse
 from tasks.common.stage import StageError
 from tasks.models.folder import DATA_FILES, check_folder, policy_digest
@@ -92,8 +92,8 @@ def test_invalid_source_is_an_error(tmp_path, source, message):
 def test_policy_in_a_store_is_fetched_once_without_code(tmp_path, llama):
     store, model = fsspec.filesystem("local"), tmp_path / "bucket" / "model"
     shutil.copytree(llama, model)
-    (model / "additional_chat_templates").mkdir()
-    (model / "additional_chat_templates" / "chat_template.jinja").write_text("{{ messages }}")
+    write_text(model / "additional_chat_templates" / "chat_template.jinja", "{{ messages }}")
+    (model / "own.tiktoken").touch()
     expected = policy_digest(model)
     for name in ("training.py", "optimizer.pt", "additional_chat_templates/notes.json"):
         (model / name).write_text("")
@@ -102,6 +102,7 @@ def test_policy_in_a_store_is_fetched_once_without_code(tmp_path, llama):
     names = {path.name for path in folder.rglob("*")}
     assert not {"training.py", "optimizer.pt", "notes.json"} & names
     assert policy_digest(folder) == expected
+    assert "own.tiktoken" in names
     written = (folder / "config.json").stat().st_mtime_ns
     assert from_store(*arguments) == folder
     assert (folder / "config.json").stat().st_mtime_ns == written
@@ -130,8 +131,7 @@ def test_interrupted_write_keeps_the_old_folder(tmp_path):
 
 def test_copied_policy_does_not_need_its_source(tmp_path):
     trained = make_policy(tmp_path / "trained", "qwen3")
-    (trained / "additional_chat_templates").mkdir()
-    (trained / "additional_chat_templates" / "chat_template.jinja").write_text("{{ messages }}")
+    write_text(trained / "additional_chat_templates" / "chat_template.jinja", "{{ messages }}")
     expected = policy_digest(trained)
     layout = Layout(tmp_path / "data")
     settings = parse({"source": str(trained)}, Policy, "policy")
