@@ -86,12 +86,11 @@ def card(layout: Layout, recipe: str, seed: int, destination: str) -> str:
     """Return the model card: the policy's origin, its results and cost, and how to load it."""
     metrics = read_checked(layout.evaluation(recipe, seed) / "metrics.json")
     policy = read_checked(layout.policy_card)
-    source = policy.get("location") or policy["source"]
-    is_of_hub = policy["source"].startswith(HUB)
+    source = policy["source"]
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
-        base_model=policy["source"].removeprefix(HUB).split("@")[0] if is_of_hub else None,
+        base_model=source.removeprefix(HUB).split("@")[0] if source.startswith(HUB) else None,
         tags=["rlvr", "winnow", recipe],
     )
     totals = bill(layout, recipe, seed)

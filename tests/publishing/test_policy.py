@@ -56,7 +56,7 @@ def layout(tmp_path: Path) -> Layout:
     metrics = {"num_prompts": 256, "num_samples": 8, "pass_at_1": 0.653, "greedy": 0.742}
     bounds = {"pass_at_1_low": 0.606, "pass_at_1_high": 0.698}
     write_checked(layout.evaluation("sgpo", 1) / "metrics.json", {**metrics, **bounds})
-    origin = {"source": "hf://org/base@abc", "location": "hf://org/base@abc", "digest": "c509"}
+    origin = {"source": "hf://org/base@abc", "location": "/home/me/.cache/abc", "digest": "c509"}
     write_checked(layout.policy_card, origin)
     for name, values in SETTINGS.items():
         write_text(layout.code_folder / f"{name}.params.yaml", yaml.safe_dump(values))
@@ -79,6 +79,7 @@ def test_a_folder_has_the_policy_with_its_settings(layout: Layout, tmp_path: Pat
     assert "65.3% (95 % interval 60.6% to 69.8%), greedy 74.2%" in card
     assert "| charged | 1.7e+12 |" in card  # training and profile, without validation
     assert "| executed | 1.7e+12 |" in card
+    assert "from `hf://org/base@abc`" in card  # and not from a folder of this machine
 
 
 def test_an_unfinished_or_damaged_cell_is_not_pushed(layout: Layout, tmp_path: Path) -> None:
