@@ -38,10 +38,9 @@ class Wanted:
 
 def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str]:
     """Yield a count, then the requested prompts with samples. Raise ArtifactError if none match."""
-    files = paths(layout, recipe, seed)
-    rates = pass_rates(files)
+    files, prompts = paths(layout, recipe, seed), PROMPTS.read(layout.prompts("test"))
+    rates = pass_rates(files, {*prompts["prompt_id"]})
     chosen = choose(rates, files["after"], wanted)
-    prompts = PROMPTS.read(layout.prompts("test"))
     yield f"{len(chosen)} of {len(rates)} test prompts; {recipe}, seed {seed}"
     for row in chosen.head(wanted.num_prompts).iter_rows(named=True):
         found = prompts.filter(pl.col("prompt_id") == row["prompt_id"]).row(0, named=True)
@@ -67,16 +66,19 @@ def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
     return files
 
 
-def pass_rates(files: dict[str, Path]) -> pl.DataFrame:
+def pass_rates(files: dict[str, Path], prompts: set[str]) -> pl.DataFrame:
     """Return each prompt_id with, per side, the share of its graded samples that are correct; null
-    if none is graded."""
+    if none is graded. Raise ArtifactError if a side was measured on others than `prompts`."""
     share = (pl.col("correct") / pl.col("trials")).fill_nan(None)
-    sides = [
-        score_prompts(
-            ROLLOUTS.read_columns(files[side], ["prompt_id", "greedy", "outcome"])
-        ).select("prompt_id", share.alias(side))
-        for side in SIDES
-    ]
+    sides = []
+    for side, path in files.items():
+        scores = score_prompts(ROLLOUTS.read_columns(path, ["prompt_id", "greedy", "outcome"]))
+        if {*scores["prompt_id"]} != prompts:
+            raise ArtifactError(
+                f"{path} has other prompts than the test split, which has changed since: run "
+                "`winnow run`"
+            )
+        sides.append(scores.select("prompt_id", share.alias(side)))
     return sides[0].join(sides[1], on="prompt_id", maintain_order="left")
 
 

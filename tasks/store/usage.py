@@ -6,7 +6,6 @@ parameters, number of samples, location). The next run compares its own request 
 explains other gaps by the store's content. The note is not an output of the stage, because it
 differs between equal runs."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +16,6 @@ import polars as pl
 from tasks.common.artifacts import Layout
 from tasks.common.checksums import read_note, write_checked
 from tasks.common.config.changes import differences
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,10 @@ def test_missing_files_and_prompts_are_named(layout: Layout) -> None:
         list(read(layout, "sgp", 0, Wanted(None, None, 1, 1)))
     with pytest.raises(ArtifactError, match="no test prompt whose id begins with q of the class"):
         shown(layout, "q", "lost")
+    test = layout.prompts("test")
+    PROMPTS.write(test, PROMPTS.read(test)[1:])
+    with pytest.raises(ArtifactError, match=r"baseline/rollouts\.parquet has other prompts than"):
+        shown(layout)
 
 
 def test_the_command_offers_every_class() -> None:
