@@ -11,7 +11,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-import torch
 import yaml
 
 import tasks.evaluate.run
@@ -22,9 +21,8 @@ from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.stage import Stage
 from tasks.common.tracking.journal import Tracker
-from tasks.models.policy import load_model
 from tasks.store.admin import commands
-from tests.policies import place_policy
+from tests.engines.conftest import placed
 from tests.stages import Forked
 from tests.train.worlds import PARAMS
 
@@ -35,9 +33,7 @@ def make_root(
     """Make a data root with prompts, the policy and parameters: batches of three prompts, and the
     given store."""
     layout = Layout(root)
-    place_policy(
-        policy, layout, load_model(policy, dtype=torch.float32, device=torch.device("cpu"))
-    )
+    placed(policy, root)
     write_prompts(layout, numbers)
     settings = {
         "store": {"location": store, "batch_rollouts": 12, "logprobs": False},
@@ -225,7 +221,7 @@ def test_commands_of_the_store(qwen: Path, tmp_path: Path) -> None:
         admin("gc", layout, "nobody")
     admin("gc", layout, policy)
     assert "empty" in admin("stat", layout)
-    assert "empty" in admin("stat", without_store(layout))
+    assert "empty" in admin("verify", without_store(layout))
 
 
 def without_store(layout: Layout) -> Layout:

@@ -29,6 +29,8 @@ def run(
         files, path = open_location(root)
         print(root)
         folders = list(maintenance.folders(files, path, policies))
+        if not folders:
+            print("empty")
         if command == "verify":
             return int(verify(folders))
         if command == "gc":
@@ -40,8 +42,6 @@ def run(
 
 def stat(folders: list[RolloutStore]) -> None:
     """Print a summary of each folder."""
-    if not folders:
-        print("empty")
     for store in folders:
         found = maintenance.summarize(store)
         print(f"\npolicy    {store.folder.rsplit('/', 2)[-2]}")
