@@ -17,7 +17,6 @@ without a heartbeat."""
 
 import argparse
 import asyncio
-import logging
 import signal
 import sys
 from contextlib import ExitStack
@@ -41,8 +40,6 @@ from flows.pipeline import commands, crashes, overrides, records, summary
 from flows.pipeline.flow import pipeline
 from flows.serve import server
 from tasks.common import params
-
-logger = logging.getLogger(__name__)
 
 AUTOMATION = "winnow: runs without a heartbeat have crashed"
 ENDED = ("Completed", "Failed", "Cancelled", "Crashed")

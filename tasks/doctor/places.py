@@ -19,7 +19,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tasks.common import recipes
 from tasks.common.checksums import read_checked
-from tasks.common.files import ArtifactError, read_json, require_writable
+from tasks.common.files import ArtifactError, require_writable
 from tasks.common.layout import Layout
 from tasks.common.locations import open_location, reaching
 from tasks.common.params import ParamsError, listed, meant, section
@@ -27,7 +27,14 @@ from tasks.ingest.candidates import MARKER, Row
 from tasks.ingest.files.formats import Rejection
 from tasks.ingest.reading import rows, sources
 from tasks.ingest.settings import Ingest
-from tasks.models.folder import check_folder, check_tokenizer, has_chat_template, num_parameters
+from tasks.models.folder import (
+    DATA_FILES,
+    as_mapping,
+    check_folder,
+    check_tokenizer,
+    has_chat_template,
+    num_parameters,
+)
 from tasks.policy.settings import HUB as POLICY_HUB
 from tasks.policy.settings import Policy
 
@@ -50,19 +57,18 @@ class Model:
 
 
 def model_folder(source: str) -> Path | None:
-    """Return a policy's local folder, existing or not; None if tiny, in a bucket or uncached."""
-    if source.startswith("hf://"):
-        return hub_snapshot(source)
-    return None if "://" in source or source == "tiny" else Path(source).expanduser()
-
-
-def hub_snapshot(source: str) -> Path | None:
-    """Return the cached folder of one revision of a model, or None."""
+    """Return the folder of a policy, which may not exist, or that of the hub's cache. Return None
+    for any other policy, and for one of the hub if the stage would fetch files for it."""
     if (match := POLICY_HUB.fullmatch(source)) is None:
-        return None
+        return None if "://" in source or source == "tiny" else Path(source).expanduser()
     with suppress(LocalEntryNotFoundError):
-        found = snapshot_download(match["name"], revision=match["revision"], local_files_only=True)
-        return Path(found)
+        found = snapshot_download(
+            match["name"],
+            revision=match["revision"],
+            allow_patterns=list(DATA_FILES),  # a README, say, is never fetched
+            local_files_only=True,
+        )
+        return Path(found) if constants.HF_HUB_OFFLINE or not faults(Path(found)) else None
     return None
 
 
@@ -74,20 +80,16 @@ def check_model(values: Values) -> list[str]:
         return []
     if source == "tiny" or source.startswith("s3://"):
         return [] if source == "tiny" else raised(bucket_has, source)
-    if source.startswith("hf://"):
-        folder = hub_snapshot(source)
-        if folder is None:  # the stage fetches it, unless offline
-            return [
-                f"policy.source: {source} is not in the hub's cache ({constants.HF_HUB_CACHE}) and "
-                "HF_HUB_OFFLINE is set: unset it, or set a local path"
-            ] * constants.HF_HUB_OFFLINE
-    else:
-        folder = Path(source).expanduser()
-        if not folder.is_dir():
-            guess = "; did you mean tiny?" if meant(source, ["tiny"]) else near(folder)
-            return [f"policy.source: {folder} is not a folder{guess}"]
-    found = raised(check_folder, folder) or raised(check_tokenizer, folder)
-    return [f"policy.source: {m}" for m in found]
+    folder = model_folder(source)
+    if folder is None:  # the stage fetches it, unless offline
+        return [
+            f"policy.source: {source} is not in the hub's cache ({constants.HF_HUB_CACHE}) and "
+            "HF_HUB_OFFLINE is set: unset it, or set a local path"
+        ] * constants.HF_HUB_OFFLINE
+    if not folder.is_dir():
+        guess = "; did you mean tiny?" if meant(source, ["tiny"]) else near(folder)
+        return [f"policy.source: {folder} is not a folder{guess}"]
+    return [f"policy.source: {fault}" for fault in faults(folder)]
 
 
 def check_teachers(values: Values) -> list[str]:
@@ -96,9 +98,14 @@ def check_teachers(values: Values) -> list[str]:
     for name in values["experiment"]["recipes"]:
         folder = recipes.teacher_of(recipes.recipe(values, name)["train"])
         if folder is not None:
-            faults = raised(check_folder, folder) or raised(check_tokenizer, folder)
-            found += [f"recipe '{name}': train.reference.source: {fault}" for fault in faults]
+            prefix = f"recipe '{name}': train.reference.source"
+            found += [f"{prefix}: {fault}" for fault in faults(folder)]
     return found
+
+
+def faults(folder: Path) -> list[str]:
+    """Return the first fault of a folder as a policy, in a list; an empty list without one."""
+    return raised(check_folder, folder) or raised(check_tokenizer, folder)
 
 
 def raised(check: Callable[..., object], *arguments: Any) -> list[str]:
@@ -238,7 +245,7 @@ def silent_tracking(values: Values) -> list[str]:
 
 def describe_model(values: Values, layout: Layout) -> Model | None:
     """Return the sizes of the policy: from its card if that has the same source, else from its
-    files. Return None if the policy is not on this machine yet."""
+    files. Return None if the policy is not on this machine yet, or has no weights."""
     source = values["policy"]["source"]
     with suppress(ArtifactError, KeyError, TypeError, OSError):
         card = read_checked(layout.policy_card)
@@ -248,13 +255,11 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
     if folder is None:
         return None
     with suppress(ArtifactError, OSError, ValueError):
-        config = read_json(folder / "config.json")
-        config = {**config, **config.get("text_config", {})}
-        return Model(
-            num_parameters(folder),
-            config.get("vocab_size"),
-            config.get("max_position_embeddings", config.get("n_positions")),  # GPT-2's name
-        )
+        config = as_mapping(folder / "config.json")
+        config |= config.get("text_config") or {}
+        limit = config.get("max_position_embeddings", config.get("n_positions"))  # GPT-2's name
+        if number := num_parameters(folder):  # 0 for a folder without weights in safetensors form
+            return Model(number, config.get("vocab_size"), limit)
     return None
 
 

@@ -17,7 +17,7 @@ from huggingface_hub import constants
 from safetensors.numpy import save_file
 
 from tasks.common import params, recipes
-from tasks.common.files import write_json
+from tasks.common.files import write_json, write_text
 from tasks.common.layout import Layout
 from tasks.doctor import machine, parameters, places
 from tasks.doctor.check import Findings, examine
@@ -237,15 +237,21 @@ def test_a_model_outside_the_hubs_cache_is_an_error_only_offline(
     assert "is not in the hub's cache" in errors(tmp_path, policy__source=source)[0]
     cached = tmp_path / "hub" / "models--org--name"
     (cached / "snapshots" / "abc").mkdir(parents=True)
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("abc")
+    write_text(cached / "refs" / "main", "abc")
     assert "has no config.json" in errors(tmp_path, policy__source=source)[0]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert errors(tmp_path, policy__source=source) == []  # the stage fetches the missing files
+    make_model(cached / "snapshots" / "abc")
+    names = ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+    files = {name: {"size": 1, "blob_id": ""} for name in names}  # a README is never fetched
+    write_json(cached / "trees" / "abc.json", {"format_version": 1, "files": files})
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert errors(tmp_path, policy__source=source) == []
 
 
 def make_model(folder: Path, length_name: str = "max_position_embeddings") -> None:
     """Make a policy of 12 parameters."""
-    folder.mkdir()
-    write_json(folder / "config.json", {"vocab_size": 7, length_name: 128})
+    write_json(folder / "config.json", {"vocab_size": 7, length_name: 128, "text_config": None})
     write_json(folder / "tokenizer.json", {})
     save_file({"a": np.zeros((2, 3)), "b": np.zeros(6)}, folder / "model.safetensors")
 
@@ -270,6 +276,8 @@ def test_a_folder_without_tokenizer_or_with_pickled_weights_is_refused(tmp_path:
     [line] = errors(tmp_path, policy__source=str(tmp_path / "model"))
     assert line.startswith("policy.source: ")
     assert "pickled" in line
+    values = changed(policy__source=str(tmp_path / "model"))
+    assert places.describe_model(values, Layout(tmp_path / "data")) is None
 
 
 CHATML = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"

@@ -3,7 +3,6 @@
 The launcher is the nearest `dvc` above the stage, else the leader of its process group: all stages
 of one `dvc repro`, or of one script, share a pipeline; two stages typed at a prompt do not."""
 
-import logging
 import os
 import secrets
 import socket
@@ -18,8 +17,6 @@ import psutil
 from tasks.common.files import digest
 from tasks.common.layout import Layout
 from tasks.common.tracking.journal import Event, milliseconds
-
-logger = logging.getLogger(__name__)
 
 PIPELINE_VARIABLE = "WINNOW_PIPELINE"
 

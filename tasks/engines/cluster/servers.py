@@ -1,7 +1,6 @@
 """vLLM servers on the machines of a cluster, started with the same command as local ones, behind a
 gate that requires a key."""
 
-import logging
 import secrets
 import sys
 from contextlib import ExitStack, suppress
@@ -25,8 +24,6 @@ from tasks.engines.server.replicas import (
 )
 from tasks.engines.settings import Cluster, EngineSettings
 from tasks.models.policy import Policy
-
-logger = logging.getLogger(__name__)
 
 GATE = Path(gate.__file__)
 
