@@ -53,6 +53,7 @@ class Policy:
     digest: str
     architecture: Architecture
     max_length: int
+    vocab_size: int  # rows of its embedding
     trust_remote_code: bool
 
 
@@ -82,7 +83,7 @@ def open_policy(folder: Path, digest: str, card: dict[str, Any]) -> Policy:
     figures as its initial policy)."""
     check_folder(folder)
     sizes, trusted = architecture_of(card), card["trust_remote_code"]
-    return Policy(folder, digest, sizes, card["max_length"], trusted)
+    return Policy(folder, digest, sizes, card["max_length"], card["vocab_size"], trusted)
 
 
 def architecture_of(card: dict[str, Any]) -> Architecture:
@@ -116,10 +117,8 @@ def describe(model: PreTrainedModel) -> dict[str, Any]:
 
 def num_experts(config: Any) -> int:
     """Return the number of experts per layer (1: dense model). Models use three names for it."""
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if getattr(config, name, None):
-            return int(getattr(config, name))
-    return 1
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((int(found) for name in names if (found := getattr(config, name, None))), 1)
 
 
 def load_model(

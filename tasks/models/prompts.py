@@ -157,8 +157,8 @@ def encode_prompts(
     prompts: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, policy: Policy, room: int
 ) -> list[list[int]]:
     """Return the token ids of every prompt, with chat messages rendered by the policy's template.
-    Raise ArtifactError, with the prompt's id, for the first prompt that fails to render, the first
-    prompt without tokens, or the shortest prompt that leaves no room for `room` more tokens."""
+    Raise ArtifactError, with the prompt's id, for the first prompt that fails to render, that has
+    no tokens or one without an embedding, or the shortest that leaves no room for `room` more."""
     rows = prompts.select("prompt", "messages", "template").rows()
     turns = [messages_of(row, tokenizer) for row in rows]
     rendered = iter(encode_messages(prompts, turns, tokenizer))
@@ -171,6 +171,13 @@ def encode_prompts(
             f"prompt {prompts['prompt_id'][encoded.index([])]} encodes to no token: check its text "
             "and the policy's tokenizer and chat template"
         )
+    for prompt, last in zip(prompts["prompt_id"], map(max, encoded), strict=True):
+        if last >= policy.vocab_size:
+            raise ArtifactError(
+                f"prompt {prompt} has the token {tokenizer.convert_ids_to_tokens(last)!r}, and the "
+                f"policy embeds only {policy.vocab_size} tokens: resize its embedding, or remove "
+                "the token from its tokenizer or chat template"
+            )
     bad = [row for row, ids in enumerate(encoded) if len(ids) + room > policy.max_length]
     if bad:
         row = min(bad, key=lambda row: len(encoded[row]))

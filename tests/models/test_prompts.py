@@ -31,7 +31,7 @@ from tests.policies import CORPUS, bpe_tokenizer
 from tests.store.test_rollouts import SETTINGS
 
 RAW = "{prompt}"
-POLICY: Any = SimpleNamespace(max_length=512)
+POLICY: Any = SimpleNamespace(max_length=512, vocab_size=1000)
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1 ="}]
 
 
@@ -75,6 +75,14 @@ def test_prompt_without_tokens_is_named() -> None:
     tokenizer = chat_tokenizer("{{ '' }}")
     with pytest.raises(ArtifactError, match="prompt p1 encodes to no token: check its text"):
         encode_prompts(prompts(None, MESSAGES), tokenizer, POLICY, 8)
+
+
+def test_token_without_an_embedding_is_named() -> None:
+    """Tokens were added to the tokenizer, and the embedding was not resized."""
+    tokenizer = chat_tokenizer(CHATML.replace("assistant\n", "assistant\n<think>"))
+    policy: Any = SimpleNamespace(max_length=512, vocab_size=ids_of(tokenizer, "<think>"))
+    with pytest.raises(ArtifactError, match="prompt p1 has the token '<think>', and"):
+        encode_prompts(prompts(None, MESSAGES), tokenizer, policy, 8)
 
 
 def test_digest_of_a_prompt_depends_on_the_template(qwen: Path, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def load_by_rows(rank: int, folder: Path, root: Path) -> None:
     method = f"file://{root}/meeting"
     distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
     by_rows = partial(shard, device=CPU, dtype=torch.float32, forwards=())
-    policy = Policy(folder, "", SIZES, 64, trust_remote_code=False)
+    policy = Policy(folder, "", SIZES, 64, 61, trust_remote_code=False)
     model = load_adapted(policy, LORA, 5, by_rows, CPU)
     assert model is not None
     half = sum(local(parameter).numel() for parameter in model.parameters())
@@ -148,5 +148,5 @@ def test_policy_with_other_names_is_not_loaded_by_rows(tmp_path: Path) -> None:
     files = saved("llama", tmp_path)
     renamed = {name.replace("model.", "other."): part for name, part in files.items()}
     save_file(renamed, tmp_path / "model.safetensors")
-    policy = Policy(tmp_path, "", SIZES, 64, trust_remote_code=False)
+    policy = Policy(tmp_path, "", SIZES, 64, 61, trust_remote_code=False)
     assert load_adapted(policy, LORA, 5, lambda model: None, CPU) is None

@@ -1,11 +1,12 @@
 """A small finished pipeline, written by hand, with round numbers for sums in the head."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from tasks.code.__main__ import write as write_code
@@ -91,6 +92,24 @@ def write_answers(folder: Path, correct: list[int]) -> None:
     ROLLOUTS.write(folder / "rollouts.parquet", ROLLOUTS.frame(rows))
 
 
+def profile_of(counts: Mapping[str, tuple[int, int, int]]) -> pl.DataFrame:
+    """Return a profile with (correct, wrong, error) for each prompt."""
+    rows = [
+        {
+            **PROFILE.example,
+            **dict.fromkeys(OUTCOMES, 0),
+            "prompt_id": name,
+            "num_samples": right + wrong + error,
+            "correct": right,
+            "wrong": wrong,
+            "error": error,
+            "pass_rate": right / (right + wrong) if right + wrong else None,
+        }
+        for name, (right, wrong, error) in counts.items()
+    ]
+    return PROFILE.frame(rows)
+
+
 def write_shared(layout: Layout) -> None:
     """Write policy card, profile and baseline: prompts are solved 0 to 8 of 8 times, evenly;
     profiling costs 100 charged, 80 executed."""
@@ -101,19 +120,8 @@ def write_shared(layout: Layout) -> None:
         "source": "tiny",
     }
     write_checked(layout.policy_card, card)
-    counts = [index % 9 for index in range(NUM_PROMPTS)]
-    rows = [
-        {
-            **PROFILE.example,
-            **dict.fromkeys(OUTCOMES, 0),
-            "prompt_id": f"p{index}",
-            "correct": right,
-            "wrong": 8 - right,
-            "pass_rate": right / 8,
-        }
-        for index, right in enumerate(counts)
-    ]
-    PROFILE.write(layout.profile / "profile.parquet", PROFILE.frame(rows))
+    counts = {f"p{n}": (n % 9, 8 - n % 9, 0) for n in range(NUM_PROMPTS)}
+    PROFILE.write(layout.profile / "profile.parquet", profile_of(counts))
     spent = amounts(80, 100, 90, 100, tokens=5000, rollouts=320)
     write_checked(layout.profile / "flops.json", ledger(profile=spent))
     of = digest_file(layout.profile / "profile.parquet")

@@ -2,7 +2,7 @@
 profiles, the message."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tasks.common.artifacts import OUTCOMES, PROFILE, STEPS, TRAIN_ROLLOUTS, Layout
+from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS, Layout
 from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.params import Experiment
@@ -27,28 +27,10 @@ from tasks.report.drift import (
 )
 from tasks.report.evidence import TRAINED, read_evidence
 from tasks.report.views.figures import spaced
-from tests.report.conftest import write_params, write_rollouts
+from tests.report.conftest import profile_of, write_params, write_rollouts
 from tests.stages import run_stage
 
 Groups = Sequence[tuple[int, str, Sequence[str]]]
-
-
-def profile_of(counts: Mapping[str, tuple[int, int, int]]) -> pl.DataFrame:
-    """Return a profile with (correct, wrong, error) for each prompt."""
-    rows = [
-        {
-            **PROFILE.example,
-            **dict.fromkeys(OUTCOMES, 0),
-            "prompt_id": name,
-            "num_samples": right + wrong + error,
-            "correct": right,
-            "wrong": wrong,
-            "error": error,
-            "pass_rate": right / (right + wrong) if right + wrong else None,
-        }
-        for name, (right, wrong, error) in counts.items()
-    ]
-    return PROFILE.frame(rows)
 
 
 def training_of(groups: Groups) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -21,9 +21,9 @@ from tasks.models.policy import Policy, read_policy
 from tasks.store.compaction import AUTOMATIC_FROM
 from tasks.store.fixed_policy import SamplerSettings, StoredRollouts, sampling_cost
 from tasks.store.settings import StoreSettings
-from tests.engines.conftest import load
+from tests.engines.conftest import placed
 from tests.full import largest_file
-from tests.policies import ENGINE, place_policy
+from tests.policies import ENGINE
 
 SETTINGS = SamplerSettings(Sampling(1.0, 1.0, 0, 8, 0), ENGINE, StoreSettings(None, 2048, False))
 VERIFY = Verify(1, 5.0, 4.0, 0.5, {})
@@ -59,9 +59,7 @@ def prompts_table(numbers: range, answer: str = "7") -> pl.DataFrame:
 
 @pytest.fixture
 def world(qwen: Path, tmp_path: Path) -> World:
-    layout = Layout(tmp_path)
-    place_policy(qwen, layout, load(qwen))
-    return read_policy(layout), layout
+    return placed(qwen, tmp_path), Layout(tmp_path)
 
 
 def test_changed_verifier_grades_again_and_samples_nothing(world: World) -> None:
@@ -235,8 +233,7 @@ def test_external_policy_that_changed_in_place_is_refused(qwen: Path, tmp_path: 
     folder = tmp_path / "mine"
     shutil.copytree(qwen, folder)
     layout = Layout(tmp_path / "data")
-    place_policy(folder, layout, load(folder))
-    read_policy(layout)
+    placed(folder, layout.root)
     with (folder / "model.safetensors").open("r+b") as file:
         file.seek(-4, 2)
         file.write(b"abcd")
