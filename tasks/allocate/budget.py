@@ -206,18 +206,17 @@ def resolution(values: Values, layout: Layout) -> str:
     empty string if their number is unknown. It uses the baseline's pass rates, if there are any."""
     num_samples, num_prompts = values["evaluate"]["num_samples"], values["ingest"]["splits"]["test"]
     counts: tuple[pl.Series, pl.Series] | None = None
-    source = "at worst, if every pass rate is one half"
     with suppress(ArtifactError):
         path = layout.baseline / "rollouts.parquet"
         scores = score_prompts(ROLLOUTS.read_columns(path, ["prompt_id", "outcome", "greedy"]))
-        counts, source = (
-            (scores["correct"], scores["trials"]),
-            "if both have the baseline's pass rates",
-        )
-        num_prompts = num_prompts or len(scores)
+        counts, num_prompts = (scores["correct"], scores["trials"]), num_prompts or len(scores)
     if num_prompts is None:
         return ""
     half = half_width(num_prompts, num_samples, counts)
+    source = "if both have the baseline's pass rates"
+    if counts is None or half == 0.0:  # every prompt was solved always or never
+        half = half_width(num_prompts, num_samples)
+        source = "at worst, if every pass rate is one half"
     return (
         f"{num_prompts:,} test prompts with {num_samples} samples resolve {100 * half:.1f} points "
         f"between two policies, {source}; about {needed_for_a_point(half, num_prompts):,} prompts "

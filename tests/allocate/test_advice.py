@@ -104,3 +104,5 @@ def test_the_resolution_of_the_test_prompts(values, layout: Layout) -> None:
     ROLLOUTS.write(layout.baseline / "rollouts.parquet", ROLLOUTS.frame(rows))
     found = resolution(values, layout)
     assert "resolve 2.2 points between two policies, if both have the baseline's" in found
+    ROLLOUTS.write(layout.baseline / "rollouts.parquet", ROLLOUTS.frame(rows[2:]))  # none is right
+    assert "resolve 2.2 points between two policies, at worst" in resolution(values, layout)
