@@ -219,7 +219,7 @@ def test_commands_of_the_store(qwen: Path, tmp_path: Path) -> None:
     assert profile(layout) == "36 rollouts reused, 0 sampled"
     with pytest.raises(ArtifactError, match="has no rollouts of policy nobody; choose from"):
         admin("gc", layout, "nobody")
-    admin("gc", layout, policy)
+    admin("gc", layout, policy, policy)
     assert "empty" in admin("stat", layout)
     assert "empty" in admin("verify", without_store(layout))
 

@@ -41,7 +41,7 @@ def folders(files: Any, root: str, policies: Sequence[str] = ()) -> Iterator[Rol
             f"{root} has no rollouts of policy {unknown[0]}; choose from: "
             f"{', '.join(known) or 'none, it is empty'}"
         )
-    for policy in policies or known:
+    for policy in dict.fromkeys(policies) or known:
         yield from (RolloutStore(files, path) for path in subfolders(files, f"{root}/{policy}"))
 
 
