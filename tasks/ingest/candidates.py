@@ -136,10 +136,7 @@ def check(candidate: Candidate) -> None:
             problem = label_problem(as_text(value).strip())
             if problem:
                 raise Unusable(f"the {name} {problem}: it labels tables; choose another field")
-    if prompt is None or (
-        isinstance(prompt, str | list)
-        and not (prompt.strip() if isinstance(prompt, str) else prompt)
-    ):
+    if prompt in (None, []) or (isinstance(prompt, str) and not prompt.strip()):
         raise Unusable(f"the prompt is {prompt!r}", "empty_prompt")
     if answer is None or (isinstance(answer, str) and not answer.strip()):
         raise Unusable(f"the answer is {answer!r}", "empty_answer")
@@ -148,9 +145,8 @@ def check(candidate: Candidate) -> None:
     if not isinstance(prompt, str | list):
         raise Unusable(f"the prompt is {type(prompt).__name__}, neither text nor chat messages")
     if not is_text_or_number(answer) and not isinstance(answer, bool):
-        raise Unusable(
-            f"the answer is {printable(repr(answer))}, neither text, number nor boolean"[:200]
-        )
+        detail = f"the answer is {printable(repr(answer))}, neither text, number nor boolean"
+        raise Unusable(detail[:200])
 
 
 def label_problem(text: str) -> str | None:

@@ -74,12 +74,10 @@ def mapping(location: str, fields: Sequence[str] | None) -> dict[str, Any]:
         )
     gold = as_text(first[answer])
     extract = next((mark for mark in ("####", "boxed") if mark in gold), None)
-    settings: dict[str, Any] = {
-        "path": location,
-        "name": PurePosixPath(location).name.partition(".")[0],
-    }
-    settings |= {"prompt": question, "answer": answer, "level": None, "verifier": "exact"}
-    return {"preset": "mapping", "settings": settings | ({"extract": extract} if extract else {})}
+    name = PurePosixPath(location).name.partition(".")[0]
+    settings = {"path": location, "name": name, "prompt": question, "answer": answer, "level": None}
+    settings |= {"verifier": "exact"} | ({"extract": extract} if extract else {})
+    return {"preset": "mapping", "settings": settings}
 
 
 def verifier_for(golds: Sequence[str]) -> str:

@@ -135,9 +135,8 @@ def rows(
             f"{where}: in every one of {num_rows} rows {row.detail}. Check the names of the "
             f"fields; the last row is {row.content[:300]}"
         )
-    if limit is not None:
-        return
-    if isinstance(row, Rejection) and reasons["filtered"] + reasons["no_verifier"] == num_rows:
+    unused = reasons["filtered"] + reasons["no_verifier"]
+    if isinstance(row, Rejection) and limit is None and unused == num_rows:
         raise ParamsError(
             f"{where}: none of {num_rows} rows is used: {row.detail}. Check the columns and "
             f"values; the last row is {row.content[:300]}"

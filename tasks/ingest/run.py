@@ -136,9 +136,7 @@ def table(index: pl.DataFrame) -> str:
     split, and rejected for each reason. `unused` counts good rows that no split needed."""
     fate = pl.coalesce(pl.col("reason").cast(pl.String), "split", pl.lit("unused"))
     counts = index.group_by(pl.col("source").cast(pl.String), fate=fate).len()
-    reasons = (
-        index["reason"].cast(pl.String).drop_nulls().value_counts(sort=True)["reason"].to_list()
-    )
+    reasons = index["reason"].cast(pl.String).drop_nulls().value_counts(sort=True)["reason"]
     names = ["read", *NAMES, "unused", *reasons]
     numbers = {(source, what): number for source, what, number in counts.iter_rows()}
     rows = [["source", *names]]

@@ -78,14 +78,11 @@ def select(fields: Mapping[str, Any], conditions: Mapping[str, frozenset[str]]) 
             shown = f"{column} is {as_text(value)[:80]!r}"
             raise Unusable(f"{shown}, which `where` does not name", "filtered")
     for name in IMAGES:
-        if is_named(fields.get(name)):
+        image = fields.get(name)
+        # some tables have a mapping of nulls for no image
+        if any(image.values()) if isinstance(image, dict) else image:
             detail = f"the field {name} names an image, and images are not read"
             raise Unusable(detail, "needs_image")
-
-
-def is_named(image: Any) -> bool:
-    """Return whether a value names an image: some tables have a mapping of nulls for no image."""
-    return any(image.values()) if isinstance(image, dict) else bool(image)
 
 
 def placeholder(prompt: Any) -> str | None:

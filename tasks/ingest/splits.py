@@ -70,14 +70,11 @@ def take(
         if rows.height < wanted:
             raise StageError(too_few(what, wanted, rows.height))
         return rows.head(wanted)
-    available = dict.fromkeys(weights, 0) | {
-        int(entry): n for entry, n in rows.group_by("entry").len().iter_rows()
-    }
+    available = dict.fromkeys(weights, 0) | dict(rows.group_by("entry").len().iter_rows())
     total = sum(weights.values())
     if size is None:
-        size = max(
-            int(min(available[entry] * total / weight for entry, weight in weights.items())), 1
-        )
+        most = min(available[entry] * total / weight for entry, weight in weights.items())
+        size = max(int(most), 1)
         # rounding can give an entry a row more than its share
         while size > 1 and any(n > available[e] for e, n in parts(size, weights).items()):
             size -= 1

@@ -33,14 +33,8 @@ def test_file_with_usual_names_fills_its_splits(tmp_path: Path) -> None:
     path = rows(tmp_path, 40)
     entry, splits = draft(path, None, None, 100)
     assert entry["preset"] == "mapping"
-    assert entry["settings"] == {
-        "path": path,
-        "name": "mine",
-        "prompt": "problem",
-        "answer": "gold",
-        "level": None,
-        "verifier": "numeric",
-    }
+    fields = {"prompt": "problem", "answer": "gold", "level": None, "verifier": "numeric"}
+    assert entry["settings"] == {"path": path, "name": "mine", **fields}
     assert splits == {"train": None, "validation": 4, "test": 8}
     assert draft(path, "mapping", None, 100) == (entry, splits)
 
@@ -55,9 +49,8 @@ def test_presets_and_published_sets_are_drafted_by_name(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", *({"problem": f"{n}?", "answer": "1"} for n in range(10)))
     entry, _ = draft(str(path), "aime", None, 100)
     assert entry == {"preset": "published", "settings": {"set": "aime", "path": str(path)}}
-    path = lines(
-        tmp_path / "b.jsonl", *({"question": f"{n}?", "answer": "#### 1"} for n in range(10))
-    )
+    solved = ({"question": f"{n}?", "answer": "#### 1"} for n in range(10))
+    path = lines(tmp_path / "b.jsonl", *solved)
     assert draft(str(path), "gsm8k", None, 100)[0]["preset"] == "gsm8k"
 
 

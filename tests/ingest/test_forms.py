@@ -251,11 +251,8 @@ def test_rows_are_selected_by_a_column_and_others_rejected(tmp_path: Path) -> No
 def test_verifier_by_a_column(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", *MIXED)
     kept, rejected = found({**entry(path), "verifier": BY_COLUMN})
-    assert [(row.line, row.verifier) for row in kept] == [
-        (1, "numeric"),
-        (2, "numeric"),
-        (4, "exact"),
-    ]
+    named = [(1, "numeric"), (2, "numeric"), (4, "exact")]
+    assert [(row.line, row.verifier) for row in kept] == named
     assert [(row.line, row.reason) for row in rejected] == [(3, "no_verifier"), (5, "no_verifier")]
     assert "data_source is 'mmlu'" in rejected[0].detail
     kept, _ = found({**entry(path), "verifier": {**BY_COLUMN, "otherwise": "choice"}})

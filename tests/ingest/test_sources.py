@@ -30,11 +30,8 @@ def test_gsm8k_reads_the_gold_after_the_mark(tmp_path: Path) -> None:
     assert [(row.prompt, row.answer, row.verifier, row.level) for row in kept] == [
         ("How many?\n", "1200", "numeric", "2")
     ]
-    assert [(one.line, one.reason) for one in rejected] == [
-        (2, "malformed"),
-        (3, "empty_answer"),
-        (4, "missing_field"),
-    ]
+    assert [one.line for one in rejected] == [2, 3, 4]
+    assert [one.reason for one in rejected] == ["malformed", "empty_answer", "missing_field"]
 
 
 def test_empty_gold_of_math_is_never_guessed(tmp_path: Path) -> None:
@@ -52,11 +49,8 @@ def test_empty_gold_of_math_is_never_guessed(tmp_path: Path) -> None:
         (r"\frac{1}{2}", "3", "math"),
         (r"\frac{1}{3}", "5", "math"),
     ]
-    assert [(one.line, one.reason) for one in rejected] == [
-        (3, "empty_answer"),
-        (4, "empty_answer"),
-        (5, "malformed"),
-    ]
+    assert [one.line for one in rejected] == [3, 4, 5]
+    assert [one.reason for one in rejected] == ["empty_answer", "empty_answer", "malformed"]
 
 
 @pytest.mark.parametrize(
@@ -79,14 +73,8 @@ def test_last_boxes_are_found_with_their_braces(solution: str, answer: str | Non
 
 
 def test_svamp_joins_body_and_question(tmp_path: Path) -> None:
-    rows = [
-        {
-            "Body": "Each pack costs 76.0 dollars.",
-            "Question": "How much?",
-            "Answer": 145.0,
-            "Type": "Subtraction",
-        }
-    ]
+    asked = {"Body": "Each pack costs 76.0 dollars.", "Question": "How much?"}
+    rows = [{**asked, "Answer": 145.0, "Type": "Subtraction"}]
     (tmp_path / "SVAMP.json").write_text(json.dumps(rows))
     (row,), _ = found(preset("svamp", tmp_path / "SVAMP.json"))
     assert (row.prompt, row.answer) == ("Each pack costs 76.0 dollars. How much?", "145")
@@ -105,12 +93,8 @@ def test_verl_keeps_the_messages(tmp_path: Path) -> None:
     pl.DataFrame([{**row, **extra} for row in rows]).write_parquet(tmp_path / "a.parquet")
     (row,), (bad,) = found(preset("verl", tmp_path / "a.parquet", level="extra_info.index"))
     assert json.loads(row.messages or "") == [{"role": "user", "content": "1 + 1?"}]
-    assert (row.source, row.answer, row.verifier, row.level) == (
-        "verl/deepscaler",
-        "2",
-        "math",
-        "4",
-    )
+    assert (row.source, row.answer) == ("verl/deepscaler", "2")
+    assert (row.verifier, row.level) == ("math", "4")
     assert (bad.source, bad.line, bad.reason) == ("verl/deepscaler", 2, "empty_answer")
 
 
@@ -160,17 +144,10 @@ def test_ifeval_keeps_instructions_and_the_arguments_that_are_set(tmp_path: Path
 def test_reasoning_gym_mixes_tasks_by_weight() -> None:
     tasks = [
         {**CHAIN_SUM, "weight": 3.0, "config": {"min_terms": 3, "max_terms": 3}},
-        {
-            "name": "spell_backward",
-            "weight": 1.0,
-            "config": {},
-            "level": "word_len",
-            "verifier": "exact",
-        },
+        {**CHAIN_SUM, "name": "spell_backward", "level": "word_len", "verifier": "exact"},
     ]
-    kept, _ = found(
-        {"preset": "reasoning_gym", "settings": {"seed": 5, "num_prompts": 40, "tasks": tasks}}
-    )
+    settings = {"seed": 5, "num_prompts": 40, "tasks": tasks}
+    kept, _ = found({"preset": "reasoning_gym", "settings": settings})
     sums, spelling = (
         [row for row in kept if row.source.endswith(name)]
         for name in ("chain_sum", "spell_backward")
@@ -186,9 +163,8 @@ def test_reasoning_gym_mixes_tasks_by_weight() -> None:
 def test_gold_of_reasoning_gym_is_the_problem_without_its_place() -> None:
     one_digit = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     task = {**CHAIN_SUM, "config": one_digit, "verifier": "reasoning_gym"}
-    kept, _ = found(
-        {"preset": "reasoning_gym", "settings": {"seed": 5, "num_prompts": 99, "tasks": [task]}}
-    )
+    settings = {"seed": 5, "num_prompts": 99, "tasks": [task]}
+    kept, _ = found({"preset": "reasoning_gym", "settings": settings})
     answers = [json.loads(row.answer)["entry"]["answer"] for row in kept]
     verdicts = [verify(own, row.answer) for own, row in zip(answers, kept, strict=True)]
     assert {verdict.outcome for verdict in verdicts} == {"correct"}

@@ -35,8 +35,6 @@ SHARED_RATE = 0.01
 MIN_SHARED = 20
 FACTOR = 0x9E3779B97F4A7C15  # odd; its powers weight the tokens of an n-gram by position
 Hashes = NDArray[np.uint64]
-
-
 PAIRS = {"row": pl.UInt32, "other": pl.UInt32, "kind": pl.String, "overlap": pl.Float64}
 
 
@@ -66,9 +64,9 @@ def near(
     """Return the PAIRS of `train` and `evaluation` (row numbers) with nearly the same words."""
     questions = spool.take(evaluation, "asked")
     sample = spool.take(train.head(SAMPLE), "asked")
-    common = shared(sample["asked"], settings.ngram).union(
-        shared(questions["asked"].head(SAMPLE), settings.ngram)
-    )
+    here = shared(sample["asked"], settings.ngram)
+    there = shared(questions["asked"].head(SAMPLE), settings.ngram)
+    common = Common(np.union1d(here.grams, there.grams), here.words | there.words)
     index = Index(zip(questions["row"], questions["asked"], strict=True), common, settings)
     found: list[tuple[int, int, str, float]] = []
     with progress(len(train), "contamination", "prompt") as bar:
@@ -85,10 +83,6 @@ class Common:
 
     grams: Hashes
     words: frozenset[str]
-
-    def union(self, other: "Common") -> "Common":
-        """Return the features that are in either of the two."""
-        return Common(np.union1d(self.grams, other.grams), self.words | other.words)
 
 
 class Index:

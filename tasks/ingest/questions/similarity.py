@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tasks.ingest.questions.identity import normalised
-from tasks.ingest.questions.surroundings import PARAGRAPH, parts, sentences, without_special_case
+from tasks.ingest.questions.surroundings import PARAGRAPH, SPECIAL_CASE, parts, sentences
 
 MIN_CONTENT = 0.85  # of the content words of the prompt that has fewer
 MIN_ASKED = 0.7  # the same, of the words in the question sentences
@@ -194,7 +194,8 @@ def wholes(one: Text, other: Text) -> Iterator[Text]:
     shared with `one` (if `one` has numbers), and without the value of a variable at the end."""
     yield other
     core = shared_part(other.question, one.tokens) if one.numbers else ""
-    for part in dict.fromkeys((core, *map(without_special_case, (core, other.question)))):
+    general = (SPECIAL_CASE.sub("", text) for text in (core, other.question))
+    for part in dict.fromkeys((core, *general)):
         if part and part != other.question:
             # the question sentence may be in the removed text
             text = text_from(part, "")

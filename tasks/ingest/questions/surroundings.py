@@ -37,6 +37,7 @@ LABEL = re.compile(
 HEADING = re.compile(
     r"^\W*(?:(?:problem|question|exercise|example|task)\s*#?\d*\W*[.:)*]|\d{1,3}[.)](?=\s))\s*"
 )
+# the value of a variable at a question's end: `when n = 9`
 SPECIAL_CASE = re.compile(r",? (?:when|where|if|for|with) \$?[a-z]\$? ?= ?[\d.]+\$?\W*$")
 
 
@@ -61,8 +62,3 @@ def parts(text: str) -> tuple[str, str]:
 def sentences(text: str) -> list[str]:
     """Return the sentences of a text."""
     return [each.strip() for each in SENTENCE.split(text) if each.strip()]
-
-
-def without_special_case(text: str) -> str:
-    """Return a question without the value of a variable at its end: `when n = 9`."""
-    return SPECIAL_CASE.sub("", text)

@@ -19,9 +19,7 @@ def candidate(record: Record, settings: File) -> Candidate:
     row = record.fields
     head, test, name = (field(row, key) for key in ("prompt", "test", "entry_point"))
     if not all(isinstance(value, str) and value for value in (head, test, name)):
-        absent = MISSING in (test, name)
-        answer = MISSING if absent else ""
-        return Candidate(head, answer, "code", None)
+        return Candidate(head, MISSING if MISSING in (test, name) else "", "code", None)
     try:
         answer = gold_of_humaneval(test, name)
     except ValueError as error:

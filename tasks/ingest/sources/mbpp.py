@@ -34,8 +34,7 @@ def candidate(record: Record, settings: Settings) -> Candidate:
     tests = field(row, "test_list")
     text = field(row, "text" if "text" in row else "prompt")
     if tests is MISSING or not tests or not isinstance(text, str):
-        answer = MISSING if tests is MISSING else ""
-        return Candidate(text, answer, "code", None)
+        return Candidate(text, MISSING if tests is MISSING else "", "code", None)
     challenge = (row.get("challenge_test_list") or []) if settings.challenge_tests else []
     setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or [])
     try:

@@ -82,11 +82,8 @@ def dataset(task: Task, seed: int, size: int) -> Any:
     try:
         return reasoning_gym.create_dataset(task.name, seed=seed, size=size, **task.config)
     except (TypeError, AssertionError, ValueError) as error:
-        allowed = [
-            key
-            for key in DATASETS[task.name][1].__dataclass_fields__
-            if key not in ("seed", "size")
-        ]
+        fields = DATASETS[task.name][1].__dataclass_fields__
+        allowed = [key for key in fields if key not in ("seed", "size")]
         raise ParamsError(
             f"reasoning_gym task {task.name}: config {task.config}: {error}; allowed: "
             f"{', '.join(allowed)}"
