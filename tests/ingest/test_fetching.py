@@ -113,8 +113,8 @@ def test_fetched_file_is_removed_and_local_file_is_used_in_place(web: str, tmp_p
         ("http://example.invalid/a.jsonl", "only https:// is read"),
         ("https://me:secret@example.invalid/a.jsonl", "must not contain credentials"),
         (
-            "https://127.0.0.1:1/a.jsonl?key=secret",
-            r"https://127.0.0.1:1/a.jsonl cannot be fetched \(ConnectError",
+            "https://127.0.0.1:1/a@1.0/b.jsonl?key=secret@x",
+            r"https://127.0.0.1:1/a@1.0/b.jsonl cannot be fetched \(ConnectError",
         ),
         ("hf://org/name", "is not a file of the hub: hf://datasets/ORG/NAME@REVISION/PATH"),
         ("ftp://example.invalid/a.jsonl", "is not a location"),

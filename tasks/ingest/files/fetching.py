@@ -171,12 +171,9 @@ def check_address(address: str, location: str) -> None:
 
 
 def shown(location: str) -> str:
-    """Return a location for messages, without user, password or query string (the key of a signed
+    """Return an address for messages, without user, password and query string (the key of a signed
     address)."""
-    scheme, separator, rest = location.partition("://")
-    if not separator:
-        return location
-    return f"{scheme}{separator}{rest.partition('@')[2] or rest}".partition("?")[0]
+    return re.sub(r"(?<=://)[^/?#]*@", "", location).partition("?")[0]
 
 
 FETCHED = {"hf": head_from_hub, "http": from_web, "https": from_web, "s3": from_bucket}
