@@ -116,6 +116,7 @@ def test_fetched_file_is_removed_and_local_file_is_used_in_place(web: str, tmp_p
             "https://127.0.0.1:1/a@1.0/b.jsonl?key=secret@x",
             r"https://127.0.0.1:1/a@1.0/b.jsonl cannot be fetched \(ConnectError",
         ),
+        ("https://127.0.0.1:x/a.jsonl", r"127.0.0.1:x/a.jsonl cannot be fetched \(InvalidURL"),
         ("hf://org/name", "is not a file of the hub: hf://datasets/ORG/NAME@REVISION/PATH"),
         ("ftp://example.invalid/a.jsonl", "is not a location"),
         ("/nowhere/a.jsonl", r"/nowhere/a.jsonl: No such file"),

@@ -117,7 +117,7 @@ def from_web(location: str, file: BinaryIO, max_bytes: int | None) -> None:
                 raise ArtifactError(
                     f"{shown(location)}: the server responded with {status}: check the address"
                 ) from error
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             if attempt == ATTEMPTS:
                 raise ArtifactError(
                     f"{shown(location)} cannot be fetched ({type(error).__name__}, {ATTEMPTS} "
