@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
+from tasks.ingest.candidates import as_text
 from tasks.ingest.fields import MISSING, Unusable, decoded
 from tasks.ingest.questions.identity import key
 
@@ -23,11 +24,13 @@ ROUND_IT = " ().:"  # characters around a letter: (C), C.
 @dataclass(frozen=True)
 class Options:
     """The lines to show, the text of each option in letter order, and the source's own labels in
-    the same order. The last two are empty if the source has the options as one text."""
+    the same order, both empty if the source has the options as one text; and whether one of them is
+    a number and not text."""
 
     lines: str
     texts: tuple[str, ...]
     labels: tuple[str, ...]
+    has_numbers: bool = False
 
 
 def options_of(value: Any) -> Options:
@@ -46,10 +49,11 @@ def options_of(value: Any) -> Options:
     if not all(isinstance(text, str | int | float) for text in texts):
         raise Unusable(f"the options are {shortened(value)}, not all of them text")
     letters = ascii_uppercase[: len(texts)]
-    plain, own = unlabelled([str(text) for text in texts])
+    plain, own = unlabelled([as_text(text) for text in texts])
     known = [str(label).strip(ROUND_IT) for label in labels or own or letters]
     lines = "\n".join(f"{letter}. {text}" for letter, text in zip(letters, plain, strict=True))
-    return Options(lines, tuple(plain), tuple(known))
+    has_numbers = not all(isinstance(text, str) for text in texts)
+    return Options(lines, tuple(plain), tuple(known), has_numbers)
 
 
 def shortened(value: Any) -> str:
@@ -76,9 +80,9 @@ def shuffled(texts: Sequence[str]) -> list[str]:
     return sorted(texts, key=lambda text: key(f"{whole}\0{text}"))
 
 
-def letters_of(answer: Any, options: Options, first: int) -> str | None:
-    """Return the gold's letters in alphabetical order; None if one is not an option or is repeated.
-    `answer` is one option, a list, or several in a text (`ACD`, `A, C and D`); see `letter`."""
+def letters_of(answer: Any, options: Options, first: int | None) -> str | None:
+    """Return the gold's letters in alphabetical order: of one option, a list of several, or several
+    in one text (`ACD`, `A, C and D`). None if one of them is not an option, or occurs twice."""
     if isinstance(answer, str):
         if one := letter(answer, options, first):
             return one
@@ -92,20 +96,25 @@ def letters_of(answer: Any, options: Options, first: int) -> str | None:
     return "".join(chosen) if chosen and len(chosen) == len(answer) else None
 
 
-def letter(answer: Any, options: Options, first: int) -> str | None:
-    """Return the letter of the gold: a label, else a letter, else a position counted from `first`
-    or, unless it is an integer, the text of an option. None if it matches none, or if a text is
-    both a position and the text of another option."""
-    if isinstance(answer, float) and answer.is_integer():
-        answer = int(answer)
-    text = str(answer).strip()
+def letter(answer: Any, options: Options, first: int | None) -> str | None:
+    """Return the letter of the gold: a label, a letter, a position, or the text of an option; None
+    if it is none of them. Positions count from `first`. If that is None, they count from 0, and
+    numbers that are labels are no positions. Raise Unusable if the gold can be two options."""
+    text = as_text(answer).strip()
     letters = ascii_uppercase[: len(options.texts)] or ascii_uppercase
-    for labels in (options.labels, tuple(letters)):
-        if text.strip(ROUND_IT) in labels:
-            return letters[labels.index(text.strip(ROUND_IT))]
-    number = int(text) - first if text.isdecimal() else -1
-    position = number if 0 <= number < len(letters) else None
-    quoted = options.texts.index(text) if text in options.texts else None
-    if isinstance(answer, int) or quoted is None:
-        return None if position is None else letters[position]
-    return letters[quoted] if position in (None, quoted) else None
+    positions = [str(number + (first or 0)) for number in range(len(letters))]
+    place = positions.index(text) if text in positions else None
+    if first is not None and place is not None:
+        return letters[place]
+    name = text.strip(ROUND_IT)
+    named = [names.index(name) for names in (options.labels, tuple(letters)) if name in names]
+    if named or any(label.isdecimal() for label in options.labels):
+        place = named[0] if named else None
+    is_text = isinstance(answer, str) or options.has_numbers or not text.isdecimal()
+    quoted = options.texts.index(text) if is_text and text in options.texts else place
+    if quoted is None or place in (None, quoted):
+        return None if quoted is None else letters[quoted]
+    raise Unusable(
+        f"the answer {answer!r:.80} is the text of option {letters[quoted]} and means option "
+        f"{letters[place]}: for positions, set `first_option`"
+    )

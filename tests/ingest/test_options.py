@@ -54,6 +54,9 @@ def test_letters_of_a_prompt_that_shows_its_options(tmp_path: Path) -> None:
         ({"1": "cat", "2": "dog", "3": "hen", "4": "owl"}, 4, None, "D"),
         (["1) cat", "2) dog", "3) hen", "4) owl"], 4, None, "D"),
         (["(1) cat", "(2) dog"], "(2)", None, "B"),
+        (["1) cat", "2) dog"], 1, 0, "B"),
+        (["1", "0"], "1", 0, "B"),
+        ([15, 25, 35], 25, None, "B"),
         (["1.5", "2.5", "3.5"], "2.5", None, "B"),
         (["1:2", "2:3", "3:4"], "2:3", None, "B"),
     ],
@@ -67,7 +70,7 @@ def test_options_from_1_to_4(
     if len(expected) > 2:
         assert expected in result[1]
     else:
-        shown = ("A. cat\nB. dog", "A. 1.5\nB. 2.5", "A. 1:2\nB. 2:3")
+        shown = ("A. cat\nB. dog", "A. 1", "A. 1:2\nB. 2:3")
         assert result[0].removeprefix("Which?\n").startswith(shown)
         assert result[1] == expected
 
@@ -112,7 +115,11 @@ def test_options_become_lines_and_the_gold_a_letter(
     [
         (["cat", "dog"], "cow", "none of the options"),
         (["cat", "dog"], 2, "none of the options"),
-        (["1", "0"], "1", "none of the options"),  # the index of an option, or its text
+        (["1", "0"], "1", "the text of option A and means option B"),
+        (["C", "G", "A", "T"], "A", "the text of option C and means option A"),
+        ([1, 2, 3, 4], 3.0, "the text of option C and means option D"),
+        ({"text": ["cat", "dog"], "label": ["1", "2"]}, 0, "none of the options"),
+        (["cat", "dog"], "1" * 5000, "none of the options"),
         (["cat"], 0, "not a list or mapping of 2 to 26"),
         (None, 0, "the options are null"),
         ([["a"], ["b"]], 0, "not all of them text"),

@@ -79,13 +79,13 @@ def asked_and_gold(row: dict[str, Any], settings: Settings) -> tuple[Any, Any]:
     if settings.options is None:
         letters = isinstance(answer, list) and all(str(one).isalpha() for one in answer)
         if settings.verifier == "choice" and letters:
-            answer = letters_of(answer, Options("", (), ()), 0) or answer
+            answer = letters_of(answer, Options("", (), ()), None) or answer
         return prompt_of(row, settings, {}), answers.gold(answer, settings.golds, tolerance)
     options = choices(row, settings, answer)
     prompt = prompt_of(row, settings, {str(settings.options): options.lines})
     if answer is None or answer is MISSING or answer == "":
         return prompt, answer
-    chosen = letters_of(answer, options, settings.first_option or 0)
+    chosen = letters_of(answer, options, settings.first_option)
     if chosen is None:
         detail = f"the answer {answer!r:.80} is none of the options {options.lines[:200]!r}"
         if str(answer) == str(len(options.texts)):
