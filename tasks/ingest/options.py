@@ -48,6 +48,8 @@ def options_of(value: Any) -> Options:
         raise Unusable(f"the options are {shortened(value)}, not a list or mapping of 2 to 26")
     if not all(isinstance(text, str | int | float) for text in texts):
         raise Unusable(f"the options are {shortened(value)}, not all of them text")
+    if labels is not None and (not isinstance(labels, list) or len(labels) != len(texts)):
+        raise Unusable(f"the options are {shortened(value)}, without a label for each")
     letters = ascii_uppercase[: len(texts)]
     plain, own = unlabelled([as_text(text) for text in texts])
     known = [str(label).strip(ROUND_IT) for label in labels or own or letters]

@@ -119,6 +119,7 @@ def test_options_become_lines_and_the_gold_a_letter(
         (["C", "G", "A", "T"], "A", "the text of option C and means option A"),
         ([1, 2, 3, 4], 3.0, "the text of option C and means option D"),
         ({"text": ["cat", "dog"], "label": ["1", "2"]}, 0, "none of the options"),
+        ({"text": ["cat", "dog"], "label": ["A", "B", "C"]}, "C", "without a label for each"),
         (["cat", "dog"], "1" * 5000, "none of the options"),
         (["cat"], 0, "not a list or mapping of 2 to 26"),
         (None, 0, "the options are null"),
