@@ -6,7 +6,6 @@ of separate fields, or a text that already contains its letters."""
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
@@ -75,11 +74,11 @@ def unlabelled(texts: list[str]) -> tuple[list[str], list[str]]:
     return rest, labels
 
 
-def shuffled(texts: Sequence[str]) -> list[str]:
+def shuffled(texts: dict[int, str]) -> dict[int, str]:
     """Return options in an order that depends only on their content: in the source, the correct one
     is always in the same field."""
-    whole = "\0".join(texts)
-    return sorted(texts, key=lambda text: key(f"{whole}\0{text}"))
+    whole = "\0".join(texts.values())
+    return dict(sorted(texts.items(), key=lambda item: key(f"{whole}\0{item[1]}")))
 
 
 def letters_of(answer: Any, options: Options, first: int | None) -> str | None:

@@ -6,6 +6,7 @@ where the text names them, else at the end, and the gold becomes their letters."
 
 import re
 from dataclasses import dataclass
+from string import ascii_uppercase
 from typing import Any
 
 from tasks.common.params import ParamsError
@@ -81,11 +82,10 @@ def asked_and_gold(row: dict[str, Any], settings: Settings) -> tuple[Any, Any]:
         if settings.verifier == "choice" and letters:
             answer = letters_of(answer, Options("", (), ()), None) or answer
         return prompt_of(row, settings, {}), answers.gold(answer, settings.golds, tolerance)
-    options = choices(row, settings, answer)
+    options, chosen = choices(row, settings, answer)
     prompt = prompt_of(row, settings, {str(settings.options): options.lines})
     if answer is None or answer is MISSING or answer == "":
         return prompt, answer
-    chosen = letters_of(answer, options, settings.first_option)
     if chosen is None:
         detail = f"the answer {answer!r:.80} is none of the options {options.lines[:200]!r}"
         if str(answer) == str(len(options.texts)):
@@ -94,23 +94,37 @@ def asked_and_gold(row: dict[str, Any], settings: Settings) -> tuple[Any, Any]:
     return prompt, chosen
 
 
-def choices(row: dict[str, Any], settings: Settings, answer: Any) -> Options:
-    """Return the options of a row, from one field or from several. Options from several fields are
-    shuffled if the gold is the text of one; otherwise they keep their order, because the gold names
-    a field (`B`, 2 for `option2`) or a position."""
+def choices(row: dict[str, Any], settings: Settings, answer: Any) -> tuple[Options, str | None]:
+    """Return the options of a row, from one field or from several, and the gold's letters, None if
+    it is no option. Options from several fields are shuffled if the gold is the text of one;
+    otherwise they keep their order, because the gold names a field or a position."""
     if isinstance(settings.options, str):
         value = value_at(row, settings.options, settings)
+        options = options_of(None if value is MISSING else value)
+        return options, letters_of(answer, options, settings.first_option)
+    values = [field(row, name) for name in settings.options]
+    if MISSING in values:
+        raise Unusable(f"one of the fields {', '.join(settings.options)} is missing")
+    texts = {place: as_text(one).strip() for place, one in enumerate(values) if one is not None}
+    shown = shuffled(texts) if as_text(answer).strip() in texts.values() else texts
+    options = options_of(list(shown.values()))
+    if settings.answer in settings.options:
+        places = [settings.options.index(settings.answer)]
     else:
-        texts = [field(row, name) for name in settings.options]
-        value = [as_text(text).strip() for text in texts if text is not None]
-        if any(text is MISSING for text in texts):
-            raise Unusable(f"one of the fields {', '.join(settings.options)} is missing")
-        if as_text(answer).strip() in value:
-            value = shuffled(value)
-        else:
-            labels = [DIGITS_AT_END.sub(r"\1", name) for name in settings.options]
-            value = {"text": value, "label": labels} if len(value) == len(labels) else value
-    return options_of(None if value is MISSING else value)
+        places = places_of(answer, values, settings)
+    letters = dict(zip(shown, ascii_uppercase, strict=False))
+    if not places or not set(places) <= set(letters):
+        return options, None
+    return options, "".join(sorted(letters[place] for place in places))
+
+
+def places_of(answer: Any, values: list[Any], settings: Settings) -> list[int]:
+    """Return the places of the gold's options in the list of fields."""
+    texts = tuple("" if value is None else as_text(value).strip() for value in values)
+    has_numbers = any(isinstance(value, int | float) for value in values)
+    labels = tuple(DIGITS_AT_END.sub(r"\1", name) for name in settings.options)
+    letters = letters_of(answer, Options("", texts, labels, has_numbers), settings.first_option)
+    return [ascii_uppercase.index(letter) for letter in letters or ""]
 
 
 def prompt_of(row: dict[str, Any], settings: Settings, lines: dict[str, str]) -> Any:
