@@ -82,7 +82,7 @@ def test_options_from_1_to_4(
         ("ABCD", "C"),
         ("ABCD", 2),
         (["opt0", "opt1", "opt2"], 1),
-        (["opt1", "opt2", "opt3"], 2),
+        (["opt1", "opt2", "opt3"], "opt2"),
         ("xyz", 1),
     ],
 )
@@ -93,6 +93,19 @@ def test_options_in_fields_keep_their_order_if_the_gold_names_one(
     row = {"q": "Which?", **dict(zip(names, texts, strict=True)), "gold": gold}
     result = one(tmp_path, row, prompt="q", options=list(names), verifier="choice")
     assert result == ("Which?\nA. cat\nB. dog\nC. hen", "B")
+
+
+@pytest.mark.parametrize(
+    ("gold", "first", "letter"), [(0, 0, "A"), (1, 0, "B"), ("1", 1, "A"), ("2", 1, "B")]
+)
+def test_number_is_no_gold_if_it_can_be_in_the_name_of_a_field(
+    tmp_path: Path, gold: Any, first: int, letter: str
+) -> None:
+    row = {"q": "Which?", "sol1": "cat", "sol2": "dog", "gold": gold}
+    settings = {"prompt": "q", "options": ["sol1", "sol2"], "verifier": "choice"}
+    assert "`first_option` to the number that means sol1" in one(tmp_path, row, **settings)[1]
+    result = one(tmp_path, row, **settings, first_option=first)
+    assert result == ("Which?\nA. cat\nB. dog", letter)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from tasks.ingest.fields import filled, paths
 from tasks.ingest.files.formats import Record
 from tasks.ingest.options import Options, letters_of, options_of, shuffled
 
-# the name of an option in a gold, from its field's path: 2 for `option2`, B for `row.B`
-DIGITS_AT_END = re.compile(r".*?(\d+)$|.*[.\]]")
+NUMBER = re.compile(r"\d+$")  # in the name of a field
 
 
 @dataclass(frozen=True)
@@ -119,11 +118,21 @@ def choices(row: dict[str, Any], settings: Settings, answer: Any) -> tuple[Optio
 
 
 def places_of(answer: Any, values: list[Any], settings: Settings) -> list[int]:
-    """Return the places of the gold's options in the list of fields."""
+    """Return the places of the gold's options in the list of fields. Raise Unusable for a number if
+    the fields' names have other numbers than their places, and `first_option` is not set."""
+    names = settings.options
     texts = tuple("" if value is None else as_text(value).strip() for value in values)
     has_numbers = any(isinstance(value, int | float) for value in values)
-    labels = tuple(DIGITS_AT_END.sub(r"\1", name) for name in settings.options)
-    letters = letters_of(answer, Options("", texts, labels, has_numbers), settings.first_option)
+    options = Options("", texts, tuple(name.rpartition(".")[2] for name in names), has_numbers)
+    first = settings.first_option
+    numbers = [NUMBER.search(name) for name in names]
+    differ = any(number and int(number[0]) != place for place, number in enumerate(numbers))
+    letters = letters_of(answer, options, 0 if first is None and differ else first)
+    if first is None and differ and letters != letters_of(answer, options, 1):
+        raise Unusable(
+            f"the answer {answer!r:.80} can be a number in a field's name or a position: set "
+            f"`first_option` to the number that means {names[0]}, 1 or 0"
+        )
     return [ascii_uppercase.index(letter) for letter in letters or ""]
 
 
