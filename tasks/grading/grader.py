@@ -1,8 +1,8 @@
 """Grade completions against gold answers, with verifiers that run in processes that can be killed.
 
-An answer that exceeds a limit is marked `timeout`, and no other answer is affected. If a process
-is killed, it is replaced, and each of its pending answers is judged again, alone. The verdict on a
-completion cut off at the token limit is always `truncated`."""
+An answer that exceeds a limit is marked `timeout`, and at the time limit its process is replaced;
+no other answer is affected. An answer whose process was killed is judged again, alone. The verdict
+on a completion cut off at the token limit is always `truncated`."""
 
 import logging
 from collections import Counter
