@@ -22,9 +22,9 @@ ROUND_IT = " ().:"  # characters around a letter: (C), C.
 
 @dataclass(frozen=True)
 class Options:
-    """The lines to show, the text of each option in letter order, and the source's own labels in
-    the same order, both empty if the source has the options as one text; and whether one of them is
-    a number and not text."""
+    """The lines to show; the text of each option in letter order, and the source's labels in that
+    order (both empty if the source has the options as one text); `has_numbers`: whether an option
+    is a number, not text."""
 
     lines: str
     texts: tuple[str, ...]
@@ -82,8 +82,8 @@ def shuffled(texts: dict[int, str]) -> dict[int, str]:
 
 
 def letters_of(answer: Any, options: Options, first: int | None) -> str | None:
-    """Return the gold's letters in alphabetical order: of one option, a list of several, or several
-    in one text (`ACD`, `A, C and D`). None if one of them is not an option, or occurs twice."""
+    """Return the gold's letters in alphabetical order; None if one is not an option or is repeated.
+    `answer` is one option, a list, or several in a text (`ACD`, `A, C and D`); see `letter`."""
     if isinstance(answer, str):
         if one := letter(answer, options, first):
             return one
@@ -98,9 +98,9 @@ def letters_of(answer: Any, options: Options, first: int | None) -> str | None:
 
 
 def letter(answer: Any, options: Options, first: int | None) -> str | None:
-    """Return the letter of the gold: a label, a letter, a position, or the text of an option; None
-    if it is none of them. Positions count from `first`. If that is None, they count from 0, and
-    numbers that are labels are no positions. Raise Unusable if the gold can be two options."""
+    """Return the letter of the gold, which is a label, a letter, a position or the text of an
+    option; None if it is none of them. Positions count from `first`. If that is None, they count
+    from 0, and numbers that are labels are not positions. Raise Unusable if two options match."""
     text = as_text(answer).strip()
     letters = ascii_uppercase[: len(options.texts)] or ascii_uppercase
     positions = [str(number + (first or 0)) for number in range(len(letters))]

@@ -171,7 +171,7 @@ def check_address(address: str, location: str) -> None:
 
 
 def shown(location: str) -> str:
-    """Return an address for messages, without user, password and query string (the key of a signed
+    """Return an address for messages, without user, password or query string (the key of a signed
     address)."""
     return re.sub(r"(?<=://)[^/?#]*@", "", location).partition("?")[0]
 
