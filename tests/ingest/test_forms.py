@@ -307,7 +307,7 @@ def test_question_is_a_field_or_between_two_texts(tmp_path: Path) -> None:
         ({"question": {"betwen": ["a", "b"]}}, r"question\.betwen is unknown; allowed: between"),
         ({"where": {"kind": []}}, r"where\.kind is \[\]; give a value or a list"),
         ({"settings": {"golds": "some"}}, "golds is 'some'; allowed: any, all"),
-        ({"settings": {"options": "o", "golds": "any"}}, "has options and golds: .* one letter"),
+        ({"settings": {"options": "o", "golds": "any"}}, "has options and golds: .* is letters"),
         ({"settings": {"options": 3}}, "options is 3; give a field, or a list of fields"),
         ({"verifier": 3}, "verifier must be a mapping with the keys column"),
         ({"settings": {"verifier": BY_COLUMN}}, r"settings.verifier is .* not str"),
