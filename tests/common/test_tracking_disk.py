@@ -12,17 +12,22 @@ import sqlalchemy
 
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
-from tasks.common.tracking import database, track
+from tasks.common.tracking import Tracking, database, track
 from tests.common.record import LOCAL, away, pending_files, runs_of
 from tests.full import largest_file
 
 
 @pytest.mark.slow
-def test_damaged_database_is_replaced(layout: Layout, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_later", [False, True])
+def test_damaged_database_is_replaced(
+    is_later: bool, layout: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A later round names the first one's database by a relative path."""
     path = layout.tracking / "mlflow.db"
-    path.write_bytes(path.read_bytes()[:5000])
-    spoiled = path.read_bytes()
-    with track(LOCAL, layout, "profile", None, None) as tracker:
+    path.write_bytes(spoiled := path.read_bytes()[:5000])
+    uri = f"sqlite:///{os.path.relpath(path)}" if is_later else None
+    root = Layout(layout.root / "later") if is_later else layout
+    with track(Tracking(uri), root, "profile", None, None) as tracker:
         tracker.metrics({"pass_rate": 0.5})
     assert runs_of(layout)["profile"].data.metrics["pass_rate"] == 0.5
     assert [old.read_bytes() for old in layout.tracking.glob("mlflow.db.before-*")] == [spoiled]
@@ -51,9 +56,9 @@ def test_locked_database_is_not_replaced(layout: Layout) -> None:
     assert [file.name for file in layout.tracking.glob("*mlflow.db*")] == ["mlflow.db"]
 
 
-def test_database_is_created_atomically(bare: Layout) -> None:
-    path = bare.tracking / "mlflow.db"
-    bare.tracking.mkdir(parents=True)
+def test_database_is_created_atomically(bare: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = bare.root / "mlflow.db"
+    bare.root.mkdir()
     path.with_name(".mlflow.db.1-2").write_bytes(b"half")
     seen: list[bool] = []
     real = os.replace
@@ -62,11 +67,12 @@ def test_database_is_created_atomically(bare: Layout) -> None:
         seen.append(path.exists())
         real(source, target)
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "replace", replace)
-        database.make(path)
-    assert seen == [False]
-    assert [file.name for file in bare.tracking.iterdir()] == ["mlflow.db"]
+    monkeypatch.setattr(os, "replace", replace)
+    with track(Tracking(f"sqlite:///{path}"), bare, "profile", None, None):
+        pass
+    assert seen[:1] == [False]
+    assert [file.name for file in bare.root.glob("*mlflow.db*")] == ["mlflow.db"]
+    assert path.stat().st_mode & 0o777 == 0o644
     assert not database.replace(path)
 
 

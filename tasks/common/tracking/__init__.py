@@ -78,12 +78,13 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+SQLITE = "sqlite:///"
 UPLOAD_RATE = 5e6  # bytes a second; a slower upload is aborted
 
 
 def address(settings: Tracking, layout: Layout) -> str:
     """Return the server's URI, or the URI of the database under the data root."""
-    return settings.uri or f"sqlite:///{layout.tracking.absolute() / 'mlflow.db'}"
+    return settings.uri or f"{SQLITE}{layout.tracking.absolute() / 'mlflow.db'}"
 
 
 @contextmanager
@@ -94,7 +95,7 @@ def track(
     Exceptions propagate."""
     uri = address(settings, layout)
     start = start_event(layout, settings.experiment, stage, recipe, seed)
-    journal = Journal(uri, start, layout.tracking, partial(open_stage, layout, uri, start))
+    journal = Journal(uri, start, layout.tracking, partial(open_stage, uri, start))
     if settings.also:
         journal.listeners.append(Mirrors(settings.also, layout, start).listen)
     tracker = Tracker(journal, layout.root, settings.max_weights_gb)
@@ -120,17 +121,17 @@ def track(
             replay_pending(layout, uri)
 
 
-def open_stage(layout: Layout, uri: str, start: Event) -> Write:
-    """Create the run of a stage, and return the function that writes events into it. The database
-    under the data root is created if it is missing, and replaced if it is damaged."""
-    own = layout.tracking.absolute() / "mlflow.db"
-    is_own = uri == f"sqlite:///{own}"
-    if is_own:
-        database.make(own)
+def open_stage(uri: str, start: Event) -> Write:
+    """Create the run of a stage, and return the function that writes events into it. A database
+    that is a local file is created if it is missing; a data root's is replaced if it is damaged."""
+    path, is_file = Path(uri.removeprefix(SQLITE)).absolute(), uri.startswith(SQLITE)
+    is_own = is_file and path.parts[-2:] == ("tracking", "mlflow.db")  # or the first round's
+    if is_file:
+        database.make(path, is_private=is_own)
     try:
         run = open_run(connect(uri), uri, start)
     except Exception:
-        if not (is_own and database.replace(own)):
+        if not (is_own and database.replace(path)):
             raise
         run = open_run(connect(uri), uri, start)
     return partial(write_event, run)
@@ -235,7 +236,7 @@ def end_pipeline(
         close_dead(client, experiment)
 
     try:
-        if not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists():
+        if not uri.startswith(SQLITE) or Path(uri.removeprefix(SQLITE)).exists():
             within(runs.CALL_SECONDS, close)
     except Exception as error:  # a record must not stop a stage
         logger.warning("the pipeline's run at %s remains open: %s", uri, error)

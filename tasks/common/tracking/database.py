@@ -1,8 +1,8 @@
-"""MLflow's database under the data root, created atomically.
+"""MLflow's database in a local file, created atomically.
 
 MLflow creates it in dozens of migrations. A process killed during them leaves a database that no
-later process can open. So it is created under another name and renamed. A damaged database is set
-aside under another name. For one of an older version, MLflow asks for `mlflow db upgrade`."""
+later process can open. So it is created under another name and renamed. A damaged one of a data
+root is set aside. For one of an older version, MLflow asks for `mlflow db upgrade`."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from tasks.common.files import make_private_file, make_private_folder, sync_folder
+from tasks.common.files import follow_folder, make_private_file, make_private_folder, sync_folder
 from tasks.common.tracking.runs import connect
 
 logger = logging.getLogger(__name__)
@@ -20,10 +20,14 @@ logger = logging.getLogger(__name__)
 AT_FAULT = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
 
 
-def make(path: Path) -> None:
-    """Create an empty database, if there is none. The caller must hold `journal.locked`."""
+def make(path: Path, *, is_private: bool = True) -> None:
+    """Create an empty database, if there is none; unless `is_private`, with the mode that suits its
+    folder. The caller must hold `journal.locked`."""
     if not path.exists():
-        os.replace(fresh(path), path)
+        new = fresh(path)
+        if not is_private:
+            follow_folder(new, 0o644)
+        os.replace(new, path)
         sync_folder(path.parent)
 
 
@@ -38,7 +42,8 @@ def fresh(path: Path) -> Path:
     try:
         connect(f"sqlite:///{temporary}").search_experiments(max_results=1)
     except Exception:
-        remove(temporary)  # a full disk needs the space
+        for suffix in ("", "-journal"):  # a full disk needs the space
+            temporary.with_name(temporary.name + suffix).unlink(missing_ok=True)
         raise
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
@@ -73,9 +78,3 @@ def is_damaged(path: Path) -> bool:
             return bool(database.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok")
     except sqlite3.DatabaseError as error:
         return error.sqlite_errorcode & 0xFF in AT_FAULT
-
-
-def remove(path: Path) -> None:
-    """Delete a database and its journal, if they exist."""
-    for suffix in ("", "-journal"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
