@@ -5,8 +5,9 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 
+from flows.pipeline import commands
 from flows.pipeline.roots import Root
 from flows.pipeline.stages import Stages
 from flows.serve import server
@@ -19,9 +20,7 @@ def recorded(stages: Stages) -> Iterator[None]:
     """Record the block's stages in one MLflow run, with links to the runs of cached stages."""
     from tasks.common import tracking  # a run with nothing to do does not need it
 
-    layout = stages.root.layout
-    identity = tracking.start_pipeline()
-    os.environ[tracking.PIPELINE_VARIABLE] = identity
+    os.environ[tracking.PIPELINE_VARIABLE] = identity = tracking.start_pipeline()
     status = "KILLED"
     try:
         yield
@@ -35,7 +34,8 @@ def recorded(stages: Stages) -> Iterator[None]:
         outcomes = stages.outcomes.items()
         cached = [params.coordinates(stage) for stage, outcome in outcomes if outcome == "Cached"]
         if {"Ran", "Failed"} & set(stages.outcomes.values()):  # else there is no run to close
-            tracking.end_pipeline(settings, layout, identity, status, cached)
+            with chdir(commands.ROOT):  # to which tracking.uri may be relative
+                tracking.end_pipeline(settings, stages.root.layout, identity, status, cached)
 
 
 def conclusion(examined: Sequence[Stages]) -> str:

@@ -1,17 +1,20 @@
 """The status of failed, interrupted and killed runs, and the end of their pipeline."""
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from flows.pipeline import commands, roots, summary
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
-from tasks.common.files import digest_file
+from tasks.common.files import digest_file, write_json
 from tasks.common.tracking import results, track
 from tasks.common.tracking.pipelines import current_pipeline, is_alive, process_tags, this_host
 from tasks.common.tracking.runs import TrackedRun
@@ -37,22 +40,19 @@ def test_flow_opens_and_closes_its_pipeline(
 ) -> None:
     metrics = layout.baseline / "metrics.json"
     with track(LOCAL, layout, "baseline", None, None):
-        metrics.parent.mkdir(parents=True)
-        metrics.write_text("{}")
+        write_json(metrics, {})
     made_by = runs_of(layout)["baseline"].info.run_id
 
-    pipeline = tracking.start_pipeline()
-    monkeypatch.setenv(tracking.PIPELINE_VARIABLE, pipeline)
-    with track(LOCAL, layout, "profile", None, None):
-        pass
-    assert runs_of(layout)[f"flow {pipeline}"].info.status == "RUNNING"
-    tracking.end_pipeline(
-        LOCAL,
-        layout,
-        pipeline,
-        "FINISHED",
-        cached=[("baseline", None, None), ("policy", None, None)],
-    )
+    monkeypatch.setattr(commands, "ROOT", project := layout.root.parent)
+    (project / "params.yaml").write_text("tracking: {uri: 'sqlite:///data/tracking/mlflow.db'}")
+    monkeypatch.chdir(layout.root)  # the address is relative to the project
+    outcomes = {"baseline": "Cached", "policy": "Cached", "profile": "Ran"}
+    stages: Any = SimpleNamespace(root=roots.Root(), outcomes=outcomes)
+    with summary.recorded(stages):
+        pipeline = os.environ[tracking.PIPELINE_VARIABLE]
+        with track(LOCAL, layout, "profile", None, None):
+            pass
+        assert runs_of(layout)[f"flow {pipeline}"].info.status == "RUNNING"
     parent = runs_of(layout)[f"flow {pipeline}"]
     assert parent.info.status == "FINISHED"
     assert parent.data.tags["digest.cached.baseline/metrics.json"] == digest_file(metrics)
@@ -60,36 +60,33 @@ def test_flow_opens_and_closes_its_pipeline(
 
 
 def test_pipeline_without_stages_creates_no_database(bare: Layout) -> None:
-    pipeline = tracking.start_pipeline()
-    tracking.end_pipeline(LOCAL, bare, pipeline)
+    tracking.end_pipeline(LOCAL, bare, tracking.start_pipeline())
     assert not (bare.tracking / "mlflow.db").exists()
+
+
+def launched(*launcher: str) -> list[str]:
+    """Return kind and id of the pipelines of the stages that a command starts in a new session."""
+    stage = (
+        "from tasks.common.tracking import pipelines\n"
+        "p = pipelines.current_pipeline(); print(p['kind'], p['id'])"
+    )
+    command = [*launcher, sys.executable, "-c", stage]
+    options: Any = {"capture_output": True, "text": True, "check": True, "start_new_session": True}
+    return str(subprocess.run(command, **options).stdout).splitlines()
 
 
 def test_another_launcher_is_another_pipeline() -> None:
     first = current_pipeline()
     assert current_pipeline() == first
-    script = (
-        "from tasks.common.tracking import pipelines; print(pipelines.current_pipeline()['id'])"
-    )
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, start_new_session=True
-    )
-    assert done.stdout.strip() != first["id"]
+    assert launched()[0].split()[1] != first["id"]
 
 
 def test_stages_of_one_dvc_process_share_a_pipeline(tmp_path: Path) -> None:
-    stage = (
-        "from tasks.common.tracking import pipelines\n"
-        "p = pipelines.current_pipeline(); print(p['kind'], p['id'])"
-    )
     dvc = tmp_path / "dvc"
     dvc.write_text(
         "import subprocess, sys\nfor _ in range(2):\n    subprocess.run(sys.argv[1:], check=True)\n"
     )
-    command = [sys.executable, str(dvc), sys.executable, "-c", stage]
-    first = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
-    second = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+    first, second = (launched(sys.executable, str(dvc)) for _ in range(2))
     assert first[0] == first[1]
     assert first[0].startswith("dvc ")
     assert first[0] != second[0]
@@ -99,8 +96,7 @@ def begin_and_kill(layout: Layout) -> None:
     """Record a training that is killed."""
     script = (
         "from pathlib import Path; from tasks.common import tracking, artifacts; import os, sys\n"
-        "with tracking.track(tracking.Tracking(None, 'winnow', 0.0, []), "
-        "artifacts.Layout(Path(sys.argv[1])), 'train', "
+        "with tracking.track(tracking.Tracking(), artifacts.Layout(Path(sys.argv[1])), 'train', "
         "'grpo', 0):\n    os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(layout.root)], check=False)
@@ -128,11 +124,8 @@ def test_cell_of_a_killed_stage_is_closed_with_its_pipeline(
 
 
 def test_cell_of_a_killed_report_is_closed(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Killed(BaseException):
-        pass
-
     def kill(*arguments: Any) -> None:
-        raise Killed
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(results, "write_settings", kill)
     monkeypatch.setattr(results, "process_tags", lambda _: {"host": this_host(), "process": "1 1"})
@@ -142,7 +135,7 @@ def test_cell_of_a_killed_report_is_closed(layout: Layout, monkeypatch: pytest.M
         experiment = client.get_experiment_by_name("winnow").experiment_id
         parent = runs_of(layout)["report"].data.tags["mlflow.parentRunId"]
         run = TrackedRun(client, experiment, runs_of(layout)["report"].info.run_id, parent)
-        with pytest.raises(Killed):
+        with pytest.raises(KeyboardInterrupt):
             results.write_cell(run, event)
     assert runs_of(layout)["grpo/0"].info.status == "RUNNING"
     with track(LOCAL, layout, "report", None, None):
