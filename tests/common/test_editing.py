@@ -72,7 +72,8 @@ def test_edit_of_the_parameters_changes_no_other_value() -> None:
 
 
 def test_key_without_a_value_gets_one() -> None:
-    text = "store:\n  location:   # null: under the data root\n  uri:\nlast:\n"
-    after = set_values(text, {"store.location": "data/store", "store.uri": "x", "last": 1})
-    assert yaml.safe_load(after) == {"store": {"location": "data/store", "uri": "x"}, "last": 1}
-    assert "# null: under the data root" in after
+    text = "store:\n  location:   # null: under the data root\n  uri:\nempty:\n  # a: 1\nz: ~\n"
+    after = set_values(text, dict.fromkeys(("store.location", "store.uri", "empty.a.b", "z.c"), 1))
+    store = {"location": 1, "uri": 1}
+    assert yaml.safe_load(after) == {"store": store, "empty": {"a": {"b": 1}}, "z": {"c": 1}}
+    assert all(words in after for words in ("# null: under the data root", "  # a: 1\n"))

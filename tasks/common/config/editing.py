@@ -12,15 +12,19 @@ import yaml
 from tasks.common.files import temporary_folder
 from tasks.common.params import ParamsError, load
 
+NULL = "tag:yaml.org,2002:null"
+
 
 def set_values(text: str, values: Mapping[str, Any]) -> str:
     """Return `text` with the value under each dotted name replaced, or added if it is missing.
     Raise ParamsError if a part of the name is not a mapping."""
     for name, value in values.items():
         node, missing = find(yaml.compose(text, Loader=yaml.SafeLoader), name)
-        if missing:
+        if missing and isinstance(node, yaml.MappingNode):
             text = added(text, node, missing, value)
             continue
+        for key in reversed(missing):  # of a section without a value
+            value = {key: value}
         start, end = node.start_mark.index, end_of(node)
         space = " " if text[start - 1 : start] == ":" else ""  # after a key without a value
         text = text[:start] + space + written(value, node.start_mark.column) + text[end:]
@@ -29,9 +33,11 @@ def set_values(text: str, values: Mapping[str, Any]) -> str:
 
 def find(node: Any, name: str) -> tuple[yaml.Node, list[str]]:
     """Return the node of the value under a dotted name. If it is missing, return the last mapping
-    on the path and the missing keys."""
+    on the path, or the null in its place, and the missing keys."""
     keys = name.split(".")
     for number, key in enumerate(keys):
+        if node.tag == NULL:
+            return node, keys[number:]
         if not isinstance(node, yaml.MappingNode):
             where = ".".join(keys[:number])
             raise ParamsError(f"{where} is not a mapping, so {name} cannot be set: edit it by hand")

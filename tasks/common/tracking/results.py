@@ -6,11 +6,10 @@ from dataclasses import replace
 import psutil
 
 from tasks.common.tracking.journal import Event, refused
-from tasks.common.tracking.pipelines import process_tags
+from tasks.common.tracking.pipelines import process_tags, round_words
 from tasks.common.tracking.runs import (
     DIGEST,
     TrackedRun,
-    cell_name,
     find_cell,
     first_run,
     link,
@@ -45,7 +44,7 @@ def write_cell(run: TrackedRun, event: Event) -> None:
     tags = {key: str(event[key]) for key in ("recipe", "seed")}
     tags |= {"kind": "cell", "cell": cell, "round": run.round, "mlflow.parentRunId": run.parent_id}
     tags |= process_tags(psutil.Process())  # to close it if this process is killed
-    name = cell_name(cell, run.round)
+    name = cell + round_words(run.round)
     made = found or client.create_run(run.experiment_id, run_name=name, tags=tags)
     target = replace(run, run_id=made.info.run_id, cell_id=None)
     write_metrics(target, event)

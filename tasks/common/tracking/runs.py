@@ -122,7 +122,7 @@ def cell_run(client: Any, experiment: str, parent: str, start: Event) -> str:
     found = find_cell(client, experiment, parent, cell)
     tags = {"kind": "cell", "cell": cell, "recipe": recipe, "seed": seed}
     tags["mlflow.parentRunId"] = parent
-    return found_or_made(client, experiment, found, start, cell_name(cell, number), tags)
+    return found_or_made(client, experiment, found, start, cell + round_words(number), tags)
 
 
 def found_or_made(
@@ -135,11 +135,6 @@ def found_or_made(
     tags = {**tags, "round": start["tags"]["round"], **git_tags(), **start["pipeline"]["tags"]}
     run = client.create_run(experiment, start_time=start["time"], run_name=name, tags=tags)
     return str(run.info.run_id)
-
-
-def cell_name(cell: str, number: str) -> str:
-    """Return the name of a cell's run."""
-    return f"{cell}{round_words(number)}"
 
 
 def find_cell(client: Any, experiment: str, parent: str, cell: str) -> Any:
