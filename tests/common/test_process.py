@@ -14,6 +14,7 @@ import pytest
 
 from tasks.common.files import WriteError
 from tasks.common.processes.locks import exclusive
+from tests.full import largest_file
 from tests.patience import PATIENCE
 
 
@@ -48,19 +49,18 @@ def test_second_process_waits_and_logs_the_holder(
     holder.wait()
 
 
-def test_lock_on_a_read_only_file_system_is_named(
+def test_lock_on_a_full_or_read_only_file_system_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, *more: Any) -> int:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
-    monkeypatch.setattr(os, "open", refuse)
     path = tmp_path / "locks" / "pipeline"
-    with (
-        pytest.raises(WriteError, match=f"{path}: the file system is read-only"),
-        exclusive(path, "the pipeline"),
-    ):
-        pass
+    with largest_file(0), pytest.raises(WriteError, match=f"{path}: the file would be larger"):
+        exclusive(path, "the pipeline").__enter__()
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(WriteError, match=f"{path}: the file system is read-only"):
+        exclusive(path, "the pipeline").__enter__()
 
 
 INTERRUPTED = """

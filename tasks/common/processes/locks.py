@@ -21,15 +21,15 @@ REPORT_SECONDS = 60.0  # between two log lines about the wait
 def exclusive(path: Path, what: str) -> Iterator[None]:
     """Lock the file `path` for the block. A second process waits, and logs the holder's pid and how
     long it has waited for `what`. The kernel releases the lock of a killed process. Raise
-    WriteError if the file cannot be created."""
+    WriteError if the file cannot be written."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         opened = open_lock(path)
     with opened as file:
         wait_for_lock(file, what, path)
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        with writing(path):  # unbuffered: on a full disk closing the file would fail again
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
         try:
             yield
         finally:
