@@ -94,8 +94,7 @@ def test_a_checkpoint_of_other_code_is_copied_with_its_parts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = Checkpoints(tmp_path / "other", COMPONENTS | {"code": "earlier"}, keep=2)
-    save(other, 1, branch=1)
-    chosen = save(other, 2, branch=1)
+    _, chosen = save(other, 1, branch=1), save(other, 2, branch=1)
     checkpoints = Checkpoints(tmp_path / "mine", COMPONENTS | {"code": "later"}, keep=2)
     save(checkpoints, 1, branch=2)
     checkpoints.load(chosen)
@@ -106,8 +105,8 @@ def test_a_checkpoint_of_other_code_is_copied_with_its_parts(
 
 
 def test_the_newest_checkpoint_is_not_copied(checkpoints: Checkpoints) -> None:
-    save(checkpoints, 1, branch=1)
-    newest = save(checkpoints, 2, branch=1)
+    _, newest = save(checkpoints, 1, branch=1), save(checkpoints, 2, branch=1)
+    (checkpoints.folder / "step-00000010bak").mkdir()  # a user's
     checkpoints.note_work(work_of(5))
     checkpoints.load(newest)
     checkpoints.branch_from(newest)

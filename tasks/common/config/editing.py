@@ -12,8 +12,6 @@ import yaml
 from tasks.common.files import temporary_folder
 from tasks.common.params import ParamsError, load
 
-NULL = "tag:yaml.org,2002:null"
-
 
 def set_values(text: str, values: Mapping[str, Any]) -> str:
     """Return `text` with the value under each dotted name replaced, or added if it is missing.
@@ -36,7 +34,7 @@ def find(node: Any, name: str) -> tuple[yaml.Node, list[str]]:
     on the path, or the null in its place, and the missing keys."""
     keys = name.split(".")
     for number, key in enumerate(keys):
-        if node.tag == NULL:
+        if node.tag == "tag:yaml.org,2002:null":
             return node, keys[number:]
         if not isinstance(node, yaml.MappingNode):
             where = ".".join(keys[:number])

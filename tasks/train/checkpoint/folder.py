@@ -1,5 +1,6 @@
 """The folder of one checkpoint: reading and verifying its content."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tasks.common.files import ArtifactError, digest_file
 from tasks.train.checkpoint.tensors import SavedTensors
 
 BRANCH = "-branch"  # the end of the name of a branch's checkpoint
+NAME = re.compile(rf"step-\d+-\d+({BRANCH})?")
 
 Loaded = tuple[SavedTensors, dict[str, Any], dict[str, pl.DataFrame]]
 
@@ -63,8 +65,8 @@ def read_parts(folder: Path) -> list[str]:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the folders of complete checkpoints in the order of writing."""
-    return sorted(folder.glob("step-*"), key=sequence)
+    """Return the folders of complete checkpoints, and no user's copies, in the order of writing."""
+    return sorted((p for p in folder.glob("step-*") if NAME.fullmatch(p.name)), key=sequence)
 
 
 def is_branch(folder: Path) -> bool:
