@@ -54,7 +54,7 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
     if not overrides:
         yield
         return
-    before = path.read_text()
+    before = path.read_bytes().decode()  # with its ends of lines
     during, values = overridden(path, overrides)
     importlib.import_module("tasks.code.effective").complete(values)  # refuses unknown keys
     write_checked(note, {"before": before, "during": digest(during)})
@@ -89,7 +89,7 @@ def put_back(path: Path, note: Path) -> None:
         ) from error
     if digest(path.read_text()) == left["during"]:
         write_text(path, left["before"])
-    elif path.read_text() != left["before"]:
+    elif path.read_bytes().decode() != left["before"]:
         logger.warning(
             "%s was changed during a run with overrides: keeping the changed file", path.name
         )

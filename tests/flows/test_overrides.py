@@ -43,13 +43,14 @@ def test_overrides_are_in_the_file_during_the_run_only(
 ) -> None:
     missing = ["sampling.max_tokens=8", "train.weight_decay=1e-2"]
     overrides = ["train.learning_rate=1e-4", "experiment.seeds=[0,1]", *missing]
+    path.write_bytes(before := TEXT.replace("\n", "\r\n").encode())
     with applied(path, layout, overrides):
         during, values = path.read_text(), params.load(path)
     assert (values["sampling"], values["train"]["weight_decay"]) == ({"max_tokens": 8}, 0.01)
     assert "learning_rate: 0.0001   # of Adam" in during
     assert "# all values" in during
     assert "seeds: [0, 1]" in during or "- 1" in during
-    assert path.read_text() == TEXT
+    assert path.read_bytes() == before
     assert f"the outputs in {os.path.relpath(layout.root)} were made with train" in caplog.text
     assert sorted(file.name for file in path.parent.iterdir()) == ["data", "params.yaml"]
 
