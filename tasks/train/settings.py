@@ -334,9 +334,8 @@ class TrainSettings:
         """Whether a pass before the first of several updates computes the old log-probabilities:
         not with `proximal`, and with `ratio_to: sampler` only if `reject` is set."""
         correction = self.correction
-        if correction.proximal is not None or not self.updates.is_several:
-            return False
-        return correction.ratio_to == "old" or correction.reject is not None
+        reads_old = correction.ratio_to == "old" or correction.reject is not None
+        return reads_old and self.updates.is_several and correction.proximal is None
 
     @property
     def num_ahead(self) -> int:

@@ -37,6 +37,8 @@ subprocess.Popen(sys.argv[1:])
 sys.stdin.read()
 """
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+SESSION: dict[str, Any] = {**PIPES, "text": True, "start_new_session": True}
 
 
 def is_running(pid: int) -> bool:
@@ -82,14 +84,7 @@ def test_stage_of_a_running_parent_continues(tmp_path: Path) -> None:
 def in_a_container(*command: str, **options: Any) -> "subprocess.Popen[str]":
     """Start a command whose orphans are adopted by a process of its own session, until the standard
     input ends."""
-    return subprocess.Popen(
-        [sys.executable, "-c", ADOPTER, *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        **options,
-    )
+    return subprocess.Popen([sys.executable, "-c", ADOPTER, *command], **SESSION, **options)
 
 
 def parent_of(pid: int) -> int:
@@ -176,13 +171,7 @@ def leave(guard: "subprocess.Popen[str]") -> None:
 def test_guarded_command_ends_with_its_children(
     grace: float, end: Callable[["subprocess.Popen[str]"], None], last: str
 ) -> None:
-    guard = subprocess.Popen(
-        guarded([sys.executable, "-c", GUARDED], grace),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    guard = subprocess.Popen(guarded([sys.executable, "-c", GUARDED], grace), **SESSION)
     assert guard.stdout is not None
     assert guard.stdout.readline() == "started\n"
     end(guard)

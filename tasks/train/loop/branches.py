@@ -37,8 +37,7 @@ def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
     state, settings = trainer.state, trainer.run.settings
     done = trainer.buffer.progress + ROUNDING
     shares = settings.branches[state.branches_done :]
-    is_waiting = state.branch is None and bool(shares) and not trainer.is_done()
-    if not is_waiting:
+    if state.branch is not None or not shares or trainer.is_done():
         return
     first = trainer.buffer.first_share
     if done < first + (shares[0] - first) * (1.0 - settings.decay_share):

@@ -80,10 +80,8 @@ class Method(PoolControl):
         """Return the share of prompts sampled, and the mean predicted chance of a mixed group."""
         rows, state = self.pool.prompt_rows, self.state
         chance = predict(state.counts[rows], state.beliefs[rows])[:, SOME]
-        return {
-            "seen_rate": float(state.seen[rows].mean()),
-            "predicted_mixed_mean": float(chance.mean()),
-        }
+        seen = float(state.seen[rows].mean())
+        return {"seen_rate": seen, "predicted_mixed_mean": float(chance.mean())}
 
 
 def transitions(counts: Floats) -> Floats:
