@@ -92,8 +92,8 @@ def make_learner(
     model = make_model(shape, torch.float32, sizes.device)
     if lora is not None:
         add_adapters(model, lora, seed=0)
-    sizes = architecture_of(describe(model))
-    policy = Policy(Path(), "random", sizes, 32_768, model.config.vocab_size, False)
+    architecture = architecture_of(describe(model))
+    policy = Policy(Path(), "random", architecture, 32_768, model.config.vocab_size, False)
     sampling = Sampling(1.0, 1.0, 0, max(sizes.lengths), 0)
     return Learner(policy, model, settings, memory, sampling, Ranks(0, 1), sizes.device)
 
