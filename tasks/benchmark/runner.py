@@ -42,6 +42,7 @@ from tasks.benchmark.results import (
 from tasks.common.artifacts import PROFILE
 from tasks.common.files import write_json
 from tasks.common.layout import Layout
+from tasks.common.params import ParamsError
 from tasks.common.processes.ending import die_with_parent
 from tasks.common.progress import progress
 from tasks.common.recipes import merged
@@ -192,14 +193,22 @@ def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int
 
 
 def prepare(protocol: Protocol, values: Values, work: Path, file: Path, project: Layout) -> None:
-    """Make the data that the cells of each family share, and write the facts beside the results."""
-    facts = read_facts(file)
+    """Make the data that the cells of each family share, and write the facts beside the results.
+    Raise ParamsError for a family whose results are from another initial policy."""
+    facts, measured = read_facts(file), {line["family"] for line in read_results(file).values()}
     for name, family in protocol.families.items():
         changed = merged(values, family.changes)
         same = changed["policy"] == values["policy"] and project.policy_card.exists()
         cells.prepare_family(work, name, changed, project if same else None)
         profile = cells.family_layout(work, name).profile / "profile.parquet"
-        facts[name] = family_facts(PROFILE.read(profile))
+        before, facts[name] = facts.get(name), family_facts(PROFILE.read(profile))
+        if before and name in measured and before["pass_rate"] != facts[name]["pass_rate"]:
+            raise ParamsError(
+                f"the initial policy of {name} solves {facts[name]['pass_rate']:.2%} here, and "
+                f"{before['pass_rate']:.2%} in {file}: a CPU of another model rounds differently, "
+                "or the family has changed. Copy the family's folder from where the results were "
+                f"made to {work / 'families'}, or mark the results with --supersede"
+            )
         write_json(facts_file(file), facts)
 
 

@@ -11,14 +11,14 @@ import polars as pl
 import pytest
 import yaml
 
-from tasks.benchmark import cells
+from tasks.benchmark import cells, runner
 from tasks.benchmark.cells import prepare_family, run_cell, thinned
 from tasks.benchmark.protocol import BenchmarkCell, Protocol, make_cell, read_protocol, trials
-from tasks.benchmark.results import append_result, digits, read_lines, read_results
+from tasks.benchmark.results import append_result, digits, facts_file, read_lines, read_results
 from tasks.benchmark.runner import due, expected_hours, run_in_worker, runnable, supersede_others
 from tasks.benchmark.tables import page, write_tables
 from tasks.common.artifacts import PLAN
-from tasks.common.files import ArtifactError, WriteError
+from tasks.common.files import ArtifactError, WriteError, write_json
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tests.benchmark.test_headline import line as line_of
@@ -343,6 +343,9 @@ def test_a_small_benchmark_from_end_to_end(tmp_path: Path) -> None:
     stranger = make_cell(values, family, "grpo", 100, 0, "test", {"train.batch.size": 16})
     append_result(file, {**line, "key": stranger.key})  # of other settings
     assert len(due(protocol, values, read_lines(file))) == 6
+    write_json(facts_file(file), {"small": {"pass_rate": 0.123}})
+    with pytest.raises(ParamsError, match=r"here, and 12\.30% in .*CPU of another model"):
+        runner.prepare(protocol, values, work, file, Layout(ROOT / "data"))
 
 
 def test_a_failed_cell_has_a_line(

@@ -68,8 +68,7 @@ class Project:
     def winnow(self, *arguments: str, expect: int = 0) -> str:
         """Run `winnow` and return its output."""
         command = [sys.executable, "-m", "flows", *arguments]
-        nothing = subprocess.DEVNULL
-        done = subprocess.run(command, stdin=nothing, timeout=PATIENCE, **self.options())
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=PATIENCE, **self.options())
         assert done.returncode == expect, done.stdout
         return done.stdout
 
