@@ -260,7 +260,7 @@ def save_trained(model: PreTrainedModel, initial: Path, folder: Path) -> None:
 
 def copy_files(patterns: Iterable[str], source: Path, folder: Path) -> None:
     """Copy the files in `source` that match `patterns` to `folder`."""
-    for path in sorted({path for pattern in patterns for path in source.glob(pattern)}):
+    for path in sorted({p for pattern in patterns for p in source.glob(pattern) if p.is_file()}):
         target = folder / path.relative_to(source)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)

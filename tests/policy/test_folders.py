@@ -190,6 +190,7 @@ def test_trained_policy_reads_and_stops_as_the_initial_one(folder: Path, written
     change(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer", legacy=True)
     change(folder / "config.json", eos_token_id=5, transformers_version="4.57.1")
     (folder / "generation_config.json").unlink()
+    (folder / "notes.json").mkdir()  # not a file of the policy
     if written:
         change(folder / "generation_config.json", **written)
     tokenizer, trained = load_tokenizer(folder), folder / "trained"

@@ -252,8 +252,7 @@ def test_control(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dots", "dps", "knapsack"])
 def test_a_control_describes_the_prompts_of_its_plan(name: str) -> None:
-    plan = replace(plan_of([(0, 4), (0, 4)]), prompt_rows_V=np.array([8, 9]))
-    method = make(control, name, plan)
+    method = make(control, name, replace(plan_of([(0, 4)] * 2), prompt_rows_V=np.array([8, 9])))
     while step := play(method, np.random.default_rng(0), solved):
         method.observe(step[1])
     described = method.describe()
