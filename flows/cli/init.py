@@ -157,7 +157,8 @@ def make_project(folder: Path, options: argparse.Namespace) -> int:
         raise ParamsError(f"{folder} already has a {found[0]}: use a new folder")
     values = answers(options)
     is_embedded = options.data == EMBEDDED or values["policy.source"] == "tiny"
-    base = (commands.CODE / "params.yaml").read_text() if is_embedded else NEW
+    # the first line gives editors the path of a schema that the project does not have
+    base = (commands.CODE / "params.yaml").read_text().partition("\n")[2] if is_embedded else NEW
     texts = {name: (commands.CODE / name).read_text() for name in COPIED}
     texts["params.yaml"] = set_values(base, values)
     texts["dvc.yaml"] = derived.own_pipeline((commands.CODE / "dvc.yaml").read_text())

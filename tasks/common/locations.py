@@ -11,6 +11,7 @@ none), other stores."""
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,11 +74,13 @@ def open_location(location: str) -> tuple[Any, str]:
         raise ArtifactError(
             f"{location}: AWS_ENDPOINT_URL must be http://host:port or https://host without a path"
         )
-    attempts = int(os.environ.get("AWS_MAX_ATTEMPTS", ATTEMPTS))
+    attempts = os.environ.get("AWS_MAX_ATTEMPTS", str(ATTEMPTS))
+    if not re.fullmatch("0*[1-9][0-9]*", attempts):
+        raise ArtifactError(f"AWS_MAX_ATTEMPTS is {attempts!r}: it must be a whole number above 0")
     config = {
         "connect_timeout": CONNECT_SECONDS,
         "read_timeout": READ_SECONDS,
-        "retries": {"mode": "standard", "total_max_attempts": attempts},
+        "retries": {"mode": "standard", "total_max_attempts": int(attempts)},
     }
     files = fsspec.filesystem("s3", config_kwargs=config, use_listings_cache=False)
     files.retries = 1  # else each attempt above counts five times
@@ -123,9 +126,7 @@ def explain(error: Exception) -> str:
     credential."""
     if isinstance(error, MISSING):
         return "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-    if (
-        isinstance(error, OSError) and error.filename
-    ):  # of this machine: a full disk, or another user's folder
+    if isinstance(error, OSError) and error.filename:  # a full disk, or another user's folder
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, PermissionError):
         return (

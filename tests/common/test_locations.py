@@ -82,6 +82,15 @@ def test_invalid_endpoint_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) 
     assert "hidden" not in message
 
 
+@pytest.mark.parametrize("number", ["many", "0", "-1", "2.5", ""])
+def test_invalid_number_of_attempts_is_refused(
+    monkeypatch: pytest.MonkeyPatch, number: str
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", number)
+    message = failure(open_location, "s3://bucket/x")
+    assert f"AWS_MAX_ATTEMPTS is {number!r}: it must be a whole number above 0" in message
+
+
 def test_fault_of_this_machine_names_its_file(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError) as raised, reaching("s3://bucket/x"):
         (tmp_path / "no-such-folder" / "y").write_text("")
