@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.common import params
+from tasks.common import nvidia, params
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tasks.doctor import forecast, machine, parameters, places, servers
@@ -42,7 +42,7 @@ def examine(file: Path, layout: Layout) -> Findings:
         *places.check_writable(values, layout),
         *places.check_context(values, model),
         *places.check_disk(values, layout, model),
-        *machine.check(values, model, machine.gpus()),
+        *machine.check(values, model, nvidia.gpus()),
         *unanswered,
         *forecast.refusals(values, layout, values["experiment"]["recipes"]),
         *mismatched,

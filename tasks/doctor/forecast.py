@@ -16,14 +16,14 @@ import polars as pl
 
 from tasks.allocate import budget
 from tasks.allocate.budget import Planned
-from tasks.common import recipes
+from tasks.common import nvidia, recipes
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.accounting.spending import generation_cost
 from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError, Problems
-from tasks.doctor import machine, places
+from tasks.doctor import places
 from tasks.doctor.ranges import NOTHING, Range, around, exactly, spanning
 from tasks.doctor.rates import STAGE_SECONDS, Rates, rates
 
@@ -86,7 +86,7 @@ def known_values(values: Values, layout: Layout) -> World | None:
     architecture = architecture_of(values, layout)
     if architecture is None:
         return None
-    there = [] if values["engine"]["device"] == "cpu" else machine.gpus()
+    there = [] if values["engine"]["device"] == "cpu" else nvidia.gpus()
     profile = None
     with suppress(ArtifactError):
         profile = budget.read_profile(layout)

@@ -16,12 +16,11 @@ import yaml
 from huggingface_hub import constants
 
 from tasks.code.effective import as_dict, complete
-from tasks.common import params
+from tasks.common import nvidia, params
 from tasks.common.layout import Layout
 from tasks.common.recipes import POINTS
-from tasks.doctor import machine, parameters, places
+from tasks.doctor import parameters, places
 from tasks.doctor.check import Findings, examine
-from tasks.doctor.machine import Gpu
 from tasks.doctor.places import GIB, Model
 from tests.docs.pages import ROOT, written
 from tests.docs.test_names import unknown_keys
@@ -59,7 +58,7 @@ each = pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.nam
 def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Set up a machine without GPU or reachable bucket in an empty folder, but with vLLM."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "gpus", list)
+    monkeypatch.setattr(nvidia, "gpus", list)
     monkeypatch.setattr(parameters.importlib.util, "find_spec", with_vllm)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
@@ -169,8 +168,8 @@ def test_the_gpus_on_the_page_suffice_and_smaller_ones_do_not(
 ) -> None:
     """The driver of the GPU reserves half a gigabyte."""
     folder = ROOT / "examples" / "gsm8k-1.5b"
-    gpu = Gpu("X", (gigabytes - 0.5) * GIB, gigabytes * GIB)
-    monkeypatch.setattr(machine, "gpus", lambda: [gpu])
+    gpu = nvidia.Gpu("X", (gigabytes - 0.5) * GIB, gigabytes * GIB)
+    monkeypatch.setattr(nvidia, "gpus", lambda: [gpu])
     prompts = Layout(tmp_path / "data").prompts("train")
     prompts.parent.mkdir(parents=True)
     prompts.touch()  # so the unreachable source is not needed

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks.doctor import machine
+from tasks.common import nvidia
 
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "gpus", list)
+    monkeypatch.setattr(nvidia, "gpus", list)

@@ -16,7 +16,7 @@ import yaml
 from huggingface_hub import constants
 from safetensors.numpy import save_file
 
-from tasks.common import params, recipes
+from tasks.common import nvidia, params, recipes
 from tasks.common.files import write_json, write_text
 from tasks.common.layout import Layout
 from tasks.doctor import machine, parameters, places
@@ -326,7 +326,7 @@ def test_a_full_disk_is_an_error_with_the_needed_space(tmp_path: Path, monkeypat
 
 def test_gpu_memory_is_checked_with_nvidia_smi() -> None:
     text = "NVIDIA H100 80GB HBM3, 79000, 81559\nNVIDIA X, [N/A], [N/A]\n"
-    [gpu] = machine.parsed(text)
+    [gpu] = nvidia.parsed(text)
     assert (gpu.name, gpu.free) == ("NVIDIA H100 80GB HBM3", 79000 * 2**20)
     values = changed(engine__name="hf", engine__device="cuda")
     small, large = (places.Model(number, 32_000, None) for number in (500_000_000, 8_000_000_000))
@@ -358,7 +358,7 @@ def test_nvidia_smi_that_fails_is_no_gpu(monkeypatch) -> None:
         raise subprocess.CalledProcessError(9, "nvidia-smi")
 
     monkeypatch.setattr(subprocess, "run", fail)
-    assert machine.gpus() == []
+    assert nvidia.gpus() == []
 
 
 def test_the_command_that_installs_a_missing_tracker_is_named(tmp_path: Path, monkeypatch):

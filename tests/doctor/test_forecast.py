@@ -9,12 +9,12 @@ from typing import Any
 import polars as pl
 import pytest
 
+from tasks.common import nvidia
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.accounting.spending import generation_cost, pass_cost, rows_in
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS
 from tasks.common.checksums import write_checked
 from tasks.common.layout import Layout
-from tasks.doctor import machine
 from tasks.doctor.check import examine
 from tasks.doctor.forecast import Cost, fits, forecast, refusals
 from tasks.doctor.ranges import Range, around, exactly
@@ -280,7 +280,7 @@ def test_rates_are_assumed_without_measurements(layout) -> None:
 
 
 def test_gpu_hours_count_the_gpus_that_are_used(values, layout, monkeypatch) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("H100", 1e9, 1e9)] * 2)
+    monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu("H100", 1e9, 1e9)] * 2)
     values["engine"]["num_processes"] = 2
     found = cost(values, layout, "train", "grpo", 0)
     assert found.gpu_hours.middle == 2 * found.hours.middle
