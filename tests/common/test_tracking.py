@@ -1,8 +1,6 @@
 """The record, in a real sqlite database: runs, curves, parameters, datasets and policies."""
 
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -217,8 +215,12 @@ def test_failed_upload_of_a_policy_keeps_the_rest_of_the_record(
 
 
 @pytest.mark.slow
-def test_mlflow_loads_champion_and_candidate_by_their_aliases(layout: Layout) -> None:
+def test_mlflow_loads_champion_and_candidate_by_their_aliases(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """MLflow uses only the uploaded files."""
+    import mlflow.transformers  # slow
+
     folder = layout.train("sgpo", 0)
     folder.mkdir(parents=True)
     shutil.copytree(ROOT / "data" / "policy", folder / "policy")
@@ -228,17 +230,12 @@ def test_mlflow_loads_champion_and_candidate_by_their_aliases(layout: Layout) ->
     with track(LOCAL, layout, "report", None, None) as tracker:
         tracker.champion(folder / "curve.parquet", "it was better", folder / "curve.parquet")
     shutil.rmtree(folder)
-    script = (
-        "import sys, mlflow, mlflow.transformers\n"
-        "mlflow.set_tracking_uri(sys.argv[1]); mlflow.set_registry_uri(sys.argv[1])\n"
-        "for alias in ('candidate', 'champion'):\n"
-        "    loaded = mlflow.transformers.load_model(f'models:/winnow@{alias}')\n"
-        "    print(loaded('4 + 3 =', max_new_tokens=8, return_full_text=False))\n"
-    )
-    command = [sys.executable, "-c", script, tracking.address(LOCAL, layout)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("generated_text") == 2
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+        monkeypatch.setenv(name, tracking.address(LOCAL, layout))
+    for alias in ("candidate", "champion"):
+        loaded = mlflow.transformers.load_model(f"models:/winnow@{alias}")
+        (found,) = loaded("4 + 3 =", max_new_tokens=8, return_full_text=False)
+        assert found["generated_text"]
 
 
 def test_system_metrics_are_recorded(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
