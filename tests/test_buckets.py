@@ -20,7 +20,7 @@ from tasks.common.locations import open_location
 from tasks.common.tracking import Tracking, replay, track
 from tests.patience import wait_for
 from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
-from tests.stages import run_stage
+from tests.stages import give_record, run_stage
 from tests.test_chain import settings
 from tests.train.worlds import make_world
 
@@ -99,7 +99,7 @@ def test_all_data_in_one_bucket_and_no_credential_in_any_file(
         tracking={"max_weights_gb": 1.0},
     )
     one, other = Layout(tmp_path / "one"), Layout(tmp_path / "other")
-    one.tracking.mkdir(parents=True)
+    give_record(one.root)
     record = mlflow.MlflowClient(f"sqlite:///{one.tracking}/mlflow.db")
     record.create_experiment("winnow", f"{bucket}/mlflow")
     log = command(one.root, "ingest") + command(one.root, "policy") + command(one.root, "profile")
@@ -160,7 +160,7 @@ def test_record_without_its_bucket_is_replayed(
 ) -> None:
     layout, kept = Layout(tmp_path / "data"), tmp_path / "kept.txt"
     kept.write_text("kept")
-    layout.tracking.mkdir(parents=True)
+    give_record(layout.root)
     uri = f"sqlite:///{layout.tracking}/mlflow.db"
     mlflow.MlflowClient(uri).create_experiment("test", f"{bucket}/mlflow")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")

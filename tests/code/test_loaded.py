@@ -18,6 +18,7 @@ from tasks.code.left_out import is_left_out
 from tasks.common.code import ROOT, module_file
 from tasks.common.registry import declares
 from tests.parameters import every_value
+from tests.stages import give_record
 from tests.train.worlds import PARAMS, make_world
 
 HOOK = Path(__file__).with_name("hook")
@@ -87,6 +88,7 @@ def loaded(
     (root / "params.yaml").write_text(yaml.safe_dump(values))
     requests = []
     for number, (stage, data, *coordinates) in enumerate(STAGES.values()):
+        give_record(root / data)
         places = ["--params", str(root / "params.yaml"), "--data", str(root / data)]
         record, log = (str(root / f"{number}.{kind}") for kind in ("loaded", "log"))
         requests.append([stage, [*places, *coordinates], record, log])

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from tasks.common.processes.ports import free_port
 from tasks.common.tracking import Tracking, runs, track
 from tasks.common.tracking.journal import line_of, read_events
 from tests.common.record import LOCAL, away, pending_files, runs_of
+from tests.once import once
+from tests.stages import make_record
 
 
 def test_events_for_an_absent_server_are_replayed_with_their_times(
@@ -165,6 +168,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
+        shutil.copy(once("record", make_record) / "mlflow.db", folder / "server.db")
         self.folder, port = folder, free_port()
         self.uri = f"http://127.0.0.1:{port}"
         self.address = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
