@@ -7,7 +7,6 @@ The rollout store's key contains a digest of the rendered prompt, so rendering m
 day to day: a template that prints today's date always gets the same date."""
 
 import datetime
-import json
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -43,7 +42,7 @@ class Template:
     def __init__(self, text: str, special_tokens: Mapping[str, Any]) -> None:
         configuration = {
             "template": text,
-            "special_tokens": json.loads(json.dumps(dict(special_tokens), default=str)),
+            "special_tokens": dict(special_tokens),
             "memory": MEMORY_GB << 30,
         }
         self.pool = Pool("tasks.models.chat", configuration, 1, SECONDS, CLOCK_FACTOR)

@@ -5,8 +5,8 @@ question is a user's message, unless its source has its own template. Otherwise 
 plain text. Special tokens of the policy in users' text stay text (`literal`)."""
 
 import json
-import weakref
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import polars as pl
@@ -24,9 +24,6 @@ SHORT = [
     {"role": "user", "content": "3"},
 ]
 WITH_SYSTEM = [{"role": "system", "content": "0"}, *SHORT]  # some templates reject it
-templates: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, Template] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> Template:
@@ -37,13 +34,17 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> Template:
             "entry in `ingest.sources`, and no system, to make it plain text, or use a policy with "
             "a template"
         )
-    if tokenizer not in templates:
-        try:
-            text = tokenizer.get_chat_template()
-        except ValueError as error:
-            raise TemplateFailed(f"the policy's chat template cannot be chosen: {error}") from error
-        templates[tokenizer] = Template(text, tokenizer.special_tokens_map)
-    return templates[tokenizer]
+    try:
+        text = tokenizer.get_chat_template()
+    except ValueError as error:
+        raise TemplateFailed(f"the policy's chat template cannot be chosen: {error}") from error
+    return shared_template(text, json.dumps(tokenizer.special_tokens_map, default=str))
+
+
+@lru_cache(maxsize=4)
+def shared_template(text: str, special_tokens: str) -> Template:
+    """Return the template for all tokenizers that have it, since its process starts in seconds."""
+    return Template(text, json.loads(special_tokens))
 
 
 def encode_chats(

@@ -32,6 +32,7 @@ from tests.store.test_rollouts import SETTINGS
 
 RAW = "{prompt}"
 POLICY: Any = SimpleNamespace(max_length=512, vocab_size=1000)
+REFUSING = "{% if messages[0].content %}{{ raise_exception('no') }}{% endif %}"
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1 ="}]
 
 
@@ -64,7 +65,7 @@ def test_plain_question_is_a_user_message_under_a_chat_template() -> None:
 
 
 def test_prompt_that_the_template_refuses_is_named() -> None:
-    tokenizer = chat_tokenizer("{{ raise_exception('no') }}")
+    tokenizer = chat_tokenizer(REFUSING)
     with pytest.raises(ArtifactError, match="prompt p0: .* refuses it: no; raw: true of its entry"):
         encode_prompts(prompts(None, template=None), tokenizer, POLICY, 8)
     with pytest.raises(ArtifactError, match="p0: the policy's chat template refuses it: no$"):
@@ -72,17 +73,18 @@ def test_prompt_that_the_template_refuses_is_named() -> None:
 
 
 def test_prompt_without_tokens_is_named() -> None:
-    tokenizer = chat_tokenizer("{{ '' }}")
+    empty = [{"role": "user", "content": ""}]
     with pytest.raises(ArtifactError, match="prompt p1 encodes to no token: check its text"):
-        encode_prompts(prompts(None, MESSAGES), tokenizer, POLICY, 8)
+        encode_prompts(prompts(None, empty), chat_tokenizer(REFUSING), POLICY, 8)
 
 
 def test_token_without_an_embedding_is_named() -> None:
     """Tokens were added to the tokenizer, and the embedding was not resized."""
-    tokenizer = chat_tokenizer(CHATML.replace("assistant\n", "assistant\n<think>"))
+    tokenizer = chat_tokenizer()
     policy: Any = SimpleNamespace(max_length=512, vocab_size=ids_of(tokenizer, "<think>"))
+    thinking = [{"role": "user", "content": "<think>"}]
     with pytest.raises(ArtifactError, match="prompt p1 has the token '<think>', and"):
-        encode_prompts(prompts(None, MESSAGES), tokenizer, policy, 8)
+        encode_prompts(prompts(MESSAGES, thinking), tokenizer, policy, 8)
 
 
 def test_digest_of_a_prompt_depends_on_the_template(qwen: Path, tmp_path: Path) -> None:
@@ -120,22 +122,38 @@ def test_date_in_a_template_is_constant() -> None:
     assert tokenizer.decode(encode_chats([(MESSAGES, True)], tokenizer)[0]) == "26 Jul 2024"
 
 
-@pytest.mark.parametrize(
-    ("template", "failure"),
-    [
-        ("{{ 'x' * 10**10 }}", "needs more than 2 GB of memory"),
-        ("{{ 'x' * 2 * 10**7 }}", r"makes 20,000,000 characters of it; the limit is 10,000,000"),
-        ("{{ messages[7].content.strip() }}", "refuses it: list object has no element 7"),
-        ("{{ messages + 1 }}", "fails on it: TypeError"),
-        ("{% if %}", r"is not a valid template: .* \(line 1\)"),
-    ],
-)
-def test_harmful_template_is_ended_and_named(template: str, failure: str) -> None:
-    rendering = chat.Template(template, {"eos_token": "</s>"})
+HARMFUL = {
+    "{{ 'x' * 10**10 }}": "needs more than 2 GB of memory",
+    "{{ 'x' * 2 * 10**7 }}": r"makes 20,000,000 characters of it; the limit is 10,000,000",
+    "{{ messages[7].content.strip() }}": "refuses it: list object has no element 7",
+    "{{ messages + 1 }}": "fails on it: TypeError",
+}
+
+
+def check_failed(reply: str | chat.TemplateFailed, failure: str) -> None:
+    assert isinstance(reply, chat.TemplateFailed)
+    assert re.search(f"the policy's chat template ({failure})", str(reply)), reply
+
+
+def test_harmful_template_is_ended_and_named() -> None:
+    cases = [
+        f"{{% if messages[0].content == '{number}' %}}{template}{{% endif %}}"
+        for number, template in enumerate(HARMFUL)
+    ]
+    chats = [([{"role": "user", "content": str(number)}], True) for number in range(5)]
+    rendering = chat.Template("".join(cases), {"eos_token": "</s>"})
+    *failed, harmless = rendering.render(chats)
+    rendering.close()
+    for reply, failure in zip(failed, HARMFUL.values(), strict=True):
+        check_failed(reply, failure)
+    assert harmless == ""
+
+
+def test_invalid_template_is_named() -> None:
+    rendering = chat.Template("{% if %}", {})
     (failed,) = rendering.render([(MESSAGES, True)])
     rendering.close()
-    assert isinstance(failed, chat.TemplateFailed)
-    assert re.search(f"the policy's chat template ({failure})", str(failed)), failed
+    check_failed(failed, r"is not a valid template: .* \(line 1\)")
 
 
 def test_endless_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
