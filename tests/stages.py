@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,3 +163,43 @@ def run_together(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * len(processes)
+
+
+class Worker:
+    """A process that runs one function after another."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = FORKS.Pipe()
+        self.process = FORKS.Process(target=work_until_closed, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def is_done(self) -> bool:
+        """Wait for the end of the function. Return whether it succeeded."""
+        try:
+            return bool(self.connection.recv())
+        except EOFError:  # it raised an exception, which ended the process
+            return False
+
+
+def work_until_closed(connection: Any) -> None:
+    """Run the functions that arrive over a connection."""
+    with suppress(EOFError):
+        while True:
+            work, arguments = connection.recv()
+            work(*arguments)
+            connection.send(True)
+
+
+TEAMS: dict[int, list[Worker]] = {}
+
+
+def run_in_workers(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
+    """Do the same as `run_together` in processes that have run other work, since imports take
+    longer than most work. A team of as many processes always works together: torch numbers the
+    process groups of a process."""
+    team = TEAMS.pop(len(arguments), None) or [Worker() for _ in arguments]
+    for worker, each in zip(team, arguments, strict=True):
+        worker.connection.send((work, each))
+    assert [worker.is_done() for worker in team] == [True] * len(team)
+    TEAMS[len(team)] = team

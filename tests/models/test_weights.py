@@ -34,7 +34,7 @@ from tasks.train.settings import Lora
 from tests.engines.conftest import load, scale
 from tests.models.test_packing import EXPERTS, GROUPED
 from tests.policies import adapted
-from tests.stages import run_together
+from tests.stages import run_in_workers
 
 CPU = torch.device("cpu")
 CONFIGS = {
@@ -95,7 +95,7 @@ def sharded(folder: Path, out: Path) -> None:
 def test_sharded_and_adapted_weights_are_gathered_and_merged(tmp_path: Path) -> None:
     folder, out = tmp_path / "policy", tmp_path / "sent"
     files = saved("mixtral", folder)
-    run_together(sharded, [(folder, out)])
+    run_in_workers(sharded, [(folder, out)])
     merged = dict(NamedWeights(adapted(folder, ["q_proj", "v_proj"])))
     changed = {name for name in files if "q_proj" in name or "v_proj" in name}
     assert all(not torch.equal(files[name], merged[name]) for name in changed)
@@ -137,7 +137,7 @@ def test_each_rank_loads_its_rows_of_a_policy_with_adapters(name: str, tmp_path:
     files = saved(name, folder)
     alone = load(folder)
     add_adapters(alone, LORA, 5)
-    run_together(load_by_rows, [(rank, folder, tmp_path) for rank in range(2)])
+    run_in_workers(load_by_rows, [(rank, folder, tmp_path) for rank in range(2)])
     check_equal(load_file(tmp_path / "own"), dict(alone.state_dict()))
     sent = load_file(tmp_path / "sent")
     assert sent.keys() == files.keys() | {"lm_head.weight"}

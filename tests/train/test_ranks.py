@@ -22,7 +22,7 @@ from tasks.train.learner.ranks import Ranks, buckets
 from tasks.train.learner.update import UpdateStats
 from tasks.train.loop.save import write_results
 from tasks.train.rollouts import Ints, Rollouts, make_rollouts
-from tests.stages import run_together
+from tests.stages import run_in_workers
 from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 
 
@@ -95,7 +95,7 @@ def gradients_of(rank: int) -> torch.nn.Module:
 def test_the_sum_over_ranks_does_not_depend_on_the_buckets(
     bucket_bytes: int, tmp_path: Path
 ) -> None:
-    run_together(sum_gradients, [(rank, tmp_path, bucket_bytes) for rank in (0, 1)])
+    run_in_workers(sum_gradients, [(rank, tmp_path, bucket_bytes) for rank in (0, 1)])
     expected = [
         sum(g for g in pair if g is not None)
         for pair in zip(
@@ -122,7 +122,7 @@ def arrive_late(rank: int, meeting: str) -> None:
 
 
 def test_ranks_wait_for_the_first_beyond_the_timeout_of_a_collective(tmp_path: Path) -> None:
-    run_together(arrive_late, [(rank, f"file://{tmp_path}/meeting") for rank in range(2)])
+    run_in_workers(arrive_late, [(rank, f"file://{tmp_path}/meeting") for rank in range(2)])
 
 
 # --- the same number of tokens for every rank

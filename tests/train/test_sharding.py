@@ -32,7 +32,7 @@ from tasks.train.loop.save import resume
 from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import probe
 from tasks.train.settings import CheckpointSettings, LearnerSettings, TrainSettings
-from tests.stages import run_together
+from tests.stages import run_in_workers, run_together
 from tests.train.test_experience import CHANGES as EXPERIENCE
 from tests.train.test_multi_turn import GENERATE
 from tests.train.worlds import PARAMS, make_trainer, make_world
@@ -110,7 +110,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-PARTS = {"plain": [8], "snapshot": [3, 5], "gated": [6], "joined": [6]}
+PARTS = {"plain": [8], "compiled": [2], "snapshot": [3, 5], "gated": [6], "joined": [6]}
 """The numbers of steps at which a run stops and resumes; 4 for other cases."""
 EQUAL = (
     *("reward_mean", "num_rollouts", "num_replayed", "num_mixed_groups", "num_updates"),
@@ -152,7 +152,11 @@ def work(
     if size:
         method = f"file://{out}/meeting"
         distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=size)
-    trainer = make_trainer(layout, ranks=Ranks(rank, max(size, 1)), max_steps=max_steps)
+    with pytest.MonkeyPatch.context() as patch:
+        # traced only: a machine may have no C++ compiler
+        patch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+        patch.setenv("CC", "ls")
+        trainer = make_trainer(layout, ranks=Ranks(rank, max(size, 1)), max_steps=max_steps)
     prepare(trainer)
     checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=1)
     with closing(trainer.collector.grader):
@@ -192,7 +196,7 @@ def run(
     """Train with `size` ranks; 0 is a single process with the whole policy."""
     out.mkdir()
     arguments = (size, layout, max_steps, out, prepare)
-    run_together(work, [(rank, *arguments) for rank in range(max(size, 1))])
+    run_in_workers(work, [(rank, *arguments) for rank in range(max(size, 1))])
     return out
 
 
@@ -217,11 +221,8 @@ def untied(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_shards_take_the_steps_of_one_process(
-    case: str, guesser: Path, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, guesser: Path, untied: Path, tmp_path: Path
 ) -> None:
-    # traced only: a machine may have no C++ compiler
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    monkeypatch.setenv("CC", "ls")
     policy = untied if case in ("epochs", "adapters") else guesser
     layouts = [world(tmp_path / shard, policy, CASES[case], shard) for shard in ("none", "fsdp2")]
     prepare = check_compiled if case == "compiled" else make_no_change
