@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,13 +106,16 @@ class Started:
 
 class Forked:
     """A stage forked from a process that has imported its libraries, with the environment of that
-    process."""
+    process and these variables."""
 
-    def __init__(self, stage: str, params: Path, data: Path, *options: str) -> None:
+    def __init__(
+        self, stage: str, params: Path, data: Path, *options: str, variables: Mapping[str, str] = {}
+    ) -> None:
         give_record(data)
         self.log = data / f"{stage}-{os.urandom(4).hex()}.log"
         arguments = ["--params", str(params), "--data", str(data), *options]
-        self.process = FORKS.Process(target=as_main, args=(f"tasks.{stage}", arguments, self.log))
+        each = (f"tasks.{stage}", arguments, self.log, dict(variables))
+        self.process = FORKS.Process(target=as_main, args=each)
         self.process.start()
         self.kill = self.process.kill
 
@@ -133,8 +136,9 @@ class Forked:
         return self.log.read_text()
 
 
-def as_main(module: str, arguments: list[str], log: Path) -> None:
+def as_main(module: str, arguments: list[str], log: Path, variables: dict[str, str]) -> None:
     """Run `python -m module arguments` in this process, with the output in the file `log`."""
+    os.environ.update(variables)
     with log.open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)

@@ -4,6 +4,7 @@ command resumes. If one hangs, the others report their rank and their step."""
 import json
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tasks.models.policy import load_model
 from tasks.train.learner.ranks import LOST_RANK
 from tests.engines.conftest import meetings
 from tests.patience import PATIENCE
-from tests.stages import Started, run_stage
+from tests.stages import Forked, Started, run_stage
 from tests.train.worlds import PARAMS, make_world, outputs
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4] * 4
@@ -58,6 +59,21 @@ def rank_of(process: Started, rank: int) -> psutil.Process:
     raise AssertionError(f"there is no rank {rank}")
 
 
+def start_ranks(layout: Layout, variables: Sequence[dict[str, str]]) -> list[Forked]:
+    """Start these ranks as torchrun starts them."""
+    coordinates = ("--recipe", "r", "--seed", "0")
+    params = layout.root / "params.yaml"
+    return [
+        Forked("train", params, layout.root, *coordinates, variables=each) for each in variables
+    ]
+
+
+def wait_for_checkpoint(layout: Layout, process: Started | Forked) -> None:
+    while not newest(layout):
+        assert process.poll() is None, process.finish()
+        time.sleep(0.02)
+
+
 @pytest.fixture(scope="module")
 def alone(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Layout:
     """Return the run of a single process."""
@@ -68,42 +84,26 @@ def alone(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Layout:
     return layout
 
 
-def lose(
-    layout: Layout, rank: int, number: signal.Signals
-) -> tuple[Started, psutil.Process, list[psutil.Process]]:
-    """Send a signal to a rank after the first checkpoint; return the training, it and all ranks."""
-    process = start(layout)
-    while not newest(layout):
-        assert process.poll() is None, process.finish()
-        time.sleep(0.02)
-    everyone = psutil.Process(process.process.pid).children(recursive=True)
-    lost = rank_of(process, rank)
-    lost.send_signal(number)
-    return process, lost, everyone
-
-
-def ended(layout: Layout, process: Started, everyone: list[psutil.Process]) -> str:
-    """Check that a training failed with all its ranks and without a policy; return its log."""
-    log = process.finish()
-    assert process.returncode != 0
-    _, alive = psutil.wait_procs(everyone, timeout=PATIENCE)
-    assert alive == []
-    assert not (layout.train("r", 0) / "policy").exists()
-    return log
-
-
-def test_a_killed_rank_ends_the_others_and_the_command_resumes(
+def test_a_killed_rank_ends_the_others_and_they_resume(
     guesser: Path, tmp_path: Path, alone: Layout
 ) -> None:
     """The result equals that of one process. Other distributed state is in test_sharding.py."""
     layout = world(tmp_path, guesser)
-    process, _, everyone = lose(layout, 0, signal.SIGKILL)
-    assert "did not respond for" not in ended(layout, process, everyone)
-
     process = start(layout)
+    wait_for_checkpoint(layout, process)
+    everyone = psutil.Process(process.process.pid).children(recursive=True)
+    rank_of(process, 0).kill()
     log = process.finish()
-    assert process.returncode == 0, log
-    assert log.count("train: done in") == 1  # only one rank logs it
+    assert process.returncode != 0
+    _, alive = psutil.wait_procs(everyone, timeout=PATIENCE)
+    assert alive == []
+    assert "did not respond for" not in log
+    assert not (layout.train("r", 0) / "policy").exists()
+
+    ranks = start_ranks(layout, meetings(2))
+    log = "".join(rank.finish() for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [0, 0], log
+    assert log.count("resumed after") == log.count("train: done in") == 1  # only one rank logs it
     one, two = map(outputs, (alone, layout))
     for name in ("step", "group", "token_ids", "reward"):
         assert [row[name] for row in one["rollouts"]] == [row[name] for row in two["rollouts"]]
@@ -118,26 +118,23 @@ def test_a_killed_rank_ends_the_others_and_the_command_resumes(
 
 def test_a_rank_that_hangs_ends_the_others(guesser: Path, tmp_path: Path) -> None:
     layout = world(tmp_path, guesser)
-    process, lost, everyone = lose(layout, 1, signal.SIGSTOP)
-    rank_of(process, 0).wait(PATIENCE)
-    lost.kill()  # torchrun would kill it after 30 s
-    log = ended(layout, process, everyone)
+    first, second = start_ranks(layout, meetings(2))
+    wait_for_checkpoint(layout, first)
+    second.send_signal(signal.SIGSTOP)
+    log = first.finish()
+    second.kill()
+    assert first.returncode == LOST_RANK
+    assert not (layout.train("r", 0) / "policy").exists()
     assert "rank 0 of 2 on " in log
     assert f"did not respond for {SILENT_SECONDS} s (learner.collective_timeout_seconds)" in log
 
 
-@pytest.mark.usefixtures("forked_stages")
-def test_a_rank_without_the_others_fails(
-    guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_without_the_others_fails(guesser: Path, tmp_path: Path) -> None:
     layout = world(tmp_path, guesser)
     values = yaml.safe_load((tmp_path / "params.yaml").read_text())
     values["learner"]["collective_timeout_seconds"] = 2
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
-    (alone, _) = meetings(2)[::-1]
-    for name, value in alone.items():
-        monkeypatch.setenv(name, value)
-    process = start(layout)
+    (process,) = start_ranks(layout, meetings(2)[1:])
     log = process.finish()
     assert process.returncode == LOST_RANK
     assert "rank 1 of 2 on " in log
