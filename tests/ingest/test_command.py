@@ -205,45 +205,52 @@ def test_dry_run_prints_the_table_and_writes_no_file(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "params.yaml"}
 
 
-REAL: dict[str, tuple[dict[str, Any], int, dict[int, str]]] = {
-    "gsm8k": (preset("gsm8k", "gsm8k/train.jsonl"), 7473, {}),
-    "svamp": (preset("svamp", "svamp/SVAMP.json"), 1000, {}),
+REAL: dict[str, tuple[dict[str, Any], str, int, dict[int, str]]] = {
     "math": (
-        preset("math", "math_train/math.json"),
+        {**preset("math", "math_train/math.json"), "split": "train"},
+        "math",
         7474,
         {887: "empty_answer", 1010: "empty_answer", 5329: "empty_answer", 5331: "empty_answer"},
     ),
+    "gsm8k": ({**preset("gsm8k", "gsm8k/train.jsonl"), "split": "train"}, "gsm8k", 7473, {}),
+    "svamp": ({**preset("svamp", "svamp/SVAMP.json"), "split": "validation"}, "svamp", 1000, {}),
     "dsr_sub": (
-        preset("verl", "dsr_sub_1209/dsr_sub.parquet", level=None),
+        {**preset("verl", "dsr_sub_1209/dsr_sub.parquet", level=None), "split": "test"},
+        "verl/deepscaler",
         1209,
         {266: "empty_answer"},
     ),
 }
-"""Of each file its rows and those known to be bad, by number from 1."""
-EXACT = {"verifier": "exact"}  # faster than the verifiers of the presets
+"""Of each file the name of its rows' source, their number, and the bad ones by number from 1."""
+
+
+@pytest.fixture(scope="module")
+def real(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, pl.DataFrame]:
+    """Return the tables of one command that reads all real files."""
+    folder = tmp_path_factory.mktemp("real")
+    sources = [
+        {**source, "settings": {**settings, "path": str(real_data / settings["path"])}}
+        for source, settings in ((found[0], found[0]["settings"]) for found in REAL.values())
+    ]
+    ingest(folder, sources, {"train": None, "validation": None, "test": None})
+    return tables(folder)
 
 
 @pytest.mark.slow
 @pytest.mark.real_data
+@pytest.mark.xdist_group("real files")
 @pytest.mark.parametrize("name", REAL)
-def test_real_file_is_ingested_by_one_command(name: str, real_data: Path, tmp_path: Path) -> None:
-    source, num_rows, bad = REAL[name]
-    source = {
-        **source,
-        "settings": {**source["settings"], "path": str(real_data / source["settings"]["path"])},
-    }
-    ingest(tmp_path, [source], {"train": None, "validation": 50, "test": 100})
-    found = tables(tmp_path)
-    kept = pl.concat([found[split] for split in ("train", "validation", "test")])
-    rejected = found["rejected"]
+def test_rows_of_a_real_file_are_kept_or_known_to_be_bad(
+    name: str, real: dict[str, pl.DataFrame]
+) -> None:
+    _, source, num_rows, bad = REAL[name]
+    tested = pl.concat([real[split] for split in ("train", "validation", "test")])
+    kept, rejected = (table.filter(source=source) for table in (tested, real["rejected"]))
     assert kept.height + rejected.height == num_rows
-    assert (
-        dict(
-            rejected.filter(pl.col("reason") == "empty_answer").select("line", "reason").iter_rows()
-        )
-        == bad
-    )
-    assert rejected.height <= 0.01 * num_rows
+    empty = rejected.filter(reason="empty_answer").select("line", "reason")
+    assert dict(empty.iter_rows()) == bad
+    # rows of MATH that are also in DSR-sub are tested below
+    assert rejected.filter(~pl.col("detail").str.contains("verl/")).height <= 0.01 * num_rows
     assert kept["prompt_id"].n_unique() == kept.height
     assert kept["answer"].str.strip_chars().str.len_chars().min() > 0  # type: ignore[operator]
     assert kept["messages"].is_null().all() == (name != "dsr_sub")
@@ -256,27 +263,16 @@ def test_real_file_is_ingested_by_one_command(name: str, real_data: Path, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.real_data
-def test_questions_of_dsr_sub_that_are_in_math_are_found(real_data: Path, tmp_path: Path) -> None:
+@pytest.mark.xdist_group("real files")
+def test_questions_of_dsr_sub_that_are_in_math_are_found(real: dict[str, pl.DataFrame]) -> None:
     """Prompts of DSR-sub have an instruction that those of MATH lack. They are duplicates if the
     rest is a question of MATH, since prompts are compared without the instruction."""
-    sources = [
-        {**preset("math", str(real_data / "math_train" / "math.json")), **EXACT, "split": "train"},
-        {
-            **preset("verl", str(real_data / "dsr_sub_1209" / "dsr_sub.parquet"), level=None),
-            **EXACT,
-            "split": "test",
-        },
-        {**preset("svamp", str(real_data / "svamp" / "SVAMP.json")), "split": "validation"},
-    ]
-    ingest(tmp_path, sources, {"train": None, "validation": 100, "test": None})
-    found = tables(tmp_path)
     instruction = " Let's think step by step and output the final answer within \\boxed{}."
-    evaluated = set(found["test"]["prompt"].str.strip_suffix(instruction).str.strip_chars())
-    assert not evaluated & set(found["train"]["prompt"].str.strip_chars())
-    lost = found["rejected"].filter(pl.col("source") == "math")["reason"].value_counts()
-    number = dict(lost.iter_rows())
+    evaluated = set(real["test"]["prompt"].str.strip_suffix(instruction).str.strip_chars())
+    assert not evaluated & set(real["train"]["prompt"].str.strip_chars())
+    number = dict(real["rejected"].filter(source="math")["reason"].value_counts().iter_rows())
     assert number["duplicate"] > 200
     assert number["contaminated"] < 20
-    assert set(found["contamination"]["kind"]) == {"near"}
-    from_test = found["rejected"].filter(pl.col("source").str.starts_with("verl"))["reason"]
-    assert set(from_test) == {"empty_answer", "duplicate"}
+    assert set(real["contamination"]["kind"]) == {"near"}
+    from_test = real["rejected"].filter(source="verl/deepscaler")["reason"]
+    assert set(from_test) == {"empty_answer", "duplicate", "unusable_answer"}
