@@ -24,14 +24,20 @@ from tasks.common.artifacts import (
     TRAIN_ROLLOUTS,
     Layout,
 )
-from tasks.common.checksums import write_checked
+from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import digest_file
 from tasks.common.params import Budget, Experiment
 from tasks.report.evidence import read_evidence
 from tasks.report.results import Results, results_of
 from tasks.report.settings import ReportSettings
 from tests.files import PROJECT
+from tests.once import once
+from tests.stages import run_stage
 
+HOSTILE = (
+    "</script><script>window.hacked = 1</script><!--<img src=x onerror='window.hacked=2'> ${x}"
+)
+RECIPE = "third"
 NUM_PROMPTS = 40
 NUM_TEST = 256  # prompts, 8 samples each
 
@@ -251,16 +257,56 @@ def write_params(folder: Path, recipes: list[str], seeds: list[int]) -> Path:
     return path
 
 
+def run_report(
+    layout: Layout,
+    *options: str,
+    recipes: Sequence[str] = ("grpo", "sgpo"),
+    seeds: Sequence[int] = (0, 1),
+) -> str:
+    """Run the stage, which must succeed, and return its output and log."""
+    params = write_params(layout.root.parent, [*recipes], [*seeds])
+    done = run_stage("report", params, layout.root, *options)
+    assert done.returncode == 0, done.output
+    return done.output
+
+
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+def finished() -> Layout:
     """Return the pipeline of `make_layout`, for tests that only read it."""
-    return make_layout(tmp_path_factory.mktemp("finished") / "data")
+    return Layout(once("finished", lambda folder: make_layout(folder / "data")) / "data")
 
 
 @pytest.fixture
 def layout(finished: Layout, tmp_path: Path) -> Layout:
     """Return a copy of the pipeline, for tests that change it."""
     return Layout(shutil.copytree(finished.root, tmp_path / "data"))
+
+
+@pytest.fixture(scope="session")
+def reported() -> Layout:
+    """Return the pipeline of `make_layout` with its report, for tests that only read it. The
+    command's output is in the file `output` beside it."""
+
+    def make(folder: Path) -> None:
+        (folder / "output").write_text(run_report(make_layout(folder / "data")))
+
+    return Layout(once("reported", make) / "data")
+
+
+@pytest.fixture
+def copied(reported: Layout, tmp_path: Path) -> Layout:
+    """Return a copy of the pipeline with its report, for tests that change it."""
+    return Layout(shutil.copytree(reported.root, tmp_path / "data"))
+
+
+@pytest.fixture(scope="session")
+def hostile() -> Path:
+    """Return the page of `hostile_layout`."""
+
+    def make(folder: Path) -> None:
+        run_report(hostile_layout(folder / "data"), recipes=["grpo", "sgpo", RECIPE])
+
+    return Layout(once("hostile", make) / "data").report / "index.html"
 
 
 def results(
@@ -289,4 +335,27 @@ def make_layout(root: Path) -> Layout:
     experiment = {"recipes": ["grpo", "sgpo"], "seeds": [0, 1]}
     values = {**params.load(PROJECT / "params.yaml"), "experiment": experiment}
     write_code(values, PROJECT, layout.code_folder)
+    return layout
+
+
+def hostile_layout(root: Path) -> Layout:
+    """Make a pipeline whose prompts, golds, answers, texts, sources and levels are markup. Names of
+    recipes cannot be markup (tests/common/test_params.py)."""
+    layout = make_layout(root)
+    write_plans(layout, RECIPE, reads_profile=True)
+    for seed in (0, 1):
+        write_training(layout, RECIPE, seed, scale=1.0, validation=0.5, test=0.5)
+    hostile = pl.lit(HOSTILE)
+    path = layout.prompts("test")
+    texts = dict.fromkeys(("source", "level", "answer"), hostile)
+    marked = (hostile + " " + pl.col("prompt")).alias("prompt")
+    PROMPTS.write(path, PROMPTS.read(path).with_columns(marked, **texts))
+    folders = [layout.evaluation(name, seed) for name in ("sgpo", RECIPE) for seed in (0, 1)]
+    for folder in (layout.baseline, *folders):
+        rollouts = ROLLOUTS.read(folder / "rollouts.parquet")
+        changed = rollouts.with_columns(text=hostile, answer=hostile)
+        ROLLOUTS.write(folder / "rollouts.parquet", changed)
+        metrics = read_checked(folder / "metrics.json")
+        metrics["levels"][HOSTILE] = metrics["levels"]["2"]
+        write_checked(folder / "metrics.json", metrics)
     return layout

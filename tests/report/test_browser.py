@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tasks.common.artifacts import Layout
 from tests.report.browser import Browser
-from tests.report.conftest import make_layout
-from tests.report.test_page import HOSTILE, RECIPE, build, hostile_layout
+from tests.report.conftest import HOSTILE, RECIPE
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
@@ -19,13 +19,8 @@ ROWS = "#prompts > tr"
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("pages")
-    (folder / "hostile").mkdir()
-    return {
-        "plain": build(make_layout(folder / "data"), ["grpo", "sgpo"]),
-        "hostile": build(hostile_layout(folder / "hostile" / "data"), ["grpo", "sgpo", RECIPE]),
-    }
+def pages(reported: Layout, hostile: Path) -> dict[str, Path]:
+    return {"plain": reported.report / "index.html", "hostile": hostile}
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ profiles, the message."""
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,7 @@ from tasks.report.drift import (
 )
 from tasks.report.evidence import TRAINED, read_evidence
 from tasks.report.views.figures import spaced
-from tests.report.conftest import profile_of, write_params, write_rollouts
-from tests.stages import run_stage
+from tests.report.conftest import profile_of, run_report, write_rollouts
 
 Groups = Sequence[tuple[int, str, Sequence[str]]]
 
@@ -238,28 +236,28 @@ def test_at_most_five_of_many_passes_are_drawn() -> None:
     assert drawn == [[0], [0, 1, 2], [0, 1, 2, 3, 4], [0, 2, 4, 6, 8]]
 
 
-def report(layout: Layout, folder: Path) -> tuple[str, dict[str, Any], str]:
-    """Run the stage; return its log, the drift in the summary, and the page."""
-    params = write_params(folder, ["grpo", "sgpo"], [0])
-    done = run_stage("report", params, layout.root)
-    assert done.returncode == 0, done.output
+def shown(layout: Layout) -> tuple[dict[str, Any], str]:
+    """Return the drift in the summary, and the page."""
     drift = read_checked(layout.report / "summary.json")["drift"]
-    return done.output, drift, (layout.report / "index.html").read_text()
+    return drift, (layout.report / "index.html").read_text()
 
 
-def test_a_fresh_profile_has_no_warning(layout: Layout, tmp_path: Path) -> None:
-    log, drift, html = report(layout, tmp_path)
-    assert "stale" not in log
-    assert {name: run["stale"] for name, run in drift.items()} == {"grpo/0": False, "sgpo/0": False}
+def test_a_fresh_profile_has_no_warning(reported: Layout) -> None:
+    drift, html = shown(reported)
+    assert "stale" not in (reported.root.parent / "output").read_text()
+    assert {name: run["stale"] for name, run in drift.items()} == dict.fromkeys(
+        ("grpo/0", "grpo/1", "sgpo/0", "sgpo/1"), False
+    )
     assert "the profile still describes the policy well enough" in html
     assert html.count('"name":"unchanged policy"') == 2
 
 
 def test_a_stale_profile_is_reported_in_log_page_and_summary(
-    layout: Layout, tmp_path: Path
+    layout: Layout,
 ) -> None:
     write_rollouts(layout, "sgpo", 0, more=4)
-    log, drift, html = report(layout, tmp_path)
+    log = run_report(layout, seeds=[0])
+    drift, html = shown(layout)
     assert (drift["sgpo/0"]["stale"], drift["grpo/0"]["stale"]) == (True, False)
     assert [one["pass"] for one in drift["sgpo/0"]["passes"]] == [0, 1]
     words = stale_words("sgpo/0", drift["sgpo/0"], reads_profile=True)

@@ -14,49 +14,11 @@ import polars as pl
 import pytest
 from matplotlib.figure import Figure
 
-from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
-from tasks.common.checksums import read_checked, write_checked
+from tasks.common.artifacts import Layout
 from tasks.report.curves import Fitted, Monotone
 from tasks.report.views.page import HERE, data
 from tasks.report.views.plots import draw_arrow, drawn
-from tests.report.conftest import make_layout, write_params, write_plans, write_training
-from tests.stages import run_stage
-
-HOSTILE = (
-    "</script><script>window.hacked = 1</script><!--<img src=x onerror='window.hacked=2'> ${x}"
-)
-RECIPE = "third"
-
-
-def hostile_layout(root: Path) -> Layout:
-    """Make a pipeline whose prompts, golds, answers, texts, sources and levels are markup. Names of
-    recipes cannot be markup (tests/common/test_params.py)."""
-    layout = make_layout(root)
-    write_plans(layout, RECIPE, reads_profile=True)
-    for seed in (0, 1):
-        write_training(layout, RECIPE, seed, scale=1.0, validation=0.5, test=0.5)
-    hostile = pl.lit(HOSTILE)
-    path = layout.prompts("test")
-    texts = dict.fromkeys(("source", "level", "answer"), hostile)
-    marked = (hostile + " " + pl.col("prompt")).alias("prompt")
-    PROMPTS.write(path, PROMPTS.read(path).with_columns(marked, **texts))
-    folders = [layout.evaluation(name, seed) for name in ("sgpo", RECIPE) for seed in (0, 1)]
-    for folder in (layout.baseline, *folders):
-        rollouts = ROLLOUTS.read(folder / "rollouts.parquet")
-        changed = rollouts.with_columns(text=hostile, answer=hostile)
-        ROLLOUTS.write(folder / "rollouts.parquet", changed)
-        metrics = read_checked(folder / "metrics.json")
-        metrics["levels"][HOSTILE] = metrics["levels"]["2"]
-        write_checked(folder / "metrics.json", metrics)
-    return layout
-
-
-def build(layout: Layout, recipes: list[str]) -> Path:
-    """Run the stage, and return the page."""
-    params = write_params(layout.root.parent, recipes, [0, 1])
-    done = run_stage("report", params, layout.root)
-    assert done.returncode == 0, done.output
-    return layout.report / "index.html"
+from tests.report.conftest import HOSTILE
 
 
 class Elements(HTMLParser):
@@ -89,26 +51,25 @@ class Elements(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
-    layout = hostile_layout(tmp_path_factory.mktemp("hostile") / "data")
-    return build(layout, ["grpo", "sgpo", RECIPE]).read_text()
+def html(hostile: Path) -> str:
+    return hostile.read_text()
 
 
-def test_the_page_fetches_nothing_and_is_well_formed(hostile: str) -> None:
+def test_the_page_fetches_nothing_and_is_well_formed(html: str) -> None:
     elements = Elements()
-    elements.feed(hostile)
+    elements.feed(html)
     assert elements.fetched == []
     assert elements.open == []
-    before, _, _ = hostile.partition("<script>")
+    before, _, _ = html.partition("<script>")
     assert "url(" not in before
     assert "@import" not in before
     assert "$" not in before.partition('<script type="application/json"')[0]
 
 
-def test_only_the_pages_own_scripts_may_run(hostile: str) -> None:
+def test_only_the_pages_own_scripts_may_run(html: str) -> None:
     """The policy has the digests of Plotly's script and the page's two; the data are no script."""
     elements = Elements()
-    elements.feed(hostile)
+    elements.feed(html)
     assert elements.seen.count("script") == 4
     _data, *scripts = elements.texts["script"]
     digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
@@ -117,9 +78,9 @@ def test_only_the_pages_own_scripts_may_run(hostile: str) -> None:
     assert elements.policy.endswith(f"script-src {expected}")
 
 
-def test_hostile_text_is_data(hostile: str) -> None:
-    assert "<img" not in hostile.partition("<script>")[0]
-    (text,) = re.findall(r'id="data">(.*?)</script>', hostile)
+def test_hostile_text_is_data(html: str) -> None:
+    assert "<img" not in html.partition("<script>")[0]
+    (text,) = re.findall(r'id="data">(.*?)</script>', html)
     found: dict[str, Any] = json.loads(text)
     prompt = found["rollouts"]["prompts"][0]
     assert prompt["gold"] == HOSTILE
@@ -165,11 +126,10 @@ def test_a_figure_has_at_most_as_many_recipes_as_colours() -> None:
     assert drawn(few) == ["r7", "r0"]
 
 
-def test_plots_have_the_pages_colours_and_the_groups_of_the_reference(layout: Layout) -> None:
+def test_plots_have_the_pages_colours_and_the_groups_of_the_reference(reported: Layout) -> None:
     """There are 35 steps of 4 groups, of which 18 are never and 14 always solved."""
-    build(layout, ["grpo", "sgpo"])
     names = ("executed", "executed-dark")
-    light, dark = ((layout.report / f"plots/{name}.svg").read_text() for name in names)
+    light, dark = ((reported.report / f"plots/{name}.svg").read_text() for name in names)
     page = (HERE / "page.html").read_text().split("prefers-color-scheme")
     for number in (0, 1):
         for picture, style in zip((light, dark), page, strict=True):

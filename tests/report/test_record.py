@@ -1,7 +1,6 @@
 """The report's record in MLflow: one run per cell and result, the experiment in the pipeline's run,
 and a replay after a server was away."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,22 +9,14 @@ import yaml
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
 from tasks.common.checksums import read_checked, write_checked
-from tests.report.conftest import write_params
+from tests.report.conftest import run_report, write_params
 from tests.stages import give_record, run_stage
 
 SETTINGS = tracking.Tracking(None, "winnow", 0.0, [])
 
 
-@pytest.fixture
-def params(tmp_path: Path) -> Path:
-    """The values of cells are in the files of the stage `code`."""
-    return write_params(tmp_path, ["grpo", "sgpo"], [0, 1])
-
-
-def report(params: Path, layout: Layout) -> None:
-    done = run_stage("report", params, layout.root)
-    assert done.returncode == 0, done.output
-    assert "only partly recorded" not in done.output
+def report(layout: Layout) -> None:
+    assert "only partly recorded" not in run_report(layout)
 
 
 def client_of(layout: Layout) -> Any:
@@ -39,11 +30,11 @@ def found(layout: Layout, kind: str, order: str = "attributes.start_time ASC") -
 
 
 def test_a_search_finds_the_cell_with_the_most_accuracy_for_its_compute(
-    layout: Layout, params: Path
+    reported: Layout,
 ) -> None:
     """The pipeline's run has the experiment."""
-    report(params, layout)
-    cells = found(layout, "cell", "metrics.pass_at_1_per_tflop_charged DESC")
+    assert "only partly recorded" not in (reported.root.parent / "output").read_text()
+    cells = found(reported, "cell", "metrics.pass_at_1_per_tflop_charged DESC")
     assert [run.info.run_name for run in cells] == ["sgpo/1", "sgpo/0", "grpo/1", "grpo/0"]
     best = cells[0]
     # 400 GFLOPs charged, 55 % reached
@@ -54,10 +45,10 @@ def test_a_search_finds_the_cell_with_the_most_accuracy_for_its_compute(
     assert best.data.params["allocate.passes"] == "4"  # common to all recipes
     assert best.data.params["train.loss.clip_high"] == "0.28"
     assert best.data.params["engine.dtype"] == "float32"
-    curve = client_of(layout).get_metric_history(best.info.run_id, "by_gflops/accuracy")
+    curve = client_of(reported).get_metric_history(best.info.run_id, "by_gflops/accuracy")
     assert (curve[0].step, curve[-1].step) == (100, 400)  # profiling comes first
 
-    (pipeline,) = found(layout, "pipeline")
+    (pipeline,) = found(reported, "pipeline")
     assert pipeline.data.metrics["pass_at_1/grpo"] == pytest.approx(0.52)
     assert pipeline.data.metrics["pass_at_1/initial"] == pytest.approx(0.40)
     assert pipeline.data.params["experiment.seeds"] == "[0, 1]"
@@ -66,41 +57,40 @@ def test_a_search_finds_the_cell_with_the_most_accuracy_for_its_compute(
 
 
 def test_a_result_is_recorded_once_and_a_changed_one_again(
-    layout: Layout, params: Path, monkeypatch: pytest.MonkeyPatch
+    copied: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pipeline() -> None:
         monkeypatch.setenv(tracking.PIPELINE_VARIABLE, tracking.start_pipeline())
-        report(params, layout)
+        report(copied)
 
     pipeline()
-    pipeline()
-    assert len(found(layout, "pipeline")) == 2
-    assert len(found(layout, "cell")) == 4
-    path = layout.evaluation("sgpo", 0) / "metrics.json"
+    assert len(found(copied, "pipeline")) == 2
+    assert len(found(copied, "cell")) == 4
+    path = copied.evaluation("sgpo", 0) / "metrics.json"
     write_checked(path, {**read_checked(path), "greedy": 0.99})
     pipeline()
-    names = sorted(run.info.run_name for run in found(layout, "cell"))
+    names = sorted(run.info.run_name for run in found(copied, "cell"))
     assert names == ["grpo/0", "grpo/1", "sgpo/0", "sgpo/0", "sgpo/1"]
 
 
-def test_a_report_after_a_kill_completes_the_cells(layout: Layout, params: Path) -> None:
-    report(params, layout)
-    client = client_of(layout)
-    cells = {run.info.run_name: run.info.run_id for run in found(layout, "cell")}
+def test_a_report_after_a_kill_completes_the_cells(copied: Layout) -> None:
+    client = client_of(copied)
+    cells = {run.info.run_name: run.info.run_id for run in found(copied, "cell")}
     client.delete_tag(cells["sgpo/0"], "cell.result")  # it is written last
-    report(params, layout)
-    again = {run.info.run_name: run for run in found(layout, "cell")}
+    report(copied)
+    again = {run.info.run_name: run for run in found(copied, "cell")}
     assert {name: run.info.run_id for name, run in again.items()} == cells
     assert "cell.result" in again["sgpo/0"].data.tags
     assert again["sgpo/0"].info.status == "FINISHED"
     assert len(client.get_metric_history(cells["sgpo/0"], "by_gflops/accuracy")) == 8
 
 
-def test_cells_are_replayed_after_a_server_was_away(layout: Layout, params: Path) -> None:
+def test_cells_are_replayed_after_a_server_was_away(layout: Layout) -> None:
+    params = write_params(layout.root.parent, ["grpo", "sgpo"], [0, 1])
     values = yaml.safe_load(params.read_text())
     values["tracking"]["uri"] = "http://127.0.0.1:9"  # no server listens there
     params.write_text(yaml.safe_dump(values))
-    report(params, layout)
+    assert run_stage("report", params, layout.root).returncode == 0
     (pending,) = (layout.tracking / "pending").glob("*.jsonl")
     give_record(layout.root)
     tracking.replay(pending, tracking.address(SETTINGS, layout))

@@ -1,8 +1,8 @@
 """Rounds side by side: the kept policy of each, the total cost, and the change of pass rates.
 Numbers are those of `conftest`, and of a second round."""
 
+import shutil
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -11,32 +11,24 @@ from tasks.common.artifacts import PROFILE, Layout
 from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import ArtifactError
 from tasks.report import rounds
-from tests.report.conftest import make_layout, write_params
+from tests.report.conftest import make_layout, run_report
 from tests.report.test_report import data_of
 from tests.stages import run_stage
 
 SOURCE = "data/runs/sgpo/1/train/policy"
 
 
-def run_report(layout: Layout, *options: str) -> Any:
-    params = write_params(layout.root, ["grpo", "sgpo"], [0, 1])
-    return run_stage("report", params, layout.root, *options)
-
-
 @pytest.fixture(scope="module")
-def second(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+def second(reported: Layout, tmp_path_factory: pytest.TempPathFactory) -> Layout:
     """Return a second round that starts from sgpo/1, with each prompt solved once more; both have
     reports."""
-    first = make_layout(tmp_path_factory.mktemp("rounds") / "data")
-    done = run_report(first)
-    assert done.returncode == 0, done.output
+    first = Layout(shutil.copytree(reported.root, tmp_path_factory.mktemp("rounds") / "data"))
     layout = make_layout(first.root / "rounds" / "2")
     write_checked(layout.policy_card, {**read_checked(layout.policy_card), "source": SOURCE})
     path = layout.profile / "profile.parquet"
     easier = (pl.col("pass_rate") + 1 / 8).clip(0, 1)
     PROFILE.write(path, PROFILE.read(path).with_columns(easier))
-    done = run_report(layout, "--before", str(first.root))
-    assert done.returncode == 0, done.output
+    run_report(layout, "--before", str(first.root))
     return layout
 
 
@@ -88,7 +80,8 @@ def test_a_single_round_has_no_section_on_rounds(second: Layout) -> None:
 def test_a_start_that_the_earlier_round_lacks_is_named(second: Layout) -> None:
     card = read_checked(second.policy_card)
     write_checked(second.policy_card, {**card, "source": "data/runs/pods/0/train/policy"})
-    done = run_report(second, "--before", str(second.root.parent.parent))
+    params, first = second.root.parent / "params.yaml", second.root.parent.parent
+    done = run_stage("report", params, second.root, "--before", str(first))
     write_checked(second.policy_card, card)
     assert done.returncode == 1
     assert "pods/0, from which the next round started, is not on the leaderboard of" in done.output
