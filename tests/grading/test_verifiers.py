@@ -188,31 +188,47 @@ HOSTILE = {
 }
 
 
+@pytest.fixture(scope="module")
+def hostile_verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Verdict]]:
+    """Return the verdicts of each verifier on all hostile answers, each with a correct one after
+    it. No answer is executed: that would create a file."""
+    answers = [
+        (name, Answer(name, text, gold, False))
+        for name in names()
+        for gold in [GOLDS.get(name, "7")]
+        for hostile in HOSTILE.values()
+        for text in (hostile, RIGHT.get(name, "7"))
+    ]
+    folder = tmp_path_factory.mktemp("hostile")
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        Grader(Verify(2, 0.5, 1.0, 1.0, CONFIGURED)) as grader,
+    ):
+        patched.setenv("PYTHONPATH", str(Path.cwd()))
+        patched.chdir(folder)
+        verdicts = grader.grade([answer for _, answer in answers])
+    assert list(folder.rglob("HARMED")) == []
+    found: dict[str, list[Verdict]] = {}
+    for (name, _), verdict in zip(answers, verdicts, strict=True):
+        found.setdefault(name, []).append(verdict)
+    return found
+
+
 @pytest.mark.slow
+@pytest.mark.xdist_group("hostile answers")
 @pytest.mark.parametrize("name", names())
 def test_hostile_answers_are_graded_in_time_and_not_executed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, hostile_verdicts: dict[str, list[Verdict]]
 ) -> None:
     """No hostile answer is correct, and the answers after it are graded as usual."""
-    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
-    monkeypatch.chdir(tmp_path)
-    gold = GOLDS.get(name, "7")
-    right = Answer(name, RIGHT.get(name, "7"), gold, False)
-    answers = [
-        answer for text in HOSTILE.values() for answer in (Answer(name, text, gold, False), right)
-    ]
-    with Grader(Verify(2, 1.0, 1.0, 1.0, CONFIGURED)) as grader:
-        verdicts = grader.grade(answers)
-    found = dict(zip(HOSTILE, verdicts[::2], strict=True))
+    verdicts = hostile_verdicts[name]
     assert {verdict.outcome for verdict in verdicts[1::2]} == {"correct"}
     assert {
-        kind: v
-        for kind, v in found.items()
-        if v.outcome not in {*OUTCOMES} - {"correct", "truncated"}
+        kind: verdict
+        for kind, verdict in zip(HOSTILE, verdicts[::2], strict=True)
+        if verdict.outcome not in {*OUTCOMES} - {"correct", "truncated"}
     } == {}
-    for verdict in found.values():
-        assert len(verdict.answer.encode()) < 5000
-    assert not list(tmp_path.rglob("HARMED"))
+    assert max(len(verdict.answer.encode()) for verdict in verdicts) < 5000
 
 
 @pytest.mark.parametrize(
