@@ -19,7 +19,6 @@ from typing import Any
 from flows.cli import doctor
 from flows.pipeline import commands
 from flows.pipeline.roots import MAIN, Root
-from tasks.common import nvidia
 from tasks.common.config import derived
 from tasks.common.config.editing import set_values
 from tasks.common.files import write_text
@@ -101,7 +100,7 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
     if data != EMBEDDED:
         longest = min(MAX_CHARACTERS, max(context - tokens - TURN_TOKENS, 1))
         values |= of_file(data, options, longest)
-    there = "yes" if nvidia.gpus() else "no"
+    there = "yes" if importlib.import_module("tasks.doctor.nvidia").gpus() else "no"
     gpu = options.gpu or ask("Sample and train on a GPU?", there, YES_NO)
     values |= {"engine.device": "cuda" if gpu == "yes" else "cpu"}
     values |= dict.fromkeys(("engine.dtype", "train.dtype"), DTYPES[gpu])

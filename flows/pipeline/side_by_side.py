@@ -4,6 +4,7 @@ and there are several, each stage that uses a GPU gets the least used one.
 With a limit of one, everything runs in the flow's thread, which signals can interrupt. Otherwise
 each stage has a thread, and the flow's waits: an interrupt stops all, and each saves its state."""
 
+import importlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from flows.pipeline import commands
-from tasks.common import nvidia, params
+from tasks.common import params
 
 T = TypeVar("T")
 
@@ -66,6 +67,7 @@ def visible_gpus() -> list[str]:
     listed = os.environ.get(VISIBLE)
     if listed is not None:
         return [name.strip() for name in listed.split(",") if name.strip() not in {"", "-1"}]
+    nvidia = importlib.import_module("tasks.doctor.nvidia")  # flows import no stage
     return [str(number) for number in range(len(nvidia.gpus()))]
 
 

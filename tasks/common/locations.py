@@ -11,7 +11,6 @@ none), other stores."""
 
 import logging
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,7 +74,7 @@ def open_location(location: str) -> tuple[Any, str]:
             f"{location}: AWS_ENDPOINT_URL must be http://host:port or https://host without a path"
         )
     attempts = os.environ.get("AWS_MAX_ATTEMPTS", str(ATTEMPTS))
-    if not re.fullmatch("0*[1-9][0-9]*", attempts):
+    if not attempts.isdecimal() or int(attempts) == 0:
         raise ArtifactError(f"AWS_MAX_ATTEMPTS is {attempts!r}: it must be a whole number above 0")
     config = {
         "connect_timeout": CONNECT_SECONDS,

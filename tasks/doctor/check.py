@@ -4,10 +4,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.common import nvidia, params
+from tasks.common import params
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
-from tasks.doctor import forecast, machine, parameters, places, servers
+from tasks.doctor import forecast, machine, nvidia, parameters, places, servers
 
 
 @dataclass(frozen=True)

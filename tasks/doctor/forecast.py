@@ -16,14 +16,14 @@ import polars as pl
 
 from tasks.allocate import budget
 from tasks.allocate.budget import Planned
-from tasks.common import nvidia, recipes
+from tasks.common import recipes
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.accounting.spending import generation_cost
 from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError, Problems
-from tasks.doctor import places
+from tasks.doctor import nvidia, places
 from tasks.doctor.ranges import NOTHING, Range, around, exactly, spanning
 from tasks.doctor.rates import STAGE_SECONDS, Rates, rates
 

@@ -4,7 +4,7 @@ import importlib.util
 import math
 
 from tasks.common.files import ArtifactError
-from tasks.common.nvidia import Gpu
+from tasks.doctor.nvidia import Gpu
 from tasks.doctor.places import Model, Values
 from tasks.engines.memory import WEIGHT, check_memory, training_memory
 from tasks.engines.options import PARTS

@@ -16,10 +16,10 @@ import yaml
 from huggingface_hub import constants
 
 from tasks.code.effective import as_dict, complete
-from tasks.common import nvidia, params
+from tasks.common import params
 from tasks.common.layout import Layout
 from tasks.common.recipes import POINTS
-from tasks.doctor import parameters, places
+from tasks.doctor import nvidia, parameters, places
 from tasks.doctor.check import Findings, examine
 from tasks.doctor.places import GIB, Model
 from tests.docs.pages import ROOT, written

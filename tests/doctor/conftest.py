@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.common import nvidia
+from tasks.doctor import nvidia
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,10 @@ import yaml
 from huggingface_hub import constants
 from safetensors.numpy import save_file
 
-from tasks.common import nvidia, params, recipes
+from tasks.common import params, recipes
 from tasks.common.files import write_json, write_text
 from tasks.common.layout import Layout
-from tasks.doctor import machine, parameters, places
+from tasks.doctor import machine, nvidia, parameters, places
 from tasks.doctor.check import Findings, examine
 from tasks.ingest import reading
 from tasks.ingest.files import fetching

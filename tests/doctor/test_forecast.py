@@ -9,12 +9,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from tasks.common import nvidia
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.accounting.spending import generation_cost, pass_cost, rows_in
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS
 from tasks.common.checksums import write_checked
 from tasks.common.layout import Layout
+from tasks.doctor import nvidia
 from tasks.doctor.check import examine
 from tasks.doctor.forecast import Cost, fits, forecast, refusals
 from tasks.doctor.ranges import Range, around, exactly

@@ -202,7 +202,7 @@ def hostile_verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list
     folder = tmp_path_factory.mktemp("hostile")
     with (
         pytest.MonkeyPatch.context() as patched,
-        Grader(Verify(2, 0.5, 1.0, 1.0, CONFIGURED)) as grader,
+        Grader(Verify(2, 1.0, 1.0, 1.0, CONFIGURED)) as grader,
     ):
         patched.setenv("PYTHONPATH", str(Path.cwd()))
         patched.chdir(folder)
