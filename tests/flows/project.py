@@ -81,6 +81,13 @@ class Project:
         command = [sys.executable, "-m", *module]
         return subprocess.Popen(command, start_new_session=True, **self.options())
 
+    def without_server(self) -> "Project":
+        """Return the same project without a Prefect server, which a run with nothing to do does not
+        need."""
+        named = "PREFECT_API_URL"
+        rest = {name: value for name, value in self.environment.items() if name != named}
+        return Project(self.root, rest)
+
     def options(self) -> dict[str, Any]:
         """Return the arguments of a subprocess in this project, with all output in one stream."""
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

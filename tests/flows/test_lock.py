@@ -72,4 +72,4 @@ def test_lock_refused_by_dvc_is_named_with_its_repair(project: Project) -> None:
     assert "dvc.lock cannot be read (see DVC's output above)" in output
     assert "`git checkout HEAD -- dvc.lock`" in output
     assert git(project, "checkout", "HEAD", "--", "dvc.lock") == 0
-    assert "nothing to do" in project.flow()
+    assert "nothing to do" in project.without_server().flow()
