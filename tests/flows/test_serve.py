@@ -1,8 +1,10 @@
 """The schedule: its deployment, and its end."""
 
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +29,22 @@ def deployment(project: Project, served: "subprocess.Popen[str]") -> dict[str, A
     return dict(wait_for(look)[0])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def project(
+    tmp_path_factory: pytest.TempPathFactory,
+    finished: Path,
+    environment: dict[str, str],
+    prefect_url: str,
+) -> Project:
+    """Return one copy of the finished project for all tests of this file."""
+    root = tmp_path_factory.mktemp("served") / "project"
+    shutil.copytree(finished, root, symlinks=True)
+    return Project(root, {**environment, "PREFECT_API_URL": prefect_url})
+
+
+@pytest.fixture(scope="module")
 def served(project: Project) -> Iterator["subprocess.Popen[str]"]:
-    """Start a schedule without due runs."""
+    """Start a schedule without due runs; the last test ends it."""
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     process = project.start("flows", "serve", "--cron", "0 0 29 2 *")
     yield process
@@ -47,38 +62,6 @@ def request_start(project: Project, run: str) -> str:
     """Request the start of a run, as a worker does, and return the name of the run's new state."""
     body = {"state": {"type": "PENDING"}}
     return str(project.post(f"flow_runs/{run}/set_state", body)["state"]["name"])
-
-
-@pytest.mark.slow
-def test_runs_do_not_overlap_and_a_terminated_schedule_cancels_its_run(
-    project: Project, served: "subprocess.Popen[str]"
-) -> None:
-    project.behave(allocate__grpo_0="hang")
-    run = run_now(project, served)
-    stage = project.hanging()
-    second = run_now(project, served)
-    assert request_start(project, second) == "AwaitingConcurrencySlot"
-    project.post(f"flow_runs/{second}/set_state", {"state": {"type": "CANCELLED"}, "force": True})
-    served.send_signal(signal.SIGTERM)
-    output, _ = served.communicate(timeout=PATIENCE)
-    assert served.returncode == 0, output
-    assert (project.root / "graceful").read_text() == "allocate"
-    assert is_gone(stage)
-    assert state_of(project, run)[0] == "CANCELLED"
-
-
-@pytest.mark.slow
-def test_run_with_forbidden_overrides_is_refused(
-    project: Project, served: "subprocess.Popen[str]"
-) -> None:
-    overrides = ["allocate.passes=6", "policy.trust_remote_code=true", "policy.source=/tmp/policy"]
-    before = (project.root / "params.yaml").read_text()
-    run = run_now(project, served, overrides=overrides)
-    wait_for(lambda: state_of(project, run)[0] in ("FAILED", "CRASHED"), served)
-    state, message = state_of(project, run)
-    assert state == "FAILED", message
-    assert "policy.trust_remote_code cannot be set through Prefect" in message
-    assert (project.root / "params.yaml").read_text() == before
 
 
 @pytest.mark.slow
@@ -103,3 +86,35 @@ def test_deployment_equals_prefect_yaml_and_watches_heartbeats(
     assert automation["enabled"]
     assert automation["trigger"]["posture"] == "Proactive"
     assert automation["actions"][0]["state"] == "CRASHED"
+
+
+@pytest.mark.slow
+def test_run_with_forbidden_overrides_is_refused(
+    project: Project, served: "subprocess.Popen[str]"
+) -> None:
+    overrides = ["allocate.passes=6", "policy.trust_remote_code=true", "policy.source=/tmp/policy"]
+    before = (project.root / "params.yaml").read_text()
+    run = run_now(project, served, overrides=overrides)
+    wait_for(lambda: state_of(project, run)[0] in ("FAILED", "CRASHED"), served)
+    state, message = state_of(project, run)
+    assert state == "FAILED", message
+    assert "policy.trust_remote_code cannot be set through Prefect" in message
+    assert (project.root / "params.yaml").read_text() == before
+
+
+@pytest.mark.slow
+def test_runs_do_not_overlap_and_a_terminated_schedule_cancels_its_run(
+    project: Project, served: "subprocess.Popen[str]"
+) -> None:
+    project.behave(allocate__grpo_0="hang")
+    run = run_now(project, served)
+    stage = project.hanging()
+    second = run_now(project, served)
+    assert request_start(project, second) == "AwaitingConcurrencySlot"
+    project.post(f"flow_runs/{second}/set_state", {"state": {"type": "CANCELLED"}, "force": True})
+    served.send_signal(signal.SIGTERM)
+    output, _ = served.communicate(timeout=PATIENCE)
+    assert served.returncode == 0, output
+    assert (project.root / "graceful").read_text() == "allocate"
+    assert is_gone(stage)
+    assert state_of(project, run)[0] == "CANCELLED"
