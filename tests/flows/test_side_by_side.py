@@ -1,12 +1,19 @@
-"""Stages side by side: their order, their GPUs, and their output."""
+"""Stages side by side: their order, their GPUs, their output, and their failures."""
 
+import json
+import os
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from flows.pipeline.selection import sorter
 from flows.pipeline.side_by_side import Placing
-from tests.flows.project import Project, lines
+from tests.flows.project import Project, lines, shell
 from tests.flows.test_pipeline import task_runs
 
 NEEDS = {"data": set(), "a": {"data"}, "b": {"data"}, "ab": {"a", "b"}, "end": {"ab"}}
@@ -58,20 +65,81 @@ def test_empty_section_is_the_default(engine: dict[str, Any]) -> None:
     assert Placing.of({"engine": None}, 1).take(stage) == Placing.of({}, 1).take(stage)
 
 
-def test_failed_cell_does_not_stop_the_others(project: Project) -> None:
+@pytest.fixture
+def notified(project: Project) -> Iterator[list[dict[str, str]]]:
+    """Collect the notifications of the project's flows."""
+    received: list[dict[str, str]] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+    hook = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+    Thread(target=hook.serve_forever, daemon=True).start()
+    block = (
+        "from prefect.blocks.notifications import CustomWebhookNotificationBlock as Block\n"
+        f"Block(name='w', url='http://127.0.0.1:{hook.server_port}', allow_private_urls=True, "
+        "json_data={'subject': '{{subject}}', 'body': '{{body}}'}).save('winnow', overwrite=True)"
+    )
+    shell(project.root, project.environment, sys.executable, "-c", block)
+    project.environment["WINNOW_NOTIFY"] = "custom-webhook/winnow"
+    yield received
+    hook.shutdown()
+
+
+def test_failed_cells_do_not_stop_the_others(
+    project: Project, notified: list[dict[str, str]]
+) -> None:
+    """One fails in its command, the other because of DVC's lock on one of its outputs."""
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     project.behave(train__grpo_0="meet", train__winnow_0="meet", allocate__sgpo_0="fail")
+    notes = hold(project, "data/runs/winnow/0/eval/metrics.json")
     project.environment["CUDA_VISIBLE_DEVICES"] = "4,7"
     output = project.flow("--concurrency", "3", expect=1)
-    assert "failed: allocate@sgpo-0;" in output
+    assert "failed: allocate@sgpo-0, evaluate@winnow-0;" in output
+    assert sorted(lines(output, "FAILED")) == ["allocate@sgpo-0", "evaluate@winnow-0"]
     assert lines(output, "not run") == ["train@sgpo-0", "evaluate@sgpo-0", "report"]
-    assert len(lines(output, "ran")) == 7
+    assert "train@sgpo-0: not run (it needs allocate@sgpo-0)" in output
+    others = ["allocate@grpo-0", "allocate@winnow-0", "code", "evaluate@grpo-0"]
+    assert sorted(lines(output, "ran")) == [*others, "train@grpo-0", "train@winnow-0"]
+    assert f"if no dvc runs here, remove '{notes}'" in output
+    assert "Traceback" not in output
+    assert not any("this is" in line for line in output.splitlines() if "FAILED" in line)
     assert "\ntrain@grpo-0 | this is train@grpo-0, live\n" in output
-    assert set(project.status()) == {"allocate@sgpo-0", "train@sgpo-0", "report"}
-    tags = {task["name"]: task["tags"] for task in task_runs(project)}
-    assert tags["allocate@winnow-0"] == ["device:cpu"]
+    stale = {"allocate@sgpo-0", "train@sgpo-0", "evaluate@winnow-0", "report"}
+    assert set(project.status()) == stale
+    assert project.record()["status"] == "FAILED"
+    (sent,) = notified
+    assert sent["subject"].startswith("winnow: up to 10 of ")
+    assert "failed: allocate@sgpo-0, evaluate@winnow-0" in sent["body"]
+    runs = {task["name"]: task for task in task_runs(project)}
+    message = runs["allocate@sgpo-0"]["state"]["message"]
+    assert "dvc repro -s allocate@sgpo-0" in message
+    assert "this is allocate@sgpo-0, live" in message.partition("Its last lines:")[2]
+    assert runs["allocate@winnow-0"]["tags"] == ["device:cpu"]
     for stage in ("train@grpo-0", "train@winnow-0"):
-        (tag,) = tags[stage]
+        (tag,) = runs[stage]["tags"]
         assert f"\n{stage} | GPUs: {tag.removeprefix('device:cuda:')}\n" in output
     devices = {"device:cpu", "device:cuda:4", "device:cuda:7"}
-    assert {tag for name in tags for tag in tags[name]} == devices
+    assert {tag for task in runs.values() for tag in task["tags"]} == devices
+
+
+def hold(project: Project, place: str) -> Path:
+    """Lock an output as a DVC that reads it does, and return the file of DVC's locks. The process
+    of the lock is alive, but no dvc: pids are reused."""
+    notes = project.root / ".dvc" / "tmp" / "rwlock"
+    holder = {"pid": os.getpid(), "cmd": "/bin/dvc repro profile"}
+    notes.write_text(json.dumps({"read": {str(project.root / place): [holder]}}))
+    return notes
+
+
+def test_incomplete_lock_of_dvc_is_named(project: Project) -> None:
+    """A dvc was killed while it wrote its locks."""
+    notes = project.root / ".dvc" / "tmp" / "rwlock"
+    notes.write_text('{"write": {"/data/ru')
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    output = project.flow("grpo", expect=1)
+    assert f"if no dvc runs here, remove '{notes}'" in output
+    assert "Traceback" not in output
