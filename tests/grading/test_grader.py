@@ -1,11 +1,8 @@
 """Verifiers and their processes: verdicts, limits, and workers that hang or die."""
 
-import os
 import resource
-import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -55,30 +52,6 @@ def test_answer_is_timed_out_by_cpu_time_or_clock_time(
     with Grader(Verify(2, 0.25, 4.0, 1.0, {}, clock_factor=clock_factor)) as grader:
         (verdict,) = grader.grade([Answer("hostile", text, "", False)])
     assert (verdict.outcome, verdict.answer) == ("timeout", f"no answer in {limit}")
-
-
-@pytest.mark.usefixtures("hostile_verifier")
-def test_starved_process_is_not_timed_out() -> None:
-    """The limit is on CPU time, and a stopped process uses none."""
-    with Grader(Verify(1, 0.3, 4.0, 1.0, {}, clock_factor=100.0)) as grader:
-        grader.grade([Answer("hostile", "a", "", False)])
-        assert grader.pool is not None
-        pid = grader.pool.processes[0].pid
-        os.kill(pid, signal.SIGSTOP)
-        threading.Timer(1.0, os.kill, (pid, signal.SIGCONT)).start()
-        assert grader.grade([Answer("hostile", "b", "", False)])[0].outcome == "correct"
-        assert grader.pool.processes[0].pid == pid
-
-
-@pytest.mark.usefixtures("hostile_verifier")
-def test_killed_loader_is_replaced() -> None:
-    with Grader(verify()) as grader:
-        grader.grade([Answer("hostile", "a", "", False)])
-        assert grader.pool is not None
-        assert grader.pool.loader is not None
-        grader.pool.loader.popen.kill()
-        grader.pool.loader.popen.wait()
-        assert grader.grade([Answer("hostile", "b", "", False)])[0].outcome == "correct"
 
 
 @pytest.mark.usefixtures("hostile_verifier")
@@ -162,13 +135,13 @@ def test_golds_are_compared_answer_by_answer() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("hostile_verifier")
 def test_verdicts_do_not_depend_on_order_or_processes() -> None:
-    texts = [f"{i} is {i % 7}" for i in range(600)] + ["hang", "die", "raise"]
+    texts = [f"{i} is {i % 7}" for i in range(150)] + ["hang", "die", "raise"]
     answers = [
         Answer("numeric" if text[0].isdigit() else "hostile", text, "3", False) for text in texts
     ]
     with (
-        Grader(verify(2.0, 1.0, processes=1)) as one,
-        Grader(verify(2.0, 1.0, processes=3)) as three,
+        Grader(verify(0.5, 1.0, processes=1)) as one,
+        Grader(verify(0.5, 1.0, processes=3)) as three,
     ):
         forwards, backwards = one.grade(answers), three.grade(answers[::-1])
         assert three.pool is not None

@@ -198,13 +198,21 @@ CHANGES: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.real_data
-@pytest.mark.parametrize("change", CHANGES)
-def test_only_reworded_copies_of_real_questions_are_found(change: str, real_data: Path) -> None:
+@pytest.fixture(scope="module")
+def real(real_data: Path) -> tuple[list[str], Index]:
+    """Return real questions and their index."""
     gsm8k = [json.loads(line)["question"] for line in (real_data / "gsm8k/train.jsonl").open()]
     math = [row["problem"] for row in json.load((real_data / "math_train/math.json").open())]
     questions = [*gsm8k[::50], *math[::50]]
-    index = Index(enumerate(questions), shared([*gsm8k[::4], *math[::4]], 3), SETTINGS)
+    return questions, Index(enumerate(questions), shared([*gsm8k[::4], *math[::4]], 3), SETTINGS)
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("change", CHANGES)
+def test_only_reworded_copies_of_real_questions_are_found(
+    change: str, real: tuple[list[str], Index]
+) -> None:
+    questions, index = real
     found = [[row for row, _ in index.search(CHANGES[change](text))] for text in questions]
     assert sum(rows == [n] for n, rows in enumerate(found)) >= 0.98 * len(questions)
     assert all(rows in ([n], []) for n, rows in enumerate(found))
