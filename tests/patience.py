@@ -1,8 +1,9 @@
-"""The timeout of tests that wait for an event."""
+"""Waiting for events, with a timeout."""
 
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,3 +20,11 @@ def wait_for(look: Callable[[], T], process: "subprocess.Popen[str] | None" = No
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
     return found
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process is alive. A zombie is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

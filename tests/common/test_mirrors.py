@@ -22,7 +22,7 @@ from tasks.common.layout import Layout
 from tasks.common.tracking import Tracker, Tracking, mirrors
 from tasks.common.tracking.journal import point
 from tests.files import plant
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = {"train": {"learning_rate": 0.001}}
@@ -252,9 +252,7 @@ def test_messages_of_a_killed_stage_are_written(layout: Layout, fake: Path) -> N
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + PATIENCE
-    while not (fake.exists() and "finish" in fake.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: fake.exists() and "finish" in fake.read_text())
     assert lines(fake)[-2:] == [("log", {"step": 0, "loss": 0.5}), ("finish", 1)]
 
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.common.processes.guard import guarded
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, is_running, wait_for
 from tests.test_imports import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends orphans")
@@ -41,14 +40,6 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 SESSION: dict[str, Any] = {**PIPES, "text": True, "start_new_session": True}
 
 
-def is_running(pid: int) -> bool:
-    """Return whether a process is alive. A zombie is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.mark.parametrize(("when", "expected"), [("running", "alive "), ("imports", "")])
 def test_stage_ends_with_dvc(when: str, expected: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
@@ -62,12 +53,11 @@ def test_stage_ends_with_dvc(when: str, expected: str, tmp_path: Path) -> None:
     )
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
-    while when == "running" and not marker.read_text():
-        time.sleep(0.02)
+    if when == "running":
+        wait_for(marker.read_text)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    while is_running(child):
-        time.sleep(0.02)
+    wait_for(lambda: not is_running(child))
     assert marker.read_text() == expected
 
 
@@ -113,8 +103,7 @@ def test_stage_ends_with_dvc_in_a_container(evidence: str, tmp_path: Path) -> No
     assert container.stdout is not None
     child = int(container.stdout.readline())
     os.kill(parent_of(child), signal.SIGKILL)
-    while is_running(child) and not marker.read_text():
-        time.sleep(0.02)
+    wait_for(lambda: marker.read_text() or not is_running(child))
     assert marker.read_text() == ""
     container.stdin.close()
     container.wait()

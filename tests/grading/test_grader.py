@@ -3,8 +3,6 @@
 import resource
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,7 +13,7 @@ from tasks.grading.grader import Answer, FailureRateError, Grader
 from tasks.grading.loading import load
 from tasks.grading.settings import Verify
 from tasks.ingest import golds
-from tests.patience import PATIENCE
+from tests.patience import is_running, wait_for
 
 COMPOSITE = {"method": "composite", "weights": {"numeric": 0.75, "tags": 0.25}}
 CONFIGURED = {
@@ -197,13 +195,7 @@ def test_workers_end_with_their_parent() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     worker = int(ended.stdout)
-    deadline = time.monotonic() + PATIENCE
-    while (
-        Path(f"/proc/{worker}").exists()
-        and "\nState:\tZ" not in Path(f"/proc/{worker}/status").read_text()
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: not is_running(worker))
 
 
 def test_versions_of_the_verifiers_in_the_pool() -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from tasks.grading.grader import Answer, Grader, Verify
 from tasks.grading.programs.sandbox import children_of, family
 from tests.grading.test_code import SETTINGS, SUM
-from tests.patience import PATIENCE, wait_for
+from tests.patience import PATIENCE, is_running, wait_for
 
 pytestmark = pytest.mark.usefixtures("hostile_verifier")
 
@@ -166,17 +165,7 @@ def kill(loader: int, kind: str, place: str) -> None:
     for _ in LINES[kind][: LINES[kind].index(place) + 1]:
         pid = children_of(pid)[-1]
     os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE
-    while any(map(is_running, waiting)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    """Return whether the process exists and is not a zombie."""
-    with suppress(OSError):
-        return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
-    return False
+    wait_for(lambda: not any(map(is_running, waiting)))
 
 
 @pytest.mark.sandbox

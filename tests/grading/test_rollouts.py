@@ -124,9 +124,7 @@ def test_order_of_shards_and_earlier_samples_do_not_matter(tmp_path: Path) -> No
     assert first["reward"].to_list()[1] == 0.25
 
 
-def test_rollout_stored_by_another_process_is_graded_by_its_text(
-    tmp_path: Path,
-) -> None:
+def test_rollout_stored_by_another_process_is_graded_by_its_text(tmp_path: Path) -> None:
     sampled, stored = rows(0, 1, text="5"), rows(0, 1, text="0")
     found = graded(Given([stored], sampled=[sampled]), tmp_path)
     assert (found["outcome"].to_list(), found["answer"].to_list()) == (["correct"] * 2, ["0"] * 2)
@@ -256,7 +254,4 @@ def test_failed_sampling_leaves_no_hanging_grader(hostile_verifier: Path, tmp_pa
     source = Given([rows(0, 1)], hanging, after_sampled=sample)
     with pytest.raises(RuntimeError, match="sampling failed"):
         graded(source, tmp_path, Verify(1, 1000.0, 4.0, 0.5, {}))
-    deadline = time.monotonic() + PATIENCE
-    while graders() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert graders() == []
+    wait_for(lambda: graders() == [])

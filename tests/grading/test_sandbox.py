@@ -16,7 +16,7 @@ from tasks.grading.programs.command import Sandbox, python
 from tasks.grading.programs.sandbox import Session, Stopped
 from tasks.grading.programs.system_calls import seccomp_filter
 from tests.grading.test_code import ADD, SUM, graded
-from tests.patience import PATIENCE
+from tests.patience import wait_for
 
 pytestmark = pytest.mark.sandbox
 
@@ -99,10 +99,7 @@ def test_all_processes_end_with_the_grader() -> None:
     )
     grades = subprocess.Popen([sys.executable, "-c", code])
     try:
-        deadline = time.monotonic() + PATIENCE
-        while len(running(token)) < 2:  # the process that grades and the program
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: len(running(token)) >= 2)  # the process that grades and the program
     finally:
         grades.kill()
         grades.wait()
@@ -263,9 +260,7 @@ def test_error_of_a_stopped_session_has_the_reason() -> None:
         session.ask({"evaluate": "__import__('os').kill(2, 11)", "seconds": 5}, 5)
 
 
-def test_plain_process_has_limits_and_an_empty_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_plain_process_has_limits_and_an_empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     plain: dict[str, Any] = {"sandbox": "process", "seconds": 1.0}
     assert graded(RIGHT_ADD, ADD, **plain).outcome == "correct"

@@ -214,9 +214,7 @@ def zipped(name: str, content: bytes) -> bytes:
     return packed.getvalue()
 
 
-def test_rows_above_the_expansion_limit_of_a_table_are_not_read(
-    tmp_path: Path,
-) -> None:
+def test_rows_above_the_expansion_limit_of_a_table_are_not_read(tmp_path: Path) -> None:
     """A file of 3 kB has half a million rows of 100 kB: a repeated entry of a dictionary."""
     path = tmp_path / "a.parquet"
     entries = {3: "1 + 1?", 500_000: "x" * 100_000, 2: "2 + 2?"}

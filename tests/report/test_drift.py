@@ -252,9 +252,7 @@ def test_a_fresh_profile_has_no_warning(reported: Layout) -> None:
     assert html.count('"name":"unchanged policy"') == 2
 
 
-def test_a_stale_profile_is_reported_in_log_page_and_summary(
-    layout: Layout,
-) -> None:
+def test_a_stale_profile_is_reported_in_log_page_and_summary(layout: Layout) -> None:
     write_rollouts(layout, "sgpo", 0, more=4)
     log = run_report(layout, seeds=[0])
     drift, html = shown(layout)

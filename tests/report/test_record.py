@@ -29,9 +29,7 @@ def found(layout: Layout, kind: str, order: str = "attributes.start_time ASC") -
     return list(client.search_runs([experiment], f"tags.kind = '{kind}'", order_by=[order]))
 
 
-def test_a_search_finds_the_cell_with_the_most_accuracy_for_its_compute(
-    reported: Layout,
-) -> None:
+def test_a_search_finds_the_cell_with_the_most_accuracy_for_its_compute(reported: Layout) -> None:
     """The pipeline's run has the experiment."""
     assert "only partly recorded" not in (reported.root.parent / "output").read_text()
     cells = found(reported, "cell", "metrics.pass_at_1_per_tflop_charged DESC")

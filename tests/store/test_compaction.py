@@ -88,9 +88,7 @@ def test_reader_lists_again_after_a_compaction(store: RolloutStore) -> None:
     assert sorted(view.read(["text"])["text"]) == [f"shard {n}" for n in range(4)]
 
 
-def test_missing_keys_of_a_part_equal_those_of_the_whole(
-    store: RolloutStore,
-) -> None:
+def test_missing_keys_of_a_part_equal_those_of_the_whole(store: RolloutStore) -> None:
     """A stage looks up the keys of each batch, while others append, damage and compact."""
     rng, keys = random.Random(0), [(p, i) for p in "abc" for i in range(4)]
     wanted = rows(keys, "").select(shards.KEYS)
@@ -110,9 +108,7 @@ def test_missing_keys_of_a_part_equal_those_of_the_whole(
     assert 0 < len(long_lived.missing(wanted)) < len(keys)
 
 
-def test_rows_are_read_once_during_compaction_and_damage(
-    store: RolloutStore,
-) -> None:
+def test_rows_are_read_once_during_compaction_and_damage(store: RolloutStore) -> None:
     for n in range(4):
         store.append(rows([("a", n)], f"shard {n}"))
     view = StoreView(store, rows([("a", n) for n in range(4)], "").select(shards.KEYS))
