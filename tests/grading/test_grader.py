@@ -30,7 +30,7 @@ def verify(seconds: float = 5.0, max_failure_rate: float = 0.0, processes: int =
 @pytest.mark.usefixtures("hostile_verifier")
 def test_worker_that_hangs_or_dies_fails_only_its_own_answer() -> None:
     texts = ["a", "hang", "b", "die", "print", "raise", "d"] + ["e"] * 50
-    with Grader(verify(2.0, 0.5)) as grader:
+    with Grader(verify(0.5, 0.5)) as grader:
         verdicts = grader.grade([Answer("hostile", text, "", False) for text in texts])
     expected = {"hang": "timeout", "die": "error", "raise": "error"}
     assert [verdict.outcome for verdict in verdicts] == [

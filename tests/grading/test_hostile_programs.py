@@ -142,7 +142,8 @@ def test_malformed_reply_is_wrong_and_not_an_error(name: str) -> None:
     direct = call.replace("os.write(os.open(f'/proc/{pid}/fd/{fd}', os.O_WRONLY)", "os.write(fd")
     asserts = json.dumps({"asserts": ["assert add(1, 2) == 3", "assert add(1, 2) + 1 == 4"]})
     if "status" in name or name in ("no base64", "a number as output"):  # of a whole program
-        verdicts = [graded(f"{write}write(os.getppid())\nwhile True: pass", SUM, seconds=0.3)]
+        program = f"{write}write(os.getppid())\nwhile True: pass"
+        verdicts = [graded(program, SUM, seconds=0.3, stop_at_failure=True)]
     else:
         program = call if name == "a number" else direct
         verdicts = [graded(program, ADD, float_tolerance=1e-6), graded(direct, asserts)]
@@ -237,7 +238,7 @@ def test_limits_stop_a_program(name: str) -> None:
     started = time.monotonic()
     # on a busy machine, processes allocate memory slowly
     seconds = 5.0 if "processes" in name else 1.0
-    verdict = graded(program, gold, seconds=seconds, memory_mb=512)
+    verdict = graded(program, gold, seconds=seconds, memory_mb=512, stop_at_failure=True)
     assert (verdict.outcome, verdict.partial) == ("wrong", 0.0)
     assert detail in verdict.answer
     assert time.monotonic() - started < PATIENCE
@@ -267,7 +268,7 @@ def test_fork_bomb_is_limited_and_ends() -> None:
     counter = threading.Thread(target=count)
     counter.start()
     try:
-        verdict = graded(bomb, SUM, seconds=3.0)
+        verdict = graded(bomb, SUM, seconds=3.0, stop_at_failure=True)
     finally:
         done.set()
         counter.join()
@@ -281,7 +282,7 @@ def test_hostile_programs_in_the_pool_are_wrong_and_not_errors() -> None:
     hostile = ["import os\nos._exit(0)", "while True: pass", "x = bytearray(10 << 30)"]
     programs = [program for bad in hostile for program in (bad, RIGHT_SUM)]
     answers = [Answer("x", f"```python\n{one}\n```", SUM, False) for one in programs]
-    settings = {**SETTINGS, "seconds": 1.0}
+    settings = {**SETTINGS, "seconds": 1.0, "stop_at_failure": True}
     with Grader(Verify(2, 20.0, 4.0, 0.0, {"x": settings})) as grader:
         verdicts = grader.grade(answers)
     assert [verdict.outcome for verdict in verdicts] == ["wrong", "correct"] * 3

@@ -262,7 +262,7 @@ def test_error_of_a_stopped_session_has_the_reason() -> None:
 
 def test_plain_process_has_limits_and_an_empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
-    plain: dict[str, Any] = {"sandbox": "process", "seconds": 1.0}
+    plain: dict[str, Any] = {"sandbox": "process", "seconds": 1.0, "stop_at_failure": True}
     assert graded(RIGHT_ADD, ADD, **plain).outcome == "correct"
     assert graded(RIGHT_SUM, SUM, **plain).outcome == "correct"
     assert "memory limit" in graded("x = bytearray(10 << 30)", SUM, **plain).answer
