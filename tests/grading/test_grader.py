@@ -30,7 +30,7 @@ def verify(seconds: float = 5.0, max_failure_rate: float = 0.0, processes: int =
 @pytest.mark.usefixtures("hostile_verifier")
 def test_worker_that_hangs_or_dies_fails_only_its_own_answer() -> None:
     texts = ["a", "hang", "b", "die", "print", "raise", "d"] + ["e"] * 50
-    with Grader(verify(0.5, 0.5)) as grader:
+    with Grader(verify(1.0, 0.5)) as grader:
         verdicts = grader.grade([Answer("hostile", text, "", False) for text in texts])
     expected = {"hang": "timeout", "die": "error", "raise": "error"}
     assert [verdict.outcome for verdict in verdicts] == [
@@ -138,8 +138,8 @@ def test_verdicts_do_not_depend_on_order_or_processes() -> None:
         Answer("numeric" if text[0].isdigit() else "hostile", text, "3", False) for text in texts
     ]
     with (
-        Grader(verify(0.5, 1.0, processes=1)) as one,
-        Grader(verify(0.5, 1.0, processes=3)) as three,
+        Grader(verify(1.0, 1.0, processes=1)) as one,
+        Grader(verify(1.0, 1.0, processes=3)) as three,
     ):
         forwards, backwards = one.grade(answers), three.grade(answers[::-1])
         assert three.pool is not None
