@@ -1,17 +1,21 @@
 """The states in Prefect of runs that were killed, are alive, or run on another machine."""
 
 import fcntl
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tasks.common.processes.ports import free_port
+from tests.common.test_parent import parent_of
 from tests.flows.project import Project
-from tests.patience import PATIENCE, wait_for
+from tests.flows.test_pipeline import CELLS
+from tests.flows.test_processes import descendants, is_gone
+from tests.patience import wait_for
 from tests.report.browser import Browser
 
 
@@ -40,24 +44,27 @@ def running(project: Project) -> str:
     return str(project.post("flow_runs/", body)["id"])
 
 
-def test_next_run_marks_only_killed_runs(project: Project) -> None:
-    project.behave(report="hang")
-    flow = project.start("flows", "run", "--force", "report")
-    project.hanging()
+def test_stages_end_with_a_killed_flow_and_the_next_run_marks_it(project: Project) -> None:
+    """It marks no run of another machine, nor one that is alive."""
+    project.behave(evaluate__grpo_0="hang", evaluate__winnow_0="hang")
+    flow = project.start("flows", "run", "--concurrency", "2", "--force", *CELLS)
+    stages = project.all_hanging(2)
+    dvcs = [parent_of(stage) for stage in stages]
     killed, elsewhere, living = run_of(project), running(project), running(project)
-    children = psutil.Process(flow.pid).children(recursive=True)
     flow.kill()
-    flow.communicate()
-    psutil.wait_procs(children, PATIENCE)  # they hold DVC's lock until they end
+    flow.wait(60)
+    assert all(is_gone(stage) for stage in stages)
+    assert all(is_gone(dvc) for dvc in dvcs)  # a zombie would hold its lock
+    assert "evaluate@sgpo-0" not in project.status()  # it had ended before the kill
     assert state_of(project, killed)[0] == "RUNNING"
-    (project.root / "behaviour.json").unlink()
     with (project.root / "data/locks/runs" / living).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # as its process does
-        project.flow()
+        project.flow("sgpo")
         assert run_of(project) == living
     assert state_of(project, killed) == ("CRASHED", "Its process was killed; the next run resumes.")
-    assert tasks_of(project, killed)["report"] == "CRASHED"
-    assert not {"RUNNING", "PENDING"} & set(tasks_of(project, killed).values())
+    states = tasks_of(project, killed)
+    assert {states[f"evaluate@{recipe}-0"] for recipe in ("grpo", "winnow")} == {"CRASHED"}
+    assert not {"RUNNING", "PENDING"} & set(states.values())
     assert state_of(project, elsewhere)[0] == "RUNNING"
     assert state_of(project, living)[0] == "RUNNING"
 
@@ -66,6 +73,15 @@ def shows_runs(browser: Browser, name: str) -> bool:
     """Return whether the page of the server under this name shows a run."""
     text = str(browser.run("location.host + (document.body ? document.body.innerText : '')"))
     return text.startswith(name) and "of 15 stages" in text
+
+
+def answers(url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        opener.open(url, timeout=5).close()
+    except (urllib.error.URLError, OSError):
+        return False
+    return True
 
 
 @pytest.fixture
@@ -77,8 +93,11 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_pages_show_runs_killed_under_another_server(project: Project, browser: Browser) -> None:
-    """They are marked as crashed, and shown under both names of this machine."""
+def test_pages_show_killed_runs_and_end_with_a_killed_command(
+    project: Project, browser: Browser
+) -> None:
+    """Runs killed under another server are marked as crashed. The pages have both names of this
+    machine. Their servers do not outlive `winnow ui`."""
     del project.environment["PREFECT_API_URL"]
     project.behave(report="hang")
     flow = project.start("flows", "run", "--force", "report")
@@ -86,13 +105,16 @@ def test_pages_show_runs_killed_under_another_server(project: Project, browser: 
     killed = run_of(project)
     flow.kill()
     flow.communicate()
-    port = str(free_port())
-    ports = ("--prefect-port", port, "--mlflow-port", str(free_port()))
-    pages = project.start("flows", "ui", *ports)
+    port, mlflow = str(free_port()), str(free_port())
+    pages = project.start("flows", "ui", "--prefect-port", port, "--mlflow-port", mlflow)
     project.environment["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
     assert pages.stdout is not None
     output = list(iter(pages.stdout.readline, "Ctrl-C stops both\n"))
-    assert f"Prefect   http://127.0.0.1:{port}/runs/flow-run/{killed}\n" in output
+    urls = [f"http://127.0.0.1:{each}" for each in (port, mlflow)]
+    shown = [f"Prefect   {urls[0]}/runs/flow-run/{killed}\n", f"MLflow    {urls[1]}\n"]
+    assert output[-2:] == shown  # MLflow has no run yet
+    processes = descendants(pages.pid)
+    assert len(processes) >= 4  # two servers, each with its guard
     wait_for(lambda: not (project.root / "data/locks/runs" / killed).exists())
     assert state_of(project, killed)[0] == "CRASHED"
     browser.resize(1200, 1600)  # runs below the window are not drawn
@@ -100,5 +122,8 @@ def test_pages_show_runs_killed_under_another_server(project: Project, browser: 
         browser.call("Page.navigate", url=f"http://{name}:{port}/runs")
         wait_for(partial(shows_runs, browser, name))
     assert browser.problems == []
-    pages.terminate()
+    assert all(map(answers, urls))
+    pages.kill()
     pages.communicate()
+    assert all(is_gone(pid) for pid in processes)
+    assert not any(map(answers, urls))

@@ -25,11 +25,9 @@ def is_gone(pid: int, seconds: float = PATIENCE) -> bool:
     return False
 
 
-@pytest.fixture
-def hanging(project: Project) -> Project:
-    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
-    project.behave(allocate__grpo_0="hang")
-    return project
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [found for child in children for found in (int(child), *descendants(int(child)))]
 
 
 @pytest.mark.parametrize("arguments", [("dvc", "0", "1"), ("forks", "address")])
@@ -49,18 +47,19 @@ def test_interrupt_at_the_start_of_a_child_leaves_no_traceback(
     assert helper.returncode == 130
 
 
-def test_stage_of_a_cancelled_flow_saves(hanging: Project) -> None:
-    flow = hanging.start("flows", "run")
-    stage = hanging.hanging()
+def test_stage_of_a_cancelled_flow_saves(project: Project) -> None:
+    project.behave(baseline="hang")
+    flow = project.start("flows", "run", "--force", "baseline")
+    stage = project.hanging()
     latest = {"sort": "EXPECTED_START_TIME_DESC", "limit": 1}
-    run = hanging.post("flow_runs/filter", latest)[0]["id"]
-    hanging.post(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}, "force": True})
+    run = project.post("flow_runs/filter", latest)[0]["id"]
+    project.post(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}, "force": True})
     flow.communicate(timeout=PATIENCE)
     assert flow.returncode == 130
-    assert (hanging.root / "graceful").exists()
+    assert (project.root / "graceful").exists()
     assert is_gone(stage)
     query = {"flow_runs": {"id": {"any_": [run]}}}
-    assert hanging.post("flow_runs/filter", query)[0]["state"]["type"] == "CANCELLED"
+    assert project.post("flow_runs/filter", query)[0]["state"]["type"] == "CANCELLED"
 
 
 def test_stage_ends_if_dvc_is_killed_in_a_container_during_imports(project: Project) -> None:
@@ -76,32 +75,17 @@ def test_stage_ends_if_dvc_is_killed_in_a_container_during_imports(project: Proj
     container.wait()
 
 
-@pytest.fixture
-def two_hanging(hanging: Project) -> Project:
-    hanging.behave(allocate__grpo_0="hang", allocate__winnow_0="hang")
-    return hanging
-
-
-def test_stages_of_an_interrupted_flow_save(two_hanging: Project) -> None:
-    flow = two_hanging.start("flows", "run", "--concurrency", "2")
-    stages = two_hanging.all_hanging(2)
+def test_stages_of_an_interrupted_flow_save(project: Project) -> None:
+    project.behave(evaluate__grpo_0="hang", evaluate__winnow_0="hang")
+    forced = ("evaluate@grpo-0", "evaluate@winnow-0")
+    flow = project.start("flows", "run", "--concurrency", "2", "--force", *forced)
+    stages = project.all_hanging(2)
     os.killpg(flow.pid, signal.SIGINT)  # like Ctrl-C: the whole foreground group
     output, _ = flow.communicate(timeout=PATIENCE)
     assert flow.returncode == 130, output
     assert "interrupted; to resume: " in output
     assert "killing it" not in output  # dvc ended after the stages
     assert "Traceback" not in output
-    assert (two_hanging.root / "graceful").read_text() == "allocateallocate"
+    assert (project.root / "graceful").read_text() == "evaluateevaluate"
     assert all(is_gone(stage) for stage in stages)
-    assert two_hanging.record()["status"] == "KILLED"
-
-
-def test_stages_end_with_a_killed_flow(two_hanging: Project) -> None:
-    flow = two_hanging.start("flows", "run", "--concurrency", "2")
-    stages = two_hanging.all_hanging(2)
-    dvcs = [parent_of(stage) for stage in stages]
-    flow.kill()
-    flow.wait(60)
-    assert all(is_gone(stage) for stage in stages)
-    assert all(is_gone(dvc) for dvc in dvcs)  # a zombie would hold its lock
-    assert "allocate@sgpo-0" not in two_hanging.status()  # it had ended before the kill
+    assert project.record()["status"] == "KILLED"

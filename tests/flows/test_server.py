@@ -22,8 +22,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.common.processes.ports import free_port
 from tests.flows.project import Project
-from tests.flows.test_processes import is_gone
-from tests.flows.test_winnow import descendants
+from tests.flows.test_processes import descendants, is_gone
 from tests.patience import PATIENCE, wait_for
 
 FOREIGN = "http://pages.example"
