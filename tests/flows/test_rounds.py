@@ -1,6 +1,5 @@
 """Rounds and data roots: refused requests, and a second round on the scratch project."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from flows.pipeline.stages import forced_of
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tests.flows.project import ROOT, Project, lines, shell
+from tests.flows.test_pipeline import flow_run
 from tests.patience import PATIENCE
 
 SECOND = "data/rounds/2"
@@ -102,7 +102,7 @@ def test_second_round_starts_from_the_champion_and_runs_once(project: Project) -
         f"{SECOND}/{name}"
         for name in (".gitignore", "dvc.lock", "dvc.yaml", "params.yaml", "prompts")
     }
-    output = project.flow("--rounds", "2")
+    output = project.without_server().flow("--rounds", "2")
     assert "nothing to do: all 17 stages of 2 rounds are up to date" in output
     assert f"{SECOND}/report/index.html" in output
     assert project.status() == {}
@@ -110,27 +110,30 @@ def test_second_round_starts_from_the_champion_and_runs_once(project: Project) -
 
 @pytest.mark.slow
 def test_overrides_apply_to_both_rounds_and_are_undone(project: Project) -> None:
-    project.edit("params.yaml", "recipes: \\[grpo, sgpo, winnow", "recipes: [grpo, sgpo")
-    project.behave(**{f"{SECOND}/dvc.yaml:baseline": "fail"})
+    project.edit("params.yaml", "recipes: \\[grpo, sgpo, winnow", "recipes: [grpo")
+    project.behave(**{f"{SECOND}/dvc.yaml:policy": "fail"})
     options = ("--rounds", "2", "--set", "evaluate.num_samples=9", "--from", "grpo/0")
     output = project.flow(*options, expect=1)
     assert "baseline" in lines(output, "ran")
-    assert titled(output, "FAILED") == ["baseline"]
-    assert f"dvc repro -s {SECOND}/dvc.yaml:baseline" in json.dumps(output)
+    assert titled(output, "FAILED") == ["policy"]
+    assert f"dvc repro -s {SECOND}/dvc.yaml:policy" in output
+    assert flow_run(project)["parameters"]["overrides"] == ["evaluate.num_samples=9"]
+    ran_with = yaml.safe_load((project.root / SECOND / "code/baseline.params.yaml").read_text())
+    assert ran_with["evaluate"]["num_samples"] == 9
     values = yaml.safe_load((project.root / SECOND / "params.yaml").read_text())
     assert values["policy"]["source"] == "data/runs/grpo/0/train/policy"
     assert values["evaluate"]["num_samples"] == 4
 
 
 def test_new_data_root_gets_its_own_parameters(project: Project) -> None:
-    project.behave(**{"other/dvc.yaml:profile": "fail"})
+    project.behave(**{"other/dvc.yaml:ingest": "fail"})
     output = project.flow("grpo", "--data", "other", expect=1)
-    assert "other: ingest: ran" in output
+    assert "other: policy: ran" in output
     assert "other: train@grpo-0: not run" in output
     assert (project.root / "other/params.yaml").read_text() == (
         project.root / "params.yaml"
     ).read_text()
-    assert project.status().keys() >= {"other/dvc.yaml:profile"}
+    assert project.status().keys() >= {"other/dvc.yaml:ingest"}
     assert not any(":" not in stage for stage in project.status())  # no stage of the first root
     assert "flows/ contains other files" in project.flow("--data", "flows", expect=1)
 
@@ -139,10 +142,6 @@ def test_plan_of_a_round_that_never_ran(project: Project) -> None:
     printed = project.winnow("plan", "--rounds", "2")
     assert "data, from tiny:\nnothing to do: all 15 stages are up to date" in printed
     assert f"{SECOND}: never run" in printed
-    project.edit("params.yaml", r"^  source: tiny.*\n", "")  # the default
-    printed = project.winnow("plan", "--rounds", "2", "--force", "ingest")
-    assert "data, from tiny:\n" in printed
-    assert "requested by --force" in printed
 
 
 def test_plan_changes_a_round_only_while_no_flow_runs(
@@ -150,10 +149,17 @@ def test_plan_changes_a_round_only_while_no_flow_runs(
 ) -> None:
     monkeypatch.setattr(commands, "ROOT", project.root)
     roots.prepare_round(Root("data", 2), "tiny")
+    project.edit("params.yaml", r"^  source: tiny.*\n", "")  # the default
     with rounds.locked():
-        child = project.start("flows", "plan", "--rounds", "2")
-        assert any("waiting for the pipeline: process" in line for line in child.stdout)
-    assert f"{SECOND}, from tiny:" in child.communicate(timeout=PATIENCE)[0]
+        child = project.start("flows", "plan", "--rounds", "2", "--force", "ingest")
+        assert child.stdout is not None
+        printed = next(child.stdout)
+        while "waiting for the pipeline: process" not in printed:
+            printed += next(child.stdout)
+    printed += child.communicate(timeout=PATIENCE)[0]
+    assert "data, from tiny:\n" in printed
+    assert "requested by --force" in printed
+    assert f"{SECOND}, from tiny:" in printed
 
 
 def lock(path: Path) -> dict[str, Any]:
