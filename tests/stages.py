@@ -12,8 +12,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,41 +171,24 @@ def run_together(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]
     assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
-class Worker:
-    """A process that runs one function after another."""
-
-    def __init__(self) -> None:
-        self.connection, theirs = FORKS.Pipe()
-        self.process = FORKS.Process(target=work_until_closed, args=(theirs,), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def is_done(self) -> bool:
-        """Wait for the end of the function. Return whether it succeeded."""
-        try:
-            return bool(self.connection.recv())
-        except EOFError:  # it raised an exception, which ended the process
-            return False
-
-
-def work_until_closed(connection: Any) -> None:
-    """Run the functions that arrive over a connection."""
-    with suppress(EOFError):
-        while True:
-            work, arguments = connection.recv()
-            work(*arguments)
-            connection.send(True)
-
-
-TEAMS: dict[int, list[Worker]] = {}
+TEAMS: dict[int, list[ProcessPoolExecutor]] = {}
 
 
 def run_in_workers(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
     """Do the same as `run_together` in processes that have run other work, since imports take
     longer than most work. A team of as many processes always works together: torch numbers the
     process groups of a process."""
-    team = TEAMS.pop(len(arguments), None) or [Worker() for _ in arguments]
-    for worker, each in zip(team, arguments, strict=True):
-        worker.connection.send((work, each))
-    assert [worker.is_done() for worker in team] == [True] * len(team)
+    team = TEAMS.pop(len(arguments), None) or [ProcessPoolExecutor(1, FORKS) for _ in arguments]
+    pairs = zip(team, arguments, strict=True)
+    for future in [worker.submit(run_or_exit, work, each) for worker, each in pairs]:
+        future.result()
     TEAMS[len(team)] = team
+
+
+def run_or_exit(work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Run `work`. An exception ends the process, so that no other one waits for it."""
+    try:
+        work(*arguments)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)

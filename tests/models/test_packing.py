@@ -199,15 +199,18 @@ def defined_attention(
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
-def test_compiled_layers_agree_for_any_number_of_tokens(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """States and gradients. Only the first number of tokens compiles anything."""
+MIXED = Gemma3TextConfig(
+    **GROUPED, sliding_window=6, layer_types=["sliding_attention", "full_attention"]
+)
+
+
+def test_compiled_layers_agree_for_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States and gradients. Only the first number of tokens compiles anything. One of the layers
+    has a window."""
     counter = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
     monkeypatch.setenv("CC", "ls")  # this backend needs no compiler
-    plain, model = (make((FAMILY | OTHERS)[name]) for _ in range(2))
+    plain, model = (make(MIXED) for _ in range(2))
     compile_layers(model)
     counts = []
     for rows in (LONG, [*LONG, *LONG], LONG[1:], [LONG[0]] * 5):

@@ -136,17 +136,19 @@ def check_failed(reply: str | chat.TemplateFailed, failure: str) -> None:
 
 
 def test_harmful_template_is_ended_and_named() -> None:
+    """The other conversations are rendered."""
     cases = [
         f"{{% if messages[0].content == '{number}' %}}{template}{{% endif %}}"
         for number, template in enumerate(HARMFUL)
     ]
+    tokenizer = chat_tokenizer("".join(cases) + "{{ eos_token }}")
     chats = [([{"role": "user", "content": str(number)}], True) for number in range(5)]
-    rendering = chat.Template("".join(cases), {"eos_token": "</s>"})
-    *failed, harmless = rendering.render(chats)
-    rendering.close()
+    *failed, harmless = template_of(tokenizer).render(chats)
     for reply, failure in zip(failed, HARMFUL.values(), strict=True):
         check_failed(reply, failure)
-    assert harmless == ""
+    assert harmless == tokenizer.eos_token
+    with pytest.raises(ArtifactError, match=r"prompt p2: .*needs more than 2 GB of memory for it"):
+        encode_prompts(prompts(None, chats[4][0], chats[0][0]), tokenizer, POLICY, 8)
 
 
 def test_invalid_template_is_named() -> None:
@@ -172,16 +174,6 @@ def test_endless_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(first, chat.TemplateFailed)
     assert "the policy's chat template ran for more than 0.2 s" in str(first)
     assert calls == [1]
-
-
-def test_conversation_that_fails_is_named_and_the_others_are_rendered() -> None:
-    template = "{% if messages[0].content == '2' %}{{ 'x' * 10**10 }}{% endif %}{{ eos_token }}"
-    tokenizer = chat_tokenizer(template)
-    chats = [([{"role": "user", "content": str(n)}], True) for n in range(5)]
-    first, *_, last = template_of(tokenizer).render(chats)
-    assert first == last == tokenizer.eos_token
-    with pytest.raises(ArtifactError, match=r"prompt p2: .*needs more than 2 GB of memory for it"):
-        encode_prompts(prompts(None, *(one for one, _ in chats[1:])), tokenizer, POLICY, 8)
 
 
 def test_shortest_prompt_that_does_not_fit_is_named() -> None:

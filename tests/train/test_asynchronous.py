@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 import torch
 
@@ -17,7 +16,6 @@ from tasks.engines.engine import Request, Samples
 from tasks.train.loop.trainer import Trainer
 from tests.train.worlds import (
     Killed,
-    from_record,
     make_trainer,
     make_world,
     outputs,
@@ -26,7 +24,8 @@ from tests.train.worlds import (
     train_to_end,
 )
 
-SIZES = [4] * 36  # 12 steps of three groups
+SIZES = [4] * 24  # eight steps of three groups
+LONG = [4] * 36
 
 
 def delayed(sampling: float, learning: float, seed: int = 0) -> Callable[[Trainer], None]:
@@ -69,7 +68,6 @@ def test_no_token_is_older_than_the_limit_at_any_speed(
     changes = {"max_staleness": limit, "advantage": {"method": "rloo"}}
     found = []
     for name, prepare in (
-        ("plain", delayed(0.0, 0.0)),
         ("slow sampling", delayed(0.03, 0.0)),
         ("slow learning", delayed(0.0, 0.03)),
     ):
@@ -83,7 +81,7 @@ def test_no_token_is_older_than_the_limit_at_any_speed(
     age = made[rows["step"].to_numpy()] - rows["version"].to_numpy()
     assert age.max() == (limit if limit % 2 else limit - 1)
     assert age.min() == 0
-    assert all(each == found[0] for each in found[1:])
+    assert found[0] == found[1]
 
 
 def test_the_first_update_equals_that_of_the_synchronous_loop(
@@ -115,15 +113,6 @@ def test_a_sampling_error_ends_the_run(guesser: Path, tmp_path: Path) -> None:
         run(make_world(tmp_path, guesser, SIZES), {"max_staleness": 1}, prepare=prepare)
 
 
-def test_a_run_is_reproduced_from_its_rollouts(guesser: Path, tmp_path: Path) -> None:
-    changes = {"max_staleness": 1, "advantage": {"method": "rloo"}}
-    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("first", "again")]
-    run(layouts[0], changes)
-    rows = pl.read_parquet(layouts[0].train("r", 0) / "rollouts.parquet")
-    run(layouts[1], changes, prepare=from_record(rows))
-    assert outputs(layouts[0])["weights"] == outputs(layouts[1])["weights"]
-
-
 def test_waiting_times_are_recorded(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
     trainer = make_trainer(layout, max_staleness=1)
@@ -141,7 +130,7 @@ def test_waiting_times_are_recorded(guesser: Path, tmp_path: Path) -> None:
 def test_the_trunk_does_not_depend_on_its_branches(guesser: Path, tmp_path: Path) -> None:
     found, curves = [], []
     for name, branches in (("plain", []), ("branched", [0.5])):
-        layout = make_world(tmp_path / name, guesser, SIZES)
+        layout = make_world(tmp_path / name, guesser, LONG)
         chosen = {"max_staleness": 3, "decay_share": 0.4, "branches": branches}
         trainer = run(layout, chosen)
         curves.append(trainer.state.curve)
@@ -162,7 +151,7 @@ def test_the_trunk_does_not_depend_on_its_branches(guesser: Path, tmp_path: Path
 def test_a_branch_ends_with_its_share_of_the_run(limit: int, guesser: Path, tmp_path: Path) -> None:
     """This includes an end in the middle of a round."""
     changes = {"max_staleness": limit, "decay_share": 0.4, "branches": [0.41]}
-    curve = run(make_world(tmp_path, guesser, SIZES), changes).state.curve
+    curve = run(make_world(tmp_path, guesser, LONG), changes).state.curve
     (end,) = [point for point in curve if point["branch"]]
     assert end["rollouts"] == 5 * 12
 
@@ -171,8 +160,8 @@ def test_a_branch_ends_with_its_share_of_the_run(limit: int, guesser: Path, tmp_
 def test_checkpointed_samples_are_not_lost(limit: int, guesser: Path, tmp_path: Path) -> None:
     layout, changes = make_world(tmp_path, guesser, SIZES), {"max_staleness": limit}
     with pytest.raises(Killed):
-        run(layout, changes, dies_after=6)
+        run(layout, changes, dies_after=5)
     trainer = make_trainer(layout, **changes)
     # a round is checkpointed once it is sampled
     assert train_to_end(trainer, layout)["tokens"] == 0
-    assert trainer.state.num_steps == 12
+    assert trainer.state.num_steps == 8

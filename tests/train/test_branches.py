@@ -166,10 +166,11 @@ def test_an_incomplete_branch_is_not_measured(
     assert curve[-1]["step"] == max_steps
 
 
-def test_a_run_with_branches_is_reproduced_from_its_record(guesser: Path, tmp_path: Path) -> None:
-    layout = make_world(tmp_path, guesser, VISITS)
-    write_params(layout, train={**CONSTANT, "branches": [0.5]})
-    assert run_train(layout).returncode == 0
+def test_a_run_with_branches_is_reproduced_from_its_record(
+    branched: tuple[Layout, Trainer],
+) -> None:
+    layout = branched[0]
+    write_params(layout, train={**CONSTANT, "branches": [0.25, 0.5]})
     record = layout.train("r", 0) / "rollouts.parquet"
     again = run_train(layout, "--from-rollouts", str(record))
     assert again.returncode == 0, again.output

@@ -13,7 +13,7 @@ from tests.train.test_multi_turn import GENERATE
 from tests.train.test_whole_runs import changes_of
 from tests.train.worlds import check_kills
 
-SIZES = [4, 2, 6] * 8  # eight steps of three groups
+SIZES = [4, 2, 6] * 6  # six steps of three groups
 DECAY = {"branches": [0.5], "decay_share": 0.4}
 RESET = {"kl_coefficient": 0.1, "reference": {"reset_every": 2}}
 SNAPSHOT = {"max_staleness": 3, "correction": {"proximal": {"method": "snapshot"}}}

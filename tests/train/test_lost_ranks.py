@@ -5,6 +5,7 @@ import json
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,38 +39,28 @@ def world(root: Path, policy: Path, num_processes: int = 2) -> Layout:
     return layout
 
 
-def start(layout: Layout) -> Started:
-    return Started(
-        "train", layout.root / "params.yaml", layout.root, "--recipe", "r", "--seed", "0"
-    )
-
-
-def newest(layout: Layout) -> set[str]:
-    return {path.name for path in layout.checkpoints.glob("*/step-*")}
+def command(layout: Layout) -> tuple[Any, ...]:
+    params = layout.root / "params.yaml"
+    return "train", params, layout.root, "--recipe", "r", "--seed", "0"
 
 
 def rank_of(process: Started, rank: int) -> psutil.Process:
     """Return the process that torchrun started as this rank."""
     for child in psutil.Process(process.process.pid).children(recursive=True):
-        try:
+        with suppress(psutil.Error):
             if child.environ().get("RANK") == str(rank) and "tasks.train" in child.cmdline():
                 return child
-        except psutil.Error:
-            continue
     raise AssertionError(f"there is no rank {rank}")
 
 
 def start_ranks(layout: Layout, variables: Sequence[dict[str, str]]) -> list[Forked]:
     """Start these ranks as torchrun starts them."""
-    coordinates = ("--recipe", "r", "--seed", "0")
-    params = layout.root / "params.yaml"
-    return [
-        Forked("train", params, layout.root, *coordinates, variables=each) for each in variables
-    ]
+    line = command(layout)
+    return [Forked(*line, variables=each) for each in variables]
 
 
 def wait_for_checkpoint(layout: Layout, process: Started | Forked) -> None:
-    while not newest(layout):
+    while not list(layout.checkpoints.glob("*/step-*")):
         assert process.poll() is None, process.finish()
         time.sleep(0.02)
 
@@ -78,8 +69,7 @@ def wait_for_checkpoint(layout: Layout, process: Started | Forked) -> None:
 def alone(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Layout:
     """Return the run of a single process."""
     layout = world(tmp_path_factory.mktemp("alone"), guesser, num_processes=1)
-    params = layout.root / "params.yaml"
-    result = run_stage("train", params, layout.root, "--recipe", "r", "--seed", "0")
+    result = run_stage(*command(layout))
     assert result.returncode == 0, result.output
     return layout
 
@@ -89,7 +79,7 @@ def test_a_killed_rank_ends_the_others_and_they_resume(
 ) -> None:
     """The result equals that of one process. Other distributed state is in test_sharding.py."""
     layout = world(tmp_path, guesser)
-    process = start(layout)
+    process = Started(*command(layout))
     wait_for_checkpoint(layout, process)
     everyone = psutil.Process(process.process.pid).children(recursive=True)
     rank_of(process, 0).kill()

@@ -35,7 +35,7 @@ from tests.train.worlds import (
     sampled,
 )
 
-SIZES = [4, 2, 6] * 12  # twelve steps of three groups, six in each phase
+SIZES = [4, 2, 6] * 8  # eight steps of three groups, four in each phase
 CHANGES: dict[str, Any] = {
     "over_provision": 2.0,
     "max_staleness": 1,
@@ -62,7 +62,7 @@ def test_every_group_is_used_once_and_none_is_too_old(
     changes = {**CHANGES, "over_provision": factor, "max_staleness": limit}
     trainer = run(layout, changes)
     assert used_groups(layout) == PLANNED
-    assert trainer.state.num_steps == 12
+    assert trainer.state.num_steps == 8
     assert trainer.buffer.batches == []
     assert trainer.state.ledger.rollouts["generate"] == sum(SIZES)
 
@@ -89,9 +89,8 @@ def test_every_group_is_used_once_and_none_is_too_old(
     assert outputs(layout)["rollouts"] == outputs(again)["rollouts"]
     assert repeated.state.ledger.tokens["generate"] == tokens
     # after a step without an update, the record does not show that tokens were read again
-    assert (
-        0 < repeated.state.ledger.executed["generate"] <= trainer.state.ledger.executed["generate"]
-    )
+    executed = [each.state.ledger.executed["generate"] for each in (repeated, trainer)]
+    assert 0 < executed[0] <= executed[1]
 
 
 def test_a_run_with_a_prompt_twice_in_flight_is_reproduced(guesser: Path, tmp_path: Path) -> None:
@@ -113,7 +112,7 @@ def test_a_run_with_a_prompt_twice_in_flight_is_reproduced(guesser: Path, tmp_pa
 
         engine.generate_until = generate_until  # type: ignore[method-assign]
 
-    layouts = [make_world(tmp_path / name, guesser, [4] * 72) for name in ("first", "again")]
+    layouts = [make_world(tmp_path / name, guesser, [4] * 48) for name in ("first", "again")]
     run(layouts[0], changes, prepare=first_prompt_last)
     rows = TRAIN_ROLLOUTS.read(layouts[0].train("r", 0) / "rollouts.parquet")
     run(layouts[1], changes, prepare=from_record(rows))
@@ -132,7 +131,7 @@ def scale(trainer: Trainer, weights: dict[str, torch.Tensor], version: int) -> N
 def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
     guesser: Path, tmp_path: Path
 ) -> None:
-    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
+    trainer = make_trainer(make_world(tmp_path, guesser, [4, 2, 6] * 12), **CHANGES)
     model = trainer.learner.model
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     gaps, flops, again = dict[int, list[float]](), 0.0, 0.0
@@ -269,17 +268,3 @@ def test_two_ranks_sample_the_groups_of_one_process(guesser: Path, tmp_path: Pat
     gaps = two["sampler_logprobs"].explode() - sharded["sampler_logprobs"].explode()
     assert gaps.abs().max() < 1e-5
     assert found["two"][2]["versions"].is_not_null().any()
-
-
-def test_a_checkpoint_includes_the_rollouts_in_flight(guesser: Path, tmp_path: Path) -> None:
-    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
-    with closing(trainer.collector.grader):
-        sampled(trainer)
-    waiting = trainer.buffer.batches
-    assert sum(map(num_begun, waiting)) > 0
-    numbers = json.loads(json.dumps(trainer.buffer.numbers()))
-    table = trainer.buffer.table()
-    trainer.buffer.restore(numbers, table)
-    assert trainer.buffer.batches == waiting
-    assert trainer.buffer.table().equals(table)
-    assert trainer.buffer.batches is not waiting

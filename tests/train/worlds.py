@@ -56,7 +56,7 @@ PARAMS: dict[str, Any] = {
         "learning_rate": 1.0e-3,
         "decay_share": 1.0,  # these two have other defaults with a budget
         "branches": [],
-        "validation": {"num_samples": 1, "every_share": 0.1},
+        "validation": {"num_samples": 1, "every_share": 0.25},
     },
     "learner": {
         "max_tokens_per_micro_batch": 64,
@@ -289,7 +289,7 @@ def check_kills(
     policy: Path,
     sizes: list[int],
     changes: dict[str, Any],
-    kills: Sequence[int] = (1, 2, 5),
+    kills: Sequence[int] = (3,),
     budget: CellBudget | None = None,
 ) -> Trainer:
     """Check that a run with kills in these steps ends like one without, with the same states of its
