@@ -4,51 +4,62 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.bench.world import PROJECT
+from tests.files import PROJECT
+from tests.gpu.check.__main__ import write_page
+from tests.gpu.check.part import measure
+from tests.stages import run_together
 
-PARTS = ["environment", "engine", "update", "device_time", "variants"]
+PARTS = ("engine", "update", "device_time", "variants")
 
 
-def check(out: Path, *parts: str) -> "subprocess.CompletedProcess[str]":
-    line = [sys.executable, "-m", "tests.gpu.check", "--small", "--out", str(out)]
-    return subprocess.run(
-        [*line, "--parts", *parts], cwd=PROJECT, capture_output=True, text=True, timeout=900
-    )
+def check(out: Path, part: str) -> "subprocess.CompletedProcess[str]":
+    line = [sys.executable, "-m", "tests.gpu.check", "--small", "--out", str(out), "--parts", part]
+    return subprocess.run(line, cwd=PROJECT, capture_output=True, text=True, timeout=900)
+
+
+def rows_of(name: str, out: Path) -> list[dict[str, Any]]:
+    return list(json.loads((out / f"{name}.json").read_text())["rows"])
 
 
 @pytest.mark.slow
-def test_parts_write_their_rows_and_only_failed_ones_are_run_again(tmp_path: Path) -> None:
+def test_only_a_failed_part_is_run_again(tmp_path: Path) -> None:
     (tmp_path / "environment.json").mkdir()  # the result cannot be written
-    failed = check(tmp_path, *PARTS[:1])
+    failed = check(tmp_path, "environment")
     assert failed.returncode == 1
     assert "environment: failed, see" in failed.stdout
     (tmp_path / "environment.json").rmdir()
     (tmp_path / "environment.json").touch()  # an empty file is no result
-    done = check(tmp_path, *PARTS)
-    logs = [(tmp_path / f"{name}.log").read_text()[-1500:] for name in PARTS]
-    assert done.returncode == 0, done.stdout + "\n".join(logs)
-    assert done.stdout.splitlines()[0] == "environment: done"
+    done = check(tmp_path, "environment")
+    assert done.returncode == 0, (tmp_path / "environment.log").read_text()[-1500:]
+    assert done.stdout == "environment: done\n"
+    page = (tmp_path / "page.md").read_text()
+    assert "nothing of a GPU" in page
+    assert "## environment" in page
     written = (tmp_path / "environment.json").stat().st_mtime_ns
-    again = check(tmp_path, *PARTS)
-    assert again.stdout.splitlines()[0] == "environment: was there"
+    assert check(tmp_path, "environment").stdout == "environment: was there\n"
     assert (tmp_path / "environment.json").stat().st_mtime_ns == written
-    found = {name: json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in PARTS}
+
+
+def test_parts_write_their_rows(tmp_path: Path) -> None:
+    run_together(partial(measure, small=True), [(n, tmp_path / f"{n}.json") for n in PARTS])
+    found = {name: rows_of(name, tmp_path) for name in PARTS}
     assert found["engine"][0]["largest gap"] < 1e-4  # float32 on both sides
     assert all(row["tokens/s"] > 0 for row in found["engine"][2:] + found["update"])
     assert {row["micro-batches"] > 1 for row in found["update"]} == {True}
     assert {row["waits"] for row in found["update"]} == {1}  # for the gradient's norm
-    parts = {row["part"] for row in found["device_time"]}
-    assert parts == {"prefill", "update"}
+    assert {row["part"] for row in found["device_time"]} == {"prefill", "update"}
     assert all(row["measured / modelled"] > 1 for row in found["device_time"])
     assert [row["trained"] for row in found["variants"]] == ["whole", "fsdp2", "adapters"]
     assert found["variants"][0]["largest change"] > 1e-3
     assert found["variants"][1]["largest share"] < 0.05
+    write_page(tmp_path)
     page = (tmp_path / "page.md").read_text()
-    assert "nothing of a GPU" in page
     assert all(f"## {name}" in page for name in PARTS)
 
 
@@ -64,7 +75,7 @@ def test_killed_check_continues(tmp_path: Path) -> None:
     killed.wait()
     made = dict(json.loads(profiled.with_name("policy.json").read_text()))
     assert check(tmp_path, "larger").returncode == 0, (tmp_path / "larger.log").read_text()[-3000:]
-    policy, profile, *runs = json.loads((tmp_path / "larger.json").read_text())["rows"]
+    policy, profile, *runs = rows_of("larger", tmp_path)
     assert policy == made
     assert policy["kills"] == 1
     assert 5_000 < policy["parameters"] < 20_000
@@ -80,10 +91,8 @@ def test_killed_check_continues(tmp_path: Path) -> None:
 
 @pytest.mark.vllm
 def test_vllm_is_measured(tmp_path: Path) -> None:
-    done = check(tmp_path, "vllm")
-    assert done.returncode == 0, (tmp_path / "vllm.log").read_text()[-3000:]
-    rows = json.loads((tmp_path / "vllm.json").read_text())["rows"]
-    initial, seeds, replaced, *rates = rows
+    measure("vllm", tmp_path / "vllm.json", small=True)
+    initial, seeds, replaced, *rates = rows_of("vllm", tmp_path)
     assert initial["largest gap"] < 1e-3
     assert seeds["same completions, called again"]
     assert not seeds["with other seeds"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.files import replace_file
-from tests.bench.world import PROJECT
+from tests.files import PROJECT
 from tests.gpu.check.page import page
 
 PARTS = ("environment", "engine", "vllm", "update", "device_time", "variants", "training", "larger")

@@ -17,20 +17,24 @@ from tests.gpu.check.shapes import Sizes
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
-    parser.add_argument("file", type=Path)
+    parser.add_argument("out", type=Path, metavar="FILE")
     parser.add_argument("--small", action="store_true")
-    options = parser.parse_args()
-    part = importlib.import_module(f"tests.gpu.check.parts.{options.name}")
+    measure(**vars(parser.parse_args()))
+    return 0
+
+
+def measure(name: str, out: Path, *, small: bool) -> None:
+    """Run a part, and write its rows to `out`."""
+    part = importlib.import_module(f"tests.gpu.check.parts.{name}")
     started, rows = time.perf_counter(), []
-    folder = options.file.with_suffix(".small" if options.small else ".unfinished")
-    for row in part.rows(Sizes(options.small, folder)):
+    folder = out.with_suffix(".small" if small else ".unfinished")
+    for row in part.rows(Sizes(small, folder)):
         rows.append(row)
         print(json.dumps(row), flush=True)
     seconds = round(time.perf_counter() - started, 1)
-    found = {"rows": rows, "seconds": seconds, "is_small": options.small}
-    replace_file(options.file, lambda file: file.write(json.dumps(found, indent=1).encode()))
+    found = {"rows": rows, "seconds": seconds, "is_small": small}
+    replace_file(out, lambda file: file.write(json.dumps(found, indent=1).encode()))
     shutil.rmtree(folder, ignore_errors=True)
-    return 0
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
     for shape in sizes.shapes:
         for length in sizes.lengths:
             # a CPU may have no compiler
-            cases = [(True, False), (True, not sizes.is_small)]
+            cases = [(True, False)] + [(True, True)] * (not sizes.is_small)
             for share, is_compiled in cases + [(False, False)] * (length == sizes.lengths[0]):
                 changes = {"share_prompts": share, "compile": is_compiled}
                 row = {"model": shape, "longest completion": length, **changes}

@@ -25,7 +25,6 @@ from tests.gpu.check.parts.update import (
 )
 from tests.gpu.check.shapes import Sizes, make_model, seconds_of
 
-NUM_UPDATES = 3
 RATE = 1e-3  # large, so that different updates become visible
 LORA = Lora(rank=16, alpha=32.0, modules=["all-linear"], base_bits=32)
 
@@ -80,11 +79,11 @@ def train(shape: str, name: str, sizes: Sizes) -> tuple[Learner, dict[str, Any]]
             update(learner, rollouts, RATE)
 
     updates(1)
-    seconds = seconds_of(lambda: updates(NUM_UPDATES), sizes.device)
+    seconds = seconds_of(lambda: updates(sizes.repeats), sizes.device)
     row = {
         "model": shape,
         "trained": name,
-        "seconds an update": seconds / NUM_UPDATES,
+        "seconds an update": seconds / sizes.repeats,
         **peak(learner, before, sizes),
     }
     return learner, row
