@@ -50,11 +50,10 @@ class VllmEngine:
         self.version = str(vllm.__version__)
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
         self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
-        on_gpu = torch_device(settings.device).type == "cuda"
-        self.on_gpu = on_gpu
-        self.can_sleep = trains and settings.sleep and on_gpu
+        self.on_gpu = torch_device(settings.device).type == "cuda"
+        self.can_sleep = trains and settings.sleep and self.on_gpu
         self.asleep = False
-        own = own_options(settings, policy, on_gpu=on_gpu) | {
+        own = own_options(settings, policy, on_gpu=self.on_gpu) | {
             "distributed_executor_backend": executor(),
             "skip_tokenizer_init": True,
             "enable_sleep_mode": self.can_sleep,

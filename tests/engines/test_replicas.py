@@ -166,6 +166,16 @@ def test_temporary_files_of_a_server_are_removed() -> None:
     assert not left.exists()
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("options", [{}, {"enforce_eager": False}])
+def test_server_with_a_model_that_is_not_compiled_compiles_nothing(
+    on_gpu: bool, options: dict[str, bool]
+) -> None:
+    settings = dataclasses.replace(SETTINGS, vllm=options)
+    environment = server_environment(settings, "", on_gpu=on_gpu)
+    assert ("TORCHDYNAMO_DISABLE" in environment) == (not on_gpu and not options)
+
+
 class Slow(StandIn):
     """A server that ends at the second poll after a call of `end`."""
 

@@ -50,9 +50,10 @@ ENVIRONMENT = {
 # variables for the engine in this process, or for other servers
 NOT_PASSED_ON = {"VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_API_KEY"}
 NOT_PASSED_ON |= {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-# On a CPU vLLM would start one more process for the model, to set its number of threads, which is
-# set already.
+# On a CPU vLLM would start one more process for the model, only to set its number of threads.
 CPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+# vLLM would compile one function at the first request, which takes seconds.
+EAGER_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
 
 
 class Replica(Protocol):
@@ -224,8 +225,7 @@ def local(
         # use a new socket: a restarted server must not be mistaken for the previous one
         name = f"{place}-{attempt}" if attempt else str(place)
         command = serve_command(options, root / f"{name}.sock")
-        device = devices[place]
-        visible = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
+        visible = {"CUDA_VISIBLE_DEVICES": device} if (device := devices[place]) else {}
         return start(command, root, name, {**environment, **visible}, folder / f"{name}.log")
 
     return Replicas(start_one, settings.num_replicas, root, files)
@@ -310,6 +310,7 @@ def server_environment(settings: EngineSettings, folder: str, *, on_gpu: bool) -
     return {
         **kept,
         **ENVIRONMENT,
+        **(EAGER_ENVIRONMENT if not on_gpu and settings.vllm.get("enforce_eager", True) else {}),
         **({} if on_gpu or settings.num_parts > 1 else CPU_ENVIRONMENT),
         **({"TMPDIR": folder} if len(folder) <= MAX_FOLDER else {}),
         "TORCHINDUCTOR_CACHE_DIR": caches,  # the default would be lost with TMPDIR
