@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -48,7 +47,7 @@ from tests.engines.conftest import (
 from tests.engines.serving import StandIn
 from tests.patience import PATIENCE, wait_for
 from tests.policies import place_policy
-from tests.stages import run_together
+from tests.stages import FORKS, run_together
 
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
 PROMPTS = [[20 + i, 14, 20, 3, 32] for i in range(40)]
@@ -131,26 +130,22 @@ def test_versions_of_tokens_are_those_of_their_policies(policy: Policy, servers:
     engine.set_weights(NamedWeights(scaled_models[0]))
 
 
-PARENT = """
-import os, sys, time
-from pathlib import Path
-from tasks.engines.server.replicas import start
-command = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '600'])"]
-folder = Path(sys.argv[1])
-print(start(command, folder, "0", dict(os.environ), folder / "log").process.pid, flush=True)
-time.sleep(600)
-"""
+def start_and_wait(folder: Path) -> None:
+    """Start a command under a guard, write its process group, and wait to be killed."""
+    command = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '600'])"]
+    group = start(command, folder, "0", dict(os.environ), folder / "log").process.pid
+    (folder / "group").write_text(f"{group}\n")
+    time.sleep(600)
 
 
 def test_replicas_end_with_a_killed_parent(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        group = int(parent.stdout.readline())
-        # the guard, its fork, the command, its child
-        wait_for(lambda: len(processes_of(group)) == 4)
-        parent.kill()
+    parent, written = FORKS.Process(target=start_and_wait, args=[tmp_path]), tmp_path / "group"
+    parent.start()
+    wait_for(lambda: written.exists() and written.read_text().endswith("\n"))
+    group = int(written.read_text())
+    # the guard, its fork, the command, its child
+    wait_for(lambda: len(processes_of(group)) == 4)
+    parent.kill()
     assert wait_for_end(group)
 
 
