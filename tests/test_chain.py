@@ -120,7 +120,7 @@ def test_stages_with_vllm(guesser: Path, tmp_path: Path) -> None:
         (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
 
     use("vllm")
-    assert "36 sampled" in command(tmp_path, "profile")
+    assert "36 sampled" in run(tmp_path, "profile")
     sampled = pl.read_parquet(layout.profile / "rollouts.parquet")
     assert 0 < sampled["reward"].mean() < 1  # type: ignore[operator]
     use("server")
