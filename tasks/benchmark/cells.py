@@ -139,10 +139,10 @@ def fit_plan(cell: BenchmarkCell, layout: CellLayout) -> None:
         return PLAN.read(path)
 
     path = layout.plan(cell.recipe, cell.seed) / "plan.parquet"
-    one = int(plan_of(1)["group_size"].sum())
-    plan = plan_of(max(-(-cell.budget // one), 1))
-    rng = np.random.default_rng([cell.seed, THINNING])
-    PLAN.write(path, thinned(plan, cell.budget, rng))
+    plan = plan_of(1)
+    if (passes := -(-cell.budget // int(plan["group_size"].sum()))) > 1:
+        plan = plan_of(passes)
+    PLAN.write(path, thinned(plan, cell.budget, np.random.default_rng([cell.seed, THINNING])))
 
 
 def thinned(plan: pl.DataFrame, budget: int, rng: np.random.Generator) -> pl.DataFrame:
