@@ -39,7 +39,9 @@ def compare(one: Samples, other: Samples) -> tuple[int, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engines", nargs=2, default=["hf", "vllm"])
-    names = parser.parse_args().engines
+    parser.add_argument("--prompts", type=int, default=1024, help="the first ones of training")
+    options = parser.parse_args()
+    names = options.engines
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         layout = make_world(Path(folder), steps=1)
@@ -47,9 +49,8 @@ def main() -> None:
         policy, settings = read_policy(layout), params.section(values, "engine", EngineSettings)
         sampling = dataclasses.replace(params.section(values, "sampling", Sampling), **GREEDY)
         tokenizer = load_tokenizer(policy.folder)
-        prompts = [
-            tokenizer(text).input_ids for text in PROMPTS.read(layout.prompts("train"))["prompt"]
-        ]
+        texts = PROMPTS.read(layout.prompts("train"))["prompt"].head(options.prompts)
+        prompts = [tokenizer(text).input_ids for text in texts]
         num, samples = len(prompts), []
         for name in names:
             engine = load_engine(dataclasses.replace(settings, name=name), policy)

@@ -35,7 +35,7 @@ EVENTS = [
     KILL,
     replace(KILL, kind="full disk", via="direct", at=0.2),
     replace(KILL, kind="flip"),
-    replace(KILL, kind="grader killed", how="grader"),
+    replace(KILL, kind="grader killed", via="direct", how="grader"),
     replace(KILL, kind="damaged lock", how="markers"),
 ]
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import reasoning_gym
 
-from tasks.common.artifacts import Layout
+from tasks.common.artifacts import PROMPTS, Layout
 from tasks.grading.loading import load
 from tasks.models.policy import load_tokenizer
 from tests.bench.against_trl import accuracy, run_side, speeds
@@ -16,7 +16,9 @@ from tests.bench.world import PROJECT, make_large, make_world, parameters
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_stages")
 def test_winnows_side_of_the_comparison(tmp_path):
-    make_world(tmp_path, steps=4, rollouts=16, seeds=2)
+    layout = make_world(tmp_path, steps=4, rollouts=16, seeds=2)
+    validation = PROMPTS.read(layout.prompts("validation"))
+    PROMPTS.write(layout.prompts("validation"), validation.head(32))
     report = run_side("winnow", tmp_path, steps=4, seed=1, points=[1, 4], learning_rate=1e-3)
     assert (len(report["wall"]), len(report["rewards"])) == (5, 4)
     assert [point["step"] for point in report["points"]] == [1, 4]
