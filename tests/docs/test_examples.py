@@ -116,15 +116,6 @@ def differing(example: Any, project: Any, where: str = "") -> set[str]:
     }
 
 
-def test_every_example_is_expected() -> None:
-    assert {folder.name for folder in EXAMPLES} == set(EXPECTED)
-    assert {path.name for path in (ROOT / "examples").iterdir()} == {
-        *EXPECTED,
-        "README.md",
-        "loop.py",
-    }
-
-
 @each
 def test_the_doctor_finds_only_the_missing_parts(folder: Path, tmp_path: Path) -> None:
     found = doctor(folder, tmp_path)
