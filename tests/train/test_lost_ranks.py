@@ -11,15 +11,14 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 import yaml
 
 from tasks.common.artifacts import Layout
-from tasks.models.policy import load_model
 from tasks.train.learner.ranks import LOST_RANK
 from tests.engines.conftest import meetings
 from tests.patience import PATIENCE
 from tests.stages import Forked, Started, run_stage
+from tests.train.test_sharding import same_tensors
 from tests.train.worlds import PARAMS, make_world, outputs
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4] * 4
@@ -98,12 +97,8 @@ def test_a_killed_rank_ends_the_others_and_they_resume(
     for name in ("step", "group", "token_ids", "reward"):
         assert [row[name] for row in one["rollouts"]] == [row[name] for row in two["rollouts"]]
     assert json.loads(one["flops"])["charged"] == json.loads(two["flops"])["charged"]
-    models = [
-        load_model(each.train("r", 0) / "policy", dtype=torch.float32, device=torch.device("cpu"))
-        for each in (alone, layout)
-    ]
-    for first, second in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(first, second, atol=1e-4, rtol=0.0)
+    files = [each.train("r", 0) / "policy" / "model.safetensors" for each in (alone, layout)]
+    assert same_tensors(*files, 1e-4)
 
 
 def test_a_rank_that_hangs_ends_the_others(guesser: Path, tmp_path: Path) -> None:

@@ -74,12 +74,10 @@ def test_every_group_is_used_once_and_none_is_too_old(
     assert len(continued) > 0
     assert (continued["versions"].list.min() == continued["version"]).all()
     assert (continued["versions"].list.len() == continued["token_ids"].list.len()).all()
-    prompt_tokens = dict(
-        zip(trainer.prompts.ids, map(len, trainer.prompts.token_ids(np.arange(6))), strict=True)
-    )
-    tokens = sum(
-        len(ids) + prompt_tokens[name] for name, ids in rows["prompt_id", "token_ids"].rows()
-    )
+    lengths = map(len, trainer.prompts.token_ids(np.arange(6)))
+    prompt_tokens = dict(zip(trainer.prompts.ids, lengths, strict=True))
+    pairs = rows["prompt_id", "token_ids"].rows()
+    tokens = sum(len(ids) + prompt_tokens[name] for name, ids in pairs)
     assert trainer.state.ledger.tokens["generate"] == tokens
 
     # the engine decides which groups complete first; the record determines the rest

@@ -67,9 +67,8 @@ def by_identity(tensors: list[torch.Tensor], max_bytes: int) -> list[list[int]]:
 def sum_gradients(rank: int, folder: Path, bucket_bytes: int) -> None:
     """Write the gradients of one of two processes after the sum."""
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
-    )
+    method = f"file://{folder}/meeting"
+    distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
     model = gradients_of(rank)
     Ranks(rank, 2).all_reduce_gradients(model, bucket_bytes)
     torch.save([parameter.grad for parameter in model.parameters()], folder / f"{rank}.pt")
