@@ -273,7 +273,7 @@ def run_report(
 @pytest.fixture(scope="session")
 def finished() -> Layout:
     """Return the pipeline of `make_layout`, for tests that only read it."""
-    return Layout(once("finished", lambda folder: make_layout(folder / "data")) / "data")
+    return Layout(once("pipeline", lambda folder: make_layout(folder / "data")) / "data")
 
 
 @pytest.fixture
