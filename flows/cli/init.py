@@ -35,6 +35,7 @@ YES_NO = ("yes", "no")
 LARGE = 1e9  # number of parameters
 MAX_CHARACTERS = 20_000  # maximum length of a prompt
 TURN_TOKENS = 64  # tokens of a chat template around a prompt
+SCHEMA = "# yaml-language-server: $schema=docs/params.schema.json\n"  # a project lacks this file
 OWN_FILES = (".dvc", "dvc.yaml", "params.yaml")
 COPIED = (".dvc/config", ".dvc/.gitignore", ".dvcignore", ".gitignore", "data/.gitignore")
 NEW = """\
@@ -157,10 +158,9 @@ def make_project(folder: Path, options: argparse.Namespace) -> int:
         raise ParamsError(f"{folder} already has a {found[0]}: use a new folder")
     values = answers(options)
     is_embedded = options.data == EMBEDDED or values["policy.source"] == "tiny"
-    # the first line gives editors the path of a schema that the project does not have
-    base = (commands.CODE / "params.yaml").read_text().partition("\n")[2] if is_embedded else NEW
+    base = (commands.CODE / "params.yaml").read_text() if is_embedded else NEW
     texts = {name: (commands.CODE / name).read_text() for name in COPIED}
-    texts["params.yaml"] = set_values(base, values)
+    texts["params.yaml"] = set_values(base.removeprefix(SCHEMA), values)
     texts["dvc.yaml"] = derived.own_pipeline((commands.CODE / "dvc.yaml").read_text())
     for name, text in texts.items():
         if not (folder / name).exists():

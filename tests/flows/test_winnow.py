@@ -236,6 +236,17 @@ def test_training_settings_depend_on_the_size_of_the_policy(
     assert ("train.lora" in values) == adapters
 
 
+def test_embedded_project_of_ones_own_names_no_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "true")  # no doctor
+    line = ["init", str(tmp_path / "own"), "--model", "tiny", "--max-tokens", "64"]
+    line += ["--data", "embedded", "--gpu", "no", "--budget", "none"]
+    assert init.run(parser_of("init").parse_args(line)) == 0
+    assert (ROOT / "params.yaml").read_text().startswith(f"{init.SCHEMA}# What people set.")
+    assert (tmp_path / "own" / "params.yaml").read_text().startswith("# What people set.")
+
+
 @pytest.mark.slow
 def test_own_project_runs_on_this_installation(project: Project, llama: Path) -> None:
     """The project has a short params.yaml, and its own git and DVC. After a change of the installed

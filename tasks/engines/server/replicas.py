@@ -225,7 +225,7 @@ def local(
         # use a new socket: a restarted server must not be mistaken for the previous one
         name = f"{place}-{attempt}" if attempt else str(place)
         command = serve_command(options, root / f"{name}.sock")
-        visible = {"CUDA_VISIBLE_DEVICES": device} if (device := devices[place]) else {}
+        visible = {} if (device := devices[place]) is None else {"CUDA_VISIBLE_DEVICES": device}
         return start(command, root, name, {**environment, **visible}, folder / f"{name}.log")
 
     return Replicas(start_one, settings.num_replicas, root, files)
