@@ -50,7 +50,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run env test test-ray test-torchao check lint docs bench gpu-check audit clean
+.PHONY: run env test test-extras check lint docs bench gpu-check audit clean
 
 run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), ARGS="sgpo --seed 0"
 	@$(BIN)/python -m flows run $(if $(RECIPES),$(RECIPES) --experiment) $(ARGS)
@@ -87,13 +87,9 @@ check: lint  ## before every commit: lint, types, and the tests that are not slo
 test: env  ## all tests, or those of ARGS='-m "not slow"'; what needs vLLM, a GPU or real data is skipped where that is missing
 	@$(PYTEST) $(ARGS)
 
-test-ray: env  ## the tests on a Ray cluster of this machine (installs requirements-ray.txt beside the pins)
-	@$(PIP) install --quiet --no-deps -r requirements-ray.txt
-	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines/test_ray.py
-
-test-torchao: env  ## the tests of training with few bits (installs requirements-torchao.txt beside the pins)
-	@$(PIP) install --quiet --no-deps -r requirements-torchao.txt
-	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/train/test_optimizer.py tests/train/test_quantized.py
+test-extras: env  ## the tests on a Ray cluster of this machine, and of training with few bits (installs both extras)
+	@$(PIP) install --quiet --no-deps -r requirements-ray.txt -r requirements-torchao.txt
+	@$(PYTEST) tests/engines/test_ray.py tests/train/test_optimizer.py tests/train/test_quantized.py
 
 bench: env  ## compare with TRL (installs requirements-bench.txt beside the pins), and say where the time goes
 	@$(PIP) install --quiet --no-deps -r requirements-bench.txt
