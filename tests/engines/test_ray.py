@@ -124,7 +124,7 @@ def steps(layout: Layout) -> int:
 @pytest.fixture(scope="module")
 def expected(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the outputs of a training with two processes on one machine."""
-    layout = world(tmp_path_factory.mktemp("one"), guesser, num_processes=2)
+    layout = world(tmp_path_factory.mktemp("one"), guesser, SIZES * 2, num_processes=2)
     Training(layout, dict(os.environ)).finish()
     return outputs(layout)
 
@@ -141,18 +141,23 @@ def runs_a_rank(cluster: RayCluster, number: int, layout: Layout) -> bool:
     return any(rank in own for rank in trainers(layout).values())
 
 
-def test_head_dies_and_the_same_command_continues(
+def test_rank_and_head_die_and_the_same_command_continues(
     guesser: Path, tmp_path: Path, expected: dict[str, Any]
 ) -> None:
     with RayCluster([1, 2]) as cluster:
-        layout = world(tmp_path, guesser, cluster=on(cluster, tmp_path, 2, 0))
+        layout = world(tmp_path, guesser, SIZES * 2, cluster=on(cluster, tmp_path, 2, 0))
         training = Training(layout, cluster.environment)
         training.wait_for(lambda: steps(layout) >= 2)
+        trainers(layout)[1].kill()
+        training.wait_for(lambda: "(1 of at most 3 times)" in training.words())
+        before = steps(layout)
+        training.wait_for(lambda: steps(layout) > before)
         for rank in trainers(layout).values():
             rank.suspend()  # it must not end before the lost head is noticed
         cluster.kill(0)
         assert training.process.wait(PATIENCE) == 1
         log = training.words()
+        assert "rank 1 was killed by signal 9" in log
         message = f"the Ray head at {cluster.address} has died: start it, and run the same command"
         assert log.count(message) == 1
         assert message in log.splitlines()[-1]
