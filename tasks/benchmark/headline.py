@@ -63,12 +63,9 @@ class Point:
 
     def rates(self) -> Floats:
         """Return [S, P] the pass rate of every test prompt in the run of every seed."""
-        return np.array(
-            [
-                np.array(counts_of(line["correct"])) / np.maximum(counts_of(line["trials"]), 1)
-                for line in self.lines
-            ]
-        )
+        correct_SP = [counts_of(line["correct"]) for line in self.lines]
+        trials_SP = [counts_of(line["trials"]) for line in self.lines]
+        return np.array(correct_SP) / np.maximum(trials_SP, 1)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import importlib
 import itertools
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,8 @@ class Family:
 @dataclass(frozen=True)
 class Protocol:
     """The content of a protocol file. `title` is the title of its page, `parameters` the parameter
-    file. Recipes are compared with the best one in `reference`; these recipes must train the same
-    policy. `seeds` are the seeds of the test runs."""
+    file, to which `recipes` are added. Recipes are compared with the best one in `reference`; these
+    must train the same policy. `seeds` are the seeds of the test runs."""
 
     title: str
     parameters: str
@@ -72,6 +72,7 @@ class Protocol:
     search: Search
     seeds: list[int]
     num_bootstrap: int
+    recipes: Values = field(default_factory=dict)
 
     def budgets(self, family: str, contestant: Contestant) -> list[int]:
         """Return the budgets of a recipe on a family, smallest first."""
@@ -148,7 +149,8 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
     everyone = {"recipes": [*dict.fromkeys([*names, *protocol.reference])], "seeds": [0]}
     effective = importlib.import_module("tasks.code.effective")  # by name: it belongs to a stage
     written = params.load(path.parent / protocol.parameters)
-    values = effective.complete({**written, "experiment": everyone})
+    whole = merged({**written, "experiment": everyone}, {"recipes": protocol.recipes})
+    values = effective.complete(whole)
     if not protocol.reference or {*protocol.reference} - {*names} or len({*names}) < len(names):
         raise ParamsError(f"{path.name}: contestants must be distinct, the reference among them")
     owned = [contestant.budgets for contestant in protocol.contestants]

@@ -26,12 +26,7 @@ from tests.parameters import every_value
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTESTANT = {
-    "trials": 4,
-    "budgets": [100, 200],
-    "knob": "allocate.group_size",
-    "values": [4, 8],
-}
+CONTESTANT = {"trials": 4, "budgets": [100, 200], "knob": "allocate.group_size", "values": [4, 8]}
 PROTOCOL: dict[str, Any] = {
     "parameters": str(ROOT / "params.yaml"),
     "reference": ["grpo"],
@@ -68,12 +63,11 @@ def test_a_part_of_the_protocol_has_the_named_families_and_recipes(tmp_path: Pat
     only = protocol.only(["other"])
     assert {cell.family for cell in runnable(only, values, {})} == {"other"}
     assert expected_hours(only, {}, 1) < expected_hours(protocol, {}, 1)
-    first, *_ = protocol.contestants
-    one = protocol.only(None, [first.recipe])
+    one = protocol.only(None, ["grpo"])
     line = {"family": "small", "recipe": "of another call", "budget": 10**6, "seconds": 1.0}
     assert expected_hours(one, {"key": line}, 1) > 0.0
     found = {(cell.family, cell.recipe) for cell in runnable(one, values, {})}
-    assert found == {("small", first.recipe), ("other", first.recipe)}
+    assert found == {("small", "grpo"), ("other", "grpo")}
     with pytest.raises(ParamsError, match="has no family tiny; use: other, small"):
         protocol.only(["tiny"])
     with pytest.raises(ParamsError, match="has no recipe tiny; use: "):
@@ -92,6 +86,14 @@ def test_all_recipes_try_the_same_points_and_their_own_settings_first(tmp_path: 
     assert {"train.learning_rate", "train.batch.size", "allocate.group_size"} == set(tried[0][1])
 
 
+def test_a_protocol_can_add_recipes(tmp_path: Path) -> None:
+    added = {"large": {"from": "grpo", "allocate": {"group_size": 32}}}
+    contestants = [{"recipe": name, **CONTESTANT} for name in ("grpo", "large")]
+    _, values = protocol_of(tmp_path, recipes=added, contestants=contestants)
+    grpo, large = values["recipes"]["grpo"], values["recipes"]["large"]
+    assert large == {**grpo, "allocate": {**grpo["allocate"], "group_size": 32}}
+
+
 def test_a_setting_within_a_key_keeps_the_rest_of_it(tmp_path: Path) -> None:
     contestants = [{"recipe": name, **CONTESTANT} for name in ("grpo", "pods")]
     protocol, values = protocol_of(tmp_path, contestants=contestants)
@@ -103,10 +105,8 @@ def test_a_setting_within_a_key_keeps_the_rest_of_it(tmp_path: Path) -> None:
     assert chosen["train"]["select"] == values["recipes"]["pods"]["train"]["select"]
     assert chosen["allocate"] == {"strategy": "uniform", "group_size": 4}
     plain = make_cell(values, family, "grpo", 100, 0, "test", {"train.batch.size": 16})
-    assert plain.params["recipes"]["grpo"]["train"]["batch"] == {
-        **values["train"]["batch"],
-        "size": 16,
-    }
+    base = values["train"]["batch"]
+    assert plain.params["recipes"]["grpo"]["train"]["batch"] == {**base, "size": 16}
     again = make_cell(values, family, "grpo", 100, 1, "test", {"train.batch.size": 16})
     assert again.key != plain.key
 
