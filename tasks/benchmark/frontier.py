@@ -20,14 +20,11 @@ UPDATE_FACTORS = {
     "device_seconds, updates double": 2.0,
 }
 LEARNING = ("score", "update")  # the trainer's parts of modelled seconds
-MEASURES = ("rollouts", *ACCOUNTS, *UPDATE_FACTORS, "cpu_seconds")
-EQUAL = ("rollouts", "cpu_seconds")
-"""Accounts in which settings are chosen at equal rollouts: rollouts themselves, and CPU seconds,
-which depend on the machine and its other load."""
+MEASURES = ("rollouts", *ACCOUNTS, *UPDATE_FACTORS)
 
 
 def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
-    """Return a run's cost in `measure`, with 1 / `uses` of the profile's (none in CPU seconds)."""
+    """Return a run's cost in `measure`, with 1 / `uses` of the profile's."""
     if measure == "rollouts":
         return float(line["rollouts"] + line["rollouts_profile"] / uses)
     if measure in UPDATE_FACTORS:
@@ -38,8 +35,6 @@ def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
             for each in parts
         )
         return float(own + profiled / uses)
-    if measure == "cpu_seconds":
-        return float(line["cpu_seconds"])
     return float(line["flops"][measure] + line["flops_profile"][measure] / uses)
 
 
@@ -55,10 +50,10 @@ def best_by_budget(trials: Iterable[Line]) -> dict[int, Line]:
 
 def chosen(trials: Sequence[Line], measure: str) -> list[Line]:
     """Return the trials whose settings are run on test for an account: the best of each budget and,
-    unless it is in EQUAL, those on the upper convex hull of accuracy over the logarithm of its
+    unless it is `rollouts`, those on the upper convex hull of accuracy over the logarithm of its
     compute. So a setting with slightly less accuracy for much less of this compute is also run."""
     found = list(best_by_budget(trials).values())
-    if measure in EQUAL:
+    if measure == "rollouts":
         return found
     places = hull(
         np.log([cost_of(trial, measure) for trial in trials]),
