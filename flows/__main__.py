@@ -70,16 +70,16 @@ def main() -> int:
     options = parser_of(arguments[0] if arguments else None).parse_args(arguments)
     logs.log_to_terminal()
     ending.interrupt_on_terminate()
-    if options.subcommand not in ("run", "init", "bench"):  # relative to the current folder
+    if options.subcommand not in ("run", "init", "bench"):  # these stay in the current folder
         os.chdir(commands.ROOT)
     try:
         return int(options.do(options))
     except REFUSALS as error:
         print(error, file=sys.stderr)
         return 1
-    except BrokenPipeError:  # of `winnow params | head`
+    except BrokenPipeError:  # as with `winnow params | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(options.subcommand == "run")  # its output is incomplete
+        return int(options.subcommand == "run")  # a run may be incomplete
     except KeyboardInterrupt:
         print(f"interrupted; to resume: {summary.same_command()}", file=sys.stderr)
         return ending.interrupted()

@@ -15,7 +15,7 @@ class Terminal(logging.StreamHandler):  # type: ignore[type-arg]
 def log_to_terminal() -> None:
     """Make the root logger write warnings, through one handler; set `flows` and `tasks` to INFO.
 
-    Importing Prefect adds to the root logger a handler whose level hides the log of every library:
+    Importing Prefect gives the root logger a handler whose level hides the log of every library, so
     that handler is removed. Winnow's loggers also write to the flow run's log
     (`PREFECT_LOGGING_EXTRA_LOGGERS`). Errors in handlers are not printed."""
     root = logging.getLogger()

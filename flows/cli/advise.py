@@ -1,8 +1,8 @@
 """winnow advise: recommends a recipe, from the profile alone. It trains nothing and writes nothing.
 
-It prints how many prompts have no gradient; for each recipe the share of its compute that the
-profile takes, the rollouts, the share of them with a gradient and the information per compute;
-whether profiling pays; and what to run next."""
+It prints how many prompts have no gradient, whether profiling pays, and what to run next. For each
+recipe it prints the share of compute spent on the profile, the number of rollouts, the share of
+rollouts with a gradient, and the information per compute."""
 
 import argparse
 import importlib

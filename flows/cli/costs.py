@@ -19,7 +19,7 @@ def add_price(parser: argparse.ArgumentParser) -> None:
 
 
 def money(text: str) -> float:
-    """Parse a price: finite, and at least 0. Otherwise raise ValueError, which argparse reports."""
+    """Parse a finite price of at least 0. Otherwise raise ValueError, which argparse reports."""
     if not 0 <= (price := float(text)) < float("inf"):
         raise ValueError(text)
     return price
@@ -29,7 +29,7 @@ def bought(
     values: Mapping[str, Any], layout: Layout, recipes: Sequence[str], price: float | None
 ) -> str:
     """Return a table of what `experiment.budget` buys per recipe, and the smallest difference that
-    the test prompts resolve. `price` is per GPU-hour. Raise ParamsError with all `refusals`."""
+    the test prompts resolve. `price` is per GPU-hour. Raise ParamsError if there are `refusals`."""
     forecast = importlib.import_module("tasks.doctor.forecast")
     if refused := forecast.refusals(values, layout, recipes):
         raise ParamsError("\n".join(refused))
@@ -67,8 +67,8 @@ def clock(hours: float) -> str:
 
 
 def short(number: float) -> str:
-    """Return 3 significant digits, with an SI prefix from k to P; as `1.2e+18` from 1e18 on."""
-    number = float(f"{number:.3g}")  # first, because it can reach the next unit
+    """Return 3 significant digits with an SI prefix from k to P, or `1.2e+18` from 1e18 on."""
+    number = float(f"{number:.3g}")  # rounded first, because rounding can reach the next unit
     for limit, unit in ((1e18, ""), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number:.1e}" if not unit else f"{number / limit:.3g}{unit}"

@@ -1,9 +1,8 @@
 """winnow doctor: checks everything that can be wrong before any compute is spent.
 
-It checks the parameters with all slots of the chosen recipes, model and data, store and record,
-disk and GPU memory. It reads a few rows of every source; of a remote file, it reads the first rows.
-It downloads no model and does not import torch. The flow makes the same checks before the first
-stale stage."""
+It checks the parameters (with all slots of the chosen recipes), the model, the data, the store, the
+record, the disk and the GPU memory. It reads the first few rows of every source. It downloads no
+model and does not import torch. The flow makes the same checks before the first stale stage."""
 
 import argparse
 

@@ -33,8 +33,8 @@ def seed_of(options: argparse.Namespace, values: Mapping[str, Any]) -> int:
 
 
 def location(text: str) -> str:
-    """Return a path, also one after `sqlite:///`, made absolute and with `~` expanded, because
-    commands change the current folder. Addresses such as s3://bucket are unchanged."""
+    """Make a path absolute and expand `~`, also after `sqlite:///`, because commands change the
+    current folder. Return addresses such as s3://bucket unchanged."""
     path = text.removeprefix("sqlite:///")
     if "://" in path:
         return text

@@ -1,10 +1,10 @@
 """winnow init [DIR]: asks for model, data, hardware and budget, reads some rows of the data, and
 writes matching parameters.
 
-With DIR it creates a project of your own there: a folder with its own git, DVC and params.yaml,
-which this installation runs. Without DIR it edits the params.yaml of this folder; the rest of the
-file, including comments, stays unchanged. It does not ask for values given as options. It
-overwrites a file with uncommitted changes only after confirmation, or with --overwrite."""
+With DIR it creates your own project there: a folder with its own git, DVC and params.yaml, but no
+code, because this installation runs it. Without DIR it edits the params.yaml of this folder; the
+rest of the file, including comments, stays unchanged. It does not ask for values given as options.
+It overwrites a file with uncommitted changes only after confirmation, or with --overwrite."""
 
 import argparse
 import importlib
@@ -114,7 +114,7 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def place(text: str, options: argparse.Namespace) -> str:
-    """Return an existing path relative to the project if in it, else absolute; other text as is."""
+    """Make an existing path relative if in the project, else absolute. Return other text as is."""
     full = Path(text).expanduser().absolute()
     base = Path(options.folder or commands.ROOT).expanduser().absolute()
     if text == "tiny" or "://" in text or not full.exists():
@@ -150,8 +150,8 @@ def as_budget(answer: str) -> dict[str, Any] | None:
 
 
 def make_project(folder: Path, options: argparse.Namespace) -> int:
-    """Create a project in `folder`, its `dvc.yaml` last, and return the doctor's status. Existing
-    files stay. Raise ParamsError if git is missing or one of OWN_FILES exists."""
+    """Create a project in `folder`, keeping existing files and writing `dvc.yaml` last. Return the
+    doctor's status. Raise ParamsError if git is missing or one of OWN_FILES exists."""
     if shutil.which("git") is None:
         raise ParamsError("git was not found, but a project needs a repository: install it")
     if found := [name for name in OWN_FILES if (folder / name).exists()]:

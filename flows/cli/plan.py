@@ -1,5 +1,5 @@
 """winnow plan: which stages would run and why, what they would cost, and what fits into the budget.
-It runs nothing, and writes only the files that define a later round, after a running flow ends.
+It runs nothing. It writes only the files that define a later round, once no other flow is running.
 
 The reasons are DVC's, with the current code. A stage after one that would run may turn out to be up
 to date; a later round may start from another policy, once the round before it has run. The costs
@@ -82,7 +82,7 @@ def why(
     code: Mapping[str, Any],
     forced: set[str],
 ) -> dict[str, str]:
-    """Return, by stage, why it would run, or may run after another one; omit up-to-date stages."""
+    """Return the reason why each stage would or may run, by stage; omit up-to-date stages."""
     entries = lock.read(root.lock)
     found: dict[str, str] = {}
     for stage in selection.order(needs):
@@ -103,7 +103,7 @@ def why(
 
 
 def without_code(root: Root, changes: list[Any]) -> list[Any]:
-    """Return the changes except those of the code digests: their files date from the last run."""
+    """Return the changes except those of the code digests, whose files date from the last run."""
     kept = []
     for change in changes:
         if isinstance(change, dict) and "changed deps" in change:

@@ -71,7 +71,7 @@ def noted(found: Iterator[Stages], seen: list[Stages]) -> Iterator[Stages]:
 
 def run_flow(found: Iterator[Stages], request: rounds.FlowRequest) -> str:
     """Run the flow over the stages of each root. Return its error message, or an empty string;
-    raise KeyboardInterrupt if interrupted. Only here is Prefect imported: it takes two seconds."""
+    raise KeyboardInterrupt if interrupted. Import Prefect only here: that takes two seconds."""
     from httpx import HTTPError
     from prefect.exceptions import TerminationSignal
 

@@ -1,12 +1,12 @@
 """dvc as a subprocess: queries (graph, status), and bringing one stage up to date.
 
-One dvc process serves a whole run of the flow (see `flows.pipeline.launch`), or one per stage that
-may run side by side: dvc's own locks separate them (each locks the repository while it reads or
-writes dvc.lock, but not while its stage runs). Each runs in its own process group, so Ctrl-C
-reaches only the flow, which then stops the whole group: first with SIGINT, so the stage saves its
-state and exits, and dvc waits for it; then, after GRACE_SECONDS, with SIGKILL. (SIGTERM would kill
-dvc and its stage at once, before the stage could save.) If the flow itself is killed, the kernel
-kills dvc and the stage: both request a signal at the death of their parent."""
+One dvc process serves a whole flow run (see `flows.pipeline.launch`). Stages side by side have one
+each; dvc's own locks keep these apart, by locking the repository while dvc reads or writes dvc.lock
+but not while a stage runs. Each dvc has its own process group, so Ctrl-C reaches only the flow,
+which then stops the whole group: first with SIGINT, so that the stage saves its state and exits
+while dvc waits for it; then, after GRACE_SECONDS, with SIGKILL. (SIGTERM would kill dvc and its
+stage at once, before the stage could save.) If the flow itself is killed, the kernel kills dvc and
+the stage, because both have requested a signal for the death of their parent."""
 
 import fcntl
 import json
@@ -57,9 +57,9 @@ class CommandError(RuntimeError):
 
 
 class Dvc:
-    """A dvc process that runs until the end of the `with` block. Methods raise CommandError if it
-    ends or a query fails; an exception while they wait stops its process group. With `is_labelled`,
-    a stage's output is passed on line by line, prefixed with `output.label`."""
+    """A dvc process that runs until the end of the `with` block. Methods raise CommandError if dvc
+    ends or a query fails; an exception while a method waits stops dvc's process group. With
+    `is_labelled`, a stage's output is passed on line by line, prefixed with `output.label`."""
 
     def __init__(self, *, is_labelled: bool = False) -> None:
         requests, to_dvc = os.pipe()
@@ -91,7 +91,7 @@ class Dvc:
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         with self.stack:
-            # after an error, dvc waits for a request, and exits by itself
+            # after a CommandError dvc waits for a request, and exits when its pipe is closed
             interrupt = error is not None and not isinstance(error, CommandError)
             end_all([self], interrupt=interrupt)
             self.output.join()
@@ -137,8 +137,8 @@ class Dvc:
     def read_line(self) -> bytes:
         """Return the next line that dvc sends, or the partial line if dvc has ended.
 
-        The wait polls every POLL_SECONDS: a library's signal handler may prevent the interruption
-        of a blocked read."""
+        It polls every POLL_SECONDS, because a library's signal handler may keep an interrupt from
+        ending a blocked read."""
         line, next_look = b"", time.monotonic() + LOOK_SECONDS
         while not line.endswith(b"\n"):
             if self.watch and time.monotonic() >= next_look:
@@ -204,8 +204,8 @@ def launcher(*arguments: str) -> list[str]:
 
 
 def end_all(dvcs: Sequence[Dvc], interrupt: bool) -> None:
-    """Stop all dvc processes at once, so that their stages save in parallel. Closing its request
-    pipe makes an idle dvc exit; with `interrupt`, also send SIGINT (see `end_groups`)."""
+    """Stop all dvc processes at once, so that their stages save in parallel. An idle dvc exits when
+    its request pipe is closed; with `interrupt`, also send SIGINT (see `end_groups`)."""
     for dvc in dvcs:
         dvc.is_ended = True
         with suppress(BrokenPipeError):
@@ -215,7 +215,7 @@ def end_all(dvcs: Sequence[Dvc], interrupt: bool) -> None:
 
 def end_groups(children: Sequence["subprocess.Popen[Any]"], interrupt: bool = True) -> None:
     """Send SIGINT to the process groups of `children` if `interrupt`. Kill the groups only when all
-    `children` have ended, or after GRACE_SECONDS in total: one group may need another."""
+    `children` have ended, or after GRACE_SECONDS, because one group may depend on another."""
     deadline = time.monotonic() + GRACE_SECONDS
     try:
         for child in children if interrupt else ():

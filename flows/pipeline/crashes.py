@@ -30,7 +30,7 @@ MESSAGE = "Its process was killed; the next run resumes."
 
 @contextmanager
 def noticed() -> Iterator[None]:
-    """During the block, lock a file named after the flow run: a later run then notices a kill."""
+    """During the block, lock a file named after the flow run, so a later run can notice a kill."""
     identity = runtime.flow_run.get_id()
     if not identity:
         yield
@@ -56,7 +56,7 @@ def mark() -> None:
 
 
 def mark_run(client: SyncPrefectClient, identity: UUID) -> None:
-    """Mark a flow run's tasks as crashed, then the run: after a kill, the next call resumes."""
+    """Mark a flow run's tasks as crashed, then the run. If interrupted, the next call resumes."""
     run = client.read_flow_run(identity)
     of_run = FlowRunFilter(id=FlowRunFilterId(any_=[identity]))
     for task in client.read_task_runs(flow_run_filter=of_run):

@@ -162,14 +162,14 @@ def flow_over(
         Args:
             recipes: Only these recipes of the experiment.
             seeds: Only these seeds of the experiment.
-            force: Stages to run although nothing changed: `ingest`, when a source has new rows
-                under its old name.
+            force: Stages to run although nothing changed, for example `ingest` when a source has
+                new rows under its old name.
             retries: The maximum number of retries of a failed stage.
             overrides: Values of params.yaml for this run alone (numbers, recipes and seeds), as
                 KEY=VALUE: `train.learning_rate=1e-4`, `experiment.seeds=[0,1]`.
             concurrency: The maximum number of independent stages that run side by side.
             data: The data root: a folder at the top of the project. A new one gets a copy of
-                params.yaml, to be changed; `data/rounds/2` is a later round by itself.
+                params.yaml, for you to edit; `data/rounds/2` selects only that later round.
             rounds: The number of rounds of profiling and training. A later round starts from a
                 policy of the round before it; its folder is `rounds/N` below the data root.
             starts: The start of each round after the first: `champion` (the default), or

@@ -15,8 +15,8 @@ A request includes its environment, because the flow's environment changes while
 
 With a `stage`, dvc writes to its own standard streams, for progress bars, and `output` is empty.
 `started` states whether the stage's command was started; if not, dvc failed, or had the outputs in
-its run cache, or had nothing to do. An audit hook sees the start: dvc sets DVC_STAGE in the
-environment of the command."""
+its run cache, or had nothing to do. An audit hook detects the start, because dvc sets DVC_STAGE in
+the environment of the command."""
 
 import importlib
 import json
@@ -88,7 +88,7 @@ def run_dvc(arguments: list[str], quiet: bool) -> tuple[int, str]:
     """Run one dvc command. Return its exit status, and what the command and its children wrote to
     standard output if `quiet`, else an empty string.
 
-    The descriptor is redirected, not `sys.stdout`: dvc keeps the stream that it found first."""
+    The descriptor is redirected, not `sys.stdout`, because dvc keeps the first stream it finds."""
     if not quiet:
         return run_module("dvc", arguments), ""
     with tempfile.TemporaryFile() as printed:

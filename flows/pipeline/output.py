@@ -30,8 +30,8 @@ BAR = re.compile(r"^\s*(?P<label>.*?):\s+(?:(?P<percent>\d+)%\|)?.*\[\d+:\d\d.*\
 
 @dataclass
 class Lines:
-    """The last lines of some streams, the lines not yet taken, and by label the last state of each
-    progress bar, as (percent, text)."""
+    """The last lines of some streams, the lines not yet taken, and the last state of each progress
+    bar: (percent, text), keyed by the bar's label."""
 
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=NUM_TAIL))
     waiting: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))

@@ -54,7 +54,7 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
     if not overrides:
         yield
         return
-    before = path.read_bytes().decode()  # with its ends of lines
+    before = path.read_bytes().decode()  # keeps the line endings
     during, values = overridden(path, overrides)
     importlib.import_module("tasks.code.effective").complete(values)  # refuses unknown keys
     write_checked(note, {"before": before, "during": digest(during)})
@@ -72,7 +72,7 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
 
 
 def note_of(layout: Layout) -> Path:
-    """Return the path of the note, which contains `params.yaml` as before a run with overrides."""
+    """Return the path of the note, a copy of `params.yaml` from before a run with overrides."""
     return layout.locks / "overrides.json"
 
 

@@ -29,8 +29,8 @@ def explain(
     data: str = "data",
     made: Iterable[Mapping[str, Any]] = (),
 ) -> list[str]:
-    """Return one phrase per difference between now and the last run of `stage`, in the data root
-    `data` of the project `root`. `made` are lock entries of earlier roots, for its inputs."""
+    """Return one phrase per difference between now and the last run of `stage`. `root` is the
+    project, `data` its data root, and `made` the lock entries of earlier rounds, for its inputs."""
     if stage not in lock:
         return ["never run"]
     entries = [*made, *lock.values()]

@@ -1,4 +1,4 @@
-"""A stage's records in Prefect's UI: its lines as the log of its task run, its progress bars, and
+"""A stage's records in Prefect's UI: its output as the log of its task run, its progress bars, and
 tables of its results. A server that does not respond never stops a stage."""
 
 import logging

@@ -1,11 +1,10 @@
 """Data roots: folders with everything that a pipeline reads and writes, each with its own
 `dvc.yaml`, `dvc.lock` and `params.yaml`.
 
-The root `data` has its three files at the top of the project. Any other folder
-becomes a root when it is first named: its `dvc.yaml` is derived from the project's file, and
-`params.yaml` is copied, to be edited. A later round of a root is the root `rounds/N` below it; its
-parameters are derived from the first round's, with another initial policy (see
-`tasks.common.config.derived`)."""
+The root `data` has its three files at the top of the project. Any other folder becomes a root when
+it is first named: its `dvc.yaml` is derived from the project's file, and `params.yaml` is a copy
+for the user to edit. A later round of a root is the root `rounds/N` below it; its parameters are
+derived from the first round's, with another initial policy (see `tasks.common.config.derived`)."""
 
 import importlib
 import os
@@ -41,7 +40,7 @@ class Root:
 
     @property
     def name(self) -> str:
-        """Return `other, round 2`, the prefix of its stages' titles; empty for `data` itself."""
+        """Return the prefix of stage titles, such as `other, round 2`; empty for `data` itself."""
         words = [] if self.first == MAIN else [self.first]
         return ", ".join(words + ([f"round {self.number}"] if self.number > 1 else []))
 

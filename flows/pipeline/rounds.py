@@ -140,8 +140,8 @@ def each(dvc: commands.Dvc, request: FlowRequest) -> Iterator[Stages]:
 
 
 def policy_of(before: Stages, start: str) -> str:
-    """Return the folder of the policy `start` of the round `before`: the next round starts from it.
-    Raise SelectionError if there is none, or if it is out of date and left out of this run."""
+    """Return the folder of the policy from which the round after `before` starts, named by `start`.
+    Raise SelectionError if there is none, or if it is out of date but left out of this run."""
     root, after = before.root, before.root.number + 1
     if start == CHAMPION:
         if "report" in before.left_out:

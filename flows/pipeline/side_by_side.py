@@ -1,8 +1,8 @@
-"""Stages side by side, up to a limit, each with a dvc process. If stages need one GPU each
-and there are several, each stage that uses a GPU gets the least used one.
+"""Run stages side by side, up to a limit, each with its own dvc process. If stages need only
+one GPU each and there are several, each stage that uses a GPU gets the least used one.
 
 With a limit of one, everything runs in the flow's thread, which signals can interrupt. Otherwise
-each stage has a thread, and the flow's waits: an interrupt stops all, and each saves its state."""
+each stage has a thread and the flow's thread waits; an interrupt makes all stages save and stop."""
 
 import importlib
 import os
@@ -48,7 +48,7 @@ class Placing:
         return cls(gpus, each, concurrency > 1 and each == 1 and len(gpus) > 1)
 
     def take(self, stage: str) -> list[str]:
-        """Return a stage's GPUs, if any: the least used (and count it), or the first `each`."""
+        """Return a stage's GPUs, if any: the first `each`; if split, the least used (counted)."""
         if params.coordinates(stage)[0] not in ON_DEVICE:
             return []
         if not self.is_split:
@@ -144,8 +144,8 @@ class Running:
 
 @contextmanager
 def running(first: commands.Dvc, concurrency: int, parameters: Path) -> Iterator[Running]:
-    """Yield a Running for stages on the devices that the parameter file allows. An exception in the
-    block stops all stages, and waits up to GRACE_SECONDS until they are recorded."""
+    """Yield a Running for stages on the devices that the parameter file allows. On an exception in
+    the block, stop all stages, and wait up to GRACE_SECONDS until they are recorded."""
     this = Running(first, concurrency, parameters)
     with ExitStack() as stack:
         try:

@@ -1,4 +1,4 @@
-"""The run of a flow in MLflow, and the last lines on the terminal."""
+"""A flow run's record in MLflow, and its last lines on the terminal."""
 
 import importlib
 import os
@@ -34,7 +34,7 @@ def recorded(stages: Stages) -> Iterator[None]:
         outcomes = stages.outcomes.items()
         cached = [params.coordinates(stage) for stage, outcome in outcomes if outcome == "Cached"]
         if {"Ran", "Failed"} & set(stages.outcomes.values()):  # else there is no run to close
-            with chdir(commands.ROOT):  # to which tracking.uri may be relative
+            with chdir(commands.ROOT):  # tracking.uri may be relative to it
                 tracking.end_pipeline(settings, stages.root.layout, identity, status, cached)
 
 
@@ -90,7 +90,7 @@ def same_command() -> str:
 
 
 def page_of(url: str) -> str:
-    """Return the address of a server's pages from that of its API, `url`, without its secrets."""
+    """Return the address of a server's pages, without secrets. `url` is the address of its API."""
     return without_secrets(url).rstrip("/").removesuffix("/api")
 
 

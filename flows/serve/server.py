@@ -1,4 +1,4 @@
-"""Prefect servers: finding the one that PREFECT_API_URL names, and starting one of Winnow's own.
+"""Prefect servers: finding the one that PREFECT_API_URL names, and starting Winnow's own servers.
 
 Anyone who can write to a Prefect server can run code wherever it schedules runs. So Winnow's
 servers refuse the requests of foreign web pages (see `flows.serve.app`), and a server that other
@@ -57,7 +57,7 @@ def home() -> Path:
 
 
 def named_url() -> str | None:
-    """Return PREFECT_API_URL from the environment or active profile, if set. Import no Prefect."""
+    """Return PREFECT_API_URL of the environment or profile, or None, without importing Prefect."""
     if url := os.environ.get("PREFECT_API_URL"):
         return url
     path = Path(os.environ.get("PREFECT_PROFILES_PATH") or home() / "profiles.toml")
@@ -149,7 +149,7 @@ def add_port(parser: argparse.ArgumentParser) -> None:
 
 
 def check_port(name: str, host: str, port: int) -> None:
-    """Raise ArtifactError if binding the port fails: a server on it would be mistaken for ours."""
+    """Raise ArtifactError if binding the port fails: a server there would be mistaken for ours."""
     page = f"http://{host}:{port}"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -106,7 +106,7 @@ def prompts_words(profile: pl.DataFrame) -> str:
 
 
 def table(found: list[Forecast]) -> Iterator[str]:
-    """Yield the lines of a table of recipes. Information is a share of the largest value."""
+    """Yield the lines of a table of recipes. Information is shown relative to the largest value."""
     width, most = max(len(row.recipe) for row in found) + 2, max(row.information for row in found)
     head = ("profile", "rollouts", "with a gradient", "information")
     yield f"{'recipe':{width}}" + "".join(f"{name:>17}" for name in head)
@@ -123,7 +123,7 @@ def table(found: list[Forecast]) -> Iterator[str]:
 
 
 def sentence(found: list[Forecast]) -> str:
-    """Return as text which recipe has the most information, or that too few are modelled."""
+    """Return which recipe has the most information, or that too few are modelled, as a sentence."""
     covered = [row for row in found if not row.left_out]
     if len(covered) < 2:
         return "The forecast covers fewer than two of the recipes: only a run compares them."
@@ -136,8 +136,8 @@ def sentence(found: list[Forecast]) -> str:
 
 
 def next_words(layout: Layout, names: list[str]) -> str:
-    """Return a sentence with the next command, or, if the report compares exactly these recipes,
-    its first sentence."""
+    """Return a sentence with the next command, or the first sentence of the report if it compares
+    exactly these recipes."""
     path = layout.report / "summary.json"
     if not path.exists():
         return "No runs are compared yet: `winnow run` trains and compares them."

@@ -72,7 +72,7 @@ def require_rest(
 
 
 def read_profile(layout: Layout) -> pl.DataFrame:
-    """Read the PROFILE table in one chunk, from which gathering rows is ten times as fast."""
+    """Read the PROFILE table into one chunk, which makes gathering rows ten times as fast."""
     return PROFILE.read(layout.profile / "profile.parquet").rechunk()
 
 
@@ -126,8 +126,8 @@ def reference_forwards(architecture: Architecture, train: Values) -> float:
 
 
 def scoring_forwards(train: Values, plan: Planned) -> float:
-    """Return the policy's forward passes per rollout before an update: one if the step is scored,
-    plus, with replay of `successes`, an upper bound for stored rollouts that may join a group."""
+    """Return the policy's forward passes per rollout before an update: one if the step is scored.
+    The replay method `successes` adds an upper bound for stored rollouts that may join a group."""
     num = float(recipes.is_scored(train))
     if train["replay"]["method"] != "successes":
         return num
@@ -137,9 +137,9 @@ def scoring_forwards(train: Values, plan: Planned) -> float:
 
 
 def rollout_cost(account: str, architecture: Architecture, plan: Planned, train: Values) -> float:
-    """Return the cost in the account of generating and training on one rollout of the plan. Updates
-    on rollouts without a gradient count only in `charged`; with a reference or an entropy bonus all
-    have a gradient. Not included: the cheaper update of adapters, replay, and features of slots."""
+    """Return the cost, in the account, of generating and training on one rollout of the plan.
+    Updates on rollouts without a gradient count only in `charged`; with a reference or entropy
+    bonus all have one. Not included: adapters' cheaper updates, replay, and features of slots."""
     updates, reference = train["updates"], reference_forwards(architecture, train)
     is_all = account == "charged" or reference > 0.0 or recipes.has_bonus(train)
     updated = plan.kept if is_all else plan.mixed
@@ -173,8 +173,8 @@ def rollouts_of(
     train: Values,
     profile: float,
 ) -> float:
-    """Return the number of rollouts of a run: as many as the budget buys after the warm start and
-    the cost `profile`; without a budget, the whole plan. At most those of `train.max_steps`."""
+    """Return the number of rollouts of a run, limited by `train.max_steps`: all that the budget
+    buys after the warm start and the cost `profile`; without a budget, the whole plan."""
     rollouts = plan.rollouts
     if budget is not None:
         lengths = plan.prompt, plan.completion

@@ -1,4 +1,4 @@
-"""The expected cost and yield of a plan, before training, which does not read this forecast."""
+"""The expected cost and yield of a plan, computed before training. Training does not read it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +20,8 @@ Floats = npt.NDArray[np.float64]
 
 
 def reading_slots(train: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a recipe's section `train` that read the profile's samples: slots by their
-    methods, and a warm start by its data."""
+    """Return the keys of a recipe's section `train` that read the profile's samples: slots whose
+    method reads them, and `warm_start` if its data is the profile."""
     warm = (train.get("warm_start") or {}).get("data") == "profile"
     return ["warm_start"] * warm + [
         slot
@@ -78,10 +78,10 @@ def expect(
     """Return the expected rollouts, mixed groups, tokens and FLOPs of visits for the policy that
     was profiled, with `profiled` tokens spent on the profile.
 
-    Mixed groups follow from each prompt's posterior pass rate, tokens from its mean length; both
-    drift as the policy learns. Every epoch trains on the rollouts that `select` keeps and on
-    replayed ones; a reference reads each once. With a reference or an entropy bonus, all have a
-    gradient. With several updates the old log-probabilities are computed first. A replayed group
+    Mixed groups follow from each prompt's posterior pass rate, and tokens from its mean length.
+    Both drift as the policy learns. Every epoch trains on the rollouts that `select` keeps and on
+    replayed ones; a reference reads each once. With a reference or entropy bonus, every rollout has
+    a gradient. With several updates the old log-probabilities come first. A replayed group
     counts as mixed and whole, and a kept part of a mixed group counts as mixed. Not modelled:
     features requested by a slot, zero advantages that a method excludes, prompts that `control`
     prefers, stored rollouts that join groups, and the steps before a replay buffer is full."""
@@ -108,7 +108,7 @@ def expect(
     read = 2.0 * parameters * (kept + replayed)
     warm = num_demonstrations(train) * tokens / rollouts
     fixed = read + charged_flops(architecture, generated=profiled, updated=warm, reference=scored)
-    is_own = parameters > 0 and recipes.teacher_of(train) is None  # its read is in the flat rate
+    is_own = parameters > 0 and recipes.teacher_of(train) is None  # part of the flat rate
     factor = update_factor(visits, profile, tokens, train)
     return {
         "visits": visits.num,
@@ -140,7 +140,7 @@ def update_factor(
 
 
 def mixed_sample_tokens(visits: Visits, profile: pl.DataFrame, capacity: int | None) -> float:
-    """Return the profiled tokens of the first `capacity` (None: all) visited and mixed prompts."""
+    """Return the profiled tokens of the first `capacity` mixed prompts visited (None: of all)."""
     graded = pl.col("num_samples") - pl.col("error")
     first = pl.Series(visits.rows).unique(maintain_order=True)
     prompts = profile.select("correct", graded=graded, tokens=profiled_tokens())[first]
@@ -158,9 +158,9 @@ def num_demonstrations(train: Mapping[str, Any]) -> int:
 def kept_shares(
     sizes: npt.NDArray[np.int64], mixed: Floats, select: Mapping[str, Any]
 ) -> tuple[Floats, Floats]:
-    """Return [V], for V rows of visits, the expected shares of rollouts that a selector keeps, and
-    that it keeps of mixed groups. It keeps `keep` per group (by default all), and of groups with
-    equal rewards none if it is `mixed` or has `drop_dead`."""
+    """Return, for V rows of visits, the expected share [V] of rollouts that a selector keeps, and
+    the share [V] that it keeps in mixed groups. It keeps `keep` per group (by default all), but
+    none of a group with equal rewards if it is `mixed` or has `drop_dead`."""
     share = np.minimum(sizes, select.get("keep", sizes)) / sizes
     drops_dead = select["method"] == "mixed" or select.get("drop_dead")
     return share * mixed if drops_dead else share, share * mixed

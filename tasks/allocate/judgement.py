@@ -7,7 +7,7 @@ has a ratio of information to cost. The cost includes the profile, which a unifo
 need. The saving is the quotient of the two ratios: above 1 the profile pays for itself. It pays if
 many groups would have equal rewards, and so no gradient, and if many passes share its cost.
 
-It is a model: pass rates are the profiled ones, which drift as the policy learns, and a run
+This is a model: the pass rates are the profiled ones, which drift as the policy learns, and a run
 realises only part of a saving in information. Savings by slots of the loop are not included."""
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 ACCOUNTS = ("rollouts", "charged", "charged_mixed")
 NUM_DRAWS = 200
-MAX_PROMPTS = 20_000  # sampled for the interval; for more, it is narrowed by the square root
+MAX_PROMPTS = 20_000  # sampled at most for the interval, which is then scaled to all prompts
 
 
 def judge(compared: Compared) -> dict[str, Any]:
@@ -55,8 +55,8 @@ def judge(compared: Compared) -> dict[str, Any]:
 
 
 def expected(prior: tuple[float, float]) -> Any:
-    """Return a function from a table of visits to [rows] arrays: the expected p (1 - p), the
-    probability of a mixed group, and a weight of 1."""
+    """Return a function that maps a table of visits to three arrays [rows]: the expected p (1 - p),
+    the probability of a mixed group, and a weight of 1."""
 
     def of(visits: pl.DataFrame) -> tuple[Floats, Floats, Floats]:
         correct, graded, size = (
@@ -71,7 +71,7 @@ def expected(prior: tuple[float, float]) -> Any:
 
 
 def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Generator) -> Any:
-    """Return `expected`'s function for one draw of rates and prompts, on tables of `by_prompt`."""
+    """Return `expected`'s function, but for one draw of rates and prompts (`by_prompt` tables)."""
     correct = profile["correct"].to_numpy()
     graded = (profile["num_samples"] - profile["error"]).to_numpy()
     rates = rng.beta(prior[0] + correct, prior[1] + graded - correct)
@@ -112,7 +112,7 @@ def totals(visits: pl.DataFrame, known: Any) -> tuple[float, Mapping[str, float]
     spread, mixed, weights = known(visits)
     rollouts = visits["group_size"].to_numpy() * visits["visits"].to_numpy() * weights
     size, tokens = visits["group_size"].to_numpy(), rollouts * visits["tokens"].to_numpy()
-    # no dot product: two hundred of this length would wait for the BLAS threads
+    # no dot product: each of the many draws would wait for the BLAS threads
     information = float((rollouts * (size - 1) / size * spread).sum())
     return information, {
         "rollouts": float(rollouts.sum()),

@@ -1,8 +1,8 @@
-"""Uniform plans with the expected cost of sGPO's plan, its profile included.
+"""Uniform plans with the same expected cost as sGPO's plan and profile together.
 
-A comparison at equal cost needs a baseline at the same cost. Cost is counted in trained tokens: a
-profiled token costs a forward pass (2 FLOPs per parameter), a trained token generation and update
-(8 without a reference policy), so four profiled tokens cost as much as one trained token."""
+A comparison at equal cost needs a baseline at the same cost. Cost is counted in trained tokens. A
+profiled token costs a forward pass (2 FLOPs per parameter), and a trained token its generation and
+update (8 without a reference policy), so four profiled tokens cost as much as one trained token."""
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +43,8 @@ def uniform_until(
     profile: pl.DataFrame,
     rng: np.random.Generator,
 ) -> list[pl.DataFrame]:
-    """Return passes over the prompts in `rows` in random orders, in groups of `group_size`. The
-    last pass is cut where `budget`, in trained tokens, is spent."""
+    """Return passes over the prompts in `rows`, each in a new random order, with groups of
+    `group_size`. The last pass ends where `budget`, in trained tokens, is spent."""
     at_least(1, allocate__group_size=group_size)  # empty groups would never spend the budget
     passes: list[pl.DataFrame] = []
     while budget > 0 and len(rows):

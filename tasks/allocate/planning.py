@@ -20,7 +20,7 @@ from tasks.common.params import ParamsError, gathered
 @dataclass(frozen=True)
 class Allocation:
     """The result of a strategy: its phases in order (columns row, group_size, pass), and its
-    decisions: DECISIONS with `row`, a row of the profile, in place of prompt_id."""
+    decisions: the DECISIONS table with the prompt's `row` in the profile, not its id."""
 
     phases: list[pl.DataFrame]
     decisions: pl.DataFrame
@@ -103,8 +103,8 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
 
 
 def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame:
-    """Return the PLAN table of the phases, plus the column `row`. Raise EmptyPlanError with the
-    histogram if there are no visits, and ParamsError for a group size below 1."""
+    """Return the PLAN table of the phases, plus the column `row`. Raise EmptyPlanError with a
+    histogram of the pass rates if there are no visits, and ParamsError for a group size below 1."""
     numbered = [
         frame.with_columns(
             pl.lit(number, pl.Int32).alias("phase"),

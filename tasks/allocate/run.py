@@ -38,8 +38,8 @@ ENDED = (
 
 
 def main(run: stage.Stage) -> None:
-    """Apply the recipe's strategy, and write the plan, decisions, forecast, budget and samples (the
-    profile's for the plan's prompts, if a slot or the warm start reads them; else no rows)."""
+    """Apply the recipe's strategy. Write the plan, decisions, forecast, budget and, for the plan's
+    prompts, the profile's samples (no rows unless a slot or the warm start reads them)."""
     recipe, seed = run.coordinates()
     settings = run.section("allocate", AllocateSettings)
     layout = run.layout
@@ -72,7 +72,7 @@ def main(run: stage.Stage) -> None:
         strategy=str(spec["strategy"]),
         train=train,
     )
-    if strategy.reads_profile and compared.uniform.sizes[0] > 1:  # one has no contrast to judge
+    if strategy.reads_profile and compared.uniform.sizes[0] > 1:  # groups of 1 have no contrast
         expected["judgement"] = judge(compared)
     warn_if_few_learnable(profile, expected["plan"]["mixed_rate"])
     log_plan(decisions, expected)
@@ -82,7 +82,7 @@ def main(run: stage.Stage) -> None:
     DECISIONS.write(out / "decisions.parquet", decisions)
     samples = SAMPLES.frame([])
     if readers:
-        # by name: it imports the store and torch, which other recipes do not need
+        # imported by name, because it loads the store and torch, which other recipes do not need
         samples = importlib.import_module(".samples", __package__).samples_of(run, plan)
         logger.info("%d samples of the profile for train.%s", len(samples), ", ".join(readers))
     SAMPLES.write(out / "samples.parquet", samples)
@@ -101,8 +101,8 @@ def write_budget(
     *,
     reads_profile: bool,
 ) -> None:
-    """Write the compute that the cell may spend. Raise ParamsError if the warm start and, for a
-    recipe that reads it, the profile cost at least the budget."""
+    """Write the compute that the cell may spend. Raise ParamsError if the warm start, plus the
+    profile for a recipe that reads it, costs at least the budget."""
     recipe, seed = run.coordinates()
     path = run.layout.plan(recipe, seed) / "budget.json"
     budget = run.section("experiment", params.Experiment).budget

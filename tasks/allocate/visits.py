@@ -1,4 +1,4 @@
-"""Visits of a plan and of a uniform plan, counted by a prompt's (correct, graded) and group size.
+"""Visit counts of a plan and of a uniform plan, by the prompt's (correct, graded) and group size.
 Prompts are identified by their row in the profile, because comparing millions of ids is slow."""
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ COUNTS = ["correct", "graded"]
 
 @dataclass(frozen=True)
 class Visits:
-    """Visits in order, repeated `times` times: the prompts' `rows` in the profile and the group
-    `sizes`, each [num_visits]. `counted` has a row per distinct (correct, graded, group_size), with
-    the number of `visits`, repetitions included, and a rollout's mean `tokens`."""
+    """A list of visits, repeated `times` times: the prompts' `rows` in the profile and the group
+    `sizes`, each [num_visits]. `counted` has a row per distinct (correct, graded, group_size): the
+    number of `visits`, with repetitions, and the mean `tokens` of a rollout."""
 
     rows: Rows
     sizes: Ints
@@ -34,8 +34,8 @@ class Visits:
 
 @dataclass(frozen=True)
 class Compared:
-    """The visits of a plan, of a uniform plan with its largest group size and number of passes, and
-    of the profile's sampling; and the Beta `prior` (a, b) of the prompts' pass rates."""
+    """The visits of a `plan`, of a `uniform` plan with the same largest group size and number of
+    passes, and of the profile's sampling; and the Beta `prior` (a, b) of the pass rates."""
 
     profile: pl.DataFrame
     plan: Visits
@@ -46,7 +46,7 @@ class Compared:
 
 def compare(plan: pl.DataFrame, profile: pl.DataFrame) -> Compared:
     """Count the visits of a plan (columns row, group_size, pass), of a uniform plan and of the
-    profile's sampling: millions of prompts become some dozens of rows."""
+    profile's sampling. This reduces millions of prompts to a few dozen rows."""
     passes = int(plan["pass"].max()) + 1  # type: ignore[arg-type]
     prompts, mean = prompts_of(profile), pl.col("tokens").mean()
     every = prompts.group_by(*COUNTS, "num_samples").agg(mean, prompts=pl.len()).sort(pl.all())
@@ -67,8 +67,8 @@ def compare(plan: pl.DataFrame, profile: pl.DataFrame) -> Compared:
 
 
 def by_prompt(visits: Visits, profile: pl.DataFrame, rows: Rows) -> pl.DataFrame:
-    """Return the visits of the prompts in these profile rows, a row per prompt and group size: the
-    number of `visits`, the prompt's counts and tokens, and as `prompt` its index in `rows`."""
+    """Return the visits to the prompts in these profile `rows`, one row per prompt and group size:
+    the prompt's index in `rows` (`prompt`), counts and tokens, and the number of `visits`."""
     place = np.full(len(profile), -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
     prompts = place[visits.rows]

@@ -1,4 +1,4 @@
-"""Run one cell: the stages' own `main`, in this process, on folders of the cell and of its family.
+"""Run one cell: call each stage's `main` in this process, on the folders of the cell and family.
 
 Prompts, policy, profile and baseline are made once per family. Plan, training and evaluation are
 per cell, in a folder that is removed at the end; a killed cell resumes from its checkpoint."""
@@ -79,7 +79,7 @@ def run_stage(
 
 def prepare_family(work: Path, family: str, values: Values, policy: Layout | None) -> None:
     """Make a family's policy, prompts, profile and baseline, except where inputs are unchanged. If
-    `policy` is given, a data root with the same parameters, the policy is copied from there."""
+    the data root `policy` is given, whose policy has the same settings, copy its policy."""
     layout = family_layout(work, family)
     settings, code = inputs_of(values, next(iter(values["recipes"])))  # the same for all recipes
     wanted = ""
@@ -245,8 +245,8 @@ def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
 def device_seconds(rollouts: pl.DataFrame, passes: Passes, time_of: DeviceTime) -> Seconds:
     """Return the modelled seconds for the steps of a TRAIN_ROLLOUTS table: per step one wave of the
     fresh rollouts, a prefill per group, the passes that slots require, and updates on rollouts with
-    a gradient (all kept ones with a reference or bonus). Lengths are scaled by LENGTH_FACTOR. A
-    wave has ROWS_FACTOR times the rollouts, so that the device is busy; a step pays its share."""
+    a gradient (with a reference or bonus, all kept ones). Lengths are scaled by LENGTH_FACTOR. A
+    wave has ROWS_FACTOR times the rollouts, so that the device is busy; a step pays a share."""
     seconds = Seconds()
     for (_step,), rows in rollouts.group_by("step", maintain_order=True):
         prompts, completions = lengths_of(rows)
@@ -289,7 +289,7 @@ def profile_seconds(rollouts: pl.DataFrame, time_of: DeviceTime) -> Seconds:
 
 
 def lengths_of(rows: pl.DataFrame) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-    """Return each rollout's tokens of prompt and completion, [B] each, times LENGTH_FACTOR."""
+    """Return the rollouts' prompt and completion lengths, [B] each, times LENGTH_FACTOR."""
     lengths = (rows["prompt_tokens"], rows["token_ids"].list.len())
     prompts, completions = (
         (column.to_numpy() * LENGTH_FACTOR).astype(np.int64) for column in lengths

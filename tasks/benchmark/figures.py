@@ -18,7 +18,7 @@ PANELS = {
 }
 MARKS = "osD^vP*X"
 FEW = 10
-"""The most recipes with names inside a panel; with more, the names are beside the panels."""
+"""The most recipes for which the legend is inside a panel; otherwise it is beside the panels."""
 
 
 def write_figure(path: Path, runs: Mapping[str, Runs]) -> None:

@@ -1,5 +1,5 @@
-"""The frontier of a recipe in an account: the cost of a run, the trials of a search whose settings
-are run on test, and the compute at which the recipe reaches an accuracy.
+"""The frontier of a recipe in an account: the cost of a run, the trials whose settings are run on
+test, and the compute at which the recipe reaches an accuracy.
 
 Legend: D draws, P points."""
 
@@ -24,7 +24,7 @@ MEASURES = ("rollouts", *ACCOUNTS, *UPDATE_FACTORS)
 
 
 def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
-    """Return a run's cost in `measure`, with 1 / `uses` of the profile's."""
+    """Return a run's cost in `measure`, plus 1 / `uses` of the profile's cost."""
     if measure == "rollouts":
         return float(line["rollouts"] + line["rollouts_profile"] / uses)
     if measure in UPDATE_FACTORS:
@@ -49,9 +49,9 @@ def best_by_budget(trials: Iterable[Line]) -> dict[int, Line]:
 
 
 def chosen(trials: Sequence[Line], measure: str) -> list[Line]:
-    """Return the trials whose settings are run on test for an account: the best of each budget and,
-    unless it is `rollouts`, those on the upper convex hull of accuracy over the logarithm of its
-    compute. So a setting with slightly less accuracy for much less of this compute is also run."""
+    """Return the trials whose settings are run on test for the account `measure`: the best of each
+    budget and, unless it is `rollouts`, those on the upper convex hull of accuracy against log
+    compute. So settings with slightly less accuracy for much less compute are also run."""
     found = list(best_by_budget(trials).values())
     if measure == "rollouts":
         return found
@@ -81,8 +81,8 @@ def is_below(x: Floats, y: Floats, first: int, middle: int, last: int) -> bool:
 
 
 def reach(cost_P: Floats, accuracy_DP: Floats, target_D: Floats) -> Floats:
-    """Return [D] the compute at which the running maximum of accuracy over compute reaches the
-    target, interpolated in log compute; at least the lowest `cost_P`, infinite if never reached."""
+    """Return the compute [D] at which the best accuracy for at most that compute reaches the
+    target, interpolated in log compute: at least the lowest `cost_P`, infinite if never reached."""
     order = np.argsort(cost_P, kind="stable")
     log_P, best_DP = np.log(cost_P[order]), np.maximum.accumulate(accuracy_DP[:, order], axis=1)
     place_D = (best_DP < target_D[:, None] - 1e-12).sum(axis=1)

@@ -62,7 +62,7 @@ class Point:
         return float(np.mean([cost_of(line, measure, uses) for line in self.lines]))
 
     def rates(self) -> Floats:
-        """Return [S, P] the pass rate of every test prompt in the run of every seed."""
+        """Return the pass rate [S, P] of every test prompt in the run of every seed."""
         correct_SP = [counts_of(line["correct"]) for line in self.lines]
         trials_SP = [counts_of(line["trials"]) for line in self.lines]
         return np.array(correct_SP) / np.maximum(trials_SP, 1)
@@ -70,10 +70,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Runs:
-    """A recipe on a family. `frontier` has, by account, the indices of its points in `points`;
-    `best`, by budget, the index of the settings with the best validation; `searches` is the same
-    for each complete search. `is_equal` is true if some account uses the settings chosen
-    at equal rollouts, because its own settings have not been run."""
+    """A recipe on a family. `frontier` maps an account to the indices of its points in `points`;
+    `best` maps a budget to the index of the settings with the best validation accuracy; `searches`
+    has such a map for each complete search. `is_equal` is true if some account uses the settings
+    chosen at equal rollouts, because its own settings have not been run."""
 
     name: str
     points: Sequence[Point]
@@ -153,8 +153,8 @@ def runs_of(
 
 
 def target_budgets(reference: Runs, others: Collection[Runs]) -> list[int]:
-    """Return the budgets of the reference at which its accuracy is a target: all but the largest,
-    unless it is the only one, or every other recipe was run beyond it."""
+    """Return the budgets of the reference at which its accuracy is a target. The largest is one of
+    them only if it is the only budget, or if all other recipes were run beyond it."""
     *smaller, largest = reference.best
     is_passed = all(max(runs.best) > largest for runs in others)
     return [*smaller, largest] if is_passed or not smaller else smaller
@@ -170,8 +170,8 @@ class Spread:
 
 
 def spread_of(found: Collection[Runs]) -> Spread | None:
-    """Return the spread between searches, pooled over recipes and budgets: the few searches of one
-    recipe do not suffice. Return None if no recipe has two searches."""
+    """Return the spread between searches, pooled over recipes and budgets, because one recipe has
+    too few searches. Return None if no recipe has two searches."""
     squares, freedom = 0.0, 0
     for runs in found:
         if len(runs.searches) < 2:
@@ -199,7 +199,7 @@ class Draws:
 def resample(mine: Runs, reference: Runs, num_draws: int, spread: Spread | None = None) -> Draws:
     """Draw prompts once for both recipes, seeds for each point, and for each recipe a deviation due
     to its search. The standard deviation over draws of S seeds is too small by sqrt((S - 1) / S),
-    and a normal quantile is too small for S - 1 degrees of freedom: deviations from the mean are
+    and a normal quantile is too small for S - 1 degrees of freedom, so deviations from the mean are
     widened to correct both."""
     rng = np.random.default_rng(0)
     mine_rates, reference_rates = ([p.rates() for p in runs.points] for runs in (mine, reference))
@@ -235,7 +235,7 @@ def widening(num_seeds: int) -> float:
 
 
 def mean_of(parts: Sequence[Floats]) -> Floats:
-    """Return [N] the mean accuracy at each point, over its seeds and prompts."""
+    """Return the mean accuracy [N] at each point, over its seeds and prompts."""
     return np.array([rates_SP.mean() for rates_SP in parts])
 
 
@@ -250,7 +250,7 @@ def ratios(
     )
 
     def needed(which: int, accuracy: tuple[Floats, Floats], target: int) -> Floats:
-        """Return [D] the compute of `which` (1: reference) for the accuracy of point `target`."""
+        """Return the compute [D] of `which` (1: reference) for the accuracy of point `target`."""
         own = accuracy[which][:, list(places[which])]
         return reach(costs[which], own, accuracy[1][:, target])
 

@@ -36,8 +36,8 @@ def family_facts(profile: pl.DataFrame) -> dict[str, Any]:
 
 
 def true_rates(profile: pl.DataFrame) -> Floats:
-    """Return [NUM_DRAWS * prompts] draws of the true pass rates from every prompt's posterior.
-    Rates from a few samples are spread too widely: selecting the best of them selects for luck."""
+    """Return draws [NUM_DRAWS * prompts] of the true pass rates from every prompt's posterior.
+    Rates from a few samples are spread too widely, so selecting the best rates selects for luck."""
     correct = profile["correct"].to_numpy()
     graded = (profile["num_samples"] - profile["error"]).to_numpy()
     a, b = fit_beta(correct, graded)

@@ -61,8 +61,8 @@ class Family:
 @dataclass(frozen=True)
 class Protocol:
     """The content of a protocol file. `title` is the title of its page, `parameters` the parameter
-    file, to which `recipes` are added. Recipes are compared with the best one in `reference`; these
-    must train the same policy. `seeds` are the seeds of the test runs."""
+    file, to which `recipes` are added. Recipes are compared with the best one of those in
+    `reference`, which must all train the same policy. `seeds` are the seeds of the test runs."""
 
     title: str
     parameters: str
@@ -223,9 +223,9 @@ def make_cell(
     settings: Mapping[str, Any],
     root: Path = ROOT,
 ) -> BenchmarkCell:
-    """Return the cell with its own parameters: the family's, and one recipe that contains the
-    settings. A recipe's key of the section `train` replaces the whole base value, so partial
-    settings are merged into the base value. The code is under `root`."""
+    """Return the cell with its own parameters: those of the family, with one recipe that contains
+    the settings. A key in a recipe's `train` replaces the whole base value, so partial settings are
+    first merged into the base value. The code is under `root`."""
     name, changes = family[0], family[1].changes
     changed = merged(values, changes)
     chosen = changed["recipes"][recipe]

@@ -60,8 +60,8 @@ Find = Callable[[BenchmarkCell], Line | None]
 def runnable(
     protocol: Protocol, values: Values, results: Mapping[str, Line]
 ) -> Iterator[BenchmarkCell]:
-    """Yield the cells that can run next and have no line, in the order in which they should run:
-    the results of the first recipes are known before the last ones are tried."""
+    """Yield the cells that can run next and have no line, in the order in which they should run, so
+    that the first recipes have results before the last ones are tried."""
 
     def find(cell: BenchmarkCell) -> Line | None:
         return results.get(cell.key)
@@ -106,8 +106,8 @@ def turn(
 
 
 def tested(trials: Collection[Line]) -> list[Line]:
-    """Return the trials with settings to run on test, each settings once: the choices of each
-    account, and the best trials of each search alone, from which the spread of searches follows."""
+    """Return the trials whose settings are run on test, without duplicates: those chosen for each
+    account, and the best of each search alone, which give the spread between searches."""
     good = [line for line in trials if "failed" not in line]
     wanted = [trial for measure in MEASURES if good for trial in chosen(good, measure)]
     for seed in dict.fromkeys(line["seed"] for line in good):
@@ -128,10 +128,10 @@ def lines_of(protocol: Protocol, values: Values, family: str, find: Find) -> lis
 
 
 def due(protocol: Protocol, values: Values, lines: Collection[Line]) -> list[Line]:
-    """Return the lines to show: those of the cells that `turn` yields, so none of other settings,
-    other code or an older protocol. If a family's reference has not been run on test, return
-    superseded lines instead: for each recipe the lines with the last reason, which were superseded
-    together."""
+    """Return the lines to show: those of the cells that `turn` yields, and so none of other
+    settings, other code or an older protocol. If these lack a test run of a family's reference and
+    superseded lines have one, return superseded lines for this family: for each recipe those with
+    the last reason, which were superseded together."""
     results = current(lines)
     marked = [line for line in lines if "superseded" in line]
     last = {(line["family"], line["recipe"]): line["superseded"] for line in marked}
@@ -172,8 +172,8 @@ def reached(line: Line) -> float:
 
 
 def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int) -> float:
-    """Return a lower bound on the remaining hours, at the rate of the finished cells: the number of
-    settings to run on test is unknown before the searches are done."""
+    """Return the remaining hours at the rate of the finished cells. They are a lower bound, because
+    the number of settings to run on test is unknown until the searches are done."""
     finished = [line for line in results.values() if "failed" not in line]
     rate = SECONDS_A_ROLLOUT
     if finished:
@@ -247,7 +247,7 @@ def run(protocol: Protocol, values: Values, work: Path, file: Path, workers: int
 
 
 def run_in_worker(cell: BenchmarkCell, work: Path) -> Line:
-    """Run a cell in a worker. On interrupt, kill the worker: the pool would wait for it forever."""
+    """Run a cell in a worker. On interrupt, kill the worker: else the pool would wait forever."""
     try:
         return cells.run_cell(cell, work)
     except KeyboardInterrupt:

@@ -86,7 +86,7 @@ def page(
 
 
 def superseded_words(lines: list[Line]) -> Iterator[str]:
-    """Yield lines with the reasons why results on the page are superseded; none if none are."""
+    """Yield lines with the reasons why results on the page are superseded, if any are."""
     reasons: dict[str, list[str]] = {}
     for line in lines:
         if "superseded" in line:
@@ -203,7 +203,7 @@ def settings_words(line: Line) -> str:
 
 
 def ratio_words(ratio: Ratio) -> str:
-    """Return a ratio with its interval as text, or that the target is not reached."""
+    """Return as text a ratio with its interval, or `not reached` with the share of draws."""
     if ratio.value is None:
         return f"not reached ({ratio.reached:.0%} of draws)"
     low, high = ("not reached" if end is None else f"{end:.2f}" for end in (ratio.low, ratio.high))

@@ -5,9 +5,9 @@ code, and its settings.
                                         "versions": {"torch": "2.13.0", ...}}
     data/code/grpo/train.params.yaml   train: {learning_rate: 0.0003, ...}
 
-Every other stage depends on its two files, and not on code: a new comment reruns no stage, and a
-new method only the recipes that name it. This stage takes about a second and is not tracked. The
-counted files are in `cells.py`, excluded ones in `left_out.py`, settings in `effective.py`."""
+Every other stage depends on its two files instead of on the code: a new comment reruns no stage,
+and a new method reruns only the recipes that name it. This stage takes about a second and is not
+tracked. See `cells.py` (counted files), `left_out.py` (excluded), `effective.py` (settings)."""
 
 import argparse
 import sys

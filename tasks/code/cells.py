@@ -137,7 +137,7 @@ def readers_of(slots: Iterable[str], root: Path) -> tuple[str, ...]:
 
 
 def named(package: str, names: Iterable[Any], root: Path) -> list[str]:
-    """Return the dotted names of the modules `names` of `package`. Omit missing modules, and names
-    that would lead out of its folder."""
+    """Return the dotted names of the modules of `package` that `names` lists. Omit missing modules,
+    and names that would lead out of the package's folder."""
     modules = [f"{package}.{name}" for name in names if str(name).isidentifier()]
     return [module for module in modules if module_file(module, root)]

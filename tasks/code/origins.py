@@ -29,7 +29,7 @@ def recipe_rows(values: Values, name: str) -> list[Row]:
     def origin(key: str) -> str:
         if find(own, key) is not MISSING:
             return f"recipe {name}"
-        slot = ".".join(key.split(".")[:2])  # a slot that the recipe names is whole
+        slot = ".".join(key.split(".")[:2])  # a slot set by the recipe replaces the whole slot
         is_replaced = isinstance(find(own, f"{slot}.method"), str)
         return DEFAULT if is_replaced or find(values, key) is MISSING else FILE
 

@@ -4,11 +4,11 @@ The verifier of a prompt is in the prompt's row, which is not available here. Bu
 from its source, and a source sets it in the first of these places that exists:
 
 - the entry's own key `verifier`, which replaces every other: a name, or names by a column's values;
-- keys `verifier` anywhere in the entry's settings, of the same two forms;
+- keys `verifier` anywhere in the entry's settings, in the same two forms;
 - a verifier's name as a string in the preset's file.
 
-A source with none of them may use any: then all verifiers count. A configured verifier
-(`verify.verifiers`) counts as its file and the verifiers that its settings name."""
+A source with none of these may use any verifier, so all count. For a configured verifier
+(`verify.verifiers`), its file counts, and so do the verifiers that its settings name."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -62,7 +62,7 @@ def under_key(value: Any, key: str, known: set[str]) -> Iterator[str]:
 
 
 def names(value: Any, known: set[str]) -> Iterator[str]:
-    """Yield `value` if it is a name, else the known names in it, a mapping of column values."""
+    """Yield `value` if it is a name; if it maps column values to names, yield the known names."""
     if isinstance(value, str):
         yield value
     else:

@@ -1,11 +1,11 @@
 """The versions of the libraries that change values.
 
-One rule: a different version of a library in PACKAGES makes every cell stale that can import it.
+A different version of a library in PACKAGES makes every cell that can import the library stale.
 Only the policy is not rebuilt, because its weights are in git and everything depends on them.
 
-The version is the installed package's without a local suffix: 2.13.0+cpu and 2.13.0+cu130 are one
-version, or no two machines could share results. If a package is not installed, such as vLLM on a
-machine without a GPU, the pinned version counts, for the same reason."""
+The version is that of the installed package, without a local suffix: 2.13.0+cpu and 2.13.0+cu130
+count as one version, so that different machines can share results. If a package is not installed,
+such as vLLM on a machine without a GPU, the pinned version counts, for the same reason."""
 
 import re
 from collections.abc import Iterable

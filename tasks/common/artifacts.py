@@ -25,8 +25,8 @@ PHASES = ("profile", "generate", "score", "update", "evaluate", "branch")
 
 @dataclass(frozen=True)
 class Table:
-    """One kind of table: its name, and the type and an example value of every column. Tables
-    written before the `later` columns existed are read with nulls in them."""
+    """One kind of table: its name, and the type and an example value of every column. In tables
+    written before the `later` columns existed, these columns are read as nulls."""
 
     name: str
     fields: Mapping[str, tuple[pl.DataType | type[pl.DataType], Any]]
@@ -93,9 +93,9 @@ class Table:
     def read_columns(
         self, path: Path, columns: Sequence[str], where: pl.Expr | None = None
     ) -> pl.DataFrame:
-        """Return some columns of the rows that satisfy `where`. The types of all columns are
-        checked, but only `columns` are decoded: texts and tokens are gigabytes that few need.
-        Raise the errors of `read`."""
+        """Return `columns` of the rows that satisfy `where`. The types of all columns are checked,
+        but only `columns` are decoded: texts and tokens take gigabytes, and few callers read them.
+        Raise the same errors as `read`."""
         self.verify(path)
         try:
             rows = self.completed(pl.scan_parquet(path))
@@ -154,11 +154,11 @@ PROMPTS = Table(
     },
     later=("solution",),
 )
-"""`messages` is null for a plain prompt; `template` is the text around it, with `{prompt}` in its
-place. If both are null, the prompt is a user's message if the policy has a chat template, and
-is otherwise sampled unchanged. Other `messages` are JSON, a list of messages with role and content,
-which the policy's chat template renders; `prompt` is then only the question, for readers. The
-example shows both. `solution` is a worked solution, null if the source has none."""
+"""For a plain prompt, `messages` is null and `template` is the text around the prompt, which
+replaces `{prompt}`. If both are null, the prompt is a user message if the policy has a chat
+template, and is otherwise sampled unchanged. For a chat, `messages` is a JSON list of messages with
+role and content, which the policy's chat template renders, and `prompt` is only the question, for
+readers. The example shows both. `solution` is a worked solution, null if the source has none."""
 
 REJECTED = Table(
     "rejected",
@@ -186,8 +186,8 @@ CONTAMINATION = Table(
         "eval_prompt": (pl.String, "Find the sum of all primes below 10."),
     },
 )
-"""One row per prompt dropped from training and matching prompt of an evaluation split. `kind` is
-exact (equal except for case and white space) or near; `overlap` is the share of n-grams."""
+"""One row per pair of a prompt dropped from training and a matching prompt of an evaluation split.
+`kind` is exact (but for case and whitespace) or near; `overlap` is the share of common n-grams."""
 
 ROLLOUTS = Table(
     "rollouts",
@@ -208,8 +208,8 @@ ROLLOUTS = Table(
 )
 
 """`score` is the verifier's own score in [0, 1] if it returns one, else 1 for `correct` and 0 for
-the rest; `parts` are the scores of a composite's verifiers. `reward` is 1 for `correct` and 0 for
-the rest; for a composite it is the weighted sum."""
+other outcomes. `parts` are the scores of a composite's verifiers. `reward` is their weighted sum
+for a composite; for any other verifier it is 1 for `correct` and 0 for other outcomes."""
 
 SAMPLES = Table(
     "samples",
@@ -320,8 +320,8 @@ STEPS = Table(
 and validation. `num_mixed_groups` counts sampled groups, before `select`. `log_ratio_mean` and
 `log_ratio_max` are of absolute values; the quantiles are signed, trainer minus sampler, before any
 clip. `weight_ess_rate` is the effective sample size of the importance weights as a share of the
-tokens, `weight_capped_rate` the share that was capped. `updated` is false if no group was mixed
-(without KL) or the gradient was not finite."""
+tokens, and `weight_capped_rate` is the share of tokens whose weight was capped. `updated` is false
+if no rollout had a gradient or the gradient was not finite."""
 
 CURVE = Table(
     "curve",
@@ -364,9 +364,9 @@ TRAIN_ROLLOUTS = Table(
     },
     later=("versions",),
 )
-"""`version` counts the updates of the policy that sampled the oldest token. `is_action` marks the
-policy's own tokens; the others are an environment's. It is null if all are the policy's.
-`versions` are the versions per token; null if all tokens of a step have their rollout's version."""
+"""`version` is the number of updates of the policy that sampled the rollout's oldest token.
+`is_action` marks the policy's own tokens, as opposed to an environment's; null if all are its own.
+`versions` is each token's version; null if all tokens of the step have their rollout's version."""
 
 STORE = Table(
     "rollout store",
@@ -385,5 +385,5 @@ STORE = Table(
         "engine_version": (pl.String, "5.19.0"),
     },
 )
-"""One shard of the store. Its folder states policy digest, sampling parameters and base seed.
-`logprobs`, of the distribution that was sampled from, are null if `store.logprobs` was off."""
+"""One shard of the store. Its folder's `sampling.json` has policy digest, parameters and base seed.
+`logprobs` are those of the sampling distribution; they are null if `store.logprobs` was off."""

@@ -1,17 +1,17 @@
 """Files of the pipeline with a checksum, so that damage and manual edits are noticed wherever a
 file is copied.
 
-The footer of a Parquet file contains the sha256 of all bytes of the file, computed with the 64
-characters of the checksum itself as zeros. The file stays plain Parquet. JSON files are objects:
+The footer of a Parquet file contains the sha256 of all bytes of the file, computed with zeros in
+place of the checksum's own 64 characters. The file stays plain Parquet. JSON files are objects:
 
     {
       "charged": {"generate": 1.2e9, ...},
       "winnow-sha256": "9f86d081884c7d65..."
     }
 
-The checksum is the last key of the object, so the file stays plain JSON. It is computed over the
-values, with sorted keys and without white space: the checked values are exactly the used ones, and
-a reformatted file is still valid. Equal values result in equal files.
+The checksum is the last key of the object, so the file stays plain JSON. It is computed from the
+parsed values, written with sorted keys on one line. So the checked values are exactly those that
+are used, and a reformatted file is still valid. Equal values result in equal files.
 
 Files without a checksum: the metrics that DVC shows (`report/metrics`; DVC would show the key as a
 metric, and no stage reads them), `report/leaderboard.json` (a list; its checksum is in
@@ -49,8 +49,8 @@ class DamagedError(ArtifactError):
 
 
 class CheckedValues(dict[str, Any]):
-    """The values of a file with a checksum. A missing key, at any depth outside lists, raises
-    ArtifactError with the file's name: it is another file, or from an earlier version."""
+    """The values of a file with a checksum. Looking up a missing key, at any depth outside lists,
+    raises ArtifactError with the file's name: this is another file, or an earlier version's."""
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         super().__init__(
@@ -168,7 +168,7 @@ def checksum_of(file: BinaryIO, offset: int) -> bytes:
 
 def checksum_offset(file: BinaryIO) -> int:
     """Return the offset of the checksum, which follows the last KEY in the footer. Only the footer
-    is searched, because rows could contain KEY. Raise DamagedError if it is incomplete."""
+    is searched, because rows could contain KEY. Raise DamagedError if the footer is incomplete."""
     size = file.seek(0, io.SEEK_END)
     file.seek(max(size - END, 0))
     start = size - END - int.from_bytes(file.read(4), "little")

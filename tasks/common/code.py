@@ -1,13 +1,13 @@
 """Digests of code: the files that a program can import, and the content of each.
 
 The digest of a file is the digest of its syntax tree without comments, layout and docstrings, so
-that it changes only with the program. It is equal on every supported Python: fields that only some
-versions have are empty in code that runs on all of them, and empty fields are omitted.
+it changes only if the program does. It is equal on every supported Python version: tree fields that
+only some versions have are empty in code that runs on all of them, and empty fields are omitted.
 
 Imports are read from the syntax trees, and nothing is imported. An import inside a function counts
 as well, and so does a string that is the name of one of our modules (`Pool("tasks.x.worker")`). A
-module with a computed name, as in `registry`, is not found: the caller passes it as one more module
-to start from."""
+module whose name is computed, as in `registry`, is not found, so the caller must pass it as one
+more module to start from."""
 
 import ast
 import hashlib
@@ -62,8 +62,8 @@ def digest_of(path: Path) -> str:
 def dump(node: Any) -> str:
     """Return a syntax tree as text: the kind of every node and its non-empty fields.
 
-    It excludes positions, contexts (load or store, implied by the place), string prefixes, defaults
-    of settings, and strings that are statements: docstrings, and strings used as comments."""
+    The text excludes positions, contexts (load or store, which the parent node implies), string
+    prefixes, defaults of settings, and strings that are statements (docstrings and the like)."""
     if isinstance(node, list):
         return f"[{','.join(dump(item) for item in node)}]"
     if not isinstance(node, ast.AST):
@@ -92,8 +92,8 @@ def is_of_settings(node: ast.AST) -> bool:
 
 
 def without_defaults(node: Any) -> ast.ClassDef:
-    """Return a settings class with a placeholder for every default. The values of defaults are in
-    the settings of a cell (see tasks/code/effective.py); only their existence counts here."""
+    """Return a settings class with a placeholder for every default: only its existence counts here.
+    Its value is among the effective settings of a cell (see tasks/code/effective.py)."""
     body = [
         ast.AnnAssign(line.target, line.annotation, ast.Constant("default"), line.simple)
         if isinstance(line, ast.AnnAssign) and line.value
@@ -184,8 +184,8 @@ def module_file(module: str, root: Path) -> Path | None:
 
 
 def reach(modules: Iterable[str], root: Path) -> set[Path]:
-    """Return the files under `root` that can be loaded when `modules` are imported: their files,
-    the files that these import, the packages around them, and resource files that they name."""
+    """Return the files under `root` that can be loaded when `modules` are imported: the modules,
+    all that they import, directly or not, their packages, and the resource files that they name."""
     found: set[Path] = set()
     pending = [path for module in modules for path in module_files(module, root)]
     while pending:
@@ -211,7 +211,7 @@ def uses(path: Path, root: Path) -> frozenset[Path]:
 def module_files(module: str, root: Path) -> tuple[Path, ...]:
     """Return the files that an import of one of our modules runs: its packages and its own file.
 
-    For a name that is not a module, such as a function, they are the files of its packages."""
+    For a name that is not a module's, such as a function's, return the files of its packages."""
     parts = module.split(".")
     if parts[0] != PACKAGE:
         return ()

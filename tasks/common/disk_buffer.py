@@ -1,8 +1,8 @@
 """Rows of a table too large for memory: added in any order, read back sorted, one part at a time.
 
-The rows are in one unnamed file beside the output that needs them, so the disk space is released
-however the process ends. Left out: a merge of sorted runs. Rows are numbered without gaps, so a
-row's number determines its part."""
+The rows are in one unnamed file beside the output that is made from them, so the disk space is
+released however the process ends. Left out: a merge of sorted runs. It is unnecessary, because rows
+are numbered without gaps, so a row's number determines its part."""
 
 import io
 import tempfile
@@ -46,7 +46,7 @@ class DiskBuffer:
         # the oldest level copies only the piece, not the frame that it is a slice of
         buffer = io.BytesIO()
         piece.write_ipc(buffer, compression="lz4", compat_level=pl.CompatLevel.oldest())
-        # released here: a buffer kept by a traceback crashes the garbage collector of 3.12.1
+        # released here: a buffer kept by a traceback crashes Python 3.12.1's garbage collector
         with buffer.getbuffer() as content, writing(self.folder):
             offset = self.file.seek(0, io.SEEK_END)
             self.file.write(content)

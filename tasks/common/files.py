@@ -4,8 +4,8 @@ Writes go to a temporary name, are flushed to the disk and then renamed: a reade
 or the new one, never a partial file. A temporary file is locked while its writer lives. The next
 process that writes into the folder removes the temporary files of killed writers.
 
-Modes follow the folder: in a folder that a group shares (group-writable or setgid) files and
-folders belong to the group as well, and in a private folder they are private."""
+New files and folders follow their parent folder: they belong to the group in a folder that a group
+shares (group-writable or setgid), and are private in a private folder."""
 
 import errno
 import fcntl
@@ -105,7 +105,7 @@ def explain_write(error: BaseException, path: Path | None = None) -> str | None:
 
 
 def write_sentence(place: Path | str, why: str) -> str:
-    """Return a message that a place cannot be written, with the reason and how to resume."""
+    """Return the message for a failed write to `place`: the reason, and how to resume."""
     return f"{place}: {why}. Finished results are kept: then run the same command again"
 
 
@@ -120,7 +120,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def number_of(error: BaseException) -> int | None:
-    """Return the operating system's number of an error (errno), or None."""
+    """Return the errno of an error from the operating system, SQLite or a library, or None."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if isinstance(code := getattr(error, "sqlite_errorcode", None), int):
@@ -201,7 +201,7 @@ def held_file(folder: Path, name: str) -> Iterator[tuple[Path, BinaryIO]]:
 
 def hold(descriptor: int) -> bool:
     """Lock a new file. Return False if another process, taking it for a dead writer's, has already
-    locked or removed it. Return True, without a lock, on a file system that has none."""
+    locked or removed it. On a file system without locks, return True without locking it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -261,9 +261,9 @@ def follow_folder(path: Path, mode: int) -> None:
     """Set the mode of a new file or folder: `mode` without permissions that the parent folder lacks
     or, if a group shares the parent, the parent's own group and permissions."""
     around = path.parent.stat()
-    writers = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)  # world-writable is not a group's
+    writers = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)  # world-writable: not one group's
     if around.st_mode & stat.S_ISGID or writers == stat.S_IWGRP:
-        with suppress(PermissionError):  # not a member
+        with suppress(PermissionError):  # this user is not in the group
             os.chown(path, -1, around.st_gid)
         mode = around.st_mode & (0o2775 if path.is_dir() else 0o664)
     else:

@@ -1,9 +1,9 @@
 """params.yaml: read once, checked strictly, passed on as frozen dataclasses.
 
-The file sets the values that differ from the defaults, which are beside the fields of the
-dataclasses. A section is read into its dataclass; an unknown key or a value of the wrong type is an
-error with the key's full name and the nearest existing key. All problems of a section are found at
-once."""
+The file lists only values that differ from the defaults, which are set in the dataclasses. Each
+section is read into its dataclass. An unknown key or a value of the wrong type is an error with the
+key's full name and, for an unknown key, the most similar valid one. All problems of a section are
+reported at once."""
 
 import copy
 import dataclasses
@@ -36,9 +36,9 @@ class ParamsError(ValueError):
 
 @dataclass_transform(frozen_default=True)
 def settings(cls: type[T]) -> type[T]:
-    """Make `cls` a frozen dataclass of parameters; a default may be a list or a mapping. The stage
-    `code` writes the values of the fields for every cell that reads them, so the code digests
-    exclude the defaults."""
+    """Make `cls` a frozen dataclass of parameters; a default may be a list or a mapping. The code
+    digests exclude the defaults, because the stage `code` writes the values in effect for every
+    cell that they affect."""
     for name, value in list(vars(cls).items()):
         if name in cls.__annotations__ and isinstance(value, list | dict):
             setattr(cls, name, dataclasses.field(default_factory=partial(copy.deepcopy, value)))
@@ -51,7 +51,7 @@ class Budget:
     (see `tasks/common/accounting/spending.py`)."""
 
     account: Literal["rollouts", "tokens", "charged", "charged_mixed", "executed"] = "executed"
-    amount: float = 6.0e11  # rollouts, tokens or FLOPs of the account
+    amount: float = 6.0e11  # in the account's unit: rollouts, tokens or FLOPs
 
     def __post_init__(self) -> None:
         above_zero(experiment__budget__amount=self.amount)
@@ -61,9 +61,9 @@ class Budget:
 class Experiment:
     """The section `experiment`: the axes of the DVC matrix, and the budget of each cell."""
 
-    recipes: list[str]  # files of recipes/, or keys under `recipes`; each starts from one policy
+    recipes: list[str]  # files of recipes/ or keys under `recipes`; all start from the same policy
     seeds: list[int]  # seeds of the runs of every recipe
-    budget: Budget | None = None  # same for every cell; null: each trains along its whole plan
+    budget: Budget | None = None  # same for every cell; null: each cell trains on its whole plan
 
     def __post_init__(self) -> None:
         for name in ("recipes", "seeds"):
@@ -78,8 +78,8 @@ class Experiment:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return the whole file as a dictionary. Raise ParamsError if it is missing or not a mapping in
-    YAML, or has an infinite or NaN number, an invalid recipe name or an invalid seed."""
+    """Return the whole file as a dictionary. Raise ParamsError if it is missing, is not a YAML
+    mapping, or contains an infinite or NaN number, an invalid recipe name or an invalid seed."""
     try:
         params = parsed(path.read_text())
         check_finite(params, path.name)
@@ -133,7 +133,7 @@ def in_one_line(error: yaml.YAMLError) -> str:
 
 
 def check_cells(values: Mapping[str, Any], file: str) -> None:
-    """Raise a ParamsError naming a recipe or a seed that cannot be part of a path, if any."""
+    """Raise a ParamsError naming the first recipe or seed that cannot be part of a path, if any."""
     recipes, experiment = values.get("recipes"), values.get("experiment")
     for name in recipes if isinstance(recipes, dict) else ():
         check_recipe(name, f"{file}: a key of recipes")
@@ -154,7 +154,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def check_recipe(name: Any, where: str) -> None:
-    """Raise ParamsError unless `name` can be a folder and a part of a DVC stage's name."""
+    """Raise ParamsError unless `name` is valid as a folder name and in the name of a DVC stage."""
     if not isinstance(name, str) or not CELL_NAME.fullmatch(name):
         raise ParamsError(
             f"{where} is {str(name)[:100]!r}; it names folders and stages: up to 64 letters a to "
@@ -163,8 +163,8 @@ def check_recipe(name: Any, where: str) -> None:
 
 
 def coordinates(stage: str) -> tuple[str, str | None, int | None]:
-    """Return (name, recipe, seed) of a stage as DVC names it: `train@sgpo-0`, `allocate@sgpo`,
-    `profile`. The recipe and the seed are None if the name lacks them."""
+    """Return (name, recipe, seed) from DVC's name of a stage, such as `train@sgpo-0`,
+    `allocate@sgpo` or `profile`. The recipe and the seed are None if the name lacks them."""
     name, _, cell = stage.partition("@")
     recipe, _, seed = cell.rpartition("-")
     if recipe and seed.isdecimal():
@@ -173,8 +173,8 @@ def coordinates(stage: str) -> tuple[str, str | None, int | None]:
 
 
 def check_finite(value: Any, file: str, *keys: str) -> None:
-    """Raise a ParamsError naming a number that is infinite or NaN: digests and JSON files cannot
-    contain it."""
+    """Raise a ParamsError naming the first infinite or NaN number, if any: digests and JSON files
+    cannot contain such numbers."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             check_finite(part, file, *keys, str(key))
@@ -195,8 +195,8 @@ def section(params: Mapping[str, Any], name: str, cls: type[T]) -> T:
 
 
 def sections(params: Mapping[str, Any], cls: type[T]) -> T:
-    """Return several sections at once as `cls`, a dataclass with a field per section, typed as the
-    section's dataclass. Raise ParamsError with the problems of all sections."""
+    """Return several sections at once as `cls`, a dataclass with one field per section, whose type
+    is the section's dataclass. Raise ParamsError with the problems of all sections."""
     hints = typing.get_type_hints(cls)
     with gathered() as problems:
         found = {name: problems.of(section, params, name, hint) for name, hint in hints.items()}
@@ -229,7 +229,7 @@ def check_keys(
     where: str,
     problems: "Problems",
 ) -> None:
-    """Add unknown keys to `problems`, and missing ones unless an unknown key is a misspelling."""
+    """Add to `problems` all unknown keys, and all missing keys that no unknown key misspells."""
     misspelt = set()
     for key in value:
         if key not in allowed:
@@ -246,8 +246,8 @@ def is_required(field: "dataclasses.Field[Any]") -> bool:
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """Return `value` if it matches a type hint, else raise ParamsError. Whole numbers become floats
-    and mappings dataclasses where the hint asks for them; nothing else is converted."""
+    """Return `value` if it matches a type hint, else raise ParamsError. A whole number becomes a
+    float, and a mapping a dataclass, if that is the hint. Nothing else is converted."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -283,8 +283,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def convert_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:
-    """Return `value` as a type of a union: None if allowed, text as a word of the Literals if there
-    are any, and all else as the first type besides None. Raise ParamsError as `convert` does."""
+    """Return `value` as one type of a union: None if allowed, a string as a word of the Literals if
+    there are any, and any other value as the first type except None. Raise as `convert` does."""
     if value is None and type(None) in arguments:
         return None
     words = [word for a in arguments for word in typing.get_args(a)]  # of a Literal

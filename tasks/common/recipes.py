@@ -1,10 +1,10 @@
 """Recipes by name: a file of `recipes/`, or a key under `recipes` in params.yaml.
 
 A recipe has `allocate` (its strategy) and `train` (its differences from the section `train`; a slot
-that it names replaces the section's whole slot). With `from: NAME` it is the recipe NAME with these
-values merged in, key by key; another method of a slot, or another strategy, replaces the whole
-mapping. A recipe of params.yaml takes precedence over a file of the same name; without a strategy
-or `from` it extends that file, so an override of one of its keys changes the built-in recipe."""
+with a method replaces the section's whole slot). With `from: NAME` it is the recipe NAME with these
+values merged in, key by key, except that a slot with a different method, or a different strategy,
+replaces the whole mapping. A recipe in params.yaml takes precedence over a file of the same name.
+Without a strategy or `from` it extends that file, so it can set single keys of a built-in one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,16 +77,16 @@ def of_cell(layout: Layout, name: str, seed: int) -> dict[str, Any]:
 
 
 def has_reference(train: Mapping[str, Any]) -> bool:
-    """Return whether a section `train` needs the log-probabilities of a reference, for a KL term or
-    for its loss."""
+    """Return whether a section `train` requires the log-probabilities of a reference policy, for a
+    KL term or for its loss."""
     file = LOSSES / f"{train['loss'].get('method')}.py"
     return train["kl_coefficient"] > 0.0 or registry.declares(file, "reads_reference")
 
 
 def is_scored(train: Mapping[str, Any]) -> bool:
-    """Return whether a section `train` needs a pass over a step's rollouts before its first update:
-    for `m2po`, for a proximal policy, or for several updates, unless `ratio_to` is `sampler` and
-    `reject` is null. Slots may need such a pass, too."""
+    """Return whether a section `train` requires a pass over a step's rollouts before its first
+    update: for `m2po`, for a proximal policy, or for several updates that use the old policy, which
+    they do unless `ratio_to` is `sampler` and `reject` is null. Slots are not considered."""
     updates, correction = train["updates"], train.get("correction") or {}
     reads_old = correction.get("ratio_to") != "sampler" or correction.get("reject") is not None
     is_several = updates["epochs"] * updates["minibatches"] > 1
@@ -129,7 +129,7 @@ def has_bonus(train: Mapping[str, Any]) -> bool:
 
 def over(base: Any, value: Any) -> Any:
     """Return the value of a key of `train` after a recipe's change: `value` merged into `base` if
-    both are mappings and `value` does not name a method (then it is a slot), else `value`."""
+    both are mappings, else `value`. A slot, a `value` with a method, is never merged."""
     is_slot = isinstance(value, dict) and "method" in value
     return merged(base, value) if are_alike(base, value) and not is_slot else value
 
@@ -176,8 +176,8 @@ def check(found: Any, where: str) -> None:
 
 
 def merged(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `changes` merged in, mapping by mapping; a mapping with another method or
-    strategy is replaced as a whole."""
+    """Return `base` with `changes` merged in, mapping by mapping. A mapping with another method or
+    strategy is replaced entirely."""
     result = dict(base)
     for key, change in changes.items():
         old = result.get(key)

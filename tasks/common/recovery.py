@@ -37,8 +37,8 @@ def how_to_restore(path: Path) -> str:
 
 
 def recorded(path: Path, project: Path) -> tuple[Path, str, str] | None:
-    """Return (folder of the dvc.lock, stage, digest) of the output that is the file or contains it,
-    or None. The paths in every dvc.lock of a project are relative to the project."""
+    """Return (folder of the dvc.lock, stage, digest) for the output that is `path` or contains it;
+    None if there is none. The paths in every dvc.lock of a project are relative to the project."""
     for folder in (f for f in path.parents if f.is_relative_to(project)):
         with suppress(OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
             stages = yaml.safe_load((folder / "dvc.lock").read_text())["stages"]

@@ -10,8 +10,8 @@ ADDRESS = re.compile(
 
 
 def without_secrets(text: str) -> str:
-    """Return the text with every URL reduced to scheme, host and path: without user, password and
-    query, which is the key of a signed URL."""
+    """Return the text with every URL reduced to scheme, host and path. The user, the password and
+    the query, which contains the key of a signed URL, are removed."""
     return ADDRESS.sub(r"\g<scheme>\g<rest>", text)
 
 

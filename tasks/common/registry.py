@@ -43,8 +43,8 @@ def check(package: ModuleType, name: Any, where: str) -> None:
 
 
 def declares(file: Path, flag: str) -> bool:
-    """Return whether a method's file assigns True to the name in `flag`, in the module or a class.
-    The file is read, not imported: the caller need not load its dependencies."""
+    """Return whether a method's file assigns True to the name `flag`, in the module or in a class.
+    The file is read, not imported, so that its dependencies are not loaded."""
     lines = ast.walk(ast.parse(file.read_bytes())) if file.exists() else []
     return any(
         isinstance(line, ast.Assign)

@@ -84,12 +84,12 @@ def run(
     options: Callable[[argparse.ArgumentParser], None] | None = None,
     before: Callable[[argparse.Namespace], None] | None = None,
 ) -> None:
-    """Run `main(Stage)` of a stage's module, such as tasks.train.run, and exit with 0, with 130 if
-    interrupted, or after a message with the error's `status` (by default 1).
+    """Run `main(Stage)` of a stage's module, such as tasks.train.run. Exit with 0, with 130 if
+    interrupted, or with the `status` of an expected error (by default 1), which is logged.
 
-    The module is imported in the process that does the work (see `forks`), as are the imports of
-    `before`, which runs there first. A stage `of_cell` has a recipe and a seed. They are
-    required unless `alone` names the stage that the module runs without them."""
+    The module is imported in the process that does the work (see `forks`), after `before` has run
+    there with its own imports. A stage `of_cell` has a recipe and a seed. They are required unless
+    `alone` is given: it names the stage that the module runs without them."""
     name = module.split(".")[1]
     parser = argparse.ArgumentParser(prog=f"python -m tasks.{name}")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameter file")
@@ -126,8 +126,8 @@ def run(
 def set_cell(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, alone: str | None
 ) -> None:
-    """Set recipe and seed, if missing, from DVC_STAGE. Exit if one is missing, unless `alone`."""
-    named = os.environ.get("DVC_STAGE", "").rpartition(":")[2]  # after the file of another root
+    """Set recipe and seed from DVC_STAGE if both are missing. Exit without one, unless `alone`."""
+    named = os.environ.get("DVC_STAGE", "").rpartition(":")[2]  # without another root's file name
     if (arguments.recipe, arguments.seed) == (None, None):
         name, arguments.recipe, arguments.seed = params.coordinates(named or alone or "")
         if name == alone:

@@ -11,15 +11,14 @@ import scipy
 
 POINT = 0.01  # a percentage point of accuracy
 CONFIDENCE = 0.95  # of every interval
-MANY = 100_000  # number of rows of counts above which their few distinct values are used
+MANY = 100_000  # with more rows of counts than this, equal rows are computed only once
 Floats = npt.NDArray[np.float64]
 
 
 def score_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per prompt: `correct` and `trials` of non-greedy samples; `greedy` (1, 0, null).
-
-    An `error` is Winnow's own failure: it is excluded from numerator and denominator. Every other
-    outcome except `correct` counts as a failure of the policy."""
+    """Return a row per prompt: `correct` of `trials` non-greedy samples, and whether the `greedy`
+    sample is correct (1 or 0; null if there is none). An `error` is Winnow's own failure, so
+    these samples are ignored. Every other outcome except `correct` is a failure of the policy."""
     valid = pl.col("outcome") != "error"
     greedy = pl.col("greedy")
     return rollouts.group_by("prompt_id", maintain_order=True).agg(
@@ -70,7 +69,7 @@ def bootstrap_interval(
     rng: np.random.Generator,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float]:
-    """Return the 95 % percentile bootstrap interval of the mean of `values`, [P] one per prompt and
+    """Return the 95 % percentile bootstrap interval of the mean of `values` [P], one per prompt,
     all within `bounds`. Prompts are resampled, since samples of one prompt are not independent.
     If all values are equal, return `equal_interval`."""
     values_P = np.asarray(values, dtype=np.float64)
@@ -85,16 +84,15 @@ def bootstrap_interval(
 
 
 def crossed_interval(values_SP: npt.ArrayLike, bounds: tuple[float, float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of values by seed and prompt, [S, P] with S and P at
-    least 2, clipped to `bounds`. Seeds and prompts are both random; all seeds share the prompts.
+    """Return the 95 % interval, clipped to `bounds`, of the mean of `values_SP` [S, P], one value
+    per seed and prompt; S, P >= 2. Seeds and prompts are both random; all seeds share the prompts.
 
     The variance of the mean is the variance of the seeds' means over S plus the variance of the
     prompts' means over P, minus the noise of single answers, which both include (two-way random
     effects; Searle, Casella and McCulloch, Variance Components, 1992), with Satterthwaite's degrees
-    of freedom. If the seeds' means are equal, only the term of the prompts' means counts, or, if
-    prompts differ no more than noise, only the noise. A bootstrap of two or three seeds is far too
-    narrow if seeds differ, and too wide for noise alone (Owen, Annals of Applied Statistics 1,
-    2007)."""
+    of freedom. If the seeds' means are equal, the variance is only the prompts' term, or only the
+    noise if prompts differ no more than noise. A bootstrap of two or three seeds is far too narrow
+    if seeds differ, and too wide for noise alone (Owen, Annals of Applied Statistics 1, 2007)."""
     values = np.asarray(values_SP, dtype=np.float64)
     num_seeds, num_prompts = values.shape
     mean, seeds_S, prompts_P = values.mean(), values.mean(axis=1), values.mean(axis=0)
@@ -110,7 +108,7 @@ def crossed_interval(values_SP: npt.ArrayLike, bounds: tuple[float, float]) -> t
         ]
     )
     is_noise = terms[1] + terms[2] < 0  # prompts that differ no more than noise
-    if len(np.unique(seeds_S.round(12))) == 1:  # their variance is 0, without noise
+    if len(np.unique(seeds_S.round(12))) == 1:  # their variance of 0 does not include the noise
         terms = np.abs(terms) * (np.arange(3) == (2 if is_noise else 1))
     elif is_noise:
         terms[1:] = 0.0
@@ -122,8 +120,8 @@ def crossed_interval(values_SP: npt.ArrayLike, bounds: tuple[float, float]) -> t
 
 def equal_interval(value: float, num: int, bounds: tuple[float, float]) -> tuple[float, float]:
     """Return the interval of a mean if all `num` observed values equal `value`, where a bootstrap
-    would have zero width. The population's share of other values may be up to Wilson's upper limit
-    for 0 of `num`, anywhere within `bounds`. For 0 or 1 in [0, 1] this is Wilson's interval."""
+    would have zero width. Other values within `bounds` may make up a share of the population, at
+    most Wilson's upper limit for 0 of `num`. For 0 or 1 in [0, 1] this is Wilson's interval."""
     others = float(wilson_interval(0, num)[1])
     return value - others * (value - bounds[0]), value + others * (bounds[1] - value)
 
@@ -131,11 +129,11 @@ def equal_interval(value: float, num: int, bounds: tuple[float, float]) -> tuple
 def half_width(
     num_prompts: int, num_samples: int, counts: tuple[npt.ArrayLike, npt.ArrayLike] | None = None
 ) -> float:
-    """Return the expected half width of the 95 % interval of a difference paired over prompts, if
-    both policies have the same pass rates p. A prompt's mean of n samples has the variance p (1 -
-    p) / n, and the difference of two such means has twice that variance. The mean of p (1 - p) is
-    the unbiased estimate from `counts` (correct, trials), if some prompt has two trials; else 1/4,
-    its maximum. The interval is wider if the policies differ more on some prompts."""
+    """Return the expected half width of the 95 % interval of the difference between two policies on
+    the same prompts, if both have the same pass rate p on each. The mean of n samples of a prompt
+    has the variance p (1 - p) / n, and the difference of two such means twice that. The mean of
+    p (1 - p) is estimated without bias from `counts` (correct, trials) if any prompt has two or
+    more trials; else it is 1/4, its maximum. The interval is wider if the policies differ."""
     spread = 0.25
     if counts is not None:
         c, n = (np.asarray(values, dtype=np.float64) for values in counts)
@@ -145,8 +143,8 @@ def half_width(
 
 
 def needed_for_a_point(half: float, num: int) -> int:
-    """Return the number of prompts, or seeds, for a half width of one percentage point, if `num`
-    give `half`: the half width falls with the square root of the number."""
+    """Return how many prompts (or seeds) result in a half width of one percentage point, if `num`
+    of them result in `half`. The half width falls with the square root of their number."""
     return math.ceil(num * (half / POINT) ** 2)
 
 
@@ -154,8 +152,8 @@ def fit_beta(
     correct: npt.ArrayLike, trials: npt.ArrayLike, prompts: npt.ArrayLike = 1.0
 ) -> tuple[float, float]:
     """Return (a, b) of the Beta distribution of true pass rates under which the observed counts are
-    most likely. `prompts` is the number of prompts with each pair (correct, trials). With more than
-    MANY pairs, equal ones share a term of the sum, which saves time."""
+    most likely. `prompts` is the number of prompts with each pair (correct, trials). If there are
+    more than MANY pairs, equal ones are merged first, which saves time."""
     counts: tuple[npt.NDArray[Any], ...] = (np.asarray(correct), np.asarray(trials))
     weights = np.broadcast_to(np.asarray(prompts, dtype=np.float64), counts[0].shape)
     if len(weights) > MANY:
@@ -181,8 +179,8 @@ def mixed_probability(
     group_size: npt.ArrayLike,
     prior: tuple[float, float],
 ) -> Floats:
-    """Return P(a group of size G has a success and a failure), in expectation over each prompt's
-    posterior Beta(a + c, b + n - c), for c correct of n trials and the prior (a, b).
+    """Return for each prompt P(a group of size G has both a success and a failure), in expectation
+    over its posterior Beta(a + c, b + n - c), for c correct of n trials and the prior (a, b).
 
     The plug-in 1 - p^G - (1-p)^G is 0 for a prompt with 0 of 8 successes, and too high for prompts
     chosen because their estimate is near one half; the posterior under the prior of all prompts
@@ -200,8 +198,8 @@ def mixed_probability(
 
 
 def distinct(*counts: npt.NDArray[Any]) -> tuple[tuple[npt.NDArray[Any], ...], npt.NDArray[Any]]:
-    """Return the distinct rows of `counts`, columns of small whole numbers, and for each row its
-    index among the distinct ones."""
+    """Return the distinct rows of a table whose columns are `counts` (small whole numbers), and for
+    each row its index among the distinct ones."""
     shape = tuple(int(values.max()) + 1 for values in counts)
     numbers = np.ravel_multi_index(tuple(values.astype(np.int64) for values in counts), shape)
     if math.prod(shape) > len(numbers):

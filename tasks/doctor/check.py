@@ -1,4 +1,4 @@
-"""Find and report together all faults that can be found before the first stage runs."""
+"""Find all faults that can be found before the first stage runs, and report them together."""
 
 from contextlib import suppress
 from dataclasses import dataclass

@@ -115,7 +115,7 @@ def architecture_of(values: Values, layout: Layout) -> Architecture | None:
 
 
 def num_prompts(path: Path, wanted: int | None) -> Range:
-    """Return the number of prompts in a split: in `path`, else `wanted`, else a wide range."""
+    """Return the number of prompts in a split: those in `path`, or `wanted`, or a wide range."""
     with suppress(OSError, pl.exceptions.PolarsError):
         return exactly(pl.scan_parquet(path).select(pl.len()).collect().item())
     return exactly(wanted) if wanted is not None else Range(100.0, 10_000.0, 1e6)
@@ -190,8 +190,8 @@ def run_flops(world: World, run: Planned, train: Values) -> float:
 
 def plans_of(world: World, recipe: str) -> list[Planned]:
     """Return three plans of the recipe: with the cheapest rollouts (shortest, fewest trained on),
-    with the expected ones, and with the most expensive ones. Without a usable profile, all prompts,
-    or some of them unless the strategy is `uniform`, get the recipe's largest group."""
+    with the expected ones, and with the most expensive ones. Without a usable profile, the recipe's
+    largest group goes to all prompts (strategy `uniform`) or to 5 % to 100 % of them (others)."""
     chosen, limit = recipes.recipe(world.values, recipe), world.values["sampling"]["max_tokens"]
     spec, train = chosen["allocate"], chosen["train"]
     with suppress(ParamsError):  # a plan may have no visit

@@ -28,8 +28,8 @@ def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
 
 
 def memory(values: Values, model: Model, there: list[Gpu]) -> list[str]:
-    """Return a message if training and engine do not fit the first GPU, by the check that the stage
-    makes after loading the weights. Adapters are small, and not counted."""
+    """Return a message if training and engine do not fit the first GPU. The stage makes the same
+    check after loading the weights. Adapters are small, and are not counted."""
     engine, train, gpu = values["engine"], values["train"], there[0]
     lora, name = train["lora"], engine["name"]
     if name == "auto" and not engine["urls"] and engine["num_replicas"] == 1:

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, by nvidia-smi."""
+"""The GPUs of this machine, according to nvidia-smi."""
 
 import subprocess
 from dataclasses import dataclass

@@ -101,6 +101,6 @@ def not_installed(whole: Values) -> list[str]:
 
 
 def is_installed(package: str) -> bool:
-    """Return whether a package is installed; a folder of that name (a tracker's) does not count."""
+    """Return whether a package is installed; a tracker's folder of that name does not count."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None

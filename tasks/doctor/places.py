@@ -1,7 +1,7 @@
 """Check that the pipeline's inputs and outputs exist, are readable or writable, and fit the disk.
 
-A policy is not downloaded: for one on the Hugging Face hub, the cache of this machine is checked.
-Of a remote source only the first rows are read."""
+No policy is downloaded: if it is on the Hugging Face hub, this machine's cache is checked. Only the
+first rows of a source are read."""
 
 import itertools
 import os
@@ -57,15 +57,15 @@ class Model:
 
 
 def model_folder(source: str) -> Path | None:
-    """Return the folder of a policy, which may not exist, or that of the hub's cache. Return None
-    for any other policy, and for one of the hub if the stage would fetch files for it."""
+    """Return the folder of a local policy, which may not exist, or of a hub policy in the cache.
+    Return None for a hub policy if the stage would fetch files, and for any other policy."""
     if (match := POLICY_HUB.fullmatch(source)) is None:
         return None if "://" in source or source == "tiny" else Path(source).expanduser()
     with suppress(LocalEntryNotFoundError):
         found = snapshot_download(
             match["name"],
             revision=match["revision"],
-            allow_patterns=list(DATA_FILES),  # a README, say, is never fetched
+            allow_patterns=list(DATA_FILES),  # others, such as a README, are never fetched
             local_files_only=True,
         )
         return Path(found) if constants.HF_HUB_OFFLINE or not faults(Path(found)) else None
@@ -104,7 +104,7 @@ def check_teachers(values: Values) -> list[str]:
 
 
 def faults(folder: Path) -> list[str]:
-    """Return the first fault of a folder as a policy, in a list; an empty list without one."""
+    """Return a list with the first fault that makes a folder unusable as a policy, or empty."""
     return raised(check_folder, folder) or raised(check_tokenizer, folder)
 
 
@@ -129,9 +129,8 @@ def near(path: Path) -> str:
 
 
 def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
-    """Read a few rows of every source as `ingest` does (of a remote file, the first ones), and
-    return (errors, remarks). A remote source that cannot be read is an error only if its prompts
-    are not here yet."""
+    """Read the first few rows of every source as `ingest` does, and return (errors, remarks). A
+    remote source that cannot be read is an error only if the prompts have not been ingested yet."""
     errors, remarks, found = list[str](), list[str](), list[Row | Rejection]()
     settings = section(values, "ingest", Ingest)
     for number, source in enumerate(sources(settings.sources)):

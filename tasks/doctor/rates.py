@@ -1,8 +1,8 @@
 """The speed of sampling and training on this machine, in charged FLOPs per second.
 
-It is measured, if earlier runs of this data root recorded it: the charge in `flops.json` over the
-seconds in `measured/`. Otherwise it is assumed (`table`), with wide intervals, because the table
-depends on neither model nor lengths."""
+It is measured, if earlier runs of this data root recorded it: the charge in `flops.json` divided by
+the seconds in `measured/`. Otherwise it is assumed (`table`), with wide intervals, because the
+table depends on neither model nor lengths."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,7 +15,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.doctor.ranges import Range, around
 
-SAMPLING_SHARE = 0.05  # of a GPU's peak in decoding; bound by memory, it varies widely
+SAMPLING_SHARE = 0.05  # of a GPU's peak; decoding is memory-bound, so this varies widely
 TRAINING_SHARE = 0.25
 GPU_FACTOR = 4.0
 OTHER_GPU_FLOPS = 100e12
@@ -38,7 +38,7 @@ class Rates:
 def rates(
     layout: Layout, num_parameters: float, gpu: str | None, sampling_gpus: int, training_gpus: int
 ) -> Rates:
-    """Return the rates of all GPUs together for this size of policy. `gpu` names one; None: CPU."""
+    """Return the rates of all GPUs together, at this policy size. `gpu` is a name, None for CPU."""
     assumed = table(gpu)
     note = layout.measured("profile")
     sampling = list(measured(layout.profile, note, "profile", ("profile",), num_parameters))

@@ -22,7 +22,7 @@ FOLDER = "WINNOW_LOCKS"
 
 
 def sampling_gpus(settings: EngineSettings) -> list[str]:
-    """Return the engine's local GPUs, by UUID; none on a CPU, with `urls` or cluster engines."""
+    """Return the UUIDs of the engine's local GPUs (none with `urls` or cluster engines)."""
     if settings.urls or settings.has_cluster_engines:
         return []
     servers = settings.num_server_gpus if engine_name(settings) == "server" else 1
@@ -30,7 +30,7 @@ def sampling_gpus(settings: EngineSettings) -> list[str]:
 
 
 def training_gpus(settings: EngineSettings, num_processes: int) -> list[str]:
-    """Return the trainer's and engine's local GPUs, by UUID; none on a CPU or a cluster."""
+    """Return the UUIDs of the local GPUs of trainer and engine: none on a CPU or a cluster."""
     if settings.cluster != "local":  # Ray places them
         return []
     device = torch_device(settings.device)
@@ -59,8 +59,8 @@ def held(gpus: Iterable[str]) -> Iterator[None]:
 
 
 def folder() -> Path:
-    """Return the folder of this machine's locks, which all its users share: WINNOW_LOCKS if it is
-    set, else `winnow-locks` in the temporary folder."""
+    """Return the folder of the locks, which all users of this machine share. It is WINNOW_LOCKS if
+    that is set, else `winnow-locks` in the temporary folder."""
     path = Path(os.environ.get(FOLDER) or Path(tempfile.gettempdir()) / "winnow-locks")
     path.mkdir(parents=True, exist_ok=True)
     with suppress(PermissionError):  # another user created it

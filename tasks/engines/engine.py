@@ -4,7 +4,7 @@ in place.
 An engine is a file or folder in `engines/`, and is named after it. All engines pass the same
 contract suite. A seed belongs to a completion, not to a batch: a completion depends on the policy,
 the prompt, the sampling settings and its own seed. It does not depend on the other completions of
-the call or their order (in float32, up to the rounding of matrix products)."""
+the call or their order. In float32 this holds up to the rounding of matmuls."""
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ class Request:
     written: Sequence[int] | None = None
 
     def owner_B(self) -> Ints:
-        """Return for each of the B completions the index of its prompt."""
+        """Return the prompt's index for each of the B completions."""
         return np.repeat(np.arange(len(self.prompts)), self.counts)
 
     def written_B(self) -> Ints:
@@ -88,7 +88,7 @@ class NoServerError(ArtifactError):
 
 
 async def attempt(request: Awaitable[T]) -> T | str:
-    """Return the result of a server's `request`, or the text of Unavailable or ArtifactError."""
+    """Return the result of a `request` to a server, or the text of Unavailable or ArtifactError."""
     try:
         return await request
     except (Unavailable, ArtifactError) as error:
@@ -114,8 +114,8 @@ class Engine(Protocol):
         """Return the completions of `request`.
 
         The engine calls `on_ended(row, token_ids, finish_reason)` when a completion ends, so that
-        callers can show progress, and grade it before the others end. Raise ArtifactError, with the
-        prompt's index, if a prompt is empty or leaves no room for `sampling.max_tokens`."""
+        callers can show progress, and can grade it at once. Raise ArtifactError, with the prompt's
+        index, if a prompt is empty or leaves no room for `sampling.max_tokens`."""
         ...
 
     def set_weights(self, weights: Mapping[str, "torch.Tensor"]) -> None:

@@ -59,7 +59,7 @@ def resumed_flops(
     """Return the total executed forward FLOPs of completions of one prompt that continue together.
     Each span is (number of tokens sampled before, number sampled now) of a completion.
 
-    The prompt's whole blocks are computed once, then cached (none if `prefix_block` is 1)."""
+    The prompt's whole blocks are computed once, then cached (if `prefix_block` is above 1)."""
     shared = float(prompt_tokens // prefix_block * prefix_block) if prefix_block > 1 else 0.0
     again = [
         prefill_flops(architecture, prompt_tokens + before)
@@ -70,7 +70,7 @@ def resumed_flops(
 
 
 def changes(versions: Sequence[int]) -> list[int]:
-    """Return 0 and the positions where the policy's version changes; [] without versions."""
+    """Return 0, then the positions where the policy's version changes; [] without versions."""
     places = enumerate(itertools.pairwise(versions), start=1)
     later = [place for place, (before, after) in places if before != after]
     return [0, *later] if versions else []
@@ -87,7 +87,7 @@ def turn_flops(
     tokens.
 
     The first turns share their prompt's prefill. A later turn computes its whole context, except
-    the cached whole blocks of the tokens before the previous turn's last, which was never fed."""
+    cached whole blocks. The last token of the previous turn was never fed, so it is not cached."""
     turns_B = [turns_of(own) for own in is_action]
     lengths = [turns[0][1] for turns in turns_B]
     flops = sample_flops(architecture, prompt_tokens, num_samples, lengths, prefix_block)

@@ -15,7 +15,7 @@ from tasks.engines.memory import TrainingMemory, check_memory
 from tasks.engines.settings import EngineSettings
 from tasks.models.policy import Policy
 
-LEAST_LENGTH = 64  # tokens of prompt and completion; a server must answer its probe
+LEAST_LENGTH = 64  # tokens of prompt and completion: enough for the probe of a server
 
 
 def engine_name(settings: EngineSettings) -> str:
@@ -54,9 +54,9 @@ def load_engine(
 def num_trainer_gpus(
     settings: EngineSettings, num_processes: int, device: torch.device, num_gpus: int | None = None
 ) -> int:
-    """Return the number of GPUs that only the trainer uses: `num_processes` with cluster engines,
-    or if `num_gpus` (default: all visible GPUs) suffice for trainer and local servers. Otherwise 0:
-    on a CPU, with `urls`, or if trainer and engine share the first GPUs."""
+    """Return the number of GPUs that only the trainer uses. This is `num_processes` with cluster
+    engines, or if `num_gpus` (default: all visible GPUs) are enough for trainer and local servers.
+    It is 0 on a CPU, with `urls`, or if trainer and engine share the first GPUs."""
     if device.type != "cuda" or engine_name(settings) != "server" or settings.urls:
         return 0
     if settings.has_cluster_engines:  # on other GPUs, or other machines

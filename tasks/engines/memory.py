@@ -13,17 +13,17 @@ GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 MOMENTS = 2  # AdamW keeps two numbers per weight
 MOMENT = {32: FLOAT32, 8: 1 + FLOAT32 / 256}  # bytes; in 8 bits 256 moments share a float32 scale
-# bytes of a frozen weight; in 4 bits 64 weights share a 1-byte scale, 256 scales a float32 scale
+# bytes of a frozen weight; in 4 bits 64 share a 1-byte scale, and 256 scales share one in float32
 WEIGHT = {32: FLOAT32, 4: 0.5 + 1 / 64 + FLOAT32 / (256 * 64)}
 LOGITS_COPIES = 4  # logits, log-probabilities, probabilities, and their product: [n, V] each
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes that training allocates besides the loaded weights. AdamW's moments, the reference
-    policy and, if they are sharded and so not loaded yet, the weights stay for the whole run.
-    Gradients, autocast's low-precision copy of the weights and the logits of a chunk exist only
-    during the update."""
+    """Bytes that training allocates besides the loaded weights. AdamW's moments and the reference
+    policy stay for the whole run. So do sharded weights, which are counted because they are not
+    loaded yet. Gradients, autocast's low-precision copy of the weights and the logits of a chunk
+    exist only during the update."""
 
     moments: float
     reference: float

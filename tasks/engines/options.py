@@ -59,7 +59,7 @@ NEUTRAL = {
     *("enforce_eager", "compilation_config", "cudagraph_capture_sizes", "optimization_level"),
     *("attention_backend", "disable_custom_all_reduce", "enable_expert_parallel"),
 }
-CHOICES = re.compile("must be one of|should be", re.IGNORECASE)  # then vLLM's message lists them
+CHOICES = re.compile("must be one of|should be", re.IGNORECASE)  # in messages that list choices
 MAX_REASON = 300  # characters of vLLM's own message
 
 
@@ -138,7 +138,7 @@ def checked(own: Options, given: Options) -> dict[str, Any]:
 
 def objection(own: Options, given: Options) -> str | None:
     """Return why vLLM does not accept the options `given` with Winnow's `own`, in one sentence.
-    Return None if it does, or if this machine cannot run the servers and so cannot check them."""
+    Return None if vLLM accepts them, or if it rejects `own` alone: they cannot be checked here."""
     from vllm import __version__
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils import argparse_utils
@@ -168,7 +168,7 @@ def refusal(options: Options) -> str | None:
     from vllm.engine.arg_utils import EngineArgs
 
     try:
-        EngineArgs(**deepcopy(dict(options))).create_engine_config()  # which changes mappings
+        EngineArgs(**deepcopy(dict(options))).create_engine_config()  # this changes mappings
     except Exception as error:  # of any kind: its message is for the user
         reason = str(error) or type(error).__name__
         if errors := getattr(error, "errors", None):  # of a validation by pydantic

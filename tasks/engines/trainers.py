@@ -25,7 +25,7 @@ def rank() -> int:
 
 @cache
 def beating_group() -> Any:
-    """Return a process group for broadcasts with `is_patient`, with the training group's timeout.
+    """Return a process group for broadcasts with `is_patient`. Its timeout is the training group's.
     All processes must make the first call together."""
     world: Any = distributed.group.WORLD
     return distributed.new_group(backend="gloo", timeout=world.get_group_store().timeout)
@@ -33,8 +33,8 @@ def beating_group() -> Any:
 
 @contextmanager
 def others_waiting() -> Iterator[None]:
-    """Let the other processes wait in a patient `broadcast` as long as this block takes in the
-    first process. A thread sends them heartbeats: if the first process is stopped or dies, the
+    """Let the other processes wait in a patient `broadcast` until the first process has left this
+    block. A thread sends them heartbeats: if the first process is stopped or dies, the
     others fail after the training group's timeout; if another dies, this block fails at its end."""
     if num_trainers() == 1 or rank() > 0:
         yield
@@ -65,7 +65,7 @@ def gather(value: T) -> list[T]:
 
 def broadcast(value: T, *, is_patient: bool = False) -> T:
     """Return the first training process's value. All processes must call this. Set `is_patient` if
-    the first process may first have to start a server, in an `others_waiting` block."""
+    the first process may have to start a server before it, in an `others_waiting` block."""
     if num_trainers() == 1:
         return value
     found: list[Any] = [False, None]

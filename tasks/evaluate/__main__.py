@@ -1,5 +1,5 @@
 """python -m tasks.evaluate [--recipe R --seed S]: measure a trained policy on the test prompts.
-Without a recipe, measure the initial policy, the baseline of every trained policy."""
+Without a recipe, measure the initial policy, which is the baseline of every trained policy."""
 
 from tasks.common.processes import ending
 

@@ -1,5 +1,5 @@
-"""Evaluate a policy on a set of prompts: pass@1 and greedy accuracy, overall with intervals and per
-level, and unbiased pass@k overall.
+"""Evaluate a policy on a set of prompts: pass@1 and greedy accuracy (overall, with intervals, and
+per level), and unbiased pass@k (overall).
 
 `baseline` and `evaluate` share this code, so the policy is measured the same way before and after
 training, on the same prompts with the same seeds. Intervals resample prompts, not samples, because
@@ -95,7 +95,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.scores: list[pl.DataFrame] = []
-        self.outcomes: Counter[str] = Counter()  # of sampled rollouts only, as is `truncated`
+        self.outcomes: Counter[str] = Counter()  # of sampled rollouts only, like `truncated`
         self.truncated = 0
 
     def add(self, rollouts: pl.DataFrame) -> None:
@@ -106,7 +106,7 @@ class Tally:
         self.truncated += int((sampled["finish_reason"] == "length").sum())
 
     def by_prompt(self) -> pl.DataFrame:
-        """Return `score_prompts` of all rollouts."""
+        """Return the result of `score_prompts` for all rollouts."""
         return (
             pl.concat(self.scores)
             .group_by("prompt_id", maintain_order=True)
@@ -115,8 +115,8 @@ class Tally:
 
 
 def measure(tally: Tally, prompts: pl.DataFrame, settings: Evaluate) -> dict[str, Any]:
-    """Return the metrics of graded rollouts. An `error` is excluded from numerator and denominator;
-    every other failure counts as 0. Raise ArtifactError if no sample or no greedy one is graded."""
+    """Return the metrics of graded rollouts. An `error` is excluded from the accuracies; any other
+    failure counts as 0. Raise ArtifactError if no sample or no greedy completion is graded."""
     scores = tally.by_prompt().join(
         prompts.select("prompt_id", "source", "level"), on="prompt_id", maintain_order="left"
     )
@@ -128,7 +128,7 @@ def measure(tally: Tally, prompts: pl.DataFrame, settings: Evaluate) -> dict[str
             f"no {'greedy completion' if len(rates) else 'sample'} of any test prompt could be "
             "graded: fix the verifier or the gold answers"
         )
-    rng = np.random.default_rng(0)  # only for intervals: equal rollouts yield equal metrics
+    rng = np.random.default_rng(0)  # seeded, so that equal rollouts yield equal intervals
     low, high = bootstrap_interval(rates, settings.num_bootstrap, rng)
     greedy_low, greedy_high = bootstrap_interval(greedy, settings.num_bootstrap, rng)
     return {
@@ -149,8 +149,8 @@ def measure(tally: Tally, prompts: pl.DataFrame, settings: Evaluate) -> dict[str
 
 
 def pass_at(graded: pl.DataFrame, settings: Evaluate) -> Mapping[str, float | None]:
-    """Return, for each k as text, the unbiased pass@k averaged over the prompts with at least k
-    trials; None without such a prompt."""
+    """Return the unbiased pass@k for each k (as text), averaged over the prompts with at least k
+    trials; None if there is no such prompt."""
     result: dict[str, float | None] = {}
     for k in settings.pass_at:
         estimates = pass_at_k(graded["correct"].to_numpy(), graded["trials"].to_numpy(), k)
@@ -160,8 +160,8 @@ def pass_at(graded: pl.DataFrame, settings: Evaluate) -> Mapping[str, float | No
 
 
 def by_level(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Return the result of `by_part` for each level or, with several sources, for each source and
-    each level of a source (`math`, `math 3`): levels of different sources are not comparable."""
+    """Return the result of `by_part` for each level. With several sources, whose levels are not
+    comparable, return it for each source and each level of a source (`math`, `math 3`)."""
     if graded["source"].n_unique() < 2:
         return by_part(graded.with_columns(part="level"))
     levels = graded.filter(pl.col("level") != "").with_columns(
@@ -171,7 +171,7 @@ def by_level(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def by_part(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Return the number of prompts, pass@1 and greedy accuracy by value of the column `part`."""
+    """Return the number of prompts, pass@1 and greedy accuracy for each value of `part`."""
     parts = (
         graded.group_by("part")
         .agg(

@@ -1,4 +1,4 @@
-"""The stages `evaluate` and `baseline`: the trained or the initial policy on the test prompts."""
+"""The stages `evaluate` and `baseline`: measure the trained or initial policy on test prompts."""
 
 import shutil
 

@@ -9,7 +9,7 @@ class Evaluate:
 
     num_samples: int = 8  # samples per test prompt, in addition to one greedy completion
     pass_at: list[int] = [1, 4, 8]  # values of k in pass@k
-    num_bootstrap: int = 1000  # resamples of an interval
+    num_bootstrap: int = 1000  # bootstrap resamples per interval
 
     def __post_init__(self) -> None:
         at_least(1, evaluate__num_samples=self.num_samples)

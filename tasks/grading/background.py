@@ -14,7 +14,7 @@ from tasks.grading.grader import Answer, Grader
 from tasks.grading.settings import Verify
 from tasks.grading.verdict import Verdict
 
-CANCEL_SECONDS = 5.0  # wait for a cancelled thread; after that it ends with its current answer
+CANCEL_SECONDS = 5.0  # how long to wait for a cancelled thread, which may be busy with an answer
 
 Request = tuple[Sequence[Answer], "Future[list[Verdict]]"]
 

@@ -23,8 +23,8 @@ from tasks.grading.grader import Answer
 from tasks.grading.settings import Verify
 from tasks.grading.verdict import Verdict
 
-MAX_WAITING = 2  # ungraded batches, above which sampling waits
-MAX_WHOLE = 2  # parts of a table that is still written in one piece
+MAX_WAITING = 2  # sampling waits while more batches than this are ungraded
+MAX_WHOLE = 2  # a table of at most this many parts is written in one piece
 JUDGED = ("outcome", "answer", "reward", "score", "parts")  # columns filled from a verdict
 SAMPLED = (ROW, *(name for name in ROLLOUTS.columns if name not in (*JUDGED, "greedy")))
 
@@ -84,7 +84,7 @@ class GradedRollouts:
         self.rows.add(rows.select(SAMPLED))
 
     def parts(self) -> Iterator[pl.DataFrame]:
-        """Yield the ROLLOUTS table in row order, with whole prompts in each part."""
+        """Yield the ROLLOUTS table in row order, in parts that do not split a prompt's rollouts."""
         for number in range(self.num_parts):
             rows, verdicts = self.rows.part(number), self.verdicts.part(number)
             if not rows[ROW].equals(verdicts[ROW]):
@@ -118,8 +118,8 @@ def graded_rollouts(
 def write_rollouts(
     path: Path, graded: Sequence[GradedRollouts], on_part: Callable[[pl.DataFrame], object]
 ) -> None:
-    """Write one ROLLOUTS table with the rollouts of all of `graded`, in order, atomically.
-    `on_part` receives every part, which contains whole prompts.
+    """Write the rollouts of every source in `graded`, in order, as one ROLLOUTS table, atomically.
+    `on_part` receives every part; no part splits a prompt's rollouts.
 
     A small table is written in one piece, like all other tables."""
 

@@ -170,8 +170,8 @@ class Grader:
             self.pool = None
 
     def check_failures(self, answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> None:
-        """Count the `timeout` and `error` verdicts. For new ones, raise FailureRateError if
-        all so far exceed the limit (see the class; a single one never does), else log a warning."""
+        """Count the `timeout` and `error` verdicts. If there are new ones, log a warning, or raise
+        FailureRateError if the total exceeds the limit (see the class; a single one never does)."""
         failed = [
             i for i, verdict in enumerate(verdicts) if verdict.outcome in ("timeout", "error")
         ]

@@ -2,9 +2,9 @@
 
 Requests run in parallel through the `openai` client, which retries failed requests. They are
 asyncio tasks, not threads, so that an interrupt cancels a request that gets no response. Every
-verdict but `error` is stored in a database file as soon as it arrives, so a stage that runs
-again judges only the other answers. Each row has a checksum: a damaged row counts as missing, and a
-damaged file is an error."""
+verdict but `error` is stored in a database file as soon as it arrives, so a stage that runs again
+judges only the answers without a stored verdict. Each row has a checksum: a damaged row counts as
+missing, and a damaged file is an error."""
 
 import asyncio
 import json
@@ -114,7 +114,7 @@ class Judge:
                 f"{where}.key_variable: the environment variable {variable} is not set; put the "
                 "API key there"
             )
-        # `key_variable` is the only environment variable that is sent
+        # no environment variable is sent except the one named by `key_variable`
         names = ["OpenAI-Organization", "OpenAI-Project", *([] if self.key else ["Authorization"])]
         self.headers: Any = {name: openai.Omit() for name in names}
 
@@ -143,7 +143,7 @@ class Judge:
             on_done(counts[key])
 
         asyncio.run(self.judge_all(missing, add, lambda: on_done(0)))
-        # every answer counts, so that the cost depends neither on calls nor on stored verdicts
+        # every answer counts: the cost depends neither on batching nor on stored verdicts
         tokens = sum(known[key][1] for key in keys)
         self.flops += 2.0 * self.settings.parameters * 1e9 * tokens
         return [known[key][0] for key in keys]

@@ -7,9 +7,9 @@ argument `settings`. A verifier with settings has a name and values in params.ya
 define:
 
 - `canonical_completion(answer)`: returns a completion with exactly this gold as its answer, to
-  check golds before sampling; None if no single completion can contain the gold (the gold must then
-  not be an `error`). Without the function, the gold itself is the completion. Set
-  `canonical_completion = None` if no completion can contain a gold.
+  check golds before sampling; None if no single completion can contain the gold, which is then only
+  checked not to be an `error`. Set `canonical_completion = None` if that applies to all golds.
+  Without the function, the gold itself is the completion.
 - `texts(answer)`: returns the answers of a gold that lists several in the verifier's own form.
 - `uses(settings)`: returns the names of verifiers that this verifier calls; `verify` then receives
   a mapping `verifiers` from these names to the loaded verifiers.
@@ -17,11 +17,11 @@ define:
 - `ready(settings)`: fills caches before the grading processes are forked, and raises ParamsError if
   the verifier cannot work on this machine; called when the verifier is loaded.
 - `EXAMPLE`: settings as a block of params.yaml, shown in the error for missing settings.
-- `LIBRARIES`: packages that affect its verdicts; their versions are part of its version.
-- `ANSWERS = True`: it extracts an answer. It then receives only the text after the last `</think>`,
-  unless the setting `after_think` is false.
-- `REFUSES_COPIES = True`: its answers are formulas. An answer that copies a formula of the prompt
-  is then `wrong` (see `copying`).
+- `LIBRARIES`: packages that affect the verdicts; their versions are part of the verifier's version.
+- `ANSWERS = True`: the verifier extracts an answer, so it receives only the text after the last
+  `</think>`, unless the setting `after_think` is false.
+- `REFUSES_COPIES = True`: the answers are formulas, and an answer that copies a formula of the
+  prompt is `wrong` (see `copying`).
 
 A verifier that calls others passes the prompt on: `verify(completion, answer, prompt)`."""
 
@@ -77,9 +77,9 @@ class Verifier:
         return self.function(after_think(completion) if self.after_think else completion, answer)
 
     def check(self, answer: str, given: str = "") -> Verdict:
-        """Return the verdict on a gold: on its canonical completion (`correct` if it has none), or
-        the first fault found by a called verifier. With another gold `given`, grade the canonical
-        completion of `given` instead, with only the first of the called verifiers, if any."""
+        """Return the verdict on a gold: on its canonical completion (without one, `correct` unless
+        the gold is an `error`), or the first fault that a called verifier finds. With another gold
+        `given`, grade the completion of `given`; of called verifiers, only the first does so."""
         usable = Verdict("correct", "")
         if self.others:
             verdicts = (other.check(answer, given) for other in self.others[: 1 if given else None])
@@ -91,8 +91,8 @@ class Verifier:
         return usable if is_usable else verdict
 
     def same(self, gold: str, other: str) -> bool:
-        """Return whether two golds are equivalent: forms and tolerances are equal, each answer of
-        `gold` is correct for some answer of `other`, and each of these accepts some of `gold`."""
+        """Return whether two golds are equivalent: forms and tolerances are equal, every answer of
+        `gold` is accepted by one of `other`, and every answer of `other` accepts one of `gold`."""
         texts = getattr(self.module, "texts", lambda answer: read_gold(answer).answers)
         forms = [replace(read_gold(answer), answers=()) for answer in (gold, other)]
         same = [[self.check(b, a).outcome == "correct" for b in texts(other)] for a in texts(gold)]
@@ -134,7 +134,7 @@ def load(name: str, configured: Configured, users: tuple[str, ...] = ()) -> Veri
         function = bind(module.verify, settings, where)
     if hasattr(module, "ready"):
         module.ready(ready)
-    # covers the code without comments and layout, libraries, settings and the other verifiers
+    # covers the code (not comments or layout), libraries, settings and called verifiers
     code = [code_version(n, getattr(module, "LIBRARIES", ())) for n in (module.__name__, __name__)]
     version = digest([code, every, {other: one.version for other, one in others.items()}])[:12]
     return Verifier(module, function, tuple(others.values()), after, version)

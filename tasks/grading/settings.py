@@ -11,7 +11,7 @@ class Verify:
     the outcomes `timeout` and `error` is above `max_failure_rate`."""
 
     processes: int = 2  # number of processes that grade in parallel
-    seconds: float = 5.0  # limit on the CPU time of an answer
+    seconds: float = 5.0  # limit on the CPU time of grading one answer
     memory_gb: float = 4.0  # limit on the address space of a process, in units of 2^30 bytes
     max_failure_rate: float = 0.05  # maximum share of the outcomes `timeout` and `error`
     verifiers: dict[str, dict[str, Any]] = {}  # with settings: name -> {method: file, setting: ...}

@@ -2,7 +2,7 @@
 
 lm-evaluation-harness lets a task file run Python: `!function` imports a module beside it, an
 unknown metric is loaded from a folder or a hub, and a pickled table runs code when it is read. So
-the user has to declare them as trusted. Prompt templates are rendered in jinja2's sandbox (see
+the user has to declare the files trusted. Prompt templates are rendered in jinja2's sandbox (see
 `run`)."""
 
 import glob

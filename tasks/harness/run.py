@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 INSTALL = 'python -m pip install --constraint requirements.txt --editable ".[eval]"'
 BACKENDS = ("hf", "vllm")
 FAILURES = (OSError, ValueError, KeyError, ImportError, TemplateError, torch.OutOfMemoryError)
-COUNTS = ("alias", "sample_len")  # no metrics, although the harness lists them
+COUNTS = ("alias", "sample_len")  # not metrics, although the harness lists them
 BATCH_SIZE = 16  # for hf on a CPU; otherwise the harness chooses it
 
 
@@ -128,8 +128,8 @@ def open_index(asked: list[str], include: str | None, trust_tasks: bool) -> Inde
 
 
 def sandbox_templates(utils: Any) -> None:
-    """Let the harness render prompts in jinja2's sandbox: in its default environment a template can
-    reach all of Python."""
+    """Make the harness render prompts in jinja2's sandbox, because a template in the harness's
+    default environment can reach all of Python."""
     plain = utils.env
     utils.env = ImmutableSandboxedEnvironment(
         undefined=plain.undefined, keep_trailing_newline=plain.keep_trailing_newline

@@ -19,8 +19,8 @@ Extract = Literal["boxed", "####"]
 
 
 def gold(value: Any, golds: Golds | None, tolerance: Any) -> Any:
-    """Return a row's gold: JSON text if it has a tolerance (not null or empty) or, with `golds`, if
-    it is a list of several; with `golds`, the item of a list of one; other values unchanged."""
+    """Return a row's gold. With `golds`, a list of several becomes JSON text, and a list of one its
+    item. A gold with a tolerance (not null or empty) becomes JSON text. Others are unchanged."""
     if golds is not None and isinstance(value, list):
         texts = several(value)
         value = texts[0] if texts else None
@@ -59,7 +59,7 @@ def width(tolerance: Any) -> float:
 
 
 def from_json(value: Any, path: str) -> Any:
-    """Parse a JSON list or object; return blank or non-text values. Else raise Unusable."""
+    """Parse text as a JSON list or object, or raise Unusable. Return blank or non-text values."""
     if not isinstance(value, str) or not value.strip():
         return value
     found = decoded(value)

@@ -47,10 +47,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Row:
-    """A clean prompt. `asked`, by which prompts are compared, is the source's bare question, or
-    else the prompt without template or system message. `prompt` includes the source's `template`.
-    `marker` is the first special token of a well-known chat format in the text, or empty. `line`
-    and `content` (the record's raw text) are kept in case a later check rejects the row."""
+    """A clean prompt. `asked`, the text by which prompts are compared, is the source's bare
+    question, or else the prompt without template or system message. `prompt` includes the source's
+    `template`. `marker` is the text's first special token of a well-known chat format, or empty.
+    `line` and `content` (the record's raw text) are kept in case a later check rejects the row."""
 
     source: str
     line: int
@@ -67,9 +67,9 @@ class Row:
 
 
 def clean(candidate: Candidate, record: Record, source: Source, max_characters: int | None) -> Row:
-    """Return the row, with its prompt in the source's template (null: none) and otherwise verbatim.
-    Raise Unusable if it cannot be used, for example if the prompt is longer than `max_characters`
-    (null: no limit).
+    """Return the row, with its prompt verbatim, in the source's template if it has one. Raise
+    Unusable if it cannot be used, for example if the prompt is longer than `max_characters` (null:
+    no limit).
 
     Chat messages in a template become plain text; without a template they stay messages. The
     source's system message replaces any existing one, and turns plain text into a chat."""

@@ -13,7 +13,7 @@ from tasks.ingest.fields import Unusable
 SYSTEM = ("system", "developer")
 ROLES = (*SYSTEM, "user", "assistant")
 SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
-"""The role of a speaker in the field `from`, if it has another name."""
+"""The role of each speaker that has another name in the field `from`."""
 
 
 def messages_of(value: list[Any]) -> list[dict[str, str]]:

@@ -15,8 +15,8 @@ BRACES = re.compile(r"\{\{|\}\}|\{(?P<path>[^{}\s][^{}]*)\}")
 
 
 class Unusable(ValueError):
-    """Raised if a row cannot be used. `reason` is its reason in the table `rejected`, and the
-    message its detail. `source`, unless it is None, replaces the entry's name."""
+    """Raised if a row cannot be used. `reason` and the message become its reason and detail in the
+    table `rejected`. `source`, unless it is None, replaces the entry's name."""
 
     def __init__(self, detail: str, reason: str = "malformed", source: str | None = None) -> None:
         super().__init__(detail)

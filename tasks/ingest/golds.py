@@ -42,6 +42,6 @@ def checked(row: Row, verdict: Verdict) -> Row | Rejection:
 def equal(pairs: Sequence[tuple[str, str, str]], grader: Grader) -> list[bool]:
     """Return, for each (verifier, gold, gold), whether the two golds are the same answer (1,200 and
     1200)."""
-    # a worker compares two golds if one is in place of the prompt
+    # without a completion, a worker compares the gold with a gold passed as the prompt
     verdicts = grader.judge([(name, None, other, gold) for name, gold, other in pairs])
     return [verdict.outcome == "correct" for verdict in verdicts]

@@ -1,5 +1,5 @@
-"""The options of a multiple-choice question as lines `A. ...`, and the gold as one of their
-letters, or as several correct ones (`ACD`).
+"""The options of a multiple-choice question as lines `A. ...`, and the gold as the letter of one
+option, or the letters of several correct ones (`ACD`).
 
 Options are a list, a mapping from label to text, a mapping of two lists (`text`, `label`), values
 of separate fields, or a text that already contains its letters."""
@@ -22,9 +22,9 @@ ROUND_IT = " ().:"  # characters around a letter: (C), C.
 
 @dataclass(frozen=True)
 class Options:
-    """The lines to show; the text of each option in letter order, and the source's labels in that
-    order (both empty if the source has the options as one text); `has_numbers`: whether an option
-    is a number, not text."""
+    """The `lines` to show; the options' `texts` in letter order, and the source's `labels` in the
+    same order (both empty if the source has the options as one text); and whether any option is a
+    number rather than text (`has_numbers`)."""
 
     lines: str
     texts: tuple[str, ...]
@@ -75,15 +75,15 @@ def unlabelled(texts: list[str]) -> tuple[list[str], list[str]]:
 
 
 def shuffled(texts: dict[int, str]) -> dict[int, str]:
-    """Return options in an order that depends only on their content: in the source, the correct one
-    is always in the same field."""
+    """Return options in an order that depends only on their content, because the source always has
+    the correct one in the same field."""
     whole = "\0".join(texts.values())
     return dict(sorted(texts.items(), key=lambda item: key(f"{whole}\0{item[1]}")))
 
 
 def letters_of(answer: Any, options: Options, first: int | None) -> str | None:
     """Return the gold's letters in alphabetical order; None if one is not an option or is repeated.
-    `answer` is one option, a list, or several in a text (`ACD`, `A, C and D`); see `letter`."""
+    `answer` is one option, a list, or a text with several (`ACD`, `A, C and D`); see `letter`."""
     if isinstance(answer, str):
         if one := letter(answer, options, first):
             return one

@@ -53,7 +53,7 @@ def ingest(
     # read every row, and check every gold with its verifier
     spool = Spool(folder, settings.seed)
     samples = SharedTexts(n for n, source in enumerate(chosen) if may_share_text(source))
-    # by source: the number of rows with special tokens of chats, and the first
+    # by source: the number of rows with special tokens of chats, and where the first one is
     marked: dict[str, tuple[int, str]] = {}
     with Grader(verify) as grader:
         rows = read(chosen, settings.max_prompt_characters, folder)

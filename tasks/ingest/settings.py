@@ -23,7 +23,7 @@ class Contamination:
 
     overlap: float | None = 0.7  # share of the shorter prompt's n-grams; null: only equal prompts
     ngram: int = 3  # consecutive words, numbers and signs
-    same_numbers: bool = True  # only with the same numbers and operators in the same order
+    same_numbers: bool = True  # near only with the same numbers and operators in the same order
 
     def __post_init__(self) -> None:
         at_least(1, ingest__contamination__ngram=self.ngram)
@@ -41,13 +41,13 @@ class Source:
     preset: str  # name of a file in tasks/ingest/sources
     settings: dict[str, Any]  # settings of that file
     prompt_template: str | None = None  # contains {prompt} once: "Question: {prompt}\\nAnswer:"
-    system: str | None = None  # system message of chats; replaces their own
+    system: str | None = None  # system message; replaces that of a chat
     raw: bool = False  # plain text, without the policy's chat template
     verifier: Any = None  # replaces the preset's: a name, or a choice by column
     weight: float | None = None  # share of every split, relative to the other weights
     max_rows: int | None = None  # maximum number of rows of this source
     split: Literal["train", "validation", "test"] | None = None  # split for all of its rows
-    where: dict[str, Any] | None = None  # only rows with these values of columns
+    where: dict[str, Any] | None = None  # use only rows with these column values
     question: Any = None  # field with only the question, or the texts around it
 
     @property
@@ -64,7 +64,7 @@ class Ingest:
     seed: int = 0  # of the splits
     splits: Sizes = Sizes()  # rows per split
     max_prompt_characters: int | None = 20000  # longer prompts are rejected; null: no limit
-    contamination: Contamination = Contamination()  # definition of a duplicate prompt
+    contamination: Contamination = Contamination()  # which training prompts are dropped
 
     def __post_init__(self) -> None:
         if not self.sources:

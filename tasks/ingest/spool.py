@@ -1,4 +1,4 @@
-"""All rows read, in the order of reading.
+"""All rows that were read, in the order of reading.
 
 Texts are in Parquet files in a temporary folder. The index in memory has about fifty bytes
 per row, so a million rows take little more memory than a thousand."""
@@ -139,8 +139,8 @@ def columns_of(asked: Sequence[str | None]) -> list[pl.Series]:
 
 
 def compact(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the same rows without the texts of the rows filtered out, which a filtered table keeps
-    in memory."""
+    """Return a copy of a filtered table. Unlike the table, it does not keep the texts of the
+    removed rows in memory."""
     copied = pl.from_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
     assert isinstance(copied, pl.DataFrame)
     return copied

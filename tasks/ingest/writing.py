@@ -50,7 +50,7 @@ def write_rejected(path: Path, spool: Spool, index: pl.DataFrame) -> None:
 
 def detail(row: dict[str, str]) -> str:
     """Return why a row was rejected after reading, with the source and line of the row that it
-    repeats or contradicts, or that is in the evaluation."""
+    repeats or contradicts, or of the matching row in the evaluation."""
     return DETAILS[row["new"]].format(**{**row, "answer": row["answer"][:200]})
 
 

@@ -130,8 +130,8 @@ def check_weights(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files from which a policy is loaded: the file, or those of the index,
-    that config.json names; else model.safetensors; else those of the usual index; else all."""
+    """Return the safetensors files to load a policy from. config.json may name one, or an index
+    of several. Otherwise it is model.safetensors, else those in the usual index, else all."""
     named = as_mapping(folder / "config.json").get("transformers_weights")
     if named is not None and not is_plain(named, EXPLICIT_WEIGHTS, folder):
         raise ArtifactError(
@@ -174,9 +174,9 @@ def num_parameters(folder: Path) -> int:
 
 
 def reference_parameters(train: Mapping[str, Any], own: int) -> int:
-    """Return the number of parameters of the reference policy that a section `train` needs: the
-    teacher's, or `own` if the reference is the initial policy, or a teacher that is not on this
-    machine. Return 0 if it needs none."""
+    """Return the number of parameters of the reference policy that a section `train` needs. This is
+    the teacher's, or `own` if the reference is the initial policy or if the teacher is not on this
+    machine. Return 0 if the section needs no reference."""
     if not recipes.has_reference(train):
         return 0
     folder = recipes.teacher_of(train)

@@ -3,8 +3,8 @@
 Attention gets windows, caps and sinks as arguments and masks, with different names in each class.
 An argument that is missed changes log-probabilities without an error, in the trainer and in the
 engine `hf` alike. So both forwards are compared with the model's own forward and its own eager
-attention, before any sampling. Left out: differences, other than windows, that appear only in text
-longer than a few tokens."""
+attention, before any sampling. Apart from those of windows, the check does not find differences
+that appear only in text longer than a few tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -26,8 +26,8 @@ WINDOWS = ("sliding_window", "attention_chunk_size")
 @torch.no_grad()
 def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
     """Raise ArtifactError if a forward of `packing` and `head_logits` do not yield the model's own
-    logits: its class computes something that they do not. With `packed`, check `packing.forward`,
-    otherwise `forward_rows`.
+    logits, because its class computes something that they do not. With `packed`, check
+    `packing.forward`, otherwise `forward_rows`.
 
     Windows are tested with a smaller size: a sequence longer than a window of 4,096 tokens would
     take a large policy minutes on a CPU, and attention gets windows of any size in the same way."""
@@ -65,8 +65,8 @@ def gives_own_logits(model: PreTrainedModel, *, packed: bool) -> bool:
 
 
 def own_logits(model: PreTrainedModel, ids: list[int], *, packed: bool) -> torch.Tensor:
-    """Return the logits of a sequence, computed by a forward of `packing`: with `packed`, those of
-    two prompts, prefixes of the sequence, and of two continuations of the first prompt."""
+    """Return the logits of a sequence from a forward of `packing`. With `packed`, return the logits
+    of two prompts (prefixes of the sequence) and of two continuations of the first prompt."""
     if packed:
         rest = [ids[5:], ids[5:9]]
         packing, _, _ = pack([ids[:5], ids[:3]], np.array([0, 0]), rest, model.device)

@@ -3,9 +3,9 @@ time is the overhead of calls.
 
 It replaces transformers' own modules (`packing.forward`), for sampling only: rotary tables are
 computed once, the weights of norms are folded into the projections after them, projections of the
-same states are one product, sums are folded into products, and weights are transposed (a product of
+same states are one matmul, sums are folded into matmuls, and weights are transposed (a matmul of
 few rows is up to twice as fast). All of this requires copies of the weights. Large models spend
-their time in products anyway: they use transformers' modules, like every model that `fits` rejects.
+their time in matmuls anyway, so they use transformers' modules, as do all that `fits` rejects.
 
 Legend: N packed tokens, H query heads, K key-value heads, D size of a head, V vocabulary."""
 
@@ -39,7 +39,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 class Projection:
-    """Projections of the same states as one product. Their weights are concatenated, transposed,
+    """Projections of the same states as one matmul. Their weights are concatenated, transposed,
     and multiplied by the weight of the norm before them. Adapters are added to the weights."""
 
     def __init__(self, *modules: Any, norm: Any = None) -> None:
@@ -84,7 +84,7 @@ class FusedForward:
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads
         self.epsilon = torch.tensor(config.rms_norm_eps, dtype=model.dtype, device=model.device)
-        # rotary tables [positions, 1, D]; the sine carries the sign of rotating by half a head
+        # rotary tables [positions, 1, D]; the first half of the sines is negated for the rotation
         positions = torch.arange(max_length, device=model.device)[None]
         cos, sin = body.rotary_emb(
             torch.empty(1, dtype=model.dtype, device=model.device), positions
@@ -114,7 +114,7 @@ class FusedForward:
             Projection(mlp.gate_proj, mlp.up_proj, norm=module.post_attention_layernorm),
             Projection(mlp.down_proj),
             attention.scaling,
-            # Mistral's attention reads it from the configuration, Llama's does not
+            # Mistral's attention reads the window from the configuration, Llama's does not
             self.body.config.sliding_window
             if type(self.body).__name__ == "MistralModel"
             else getattr(attention, "sliding_window", None),
@@ -130,13 +130,13 @@ class FusedForward:
         sin = self.sin.index_select(0, positions_N)
         rotated = self.heads + self.kv_heads
         for index, layer in enumerate(self.layers):
-            # queries, keys and values in one product, [N, H + 2 K, D]
+            # queries, keys and values from one matmul, [N, H + 2 K, D]
             states = layer.qkv(self.scale(hidden)).view(len(hidden), rotated + self.kv_heads, -1)
             query_key = states[:, :rotated]
             value = states[:, rotated:]
             if layer.head_norms is not None:
                 query_key = self.scale(query_key) * layer.head_norms
-            # the rotary position embedding; `sin` carries the sign
+            # the rotary position embedding; `sin` includes the sign
             turned = query_key.roll(query_key.shape[-1] // 2, -1)
             query_key = torch.addcmul(query_key * cos, turned, sin)
             query = query_key[:, : self.heads]

@@ -2,8 +2,8 @@
 would end its turn and begin another, for example the system's. So it is encoded as plain text.
 
 A mark is inserted after the first character of such a token. A chat template renders the marked
-text like any other text. The rendered text is split at the marks, and each part is encoded by
-itself, so that no tokenizer sees the whole token. Text without such tokens is encoded as usual.
+text like any other text. The rendered text is split at the marks, and the parts are encoded
+separately, so that no tokenizer gets the whole token. Text without such tokens is encoded as usual.
 
 Special tokens are protected, and so are other added tokens that begin or end turns in the chat
 template (some policies do not mark these as special). Tokens such as `<think>` stay tokens."""
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-# characters of the planes for private use: the mark is a character that no text contains
+# code points for private use: the mark is one of these characters that no text contains
 MARKS = range(0xF0000, 0x10FFFE)
 Render = Callable[[], str]
 
@@ -67,8 +67,8 @@ def protected(tokenizer: PreTrainedTokenizerBase, turns: str) -> list[str]:
 
 def pattern_of(tokens: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern that matches the first character of each token in a text. It omits tokens of
-    one character, which cannot be split. It groups tokens by their first character, or a search
-    would try thousands of tokens at every position."""
+    one character, which cannot be split. It groups tokens by their first character, because a
+    search would otherwise try thousands of tokens at every position."""
     rests: dict[str, list[str]] = {}
     for token in tokens:
         if len(token) > 1:

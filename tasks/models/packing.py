@@ -4,8 +4,8 @@ the sequences.
 transformers accepts a custom attention function, for every architecture with standard attention.
 Ours passes queries, keys and values to the `attend` argument of the call. So the same modules
 prefill prompts, decode one token for each of many rows, and compute rollouts that share their
-prompts (as in Prefix Grouper, arXiv 2506.05433), and no linear layer, norm or head ever sees a
-padding token. Left out: packed attention with biases, caps or sinks (an error names them).
+prompts (as in Prefix Grouper, arXiv 2506.05433), and no linear layer, norm or head processes a
+padding token. Packed attention with biases, caps or sinks is not supported (an error names them).
 
 Legend: N tokens packed together, H query heads, K key-value heads, D size of a head; a block has R
 sequences of T queries and S keys."""
@@ -39,7 +39,7 @@ ATTENTION = "handed"
 torch.backends.cuda.enable_cudnn_sdp(False)
 # arguments that some models pass to attention, and that no `attend` here computes
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-# share of the length of a block's longest sequence; a shorter sequence starts a new block
+# minimum length in a block, as a share of its longest; a shorter sequence starts a new block
 MIN_LENGTH_RATE = 0.6
 # the largest head size of torch's FlashAttention; the size must be a multiple of 8
 MAX_FLASH_HEAD = 256
@@ -87,8 +87,8 @@ def eager_attention(
     mask: torch.Tensor | None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return the eager attention from the model's own file. `mask` is True where a query sees a
-    key. If it is None, a query sees all keys up to its own position."""
+    """Return the output of eager attention from the model's own file. `mask` is True where a query
+    sees a key. If it is None, a query sees all keys up to its own position."""
     if mask is None:
         length = query.shape[2]
         mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()[None, None]
@@ -134,7 +134,7 @@ def forward_after(model: PreTrainedModel, prompts: "Packing", rest: "Packing") -
         return rest.attend(layer, query, key, value, *others)
 
     kind = prompts.ids.device.type
-    # a cached cast of a weight would have no gradient in the second forward either
+    # cache no casts: weights cast without gradient would have none in the second forward either
     cast = torch.autocast(
         kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
     )
@@ -156,7 +156,7 @@ def forward_rows(model: PreTrainedModel, ids_BL: torch.Tensor, **others: Any) ->
     makes the masks, and the host waits for the device."""
     if not is_plainly_causal(model):
         return model.base_model(input_ids=ids_BL, use_cache=False, **others)
-    # without a mask, transformers searches rows for several sequences, and the host waits
+    # without a mask, transformers checks rows for packed sequences, and the host waits for that
     positions_L = torch.arange(ids_BL.shape[1], device=ids_BL.device)
     return model.base_model(
         input_ids=ids_BL,
@@ -181,7 +181,7 @@ def is_plainly_causal(model: PreTrainedModel) -> bool:
 def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     """Return the decoder layers: the modules that transformers would not split over devices."""
     names = set(model._no_split_modules or ())
-    # a sharded module has a class of its own, made from the module's
+    # FSDP replaces the class of a sharded module by a subclass of it
     return [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
 
 
@@ -266,7 +266,7 @@ class Block:
         keys, values = gather(key, self.keys), gather(value, self.keys)
         group_size = query.shape[1] // key.shape[1]
         if query.is_cuda and group_size > 1:
-            # no kernel has groups of query heads with a bias: all scores would be allocated
+            # no kernel supports grouped query heads with a bias: torch would allocate all scores
             keys, values = (part.repeat_interleave(group_size, 1) for part in (keys, values))
         found = torch.nn.functional.scaled_dot_product_attention(
             gather(query, self.queries),
@@ -319,11 +319,11 @@ class Packing:
     ) -> torch.Tensor:
         """Return the attention output [N, H, D] of (queries, keys, values), from torch's
         FlashAttention (Dao, arXiv 2307.08691), without padding or bias, in the values' dtype."""
-        from torch.nn.attention import varlen  # takes a second
+        from torch.nn.attention import varlen  # the import takes a second
 
         attention: Any = varlen.varlen_attn
         keys, sequences = self.sequences
-        # torch 2.11 has no such argument, and supports grouped query heads
+        # torch 2.11 supports grouped query heads without such an argument
         if "enable_gqa" in attention.__kwdefaults__:
             sequences = sequences | {"enable_gqa": True}
         query, *others = (part.to(states[2].dtype) for part in states)
@@ -381,7 +381,7 @@ def gather(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Segments:
-    """The place of each sequence among the packed tokens: the index of its first token, and its
+    """The position of each sequence among the packed tokens: the index of its first token, and its
     length."""
 
     starts: Ints
@@ -458,7 +458,7 @@ def make_block(
     positions: Ints,
     device: torch.device,
 ) -> Block:
-    """Return the block of these queries and keys: packed indices, and masks, False for padding."""
+    """Return the block of these queries and keys: packed indices with masks (False: padding)."""
     key_positions = np.where(is_key, positions[keys], PADDING_POSITION)
     return Block(
         to_device(queries, device),

@@ -161,8 +161,8 @@ def load_model(
 
 @contextmanager
 def sharded_by(shard: Callable[[PreTrainedModel], object] | None) -> Iterator[dict[str, Any]]:
-    """Yield the options with which transformers shards a model by `shard` and reads only a rank's
-    rows. transformers' own plan of groups would leave the output head gathered after a forward."""
+    """Yield options that make transformers shard a model with `shard`, and read only this rank's
+    rows. In transformers' own plan of groups, the output head stays gathered after a forward."""
     if shard is None:
         yield {}
         return
@@ -244,9 +244,9 @@ def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
 
 
 def save_trained(model: PreTrainedModel, initial: Path, folder: Path) -> None:
-    """Write a policy as `save_policy` does, with all files of the policy in `initial` but its
-    weights and config.json. transformers could save another tokenizer than it has read, other stop
-    tokens, or nothing: it reads a generation_config.json that it refuses to save."""
+    """Write a trained policy: its weights and config.json are saved, and all other files are copied
+    from `initial`. transformers could save a different tokenizer or other stop tokens than it read,
+    or save nothing, because it reads some generation_config.json files that it refuses to save."""
     folder.mkdir(parents=True)
     copy_files({*POLICY_FILES} - {"*.safetensors"}, initial, folder)
     for path in folder.glob("*.index.json"):

@@ -1,8 +1,8 @@
 """Text to token ids and back: prompts for the policy, completions for verifiers.
 
-The policy's own chat template renders chat messages. If the policy has such a template, a plain
-question is a user's message, unless its source has its own template. Otherwise it is encoded as
-plain text. Special tokens of the policy in users' text stay text (`literal`)."""
+The policy's own chat template renders chat messages. A plain question becomes a user's message if
+the policy has such a template and the question's source has no template. Otherwise it is encoded as
+plain text. Text of users that spells special tokens stays text (`literal`)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> Template:
 
 @lru_cache(maxsize=4)
 def shared_template(text: str, special_tokens: str) -> Template:
-    """Return the template for all tokenizers that have it, since its process starts in seconds."""
+    """Return a template that tokenizers share, because starting its process takes seconds."""
     return Template(text, json.loads(special_tokens))
 
 
@@ -92,8 +92,8 @@ def encode_plain(
     *,
     add_special_tokens: bool = True,
 ) -> list[int]:
-    """Return the token ids of `text`: `template` with the question in place of `{prompt}`. Special
-    tokens in the template are encoded as tokens, those in the question as text."""
+    """Return the token ids of `text`, which is `template` with a question in place of `{prompt}`.
+    Special tokens in the template are encoded as tokens, those in the question as text."""
     before, _, after = (template or "{prompt}").partition("{prompt}")
     if not (text.startswith(before) and text.endswith(after)):
         before = after = ""
@@ -109,9 +109,9 @@ def render_reply(
 ) -> list[int]:
     """Return the token ids that follow a finished turn of the policy: the reply `text`, and the
     beginning of the next turn. Plain text is encoded unchanged. In a chat, the tokens are taken
-    from a short separate conversation, in which a user's message follows an assistant's: some
-    templates change earlier turns when these are rendered again. `stop_ids` are the tokens that end
-    a turn.
+    from a short separate conversation, in which a user's message follows an assistant's, because
+    some templates change earlier turns when these are rendered again. `stop_ids` are the tokens
+    that end a turn.
 
     Raise ArtifactError if the template rewrites the turn before a reply, or does not end it."""
     if not is_chat:
@@ -158,8 +158,8 @@ def encode_prompts(
     prompts: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, policy: Policy, room: int
 ) -> list[list[int]]:
     """Return the token ids of every prompt, with chat messages rendered by the policy's template.
-    Raise ArtifactError, with the prompt's id, for the first prompt that fails to render, that has
-    no tokens or one without an embedding, or the shortest that leaves no room for `room` more."""
+    Raise ArtifactError with the id of the first prompt that fails to render, has no tokens or has a
+    token without an embedding, or of the shortest prompt that leaves no room for `room` tokens."""
     rows = prompts.select("prompt", "messages", "template").rows()
     turns = [messages_of(row, tokenizer) for row in rows]
     rendered = iter(encode_messages(prompts, turns, tokenizer))

@@ -2,9 +2,9 @@
 
 Every rank stores some rows of every parameter, of its gradient and of AdamW's moments, in float32.
 A layer is gathered only while it computes, in the dtype of its computation. Gradients are summed
-over ranks, as without sharding: every part is already divided by the whole step's totals. All ranks
-must make the same number of forward and backward passes, since each pass gathers. With replicas
-(HSDP) the ranks form groups, and each stores the whole policy: gathers stay within a group."""
+over ranks, as without sharding: each rank already divides by the totals of the step. All ranks must
+make the same number of forward and backward passes, since each pass gathers. With replicas (HSDP)
+the ranks form groups. Each group stores the whole policy, so gathers stay within a group."""
 
 from collections.abc import Callable, Iterable
 from types import MethodType
@@ -38,9 +38,9 @@ def shard(
     replicas: int = 1,
 ) -> None:
     """Shard `model`, which may have no weights yet (see `load_model`), onto `device`, over all
-    ranks or over the ranks of each of `replicas` groups. Each layer is gathered by itself in
-    `dtype`. All other modules, such as embeddings and head, are gathered together in float32, in
-    which they compute. `forwards` are the functions of a model for use with `call`."""
+    ranks or over the ranks of each of `replicas` groups. Each layer is gathered separately, in
+    `dtype`. All other modules, such as embeddings and head, are gathered together and compute in
+    float32. `forwards` are the functions that `call` may run on the model."""
     size = distributed.get_world_size()
     shape = (size,) if replicas == 1 else (replicas, size // replicas)
     names = ("replicas", "shards")[-len(shape) :]
@@ -49,7 +49,7 @@ def shard(
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     for layer in layers_of(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
-    # free the root as well after a forward: one without a backward would leave it gathered
+    # also free the root's parameters after a forward: without a backward they would stay gathered
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     for module in model.modules():
         if isinstance(module, FSDPModule):

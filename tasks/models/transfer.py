@@ -34,6 +34,6 @@ def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def chosen(mask_N: npt.NDArray[np.bool_], device: torch.device) -> torch.Tensor | slice:
-    """Return an index of the True entries of a mask: a full slice if all are, else their positions.
-    With the mask as index, a GPU would count them first, and the host would wait for that."""
+    """Return an index of a mask's True entries: a full slice if all are True, else their positions.
+    With the mask as index, a GPU would count these first, and the host would wait for that."""
     return slice(None) if mask_N.all() else to_device(np.flatnonzero(mask_N), device)

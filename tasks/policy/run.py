@@ -39,7 +39,7 @@ def main(stage: Stage) -> None:
 def provide(
     settings: Policy, layout: Layout, *, copy: bool = False, every_seconds: float = math.inf
 ) -> dict[str, Any]:
-    """Write the tiny policy, after training it, or the external one to `policy/`. Write and return
+    """Train the tiny policy, or fetch the external one, and write it to `policy/`. Write and return
     its card, `policy.json`. With `copy`, include the external policy's weights. Training resumes
     from a checkpoint of the same code, saved every `every_seconds`; all such checkpoints are
     deleted at the end."""

@@ -19,8 +19,8 @@ GROUP_SIZES = (2, 4, 8, 16, 32)
 def profile_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
     """Return a PROFILE table, one row per prompt in the order of the ROLLOUTS table.
 
-    A sample with the outcome `error` is Winnow's own failure. It is counted in a separate column
-    and excluded from the pass rate's denominator."""
+    The outcome `error` is a failure of Winnow, not of the policy. Samples with this outcome are
+    counted in a separate column and excluded from the pass rate's denominator."""
     counts = [
         (pl.col("outcome") == outcome).sum().cast(pl.Int32).alias(outcome) for outcome in OUTCOMES
     ]

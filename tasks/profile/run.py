@@ -1,4 +1,4 @@
-"""The stage `profile`: from the training prompts and the policy to a pass rate for every prompt."""
+"""The stage `profile`: measure the policy's pass rate on every training prompt."""
 
 import logging
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
-"""Publishing a trained policy with its provenance to a hub, a bucket or a folder: weights and
+"""Publish a trained policy with its provenance to a hub, a bucket or a folder: weights and
 tokenizer, a model card, the recipe's settings, the plan, the ledger, and its test result.
 
-On a hub all files are one commit. Elsewhere the card is written last: a destination without a card
-is incomplete. All files of a former policy that libraries could load are removed: otherwise they
-might read, for example, a chat template that the new policy lacks."""
+On a hub all files are one commit. Elsewhere the card is written last, so a destination without a
+card is incomplete. Files of a former policy that libraries could load are removed. Otherwise, for
+example, a library might load an old chat template when the new policy has none."""
 
 import json
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from tasks.models.folder import OBJECTS, trained_digest
 HUB = "hf://"
 CARD = "README.md"
 CONFIG = "config.json"  # without it no library loads a policy
-# the files of a policy that libraries load; all others belong to the owner of the place
+# the files of a policy that libraries load; all others belong to the owner of the destination
 LOADED = (
     *(*OBJECTS, "model*.safetensors", "model.safetensors.index.json", "tokenizer.model"),
     *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja"),
@@ -64,7 +64,7 @@ def push(layout: Layout, recipe: str, seed: int, destination: str, *, overwrite:
 
 
 def collect(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
-    """Return a cell's files by name at the destination. Raise ArtifactError if one is missing."""
+    """Return a cell's files by their destination names. Raise ArtifactError if one is missing."""
     train, plan = layout.train(recipe, seed), layout.plan(recipe, seed)
     named = {
         "ledger.json": train / "flops.json",
@@ -136,14 +136,14 @@ def bill(layout: Layout, recipe: str, seed: int) -> dict[str, float]:
 
 
 def is_loaded(name: str) -> bool:
-    """Return whether loading a policy can read the file `name` of its folder."""
+    """Return whether a library that loads a policy could read a file of this name."""
     return any(PurePosixPath("/", name).match(f"/{pattern}") for pattern in LOADED)
 
 
 def to_hub(
     name: str, files: Mapping[str, Path], texts: Mapping[str, str], cell: str, overwrite: bool
 ) -> None:
-    """Replace the policy in one commit. Create the repository, private, if it is missing."""
+    """Replace the policy on the hub in one commit. A missing repository is created as private."""
     hub = HfApi()
     try:
         there = hub.list_repo_files(name) if hub.repo_exists(name) else []
@@ -166,7 +166,7 @@ def to_location(
     destination: str, files: Mapping[str, Path], texts: Mapping[str, str], overwrite: bool
 ) -> None:
     """Write a policy to a bucket or a folder. First remove the former one, beginning with its card
-    and configuration; write the new card and configuration last. So no mix can be loaded."""
+    and configuration; write the new card and configuration last, so that no mix can be loaded."""
     if Path(destination).expanduser().resolve() in {p.parent.resolve() for p in files.values()}:
         raise ArtifactError(f"{destination} has the files to push: use another place")
     store, place = open_location(destination)

@@ -1,1 +1,1 @@
-"""Prompts and rollouts as text for the terminal. Loaded by name, as the stages are."""
+"""Prompts and rollouts as text for the terminal. These modules are loaded by name, like stages."""

@@ -21,14 +21,14 @@ MOVES = {
     "solved": (pl.col("before") == 1) & (pl.col("after") == 1),
     "unsolved": (pl.col("before") == 0) & (pl.col("after") == 0),
 }
-"""Classes of prompts by the shares of correct samples before and after. Each outcome is also a
-class: the prompts with such a sample after training."""
+"""Classes of prompts by the shares of correct samples before and after training. Each outcome is
+also a class: the prompts with at least one sample of this outcome after training."""
 CLASSES = (*MOVES, *OUTCOMES)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The requested prompts, by the start of their ids and by class, and the samples per side."""
+    """Which prompts are requested (by id prefix and by class), how many, and samples per side."""
 
     prompt: str | None
     kind: str | None
@@ -67,8 +67,8 @@ def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
 
 
 def pass_rates(files: dict[str, Path], prompts: set[str]) -> pl.DataFrame:
-    """Return each prompt_id with, per side, the share of its graded samples that are correct; null
-    if none is graded. Raise ArtifactError if a side was measured on others than `prompts`."""
+    """Return a row per prompt: for each side, the share of correct samples among the graded ones;
+    null if none is graded. Raise ArtifactError if a side was not measured on exactly `prompts`."""
     share = (pl.col("correct") / pl.col("trials")).fill_nan(None)
     sides = []
     for side, path in files.items():
@@ -126,15 +126,15 @@ def samples(path: Path, side: str, prompt: str, number: int) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Return text of a model in a form that is safe for a terminal: it may contain characters that
-    move the cursor, change colours or the title, or reverse the direction of writing. Every
-    character that is not simply visible becomes its escape: `\\x1b`, `\\u202e`."""
+    """Return a model's text in a form that is safe for a terminal. The text may contain characters
+    that move the cursor, change colours or the title, or reverse the direction of writing. Every
+    character that is not visible is replaced by its escape, such as `\\x1b` or `\\u202e`."""
     return "".join(
         c if c in "\n\t" or is_visible(c) else c.encode("unicode_escape").decode() for c in text
     )
 
 
 def is_visible(character: str) -> bool:
-    """Return whether a character is simply visible. Spaces other than U+0020 are not printable in
-    Python, but harmless."""
+    """Return whether a character is visible or a space. Python calls spaces other than U+0020 not
+    printable, but they are harmless."""
     return character.isprintable() or unicodedata.category(character) == "Zs"

@@ -1,4 +1,4 @@
-"""Prompts as the policy receives them, with their golds and the verifier's verdict on each."""
+"""Prompts as the policy receives them, with their golds and the verifier's verdict on each gold."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping

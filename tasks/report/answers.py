@@ -61,7 +61,7 @@ def shown_runs(rows: Sequence[Row], champion: Mapping[str, Any] | None) -> list[
 
 def choose(changes: Mapping[str, str | None], count: int = NUM_PROMPTS) -> list[str]:
     """Return at most `count` prompt ids: an equal number of each class, or all of a small class
-    (None counts as `same`). Ids are digests: the first are a random but reproducible choice."""
+    (None counts as `same`). Ids are digests, so the first are a random but reproducible choice."""
     classes: dict[str, list[str]] = {name: [] for name in CHANGES}
     for prompt_id, change in sorted(changes.items()):
         classes[change or "same"].append(prompt_id)

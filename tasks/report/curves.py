@@ -151,7 +151,7 @@ def fit_curve(
         (part["accuracy_high"] - part["accuracy_low"]).to_numpy() / (2 * z) for part in points
     ]
     draws = []
-    # draws of the same seeds have points at the same places, so they are fitted together
+    # draws of the same seeds have points at the same compute, so they are fitted together
     seeds = np.sort(rng.integers(0, len(points), (num_bootstrap, len(points))), axis=1)
     for chosen, count in zip(*np.unique(seeds, axis=0, return_counts=True), strict=True):
         middle, spread, places = (

@@ -20,15 +20,15 @@ from tasks.common.statistics import Floats, fit_beta, mixed_probability, wilson_
 
 Drift = dict[str, Any]
 MAX_VALUES = 12  # up to this many different pass rates, each has its own bin
-NUM_BINS = 9  # for more pass rates
+NUM_BINS = 9  # bins if there are more pass rates
 
 
 def drift_of(groups: pl.DataFrame, stale_above: float) -> Drift:
     """Return the drift of one run: its `passes`, whether the profile is `stale` in the last one,
     and that pass's `drift`, `gap` and `chance`.
 
-    The profile is stale if the gap exceeds the gap by chance by more than `stale_above`. Without
-    the allowance for chance, even a fresh profile would look stale after few small groups."""
+    The profile is stale if the gap exceeds `chance`, the gap by chance, by more than `stale_above`.
+    Without `chance`, even a fresh profile would look stale after a few small groups."""
     passes = passes_of(groups)
     if not passes:
         return {"stale": False, "drift": None, "gap": None, "chance": None, "passes": []}
@@ -40,8 +40,8 @@ def groups_of(steps: pl.DataFrame, rollouts: pl.DataFrame, profile: pl.DataFrame
     """Return a row per group: its pass, its result (`size`, `success`, `mixed`), and the profile's
     predictions.
 
-    `expected` is the posterior mean (a + k) / (a + b + n) of the prompt's pass rate, for k of n
-    samples correct and a prior Beta(a, b) fitted to the profile, not the raw k / n. Prompts are
+    `expected` is the posterior mean (a + k) / (a + b + n) of the prompt's pass rate for k of n
+    samples correct, not the raw k / n. The prior Beta(a, b) is fitted to the profile. Prompts are
     *selected* by k / n: if most prompts are easier, a prompt solved 1 time in 8 is more often an
     easier prompt with bad luck than a harder one with good luck. When the same policy samples
     again, the selected prompts regress to the mean, and a comparison with k / n would count that as
@@ -57,7 +57,7 @@ def groups_of(steps: pl.DataFrame, rollouts: pl.DataFrame, profile: pl.DataFrame
     groups = groups.join(
         steps.select("step", "pass"), on="step", how="inner", maintain_order="left"
     )
-    # the profile of its prompt
+    # the profile of each group's prompt
     counted = profile.filter(pl.col("pass_rate").is_not_null()).select(
         "prompt_id",
         "correct",
@@ -132,8 +132,8 @@ def pass_of(groups: pl.DataFrame) -> Drift:
 
 
 def bin_of(groups: pl.DataFrame) -> Drift:
-    """Return the profiled, the expected and the observed success of the groups in one bin of a
-    pass, the last with its 95 % interval.
+    """Return the profiled, the expected and the observed success (the last with its 95 % interval)
+    of the groups in one bin of a pass.
 
     `chance` is the mean absolute deviation of the bin's mean success under an unchanged policy, in
     the normal approximation."""

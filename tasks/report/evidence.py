@@ -34,8 +34,8 @@ TRAINED = ("step", "group", "prompt_id", "outcome")
 @dataclass(frozen=True)
 class Trained:
     """The plan and the training run of a recipe with one seed, and the metrics of its policy on the
-    test prompts: overall, and for each prompt (`scores`, as `score_prompts` counts). `tokens`
-    counts the tokens sampled per training prompt, by whether the group was `mixed`."""
+    test prompts: overall, and for each prompt (`scores`, from `score_prompts`). `tokens` counts the
+    tokens sampled for each training prompt, by whether the group was `mixed`."""
 
     recipe: str
     seed: int

@@ -10,8 +10,8 @@ from tasks.report.paired import is_apart, points_words
 
 
 def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
-    """Return a sentence that compares, by test pass@1, the reference with the best other recipe by
-    validation. The best recipe by test accuracy is not chosen: it would look better than it is."""
+    """Return a sentence that compares the test pass@1 of the reference and of the other recipe that
+    is best on validation. Chosen by test accuracy, a recipe would look better than it is."""
     reference = summary["reference"]
     start = (
         "With compute that differs by recipe (no experiment.budget),"
@@ -40,7 +40,7 @@ def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
 
 
 def compared(summary: Mapping[str, Any]) -> str | None:
-    """Return the best recipe by mean validation except the reference; None if there is no other."""
+    """Return the recipe other than the reference with the best mean validation, or None."""
     recipes = summary["recipes"]
     others = [name for name in recipes if name != summary["reference"]]
     return max(others, key=lambda name: float(recipes[name]["validation"]["mean"]), default=None)
@@ -71,7 +71,7 @@ def less_compute(summary: Mapping[str, Any]) -> str:
 
 
 def to_resolve(found: Mapping[str, Any]) -> str:
-    """Return a sentence on the prompts or seeds that would resolve a difference of one percentage
+    """Return a sentence on how many prompts or seeds would resolve a difference of one percentage
     point. The width of an interval falls with the square root of their number."""
     half = (found["high"] - found["low"]) / 2
     if half <= POINT:

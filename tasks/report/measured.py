@@ -29,8 +29,8 @@ def measured_text(layout: Layout, evidence: Evidence) -> str:
 
 
 def all_measured(layout: Layout, evidence: Evidence) -> dict[str, Json]:
-    """Return the measurements of the profile and of every training run, by name; an empty mapping
-    for one whose note is missing or belongs to another run."""
+    """Return the measurements of the profile and of every training run, by name. They are empty if
+    the note is missing or belongs to another run."""
     of = {"profile": ("profile", layout.profile / "profile.parquet")}
     for run in evidence.trained:
         path = layout.train(run.recipe, run.seed) / "curve.parquet"

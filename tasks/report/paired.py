@@ -18,7 +18,7 @@ from tasks.common.statistics import bootstrap_interval, crossed_interval
 from tasks.report.evidence import Evidence
 
 Difference = dict[str, Any]
-INITIAL = "initial"  # the initial policy among the runs, which have names of the form recipe/seed
+INITIAL = "initial"  # the name of the initial policy; runs have names of the form recipe/seed
 # classes of pass rates: none right, three between, all right
 CLASSES = ("0", "to 1/3", "to 2/3", "below 1", "1")
 

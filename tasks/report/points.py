@@ -2,8 +2,8 @@
 and its run end (`train.branches`), compared with the reference's accuracy.
 
 Accuracies are on the validation prompts, because the policy of a branch is not kept and cannot be
-evaluated on test. The interval of a difference comes from the fitted curves. Their draws are
-independent although the prompts are the same, so it tends to be too wide."""
+evaluated on test. The interval of a difference comes from the fitted curves. It tends to be too
+wide: the curves are drawn independently although the prompts are the same."""
 
 from typing import Any
 
@@ -47,10 +47,10 @@ def budget_account(budget: Budget | None) -> str:
 
 
 def point_of(mine: Point, other: Point | None, fit: Fitted, reference: Fitted) -> Point:
-    """Return a share with its mean accuracy over the seeds; its difference from the reference with
-    the 95 % interval; and `times`, the factor by which the recipe needed less compute for the
-    reference's accuracy at this share, with its interval (None where it exceeds the compute spent).
-    The reference is not compared with itself."""
+    """Return a recipe's point at one share: its mean `accuracy` over the seeds; the difference from
+    the reference with the 95 % interval; and `times_less`, the factor by which it needed less
+    compute for the reference's accuracy at this share, with the interval (None beyond the compute
+    spent). The reference is not compared with itself."""
     found = {"share": mine["share"], "accuracy": mine["accuracy"]}
     if other is None or fit is reference:
         return {**found, "over_reference": None, "times_less": None}

@@ -85,7 +85,7 @@ def stale_runs(results: Results) -> list[tuple[Trained, str]]:
 
 
 def leaderboard(evidence: Evidence, paired: Paired) -> list[Row]:
-    """Return a row per recipe and seed, by test pass@1 (best first), then by the cost CHEAPER."""
+    """Return a row per recipe and seed: the best test pass@1 first, ties by the cost CHEAPER."""
     rows = [row_of(evidence, run, paired) for run in evidence.trained]
     return sorted(
         rows, key=lambda r: (-r["pass_at_1"], r[CHEAPER]["total"], r["recipe"], r["seed"])
@@ -166,8 +166,8 @@ def fit_curves(curves: pl.DataFrame, num_bootstrap: int) -> Fits:
 def summarise(
     evidence: Evidence, rows: Sequence[Row], paired: Paired, points: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the summary: the `headline`; `recipes` with mean, min and max over the seeds and
-    `differences`; `points` of equal compute; `reference`, `candidate`, `champion` and `why`; and
+    """Return the summary: the `headline`; `recipes` (mean, min and max over the seeds, and
+    `differences`); `points` at equal compute; `reference`, `candidate`, `champion` and `why`; and
     the metrics of the `initial` policy."""
     reference = reference_of(evidence)
     recipes = {run.recipe: summary_of(run, rows) for run in evidence.first_runs}

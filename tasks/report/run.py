@@ -55,12 +55,12 @@ def main(stage: Stage) -> None:
 
 def write_metrics(folder: Path, rows: Sequence[Row]) -> None:
     """Write the numbers that `dvc metrics` compares: one small file for each recipe and seed, which
-    DVC shows as rows of one table. Files of other cells are removed. All files are in git, so in
-    every clone.
+    DVC shows as rows of one table. Files of other cells are removed. All files are in git and
+    therefore in every clone.
 
         metrics/sgpo/0.json    {"recipe": "sgpo", "seed": 0, "pass@1": 0.469, "charged": 34.4}
 
-    `val` is the validation accuracy, `val@0.25` the accuracy of the branch to a quarter of the run.
+    `val` is the validation accuracy, `val@0.25` that of the branch ending at a quarter of the run.
     FLOPs are in GFLOPs, to five significant digits: DVC prints all digits of numbers below 1e16."""
     shutil.rmtree(folder, ignore_errors=True)
     for row in rows:

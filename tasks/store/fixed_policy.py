@@ -154,7 +154,7 @@ class StoredRollouts:
         write_note(self.layout, self.cell, self.kind, self.asked, self.usage.summary)
 
     def of_prompts(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the store's rows with their prompts, once for every prompt of equal text."""
+        """Return store rows with their prompts. A row is repeated for prompts of equal text."""
         known = rows.join(self.prompts, on="prompt_digest", how="inner", maintain_order="left")
         return known.with_columns(row=pl.col("first_row") + pl.col("sample_index").cast(pl.UInt32))
 

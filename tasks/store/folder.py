@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DESCRIPTION = "sampling.json"  # the file that describes a folder
-MAX_TRIES = 100  # of a read or an append, with interference of other processes
+MAX_TRIES = 100  # of a read or an append that other processes interfere with
 READ_WAITS = (0.0, 0.1, 0.5, None)  # seconds to wait after each failed read
 
 
@@ -135,8 +135,8 @@ class RolloutStore:
 
     def read(self, span: Span, columns: Sequence[str]) -> pl.DataFrame:
         """Return columns of a shard after verifying its checksum. Raise DamagedError if two reads
-        of the full length return the same wrong bytes; equal shorter reads do not count, because a
-        proxy may cut every read at one place. Raise ArtifactError after len(READ_WAITS) reads."""
+        of the full length return the same wrong bytes. Shorter reads do not count, because a proxy
+        may cut all of them at the same point. Raise ArtifactError after len(READ_WAITS) reads."""
         path = self.path(span)
         seen: set[bytes] = set()
         for wait in READ_WAITS:
@@ -289,8 +289,8 @@ def location(settings: StoreSettings, layout: Layout) -> str:
 def open_store(
     settings: StoreSettings, layout: Layout, policy_digest: str, sampling: Mapping[str, Any]
 ) -> RolloutStore:
-    """Return the store of `policy_digest` under the sampling parameters and base seed
-    `sampling`."""
+    """Return the store of a policy under `sampling`: the sampling parameters with the base
+    seed."""
     files, root = open_location(location(settings, layout))
     description = {"policy": policy_digest, "sampling": dict(sampling)}
     folder = f"{root}/{policy_digest}/{digest(dict(sampling))}"

@@ -1,4 +1,4 @@
-"""Sampling of rollouts that the store lacks, in batches. Each is stored once it is complete."""
+"""Sampling of rollouts that the store lacks, in batches. A complete batch is stored at once."""
 
 import logging
 import random

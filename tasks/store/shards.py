@@ -1,7 +1,7 @@
 """One shard of the rollout store: its name, which contains its sequence numbers, and its checksum.
 
-A shard is a plain Parquet file (zstd) of the table STORE, with a checksum (see `checksums`). This
-verifies any copy, so the name is free for the sequence numbers: an appended shard has one, a
+A shard is a plain Parquet file (zstd) of the table STORE, with a checksum (see `checksums`). The
+checksum verifies any copy, so the name can be the sequence numbers: an appended shard has one, a
 compacted shard has all from `first` to `last`."""
 
 import io

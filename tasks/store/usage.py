@@ -117,7 +117,7 @@ def changes(last: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
 def gaps(
     num_samples: int, last_samples: int, held: pl.DataFrame, missing: pl.DataFrame
 ) -> list[str]:
-    """Return phrases for the number of prompts new to the store, or with too few samples there."""
+    """Return phrases that count the prompts new to the store, and those with too few samples."""
     prompts = missing.select("prompt_digest").unique()
     known = prompts.join(held, on="prompt_digest", how="semi")
     partly = len(known)

@@ -68,7 +68,7 @@ class StoreView:
         return spans
 
     def add_keys(self, spans: Sequence[Span], keys: Sequence[pl.DataFrame]) -> None:
-        """Record the samples of the requested prompts in these shards."""
+        """Record which samples of the requested prompts these shards contain."""
         shards_of = [
             part.with_columns(shard=pl.lit(number, dtype=pl.UInt32))
             for number, part in enumerate(keys, start=len(self.spans))
@@ -94,8 +94,8 @@ class StoreView:
         return self.numbers.join(self.owned(), on="prompt", how="semi").select("prompt_digest")
 
     def parts(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """Yield the requested rows in undamaged shards that have not been read yet, each key once:
-        the keys and `columns`, one shard at a time.
+        """Yield the requested rows that have not been read yet, from undamaged shards, each key
+        once: the keys and `columns`, one shard at a time.
 
         Rows of damaged shards can be sampled again. Then call `parts` again."""
         for _ in range(MAX_TRIES):

@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def launch_ranks(options: argparse.Namespace) -> None:
     """Replace this process with torchrun, or the launcher of a cluster, if params.yaml requests
-    several processes and this is not a rank yet. Errors in the file are left to the stage."""
+    several processes and this is not a rank yet. The stage reports errors in the file."""
     if "RANK" in os.environ:
         return
     from tasks.common import params

@@ -33,7 +33,7 @@ def train_settings(values: Mapping[str, Any], recipe: str) -> TrainSettings:
 
 
 def settings_of(train: Mapping[str, Any]) -> TrainSettings:
-    """Return `train`, parsed, with the defaults of every slot's method. Raise ParamsError."""
+    """Return `train`, parsed and with the defaults of every slot's method. Raise ParamsError."""
     if not isinstance(train, dict):
         return parse(train, TrainSettings, "train")
     with gathered() as problems:
@@ -66,7 +66,7 @@ def method_of(slot: str, spec: Any) -> tuple[ModuleType, Spec]:
 
 
 def check_slots(settings: TrainSettings) -> None:
-    """Raise ParamsError if methods, or a method and other settings, exclude each other."""
+    """Raise ParamsError if methods conflict with each other or with other settings."""
     estimate: type[Advantage] = method_of("advantage", settings.advantage)[0].Method
     name = settings.advantage["method"]
     replays = settings.replay["method"] != "none"
@@ -246,7 +246,7 @@ def load_method(
     prompts: pl.DataFrame | None = None,
     profile: Profile | None = None,
 ) -> Any:
-    """Return the `Method` of the slot's file named by `spec["method"]`, built from its settings,
+    """Return an instance of `Method` in the slot's file `spec["method"]`, built from its settings,
     and from the training prompts and the profile if it reads them."""
     module, own = method_of(slot, spec)
     own_prompts = profile and profile.prompts
@@ -264,7 +264,7 @@ def make(
     module: ModuleType, name: str, values: Mapping[str, Any], where: str, *arguments: Any
 ) -> Any:
     """Return an instance of the class `name` of a method's module, built from `arguments`. If the
-    module has `Settings`, these, parsed from `values`, are the first argument."""
+    module has `Settings`, they are parsed from `values` and become the first argument."""
     settings = parse(values, getattr(module, "Settings", NoSettings), where)
     if hasattr(module, "Settings"):
         arguments = (settings, *arguments)

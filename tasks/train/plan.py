@@ -40,8 +40,8 @@ class Plan:
 
     def start(self, position: int, done: float | None) -> int | None:
         """Return the next visit: `position`, or None after the plan's last. With a budget, `done`
-        is its spent share: if `position` is outside the phase at this share of the plan's rollouts,
-        return that phase's first visit. A completed phase repeats until its share is spent."""
+        is its spent share. If `position` is not in the phase at this share of the plan's rollouts,
+        return that phase's first visit: a completed phase repeats until its share is spent."""
         if done is None:
             return position if position < len(self) else None
         shares = self._rollouts_before[self._phase_ends] / self._rollouts_before[-1]
@@ -101,9 +101,9 @@ class Plan:
 
 
 def read_plan(table: pl.DataFrame, prompt_ids: pl.Series, batch: BatchSettings) -> Plan:
-    """Return a PLAN table as columns, prompts by their row in `prompt_ids`.
+    """Return the plan in a PLAN table, with each prompt as its row in `prompt_ids`.
 
-    Raise ArtifactError, with the prompt's id, if the plan visits a prompt that is not among them.
+    Raise ArtifactError, with the prompt's id, if the plan visits any other prompt.
     """
     rows = rows_of(table["prompt_id"], prompt_ids, "the plan visits")
     sizes, phases, passes = (

@@ -23,8 +23,8 @@ from tasks.train.rollouts import (
 
 @dataclass(frozen=True)
 class Profile:
-    """A SAMPLES table of the training prompts `prompts`, in the order in which the plan first
-    visits them. It stays a table until rollouts are requested: lists would not fit in memory."""
+    """The SAMPLES of the plan's prompts, in the order of first visits; `prompts` are all training
+    prompts. `samples` stays a table until rollouts are requested: lists would not fit in memory."""
 
     samples: pl.DataFrame
     prompts: Prompts
@@ -36,8 +36,8 @@ class Profile:
         return rows_of(self.samples["prompt_id"], self.prompts.ids, "the profile has samples of")
 
     def correct(self) -> tuple[Ints, Ints]:
-        """Return, by row of the training prompts, the number of correct samples and of graded
-        samples; 0 for prompts outside the plan."""
+        """Return the numbers of correct and of graded samples of each training prompt, by row; 0
+        for prompts outside the plan."""
         num, outcomes = len(self.prompts), self.samples["outcome"].to_numpy()
         graded = np.bincount(self.rows[outcomes != "error"], minlength=num)
         return np.bincount(self.rows[outcomes == "correct"], minlength=num), graded

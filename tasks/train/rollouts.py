@@ -1,4 +1,4 @@
-"""The data of a training step: the request for it, and its rollouts with their advantages.
+"""The data of a training step: the control's request, and the rollouts with their advantages.
 
 Legend: B rollouts of the step, Q groups (visits), N completion tokens, D hidden size. Groups differ
 in size: `group_B` is the group index of each rollout, and no array is [Q, group size]."""
@@ -30,13 +30,13 @@ INTS, FLOATS, BOOLS = pl.List(pl.Int64), pl.List(pl.Float64), pl.List(pl.Boolean
 ARROW = {INTS: pa.int64(), FLOATS: pa.float64(), BOOLS: pa.bool_()}  # element types of the lists
 COLUMNS: dict[str, Any] = {
     "group": pl.Int64,  # the rollout's group within the step
-    "prompt_row": pl.Int64,  # of the prompt among the training prompts
+    "prompt_row": pl.Int64,  # the prompt's row among the training prompts
     "prompt": INTS,  # its token ids
     "since": pl.Int64,  # the first step in which its group was in flight, -1 before that
     "seed": pl.Int64,
     "token_ids": INTS,  # of the completion, or of its sampled part
     "logprobs": FLOATS,  # the sampler's
-    "versions": INTS,  # the number of updates of the policy behind each token
+    "versions": INTS,  # the version (number of updates) of the policy that sampled each token
     "is_action": BOOLS,  # False for tokens of an environment, not trained on; null: there are none
     "reason": pl.String,  # of finishing, UNFINISHED before that
     "text": pl.String,
@@ -62,13 +62,13 @@ EMPTY: dict[str, Any] = {
     "advantages": None,
     "old_logprobs": None,
 }
-"""The columns of a rollout without sampled tokens, except for its tokens."""
+"""The values of a rollout before sampling, except those of its group, prompt and tokens."""
 OF_TOKENS = ("token_ids", "logprobs", "versions", "is_action", "advantages", "old_logprobs")
 """The columns with a value for each completion token."""
 OWN_TOKENS = pl.coalesce("is_action", pl.lit(True).repeat_by(pl.col("token_ids").list.len()))
 """Whether each token of a rollout is the policy's own."""
 
-ROUNDING = 1e-9  # relative to the larger reward: smaller differences count as equal
+ROUNDING = 1e-9  # relative to the larger reward; rewards that differ by less count as equal
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Prompts:
         return self.table["prompt_id"]
 
     def token_ids(self, rows: Ints) -> list[list[int]]:
-        """Return the token ids of the prompts `rows`. Raise ArtifactError if one is too long."""
+        """Return the token ids of the prompts in `rows`. Raise ArtifactError if one is too long."""
         return self.encode(self.table[rows])
 
 
@@ -114,9 +114,9 @@ class GroupRequest:
     """A request by the control: for each group q, `counts[q]` rollouts of the training prompt in
     row `prompt_rows[q]`. All groups belong to one pass and one phase of the plan.
 
-    `extends[q]` is the number of the step's group that the rollouts join, -1 for a new group; None
-    if all are new. `joined[q]` is whether a stored rollout joins the group (`Replay.join`); None if
-    none does.
+    `extends[q]` is the index, in the step, of the group that the rollouts join, or -1 for a new
+    group; `extends` is None if all are new. `joined[q]` is whether a stored rollout joins the group
+    (`Replay.join`); `joined` is None if none does.
     """
 
     prompt_rows: Ints
@@ -172,7 +172,7 @@ class Observed:
     gradient_norms_B: Floats | None = None
 
     def take(self, rows: Ints, places: Ints) -> "Observed":
-        """Return the features of the rollouts `rows`, with their tokens at `places`."""
+        """Return the features of the rollouts at `rows`, whose tokens are at `places`."""
         return Observed(
             self.logprobs_N[places],
             self.entropies_N[places],
@@ -204,7 +204,7 @@ class Rollouts:
     as arrays.
 
     Values of tokens are in flat arrays [N], rollout after rollout (see `places`). `prompt_rows_Q`
-    contains every group, including groups that `take` left empty. With several epochs, the
+    has an entry for every group, including groups that `take` left empty. With several epochs, the
     reference's log-probabilities are computed once, as `reference_N`."""
 
     table: pl.DataFrame
@@ -235,7 +235,7 @@ class Rollouts:
 
     @cached_property
     def versions_B(self) -> Ints:
-        """The number of updates of the policy behind the oldest token of each rollout; -1 for a
+        """The policy version (number of updates) of the oldest token of each rollout; -1 for a
         rollout without a token."""
         return self.table["versions"].list.min().fill_null(-1).to_numpy()
 
@@ -293,7 +293,7 @@ class Rollouts:
         return np.asarray(is_current_B[self.owner_N()])
 
     def take(self, rows: Ints) -> "Rollouts":
-        """Return the rollouts `rows`, in that order. Groups keep their numbers, even empty ones."""
+        """Return the rollouts at `rows`, in that order; even empty groups keep their numbers."""
         taken = Rollouts(self.table[rows], self.prompt_rows_Q)
         if self.observed is not None:
             taken = replace(taken, observed=self.observed.take(rows, self.places(rows)))
@@ -391,8 +391,8 @@ class Rollouts:
 def make_rollouts(
     prompt_rows_Q: Ints, prompts: Sequence[Sequence[int]], group_B: Ints, **values: Any
 ) -> Rollouts:
-    """Return rollouts of groups `group_B`, whose prompts have these rows and token ids. `values`
-    sets columns; all others are as in EMPTY, and lists of tokens are empty."""
+    """Return rollouts in the groups `group_B`; the groups' prompts have these rows and token ids.
+    `values` sets columns; all others are as in EMPTY, and lists of tokens are empty."""
     prompt_B = column("prompt", prompts)[group_B]
     table = pl.DataFrame(
         {"group": group_B, "prompt_row": prompt_rows_Q[group_B], "prompt": prompt_B}
@@ -418,7 +418,7 @@ def column(name: str, values: Any) -> pl.Series:
     """Return the column `name` of COLUMNS, from a list, an array or another column."""
     dtype = COLUMNS[name]
     if dtype in ARROW and not isinstance(values, pl.Series):
-        # by Arrow: Polars converts every inner list by itself, which takes five times as long
+        # by Arrow: Polars converts every inner list separately, which takes five times as long
         values = pa.array(values, pa.large_list(ARROW[dtype]))
     return pl.Series(name, values, dtype)
 
@@ -429,9 +429,9 @@ class StepTotals:
     however they are packed.
 
     They count all graded rollouts, including groups with equal rewards and rollouts that `select`
-    dropped. With `train.divisor: kept` they count only the kept rollouts. Tokens are the policy's
-    own. `max_tokens` is the limit of a completion. `divisor_Q` is each group's number of tokens
-    times the number of groups with tokens, on the policy's device."""
+    dropped. With `train.divisor: kept` they count only the kept rollouts. Only the policy's own
+    tokens count. `max_tokens` is the limit of a completion. `divisor_Q` is each group's number of
+    tokens times the number of groups with tokens, on the policy's device."""
 
     num_tokens: int
     num_rollouts: int

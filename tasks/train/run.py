@@ -127,7 +127,7 @@ class LostError(stage.StageError):
 @contextmanager
 def explaining_failures(ranks: Ranks, trainers: Sequence[Trainer]) -> Iterator[None]:
     """Convert a TrainingError into a StageError, and a loss of all servers or another rank into a
-    LostError. For a lost rank, it names this rank and, once `trainers` is not empty, the step."""
+    LostError. For a lost rank, it names the reporting rank and, given `trainers`, the step."""
     try:
         yield
     except TrainingError as error:

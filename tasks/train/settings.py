@@ -66,7 +66,7 @@ class Rejection:
 class Proximal:
     """`train.correction.proximal`: the old policy of stale tokens (see `learner/proximal.py`)."""
 
-    method: Literal["snapshot", "ewma"] = "snapshot"  # of their own version, or a mean of versions
+    method: Literal["snapshot", "ewma"] = "snapshot"  # the version that sampled, or a mean
     decay: float = 0.75  # of ewma, per step
     reset_below: float = 0.9  # share of active tokens under which ewma starts over
 
@@ -112,8 +112,8 @@ class Correction:
 class Reference:
     """`train.reference`: the policy that a KL term, or a loss, compares with the trained one."""
 
-    source: str | None = None  # the folder of a teacher with the policy's vocabulary; null: initial
-    reset_every: int | None = None  # copy the policy into it after so many steps; null: never
+    source: str | None = None  # folder of a teacher with the same vocabulary; null: initial policy
+    reset_every: int | None = None  # copy the policy into it every so many steps; null: never
 
     def __post_init__(self) -> None:
         if self.reset_every is not None:
@@ -123,12 +123,12 @@ class Reference:
 @settings
 class Entropy:
     """`train.loss.entropy`, for any loss: a bonus for the mean entropy of the policy at the tokens
-    of the kept rollouts. With a target its coefficient is adaptive (Skywork-OR1, arXiv
-    2505.22312): every update moves it by `step`, up while the entropy is at most the target and
-    down otherwise, and there is a bonus only while the entropy is at most the target. The entropy
-    is the previous update's: an update's own is measured together with its gradient."""
+    of the kept rollouts. With a target its coefficient is adaptive (Skywork-OR1, arXiv 2505.22312):
+    every update moves it by `step`, up while the entropy is at most the target and down otherwise,
+    and there is a bonus only while the entropy is at most the target. This entropy is from the
+    previous update, because an update computes its entropy along with its gradient."""
 
-    coefficient: float = 0.0  # of the bonus; with a target: before the first update
+    coefficient: float = 0.0  # of the bonus; with a target, its initial value
     target: float | None = None  # target mean entropy in nats; null: a constant coefficient
     step: float = 0.005  # change of the coefficient per update
     most: float = 1.0  # maximum coefficient
@@ -292,7 +292,7 @@ class TrainSettings:
             )
 
     def check_provision(self) -> None:
-        """Raise ParamsError if `over_provision` is out of range or excluded by other settings."""
+        """Raise ParamsError if `over_provision` is out of range or conflicts with a setting."""
         if not 1.0 <= self.over_provision <= 2.0:
             raise ParamsError(
                 f"train.over_provision is {self.over_provision:g}; it is how many times a step's "
@@ -313,7 +313,7 @@ class TrainSettings:
             )
 
     def check_in_flight(self) -> None:
-        """Raise ParamsError if other settings exclude `in_flight_updates`."""
+        """Raise ParamsError if `in_flight_updates` conflicts with other settings."""
         if not self.in_flight_updates:
             return
         if not self.num_ahead:
@@ -340,13 +340,13 @@ class TrainSettings:
     @property
     def num_ahead(self) -> int:
         """The number n of batches that are sampled from one policy, during the updates on the n
-        batches before them: at the last one's update, that policy is 2 n - 1 steps old. 0: a step
-        samples its own batch. Over-provisioning uses one step of `max_staleness`."""
+        batches before them; when the last of them is used, that policy is 2 n - 1 steps old. With
+        0, a step samples its own batch. Over-provisioning uses up one step of `max_staleness`."""
         return (self.max_staleness + (self.over_provision == 1.0)) // 2
 
     @property
     def lead(self) -> int:
-        """How many steps before its own step a batch may begin: with in-flight updates
+        """How many steps a batch may begin before its own step: with in-flight updates
         `max_staleness`, less one if over-provisioned; otherwise 2 `num_ahead` - 1, at least 0."""
         if self.in_flight_updates:
             return self.max_staleness - (self.over_provision > 1.0)
@@ -359,7 +359,7 @@ class TrainSettings:
 
 
 def with_method(slot: str, spec: Any) -> Any:
-    """Return a slot's mapping `spec`; without `method`, merged into the slot's default mapping."""
+    """Return the mapping `spec` of a slot; without `method`, merge it into the slot's default."""
     is_open = isinstance(spec, dict) and "method" not in spec
     return {**getattr(TrainSettings(), slot), **spec} if is_open else spec
 
@@ -427,7 +427,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections, unchanged by recipes, that the train stage reads besides `train`."""
+    """The sections that the train stage reads besides `train`; recipes do not change them."""
 
     sampling: Sampling
     engine: EngineSettings
@@ -437,8 +437,8 @@ class Sections:
     checkpoint: CheckpointSettings
 
     def check(self, train: TrainSettings) -> None:
-        """Raise ParamsError if sections and `train` exclude each other, or torchao is missing.
-        Truncated sampling is an error: the trainer's log-probabilities are not truncated."""
+        """Raise ParamsError if a section conflicts with `train`, or torchao is missing. Truncated
+        sampling is an error: the trainer's log-probabilities are not truncated."""
         learner = self.learner
         if not train.prompt_gradient and (learner.shard != "none" or not learner.share_prompts):
             raise ParamsError(

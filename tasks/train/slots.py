@@ -3,8 +3,8 @@
 A method is one file in its slot's folder under `methods/`, with
 
 - `Method`: a subclass of the slot's Protocol below, so that the type checker compares the two;
-- `Settings`, if it has settings: a frozen dataclass with the keys in params.yaml next to `method`.
-  It is `Method`'s first argument, and raises ParamsError for an invalid value;
+- `Settings`, if it has settings: a frozen dataclass of the keys next to `method` in params.yaml. It
+  is the first argument of `Method`, and raises ParamsError for an invalid value;
 - `EXAMPLE`: settings for the contract tests, if the defaults do not suit them;
 - `reads_prompts = True`, if it reads the training prompts: `Method` then gets their table, with
   `prompt_id`, `prompt`, `messages`, `answer`, `verifier`, `source` and `level`, after the slot's
@@ -14,8 +14,8 @@ A method is one file in its slot's folder under `methods/`, with
   last argument. `allocate` writes those rollouts, and profiling is charged to the recipe.
 
 The mutable state of a method is in `Method.state`, a dataclass of numbers, arrays and tables, None
-for a method without state. A checkpoint contains nothing else of a method. Random numbers are an
-argument.
+for a method without state. A checkpoint contains nothing else of a method. Random generators are
+passed to its calls.
 
 Legend: B rollouts of a step, N completion tokens.
 """
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
 
 Score = Callable[[Rollouts], Observed]
-"""It returns the policy's view of rollouts, and charges it as scoring."""
+"""A function that returns the policy's view of rollouts, and charges the pass as scoring."""
 
 
 @dataclass(frozen=True)
 class SoFar:
     """The state of a step when the control is called: its graded fresh rollouts (None in the first
     call), the number of requests so far, and the size of the replayed part, in the batch's unit.
-    With a budget, `done` is the spent share of its part for steps (`Spending.done`), and `most` the
-    limit of this step in the batch's unit. The budget then ends the run, not the plan."""
+    With a budget, `done` is the spent share of what it leaves for steps (`Spending.done`), `most`
+    limits this step in the batch's unit, and the run ends with the budget, not the plan."""
 
     rollouts: Rollouts | None
     num_requests: int
@@ -80,9 +80,9 @@ class Control(Protocol):
     needs_stored: bool = False
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return the next groups of the step, or more rollouts of its groups. This is called again,
-        with the step's rollouts so far, until it returns None. None in a step's first call ends the
-        run; a budget ends the run itself, so with a budget a first call never returns None."""
+        """Return the next groups of the step, or more rollouts for its groups. This is called
+        again, with the step's rollouts so far, until it returns None. None in a step's first call
+        ends the run; with a budget a first call returns groups: the spent budget ends the run."""
         ...
 
     def observe(self, rollouts: Rollouts) -> None:
@@ -148,8 +148,8 @@ class Select(Configured, Protocol):
 
 
 class Replay(Protocol):
-    """The choice of the rollouts that are stored and trained on again: in groups of their own, or,
-    with `joins`, in fresh groups that the control chose."""
+    """The choice of the rollouts that are stored and trained on again: as separate groups or, with
+    `joins`, within fresh groups that the control chose."""
 
     state: Any = None
     joins: bool = False
@@ -158,8 +158,8 @@ class Replay(Protocol):
         """Store some of the step's fresh rollouts."""
 
     def room(self, batch: BatchSettings, promised: int = 0) -> int:
-        """Return how much of the next batch `draw` will return, in the batch's unit: that much less
-        is sampled. Batches requested earlier will draw first, `promised` in total."""
+        """Return the amount that `draw` will add to the next batch, in the batch's unit; that much
+        less is sampled. Batches requested earlier will draw first: `promised` in total."""
         return 0
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
@@ -167,8 +167,8 @@ class Replay(Protocol):
         return None
 
     def join(self, prompt_rows_Q: Ints, score: Score) -> Rollouts:
-        """Return stored rollouts of these distinct prompts, with `group` as the prompt's index
-        among them; none for a prompt without stored rollouts. Called only with `joins`."""
+        """Return stored rollouts of these distinct prompts, where `group` is the prompt's index in
+        `prompt_rows_Q`; none for a prompt without stored rollouts. Called only with `joins`."""
         ...
 
     def prepare(self, score: Score) -> None:
@@ -180,7 +180,7 @@ class Advantage(Configured, Protocol):
     """The weight of each rollout, or of each token, in the gradient. `features` requests the
     policy's view of the rollouts. With `skips_zeros`, rollouts of advantage 0 are left out of the
     loss as if `select` had dropped them. The loss's denominator must then count them
-    (`train.divisor: generated`), and there must be no KL term, which concerns them too. With
+    (`train.divisor: generated`), and there must be no KL term, which would apply to them too. With
     `needs_group` advantages are 0 in a group with equal rewards or with fewer than `min_group`
     rollouts, unless the method also uses lengths, parts of the reward or a fitted prediction. A
     method with `fresh_only` does not allow replay, and a method with `unshaped` does not allow a
@@ -206,7 +206,7 @@ class Shape(Configured, Protocol):
     in order. `select`, `control` and the record use the verifier's reward, and outcomes do not
     change. `features` requests the policy's view of the rollouts, and `skips_zeros` is as for an
     advantage. With `cuts_rows`, the update leaves out the tokens after a rollout's last nonzero
-    advantage. The loss must then be a sum over tokens, each independent of the others."""
+    advantage. The loss must then be a sum over tokens of independent terms."""
 
     features: Features | None = None
     changes_rewards: bool = False
@@ -273,14 +273,14 @@ class Loss(Configured, Protocol):
 
     def rate_factor(self, log_weights_B: Floats, norm: float, reuse: int) -> float:
         """Return the factor of this update's learning rate. `log_weights_B` are the logarithms of
-        the importance weights (old policy over sampler, not capped) of its rollouts on all ranks,
-        `norm` is its gradient norm before clipping, and `reuse` counts the batch's earlier epochs.
-        A factor of 0 means no optimizer step; the batch's remaining updates are then skipped."""
+        the importance weights (old policy over sampler, not capped) of all ranks' rollouts, `norm`
+        is the gradient norm before clipping, and `reuse` counts the batch's earlier epochs. A
+        factor of 0 means no optimizer step; the batch's remaining updates are then skipped."""
         return 1.0
 
     def marks(self, rollouts: Rollouts) -> Bools | None:
-        """Return [N] which tokens of an update, over all ranks, the loss treats differently, for
-        `Tokens.marked_N`; None if it never does."""
+        """Return a mask [N] of the tokens of an update, over all ranks, that the loss treats
+        differently (`Tokens.marked_N`); None if there are never any."""
         return None
 
     def bonus(self) -> float:
@@ -294,8 +294,8 @@ class Loss(Configured, Protocol):
         return bool(self.state.entropy <= self.entropy.target)
 
     def observe_entropy(self, entropy: float) -> None:
-        """Move the coefficient of a bonus with a target, by the mean entropy of an update over all
-        ranks."""
+        """Raise or lower the coefficient of a bonus with a target, depending on the mean entropy of
+        an update over all ranks."""
         if self.entropy.target is None:
             return
         self.state.entropy = entropy
@@ -343,8 +343,8 @@ class Slots:
 
 
 def values_of(state: Any) -> dict[str, Any]:
-    """Return the fields of a method's state: tables and arrays; a number becomes a 0-dimensional
-    array."""
+    """Return the fields of a method's state by name, as tables and arrays; a number becomes a
+    0-dimensional array."""
     values = {field.name: getattr(state, field.name) for field in fields(state)}
     return {k: v if isinstance(v, pl.DataFrame) else np.array(v) for k, v in values.items()}
 

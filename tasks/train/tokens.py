@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 Normalize = Literal["token", "sequence", "constant", "prompt"]
 Level = Literal["token", "sequence"]
-Gains: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"  # [N] of tokens, and whether each is clipped
+Gains: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"  # [N] objectives, [N] whether clipped
 
 
 @dataclass(frozen=True)
 class Tokens:
     """The input of a loss. `row_N` is the index of each token's rollout among the B, and `group_B`
-    the step's group of each rollout, which only `normalize: prompt` reads.
+    is each rollout's group in the step, which only `normalize: prompt` reads.
 
     `logprobs_N` are the policy's and carry the gradient. `old_logprobs_N` are the denominator of
     the ratio that PPO clips: the old policy's, or with `ratio_to: sampler` the sampler's.
     `weights_N` correct for the difference between old policy and sampler; they are constants.
-    `reference_logprobs_N` are the reference's, None without one. `marked_N` is whether the loss
-    chose a token among those of the whole update (`Loss.marks`), None if it never chooses.
+    `reference_logprobs_N` are the reference's, None without one. `marked_N` marks the tokens that
+    the loss chose among all tokens of the update (`Loss.marks`), None if it never chooses.
     `sampler_logprobs_N` are the sampler's.
     """
 

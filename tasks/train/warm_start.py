@@ -41,8 +41,8 @@ class Demonstrations:
     token_ids: list[list[int]]
 
     def rollouts(self, prompts: Prompts, rows: Ints) -> Rollouts:
-        """Return the demonstrations `rows` as rollouts, each in its own group. They are marked as
-        replayed, since no policy sampled them, and their log-probabilities are not used."""
+        """Return the demonstrations at `rows` as rollouts, each in its own group. They are marked
+        as replayed, since no policy sampled them, and their log-probabilities are not used."""
         token_ids, num = [self.token_ids[row] for row in rows.tolist()], len(rows)
         rollouts = make_rollouts(
             self.prompt_rows[rows],
@@ -165,8 +165,8 @@ def make_step(trainer: Trainer, demonstrations: Demonstrations, settings: WarmSt
 
 
 def batch_rows(num: int, settings: WarmStart, seed: int, step: int) -> Ints:
-    """Return which of `num` demonstrations a step uses: the next ones of a random order, drawn for
-    each pass. They depend only on the arguments, so a resumed run repeats them."""
+    """Return the rows of the demonstrations (of `num`) that a step uses: the next ones in a random
+    order, drawn for each pass. They depend only on the arguments, so a resumed run repeats them."""
     places = np.arange(step * settings.batch_size, (step + 1) * settings.batch_size)
     passes = {number: random_numbers(seed, number, STREAM) for number in np.unique(places // num)}
     orders = {number: rng.permutation(num) for number, rng in passes.items()}

@@ -1,5 +1,5 @@
-"""`grpo_matched`: all prompts, with one group size, until the cost of sGPO's plan and its profile
-is spent.
+"""`grpo_matched`: all prompts, with one group size, until the run has cost as much as sGPO's plan
+and profile.
 
 The baseline at equal charged compute. `allocate.passes` applies to sGPO's plan; here the number of
 passes follows from the budget. No profile is charged, because uniform training needs none."""

@@ -1,8 +1,8 @@
-"""`random_subset`: as many random prompts as sGPO trains on, with one group size, at the cost of
-sGPO's plan and its profile.
+"""`random_subset`: as many random prompts as sGPO trains on, with one group size, at the same cost
+as sGPO's plan and profile.
 
-A gain of sGPO over this baseline comes from its choice of prompts, group sizes and order, not from
-training on fewer prompts. Like `grpo_matched`, it trains instead of profiling."""
+If sGPO beats this baseline, the gain comes from its choice of prompts, group sizes and order, not
+from training on fewer prompts. Like `grpo_matched`, this baseline trains instead of profiling."""
 
 import numpy as np
 import polars as pl
@@ -23,8 +23,8 @@ def allocate(
     unsolved_rate: float,
     buckets: list[int],
 ) -> Allocation:
-    """Return uniform visits to a random subset, at the cost of the profile and of sGPO's plan under
-    the last three settings."""
+    """Return uniform visits to a random subset that cost as much as the profile and sGPO's plan
+    under the last three settings."""
     settings = {"trivial_above": trivial_above, "unsolved_rate": unsolved_rate, "buckets": buckets}
     visits, budget = sgpo_plan(profile, passes, rng, settings)
     order, num = rng.permutation(len(profile)), visits["row"].n_unique()

@@ -1,12 +1,12 @@
 """`sgpo`: sorted Group Policy Optimization (arXiv 2606.08854, sections on filtering, group size and
 curriculum).
 
-Trivial prompts (pass rate above `trivial_above`) are dropped. A random share `unsolved_rate` of the
-prompts never solved is kept. Every other prompt gets G = 1 / pass rate, rounded down to one of
+Trivial prompts (pass rate above `trivial_above`) are dropped. Of the prompts never solved, a random
+share `unsolved_rate` is kept. Every other prompt gets G = 1 / pass rate, rounded down to one of
 `buckets` (at least the smallest). A pass goes through the buckets in order, easy to hard, and the
 kept unsolved prompts are mixed into the phase of every bucket, with its group size. With 8 samples,
-buckets 2, 4, 8 and `trivial_above` 0.75, 0/8 to 8/8 solved -> unsolved, 8, 4, 2, 2, 2, 2, trivial,
-trivial. Not done here: re-profiling between passes (the paper found it worse)."""
+buckets 2, 4, 8 and `trivial_above` 0.75, 0 to 8 successes give: unsolved, 8, 4, 2, 2, 2, 2,
+trivial, trivial. Not done here: re-profiling between passes (the paper found it worse)."""
 
 import numpy as np
 import polars as pl
@@ -62,8 +62,8 @@ def allocate(
 
 
 def group_sizes(learnable: pl.DataFrame, sizes: list[int]) -> pl.Series:
-    """Return the largest bucket g with g x pass rate <= 1, else the smallest. The comparison uses
-    integers, so that 1/8 gives exactly 8."""
+    """Return for each prompt the largest bucket g with g x pass rate <= 1, or the smallest bucket
+    if there is none. The comparison uses integers, so that 1/8 gives exactly 8."""
     graded = pl.col("num_samples") - pl.col("error")
     # the condition is always true: a literal alone would be a single row
     chosen = pl.when(graded >= 0).then(sizes[0]).otherwise(None)

@@ -94,7 +94,7 @@ class DeviceTime:
     device: Device = H100
 
     def step(self, rows: float, context: float) -> float:
-        """Return the seconds of a decoding step for `rows` rollouts, `context` tokens in total."""
+        """Return the seconds of one decoding step: `rows` rollouts, `context` tokens in total."""
         return self.steps(1, rows, context)
 
     def steps(self, num: int, rows: float, context: float) -> float:
@@ -114,8 +114,8 @@ class DeviceTime:
         return max(int(free / (self.model.cache_bytes * max(tokens, 1.0))), 1)
 
     def wave(self, prompt_tokens: Ints, completion_tokens: Ints, max_rows: int) -> float:
-        """Return the seconds to decode all rollouts, at most `max_rows` at once: when one finishes,
-        the next starts, in the given order. The tail, with few rollouts left, is included.
+        """Return the seconds to decode all rollouts, at most `max_rows` at once. When one finishes,
+        the next in the given order starts. The tail, when few rollouts are left, is included.
 
         The arrays are [B]."""
         waiting = list(zip(completion_tokens.tolist(), prompt_tokens.tolist(), strict=True))[::-1]
@@ -138,11 +138,11 @@ class DeviceTime:
         return float(self.forward_flops(tokens) / (PREFILL_SHARE * self.device.flops))
 
     def update(self, tokens: Sequence[float] | Ints) -> float:
-        """Return the seconds of forward and backward over sequences of these lengths."""
+        """Return the seconds of a forward and backward pass over sequences of these lengths."""
         return float(3.0 * self.forward_flops(tokens) / (MFU * self.device.flops))
 
     def forward_flops(self, tokens: Sequence[float] | Ints) -> float:
-        """Return the FLOPs of a forward over all sequences: 2 P + 2 L d s a token at length s."""
+        """Return a forward pass's FLOPs over all sequences: 2 P + 2 L d s a token at length s."""
         lengths, model = np.asarray(tokens, dtype=np.float64), self.model
         attention = 2.0 * model.layers * model.width * lengths
         return float((lengths * (2.0 * model.parameters + attention)).sum())

@@ -1,18 +1,18 @@
 """The costs of a run: tokens and FLOPs by phase, in parallel accounts, each with its own rule.
 
-*charged* is the cost of a method's requests, whatever the implementation saves: 2 P T to generate
-rollouts, 6 P T to train on them, 2 P T to score them with a reference model, where T is the number
-of their tokens, prompts included. *charged_mixed* is the same, but charges an update only for
-rollouts with a gradient: rollouts with a non-zero advantage or, with a reference model or an
-entropy bonus, all kept rollouts. So the update of a group without a gradient is free, whichever
+*charged* is the cost of what a method requests, whatever the implementation saves: 2 P T to
+generate rollouts, 6 P T to train on them, 2 P T to score them with a reference model, where T is
+the number of their tokens, prompts included. *charged_mixed* is the same, but charges an update
+only for rollouts with a gradient: rollouts with a non-zero advantage or, with a reference model or
+an entropy bonus, all kept rollouts. So the update of a group without a gradient is free, whichever
 slot excludes it. The few operations per logit of the entropy bonus and the softmax are not counted:
-in an update, a logit costs 6 D operations, where D is the hidden size.
+they are negligible beside the 6 D operations that a logit costs in an update (D: hidden size).
 *charged_paper* is sGPO's flat rate (arXiv 2606.08854): 2 P T for profiling, 12 P T for training
 with a reference model and 8 P T without. *executed* is the actual computation. Shared prompts count
-once, and groups that the update skips do not count. Included are attention, the padding of updates,
-the engine's probe after an update, and tokens read again after a swap of weights or a stop;
-excluded are the few tokens that a server samples for its identification. Every account is in plain
-FLOPs and Float64: a 7B run overflows Int64.
+once, and groups that the update skips do not count. It includes attention, the padding of updates,
+the engine's probe after an update, and tokens read again after a swap of weights or a stop. It
+excludes the few tokens that a server samples for its identification. Every account is in plain
+FLOPs, as Float64: those of a 7B run would overflow Int64.
 
 P counts the parameters that multiply a token: the weights of the linear layers, including the
 output head (tied or not), and the active share of a mixture of experts; not the embedding look-up
@@ -42,9 +42,9 @@ class Architecture:
 def forward_flops(
     architecture: Architecture, num_tokens: float, num_head_tokens: float, num_pairs: float
 ) -> float:
-    """Return the FLOPs of one forward: `num_tokens` through the body, `num_head_tokens` of them
-    through the output head, and attention over `num_pairs` (query, key) pairs in every layer, 4 d
-    each (d = heads x head size; scores and weighted sum)."""
+    """Return the FLOPs of one forward pass: `num_tokens` through the body, `num_head_tokens` of
+    them through the output head, and attention over `num_pairs` (query, key) pairs in every layer,
+    which costs 4 d per pair for scores and weighted sum (d = heads x head size)."""
     body = architecture.num_matmul_parameters - architecture.num_head_parameters
     attention = 4.0 * architecture.num_layers * architecture.attention_width * num_pairs
     return (
@@ -76,8 +76,8 @@ def charged_flops(
     reference: float = 0.0,
     update_factor: float = 3.0,
 ) -> float:
-    """Return 2 P T_generated + 6 P T_updated + 2 P T_reference, T in tokens of prompt and
-    completion. An update is `update_factor` forwards: three, or less if adapters are trained."""
+    """Return 2 P T_generated + 6 P T_updated + 2 P T_reference, with T in tokens, prompts included.
+    An update costs `update_factor` forward passes: three, or less if adapters are trained."""
     num_forwards = generated + update_factor * updated + reference
     return 2.0 * architecture.num_matmul_parameters * num_forwards
 

@@ -1,14 +1,14 @@
 """The cost of rollouts in the account of a budget, computed from their lengths by fixed rules.
 
 A run ends when its budget is spent, so the count must not depend on the engine, the packing or the
-machine. In the account `executed` a prompt is read once per group, when its rollouts are generated
-and again in every pass over them (scoring, reference, update), but once per rollout for features
-that cannot share prompts (`reads_whole_rows`); a completion is decoded token by token from a KV
-cache, and read once in every pass; a backward pass counts as two forwards, and is not counted for
-prompts that have no gradient. Padding, recomputed activations and probes count as zero.
-`charged` and `charged_mixed` follow the ledger: 2 P for every token of every rollout and pass.
-`rollouts` and `tokens` count only generated rollouts, `tokens` the tokens of prompt and completion
-of each. The actual computation is in the ledger's account `executed`.
+machine. In the account `executed`, generation reads a prompt once per group and decodes completions
+token by token from a KV cache. Every pass (scoring, reference, update) reads each completion once
+and each prompt once per group, or per rollout for features that cannot share prompts
+(`reads_whole_rows`). A backward pass counts as two forward passes, less with adapters, and does not
+count for prompts without a gradient. Recomputed activations, probes, and padding count as zero,
+except the padding of features with hidden states. `charged` and `charged_mixed` follow the ledger:
+2 P for every token of every rollout and pass. `rollouts` and `tokens` count only generation: the
+rollouts, or their tokens with prompts. The actual computation is the ledger's account `executed`.
 
 Legend: B rollouts, Q groups."""
 
@@ -62,23 +62,23 @@ class Rows:
         return float(self.prompt_tokens_B.sum() + self.completion_tokens_B.sum())
 
     def apart(self) -> "Rows":
-        """Return the same rollouts, each as a group of its own, so that none shares a prompt."""
+        """Return the same rollouts, each in a separate group, so that none shares a prompt."""
         return replace(self, group_B=np.arange(len(self.group_B)))
 
     def padded(self) -> "Rows":
-        """Return the same rollouts, all as long as the longest one: the padding of each is added to
-        the length of its prompt."""
+        """Return the same rollouts, padded to the length of the longest. The padding of each is
+        added to the length of its prompt."""
         lengths_B = self.prompt_tokens_B + self.completion_tokens_B
         return replace(self, prompt_tokens_B=lengths_B.max(initial=0) - self.completion_tokens_B)
 
     @property
     def prompt_tokens_Q(self) -> Ints:
-        """Return [Q] the tokens of each group's prompt."""
+        """Return [Q] the number of tokens of each group's prompt."""
         return self.prompt_tokens_B[np.unique(self.group_B, return_index=True)[1]]
 
 
 def rows_in(table: pl.DataFrame) -> Rows:
-    """Return the rows of a table of ROLLOUTS, all rollouts of a prompt as one group."""
+    """Return the lengths in a ROLLOUTS table, with all rollouts of a prompt in one group."""
     groups = table["prompt_id"].rank("dense").to_numpy()
     prompt_tokens, completion_tokens = (
         table[name].cast(pl.Int64).to_numpy() for name in LENGTHS[1:]
@@ -106,8 +106,8 @@ def generation_cost(account: str, architecture: Architecture, rows: Rows) -> flo
 
 
 def pass_cost(account: str, architecture: Architecture, rows: Rows) -> float:
-    """Return the cost, in the unit of `account`, of a forward that computes the log-probabilities
-    of the rollouts' completions; 0 in the accounts `rollouts` and `tokens`."""
+    """Return the cost, in the unit of `account`, of one forward pass that computes the
+    log-probabilities of the completions; 0 in the accounts `rollouts` and `tokens`."""
     if account in GENERATED:
         return 0.0
     if account != "executed":

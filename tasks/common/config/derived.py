@@ -41,8 +41,8 @@ REPORTED = (
 
 @dataclass(frozen=True)
 class Round:
-    """The inputs of a later round. `earlier` are the roots of the previous rounds, oldest first;
-    the prompts are those of the first. `policy` is the folder of the initial policy."""
+    """The inputs of a later round. `earlier` are the roots of the previous rounds, oldest first.
+    The prompts are the first round's. `policy` is the folder of the initial policy."""
 
     earlier: tuple[str, ...]
     policy: str
@@ -50,7 +50,7 @@ class Round:
 
 def own_pipeline(text: str) -> str:
     """Return the `dvc.yaml` of a user's own project, derived from `text`, the installation's file.
-    Its stage `code` has no dependencies on the files of the code, so it always runs."""
+    Its stage `code` lists no source files as dependencies, so it is marked to run every time."""
     main = yaml.safe_load(text)
     del main["stages"]["code"]["deps"]
     main["stages"]["code"]["always_changed"] = True
@@ -60,8 +60,8 @@ def own_pipeline(text: str) -> str:
 def pipeline(text: str, folder: str, later: Round | None) -> str:
     """Return the `dvc.yaml` of the data root `folder`, derived from the project's file `text`.
 
-    DVC stores all its outputs, since git ignores them. A later round has no `ingest`: it reads the
-    first round's prompts."""
+    DVC stores all outputs of the root, since git ignores them. A later round has no stage `ingest`,
+    because it reads the first round's prompts."""
     main = yaml.safe_load(text)
     stages = {
         name: relocated(stage, folder)

@@ -30,8 +30,8 @@ def set_values(text: str, values: Mapping[str, Any]) -> str:
 
 
 def find(node: Any, name: str) -> tuple[yaml.Node, list[str]]:
-    """Return the node of the value under a dotted name. If it is missing, return the last mapping
-    on the path, or the null in its place, and the missing keys."""
+    """Return the node of the value under a dotted name, and no keys. If there is none, return the
+    deepest existing node on the path (a mapping or a null) and the keys that are missing in it."""
     keys = name.split(".")
     for number, key in enumerate(keys):
         if node.tag == "tag:yaml.org,2002:null":
@@ -62,8 +62,8 @@ def added(text: str, node: yaml.MappingNode, keys: list[str], value: Any) -> str
 
 
 def end_of(node: yaml.Node) -> int:
-    """Return the index at which the text of a value ends: a block ends with its last part, before
-    the comments and blank lines that follow."""
+    """Return the index just after the text of a value. The text of a block stops after its last
+    item, before any comments and blank lines that follow."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return end_of(last[1] if isinstance(last, tuple) else last)
@@ -71,8 +71,8 @@ def end_of(node: yaml.Node) -> int:
 
 
 def written(value: Any, column: int) -> str:
-    """Return a value as YAML: a list of mappings as a block at this column with a key per line, all
-    else in one line. Values are written as JSON, which is YAML; words are unquoted if possible."""
+    """Return a value as YAML: a list of mappings as a block indented to `column`, one key per line;
+    anything else on one line, as JSON (which is valid YAML), with words unquoted if possible."""
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         indent = "\n" + " " * column
         items = (
@@ -84,7 +84,7 @@ def written(value: Any, column: int) -> str:
 
 
 def inline(value: Any) -> str:
-    """Return a value as YAML in one line."""
+    """Return a value as YAML on one line."""
     if isinstance(value, list):
         return f"[{', '.join(map(inline, value))}]"
     text = json.dumps(value, ensure_ascii=False)
@@ -93,9 +93,9 @@ def inline(value: Any) -> str:
 
 
 def overridden(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return the file's text and values after overrides KEY=VALUE, as in `dvc exp run -S`, except
-    that missing keys are added. Comments stay. Raise ParamsError for an invalid override. DVC takes
-    a second to import, so it is imported here."""
+    """Return the file's text and values after applying overrides KEY=VALUE as `dvc exp run -S`
+    does, except that missing keys are added. Comments stay. Raise ParamsError for an invalid
+    override. DVC takes a second to import, so it is imported here."""
     from dvc.exceptions import DvcException
     from dvc.utils.hydra import apply_overrides
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 PR_SET_PDEATHSIG = 1
 INTERRUPTED = 130
-PARENT = "WINNOW_PARENT"  # the process that a stage must not outlive: the flow's dvc, or its forks
+PARENT = "WINNOW_PARENT"  # the process that a stage must not outlive: a flow's dvc or fork server
 RWLOCK = os.path.join(".dvc", "tmp", "rwlock")
 
 
@@ -72,12 +72,12 @@ def interrupted(status: int = INTERRUPTED) -> int:
 
 
 def is_orphan() -> bool:
-    """Return whether the `dvc` that ran this command has ended: it is no longer an ancestor of this
-    process.
+    """Return whether the `dvc` that ran this command has ended, so that it is no longer an ancestor
+    of this process.
 
-    A flow's dvc passes its pid. A plain `dvc repro` writes its pid into DVC's own lock file while a
-    stage runs. If neither is available, an orphan is a process whose session differs from that of
-    its parent, which adopted it (in a container, the first process may share the session)."""
+    A flow's dvc passes its pid in WINNOW_PARENT. A plain `dvc repro` writes its pid into DVC's lock
+    file while a stage runs. Without either, this process is taken for an orphan if its parent is in
+    another session, so must have adopted it (a container's first process may share the session)."""
     given = os.environ.get(PARENT)
     wanted = {int(given)} if given else lock_holders()
     if wanted:

@@ -1,18 +1,18 @@
 """Processes that start in tenths of a second: forks of a process that has imported their libraries.
 
-A fork server creates a fork for every connection, and sends over the connection the pid of the fork
-and later its exit status. Connections arrive at a socket with an address, for stages, or through a
-socket pair, for the workers of a pool. If a client closes its connection or dies, its fork is
+A fork server creates a fork for every connection. Over that connection it sends the fork's pid, and
+later its exit status. Stages connect to a socket with an address; for the workers of a pool, the
+connections are sent through a socket pair. If a client closes its connection or dies, its fork is
 killed; if the server is killed, the kernel kills its forks.
 
 Stages: torch and transformers take four seconds to import. A flow therefore starts a server,
-`python -m flows.pipeline.launch PID forks ADDRESS`, and passes its socket to the stages in
-WINNOW_FORKS. A stage's command sends its arguments, folder, environment and standard streams there
-(`run_forked`), waits, and exits with the status of the fork, which runs the stage. None of the
-stages' own code is imported before the fork. An interrupt reaches the whole process group,
-including the fork. This works only on Linux without a GPU: elsewhere, or if no server responds, the
-command does the work itself (a driver's state does not survive a fork, and the seconds are
-negligible compared with the work of a GPU)."""
+`python -m flows.pipeline.launch PID forks ADDRESS`, and passes ADDRESS to the stages in
+WINNOW_FORKS. A stage's command sends its arguments, folder, environment and standard streams to the
+server (`run_forked`), waits, and exits with the status of the fork, which runs the stage. None of
+the stages' own code is imported before the fork. An interrupt reaches the whole process group,
+including the fork. This works only on Linux without a GPU, because a GPU driver's state does not
+survive a fork, and the seconds saved are negligible compared with a GPU's work. Elsewhere, or if no
+server responds, the command runs the stage itself."""
 
 import contextlib
 import gc
@@ -76,7 +76,7 @@ def run_forked(module: str) -> int | None:
 
 def fork(server: socket.socket, task: Any, streams: Sequence[int]) -> int:
     """Request a fork with `task`, a JSON value, and these standard streams, and return its pid.
-    Raise OSError if the server ends first; it runs nothing for a partial request."""
+    Raise OSError if the server ends first. A server creates no fork for a partial request."""
     request = json.dumps(task).encode()
     socket.send_fds(server, [len(request).to_bytes(LENGTH)], streams)
     server.sendall(request)
@@ -171,8 +171,8 @@ def serve_stages(address: str, libraries: Iterable[str] = LIBRARIES) -> None:
 
 
 def serve(listener: socket.socket, libraries: Iterable[str] = ()) -> ForkRequest:
-    """Create a fork for every connection until this process ends. Return in the forks only, each
-    with its request.
+    """Create a fork for every connection until this process ends. Return only in the forks, with
+    the request of each.
 
     `libraries` are imported at the first connection: a flow that forks no stage pays nothing."""
     forks: dict[int, Fork] = {}
@@ -220,7 +220,7 @@ def next_connection(listener: socket.socket) -> socket.socket:
 def answer(
     connection: socket.socket, forks: dict[int, Fork], events: selectors.BaseSelector
 ) -> ForkRequest | None:
-    """Fork for one connection. Return the request in the fork and None in the server."""
+    """Create a fork for one connection. Return the request in the fork, and None in the server."""
     try:
         request = ForkRequest.receive(connection)
     except (OSError, ValueError):  # the client was killed

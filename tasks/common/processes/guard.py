@@ -1,12 +1,12 @@
-"""python -P guard.py SECONDS COMMAND...: run a command, and stop it, with all processes that it
-has started, when the process that started the guard ends.
+"""python -P guard.py SECONDS COMMAND...: run a command. When the guard's owner, the process that
+started the guard, exits, stop the command and all processes that the command has started.
 
-That process starts the guard in a separate session, with a pipe as standard input. When the other
-end of the pipe closes, on purpose or because the process was killed, the guard sends SIGTERM to the
-command, waits up to SECONDS, and kills its whole process group. When the command ends by itself,
-the group is killed at once. If the guard itself is killed, its fork kills the group.
+The owner starts the guard in a separate session, with a pipe as standard input. When the owner
+closes its end of the pipe or is killed, the guard sends SIGTERM to the command, waits up to
+SECONDS, and kills its whole process group. If the command exits first, the group is killed at once.
+If the guard itself is killed, its fork kills the group.
 
-It is run as a file: as a module it would import its packages, which can take seconds."""
+It is run as a file: as a module it would first import its packages, which can take seconds."""
 
 import os
 import signal

@@ -20,7 +20,7 @@ from tasks.common.processes import forks
 from tasks.common.processes.clock import RunningClock
 from tasks.common.processes.pool_worker import memory_gb
 
-# limit of every answer: at the start a loader imports its libraries, possibly on a busy machine
+# time limit of every reply; for the first, a loader imports libraries, possibly on a busy machine
 ANSWER_SECONDS = 120.0
 LOOK_SECONDS = 0.25  # between two readings of a clock
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -126,7 +126,7 @@ class Process:
         self.outgoing = b""  # bytes still to be written
         self.incoming = b""  # the start of the next line
         self.since = time.monotonic()  # start of the wait for the next reply
-        self.cpu_since = 0.0  # its start in CPU time ...
+        self.cpu_since = 0.0  # the same start in CPU time ...
         self.clock_since = 0.0  # ... and on the pool's clock, which excludes pauses
         self.deadline = self.since  # time of the next check
 
@@ -143,8 +143,8 @@ class Process:
         self.deadline = self.since + seconds
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time of the process so far, or the clock if the system does not report it.
-        (psutil takes ten times as long, for every list of requests.)"""
+        """Return the CPU time of the process so far, or the pool's clock where the system does not
+        report CPU time. (This runs for every list of requests; psutil takes ten times as long.)"""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()

@@ -50,8 +50,8 @@ def open_lock(path: Path) -> TextIO:
 
 
 def wait_for_lock(file: TextIO, what: str, path: Path) -> None:
-    """Wait until this process has the lock. It polls, so an interrupt ends the wait, and the wait
-    can be logged."""
+    """Wait until this process has the lock. Polling makes it possible to interrupt the wait and to
+    log it."""
     began, next_report = time.monotonic(), 0.0
     while True:
         waited = time.monotonic() - began

@@ -39,11 +39,11 @@ FIRST_SECONDS_PER_REQUEST = 1e-4  # the estimate before the first reply
 # one more process is started per this many seconds of work in the queue
 SECONDS_PER_PROCESS = 0.1
 MIN_WAIT = 0.02  # seconds until the CPU time of a slow reply is checked again
-MAX_DEATHS = 2  # deaths of processes with only this request
+MAX_DEATHS = 2  # a request fails at this many deaths of processes to which it was sent alone
 
 
 class TimedOut(Exception):
-    """The reply to a request that took longer than a limit, so that its process was killed."""
+    """The reply to a request whose process was killed because it took longer than a limit."""
 
 
 class Died(Exception):
@@ -218,8 +218,8 @@ class Pool:
             self.look_at(process, work, now)
 
     def look_at(self, process: Process, work: "Work", now: float) -> None:
-        """Fail a process that has used up its CPU time or waits for too long; else extend its
-        deadline."""
+        """Handle the failure of a process that has used up its CPU time or its time on the clock.
+        Otherwise extend its deadline."""
         left = self.seconds - (process.cpu_seconds() - process.cpu_since)
         clock_left = self.clock_seconds - (self.clock.seconds - process.clock_since)
         if left <= 0:

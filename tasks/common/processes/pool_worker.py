@@ -1,10 +1,10 @@
 """The worker processes of a pool: JSON lines in, JSON lines out. The pool (see `pool`) kills a
 worker if a reply takes too long.
 
-The handshake: the first line contains the configuration with the memory limit, and the reply states
-that the loader is ready, or why it is not. Then this process is a fork server (see `forks`): a fork
-is a worker, which reads lists of requests. A worker sends its replies after HOLD_SECONDS at the
-latest, because the pool measures the time between lines."""
+In the handshake, the first line contains the configuration with the memory limit, and the reply is
+that the loader is ready, or why it is not. The loader then becomes a fork server (see `forks`), and
+each fork is a worker, which reads lists of requests. Before a worker starts on a further
+request, it sends replies older than HOLD_SECONDS: the pool measures the time between lines."""
 
 import json
 import logging
@@ -96,9 +96,9 @@ def serve(answer: Answer, memory: int) -> None:
 
 
 def run(prepare: Callable[[Any], tuple[dict[str, Any], Answer]]) -> None:
-    """Run the loader, on the socket that the command line names. `prepare` turns the configuration,
-    in which `memory` is the limit in bytes, into the handshake's reply and the function that
-    answers a request. It raises Unusable if it cannot."""
+    """Run the loader, on the socket whose descriptor is on the command line. `prepare` turns the
+    configuration, in which `memory` is the limit in bytes, into the handshake's reply and the
+    function that answers a request. `prepare` raises Unusable if the loader cannot become ready."""
     die_with_parent()
     # Ctrl-C reaches the whole group, but the parent finishes its step first
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -4,8 +4,8 @@ import errno
 import random
 import socket
 
-# Below the range from which systems give ports to outgoing connections: one of those could take
-# the port before its server listens.
+# Below the range from which systems assign ports to outgoing connections: an outgoing connection
+# could otherwise take the port before the server listens on it.
 PORTS = range(20_000, 32_000)
 
 

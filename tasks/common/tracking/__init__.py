@@ -1,17 +1,17 @@
 """The record of runs, in MLflow. Only this folder imports mlflow, and only if there is something to
 record.
 
-The run of a pipeline contains a run for each cell (recipe and seed), with all its settings and
-results, and this contains a run for each executed stage. Tracking never decides anything and never
-stops a stage: each record of a stage is an event (`journal`). Events go to the server until one
-fails, and from then on to a file under `tracking/pending/`, with their times, for
+The run of a pipeline contains a run for each cell (recipe and seed), with all settings and results
+of the cell. A cell's run contains a run for each executed stage. Tracking never decides anything
+and never stops a stage: each record of a stage is an event (`journal`). Events go to the server
+until one fails, and from then on to a file under `tracking/pending/`, with their times, for
 
     winnow push FILE URI
 
 Waits are bounded: about half a minute, once, for a server that accepts requests but never responds;
 a minute for slow responses; seconds for a refused connection. Without a `uri` the record is
 `tracking/mlflow.db` under the data root, shown by `mlflow ui --backend-store-uri
-sqlite:///data/tracking/mlflow.db`. For the stages that share a pipeline see `pipelines`."""
+sqlite:///data/tracking/mlflow.db`. See `pipelines` for which stages share a pipeline."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -122,8 +122,8 @@ def track(
 
 
 def open_stage(uri: str, start: Event) -> Write:
-    """Create the run of a stage, and return the function that writes events into it. A database
-    that is a local file is created if it is missing; a data root's is replaced if it is damaged."""
+    """Create the run of a stage, and return the function that writes events into it. A missing
+    database is created if it is a local file. A data root's damaged database is replaced."""
     path, is_file = Path(uri.removeprefix(SQLITE)).absolute(), uri.startswith(SQLITE)
     is_own = is_file and path.parts[-2:] == ("tracking", "mlflow.db")  # or the first round's
     if is_file:
@@ -172,7 +172,7 @@ def write_event(run: TrackedRun, event: Event) -> None:
 
 
 def replay_pending(layout: Layout, uri: str) -> None:
-    """Replay pending files of earlier stages, now that the server responds; keep failed files."""
+    """Replay pending files of earlier stages, now that the server responds; keep failing files."""
     with suppress(OSError), locked(layout.tracking):
         for path in sorted((layout.tracking / "pending").glob("*.jsonl")):
             try:

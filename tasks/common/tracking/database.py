@@ -1,8 +1,8 @@
 """MLflow's database in a local file, created atomically.
 
 MLflow creates it in dozens of migrations. A process killed during them leaves a database that no
-later process can open. So it is created under another name and renamed. A damaged one of a data
-root is set aside. For one of an older version, MLflow asks for `mlflow db upgrade`."""
+later process can open. So the database is created under another name and then renamed. A data
+root's damaged database is set aside. One from an older version requires `mlflow db upgrade`."""
 
 import logging
 import os
@@ -21,8 +21,8 @@ AT_FAULT = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
 
 
 def make(path: Path, *, is_private: bool = True) -> None:
-    """Create an empty database, if there is none; unless `is_private`, with the mode that suits its
-    folder. The caller must hold `journal.locked`."""
+    """Create an empty database if there is none: private, or with the mode of its folder if not
+    `is_private`. The caller must hold `journal.locked`."""
     if not path.exists():
         new = fresh(path)
         if not is_private:
@@ -51,8 +51,8 @@ def fresh(path: Path) -> Path:
 
 
 def replace(path: Path) -> bool:
-    """Replace a damaged database with an empty one. Return False if it is not damaged: it is
-    missing, intact, or cannot be read, for example because another process has locked it."""
+    """Replace a damaged database with an empty one. Return False if the database is missing or
+    intact, or cannot be read, for example because another process has locked it."""
     if not path.is_file() or not is_damaged(path):
         return False
     new = fresh(path)

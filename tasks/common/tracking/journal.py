@@ -1,4 +1,4 @@
-"""A stage's records as events: sent to the server until one fails, then to a file for a replay.
+"""A stage's records as events: sent to the server until one fails, then written to a file.
 
 This part of tracking does not depend on MLflow: `tracking` passes it the two functions that open a
 run and write an event."""
@@ -51,15 +51,15 @@ class Tracker:
         step: int | None = None,
         flops: float | None = None,
     ) -> None:
-        """Record metrics at a step; with `flops`, the charged FLOPs so far, also as curves over
-        GFLOPs, named `by_gflops/NAME`. None values are omitted.
+        """Record metrics at a step and, with `flops` (the charged FLOPs so far), also as curves
+        against GFLOPs, named `by_gflops/NAME`. None values are omitted.
 
         Metrics are sent together every few seconds, since a request takes as long as a training
         step of a small policy.
 
         The step of a `by_gflops/` curve is the number of GFLOPs, rounded to an integer as MLflow
-        requires. MLflow's page draws integers exactly up to 9e15, which is 9e24 FLOPs, beyond any
-        run."""
+        requires. MLflow's page draws integers exactly up to 9e15 GFLOPs, which is 9e24 FLOPs, more
+        than any run takes."""
         self.add(values, step, flops)
         if time.monotonic() - self.told > METRICS_SECONDS:
             self.flush()
@@ -141,7 +141,7 @@ class Tracker:
         outputs: Iterable[Path],
     ) -> None:
         """Record one recipe and seed: settings, results and curves, inputs and outputs. A repeated
-        call is recorded once: `result` is a digest of the record."""
+        call is recorded only once, because `result` is a digest of the record."""
         values, made = cut(params), [self._named(path) for path in outputs]
         cell = {"recipe": recipe, "seed": seed, "values": values, "outputs": made}
         metrics = [{**one, "time": None} for one in points]
@@ -351,8 +351,8 @@ def milliseconds() -> int:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Exclude other stages that create a run during the block: two could create the same parent
-    run. They wait without a limit, so the block must take bounded time."""
+    """Keep other stages from creating a run during the block, since two could create the same
+    parent run. They wait without a limit, so the block must take bounded time."""
     make_private_folder(folder)
     with (folder / "lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,11 +1,11 @@
-"""The messages to the trackers of `tracking.also`: for each recipe and seed its parameters, its
-curves over steps, and its results in the report.
+"""The messages to the trackers of `tracking.also`: for each recipe and seed, the parameters, the
+curves by step, and the results in the report.
 
 One process (`trackers`) receives them through a pipe and writes them. A running stage never waits:
 if messages pile up, it warns and drops later ones. A finished stage waits up to LAST_SECONDS.
 
-A training run has the same id after a kill and resume: the id is in a file beside the record, with
-a digest of the run's parameters and inputs, and the report finds the id there by the digest of the
+A training run keeps its id after a kill and resume: a file beside the record contains the id and a
+digest of the run's parameters and inputs. The report finds the id in this file by the digest of the
 curve. If no tracker has the training run, for example because DVC restored its results, the report
 sends the curves."""
 
@@ -87,8 +87,8 @@ class Writer:
             self.child.stdin.close()
 
     def close(self) -> None:
-        """Wait until everything is written, or `LAST_SECONDS` have passed; the process then ends by
-        itself."""
+        """Wait until everything is written or `LAST_SECONDS` have passed. The process exits when it
+        has written everything, even if that is later."""
         if self.child is None or self.is_lost:
             return
         with suppress(queue.Full):

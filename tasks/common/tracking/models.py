@@ -2,10 +2,10 @@
 aliases of a later round are `candidate-round-2` and `champion-round-2`.
 
 A model of at most `tracking.max_weights_gb` is uploaded in the layout of MLflow's transformers
-models: then `mlflow.transformers.load_model("models:/winnow@champion")` loads it. The layout is
-written here from the existing files: `mlflow.transformers.log_model` would load the weights and
-request a model card from the Hugging Face Hub. A larger model has a pointer: the tag `path`, the
-location of its files."""
+models, so that `mlflow.transformers.load_model("models:/winnow@champion")` loads it. The layout is
+written here from the existing files, because `mlflow.transformers.log_model` would load the weights
+and request a model card from the Hugging Face Hub. For a larger model only a pointer is recorded:
+the tag `path`, the location of its files."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ from tasks.common.tracking.writers import write_output, write_tags
 logger = logging.getLogger(__name__)
 
 ALIASES = ("candidate", "champion")
-POINTER = "at `path`"  # the tag of a model without uploaded weights
+POINTER = "at `path`"  # value of the tag `weights` if they are not uploaded
 
 
 def write_model(run: TrackedRun, event: Event) -> None:
@@ -89,7 +89,7 @@ def write_champion(run: TrackedRun, event: Event) -> None:
     """Apply the report's decision: register the policies whose training runs wrote the evidence,
     under their aliases.
 
-    If a training run was never recorded here, its alias is removed: the old one would be wrong."""
+    If such a training run was never recorded here, remove the alias, which points to an old one."""
     client, name = run.client, run.client.get_experiment(run.experiment_id).name
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name)

@@ -1,7 +1,7 @@
-"""The pipeline of a stage: the one in WINNOW_PIPELINE, which a flow sets, else its launcher's.
+"""The pipeline to which a stage belongs: WINNOW_PIPELINE if a flow set it, else its launcher's.
 
-The launcher is the nearest `dvc` above the stage, else the leader of its process group: all stages
-of one `dvc repro`, or of one script, share a pipeline; two stages typed at a prompt do not."""
+The launcher is the nearest `dvc` among the stage's ancestors, else the leader of its process group.
+All stages of one `dvc repro` or one script share a pipeline; two typed at a prompt do not."""
 
 import os
 import secrets
@@ -28,8 +28,8 @@ def start_pipeline() -> str:
 
 
 def identity(pid: int, started: float) -> str:
-    """Return the id of the pipeline of the process `pid` of this host, which started at `started`.
-    It differs from the ids for the same pid on other hosts or at other times."""
+    """Return the id of the pipeline opened by the process `pid` of this host, which started at
+    `started`. The same pid on another host or at another time results in another id."""
     origin = digest([this_host(), pid, round(started, 3)])[:4]
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{origin}-{pid}"
 
@@ -64,13 +64,13 @@ def this_host() -> str:
 
 
 def process_tags(process: psutil.Process) -> dict[str, str]:
-    """Return tags that identify a process, for a later check of whether it still runs."""
+    """Return tags that identify a process, to check later whether it is still running."""
     return {"host": this_host(), "process": f"{process.pid} {process.create_time():.0f}"}
 
 
 def is_alive(tags: Mapping[str, str]) -> bool:
-    """Return whether the process that `tags` from `process_tags` identify runs and is not a zombie;
-    a process on another machine counts as running."""
+    """Return whether the process identified by `tags` (see `process_tags`) is running and not a
+    zombie. A process on another machine counts as running."""
     if tags.get("host") != this_host():
         return True
     pid, started = map(int, tags["process"].split())
@@ -103,7 +103,7 @@ def git_tags() -> dict[str, str]:
 def start_event(
     layout: Layout, experiment: str, stage: str, recipe: str | None, seed: int | None
 ) -> Event:
-    """Return a record's first event, with all that creating the run needs, now or in a replay."""
+    """Return a record's first event: everything required to create the run, now or in a replay."""
     number = round_of(layout.root)
     coordinates = {"stage": stage, "recipe": recipe, "seed": seed, "round": number}
     tags = {key: str(value) for key, value in coordinates.items() if value is not None}

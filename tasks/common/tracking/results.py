@@ -1,5 +1,5 @@
-"""The report's results in MLflow: the run of each cell (recipe and seed) with all its settings and
-results, so that one search compares them; and the pipeline's run with the experiment's results."""
+"""The report's results in MLflow: the pipeline's run has the experiment's results, and the run of
+each cell (recipe and seed) has all its settings and results, so that one search compares cells."""
 
 from dataclasses import replace
 
@@ -34,9 +34,9 @@ def write_experiment(run: TrackedRun, event: Event) -> None:
 
 
 def write_cell(run: TrackedRun, event: Event) -> None:
-    """Write a cell's settings and results into its run: the run of its stages, else a new one. Do
-    nothing if a run already has the same result. A tag that is written last marks a complete
-    result: after a kill, the report writes it again."""
+    """Write a cell's settings and results into the run of its stages, else into a new run. Do
+    nothing if a run already has the same result. The tag RESULT is written last and marks a
+    complete result, so after a kill the report writes an incomplete one again."""
     client, cell = run.client, f"{event['recipe']}/{event['seed']}"
     found = find_cell(client, run.experiment_id, run.parent_id, cell)
     if first_run(client, run.experiment_id, f"tags.`{RESULT}` = '{event['result']}'"):
@@ -67,8 +67,8 @@ def write_benchmark(run: TrackedRun, event: Event) -> None:
 
 
 def cell_of(run: TrackedRun, evidence: dict[str, str]) -> str | None:
-    """Return the id of the cell's run that records the file `evidence` as a result, else of the run
-    that contains the training stage that wrote the file; None if there is neither."""
+    """Return the id of the cell's run that has the file `evidence` as a result, else the id of the
+    parent of the training run that wrote the file; None if there is neither."""
     key, value = evidence["key"], evidence["digest"]
     has_result = f"tags.`{DIGEST}.result.{key}` = '{value}' AND tags.kind = 'cell'"
     found = first_run(run.client, run.experiment_id, has_result)

@@ -1,5 +1,5 @@
-"""Runs on a server: the run of a pipeline, in it a run for each cell (recipe and seed), and in
-those the runs of stages. The run that wrote a file is found by the file's digest."""
+"""Runs on a server: the run of a pipeline contains a run for each cell (recipe and seed), which
+contains the runs of the cell's stages. The run that wrote a file is found by the file's digest."""
 
 import os
 import threading
@@ -15,8 +15,8 @@ from tasks.common.tracking.pipelines import git_tags, is_alive, round_words, thi
 
 T = TypeVar("T")
 
-# of all requests to a server at once. MLflow limits only the wait for the next packet, which a
-# server that sends a byte now and then never exceeds
+# time limit for all requests of one call together. MLflow limits only the wait for the next packet,
+# which a server that sends a byte now and then never exceeds
 CALL_SECONDS = 60.0
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -35,8 +35,8 @@ DIGEST = "digest"
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """One run on one server, with the ids of the runs of its pipeline and, if any, of its cell, and
-    the round to which it belongs."""
+    """One run on one server, with the id of its pipeline's run, the id of its cell's run if there
+    is one, and its round."""
 
     client: Any
     experiment_id: str
@@ -63,8 +63,8 @@ def connect(uri: str) -> Any:
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """Return the result of `call`. Raise TimeoutError if it takes longer: it then continues in a
-    thread that ends with the process."""
+    """Return the result of `call`. Raise TimeoutError if it takes more than `seconds`; it then
+    continues in a thread that ends with the process."""
     result = Future[T]()
 
     def run() -> None:
@@ -107,7 +107,7 @@ def find_or_make_run(client: Any, uri: str, start: Event) -> TrackedRun:
 
 
 def parent_run(client: Any, experiment: str, start: Event) -> str:
-    """Return the id of the pipeline's run, which is found by its tag and reopened, or created."""
+    """Return the id of the pipeline's run. Find the run by its tag and reopen it, or create it."""
     pipeline, number = start["pipeline"], start["tags"]["round"]
     found = first_run(client, experiment, f"tags.pipeline = '{pipeline['id']}'")
     tags = {"kind": "pipeline", "pipeline": pipeline["id"], "started_by": pipeline["kind"]}
@@ -116,7 +116,7 @@ def parent_run(client: Any, experiment: str, start: Event) -> str:
 
 
 def cell_run(client: Any, experiment: str, parent: str, start: Event) -> str:
-    """Return the id of a recipe and seed's run in a pipeline: reopened if found, else created."""
+    """Return the id of a cell's run in the pipeline `parent`. Reopen the run, or create it."""
     recipe, seed, number = (start["tags"][name] for name in ("recipe", "seed", "round"))
     cell = f"{recipe}/{seed}"
     found = find_cell(client, experiment, parent, cell)
@@ -149,7 +149,7 @@ def first_run(client: Any, experiment: str, where: str) -> Any:
 
 
 def close_with_children(run: TrackedRun, run_id: str, time: int | None) -> None:
-    """Close the run `run_id` that contains others, as FAILED if one of these is not FINISHED."""
+    """Close the run `run_id`, as FAILED if any of its child runs is not FINISHED."""
     bad = f"tags.`mlflow.parentRunId` = '{run_id}' AND attributes.status != 'FINISHED'"
     failed = first_run(run.client, run.experiment_id, bad)
     run.client.set_terminated(run_id, "FAILED" if failed else "FINISHED", time)
@@ -196,7 +196,7 @@ def close_dead(client: Any, experiment: str) -> None:
 
 
 def producer(client: Any, experiment: str, key: str, digest: str) -> str | None:
-    """Return the id of the latest run with the output `key` of this digest, or None."""
+    """Return the id of the latest run whose output `key` has this digest, or None."""
     found = first_run(client, experiment, f"tags.`{DIGEST}.output.{key}` = '{digest}'")
     return str(found.info.run_id) if found else None
 

@@ -19,7 +19,7 @@ class Tracking:
         if self.uri is None:
             return
         if not self.uri.startswith(("sqlite:///", "http://", "https://")):
-            raise ParamsError(  # does not show it: it may be a password without its scheme
+            raise ParamsError(  # without the value: it may contain a password
                 "tracking.uri must be null, sqlite:///FILE, http://HOST:PORT or https://HOST"
             )
         if has_credentials(self.uri) or "?" in self.uri or "#" in self.uri:

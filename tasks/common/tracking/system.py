@@ -41,8 +41,8 @@ def sample(tracker: Tracker, ended: threading.Event) -> None:
 
 
 def usage() -> dict[str, float]:
-    """Return MLflow's metrics of processor, memory and disk; and of GPUs, if MLflow finds one and a
-    library to query it."""
+    """Return MLflow's metrics of processor, memory and disk, and of GPUs if MLflow finds any and
+    has a library to query them."""
     from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, gpu_monitor
 
     found = dict[str, float]()

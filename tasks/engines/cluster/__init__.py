@@ -1,1 +1,1 @@
-"""Processes on several machines, which Ray places and monitors (`engine.cluster`)."""
+"""Processes that Ray places on several machines and monitors (`engine.cluster`)."""

@@ -1,8 +1,8 @@
-"""One process on a machine of a cluster; another machine starts, watches and stops it. Ray runs a
-`Host` in each reserved place; nothing here imports Ray.
+"""Start, watch and stop one process on a machine of a cluster, from another machine. Ray runs a
+`Host` in each reserved place, but nothing here imports Ray.
 
-The process dies with the host's own process: a rank by a kernel setting
-(`common/processes/ending.py`), a server by its guard (`common/processes/guard.py`)."""
+When the host's own process dies, the process dies, too: a kernel setting kills a rank
+(`common/processes/ending.py`), and a guard kills a server (`common/processes/guard.py`)."""
 
 import os
 import platform

@@ -1,8 +1,8 @@
-"""Ray: places on the machines of a cluster, and a host in each. No other file imports ray.
+"""Reserved places on the machines of a Ray cluster, and a host in each. No other file imports ray.
 
 No large data goes through Ray: no rollouts, no weights. Every client that reaches Ray's port can
-run programs, so a token is required. Every call has a time limit. A host that does not respond
-within it counts as lost."""
+run programs, so a token is required. Every call has a time limit, and a host that does not respond
+within this limit counts as lost."""
 
 import os
 import secrets
@@ -56,9 +56,9 @@ def import_ray() -> Any:
 
 def connect(address: str) -> Any:
     """Connect this process to the Ray head at `address`, unless it is connected. Return the module
-    `ray`. Raise ArtifactError if the head is silent, rejects the token, or accepts any token.
+    `ray`. Raise ArtifactError if the head does not respond, rejects the token or accepts any token.
 
-    Separate processes try first: Ray itself would wait many minutes for a silent address."""
+    Separate processes try first, because Ray itself would wait many minutes for a response."""
     ray = import_ray()
     if ray.is_initialized():
         return ray
@@ -124,7 +124,7 @@ class Trial:
         return os.pread(self.file.fileno(), size, 0).decode(errors="replace").strip()
 
     def is_refused(self) -> bool:
-        """Return whether the output reports a rejected token: Ray retries before it exits."""
+        """Return whether the output reports a rejected token. Ray may still be retrying."""
         return "authtoken" in self.output().lower()
 
     def has_answer(self) -> bool:
@@ -176,7 +176,7 @@ def check_token() -> None:
 
 
 class RemoteHost:
-    """A host in one of the reserved places, starting in the background."""
+    """A host in one of the reserved places. It starts in the background."""
 
     def __init__(self, places: "Places", actor: Any) -> None:
         self.places, self.ray, self.actor = places, places.ray, actor
@@ -216,8 +216,8 @@ class RemoteHost:
             raise HostLostError(reason) from error
 
     def begin_to_end(self) -> None:
-        """Request that the host, if it was up, stop its process, without waiting. If this process
-        has left the cluster, the host's process dies by itself."""
+        """If the host was up, request that it stop its process, and do not wait. Do nothing if this
+        process has left the cluster: the host's process then dies without a request."""
         if self.ray.is_initialized() and self.was_up:
             self.ended = self.actor.end.remote()
 
@@ -241,10 +241,10 @@ class Places:
     def __init__(self, address: str, ray: Any, group: Any, bundles: list[dict[str, float]]) -> None:
         self.address, self.ray, self.group, self.bundles = address, ray, group, bundles
         self.next_check = time.monotonic()
-        self.is_lost = False  # the head
+        self.is_lost = False  # whether the head is lost
 
     def host(self, index: int) -> RemoteHost:
-        """Return a new host in a place. If the place's machine died, the host is up once Ray has
+        """Return a new host in a place. If the place's machine died, the host comes up once Ray has
         found another machine. Raise ArtifactError if the Ray head has died."""
         self.check_head()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -262,7 +262,7 @@ class Places:
         return RemoteHost(self, made.remote())
 
     def check_head_at_intervals(self) -> None:
-        """Call `check_head`, at most every HEAD_SECONDS."""
+        """Call `check_head`, at most once per HEAD_SECONDS."""
         if time.monotonic() >= self.next_check:
             self.check_head()
             self.next_check = time.monotonic() + HEAD_SECONDS
@@ -275,8 +275,8 @@ class Places:
             )
 
     def has_head(self) -> bool:
-        """Return whether a process listens at the head's address, in up to NUM_TRIES tries. Once
-        False, the result stays False: requests to a dead head would wait forever."""
+        """Return whether a process listens at the head's address. Try up to NUM_TRIES times. Once
+        False, the result stays False, because requests to a dead head would wait forever."""
         for attempt in range(0 if self.is_lost else NUM_TRIES):
             if attempt:
                 time.sleep(1.0)

@@ -15,9 +15,9 @@ RESERVE_SECONDS = 300.0
 
 
 def reserve_places(settings: EngineSettings, cluster: Cluster, num_trainers: int = 0) -> Places:
-    """Reserve places for trainers, if any, and servers, in this order, with GPUs if the cluster has
-    some and engine.device allows them. Raise ArtifactError if the cluster has no room for all of
-    them within RESERVE_SECONDS."""
+    """Reserve places for trainers, if any, then for servers, with GPUs if the cluster has any and
+    engine.device allows them. Raise ArtifactError if the cluster cannot provide all places within
+    RESERVE_SECONDS."""
     address, ray = cluster.ray, connect(cluster.ray)
     there: Mapping[str, float] = ray.cluster_resources()
     has_gpus = settings.device != "cpu" and there.get("GPU", 0) > 0
@@ -45,8 +45,8 @@ def reserve_places(settings: EngineSettings, cluster: Cluster, num_trainers: int
 
 @contextmanager
 def shared_folder(cluster: Cluster, name: str) -> Iterator[Path]:
-    """Yield a temporary folder in `engine.cluster.shared`. Raise WriteError if the latter is not
-    writable."""
+    """Yield a temporary folder in the folder `engine.cluster.shared`. Raise WriteError if that is
+    not writable."""
     shared = Path(cluster.shared).resolve()
     with ExitStack() as stack:
         with writing(shared):

@@ -1,6 +1,6 @@
-"""The processes of a training run on the machines of a cluster. They start as under torchrun on one
-machine, are watched, and restart from the last checkpoint if one is lost. The servers that they
-sample from are started once, and stay up across restarts (`server/lending.py`)."""
+"""The ranks of a training run on the machines of a cluster. They start with the environment
+variables that torchrun sets. If one is lost, all restart from the last checkpoint. The servers that
+they sample from are started once, and stay up across restarts (`server/lending.py`)."""
 
 import logging
 import os
@@ -46,8 +46,8 @@ class Ended:
     reasons: list[str] = field(default_factory=list)  # of lost processes
 
     def is_lost(self, lost_rank: int) -> bool:
-        """Return whether the first failure was a process or machine that died or is silent:
-        restarting may help. A rank's own error (a positive status, not `lost_rank`) would recur."""
+        """Return whether a restart may help: whether a process or machine died or did not respond.
+        A rank's own error (a positive status other than `lost_rank`) would recur."""
         died = any(status is None or status < 0 for status in self.first)
         own = any(status is not None and 0 < status != lost_rank for status in self.first)
         return died or (bool(self.first) and not own)
@@ -69,9 +69,9 @@ def run_ranks(
     policy: Callable[[], Policy],
     logs: Path,
 ) -> int:
-    """Run `python -m` with these arguments as the `engine.cluster.trainers` ranks of a training
-    run, with servers of the policy, whose logs are kept under `logs`. Return the run's exit status.
-    `lost_rank` is the exit status of a rank that lost another.
+    """Run `python -m` with `arguments` as each of the `engine.cluster.trainers` ranks of a training
+    run. Start the policy's servers for it, with logs under `logs`. Return the run's exit status.
+    `lost_rank` is the exit status of a rank that failed because another was lost.
 
     If a rank or its machine dies, all ranks restart on machines with room for them, and continue
     from the last checkpoint. After MAX_RESTARTS restarts without a change of `progress()`, return
@@ -101,7 +101,7 @@ def run_ranks(
 
 
 def supervise(run: Callable[[], Ended], lost_rank: int, progress: Callable[[], object]) -> int:
-    """Run all ranks until they end by themselves or are lost too often. Return the exit status."""
+    """Run all ranks until they exit or have been lost too often. Return the exit status."""
     restarts = 0
     while True:
         before = progress()
@@ -161,8 +161,8 @@ def start(
     environment: Mapping[str, str],
     tend: Callable[[], object],
 ) -> None:
-    """Start the ranks once all hosts are up, and call `tend` until then. Raise ArtifactError if a
-    host is not up within START_SECONDS, or cannot read `folder`."""
+    """Wait until all hosts are up, calling `tend` meanwhile, then start the ranks. Raise
+    ArtifactError if a host is not up within START_SECONDS, or cannot read `folder`."""
     deadline = time.monotonic() + START_SECONDS
     while missing := [str(rank) for rank, host in enumerate(hosts) if not host.is_up()]:
         if time.monotonic() > deadline:
@@ -191,7 +191,7 @@ def watch(
     hosts: Sequence[RemoteHost], tend: Callable[[], object], seconds: float | None = None
 ) -> Ended:
     """Write the ranks' output to stderr until all exit, for at most `seconds`, and at most
-    GRACE_SECONDS after a failure. A rank that is lost or then still runs has the status None."""
+    GRACE_SECONDS after a failure. A rank that is lost, or runs longer, gets the status None."""
     statuses: dict[int, int | None] = {}
     first: list[int | None] = []
     reasons: list[str] = []

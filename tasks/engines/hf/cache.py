@@ -98,8 +98,8 @@ class KVCache:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Store one new token's key and value per row. Return its attention [n, H, D] to itself and
-        the tokens before it; see `packing.Attend`."""
+        """Store the key and value of each row's new token. Return the attention [n, H, D] of each
+        new token to itself and the tokens before it; see `packing.Attend`."""
         num_rows, heads = query.shape[:2]
         # store the new token's key and value, then attend to all tokens up to and including it
         self.keys[layer][self.slots, :, self.positions] = key
@@ -117,8 +117,8 @@ class KVCache:
                 enable_gqa=heads != keys.shape[1],
             )
             return attended[:, :, 0]
-        # With one query per row, plain matrix products are faster than the fused kernels, which are
-        # made for many queries. Group queries by their key-value head: [n, K, H / K, D].
+        # With one query per row, plain matmuls are faster than the fused kernels, which are made
+        # for many queries. Group queries by their key-value head: [n, K, H / K, D].
         grouped = query.reshape(num_rows, keys.shape[1], -1, query.shape[2])
         scores = torch.matmul(grouped, keys.transpose(2, 3)).mul_(scaling).add_(bias)
         return torch.matmul(scores.softmax(-1), values).reshape(num_rows, heads, -1)

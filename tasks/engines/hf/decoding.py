@@ -76,7 +76,7 @@ class Slots:
         self, rows: list[int], seeds: list[int], written: Ints, prefill: Prefill, owners: Ints
     ) -> None:
         """Start `rows[i]` in the i-th free slot, after prompt `owners[i]` of `prefill`, and choose
-        its next token. `written[i]` of the row's tokens are already part of its prompt."""
+        its next token. The prompt already includes the first `written[i]` tokens of the row."""
         first = len(self.rows)
         slots = slice(first, first + len(rows))
         self.cache.fill(first, prefill, owners)
@@ -113,8 +113,8 @@ class Slots:
         self.stopped[rows] = (tokens[:, None] == self.stop_ids).any(1)
 
     def collect(self) -> list[tuple[int, list[int], list[float], bool]]:
-        """Remove the rows that have ended, close the gaps, and return (row, tokens, logprobs,
-        stopped) for each of them."""
+        """Remove the rows that have ended, and close the gaps. Return (row, tokens, logprobs,
+        stopped) for each removed row."""
         active = len(self.rows)
         ended = self.stopped[:active] | (self.count[:active] >= self.sampling.max_tokens)
         finished = [self.written(slot) for slot in np.flatnonzero(ended).tolist()]

@@ -141,7 +141,7 @@ class PromptCache:
         distinct = {tuple(prompt): None for prompt in prompts}
         index = {prompt: number for number, prompt in enumerate(distinct)}
         self.prompts = list(distinct)
-        # of each row: its distinct prompt; of each distinct prompt: the rows yet to start
+        # each row's distinct prompt, and each distinct prompt's number of rows yet to start
         self.owner = np.array([index[tuple(prompts[owner])] for owner in owners], dtype=np.int64)
         self.waiting = np.bincount(self.owner, minlength=len(distinct))
         self.kept: dict[int, Prefill] = {}
@@ -151,13 +151,13 @@ class PromptCache:
         owner = self.owner[rows]
         new = [prompt for prompt in dict.fromkeys(owner.tolist()) if prompt not in self.kept]
         np.subtract.at(self.waiting, owner, 1)
-        # rows of prompts that were kept from an earlier call
+        # start rows of prompts that were kept from an earlier call
         for prompt in set(owner.tolist()) - set(new):
             mine = [row for row in rows if self.owner[row] == prompt]
             only = np.zeros(len(mine), dtype=np.int64)
             of_mine = [seeds[row] for row in mine]
             slots.start(mine, of_mine, written[mine], self.kept[prompt], only)
-        # rows of new prompts, with one prefill per batch of prompts
+        # start rows of new prompts, with one prefill per batch of prompts
         for batch in self.batches(new):
             prefill = slots.prefill([self.prompts[prompt] for prompt in batch])
             index = {prompt: number for number, prompt in enumerate(batch)}
@@ -167,12 +167,12 @@ class PromptCache:
             for prompt in batch:
                 if self.waiting[prompt]:
                     self.kept[prompt] = prefill.select(np.array([index[prompt]]))
-        # prompts without rows to start
+        # drop prompts whose rows have all started
         for prompt in [prompt for prompt in self.kept if not self.waiting[prompt]]:
             del self.kept[prompt]
 
     def batches(self, new: list[int]) -> list[list[int]]:
-        """Split the prompts `new` into batches of one prompt, or of up to MAX_PREFILL_TOKENS."""
+        """Split prompts into batches of MAX_PREFILL_TOKENS at most, or of one longer prompt."""
         batches: list[list[int]] = []
         tokens = 0
         for prompt in new:
@@ -186,8 +186,8 @@ class PromptCache:
 
 
 def longest_first(prompts: Sequence[Sequence[int]], owners: Ints) -> Ints:
-    """Return the row indices in the order of prompt length, longest first, so that rows that need
-    the most memory fail first, not last."""
+    """Return the row indices by prompt length, longest first. So the rows that need the most memory
+    start first, and a lack of memory shows early."""
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)[owners]
     return np.asarray(np.lexsort((np.arange(len(owners)), owners, -lengths)), dtype=np.int64)
 

@@ -36,8 +36,8 @@ S = TypeVar("S")
 @dataclass
 class Dispatch(Generic[S, T]):
     """The distribution of rows over `servers`, at most `max_in_flight` at each. `ask(server, row)`
-    returns a row's result, and `check(server)` succeeds if the server is healthy; otherwise both
-    raise Unavailable. `is_alive(server)` returns whether the server responds to a probe, however
+    returns a row's result, or raises Unavailable. `check(server)` raises Unavailable unless the
+    server is healthy. `is_alive(server)` returns whether the server responds to a probe, however
     long that takes. `give_up(server)` stops a dead server, and returns its name for messages."""
 
     servers: Sequence[S]
@@ -95,7 +95,7 @@ class Dispatch(Generic[S, T]):
             self.fill(number)
 
     def fill(self, number: int) -> None:
-        """Start rows that are assigned to a server while it has room."""
+        """While a server has room, start rows that are assigned to it."""
         own, rows = self.own[number], self.in_flight[number]
         while own and len(rows) < self.max_in_flight:
             row = own.popleft()
@@ -172,8 +172,8 @@ class Dispatch(Generic[S, T]):
         """Probe a server at every beat, and declare it dead if it has responded to none of
         MAX_MISSED probes.
 
-        A late response counts. Beats are sleeps of this process, not times on the clock: if this
-        process is delayed, so are its beats, and no beat is missed."""
+        A late response counts. The time between beats is a sleep of this process: if the process is
+        delayed, its beats are delayed, too, so no server misses one because of that."""
         beats: list[asyncio.Task[bool]] = []  # since the last answer
         try:
             while True:
@@ -197,8 +197,8 @@ def cancel_all(tasks: list[asyncio.Task[T]]) -> None:
 
 
 def chunked(counts: Iterable[int], size: int) -> list[list[int]]:
-    """Return chunks of row numbers, for consecutive groups of `counts[i]` rows each. A chunk
-    contains rows of one group, and at most `size` rows."""
+    """Split rows into chunks of row numbers. Rows come in consecutive groups of `counts[i]` rows,
+    and a chunk contains up to `size` rows of one group."""
     chunks: list[list[int]] = []
     start = 0
     for count in counts:

@@ -30,8 +30,8 @@ RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504}
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of a server. With `socket`, the host in `url` is unused. `key` is a run's own key
-    for a server started here; with neither `key` nor `socket`, a server gets the user's key. `name`
+    """The address of a server. With `socket`, the host in `url` is unused. `key` was made for a
+    server started here; a server with neither `key` nor `socket` gets the user's key. `name`
     distinguishes a restarted server from a previous one at the same address."""
 
     url: str
@@ -89,7 +89,7 @@ class CompletionRequest:
 
 
 class Connection:
-    """A session with one endpoint, at most `seconds` per request; an async context manager."""
+    """A session with one endpoint; an async context manager. Requests time out after `seconds`."""
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         self.endpoint = endpoint
@@ -115,7 +115,7 @@ class Connection:
         self, method: str, url: str, body: Any = None, seconds: float = math.inf
     ) -> Any:
         """Return the JSON response, None if empty. Raise Unavailable for temporary failures, such
-        as no response in `seconds`, and ArtifactError for others, and if the body is not JSON."""
+        as no response in `seconds`. Raise ArtifactError for others, and if the body is not JSON."""
         text = await self.text(url, method, body, seconds)
         try:
             return json.loads(text) if text else None
@@ -163,7 +163,7 @@ class Connection:
         return list(answer["data"])
 
     async def is_alive(self) -> bool:
-        """Return whether the server responds to `models`; pass on its ArtifactErrors."""
+        """Return whether the server responds to `models`. ArtifactErrors are not caught."""
         try:
             await self.models()
         except Unavailable:
@@ -257,7 +257,7 @@ class Connection:
 
 
 def is_healthy(endpoint: Endpoint) -> bool:
-    """Return whether a server reports that it is healthy. It may listen long before that."""
+    """Return whether a server reports that it is healthy. It may accept connections earlier."""
 
     async def ask() -> None:
         async with Connection(endpoint, HEALTH_SECONDS) as connection:

@@ -63,7 +63,7 @@ class ServerEngine(StoppableEngine):
     """One or more servers of one policy. `replicas` are the servers that this process started or
     borrowed; None for `engine.urls`, and in all training processes but the first, which sends new
     weights to the servers. All training processes sample from the `started` servers, and write new
-    weights under the servers' `folder`. `prefix` starts the names of weights; if it is not empty,
+    weights under the servers' `folder`. Names of weights begin with `prefix`. If it is not empty,
     the servers may have another process's weights until the first update."""
 
     name = "server"
@@ -90,7 +90,7 @@ class ServerEngine(StoppableEngine):
         self.models: dict[Endpoint, str] = {}  # the policy's name at each server identified so far
         self.version = "unknown"
         self.versions = Versions(prefix)
-        self.changing = threading.Lock()  # weights, or servers
+        self.changing = threading.Lock()  # held while weights or servers change
         folder = replicas.folder if replicas else folder
         self.transfer = transfer_of(settings, policy, folder) if folder else None
         self.loading = None
@@ -180,8 +180,8 @@ class ServerEngine(StoppableEngine):
         ask: Callable[[Connection, int], Awaitable[Completion]],
         chunks: Sequence[Sequence[int]],
     ) -> dict[int, Completion]:
-        """Return every row's completion. If all servers fail, restart those that were started here
-        if `can_rejoin`, and otherwise raise NoServerError."""
+        """Return every row's completion. If all servers fail, restart those that were started here,
+        or raise NoServerError if `can_rejoin` is false."""
         answers: dict[int, Completion] = {}
         while True:
             self.rejoin()
@@ -272,11 +272,11 @@ class ServerEngine(StoppableEngine):
         return connection.endpoint.url
 
     def set_weights(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> None:
-        """Load the weights into every replica, unless all have this `version`, and clear the prefix
-        caches. All training processes must call this.
+        """Load the weights into every replica and clear the prefix caches, unless all replicas have
+        this `version` already. All training processes must call this.
 
         `weights` must include tied weights (`NamedWeights` does). A replica that fails to load them
-        is stopped and restarted: it would sample with its old weights. Raise ArtifactError for
+        is stopped and restarted, because it still has its old weights. Raise ArtifactError for
         servers that were not started here."""
         if version is not None and broadcast(self.has_everywhere(version)):
             self.versions.settle()
@@ -292,9 +292,9 @@ class ServerEngine(StoppableEngine):
     def replace_weights(
         self, weights: Mapping[str, torch.Tensor], version: int | None, *, in_flight: bool
     ) -> None:
-        """Name the new weights in all processes before any server gets them, and load them into the
-        servers: with completions `in_flight` into the servers that sample, otherwise into all
-        servers that are up."""
+        """Name the new weights in all processes before any server gets them. Then load them: with
+        completions `in_flight` into the servers that sample, otherwise into all servers that are
+        up."""
         if self.transfer is None:
             raise ArtifactError(NOT_OURS)
         self.versions.count(version, in_flight=in_flight)

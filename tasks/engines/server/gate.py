@@ -1,11 +1,11 @@
-"""python -P gate.py SOCKET ADDRESS PORT_FILE COMMAND...: give other machines with the key
+"""python -P gate.py SOCKET ADDRESS PORT_FILE COMMAND...: give other machines that send the key
 (WINNOW_GATE_KEY) access to a server that listens on a Unix socket.
 
 vLLM's own key does not protect the routes that replace weights, and some of its other routes
 execute code from requests. So the server has no port, and the gate forwards only the routes that
-Winnow uses. It starts the server with COMMAND and exits with it.
+Winnow uses. It starts the server with COMMAND, and exits when the server exits.
 
-It is run as a file: importing it from its package would import torch, which takes seconds."""
+The gate is run as a file, since importing its package would import torch, which takes seconds."""
 
 import asyncio
 import hmac

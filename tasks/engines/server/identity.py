@@ -86,7 +86,7 @@ class Identity:
 
     def agrees(self, one: Completion, other: Completion) -> bool:
         """Return whether two servers' completions of the probe are consistent with equal weights.
-        If rounding led to different tokens, compare only the tokens before the first of them."""
+        If rounding led to different tokens, compare only the tokens before the first difference."""
         pairs = list(zip(one.token_ids, other.token_ids, strict=False))
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
         ones, others = one.logprobs[:same], other.logprobs[:same]

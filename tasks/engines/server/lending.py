@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SERVERS = "WINNOW_SERVERS"  # the folder, for the processes
+SERVERS = "WINNOW_SERVERS"  # environment variable with the folder's path
 LEAVE_SECONDS = 60.0  # for a step of `leave_update`; a broadcast by NCCL may never end
 OFFERED, REFUSED = "offered.json", "refused"
 
@@ -63,8 +63,8 @@ class Lender:
 
     def reclaim(self) -> None:
         """Prepare the servers for another process: the previous one may have left them in the
-        middle of an update. Stop the servers that cannot leave it. Raise ArtifactError if no server
-        remains, and all have been restarted too often."""
+        middle of an update. Stop servers that cannot leave that update. Raise ArtifactError if no
+        server remains, and all have been restarted too often."""
         self.drop(asyncio.run(unfit(self.offered)))
         if not self.replicas.starting and not self.offered:
             self.replicas.wait_for_one()
@@ -126,7 +126,7 @@ class Borrowed:
         return [each for each in offered if each.name not in self.refused]
 
     def wait_for_one(self) -> list[Endpoint]:
-        """Wait until at least one server is up, and return as `serving` does. Raise NoServerError
+        """Wait until at least one server is up, and return all that are up. Raise NoServerError
         after START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
         while not (found := self.serving()):

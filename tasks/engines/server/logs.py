@@ -1,5 +1,5 @@
-"""The logs of servers under the data root, which outlive the servers: a numbered folder for each
-start of an engine, and in it a log per server."""
+"""The logs of servers, kept under the data root after the servers have exited. Each start of an
+engine gets a numbered folder, which contains one log per server."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from tasks.common.files import make_private_folder
 
 MAX_STARTS = 8  # number of starts whose logs are kept
 TAIL = 2000  # characters of a log in an error
-MAX_BYTES = 8 * 2**20  # maximum size of a log; above it the older half is dropped
+MAX_BYTES = 8 * 2**20  # maximum size of a log; above it, the last MAX_BYTES / 2 are kept
 
 
 def new_folder(logs: Path) -> Path:
@@ -30,8 +30,8 @@ def tail(log: Path) -> str:
 
 
 def shorten(log: Path) -> None:
-    """Drop the older half of a log above MAX_BYTES. A server that appends to the log meanwhile
-    continues at its new end."""
+    """Drop all but the last MAX_BYTES / 2 of a log above MAX_BYTES. A server that has the log open
+    appends at the new end."""
     with suppress(FileNotFoundError):
         if log.stat().st_size > MAX_BYTES:
             with log.open("r+b") as file:

@@ -13,8 +13,8 @@ LINE = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 class Meter:
-    """The sums over all servers of the counters since each server's first reading; the highest KV
-    cache usage of all readings; and the seconds of sampling."""
+    """Each counter since a server's first reading, summed over all servers; the highest KV cache
+    usage of all readings; and the seconds of sampling."""
 
     def __init__(self) -> None:
         self.last: dict[Endpoint, Counter[str]] = {}
@@ -22,8 +22,8 @@ class Meter:
         self.cache_usage = self.seconds = 0.0
 
     async def read(self, connection: Connection) -> str:
-        """Read the metrics of a server, and return them as text; an empty text if the server does
-        not return any, as servers other than vLLM's may not."""
+        """Read a server's metrics, and return them as text. The text is empty if there are none:
+        servers other than vLLM's may have no metrics."""
         try:
             url = f"{connection.endpoint.root}/metrics"
             text = await connection.text(url, seconds=HEALTH_SECONDS)

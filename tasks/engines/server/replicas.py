@@ -117,7 +117,7 @@ class LocalReplica:
 class Replicas:
     """`num` servers of a policy. `start(place, attempt)` starts server number `place`, without
     waiting for it. A server that has exited is restarted up to MAX_RESTARTS times. All servers read
-    new weights from `folder`. They stop with `close`, this object or this process."""
+    new weights from `folder`. They stop at `close`, or when this object or process ends."""
 
     def __init__(
         self,
@@ -136,9 +136,9 @@ class Replicas:
         self.deadline = time.monotonic() + START_SECONDS
 
     def num_starting(self) -> int:
-        """Return the number of servers that have not responded yet. If a server's machine died, the
-        server is restarted on another. Raise ArtifactError, with the end of the log, if a server
-        has exited by itself, or takes longer than START_SECONDS."""
+        """Return the number of servers that have not responded yet. A server whose machine died is
+        restarted, at most MAX_RESTARTS times. Raise ArtifactError, with the end of the log, if a
+        server exited for another reason, died more often, or takes longer than START_SECONDS."""
         for place in sorted(self.starting):
             replica = self.replicas[place]
             if replica.is_serving():
@@ -185,8 +185,8 @@ class Replicas:
         ]
 
     def wait_for_one(self) -> list[Endpoint]:
-        """Wait until at least one server is up, with restarts if necessary, and return as `serving`
-        does. Raise ArtifactError if all have exited too often, or none is up in START_SECONDS."""
+        """Wait until at least one server is up, with restarts if necessary, and return all that are
+        up. Raise ArtifactError if all have exited too often, or none is up in START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             self.revive()
@@ -232,7 +232,7 @@ def local(
 
 
 def choose_devices(settings: EngineSettings, num_processes: int = 0) -> Sequence[str | None]:
-    """Return the CUDA_VISIBLE_DEVICES of each replica, None on a CPU: the GPUs after the trainer's
+    """Return the CUDA_VISIBLE_DEVICES of each replica (None on a CPU): the GPUs after the trainer's
     GPUs if there are enough, else the first ones. Raise ArtifactError if there are fewer GPUs than
     the replicas need."""
     device, num_replicas = torch_device(settings.device), settings.num_replicas
@@ -254,9 +254,9 @@ def choose_devices(settings: EngineSettings, num_processes: int = 0) -> Sequence
 def server_options(
     settings: EngineSettings, policy: Policy, *, on_gpu: bool, num_gpus: int
 ) -> dict[str, Any]:
-    """Return the options of a server on `num_gpus`: those that the engine contract requires, and
-    those of `engine.vllm`. The model's name is the policy's digest. Raise ParamsError for options
-    that vLLM does not accept."""
+    """Return the options of a server on `num_gpus` GPUs: those that the engine contract requires,
+    and those of `engine.vllm`. The model's name is the policy's digest. Raise ParamsError for
+    options that vLLM does not accept."""
     backend = "nccl" if settings.weight_transfer == "nccl" else "file"
     in_layers = num_gpus // settings.vllm.get("data_parallel_size", 1)
     options = own_options(settings, policy, on_gpu=on_gpu) | {

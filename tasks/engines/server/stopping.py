@@ -1,4 +1,4 @@
-"""Completions in flight at servers, which can all be stopped at once."""
+"""The completions that servers are computing. All of them can be stopped at once."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ NOT_BEGUN = Completion([], [], "abort")
 
 
 class InFlight:
-    """Unfinished requests through vLLM's token API, which can be stopped together."""
+    """Unfinished requests to vLLM's token API. All of them can be stopped at once."""
 
     def __init__(self) -> None:
         self.is_stopped = False

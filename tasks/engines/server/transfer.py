@@ -16,8 +16,8 @@ UNFINISHED = "unfinished"
 
 
 async def begin(connection: Connection, *, in_flight: bool) -> None:
-    """Prepare a server for new weights. Requests in flight are finished first, or with `in_flight`
-    they are paused and continue with the new weights after another prefill of all their tokens. If
+    """Prepare a server for new weights. Requests in flight finish first. With `in_flight`, they are
+    paused instead, and continue with the new weights after another prefill of all their tokens. If
     the server hangs, raise Unavailable within QUICK_SECONDS."""
     await connection.models()
     root = connection.endpoint.root
@@ -26,10 +26,10 @@ async def begin(connection: Connection, *, in_flight: bool) -> None:
 
 
 async def finish(connection: Connection, version: str) -> None:
-    """Put a server's new weights into effect under the name `version`, and clear its prefix cache
-    of the old policy's keys and values.
+    """Put a server's new weights into effect under the name `version`, and clear its prefix cache,
+    which contains the old policy's keys and values.
 
-    On failure, raise Unavailable or ArtifactError with the server's name; do not use it again."""
+    On failure, raise Unavailable or ArtifactError with the server's name. Stop that server."""
     await put_into_effect(connection, version)
     await resume(connection)
 
@@ -48,8 +48,8 @@ async def resume(connection: Connection) -> None:
 
 
 async def check_version(connection: Connection, version: str) -> None:
-    """Raise Unavailable if the server's weights are not `version`, because it has restarted, or
-    missed an update."""
+    """Raise Unavailable if the server's weights are not `version`, which means that it has
+    restarted or missed an update."""
     answer = await connection.request("GET", f"{connection.endpoint.root}/weight_info")
     found = answer.get("weight_version") if isinstance(answer, dict) else None
     if found != version:
@@ -59,12 +59,12 @@ async def check_version(connection: Connection, version: str) -> None:
 
 
 async def leave_update(connection: Connection) -> None:
-    """Finish an interrupted update of a server: otherwise the server rejects the next update. Its
-    weights then belong to no policy, and are named UNFINISHED. A server that was only paused
+    """Finish a server's interrupted update: until then the server rejects any other update. The
+    resulting weights belong to no policy, and are named UNFINISHED. A server that was only paused
     rejects the request to finish, and keeps its previous weights. A server that cannot finish
     rejects the next update.
 
-    On failure, raise Unavailable or ArtifactError with the server's name; do not use it again."""
+    On failure, raise Unavailable or ArtifactError with the server's name. Stop that server."""
     url = f"{connection.endpoint.root}/is_paused"
     if (await connection.request("GET", url, seconds=QUICK_SECONDS))["is_paused"]:
         # use a separate connection: the server closes the connection of a failed request

@@ -39,7 +39,7 @@ class Versions:
         self.num_updates = 0
         self.prefix = prefix
         self.known = {} if prefix else {transfer.INITIAL: 0}
-        self.are_swapped = False  # or updated, with a version of the policy
+        self.are_swapped = False  # whether the last swap or update came with a policy version
 
     @property
     def current(self) -> str:
@@ -97,8 +97,8 @@ class Loading:
     async def load(
         self, endpoints: Sequence[Endpoint], versions: Versions, *, in_flight: bool = False
     ) -> list[Endpoint]:
-        """Load the current weights into some servers, and return the servers that have them. Stop
-        servers that fail or whose probe differs from the majority's; all if this process fails."""
+        """Load the current weights into servers, and return those that succeed. Stop servers that
+        fail, or whose probe differs from the others'. If this process fails, stop all of them."""
         try:
             failed = await self.fail(endpoints, versions, in_flight=in_flight)
         except BaseException:

@@ -19,8 +19,8 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by
 def read(
     path: str | Path, changes: Sequence[str | Path] = (), device: str = "cpu"
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, weight) for every weight in a file, with the changes in other files applied in
-    order. Raise ArtifactError if a result differs from its checksum in the last of these files."""
+    """Yield (name, weight) for every weight in a file, after applying the files `changes` in order.
+    Raise ArtifactError if a weight then differs from its checksum in the last of these files."""
     with ExitStack() as stack:
         file, *others = (
             stack.enter_context(safe_open(each, framework="pt", device=device))

@@ -24,7 +24,7 @@ from tasks.engines.weights.vllm_model import HEAD, has_head, pack_experts
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
-    """The empty setup of the backend: files need none."""
+    """The empty setup of the backend: files need no setup."""
 
 
 @dataclass

@@ -43,8 +43,8 @@ class Piece(NamedTuple):
 
 class FileTransfer:
     """Transfers weights through files in `folder`, in the servers' `dtype`. Each of the n training
-    processes writes every n-th piece. If the servers can add a policy's adapters to the files in
-    `base`, with which they started (`can_add`), rank 0 writes only the adapters. Otherwise, with
+    processes writes every n-th piece. The servers started from the files in `base`. If they can add
+    the policy's adapters to these (`can_add`), rank 0 writes only the adapters. Otherwise, with
     `only_changes`, only changed elements are written, unless they take too much space."""
 
     repeats = True
@@ -72,8 +72,8 @@ class FileTransfer:
                     path.unlink()
 
     def write(self, weights: Mapping[str, torch.Tensor], version: str) -> dict[int, Piece]:
-        """Write this process's pieces, and return them by number. Every weight is read once, in
-        order: all ranks gather sharded weights together. A thread writes the files in parallel."""
+        """Write this process's pieces, and return them by number. All ranks read every weight once,
+        in order, to gather sharded weights together. A thread writes the files meanwhile."""
         own: dict[int, Future[Piece]] = {}
         parts = numbered(weights, self.piece_bytes, self.dtype)
         with ThreadPoolExecutor(1) as writer:
@@ -94,8 +94,8 @@ class FileTransfer:
     def write_piece(
         self, tensors: dict[str, torch.Tensor], path: Path, last: Piece | None
     ) -> Piece:
-        """Write a piece: with `only_changes`, only its changes since the `last` version, as long as
-        all changes to it are at most MAX_CHANGES files and half its size; otherwise all of it."""
+        """Write a piece or, with `only_changes`, only its changes since the `last` version, as long
+        as all its changes together take at most MAX_CHANGES files and half the piece's size."""
         if last is not None and self.only_changes and len(last.changes) < MAX_CHANGES:
             try:
                 size, *sizes = (Path(each).stat().st_size for each in (last.path, *last.changes))
@@ -150,8 +150,8 @@ class FileTransfer:
 
 
 def can_add(weights: NamedWeights, folder: Path) -> bool:
-    """Return whether the weights equal the files in `folder` plus adapters: not if adapted weights
-    are quantized or not float32, if names differ from the files', or if a tied head is adapted."""
+    """Return whether the weights are those in `folder` plus adapters. This is false if an adapted
+    weight is quantized or not float32, if names differ, or if a tied head has an adapter."""
     if not weights.adapters or not is_saved_as_it_is(weights.model):
         return False
     names, adapted = names_in(folder), [weights.parts[name] for name in weights.adapters]

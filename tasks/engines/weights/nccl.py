@@ -58,8 +58,8 @@ class NcclTransfer:
                 pass
 
     async def prepare(self, connections: "Sequence[Connection]") -> list[str | None]:
-        """Create a group of these servers, unless they form one already. Later, during the update,
-        servers cannot leave their old group. If one server fails, all count as failed."""
+        """Create a group of these servers, unless they form one already. This is done before the
+        update, in which servers cannot leave a group. If one server fails, all count as failed."""
         if members_of(connections) == self.members:
             return [None] * len(connections)
         self.leave()

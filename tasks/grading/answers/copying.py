@@ -28,7 +28,7 @@ OPERATION = re.compile(
     r"|\\(?:frac|[dt]?binom|choose|arc(?:sin|cos|tan)|(?:sin|cos|tan)h|sum|prod|i*int|lim|[lr]?vert|[lr]floor"
     r"|[lr]ceil|cdot|times|div|[bp]?mod|begin)(?![a-zA-Z])"
 )
-FORMULA = re.compile(  # bounded by an answer's length, so that unclosed delimiters take no time
+FORMULA = re.compile(  # bounded by MAX_ANSWER, so that unclosed delimiters take little time
     r"\$\$(.{1,1000}?)\$\$|(?<!\\)\$(.{1,1000}?)(?<!\\)\$|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]"
     r"|\\begin\{(?:align|equation|gather)\*?\}(.{1,1000}?)\\end",
     re.DOTALL,
@@ -53,8 +53,8 @@ Symbols = tuple[str, ...]
 
 
 def copied(given: str, golds: Iterable[str], prompt: str) -> str | None:
-    """Return an answer with each value that copies a formula of the prompt replaced by that
-    formula, joined by commas; None if it copies nothing or is longer than MAX_ANSWER."""
+    """Return the values of an answer, joined by commas, with each copy replaced by the formula of
+    the prompt that it copies; None without a copy, or for an answer longer than MAX_ANSWER."""
     if len(given) > MAX_ANSWER or not calculates(clean(given)):
         return None
     asked = [(Counter(written), formula) for written, formula in formulas(prompt).items()]
@@ -70,7 +70,7 @@ def copied(given: str, golds: Iterable[str], prompt: str) -> str | None:
 def copied_value(
     value: str, wanted: Set[Symbols], asked: Iterable[tuple[Counter[str], str]]
 ) -> str | None:
-    """Return the formula in `asked` that `value` copies; None if none, or if it is in `wanted`."""
+    """Return the formula in `asked` that `value` copies, if any; None if `value` is in `wanted`."""
     found = [symbols(form) for form in forms(value)]
     if not wanted.isdisjoint(found):
         return None
@@ -98,8 +98,8 @@ def formulas(prompt: str) -> dict[Symbols, str]:
 
 
 def forms(value: str) -> Iterator[str]:
-    """Yield a value without its unit, and also the right side of an equation whose left sides are
-    names or formulas."""
+    """Yield a value without its unit and, if it is an equation whose left sides are names or
+    formulas, its right side."""
     value = units.split(value)[0]
     yield value
     *left, right = sides_of(value)
@@ -128,7 +128,7 @@ def symbols(value: str) -> Symbols:
 
 
 def without_text(value: str) -> str:
-    r"""Return a formula without `\text{...}`, whose content stays if it is a function name."""
+    r"""Return a formula without any `\text{...}`, but keep the content if it is a function name."""
     return TEXT.sub(lambda found: found[1] if re.fullmatch(NAMES, found[1]) else "", value)
 
 

@@ -110,7 +110,7 @@ def readable(gold: str, dialect: str = "latex") -> bool:
         return True
     named, value = sides_of(text)[:-1], sides_of(text)[-1]
     if named and all(map(is_named, named)):
-        return readable(value)  # also for a name that the library cannot read
+        return readable(value)  # so the library need not be able to read the name
     bare = TEXT.sub(r"\1", text)
     if bare == text and " " in text and re.fullmatch(r"[^\W\d_]+(?: [^\W\d_]+)+[.!]?", text):
         return False  # a sentence: as LaTeX it would be a product of letters
@@ -131,7 +131,7 @@ def by_name(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 
 def by_time(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare times of day, of which one may lack a.m. or p.m. (`4:40`); None for other answers."""
+    """Compare times of day; one may lack a.m. or p.m. (`4:40`). Return None for other answers."""
     first, second = TIME.fullmatch(TEXT.sub(r"\1", gold)), TIME.fullmatch(TEXT.sub(r"\1", given))
     if first is None or second is None or not (first["half"] or second["half"]):
         return None
@@ -155,7 +155,7 @@ def by_letters(gold: str, given: str, tolerance: Tolerance) -> bool | None:
         return None
     if first and second:
         return folded(gold) == folded(given)
-    # x = seat and seat; a name in a sentence of the answer stays wrong
+    # `x = seat` equals `seat`; a sentence that contains the word stays wrong
     named = re.sub(r"^\s*[a-zA-Z]\s*=\s*", "", given if first else gold)
     return folded(gold) == folded(named) if first else False
 
@@ -196,7 +196,7 @@ def apart(text: str) -> str:
 
 
 def by_number(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare numbers with or without units; else return False if the units conflict, or None."""
+    """Compare numbers with or without units. Other answers: False if units conflict, else None."""
     found = numbers_equal(gold, given, tolerance)
     if found is not None:
         return found
@@ -239,7 +239,7 @@ def same_interval(gold: Interval, given: Interval, tolerance: Tolerance) -> bool
 
 def by_list(gold: str, given: str, tolerance: Tolerance) -> bool | None:
     """Compare lists of values in any order; None for two single values, or for different lists of
-    equal length. A list in () or [] is ordered: it is one value here, for `by_symbols`."""
+    equal length. A list in () or [] is ordered, so it is one value here, left to `by_symbols`."""
     first, second = parts_of(gold), parts_of(given)
     if len(first) == 1 and len(second) == 1:
         return None
@@ -267,8 +267,8 @@ def same_list(
 
 
 def by_equation(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare a value with the right side of an equation (False unless its left side names or
-    calculates it), or the right sides of two equations with the same name; else None."""
+    """Compare a value with the right side of an equation (False unless the left side names or
+    calculates the right), or the right sides of two equations with the same name; else None."""
     first, second = sides_of(gold), sides_of(given)
     one_name = is_named(first[0]) and key(first[0]) == key(second[0])
     if one_name and len(first) == len(second) == 2 and not SEPARATED.search(gold + given):

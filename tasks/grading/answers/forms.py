@@ -30,7 +30,7 @@ OR = re.compile(
 AND = re.compile(
     r"\s*(?:,\s*)?(?:\\text\s*\{\s*,?\s*and\s*\}|(?<![a-zA-Z\\])and(?![a-zA-Z])|和|、|，|；)\s*"
 )
-OPENED = r"[\\$({}\s]*$"  # between these words and the number behind them
+OPENED = r"[\\$({}\s]*$"  # allowed between a word such as `not` and the number after it
 DENIED = re.compile(
     r"(?i)(?:\b(?:not|cannot|never|neither|nor|(?:any|every)thing\s+but|other\s+than)|n['’]t)"
     rf"\s*\}}?\s*(?:(?:equal(?:\s+to)?|be|exactly)\s+)?{OPENED}"
@@ -49,7 +49,7 @@ Sides = tuple[tuple[str, ...], tuple[str, ...]]
 
 def is_word(text: str) -> bool:
     r"""Return whether an answer is words or a code (`B7`), not mathematics. A single letter, a
-    likely product (`xy`) and several ASCII words not all capitalised count only in `\text{}`."""
+    likely product (`xy`) or an ASCII phrase not in title case counts as words only in `\text{}`."""
     bare = TEXT.sub(r"\1", text.strip()).strip().strip(".")
     typeset = TEXT.fullmatch(text.strip()) is not None
     if not WORD.fullmatch(bare) or not re.search(r"[^\W\d_]", bare):
@@ -150,8 +150,8 @@ def chain_of(text: str, shortest: int = 3) -> Sides | None:
 
 @lru_cache(maxsize=4096)
 def parts_of(text: str) -> tuple[str, ...]:
-    """Return the values that an answer lists: `1, 2`, `1 and 2`, `5 or 6`, `\\{1, 2\\}`; the points
-    `(1, 2)` and `(3, 4)` for `x=1, y=2; x=3, y=4`, also with `or`; else the answer alone."""
+    """Return the values in a list such as `1, 2`, `1 and 2`, `5 or 6` or `\\{1, 2\\}`; the points
+    `(1, 2)` and `(3, 4)` for `x=1, y=2; x=3, y=4` (`or` may replace `;`); else the answer alone."""
     pieces = re.split(rf";|{OR.pattern}", text) if "=" in text else []
     if len(pieces) > 1:
         points = [point_of(part) for part in pieces]

@@ -34,7 +34,7 @@ class Gold:
 @lru_cache(maxsize=4096)
 def read_gold(answer: str, relative_tolerance: float | None = None) -> Gold:
     """Return the gold in the column `answer`, with the verifier's `relative_tolerance` unless the
-    gold has its own. Raise ValueError for an empty answer in JSON, or an invalid tolerance."""
+    JSON sets a tolerance. Raise ValueError for an empty answer in JSON or an invalid tolerance."""
     tolerance = Tolerance(relative=checked(relative_tolerance or 0.0, answer))
     found = form_of(answer)
     if found is None:
@@ -49,7 +49,7 @@ def read_gold(answer: str, relative_tolerance: float | None = None) -> Gold:
 
 
 def form_of(answer: str) -> dict[str, Any] | None:
-    """Return a gold in one of the JSON forms, or None for other text, such as the set `{1, 2}`."""
+    """Parse a gold in one of the JSON forms. Return None for other text, such as `{1, 2}`."""
     if not answer.lstrip().startswith('{"'):
         return None
     try:

@@ -8,12 +8,12 @@ BLANK = r"(?:[\s$,;&]|\\[,;:! ]|\\q?quad)*+"
 JOINED = re.compile(rf"{BLANK}(?:(?:and|or|\\text\{{\s*(?:and|or)\s*\}}){BLANK})?")
 NAMED = re.compile(rf"{JOINED.pattern}(?:{BLANK}[a-zA-Z]{BLANK}={BLANK})?")  # $x=$ \boxed{1}
 MAX_BOXES = 20  # searched, from the end
-EAST = r"\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af\u3000-\u303f\uff00-\uffef"  # characters
+EAST = r"\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af\u3000-\u303f\uff00-\uffef"  # East Asian
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 
 
 def after_think(text: str) -> str:
-    """Return the text after the last `</think>`, or the whole text without one."""
+    """Return the text after the last `</think>`, or the whole text if there is none."""
     return text.rpartition("</think>")[2]
 
 
@@ -39,9 +39,9 @@ def gold_boxed(gold: str) -> str | None:
 
 
 def last_boxes(text: str, joined: re.Pattern[str] = JOINED) -> str:
-    """Return the end of a text with its last box, or with its last boxes if only text that matches
-    `joined` separates them: of several answers, the last one counts. It starts after the preceding
-    box, or is the whole text if there is no preceding box among the last MAX_BOXES."""
+    """Return the end of a text, which contains its last answer: the last box, or the last several
+    boxes if only text that matches `joined` separates them. The end starts after the preceding
+    box; without a preceding box among the last MAX_BOXES, return the whole text."""
     start = len(text)
     closed = closing_braces(text)
     for box in list(BOX.finditer(text))[: -MAX_BOXES - 1 : -1]:
@@ -55,7 +55,7 @@ def last_boxes(text: str, joined: re.Pattern[str] = JOINED) -> str:
 
 
 def closing_braces(text: str) -> dict[int, int]:
-    """Return the index of each matched closing brace of a text, by that of its opening brace."""
+    """Return the index of each matched closing brace, by the index of its opening brace."""
     found: dict[int, int] = {}
     opened: list[int] = []
     for brace in re.finditer(r"[{}]", text):
@@ -85,8 +85,8 @@ MARK = "####"
 
 
 def marked_answers(text: str) -> list[str]:
-    """Return the marked answers of a completion: the contents of the last joined boxes, of the last
-    tag if it comes later, or the text after `####`; an empty list without a mark."""
+    """Return the marked answers of a completion: the contents of the last joined boxes or, if it
+    comes later, of the last tag; else the text after `####`; without a mark, an empty list."""
     tag = text.rfind("</answer>")
     box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     if tag > box:

@@ -1,4 +1,4 @@
-r"""Parse numbers, as people type them, exactly: `1,000`, `-$5.00`, `28\%`, `2 1/2`, `\frac{1}{3}`,
+r"""Parse numbers exactly, as people type them: `1,000`, `-$5.00`, `28\%`, `2 1/2`, `\frac{1}{3}`,
 `71.\overline{3}`, `3e6`, `2.1\times 10^{-8}`, `10^-2`. Unsupported: words, roots, other powers."""
 
 import re

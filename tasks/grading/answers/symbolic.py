@@ -1,7 +1,7 @@
-r"""Mathematics as sympy expressions: parsed from LaTeX by math-verify's parser, from Python
-notation by a syntax tree (nothing is executed), and compared.
+r"""Convert mathematics into sympy expressions, and compare these. LaTeX is parsed by math-verify's
+parser, Python notation through a syntax tree (nothing is executed).
 
-Units, which that parser removes by default, are kept: `5-5c` is not 0."""
+Units, which math-verify's parser removes by default, are kept: `5-5c` is not 0."""
 
 import ast
 import math
@@ -32,8 +32,8 @@ NORMALIZATION = NormalizationConfig(
 )
 DECIMALS = 12  # precision of decimals inside sets, tuples and intervals
 DIGITS = 60  # of numeric evaluation
-SAME = sympy.Float("1e-50")  # relative difference of equal numbers, if one is irrational
-# these are integrated or summed numerically, to fewer digits
+SAME = sympy.Float("1e-50")  # maximum relative difference of equal numbers, if one is irrational
+# these are evaluated numerically, to fewer digits
 LAZY = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
 LAZY_DIGITS = 20
 LAZY_SAME = sympy.Float("1e-12")
@@ -74,7 +74,7 @@ COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
 RECIPROCAL = re.compile(
     r"\\(sec|csc|cot)\s*\^\s*\{?\s*(\d)\s*\}?\s*(\([^()]*\)|\{[^{}]*\}|\d*(?:[a-zA-Z]|\\[a-zA-Z]+))"
 )
-MAX_POWER = 10_000  # an exponent above it stays unevaluated
+MAX_POWER = 10_000  # a power with a larger exponent stays unevaluated
 MAX_COMBINED = 10_000  # a factorial of a larger argument is rejected
 
 
@@ -106,8 +106,8 @@ def from_python(text: str) -> Any:
 
 
 def in_latex(expression: Any) -> set[str]:
-    """Return the LaTeX of an expression, in two forms if it has logarithms: `log` can also mean the
-    natural logarithm. Return an empty set if sympy cannot convert the expression."""
+    """Return the LaTeX of an expression, in two forms if it has logarithms, because `log` can also
+    mean the natural logarithm. Return an empty set if sympy cannot convert the expression."""
     try:
         return {
             sympy.latex(
@@ -173,7 +173,7 @@ def called(name: str, arguments: list[Any]) -> Any:
 
 def power(base: Any, exponent: Any) -> Any:
     """Return a power, unevaluated if it would be enormous. Raise ValueError if the exponent
-    contains a power to an integer above MAX_POWER, or if an argument is not an expression."""
+    contains a power whose exponent is above MAX_POWER, or if an argument is not an expression."""
     if not isinstance(base, sympy.Expr) or not isinstance(exponent, sympy.Expr):
         raise ValueError("base or exponent is not an expression")
     if exponent.has(sympy.Pow) and any(
@@ -188,8 +188,8 @@ def power(base: Any, exponent: Any) -> Any:
 
 
 def equal(gold: Any, given: Any, tolerance: Tolerance) -> bool:
-    """Return whether two expressions are equal: numbers exactly or within the tolerance, tuples,
-    sets, intervals and matrices element by element, anything else by math-verify."""
+    """Return whether two expressions are equal. Numbers are compared exactly or within a tolerance;
+    tuples, sets, intervals and matrices element by element; anything else by math-verify."""
     if is_number(gold) and is_number(given):
         found = equal_numbers(gold, given, tolerance)
     else:
@@ -249,7 +249,7 @@ def equal_numbers(gold: Any, given: Any, tolerance: Tolerance) -> bool | None:
 
 
 def rational(value: Any) -> Fraction | None:
-    """Return the value of an expression that consists of sums, products and whole powers of
+    """Return the value of an expression that consists of sums, products and integer powers of
     rational numbers; None for other expressions, and for too many digits."""
     if isinstance(value, sympy.Float):
         return Fraction(str(value))

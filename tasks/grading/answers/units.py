@@ -208,14 +208,14 @@ def conversion(gold: Unit | None, given: Unit | None) -> Fraction | None:
 
 
 def is_angle(unit: Unit | None) -> bool:
-    """Return whether a unit measures angles: their conversion factor is irrational."""
+    """Return whether a unit measures angles, whose conversion factor is irrational."""
     return unit is not None and unit.dimensions == (("angle", 1),)
 
 
 def split(text: str) -> tuple[str, Unit | None]:
     r"""Return an answer without the unit at its end, and the unit (None if there is none, or if it
-    is not in the table). The answer is unchanged if the rest is not a number (`x+5 cm`),
-    or a single letter follows without a space (`2s`)."""
+    is not in the table). The answer is unchanged if the rest is not a number (`x+5 cm`), a plain
+    word is not in the table (`9 apples`), or a letter follows without a space (`2s`)."""
     text = FRACTION.sub(r"\\text{\1/\2}", DEGREES.sub("°", text)).strip()
     text = TEMPERATURE.sub(temperature, text)
     if TRIGONOMETRIC.search(text):
@@ -245,8 +245,8 @@ def temperature(found: re.Match[str]) -> str:
 
 
 def trailing_text(text: str) -> int | None:
-    r"""Return the index at which the `\text{...}` at the end of an answer starts, or the first of
-    several adjacent ones, which may have powers; None if there is none."""
+    r"""Return the index at which the `\text{...}` at the end of an answer starts (the first one, if
+    several are adjacent; each may have a power); None if there is none."""
     window = max(len(text) - MAX_UNIT, 0)  # the search takes quadratic time
     found = re.search(
         rf"(?:(?:{SPACE.pattern}|\s)*(?:{TEXT.pattern})(?:\s*\^\s*(?:\d|\{{-?\d\}}))?(?:\s*/\s*|\\cdot)?)+"
@@ -258,7 +258,7 @@ def trailing_text(text: str) -> int | None:
 
 def last_of_value(text: str) -> int:
     """Return the index at which a unit in plain letters starts: after the last digit, closing
-    bracket, percent sign or pi that is not in its exponent (`5 m^2`). 0 if there is none."""
+    bracket, percent sign or pi outside the unit's exponent (`5 m^2`); 0 if there is none."""
     found = list(re.finditer(r"[\d)}\]%]|\\pi(?![a-zA-Z])|π", text))
     exponent = re.search(r"[^\W\d_]\s*\^\s*\{?-?[123]\}?\s*$|[^\W\d_][23]\s*$", text)
     if exponent:
@@ -270,7 +270,7 @@ def is_numeric(text: str) -> bool:
     r"""Return whether an expression is a number: it has digits or pi, and no other letters except
     in LaTeX commands and the `e` of an exponent."""
     if FUNCTION.search(text):
-        return False  # the text after it is its argument
+        return False  # the text after the function is its argument
     bare = re.sub(r"\\[a-zA-Z]+|(?<=\d)[eE](?=[-+]?\d)|π|\bpi\b", " ", text)
     return bool(re.search(r"\d|π|\\pi", text)) and not re.search(r"[^\W\d_]", bare)
 

@@ -3,8 +3,8 @@
 Most scripts belong to one language here. Languages with a shared script are distinguished by
 letters that only one of them has (Russian, Ukrainian, Bulgarian; Arabic, Persian, Urdu) or by their
 commonest words (Hindi, Marathi, Nepali; languages in Latin letters). This is enough for a text of a
-few sentences, and cruder than a trained detector: a short or mixed text, or a language outside the
-thirty, can be misclassified. For a text without a common word only the script is known, and it
+few sentences, but cruder than a trained detector: a short or mixed text, or a language outside the
+thirty, can be misclassified. For a text without a common word only the script is known, so the text
 could be in any language of that script."""
 
 import unicodedata
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 MAX_CHARACTERS = 20_000  # of a text that are examined
 MARKS = ".,;:!?\"'()*_।"
 
-# scripts used by one language here, as the first words of their characters' Unicode names
+# scripts of one language each, by the first word of their characters' Unicode names
 SCRIPTS = {
     "BENGALI": "bn",
     "GUJARATI": "gu",

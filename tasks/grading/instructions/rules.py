@@ -1,5 +1,5 @@
-"""The 25 verifiable instructions of IFEval (Zhou et al., arXiv 2311.07911): tests for whether a
-response follows one of them.
+"""The 25 verifiable instructions of IFEval (Zhou et al., arXiv 2311.07911), each as a test of
+whether a response follows it.
 
 INSTRUCTIONS maps an instruction's published id to its rule; a rule's keyword arguments are the
 published ones. Three rules are approximations, because the paper's code uses libraries that are not
@@ -64,8 +64,8 @@ def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation
 
 
 def in_language(text: str, *, language: str) -> bool:
-    """Return whether the response is in a language; an undetermined language counts as that one.
-    Raise ValueError for a language that cannot be detected."""
+    """Return whether the response is in a language; an undetermined language passes. Raise
+    ValueError for a language that cannot be detected."""
     if language not in LANGUAGES:
         raise ValueError(f"the language {language!r} is none of {', '.join(sorted(LANGUAGES))}")
     return could_be(text, language)

@@ -52,12 +52,12 @@ class Assertion:
         test = Evaluated(self.questions).visit(copy.deepcopy(self.test))
         code = compile(ast.fix_missing_locations(ast.Expression(test)), "<assertion>", "eval")
         scope = {"__builtins__": {}, **FUNCTIONS, "product": product, **names}
-        return bool(eval(code, scope))  # nosec B307  # of SUPPORTED alone, see `collect`
+        return bool(eval(code, scope))  # nosec B307  # only SUPPORTED, see `collect`
 
 
 class Evaluated(ast.NodeTransformer):
     """A transformer that replaces the program's calls with the names of their results,
-    `math.isclose` with its name, and `*` with `product`."""
+    `math.isclose` with `isclose`, and `*` with `product`."""
 
     def __init__(self, questions: Sequence[str]) -> None:
         self.questions = questions
@@ -77,17 +77,17 @@ class Evaluated(ast.NodeTransformer):
 
 
 def product(left: Any, right: Any) -> Any:
-    """Return the product of two numbers. Raise TypeError for anything else: a long list could fill
-    the memory."""
+    """Return the product of two numbers. Raise TypeError for anything else, because a repeated list
+    could fill the memory."""
     if not isinstance(left, int | float) or not isinstance(right, int | float):
         raise TypeError("only numbers are multiplied: a long list could fill the memory")
     return left * right
 
 
 def read(source: str, helpers: Collection[str] = ()) -> list[Assertion]:
-    """Return the statements of a text as Assertions. `helpers` are names that the tests define, not
-    the program. `assert True` is skipped, because it tests nothing. Raise SyntaxError for text that
-    is not Python."""
+    """Return the statements of a text as Assertions. `helpers` are names defined by the tests, not
+    by the program. `assert True` is skipped, because it tests nothing. Raise SyntaxError for text
+    that is not Python."""
     found = (one for one in ast.parse(source).body if not holds_always(one))
     return [assertion(statement, helpers) for statement in found]
 

@@ -21,7 +21,7 @@ FOLDER = "/tmp"  # nosec B108  # inside
 FOLDER_BYTES = 64 << 20  # of all files inside
 PYTHON = "/python"  # a link to the interpreter, inside
 # user ids for programs started by root: within the range of containers, outside the range that
-# systems assign. Each start uses the next id, so that dying processes of the last do not count.
+# systems assign. Each start uses the next id: dying processes of the previous one do not count.
 FIRST_USER, NUM_USERS = 61_184, 4_000
 
 starts = itertools.count(os.getpid() * 97)
@@ -34,7 +34,7 @@ class SandboxError(Exception):
 @dataclass(frozen=True)
 class Sandbox:
     """A kind of sandbox, and a program's resources: `memory_mb` (MiB of address space per process;
-    in resident memory, twice that for all together), and access to the environment's `packages`."""
+    all together may use twice that in resident memory), and access to installed `packages`."""
 
     kind: Kind
     memory_mb: int
@@ -62,8 +62,8 @@ def packages() -> str:
 def bubblewrap(sandbox: Sandbox) -> Iterator[tuple[list[str], list[int]]]:
     """Yield the command, up to the interpreter's arguments, and the descriptors that it reads.
 
-    The options name folders on this machine and are passed in a file, because the program can read
-    the command line of its first process. Raise SandboxError for an unsupported processor."""
+    The options name folders of this machine. They are passed in a file, because the program can
+    read the first process's command line. Raise SandboxError for an unsupported processor."""
     calls = seccomp_filter()
     if calls is None:
         raise SandboxError(f"there is no filter of system calls for {platform.machine()}")

@@ -11,10 +11,10 @@ or a script: assertions on separate lines, preceded by their imports and functio
 
 A gold of the second form may have `"wrapped": true`: then an expected list also stands for its
 first element, as in APPS's own grader, because APPS writes 3 as [3] in some rows and as 3 in
-others. Output is compared line by line without white space at the ends of lines and without empty
-lines at the end. Return values of functions are compared as JSON: a tuple is a list, and keys of
-mappings are text (see `results`). Not supported: problems with many answers that need a program as
-a judge, files, several programs at once."""
+others. Output is compared line by line, ignoring white space at the ends of lines and empty lines
+at the end. Return values of functions are compared as JSON: a tuple is a list, and keys of mappings
+are text (see `results`). Not supported: problems with many correct answers, which need a program as
+a judge; files; several programs at once."""
 
 import ast
 import json
@@ -84,7 +84,7 @@ def read_gold(answer: str) -> Tests:
 
 
 def pairs(gold: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return the lists of inputs and outputs. Raise ValueError if empty or of different lengths."""
+    """Return the inputs and outputs. Raise ValueError for empty lists or different lengths."""
     inputs, outputs = gold.get("inputs"), gold.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise ValueError("the gold needs lists `inputs` and `outputs`")
@@ -161,7 +161,7 @@ def gold_of_apps(input_output: str | Mapping[str, Any]) -> str:
 
 
 def gold_of_mbpp(test_list: Sequence[str], test_setup_code: str | None) -> str:
-    """Return the gold of an MBPP row: its assertions and setup. Raise ValueError without any."""
+    """Return the gold of an MBPP row: assertions and setup. Raise ValueError without assertions."""
     return normal({"asserts": [str(text) for text in test_list], "setup": test_setup_code or ""})
 
 

@@ -1,7 +1,7 @@
 """Results of programs: decoded from the sandbox's replies, and compared with the expected results.
 
 A program can write replies of any form, and its values can be of any size. Callers of `decoded` and
-`same_result` therefore expect any Exception."""
+`same_result` must therefore catch any Exception."""
 
 import json
 import math
@@ -30,7 +30,7 @@ def same_output(given: str, wanted: str, tolerance: float | None) -> bool:
 
 
 def trimmed(text: str) -> list[str]:
-    """Return the lines of an output without ignored white space."""
+    """Return the lines of an output without trailing white space or empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
@@ -44,7 +44,7 @@ def same_words(given: str, wanted: str, tolerance: float) -> bool:
 
 
 def same_number(given: str, wanted: str, tolerance: float) -> bool:
-    """Return whether two words are numbers within the tolerance, relative or absolute."""
+    """Return whether two words are numbers that differ by at most the tolerance (see `close`)."""
     if not NUMBER.fullmatch(given) or not NUMBER.fullmatch(wanted):
         return False
     return close(float(given), float(wanted), tolerance)

@@ -7,13 +7,13 @@ in this process. Its replies are therefore judged in another process.
 
 The first input line is the configuration: `memory`, `file_bytes`, `processes`, `packages` (a folder
 to import from, or null), `parent_death` (whether this process dies with its parent). Every later
-line is one of these requests, each with one reply line:
+line is one of these requests, each with `"seconds"` (its limit on CPU time) and one reply line:
 
-- {"load": source, "name": name}: compile it; for calls (`"run": true`) also run it, after `before`;
-- {"stdin": text, "seconds": s}: run the program in a new process, with this standard input;
-- {"call": name, "arguments": [...], "seconds": s}: call this function, or the method of this name
-  of the class `Solution`;
-- {"evaluate": expression, "seconds": s}, {"execute": statements, "seconds": s}: in its scope."""
+- {"load": source, "name": name, "run": false}: compile the program; if `run` is true (for calls and
+  assertions), also run the source `before` and then the program;
+- {"stdin": text}: run the program in a new process, with this standard input;
+- {"call": name, "arguments": [...]}: call this function, or this method of the class `Solution`;
+- {"evaluate": expression} or {"execute": statements}: do so in the program's scope."""
 
 import base64
 import io

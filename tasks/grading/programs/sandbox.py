@@ -11,7 +11,7 @@ Started by root, bubblewrap needs no user namespace, and the program runs under 
 account, because root would be exempt from the limit on processes. Started by any other user, it
 needs user namespaces. `process` is a plain process with most of these limits, for machines where
 bubblewrap does not work. It protects only from accidents: files, network and the processes of the
-same user stay accessible, and its files and processes are not counted.
+same user stay accessible, and the program's files and processes are not counted.
 
 Not supported: cgroups (only root could use them), nsjail, processors other than x86-64 and ARM."""
 
@@ -56,7 +56,7 @@ END_SECONDS = 0.002  # between two checks of whether a process has ended
 KILLS = (signal.SIGKILL, signal.SIGTERM)  # may come from an operator or the out-of-memory killer
 MAX_DIGITS = 5_000  # of an integer in a reply
 HASHED_DIGITS = 18  # integers with at most this many digits all have distinct hashes
-MAX_LARGE = 10_000  # integers with more digits in a reply
+MAX_LARGE = 10_000  # integers with more digits than that, per reply
 ADVICE = (
     "Install bubblewrap (Debian: apt-get install bubblewrap) and, unless root runs this, allow "
     "unprivileged user namespaces; a container must be allowed to make namespaces. Or set "
@@ -120,7 +120,7 @@ class Session:
         self.start(sandbox)
 
     def start(self, sandbox: Sandbox) -> None:
-        """Wait until the interpreter has limited itself. Raise SandboxError or Killed otherwise."""
+        """Wait until the interpreter has set its limits; else raise SandboxError or Killed."""
         configuration = {
             "memory": self.memory,
             "file_bytes": FILE_BYTES,
@@ -206,8 +206,8 @@ class Session:
         return outgoing
 
     def check_limits(self) -> None:
-        """Raise Stopped if all processes inside together use more than twice the memory limit of
-        one, or there are too many files. Do nothing within CHECK_SECONDS of the last check."""
+        """Raise Stopped if all processes inside together use more than twice the memory limit of a
+        process, or if there are too many files. Checks are at least CHECK_SECONDS apart."""
         if time.monotonic() < self.next_check:
             return
         held = sum(resident_bytes(pid) for pid in family(self.popen.pid))
@@ -220,8 +220,8 @@ class Session:
         self.next_check = time.monotonic() + CHECK_SECONDS
 
     def ending(self, until: float) -> Stopped:
-        """Wait until the time `until` for the exit of an interpreter that has closed its reply
-        pipe. Return the error that its exit status indicates."""
+        """Wait, at most until the time `until`, for the exit of an interpreter that has closed its
+        reply pipe. Return the error that the exit status indicates."""
         while (code := self.exit_code()) is None:
             if self.clock.read() >= until:
                 return Stopped("it closed the pipe for its results")
@@ -229,14 +229,14 @@ class Session:
             time.sleep(END_SECONDS)
         number = code - 128 if code > 128 else -code
         words = signal_message(number) or "it ended without a result"
-        # the program cannot kill bubblewrap itself, which exits with a status
+        # a negative code: bubblewrap itself was killed, which the program cannot do
         outside = code < 0 and self.folder is None
         return Killed(words, outside) if number in KILLS else Stopped(words)
 
     def exit_code(self) -> int | None:
         """Return the exit status, or a signal as a negative number; None if the process is running.
 
-        Reaping is left to `close`, so that the pid, which it kills, is not reused."""
+        Only `close` reaps the process, so that the pid that it kills has not been reused."""
         how = os.WEXITED | os.WNOWAIT | os.WNOHANG
         ended = os.waitid(os.P_PID, self.popen.pid, how)
         if ended is None:
@@ -250,8 +250,8 @@ class Session:
         return (self.popen.stderr.read(2000) or b"").decode("utf-8", "replace").strip()
 
     def close(self) -> None:
-        """Kill everything inside, and wait until it has ended. The kernel kills a namespace with
-        its first process; a plain process is killed with its process group."""
+        """Kill everything inside, and wait until it has ended. When a namespace's first process
+        ends, the kernel kills the others; a plain process is killed with its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
@@ -286,13 +286,13 @@ def signal_message(number: int) -> str:
 
 class Integers:
     """Parses the integers of one reply. It rejects integers that are slow to parse, and too many
-    integers whose hashes may collide: a set of these would take quadratic time."""
+    integers whose hashes may collide, because a set of these would take quadratic time."""
 
     def __init__(self) -> None:
         self.num_large = 0
 
     def read(self, text: str) -> int:
-        """Parse an integer. Raise ValueError if it is too long, or one of too many large ones."""
+        """Parse an integer. Raise ValueError if it is too long, or after too many large ones."""
         if len(text) > MAX_DIGITS:
             raise ValueError(f"an integer of {len(text)} digits")
         self.num_large += len(text) > HASHED_DIGITS

@@ -87,7 +87,7 @@ def seccomp_filter(machine: str | None = None) -> bytes | None:
     for numbers in DENIED.values():
         lines += [(JUMP_EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, EPERM)]
     lines += [
-        # its flags are in memory, which a filter cannot read: programs fall back to `clone`
+        # its flags are in memory, which a filter cannot read, so programs must fall back to `clone`
         (JUMP_EQUAL, 0, 1, CLONE3[column]),
         (RETURN, 0, 0, ENOSYS),
         (JUMP_EQUAL, 0, len(FAMILIES) + 3, SOCKET[column]),

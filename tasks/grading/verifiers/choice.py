@@ -1,5 +1,5 @@
-r"""`choice`: the letters of a multiple-choice answer equal those of the gold: one, or several in
-any order (`AC`, `A, C`, `A and C`).
+r"""`choice`: a multiple-choice answer has the same letters as the gold, one or several, in any
+order (`AC`, `A, C`, `A and C`).
 
 Letters are searched for in the clearest place first: in a box or tag, after the last "answer" (or
 its equivalent in another language), at the start, and finally as the last isolated capital. Several
@@ -112,8 +112,8 @@ def find_letters(text: str) -> str | None:
 
 
 def find_letter(text: str) -> str | None:
-    """Return the letter that a running text states as its answer, or the letters that it joins with
-    `both`; None without one."""
+    """Return the letter that running text states as its answer, or the letters that it joins with
+    `both`; None if it states none."""
     listed = options(text)
     said, is_it = (
         [
@@ -157,7 +157,7 @@ def options(text: str) -> set[int]:
 
 
 def is_mentioned(text: str, found: re.Match[str]) -> bool:
-    """Return whether `option A` is only a mention: not `the option is A` or `option A is right`."""
+    """Return whether a letter is only mentioned (`option A`), not chosen (`option A is right`)."""
     before = MENTION.fullmatch(text, found.start(), found.start(1))
     return before is not None and not RIGHT.match(text, found.end(1))
 
@@ -170,7 +170,7 @@ def denied(text: str, found: re.Match[str]) -> bool:
 
 
 def with_hedge(text: str, found: re.Match[str]) -> str:
-    """Return the letter, with a `?`, which makes it wrong, if the text hedges: `A or B`."""
+    """Return the letter. If the text hedges (`A or B`), append a `?`, which makes it wrong."""
     hedge = HEDGE.match(text, found.end(1)) or HEDGED.search(
         text[max(found.start(1) - 20, 0) : found.start(1)]
     )

@@ -1,7 +1,7 @@
 """`code`: a program passes its tests, run in a sandbox.
 
 The program is the last fenced block of the completion (```python, ```py or no language). The gold
-contains the tests in one of three forms (see `tasks/grading/programs/golds.py`). The program
+contains the tests, in a form described in `tasks/grading/programs/golds.py`. The program
 receives only inputs, and its results are compared outside the sandbox. A program that inspects,
 changes or kills the process around it therefore cannot learn or report the expected results.
 
@@ -61,8 +61,8 @@ NAME = "<program>"
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of `code`. `prelude` runs before the program, except for stdin tests. Assertions
-    that need the program's process make the gold an error, or run there (`other_asserts`)."""
+    """The settings of `code`. `prelude` runs before the program, except for stdin tests.
+    `other_asserts`: refuse or run assertions that can only run in the program's process."""
 
     language: Literal["python"]
     sandbox: Kind
@@ -148,8 +148,8 @@ class Execution:
         self.was_killed = False
 
     def failures(self) -> Iterator[str | None]:
-        """Yield each test's failure or None; end after the first failure with `stop_at_failure`, or
-        if the program cannot be loaded."""
+        """Yield the failure of each test, or None if it passed. Stop after the first failure if
+        `stop_at_failure` is set, and in any case if the program cannot be loaded."""
         self.deadline = self.clock.read() + self.settings.total_seconds
         try:
             for index in range(number_of(self.tests)):
@@ -176,7 +176,7 @@ class Execution:
             return self.attempt(index)
 
     def attempt(self, index: int) -> str | None:
-        """Run one test, and return the reason for its failure, or None. Raise the first Killed."""
+        """Return the reason for the failure of one test, or None. The first kill raises Killed."""
         if self.clock.read() >= self.deadline:
             return f"time limit: all tests together, {self.settings.total_seconds:g} s on the clock"
         try:
@@ -189,7 +189,7 @@ class Execution:
             return str(error)
 
     def check_kill(self, error: Stopped) -> None:
-        """Raise the first kill again. Raise SandboxError for a second kill from outside."""
+        """Reraise the program's first kill. Raise SandboxError for a second kill from outside."""
         if isinstance(error, Killed) and not self.was_killed:
             raise error
         if isinstance(error, Killed) and error.outside:

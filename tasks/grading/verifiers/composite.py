@@ -1,5 +1,5 @@
-"""`composite`: several verifiers, `weights: {math: 0.9, tags: 0.1}`; the reward is the weighted sum
-of their scores.
+"""`composite`: several verifiers with weights, as in `weights: {math: 0.9, tags: 0.1}`; the reward
+is the weighted sum of their scores.
 
 Weights are above 0 and sum to 1, so that rewards stay in [0, 1]. The outcome and the answer come
 from the first verifier: it alone decides which rollouts count as solved in pass rates and

@@ -1,5 +1,5 @@
-"""`exact`: the completion equals the gold answer, letter for letter, after white space at both ends
-is removed."""
+"""`exact`: the completion equals the gold answer, letter for letter, ignoring leading and trailing
+white space."""
 
 from tasks.grading.verdict import Verdict
 

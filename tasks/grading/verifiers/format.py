@@ -1,8 +1,8 @@
-"""`format`: the completion consists of these tags, each once, in this order:
-`<think>...</think><answer>...</answer>`.
+"""`format`: the completion consists of the tags in the setting `tags`, each once and in this order,
+such as `<think>...</think><answer>...</answer>`.
 
-White space may separate them; other text is allowed only after the last tag, if `text_after` is
-set. The gold is ignored. The answer is the content of the last tag."""
+White space may separate them; other text is allowed only after the last tag, and only if
+`text_after` is set. The gold is ignored. The answer is the content of the last tag."""
 
 import re
 

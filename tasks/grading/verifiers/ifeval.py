@@ -4,9 +4,9 @@
 The gold is the JSON text {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}, as
 published; null arguments are ignored. `correct` is the paper's prompt-level accuracy: all
 instructions are followed. The score is the share of followed instructions. `loose` is the paper's
-second criterion: an instruction is followed if one of eight variants of the response follows it:
-without its first line, last line or stars, in all combinations. The rules and their approximations
-are in `tasks/grading/instructions/rules.py`."""
+second criterion: an instruction is followed if any of eight variants of the response follows it.
+The variants omit any combination of the first line, the last line and the stars. The rules and
+their approximations are in `tasks/grading/instructions/rules.py`."""
 
 import inspect
 import json

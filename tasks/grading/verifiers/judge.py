@@ -10,9 +10,9 @@ Off unless a source names it: a verdict costs money, can be wrong, and can be ma
 - `parameters` of the model in billions, for the ledger: 2 P FLOPs per token, like any forward pass;
 - `seconds` to wait for a reply, `concurrency` of requests.
 
-The stage sends the requests (`tasks.grading.judge`), not the processes in which other verifiers
-run, and stores every verdict but `error`, by settings, text and gold. A judge therefore cannot be
-part of a `composite` or a `part`. Not tested on real cases."""
+The stage itself sends the requests (`tasks.grading.judge`), because the processes in which other
+verifiers run send none. So a judge cannot be part of a `composite` or a `part`. The stage stores
+every verdict but `error`, by settings, completion and gold. Not tested on real cases."""
 
 from dataclasses import dataclass
 

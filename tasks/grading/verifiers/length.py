@@ -1,9 +1,9 @@
 """`length`: the completion has between `minimum` and `maximum` characters or words.
 
 It is meant for composites: the score is 1 within the range and falls linearly to 0 at `slack` units
-outside it. White space at both ends does not count; words are separated by white space. The gold is
-ignored. Tokens cannot be counted here, because a verifier receives the text without the policy's
-tokenizer; `sampling.max_tokens` limits tokens."""
+outside it. Leading and trailing white space does not count; words are separated by white space. The
+gold is ignored. Tokens cannot be counted here, because a verifier receives the text without the
+policy's tokenizer; `sampling.max_tokens` limits tokens."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -60,9 +60,9 @@ def canonical_completion(answer: str) -> str:
 
 
 def readings(completion: str) -> list[str]:
-    """Return the texts to parse. If the completion is a formula without outer delimiters, as usual
-    between tags, its LaTeX form is first, because the library would parse only a part of it. The
-    completion, from its last boxes on, is last."""
+    """Return the texts to parse. The last one is the end of the completion (see `last_boxes`). If
+    that is a formula without outer delimiters, as is usual between tags, its boxed form comes
+    first, because the library would parse only a part of the bare formula."""
     text = last_boxes(completion)
     formula = INNER.sub("", text.strip()).replace("π", r"\pi ")
     if (

@@ -1,11 +1,11 @@
 r"""`numeric`: the last number of the completion equals the gold, exactly (1,000 = 1000.0, 0.5 =
 1/2) or within a tolerance.
 
-If the completion marks its answer with GSM8K's `####`, in a box or in tags, the number is taken
-from there. A list, a range, a product or an inequality does not count, nor does a number after
+If the completion marks its answer (by GSM8K's `####`, a box or tags), the number is taken from the
+marked part. A list, a range, a product or an inequality does not count, nor does a number after
 `not` or in a false equation (41=42). Commas and currency signs are dropped; fractions, mixed
 numbers, LaTeX fractions and powers of ten (2.1\times 10^{-8}) are parsed; 28% equals both 28 and
-0.28. If gold and answer both contain a known unit, it counts: 5 m is not 5 cm. `5 or 6` is not an
+0.28. If gold and answer both have known units, the units count: 5 m is not 5 cm. `5 or 6` is not an
 answer. Golds may list several answers or contain a tolerance (`tasks.grading.answers.golds`). Not
 supported: number words, roots, other powers."""
 
@@ -31,7 +31,7 @@ TERM = re.compile(r"[^\W\d_]|_")
 # a number in the answer that is only part of an expression: 42x, 42^2, \\sqrt{42}, 0,42
 PART_AHEAD = re.compile(r"[a-zA-Z](?![^\W_])|\s?\^")
 PART_BEFORE = re.compile(r"(?:sqrt\s*[{(]?\s*|(?<![\d.,])0,)$")
-# separators of a list: in a marked answer, in an answer without words, among words
+# separators of a list: BETWEEN in a marked answer, SEPARATED in one without words, RANGE in prose
 OPERATION = r"[-–—+*/·×÷^:]|\\(?:times|cdot|div|pm|cup|[lc]?dots)(?![a-zA-Z])"
 BETWEEN = re.compile(
     rf"(?:[,;]\s*[a-zA-Z]\s*=|[\s$,;(){{}}\[\]&]|\\[,;:!&{{}} \\]"

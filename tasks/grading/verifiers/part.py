@@ -1,9 +1,9 @@
-r"""`part`: apply another verifier to one part of the completion, the first group of a regular
-expression.
+r"""`part`: apply another verifier to one part of the completion, which the group of a regular
+expression captures.
 
 `pattern: '(?s).*</think>(.*)'` selects the text after the reasoning, `'####\s*(.*)'` requires
 GSM8K's marker, `'(?s)<answer>(.*?)</answer>'` requires tags. `which` selects the `first` or `last`
-match. Without a match, `otherwise` is `unparsed`, or `whole` to judge the whole completion."""
+match. Without a match, `otherwise` decides: `unparsed`, or `whole` to judge the whole text."""
 
 import re
 from collections.abc import Mapping

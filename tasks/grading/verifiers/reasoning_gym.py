@@ -54,8 +54,8 @@ HARMFUL = re.compile(
 
 
 def gold(task: str, entry: Mapping[str, Any]) -> str:
-    """Return the gold of one of the library's problems: the fields that a scorer may require, but
-    not the place in the library's data set, so that equal problems have equal golds."""
+    """Return the gold of one of the library's problems: the fields that a scorer may require,
+    without its position in the library's data set, so that equal problems have equal golds."""
     place = ("source_dataset", "source_index")
     metadata = {name: value for name, value in entry["metadata"].items() if name not in place}
     found = {"task": task, "entry": {"answer": entry["answer"], "metadata": metadata}}
@@ -64,7 +64,7 @@ def gold(task: str, entry: Mapping[str, Any]) -> str:
 
 def verify(completion: str, answer: str) -> Verdict:
     """Return `correct` for a score of 1, else `wrong`, with the score; `unparsed` for an empty
-    answer, or one that the scorer would evaluate and that is not harmless."""
+    answer, or if the scorer would evaluate an answer that is not harmless."""
     problem = json.loads(answer)
     given = marked_answer(completion)
     if not given:
@@ -88,9 +88,9 @@ def evaluates(task: str) -> bool:
 
 
 def is_harmless(text: str) -> bool:
-    """Return whether evaluating `text` can only do arithmetic and build lists: no attribute, no
-    call except of FUNCTIONS, and no call at all next to quoted text, which sympy's functions would
-    evaluate in turn."""
+    """Return whether evaluating `text` can only do arithmetic and build lists. It must contain no
+    attribute, no call except of FUNCTIONS, and no bracket `(` if it contains quotes, because
+    sympy's functions would evaluate quoted text in turn."""
     called = {name for name in CALL.findall(text) if name}
     quoted = "'" in text or '"' in text
     return not HARMFUL.search(text) and called <= FUNCTIONS and not (quoted and "(" in text)

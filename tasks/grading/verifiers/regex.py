@@ -1,9 +1,9 @@
 """`regex`: the completion matches a regular expression, which is the gold or a setting.
 
-The pattern matches the whole completion without white space at both ends (`match: full`) or any
-part of it (`search`). Flags are part of the pattern: `(?i)`, `(?s)`. To match only an answer, put
-the verifier into a `part`. Python's `re` can take exponential time; the process limits turn that
-into a `timeout`, so write patterns with care."""
+The pattern must match the whole of the stripped completion (`match: full`) or any part of it
+(`search`). Flags are part of the pattern: `(?i)`, `(?s)`. To match only an answer, put the verifier
+into a `part`. Python's `re` can take exponential time, which ends in a `timeout` at the process
+limits, so write patterns with care."""
 
 import re
 from collections.abc import Mapping

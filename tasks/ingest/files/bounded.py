@@ -12,7 +12,7 @@ from typing import IO, BinaryIO
 import pyarrow as pa
 
 MAX_ROW_BYTES = 16 << 20
-MAX_WHOLE_BYTES = 2 << 30  # of JSON that is not lines, which is read whole
+MAX_WHOLE_BYTES = 2 << 30  # of JSON other than JSON Lines, which is read whole
 MAX_EXPANSION = 1000  # of a compressed file or a table, ...
 SMALLEST_LIMIT = 256 << 20  # ... but no limit is below this number of bytes
 HEAD = 1000  # characters kept of a row above the limit

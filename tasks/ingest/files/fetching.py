@@ -64,7 +64,7 @@ def from_bucket(location: str, file: BinaryIO, max_bytes: int | None) -> None:
 
 
 def head_from_hub(location: str, file: BinaryIO, max_bytes: int | None) -> None:
-    """Copy a hub file's first `max_bytes`, from the cache if the file is there or if offline."""
+    """Copy the first `max_bytes` of a hub file, from the cache if it is there, or if offline."""
     with reaching_hub(location) as match:
         name, file_name, revision = match["name"], match["file"], match["revision"]
         found = try_to_load_from_cache(name, file_name, repo_type="dataset", revision=revision)
@@ -105,7 +105,7 @@ def reaching_hub(location: str) -> Iterator[re.Match[str]]:
 
 def from_web(location: str, file: BinaryIO, max_bytes: int | None) -> None:
     """Download a file or its first bytes. Start again if the connection breaks or the server fails
-    (5xx). Raise ArtifactError, without the query string, for other errors or after ATTEMPTS."""
+    (5xx). For other errors or after ATTEMPTS, raise ArtifactError; it omits the query string."""
     for attempt in range(1, ATTEMPTS + 1):
         file.seek(0)
         file.truncate()

@@ -235,7 +235,7 @@ def json_line(raw: bytes, number: int) -> Record | Rejection:
 
 
 def record_of(number: int, content: str, value: Any) -> Record | Rejection:
-    """Return the row of a JSON object or, in a field `row`, of an array of objects; else reject."""
+    """Return an object as a row, and an array of objects as a row's field `row`; reject others."""
     if is_array(value):
         value = {"row": value}
     if not isinstance(value, dict):
@@ -268,9 +268,9 @@ def json_whole(file: BinaryIO, location: str) -> Iterator[Record | Rejection]:
 
 
 def rows_of(values: dict[str, Any], place: str) -> list[Any] | None:
-    """Return the rows of a JSON object: the array of objects under its only key, else its columns,
-    else the only array of objects under one of its keys. None if it has none of these. Raise
-    ArtifactError for several such arrays, and for columns of different lengths."""
+    """Return the rows of a JSON object. In order of preference, these are the array of objects
+    under its only key, its columns, or its only array of objects. Return None if it has none of
+    these. Raise ArtifactError for several such arrays, and for columns of different lengths."""
     columns = list(values.values())
     kinds = {type(column) for column in columns}
     are_columns = kinds in ({list}, {dict})

@@ -1,16 +1,16 @@
 """Training prompts that are also in the evaluation: the same question, or nearly the same words.
 
 Exact: the same question (see `identity`), ignoring case. Near: the longer prompt contains at least
-a given share of the shorter prompt's word n-grams, and its content words (see `similarity`).
-Three more rules separate different problems and keep the search fast:
+a given share of the shorter prompt's word n-grams, and nearly all of its content words (see
+`similarity`). Three more rules separate different problems and keep the search fast:
 
 - Text that many prompts of either side share (an instruction, a template) is not evidence: n-grams
   and words in over 1 % (and over 20) of a sample's prompts do not count.
 - With `same_numbers`, two prompts are near only if their numbers, operators and variables agree in
-  order, except in whole sentences around the shorter one. So neither `12 + 3` and `12 + 4`, nor
-  `z^4 - z^2 + 1` and `z^4 + z^2 + 1`, match.
-- An index lists the prompts of the evaluation by n-gram: the search is exact, and linear in the
-  training prompts. Only pairs with that share of n-grams are compared by numbers and words.
+  order, except in whole sentences that only the longer prompt has before or after the shared ones.
+  So neither `12 + 3` and `12 + 4`, nor `z^4 - z^2 + 1` and `z^4 + z^2 + 1`, match.
+- An index lists the evaluation's prompts by n-gram, so the search is exact, and linear in the
+  training prompts. Only pairs with the given share are compared by numbers and words.
 
 Not supported: paraphrases in other words, translations."""
 
@@ -86,7 +86,7 @@ class Common:
 
 
 class Index:
-    """An index of the evaluation's prompts, to find prompts that overlap with a given one."""
+    """An index of the evaluation's prompts, to find those that overlap with a given prompt."""
 
     def __init__(
         self, prompts: Iterable[tuple[int, str]], common: Common, settings: Contamination

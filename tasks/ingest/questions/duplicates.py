@@ -15,7 +15,7 @@ ALIVE = pl.col("reason").is_null()  # rows that are not rejected
 
 
 def differing(index: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows with a question that occurs with golds of different text."""
+    """Return the rows whose question occurs with golds that differ in their text."""
     repeated = index.filter(ALIVE).filter(pl.col("text").is_duplicated())
     return repeated.filter(pl.col("gold").n_unique().over("text") > 1)
 

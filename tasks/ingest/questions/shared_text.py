@@ -141,8 +141,8 @@ def whole_start(words: list[str]) -> list[str]:
 
 
 def whole_end(words: list[str], prompts: Sequence[Sequence[str]]) -> list[str]:
-    """Return the whole sentences in a shared end, after its last question. The end itself starts a
-    sentence if the word before it ends with one of CLOSES in at least half of the prompts."""
+    """Return the whole sentences of a shared end, `words`, after its last question. `words` starts
+    a sentence if, in at least half of the prompts, the word before it ends with one of CLOSES."""
     before = [each[-len(words) - 1] for each in prompts if len(each) > len(words)]
     closed = 2 * sum(word.endswith(CLOSES) for word in before) >= len(before)
     starts = [0] * closed + [n for n, word in enumerate(words, 1) if ends(word)]

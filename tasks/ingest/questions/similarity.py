@@ -31,8 +31,8 @@ from tasks.ingest.questions.identity import normalised
 from tasks.ingest.questions.surroundings import PARAGRAPH, SPECIAL_CASE, parts, sentences
 
 MIN_CONTENT = 0.85  # of the content words of the prompt that has fewer
-MIN_ASKED = 0.7  # the same, of the words in the question sentences
-MIN_WORDS = 4  # shared; with fewer, only one prompt may have other words, at most MAX_MORE
+MIN_ASKED = 0.7  # likewise, of the words in the question sentences
+MIN_WORDS = 4  # shared content words; with fewer, only one prompt may have others, up to MAX_MORE
 MAX_MORE = 2
 TOKEN = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?|\.\d+|[^\w\s]")
 NUMBER = re.compile(r"[\d.]*\d|[-+*/^=<>≤≥±÷|]")

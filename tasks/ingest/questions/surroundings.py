@@ -1,7 +1,7 @@
 """The question of a prompt without the text that publishers put around it.
 
 - Attached to the question: figures as code, and options (`(A) 1 (B) 2 (C) 3`). One copy of a
-  problem may have them and another copy not, but different ones belong to different problems.
+  problem may have them and another may not, but different attachments mean different problems.
 - Dropped: sentences about the form of the answer (`The original answer is in the form
   \\frac{k}{m}, please give the value of k + m.`), an exercise's number and points, signatures.
 
@@ -42,8 +42,8 @@ SPECIAL_CASE = re.compile(r",? (?:when|where|if|for|with) \$?[a-z]\$? ?= ?[\d.]+
 
 
 def parts(text: str) -> tuple[str, str]:
-    """Return the question and its attachments, which may be empty. A text that consists only of
-    surroundings is its own question."""
+    """Return the question and its attachments, which may be empty. If a text consists only of
+    surroundings, all of it is the question."""
     attached = FIGURE.findall(text)
     question = FIGURE.sub(" ", text)
     first = FIRST_OPTION.search(question)

@@ -2,7 +2,7 @@
 (`reward_model.ground_truth[0]`).
 
 A prompt is a field (text or chat messages), or a text with fields in braces. Answer options go
-where the text names them, else at the end, and the gold becomes their letters."""
+where the text names them, or at the end, and the gold becomes the letters of the correct ones."""
 
 import re
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ class Settings:
     Optional: `options` is a field of choices, or a list of fields with one choice each;
     `first_option` is the number of the first choice if golds are positions (default 0); `golds`
     states whether one or all of several golds are required; `tolerance` is the field of the gold's
-    tolerance; `extract` takes the gold from a worked solution; `solution` is the field of one (with
-    `extract`, by default `answer`); `json` lists fields with JSON text."""
+    tolerance; `extract` takes the gold from a worked solution; `solution` is the field of that
+    solution (with `extract`, by default `answer`); `json` lists fields with JSON text."""
 
     path: str
     name: str
@@ -94,8 +94,8 @@ def asked_and_gold(row: dict[str, Any], settings: Settings) -> tuple[Any, Any]:
 
 
 def choices(row: dict[str, Any], settings: Settings, answer: Any) -> tuple[Options, str | None]:
-    """Return the options of a row, from one field or from several, and the gold's letters, None if
-    it is no option. Options from several fields are shuffled if the gold is the text of one;
+    """Return the options of a row, from one field or from several, and the gold's letters (None if
+    it is not an option). Options from several fields are shuffled if the gold is the text of one;
     otherwise they keep their order, because the gold names a field or a position."""
     if isinstance(settings.options, str):
         value = value_at(row, settings.options, settings)
@@ -118,8 +118,8 @@ def choices(row: dict[str, Any], settings: Settings, answer: Any) -> tuple[Optio
 
 
 def places_of(answer: Any, values: list[Any], settings: Settings) -> list[int]:
-    """Return the places of the gold's options in the list of fields. Raise Unusable for a number if
-    the fields' names have other numbers than their places, and `first_option` is not set."""
+    """Return the indices of the gold's options in the list of fields. Raise Unusable if the gold
+    can be the number in a field's name or a position, and `first_option` is not set."""
     names = settings.options
     texts = tuple("" if value is None else as_text(value).strip() for value in values)
     has_numbers = any(isinstance(value, int | float) for value in values)
@@ -137,8 +137,8 @@ def places_of(answer: Any, values: list[Any], settings: Settings) -> list[int]:
 
 
 def prompt_of(row: dict[str, Any], settings: Settings, lines: dict[str, str]) -> Any:
-    """Return the prompt; MISSING without one of its fields, "" if a required one is empty. `lines`
-    are the options by field name, appended if the prompt does not name them."""
+    """Return the prompt: MISSING if a field of it is missing, "" if a required one is empty.
+    `lines` are the options by field name, appended if the prompt does not name them."""
     named = paths(settings.prompt)
     if not named:
         prompt = value_at(row, settings.prompt, settings)

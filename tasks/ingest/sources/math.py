@@ -1,9 +1,9 @@
-"""MATH (Hendrycks et al., arXiv 2103.03874), in its own form or in the form of DPS (`difficulty`,
+"""MATH (Hendrycks et al., arXiv 2103.03874), in the original form or in that of DPS (`difficulty`,
 `answer`).
 
-The gold is the field `answer`, or, only if a row has no such field, the content of the last
-`\\boxed{...}` of the solution, or of the last boxes, if only `and`, `or` or a comma joins them. An
-empty `answer` is not replaced. The level is the difficulty, 1 to 5."""
+The gold is the field `answer`, even if it is empty. For a row without this field, it is the content
+of the last `\\boxed{...}` of the solution, or of the last boxes if only `and`, `or` or a comma
+joins them. The level is the difficulty, 1 to 5."""
 
 from tasks.grading.answers.marked import gold_boxed
 from tasks.ingest.candidates import MISSING, Candidate, Unusable, field

@@ -1,4 +1,4 @@
-"""Published data sets by name: a line of SETS names the columns of each, for `mapping`.
+"""Published data sets by name. Each entry of SETS names the columns of one set, for `mapping`.
 
 The columns are the published ones; use `mapping` for a copy with other columns. GSM8K, MATH and
 SVAMP have their own presets. Not supported: proofs, code, and problems that require images."""

@@ -1,12 +1,11 @@
 """The recipe to choose for a given budget, from the fitted validation curves and their uncertainty.
 
 At each budget the advice is the recipe with the highest fitted accuracy, and every recipe that does
-not differ from it significantly. Nothing is extrapolated: a recipe that ended with less than the
-budget counts with its final accuracy, and a recipe whose profile costs the budget or more is
-excluded.
+not differ from it significantly. Nothing is extrapolated: a recipe that spent less than the budget
+counts with its final accuracy, and a recipe whose profile costs the budget or more is excluded.
 
-The draws of two recipes are paired in a random order. Their validations share the prompts, so draws
-paired by prompt would separate them sooner: the advice is conservative."""
+The draws of two recipes are paired in a random order. All recipes share the validation prompts, so
+draws paired by prompt would separate them sooner. The advice is therefore conservative."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +16,7 @@ from tasks.common.statistics import Floats
 from tasks.report.curves import AXES, ENDS, Fits, amount, axis_unit, axis_words
 from tasks.report.views.charts import Chart, chart, line, variant
 
-NUM_BUDGETS = 40  # evenly from 0 to the largest spent budget
+NUM_BUDGETS = 40  # evenly spaced up to the largest amount spent
 Advice = dict[str, Any]
 
 
@@ -54,10 +53,10 @@ def advice_at(
     draws: Mapping[str, Floats],
     began: Mapping[str, float],
 ) -> Advice:
-    """Return the advice at one budget: `take`, None if no recipe is affordable; `level_with`, the
-    recipes not distinguishable from it; and for each recipe the accuracy at which it `began`, its
-    accuracy at the budget, the interval, and the share of draws in which it is the `best` (ties are
-    split)."""
+    """Return the advice at one budget: `take`, the recipe to choose (None if none is affordable);
+    `level_with`, the recipes not distinguishable from it; and for each recipe the accuracy at which
+    it `began`, its accuracy at the budget, the interval, and the share of draws in which it is the
+    `best` (ties are split)."""
     if not accuracy:
         return {"budget": budget, "take": None, "level_with": [], "recipes": {}}
     names = list(accuracy)
@@ -97,7 +96,7 @@ def advice_words(axis: str, advice: Advice) -> str:
 
 
 def chances(advices: Mapping[str, list[Advice]], colours: Mapping[str, int]) -> Chart:
-    """Return a chart of the share of draws in which each recipe is the best, over the budget."""
+    """Return a chart of the share of draws in which each recipe is the best, against the budget."""
     variants = {}
     for axis, rows in advices.items():
         size, name = axis_unit(axis, rows[-1]["budget"])

@@ -59,7 +59,7 @@ def legend(colours: Mapping[str, int]) -> str:
 
 
 def accuracy(results: Results) -> Chart:
-    """Return a chart of validation accuracy over each of AXES, the budget's account first."""
+    """Return a chart of validation accuracy against each of AXES, the budget's account first."""
     budget = results.evidence.budget
     first = budget.account if budget else None
     axes = sorted(AXES, key=lambda axis: axis != first)
@@ -68,7 +68,7 @@ def accuracy(results: Results) -> Chart:
 
 
 def accuracy_over(results: Results, axis: str) -> Variant:
-    """Return validation accuracy over one axis: a fitted line per recipe with its band, dotted
+    """Return validation accuracy against one axis: a fitted line per recipe with its band, dotted
     before its first point, and a dot per validation of each seed."""
     column, curves, colours = AXES[axis], results.curves, results.colours
     size, name = axis_unit(axis, float(curves[column].max() or 0.0))  # type: ignore[arg-type]
@@ -126,8 +126,8 @@ def steps_binned(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def calibrations(results: Results) -> Chart:
-    """Return a chart of training success over the profiled pass rate, a variant per recipe with the
-    groups of all its seeds."""
+    """Return a chart of training success against the profiled pass rate, a variant per recipe with
+    the groups of all its seeds."""
     variants = {}
     for recipe, index in results.colours.items():
         runs = results.evidence.seeds(recipe)
@@ -138,11 +138,11 @@ def calibrations(results: Results) -> Chart:
 
 
 def calibration(passes: Sequence[Drift], index: int) -> Variant:
-    """Return training success over the profiled pass rate: one line per pass, stronger for later
-    passes; the diagonal, dotted; and the expectation for an unchanged policy, dashed.
+    """Return training success against the profiled pass rate: one line per pass (stronger for later
+    passes), the diagonal (dotted), and the expectation for an unchanged policy (dashed).
 
-    If there are many passes only a few are shown. Only the last pass has an interval: the question
-    is whether it moved from the profile."""
+    If there are many passes, only a few are shown. Only the last pass has an interval, because the
+    question is whether it moved from the profile."""
     shown = spaced(passes)
     last = shown[-1]
     profiled = column(last, "profiled")

@@ -1,5 +1,5 @@
-"""The plots that `dvc plots` shows side by side: validation accuracy over each account of compute,
-and the groups that the reference sampled. They are SVG files without scripts or network
+"""The plots that `dvc plots` shows side by side: validation accuracy against compute in each
+account, and the groups that the reference sampled. They are SVG files without scripts or network
 requests; one also has a dark version. An arrow in the account of the budget shows how much less
 compute a recipe needed for the reference's final accuracy, as in the report's first sentence."""
 
@@ -38,7 +38,7 @@ def plots(results: Results) -> dict[str, str]:
 
 
 def figure_svg(results: Results, account: str, theme: Mapping[str, str]) -> str:
-    """Return a figure as SVG: accuracy over one account, and a bar of the reference's groups."""
+    """Return a figure as SVG: accuracy against one account, and a bar of the reference's groups."""
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     paper = ("figure.facecolor", "axes.facecolor")
     # deterministic output, and text that a browser draws in its own font

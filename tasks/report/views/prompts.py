@@ -40,7 +40,7 @@ def tokens_by_class(results: Results) -> Chart:
 
 
 def class_tokens(evidence: Evidence, run: Trained, mixed: Sequence[bool]) -> list[int]:
-    """Return the tokens that a run sampled by class of profiled pass rate, unknown ones last."""
+    """Return the number of tokens that a run sampled per class of pass rate, unknown rates last."""
     rates = evidence.profile.select("prompt_id", "pass_rate")
     spent = run.tokens.filter(pl.col("mixed").is_in(list(mixed)))
     known = spent.join(rates, on="prompt_id", how="inner").drop_nulls("pass_rate")
@@ -50,8 +50,8 @@ def class_tokens(evidence: Evidence, run: Trained, mixed: Sequence[bool]) -> lis
 
 
 def profile_histogram(profile: pl.DataFrame, run: Trained, index: int) -> Variant:
-    """Return the number of prompts at each pass rate, by the decision of the recipe of `run`: the
-    stronger the colour, the larger the group."""
+    """Return the number of prompts at each pass rate, by the decision of the recipe of `run`.
+    Larger groups have a stronger colour."""
     joined = profile.select("prompt_id", "pass_rate").join(
         run.decisions.select("prompt_id", "decision", "group_size"), on="prompt_id", how="left"
     )
@@ -76,8 +76,8 @@ def profile_histogram(profile: pl.DataFrame, run: Trained, index: int) -> Varian
 
 
 def pass_rate_bars(counts: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
-    """Return (label, rows of `counts`) per pass rate, or per tenth if there are more than twelve;
-    `none` is for ungraded prompts."""
+    """Return (label, rows of `counts`) per pass rate, or per tenth if there are more than twelve
+    rates; `none` is for ungraded prompts."""
     rates = counts["pass_rate"].drop_nulls().unique().sort()
     graded = counts.drop_nulls("pass_rate")
     if len(rates) <= 12:

@@ -119,7 +119,7 @@ def cell_metrics(row: Row) -> dict[str, float]:
 
 def curves(stage: Stage, results: Results, run: Trained) -> list[Event]:
     """Return the validation curve over steps and charged FLOPs, and the metrics of each training
-    step. Points are dated by their file's mtime, so recording again repeats them."""
+    step. Timestamps are the file's mtime, so recording again gives the same points."""
     file = stage.layout.train(run.recipe, run.seed) / "curve.parquet"
     when = int(file.stat().st_mtime * 1000)
     trunk = results.curves.filter(pl.col("run") == run.name, pl.col("branch").is_null())

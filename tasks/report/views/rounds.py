@@ -124,8 +124,8 @@ def charts(rounds: Sequence[Round], colours: Mapping[str, int]) -> dict[str, Cha
 def accuracy_over(
     rounds: Sequence[Round], colours: Mapping[str, int], account: str
 ) -> dict[str, Any]:
-    """Return test pass@1 over the compute of all rounds so far, for the kept policies and for every
-    recipe."""
+    """Return test pass@1 against the compute of all rounds so far, for the kept policies and for
+    every recipe."""
     spent = [0.0, *cumulative(rounds, account)]
     totals = [
         start + row[f"flops_{account}"]["total"]

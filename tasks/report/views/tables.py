@@ -78,7 +78,7 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 
 def difference_cells(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the headers and one row per recipe, the best first: the percentage points by which its
-    pass@1 exceeds the reference, the champion (if there is one) and the initial policy."""
+    pass@1 exceeds that of the reference, the champion (if any) and the initial policy."""
     champion = summary["champion"]
     headers = {"reference": f"over {summary['reference']}"}
     if champion:
@@ -220,7 +220,7 @@ def points_table(results: Results) -> str:
 
 
 def captioned(results: Results, words: str, cells: Sequence[Sequence[str]]) -> str:
-    """Return a table under a caption. The first row has the headers, the first column recipes."""
+    """Return a table under a caption. The first row contains headers, the first column recipes."""
     headers, *body = cells
     marked = [[mark(results, recipe), *rest] for recipe, *rest in body]
     return f"<p>{escape(words)}</p>" + html_table(headers, marked, raw=1)
@@ -258,7 +258,7 @@ def share_range(value: dict[str, float]) -> str:
 
 
 def bills_table(results: Results) -> str:
-    """Return a table of each run's FLOPs by part and account, with validation apart."""
+    """Return a table of each run's FLOPs by part and account; totals exclude validation."""
     body = []
     for row in results.rows:
         for account in (*COMPARED, *(name for name in ACCOUNTS if name not in COMPARED)):
@@ -323,7 +323,7 @@ def plans_table(results: Results) -> str:
 
 def forecast_table(results: Results) -> str:
     """Return a table of the expected rates of each plan and the actual rates of each run. Totals
-    are left out: they depend on the budget, which repeats a plan or cuts it short."""
+    are left out because they depend on the budget, which repeats a plan or cuts it short."""
     rows = {name_of(row): row for row in results.rows}
     body = []
     for run in results.evidence.trained:

@@ -21,8 +21,8 @@ def run(
     policies: list[str],
     dry_run: bool = False,
 ) -> int:
-    """Run `command` on the store of the parameters `values`, or at `place`, and print its findings
-    or actions. Return the exit status, which is 1 if `verify` found damage."""
+    """Run `command` on the store that the parameters name, or on the one at `place`. Print the
+    findings or actions. Return the exit status, which is 1 if `verify` found damage."""
     settings = params.section(values, "store", StoreSettings)
     root = location(dataclasses.replace(settings, location=place or settings.location), layout)
     with reaching(root):

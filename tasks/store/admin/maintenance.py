@@ -57,7 +57,7 @@ def subfolders(files: Any, folder: str) -> list[str]:
 
 def describe(store: RolloutStore) -> str:
     """Return the sampling parameters of a folder in words, from the file of its first writer. The
-    folder's name is their digest."""
+    folder's name is the digest of these parameters."""
     name = store.folder.rsplit("/", 1)[-1]
     try:
         sampling = json.loads(store.files.cat_file(f"{store.folder}/{DESCRIPTION}"))["sampling"]

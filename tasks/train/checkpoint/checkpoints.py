@@ -63,14 +63,14 @@ logger = logging.getLogger(__name__)
 
 SHARDS = ".shards"  # the folder of the ranks' files, until they move into the checkpoint
 WORK = "work.json"  # the file of executed work
-ROWS = 2048  # of rollouts in memory at once, when all are read
+ROWS = 2048  # rollouts in memory at once when all are read
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """A copy of the whole state that a run needs to resume after `step` steps. `part` contains the
-    rollouts since the previous checkpoint. `shards` maps each tensor file that a rank wrote to its
-    digest."""
+    rollouts since the previous checkpoint. `shards` contains the digest of each tensor file that a
+    rank wrote, by name."""
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -297,7 +297,7 @@ class Checkpoints:
 
     def count_lost(self, executed: Mapping[str, float]) -> dict[str, float]:
         """Return and record the work that this run has lost to kills: the recorded work minus
-        `executed`, which is the work of the state that it resumes, plus earlier losses."""
+        `executed`, which is the work in the state that the run resumes, plus earlier losses."""
         note = read_note(self.folder / WORK)
         noted, before = note.get("executed", {}), note.get("lost", {})
         lost = {
@@ -317,7 +317,7 @@ class Checkpoints:
 
 
 def name_in(folder: Path, step: int, *, on_branch: bool) -> str:
-    """Return the name of the next checkpoint in a folder: its step, its place in the order of
+    """Return the name of the next checkpoint in a folder: its step, its position in the order of
     writing, and a suffix for a branch."""
     last = max(map(sequence, checkpoints_in(folder)), default=0)
     return f"step-{step:09d}-{last + 1:06d}{BRANCH if on_branch else ''}"

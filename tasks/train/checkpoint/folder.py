@@ -10,7 +10,7 @@ from tasks.common.checksums import CheckedValues, DamagedError, decode
 from tasks.common.files import ArtifactError, digest_file
 from tasks.train.checkpoint.tensors import SavedTensors
 
-BRANCH = "-branch"  # the end of the name of a branch's checkpoint
+BRANCH = "-branch"  # the suffix of a branch's checkpoint
 NAME = re.compile(rf"step-\d+-\d+({BRANCH})?")
 
 Loaded = tuple[SavedTensors, dict[str, Any], dict[str, pl.DataFrame]]
@@ -65,7 +65,7 @@ def read_parts(folder: Path) -> list[str]:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the folders of complete checkpoints, and no user's copies, in the order of writing."""
+    """Return the folders of complete checkpoints in order of writing, without a user's copies."""
     return sorted((p for p in folder.glob("step-*") if NAME.fullmatch(p.name)), key=sequence)
 
 
@@ -84,5 +84,5 @@ def trunk_of(folder: Path) -> Path:
 
 
 def sequence(folder: Path) -> int:
-    """Return a checkpoint's place in the order of writing."""
+    """Return a checkpoint's position in the order of writing."""
     return int(folder.name.split("-")[2])

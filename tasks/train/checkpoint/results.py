@@ -3,7 +3,7 @@
 When DVC cannot store the outputs of a stage, because the disk of its cache is full, it discards the
 run, and deletes the outputs before the stage runs again. The checkpoints are gone by then, so hours
 of training would be repeated. So a run under DVC leaves hard links to its results, which need no
-disk space, and the next run of the same key restores them. The evaluation of the run, which DVC
+disk space, and the next run with the same key restores them. The evaluation of the run, which DVC
 starts after it has recorded the training, deletes them (see `Layout.unrecorded`)."""
 
 import hashlib
@@ -25,14 +25,14 @@ def keep(out: Path, folder: Path, key: str) -> None:
     try:
         shutil.copytree(out, folder / "results", copy_function=os.link)
         write_json(folder / "key.json", {"key": key, "results": digest_folder(folder / "results")})
-    except OSError as error:  # `shutil.Error` too: without hard links there is nothing to lose
+    except OSError as error:  # or `shutil.Error`, such as on a file system without hard links
         logger.debug("no results are kept in %s: %s", folder, error)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def restore(out: Path, folder: Path, key: str, locks: list[Path]) -> bool:
-    """Restore results of this key into `out`, and return whether there were any. Delete kept
-    results that are damaged, of another key, or already recorded (DVC then repeats a run)."""
+    """Restore results with this key to `out`, and return whether there were any. Delete kept
+    results that are damaged, of another key, or recorded (DVC is then repeating the run)."""
     results = folder / "results"
     try:
         kept = read_json(folder / "key.json")

@@ -1,5 +1,5 @@
-"""The contract of environments. An environment is a file here with `Settings`, if it has settings
-(a frozen dataclass), and `Environment`, a subclass of the Protocol below, which receives them.
+"""The contract of environments. An environment is a file here with `Environment`, a subclass of the
+Protocol below, and, if it has settings, `Settings`, a frozen dataclass that `Environment` gets.
 
 An environment replies in text and is trusted code. The policy's text is data, and never executed.
 The verifier grades the whole conversation afterwards, as it grades every completion.

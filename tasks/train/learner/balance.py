@@ -3,9 +3,9 @@ of tokens.
 
 A rank prefills the prompt of each of its groups once. Groups stay whole if no rank then has more
 than 1.05 times the mean load. Otherwise they are split, although every further rank prefills the
-prompt again: a rank's capacity is then the smallest that fits all rollouts, to within half a
-percent of the mean. The largest group is placed first, on the rank with the fewest tokens, its
-longest rollout first. Rollouts beyond the capacity go to the rank that has the fewest tokens then.
+prompt again. The capacity of a rank is then the smallest that fits all rollouts, to within half a
+percent of the mean. Groups are placed largest first, each on the rank with the fewest tokens, its
+longest rollout first. Rollouts beyond the capacity go to the rank that then has the fewest tokens.
 
 Legend: B rollouts.
 """
@@ -17,14 +17,14 @@ import numpy as np
 
 from tasks.train.rollouts import Ints, Rollouts
 
-SLACK = 1.05  # maximum of a rank's tokens over the mean at which groups stay whole
+SLACK = 1.05  # groups stay whole up to this ratio of a rank's tokens to the mean
 PRECISION = 0.005  # of the search for the capacity, as a share of the mean
 
 
 @dataclass(frozen=True)
 class Group:
     """Rollouts that share the prefill of `prompt` tokens: their `rows`, the longest first, and
-    their `lengths`, the tokens of each that are not shared."""
+    their `lengths`, the number of tokens of each that are not shared."""
 
     prompt: int
     rows: Ints
@@ -37,8 +37,8 @@ class Group:
 
 
 def rank_of(rollouts: Rollouts, rows: Ints, num_ranks: int, *, shares: bool) -> Ints:
-    """Return the rank of each of the rollouts `rows`. With `shares` the rollouts of a group share
-    the prefill of their prompt."""
+    """Return the rank of each rollout in `rows`. With `shares` the rollouts of a group share the
+    prefill of their prompt."""
     groups = sorted(pieces(rollouts, rows, shares=shares), key=lambda group: -group.num_tokens)
     mean = sum(group.num_tokens for group in groups) / num_ranks
     found = place(groups, SLACK * mean, num_ranks, whole=True)
@@ -64,7 +64,7 @@ def split(groups: list[Group], mean: float, num_ranks: int) -> dict[int, int]:
 
 
 def pieces(rollouts: Rollouts, rows: Ints, *, shares: bool) -> list[Group]:
-    """Return the rollouts `rows` as groups with a shared prompt, or without `shares` one by one."""
+    """Return the rollouts in `rows` as groups with a shared prompt; without `shares`, singly."""
     prompts_B, tokens_B = rollouts.prompt_tokens_B(), rollouts.tokens_B()
     if not shares:
         return [Group(0, np.array([row]), tokens_B[[row]]) for row in rows]

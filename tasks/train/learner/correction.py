@@ -1,9 +1,9 @@
 """Importance weights between the old policy and the sampler.
 
 The log-probabilities of engine and trainer never agree to the last bit; in bfloat16 or with
-quantised weights, not even to the second digit. That difference is not staleness: dividing by
-the sampler's log-probabilities inside PPO's clip lets a negative advantage through at any ratio and
-cuts a positive one. So the clipped ratio is policy over old policy, and each token is weighted by
+quantised weights, not even to the second digit. That difference is not staleness, so it does not
+belong inside PPO's clip, which lets a negative advantage through at any high ratio and cuts a
+positive one. Therefore the clipped ratio is policy over old policy, and each token is weighted by
 old / sampler, truncated and without gradient (truncated importance sampling; Yao et al., 2025).
 
 Legend: N tokens, B rollouts of a micro-batch.
@@ -53,8 +53,8 @@ def corrected_tokens(
 
 
 def far_tokens(log_ratios_N: Floats, limit: float) -> Bools:
-    """Return [N] whether to mask a token. The largest |log-ratios| are masked, as few as bring the
-    mean square of the step's remaining log-ratios below `limit` (M2PO, arXiv 2510.01161)."""
+    """Return [N] whether to mask a token. The largest |log-ratios| are masked: as few as needed to
+    bring the mean square of the step's other log-ratios below `limit` (M2PO, arXiv 2510.01161)."""
     squares_N = log_ratios_N**2
     order = np.argsort(-squares_N, kind="stable")
     num_left = np.arange(len(order), 0, -1)

@@ -240,8 +240,8 @@ class Learner:
         loss: Loss,
         reference: PreTrainedModel | None = None,
     ) -> tuple[Ints, Ints, Observed, float]:
-        """Return the view that this rank's policy, or `reference`, has of the rollouts `rows`: the
-        rows in the order of the micro-batches, the places of their tokens in the step's flat
+        """Return the view of the rollouts at `rows` by this rank's policy, or by `reference`: the
+        rows in the order of the micro-batches, the positions of their tokens in the step's flat
         arrays, the observed values, and the FLOPs."""
         model = self.model if reference is None else reference
         batches = self.micro_batches(rollouts, rows, features)
@@ -263,7 +263,7 @@ class Learner:
         return rows_B, places_N, observed, flops
 
     def shard_rows(self, rollouts: Rollouts, chosen_B: Bools) -> Ints:
-        """Return this rank's rows among the chosen rollouts. All ranks have about equally many
+        """Return this rank's rows among the chosen rollouts. All ranks get about the same number of
         tokens (see `balance`)."""
         rows, num_ranks = np.flatnonzero(chosen_B), self.ranks.size
         if num_ranks == 1 or not len(rows):
@@ -288,7 +288,7 @@ class Learner:
 
     def fillers(self, rollouts: Rollouts, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """Return dummy micro-batches, so that every rank of a sharded policy has the same number:
-        they gather its parameters together. All ranks must call this before they compute."""
+        the ranks gather its parameters together. All ranks must call this before they compute."""
         if not self.is_sharded:
             return []
         missing = max(self.ranks.all_gather(len(batches))) - len(batches)
@@ -315,7 +315,7 @@ class Learner:
         return self.sums(rollouts, rollouts.kept_B if is_kept else ~rollouts.is_error_B())
 
     def sums(self, rollouts: Rollouts, counted_B: Bools) -> StepTotals:
-        """Return the loss's divisors over the rollouts `counted_B`."""
+        """Return the loss's divisors over the rollouts that `counted_B` marks."""
         owner_N = rollouts.owner_N()[rollouts.trained_N()]
         group_N = rollouts.group_B[owner_N[counted_B[owner_N]]]
         tokens_Q = np.bincount(group_N, minlength=len(rollouts.prompt_rows_Q))
@@ -397,7 +397,7 @@ class Learner:
     def update_factor(self) -> float:
         """The cost of an update per token, in forward passes: one forward pass, one more for the
         gradients of the inputs of the layers, and one for the gradients of their weights. With
-        adapters only their own weights have gradients."""
+        adapters, only the adapters' weights have gradients."""
         matmul = self.policy.architecture.num_matmul_parameters
         num_adapted = num_adapter_parameters(self.model)
         return 2.0 + 3.0 * num_adapted / matmul if num_adapted else 3.0

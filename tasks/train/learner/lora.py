@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): add them to a policy, and write them in peft's
 format. Only this file imports peft. It also quantizes the frozen weights to 4 bits (QLoRA, arXiv
-2305.14314) with torchao, an extra.
+2305.14314) with torchao, an optional package.
 
 Only the adapters' weights are trained. Their effect on the policy's weights is defined in
 `models/adapters.py`."""
@@ -64,7 +64,7 @@ def load_adapted(
     shard: Callable[[PreTrainedModel], object],
     device: torch.device,
 ) -> PreTrainedModel | None:
-    """Return a policy with the same adapters as `add_adapters` adds, sharded by `shard` before it
+    """Return a policy with the adapters that `add_adapters` would add, sharded by `shard` before it
     has weights (see `load_model`); None if its files name the layers differently."""
     trusted = policy.trust_remote_code
     with torch.device("meta"):
@@ -96,8 +96,8 @@ def load_adapted(
 
 @torch.no_grad()
 def initialize(model: PreTrainedModel, seed: int) -> None:
-    """Set uninitialized adapters to the values that peft draws with `seed`: for each layer both
-    matrices, then the first again. Each rank keeps its own rows."""
+    """Set uninitialized adapters to the values that peft draws with `seed`: it draws both matrices
+    of a layer, then the first again. Each rank keeps its own rows."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for layer in adapted_layers(model).values():
@@ -110,8 +110,8 @@ def initialize(model: PreTrainedModel, seed: int) -> None:
 
 
 def quantize_base(model: PreTrainedModel, device: torch.device) -> None:
-    """Quantize each adapted linear layer's frozen weights to 4 bits, if their number is a multiple
-    of BLOCK, one layer at a time on `device`. Then move the whole model there."""
+    """Quantize the frozen weights of each adapted linear layer to 4 bits if their number is a
+    multiple of BLOCK, one layer at a time on `device`. Then move the whole model there."""
     from torchao.quantization import to_nf4
 
     for layer in adapted_layers(model).values():

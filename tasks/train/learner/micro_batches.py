@@ -20,9 +20,9 @@ from tasks.train.settings import Updates
 
 @dataclass(frozen=True)
 class Whole:
-    """Rollouts, one per row. `input_ids` [B, L] lacks their last tokens and is padded at the end;
-    `predicts_N` are the positions in the flattened `input_ids` whose next token belongs to a
-    completion; `prompt_ends_B` is the position of the prompt's last token in each row."""
+    """Rollouts, one per row. `input_ids` [B, L] is padded at the end and lacks the last column of
+    tokens; `predicts_N` are the positions in the flattened `input_ids` whose next token belongs to
+    a completion; `prompt_ends_B` is the position of the prompt's last token in each row."""
 
     input_ids: torch.Tensor
     predicts_N: torch.Tensor
@@ -34,9 +34,9 @@ class Whole:
 
 
 class MicroBatch:
-    """The rollouts `rows` of a step: their groups; their completion tokens, concatenated; `row_N`,
-    the index into `rows` per token; and `places_N`, the position of each token in the step's flat
-    arrays. The input of the forward pass (`whole`, `shared` or `continued`) is computed lazily."""
+    """The rollouts at `rows` in a step: their groups; their completion tokens, concatenated;
+    `row_N`, each token's index into `rows`; and `places_N`, its position in the step's flat arrays.
+    The input of the forward pass (`whole`, `shared` or `continued`) is computed lazily."""
 
     def __init__(self, rollouts: Rollouts, rows: Ints, device: torch.device) -> None:
         self.rows, self.device = rows, device
@@ -70,7 +70,7 @@ class MicroBatch:
         fed = [completion[:-1] for completion in self.completions]
         packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.device)
         predicts = spans(rest.starts - 1, self.lengths_B)
-        # the prompt's last token predicts the first one
+        # the prompt's last token predicts the completion's first
         firsts = np.cumsum(self.lengths_B) - self.lengths_B
         predicts[firsts] = (prompts.starts + prompts.lengths - 1)[self.owner_B]
         return packing, self._tensor(predicts)
@@ -89,8 +89,8 @@ class MicroBatch:
         return *packing.split(), self._tensor(spans(firsts, self.lengths_B))
 
     def free(self) -> None:
-        """Free the inputs of the forward pass, and immediately the attention biases: those of all
-        micro-batches may not fit in memory."""
+        """Free the inputs of the forward pass. Clear the attention biases at once: the biases of
+        all micro-batches may not fit in memory."""
         made = vars(self)
         for packing in [*made.get("shared", ())[:1], *made.get("continued", ())[:2]]:
             packing.biases.clear()
@@ -110,9 +110,9 @@ def micro_batches(
     by_group: bool,
 ) -> list[MicroBatch]:
     """Return `rows` in micro-batches of at most `max_tokens` computed tokens (one row at least),
-    the longest first: an allocation that fails then fails at once, not hours later. `by_group`
-    keeps the rollouts of a prompt side by side and counts each prompt once and no padding (see
-    `MicroBatch.shared`). Otherwise rows of similar length share a batch, padded."""
+    the longest first: an allocation that would fail then does so at once, not hours later.
+    `by_group` keeps the rollouts of a prompt together, counting each prompt once and no padding
+    (see `MicroBatch.shared`). Otherwise rows of similar length share a batch, padded."""
     batches = fill(rollouts, rows, max_tokens, by_group=by_group)
     return [MicroBatch(rollouts, np.array(batch), device) for batch in batches]
 

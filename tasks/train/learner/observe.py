@@ -65,7 +65,7 @@ def observe(
                 hidden.append(batch.whole.predicting(layer).float().cpu().numpy())
                 prompts.append(prompt_means(layer, batch.whole.prompt_ends_B))
         if features.gradient_norms:
-            assert len(batch.rows) == 1  # several would each need a backward pass over all
+            assert len(batch.rows) == 1  # each of several would need a backward pass over all
             norms.append(gradient_norm(model, logprobs_N, own_N[batch.places_N]))
             flops += update_flops(model, batch, objective, architecture)
         else:
@@ -91,7 +91,7 @@ def compute_states(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective, layer: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return [N] log-probabilities, [N] entropies, and [B, L, D] the hidden states of a layer.
-    Every rollout is a row of its own, with its prompt."""
+    Every rollout is a separate row with its prompt."""
     states = forward_rows(model, batch.whole.input_ids, output_hidden_states=True)
     hidden_ND = batch.whole.predicting(states.last_hidden_state)
     logprobs_N, entropies_N = chunked_logprobs(model, hidden_ND, batch.targets_N, objective)

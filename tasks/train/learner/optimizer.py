@@ -1,5 +1,5 @@
-"""AdamW, with its two moments per weight in 32 bits by torch or in 8 bits by torchao (Dettmers et
-al., arXiv 2110.02861), an extra.
+"""AdamW, with its two moments per weight in 32 bits (torch) or in 8 bits (torchao, an optional
+package; Dettmers et al., arXiv 2110.02861).
 
 A moment in 8 bits is a code per weight, a float32 scale per 256 weights, and a table of the 256
 values of the codes. Tensors with fewer than 4,096 weights, or whose size is not a multiple of 256,

@@ -2,9 +2,9 @@
 
 For a stale token, the ratio of policy to sampler has two factors. The first, policy over the
 version that sampled it, both in the trainer, measures staleness and belongs in the clip. The
-second, that version in the trainer over the same in the engine, measures mismatch and belongs in
-the importance weight (`correction`). `snapshot` computes log-probabilities of that version with a
-copy of its weights. `ewma` needs one copy instead: a weighted mean of the weights after every step.
+second, that version in the trainer over that version in the engine, measures mismatch and belongs
+in the importance weight (`correction`). `snapshot` computes log-probabilities of that version with
+a copy of its weights. `ewma` uses one copy instead: a weighted mean of the weights after each step.
 It restarts from the present weights if too many tokens are clipped or outside the bounds."""
 
 from collections.abc import Iterator, Sequence

@@ -28,9 +28,9 @@ def make_reference(
     shard: Callable[[PreTrainedModel], object] | None,
 ) -> tuple[PreTrainedModel | None, Architecture]:
     """Return the reference and its architecture; without a reference, None and the policy's. The
-    initial policy is a copy of `model`; with adapters it is `model` itself, whose adapters are
-    turned off for it. With `shard` the reference is sharded (see `load_model`). Raise ArtifactError
-    for a teacher that cannot be loaded, or has another vocabulary."""
+    initial policy is a copy of `model`; with adapters it is `model` itself, used with its adapters
+    turned off. With `shard` the reference is sharded (see `load_model`). Raise ArtifactError for a
+    teacher that cannot be loaded, or has another vocabulary."""
     train = dataclasses.asdict(settings)
     if not recipes.has_reference(train):
         return None, policy.architecture

@@ -46,7 +46,7 @@ class Objective:
     version: int = 0  # of the policy
     prompt_gradient: bool = True
     reference_architecture: Architecture | None = None  # None: the policy's
-    is_tf32: bool = False  # the head; not while a thread samples, see `head_precision`
+    is_tf32: bool = False  # in the head; off while a thread samples, see `head_precision`
 
 
 @dataclass
@@ -232,7 +232,7 @@ def accumulate_nothing(
     architecture: Architecture,
 ) -> UpdateStats:
     """Compute `batch` as `accumulate_gradients` does, for a gradient of zero: with a sharded
-    policy, a rank with fewer micro-batches than others takes part in their passes."""
+    policy, a rank with fewer micro-batches must take part in the others' passes."""
     stats = UpdateStats()
     _, stats.reference_flops = reference_logprobs(batch, objective, rollouts, architecture)
     logprobs_N, _ = token_logprobs(model, batch, objective)
@@ -296,9 +296,9 @@ def project(
     with head_precision(is_tf32=is_tf32), torch.autocast(hidden_ND.device.type, enabled=False):
         logits_NV = head_logits(model, hidden_ND.float())
     logprobs_NV = (logits_NV if temperature == 1.0 else logits_NV / temperature).log_softmax(-1)
-    # by a sum of one, not by a view: FSDP adds its hooks to the outputs of a forward
+    # a sum of one term, not a view: FSDP adds its hooks to the outputs of a forward
     logprobs_N = logprobs_NV.gather(-1, targets_N[:, None]).sum(-1)
-    # last: without a bonus, the backward pass computes only what is above again
+    # last: without a bonus, the backward pass recomputes only the lines above
     return logprobs_N, entropies(logprobs_NV if has_bonus else logprobs_NV.detach())
 
 
@@ -309,8 +309,8 @@ def entropies(logprobs_NV: torch.Tensor) -> torch.Tensor:
 
 
 class Entropies(torch.autograd.Function):
-    """`entropies`, whose backward pass stores no [N, V] array but its input. Its gradient is with
-    respect to the logits; `log_softmax` does not change it because it sums to 0 over V."""
+    """`entropies`, storing its input as the only [N, V] array. The gradient is with respect to the
+    logits; `log_softmax` passes it on unchanged because it sums to 0 over V."""
 
     @staticmethod
     def forward(ctx: Any, logprobs_NV: torch.Tensor) -> torch.Tensor:
@@ -355,7 +355,7 @@ def update_flops(
         body = forward_flops(architecture, num_tokens, 0.0, num_pairs)
     if not has_adapters(model):
         return read + (3.0 + body_again) * body + (3.0 + head_again) * head
-    # frozen layers have no gradient of their weights; attention has none, and a full backward
+    # frozen layers have no weight gradient; attention has no weights, so its backward is full
     attention = forward_flops(architecture, 0.0, 0.0, num_pairs)
     body = (2.0 + body_again) * body + attention
     adapters = (3.0 + body_again) * per_token * num_tokens

@@ -8,11 +8,11 @@
 - `max_staleness` above 0: the batches of the next steps are sampled, from one policy, during the
   updates on as many batches (`TrainSettings.num_ahead`; AReaL, arXiv 2505.24298; periodic
   asynchrony, arXiv 2511.18871);
-- `over_provision` above 1: groups of the next step are in flight with a step's own. Sampling ends
-when as many groups as the step requested are complete. The others continue later, from their
-partial tokens (APRIL, arXiv 2509.18521). Sampling also waits for groups that would exceed
-`max_staleness` in the next step. Each step takes as many groups as its own request had, in the
-order of the requests, so no group is lost and none remains at the end.
+- `over_provision` above 1: groups of the next step are in flight along with those of the current
+  step. Sampling ends when as many groups as the step requested are complete. The others continue
+  later, from their partial tokens (APRIL, arXiv 2509.18521). Sampling also waits for groups that
+  would exceed `max_staleness` in the next step. Each step takes as many groups as its own request
+  had, in the order of the requests, so no group is lost and none remains at the end.
 
 The policy that samples a batch depends on the steps and not on the clock, unless weights are
 replaced in the middle of completions (`train.in_flight_updates`). Short completions end first: with
@@ -109,8 +109,8 @@ class RolloutBuffer:
     `num_complete` of them are complete. `progress` is the share of the run that is done after the
     taken batches; `unobserved` are the taken batches that the control has yet to observe. With a
     budget (`spending`) the run ends when it is spent, and not with the plan. One thread may fill
-    the buffer while another takes batches or saves: all state changes under `lock`, and groups are
-    sampled in copies."""
+    the buffer while another takes batches or saves: all state changes under `lock`, and sampling
+    uses copies of the groups."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class RolloutBuffer:
 
     def reserve(self, num_steps: int, taken: Sequence[Batch] = ()) -> None:
         """Fix the amount that the replay adds to the batches of the first `num_steps` steps, before
-        they are sampled. The `taken` batches will draw from the replay before those."""
+        they are sampled. The `taken` batches will draw from the replay first."""
         with self.lock:
             promised = sum(batch.replayed for batch in [*taken, *self.batches])
             promised += sum(self.replayed)
@@ -167,7 +167,7 @@ class RolloutBuffer:
 
     def fill(self, version: int) -> bool:
         """Complete one more batch, with the policy after `version` updates; return False at the end
-        of the run. This changes no state that an update changes."""
+        of the run. It does not change state that an update changes."""
         with self.lock:
             self.began = time.perf_counter()
             if self.settings.in_flight_updates:  # control must not depend on the clock
@@ -320,7 +320,7 @@ class RolloutBuffer:
         return pl.concat([table, beside.with_columns(pl.col("group") + first)])
 
     def put_back(self, batch: Batch, later: Sequence[Batch], table: pl.DataFrame) -> None:
-        """Replace the requested groups by the sampled ones. With over-provisioning the batch gets
+        """Replace the requested groups with the sampled ones. With over-provisioning the batch gets
         the first complete groups, and the others move to the next batch."""
         since_B = table["since"].to_numpy()
         table = with_values(table, {"since": np.where(since_B < 0, batch.step, since_B)})

@@ -39,7 +39,7 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
 
 
 def updated_rows(trainer: Trainer, rollouts: Rollouts, updated_B: Bools) -> Rows:
-    """Return the groups and lengths of the rollouts `updated_B`, as the update computes them."""
+    """Return the groups and lengths of the rollouts in `updated_B`, as the update computes them."""
     computed = rollouts.without_tails() if trainer.slots.cuts_rows else rollouts
     return computed.rows(updated_B)
 
@@ -59,9 +59,9 @@ def spend(trainer: Trainer, batch: Batch, rollouts: Rollouts) -> None:
 
 def charge(trainer: Trainer, batch: Batch, rollouts: Rollouts, update: UpdateStats) -> None:
     """Enter the step into the accounts (see the ledger), except for the passes that
-    `Trainer.charge_pass` enters. Replayed rollouts were charged at generation; the update of a
-    rollout is charged once per epoch. `charged_paper` is sGPO's flat rate, which covers the initial
-    policy as reference; a teacher is charged on top of the rate without a reference."""
+    `Trainer.charge_pass` enters. The generation of replayed rollouts was charged earlier; the
+    update of a rollout is charged once per epoch. `charged_paper` is sGPO's flat rate, which covers
+    the initial policy as reference; a teacher is charged on top of the rate without a reference."""
     architecture, ledger = trainer.run.policy.architecture, trainer.state.ledger
     epochs = trainer.run.settings.updates.epochs
     is_own = trainer.run.settings.reference.source is None

@@ -43,8 +43,8 @@ def train(
 ) -> dict[str, float]:
     """Train to the end of the run, from the checkpoint `chosen` or the newest one. Return the work
     lost to kills ({} on ranks above 0). `record(values, step, charged FLOPs)` is called for every
-    step of the trunk and point of the curve; `extent` is the run's length and unit for the progress
-    bar. Raise KeyboardInterrupt (Ctrl-C, SIGTERM) after in-flight batches are used or saved."""
+    trunk step and every curve point; `extent` is the run's length and unit for the progress bar.
+    Raise KeyboardInterrupt (Ctrl-C, SIGTERM) after in-flight batches are used or saved."""
     ranks, state, buffer = trainer.run.ranks, trainer.state, trainer.buffer
     resume(trainer, checkpoints, chosen)
     trainer.score_replay()

@@ -48,7 +48,7 @@ class Reporter:
         self.version = self.trainer.learner.version
 
     def end_step(self, batch: Batch, row: dict[str, Any]) -> None:
-        """Count the step's work, without sampling that a checkpoint contains, and store its row."""
+        """Count the step's work, except sampling that a checkpoint contains, and store its row."""
         state, work = self.trainer.state, self.trainer.state.work
         work["seconds"] += time.perf_counter() - self.step_began + batch.seconds
         work["flops"] += state.trained("executed") - self.executed
@@ -59,7 +59,7 @@ class Reporter:
             work["tokens"] -= batch.cost.tokens
         if self.trainer.run.ranks.is_main:
             self.checkpoints.note_work(work)
-        if self.trainer.run.settings.num_ahead:  # a step that samples by itself was timed
+        if self.trainer.run.settings.num_ahead:  # otherwise the step itself sampled and was timed
             state.seconds["generate"] += batch.seconds
         parts = {part: spent - self.parts.get(part, 0.0) for part, spent in state.seconds.items()}
         seconds = {**parts, "generate": batch.seconds}
@@ -126,8 +126,8 @@ def measurements(row: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[s
 
 
 def ages(version: int, batch: Batch) -> dict[str, float]:
-    """Return the maximum and mean age of a batch's fresh tokens, in updates before the policy's
-    `version`."""
+    """Return the maximum and mean age of a batch's fresh tokens: the number of updates between a
+    token's version and `version`."""
     age = version - batch.fresh.versions_N()
     if not len(age):
         return {}

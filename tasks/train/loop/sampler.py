@@ -24,8 +24,8 @@ from tasks.train.loop.trainer import Trainer
 
 
 class Sampler:
-    """Fills the buffer until the batches of the first `target` steps are complete. It has exclusive
-    use of the engine and the grader while it `is_busy`."""
+    """Fills the buffer until the batches of the first `target` steps are complete. While `is_busy`,
+    it has exclusive use of the engine and the grader."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.buffer, self.lock = trainer, trainer.buffer, trainer.buffer.lock
@@ -159,8 +159,8 @@ class Sampler:
 
 @contextmanager
 def own_stream(device: int | None) -> Iterator[None]:
-    """Use the device in this thread with a separate CUDA stream: operations that two threads queue
-    on one stream run in turn."""
+    """Use the device in this thread with a separate CUDA stream, because operations that two
+    threads queue on one stream run one after another."""
     if device is None:
         yield
         return

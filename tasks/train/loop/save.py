@@ -107,7 +107,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
 
 
 def unreadable_part(trainer: Trainer, loaded: Loaded) -> str | None:
-    """Return what this code cannot read in a checkpoint that other code wrote; None if nothing."""
+    """Return a name for what this code cannot read in a checkpoint by other code, or None."""
     tensors, numbers, tables = loaded
     if BUFFER not in numbers or not {*COLUMNS} <= {*tables[BUFFER].columns}:
         return "rollouts"

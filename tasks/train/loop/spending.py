@@ -14,7 +14,7 @@ NUM_COSTS = 8  # newest steps that predict the cost of the next one
 class Spending:
     """`spent` is the part of the `budget` that the profile, a warm start and the observed steps
     took, and `before` the part before the first step. `costs` are the costs of the newest steps per
-    rollout or prompt, the batch's unit; `size` is the size of a batch in this unit."""
+    rollout or per prompt (the batch's unit); `size` is the size of a batch in this unit."""
 
     budget: CellBudget
     size: int
@@ -50,7 +50,7 @@ class Spending:
         return min(self.predicted(num_ahead) / self.budget.amount, 1.0)
 
     def done(self, num_ahead: int) -> float:
-        """Return the same share as `progress`, but of the budget without its part `before`."""
+        """Return the share as in `progress`, but without `before` in spending and budget."""
         trained = self.predicted(num_ahead) - self.before
         return min(trained / (self.budget.amount - self.before), 1.0)
 
@@ -63,7 +63,7 @@ class Spending:
 
     def most(self, num_ahead: int) -> int:
         """Return the limit of the next step in the batch's unit: `size`; with no batches ahead, at
-        most what the budget left can pay for at the highest cost of the newest steps."""
+        most what the remaining budget pays for at the highest cost of the newest steps."""
         if num_ahead or not self.costs:
             return self.size
         return min(self.size, int((self.budget.amount - self.spent) / max(self.costs)))

@@ -32,11 +32,11 @@ class State:
     """The progress of a run, without the learner's tensors and the methods' states.
 
     `num_warm_steps` counts the steps of the warm start. `steps` and `curve` are rows of STEPS and
-    CURVE; `rollouts` are TRAIN_ROLLOUTS of each step since the last checkpoint. `next_validation`
-    is the share of the run at which the curve's next point is due. `branch` is the share of the run
-    at which the current decayed branch ends, None on the trunk; the branch began after
-    `branch_start` steps. `branches_done` counts ended branches. `work` is the work of all steps and
-    branches, without sampling that a checkpoint contained earlier. `part` is the part being timed.
+    CURVE; `rollouts` are tables of TRAIN_ROLLOUTS, one per step since the last checkpoint.
+    `next_validation` is the share of the run at which the curve's next point is due. `branch` is
+    the share of the run at which the current decayed branch ends, None on the trunk; the branch
+    began after `branch_start` steps. `branches_done` counts ended branches. `work` is the work of
+    all steps and branches, without sampling already checkpointed. `part` is the part being timed.
     """
 
     num_steps: int = 0
@@ -64,7 +64,7 @@ class State:
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Add the duration of the block to `part`, the current part during the block."""
+        """Make `part` the current part during the block, and add the block's duration to it."""
         started, around = time.perf_counter(), self.part
         self.part = part
         yield

@@ -155,7 +155,7 @@ class Trainer:
 
     def estimate(self, rollouts: Rollouts, rng: np.random.Generator) -> Rollouts:
         """Return the rollouts with their advantages and selection (see `Rollouts.estimated`)."""
-        graded_B = ~rollouts.is_error_B()  # grading failures leave their group and every divisor
+        graded_B = ~rollouts.is_error_B()  # failed gradings count in no group and no divisor
         keep_B = graded_B.copy()
         keep_B[graded_B] = self.slots.select(rollouts.where(graded_B), rng)
         over_B = keep_B if self.run.settings.advantage_over == "kept" else graded_B
@@ -186,7 +186,7 @@ class Trainer:
         """Take a batch's optimizer steps, none if no rollout has a gradient; return their
         statistics. Stop at a non-finite log-probability, loss or gradient, or at rate factor 0."""
         if not np.isfinite(rollouts.logprobs_N).all():
-            # the gradient may not show a non-finite policy, since no group may be mixed
+            # without a mixed group, the gradient would not show a non-finite policy
             self.skip_nonfinite(rollouts, 0)
             return UpdateStats(num_nonfinite=1)
         updates, loss = self.run.settings.updates, self.slots.loss
@@ -199,7 +199,7 @@ class Trainer:
         parts = minibatches(rollouts, updates, rng)
         old_N = rollouts.old_logprobs_N
         if old_N is not None and not self.learner.proximal.is_mean:
-            # these are the present policy's of current tokens
+            # for current tokens these are the present policy's log-probabilities
             current_N = rollouts.trained_N() & rollouts.is_current_N(self.learner.version)
             ratios = torch.from_numpy((old_N - rollouts.logprobs_N)[current_N])
             self.check_sampler([ratios], self.where())
@@ -267,8 +267,8 @@ class Trainer:
         return learning_rate(self.run.settings, self.state.num_steps, trained)
 
     def skip_nonfinite(self, rollouts: Rollouts, num_updates: int) -> None:
-        """Log a non-finite step; its `num_updates` updates stay, and --from-rollouts can replay its
-        rollouts. Raise TrainingError after `guards.max_nonfinite_steps` such steps in a row."""
+        """Log a non-finite step; its first `num_updates` updates stay, and --from-rollouts can
+        repeat it. Raise TrainingError after `guards.max_nonfinite_steps` such steps in a row."""
         ids = self.prompts.ids[rollouts.prompt_rows_Q].unique().sort()
         message = (
             f"{self.where()}: loss, gradient or log-probabilities are not finite; "
@@ -340,7 +340,7 @@ class Trainer:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the curve has a point at this step, or a branch runs and will add its own."""
+        """Whether the curve has a point at this step, or a branch is running, which adds one."""
         trunk = [point["step"] for point in self.state.curve if point["branch"] is None]
         return self.state.branch is not None or trunk[-1:] == [self.state.num_steps]
 

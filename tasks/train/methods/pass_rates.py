@@ -3,15 +3,15 @@
 A prompt has a Beta posterior of its own outcomes, with a prior around the rate of its stratum: the
 prompts of one source, one level and similar length. A stratum's prior is around the rate of all
 prompts. So the estimate for a prompt that was never sampled comes from similar prompts, and a
-rising rate shows even though few prompts are sampled twice. Older outcomes have less weight: the
+rising rate is noticed even if few prompts are sampled twice. Older outcomes have less weight: the
 estimates of a prompt and a stratum cover a window of rollouts each.
 
 The weight of a stratum in its prompts' estimates is also estimated. The likeness l of two rollouts
-of a prompt (intraclass correlation) is the share of the outcomes' variance that lies between a
+of a prompt (intraclass correlation) is the share of the outcomes' variance that is between a
 stratum's prompts; a stratum then counts for 1 / l - 1 rollouts, as in a Beta of that spread. l is
 measured on pairs of a prompt's rollouts, from one group or from two visits: the mean product of
-their outcomes is the mean of p^2. If strata have no information and half of the prompts never vary,
-the count is 1 or 2: a prompt's own rollouts dominate.
+their outcomes is the mean of p^2. If strata carry no information and half of the prompts have
+constant outcomes, a stratum counts for 1 or 2 rollouts, so a prompt's own rollouts dominate.
 
 Legend: P training prompts by row, S strata, Q groups."""
 
@@ -25,8 +25,8 @@ from tasks.train.rollouts import Floats, Ints
 
 LENGTH_PARTS = 8  # number of equal parts of a source's prompts, by length
 LIKENESS = (1.0 / 65.0, 1.0 / 1.25)  # a stratum counts for 64 rollouts at most, 1/4 at least
-LIKENESS_WEIGHT = 4.0  # weight of the initial likeness, as variance of outcomes: 16 even groups
-LIKENESS_WINDOW = 64.0  # window of the estimate, as variance of outcomes
+LIKENESS_WEIGHT = 4.0  # weight of the initial likeness, in variance of outcomes: 16 even groups
+LIKENESS_WINDOW = 64.0  # window of the estimate, in variance of outcomes
 
 
 @settings

@@ -100,7 +100,7 @@ class Collector:
         """Sample the unfinished rollouts of `table` from the policy after `version` updates, and
         grade them; return all rollouts of `table`, and the cost. Each rank samples and grades whole
         groups, and all ranks receive all results. Without `training`, the method in `generate` gets
-        no prompt rows. With `found`, recorded rollouts in place of the unfinished ones, nothing is
+        no prompt rows. If `found` contains recorded rollouts for the unfinished ones, nothing is
         sampled. For `until` see `Enough`."""
         ranks = self.run.ranks
         groups = ranks.shard(np.unique(table["group"].to_numpy()).tolist())
@@ -193,9 +193,9 @@ def validation_rollouts(prompts: Prompts, num_samples: int) -> Rollouts:
 
 
 def request_for(table: pl.DataFrame, sampling: Sampling) -> tuple[Request, Ints, Ints]:
-    """Return the request for the unfinished rollouts of a table; the row of each completion, and
-    the first row of each prompt of the request. Rollouts that have begun are requested one by one,
-    with their tokens as a part of the prompt; the others of a group share its prefill."""
+    """Return the request for the unfinished rollouts of a table, the row of each completion, and
+    the first row of each prompt in the request. Rollouts that have begun are requested one by one,
+    with their tokens as part of the prompt; the other rollouts of a group share one prefill."""
     written = lengths_of(table["token_ids"])
     group_B, is_going = table["group"].to_numpy(), (table["reason"] == UNFINISHED).to_numpy()
     rows_B = np.lexsort([written == 0, group_B])  # in a group, begun rollouts come first
@@ -247,9 +247,9 @@ def check_versions(samples: Samples, version: int) -> None:
 
 
 class Enough:
-    """The condition for sampling to end before all of this rank's groups are complete: this rank's
-    share of any `until[0]` groups is complete, and so are all groups in flight since step
-    `until[1]` or earlier. `rows_B` are the sampled rows of `table`."""
+    """The condition under which sampling may end before all of this rank's groups are complete: as
+    many are complete as this rank's share of `until[0]` groups, and so are all groups in flight
+    since step `until[1]` or earlier. `rows_B` are the sampled rows of `table`."""
 
     def __init__(
         self, table: pl.DataFrame, rows_B: Ints, until: tuple[int, int], ranks: Ranks
@@ -267,7 +267,7 @@ class Enough:
         return not self.late and self.missing <= 0
 
     def after(self, row: int) -> bool:
-        """Count the sampled row number `row` as ended; return whether sampling may end."""
+        """Count sampled completion number `row` as ended; return whether sampling may end."""
         group = self.group_B[row]
         self.left[group] -= 1
         if self.left[group]:

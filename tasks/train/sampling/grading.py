@@ -38,7 +38,7 @@ class Early:
         self.since = time.monotonic()
 
     def on_ended(self, row: int, token_ids: Sequence[int], reason: str) -> None:
-        """Queue an ended completion; submit the queue for grading once in EARLY_SECONDS at most."""
+        """Queue a completion that has ended; submit the queue at most once every EARLY_SECONDS."""
         self.waiting.append((row, [*self.begun_B[row], *token_ids], reason))
         if time.monotonic() - self.since >= EARLY_SECONDS:
             rows, ids, reasons = map(list, zip(*self.waiting, strict=True))
@@ -87,8 +87,8 @@ def samples_of(table: pl.DataFrame) -> Samples:
 
 
 def decode_samples(samples: Samples, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the text of each completion. In a conversation, every turn and every reply is on a new
-    line: otherwise two numbers could be joined."""
+    """Return the text of each completion. In a conversation, every turn and every reply starts on a
+    new line, so that two numbers cannot run together."""
     if samples.is_action is None:
         return decode(samples.token_ids, samples.finish_reasons, tokenizer)
     texts = []

@@ -29,9 +29,9 @@ def of_step(record: pl.DataFrame | None, step: int) -> pl.DataFrame | None:
 def of_groups(
     record: pl.DataFrame, table: pl.DataFrame, ids: pl.Series, step: int, version: int | None
 ) -> pl.DataFrame:
-    """Return the recorded rollouts for the unfinished ones of `table`. Raise ArtifactError if the
-    record has other groups. All tokens get the policy version `version`: on another machine, some
-    step may have made no update. With None they keep their recorded versions."""
+    """Return the recorded rollouts that replace the unfinished ones of `table`. Raise ArtifactError
+    if the record has other groups. All tokens get the policy version `version`, because on another
+    machine some step may have made no update; with None they keep their recorded versions."""
     wanted = table.select(
         "group",
         "reason",

@@ -4,7 +4,7 @@ tracker's own client.
     python -m tasks.common.tracking.trackers wandb tensorboard
 
 A stage starts that command and sends it messages, one line of JSON each (see `mirrors`). So no part
-of a client runs in the stage's process: not its import, its threads or its waits. A file has
+of a client runs in the stage's process: not its import, its threads or its waits. Each file has
 
     class Client:
         def __init__(self, run: MirrorRun) -> None: ...             # start or resume a run
@@ -24,8 +24,8 @@ Point = dict[str, Any]  # as `journal.point` returns them
 
 @dataclass(frozen=True)
 class MirrorRun:
-    """One training run: its id, the same after a kill and resume; RECIPE/SEED as its name; the
-    experiment; the trackers' folder; and its parameters."""
+    """One training run: its id, which a resumed run keeps; its name, RECIPE/SEED; the experiment
+    as its group; the trackers' folder; and its parameters."""
 
     id: str
     name: str

@@ -1,7 +1,7 @@
 """Read messages from standard input and write them with the named clients, until the input ends.
 
-The stage that sends them may have ended by then: its messages are still written, for up to
-`LAST_SECONDS`. A client that fails is skipped from then on, and the others continue."""
+Messages that are left when the input ends, because the stage has exited, are still written, for up
+to `LAST_SECONDS`. A client that fails is skipped from then on, and the others continue."""
 
 import importlib
 import json
@@ -49,7 +49,7 @@ def pass_message(name: str, client: Any, message: dict[str, Any]) -> Any:
 
 
 def read(messages: "queue.Queue[dict[str, Any] | None]") -> None:
-    """Queue every line of standard input at once: the stage must not wait for a client."""
+    """Queue every line of standard input as it arrives: the stage must not wait for a client."""
     for line in sys.stdin:
         if line.endswith("\n"):  # else cut off by a kill of the stage
             messages.put(json.loads(line))

@@ -1,9 +1,9 @@
 """`a_star`: the reward minus the prompt's optimal value (A*-PO, arXiv 2505.20686).
 
-The optimal value of the reward under a KL penalty is V* = beta log E exp(reward / beta), with the
-mean over the initial policy, here over the profile's samples: there is no group, and one rollout
-per prompt suffices. V* is at least the mean reward, so the mean advantage is negative. A prompt
-without a graded sample has no value, and advantage 0."""
+The optimal value of the reward under a KL penalty is V* = beta log E exp(reward / beta), where E is
+the mean over rollouts of the initial policy, here over the profile's samples. So no group is
+needed: one rollout per prompt suffices. V* is at least the mean reward, so the mean advantage is
+negative. A prompt without a graded sample has no value, and advantage 0."""
 
 import numpy as np
 

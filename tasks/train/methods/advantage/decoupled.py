@@ -1,4 +1,4 @@
-"""`decoupled`: every part of a composite reward standardised within its group, then summed
+"""`decoupled`: the parts of a composite reward are standardised within the group, then summed
 (per-reward normalisation, as in LightningRL's code).
 
 A part that varies little, such as a format that is nearly always right, counts as much as a part
@@ -47,6 +47,6 @@ class Method(Advantage):
             total_B += weight * grpo.advantage(part_B, rollouts.group_B)
         if not self.settings.batch:
             return total_B
-        # contrary parts cancel but for rounding, which would become advantages of size 1
+        # parts that cancel leave rounding errors, which would become advantages of size 1
         least = ROUNDING * sum(map(abs, weights.values()))
         return grpo.in_deviations(np.where(np.abs(total_B) > least, total_B, 0.0))

@@ -19,7 +19,7 @@ from tasks.train.slots import Advantage
 class Settings:
     """The settings of `mc_grpo`."""
 
-    min_deviation: float = 1.0  # least divisor of a group's advantages
+    min_deviation: float = 1.0  # minimum divisor of a group's advantages
 
 
 class Method(Advantage):

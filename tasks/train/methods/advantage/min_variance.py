@@ -29,8 +29,8 @@ class Method(Advantage):
 
 
 def advantage(rewards_B: Floats, group_B: Ints, weights_B: Floats) -> Floats:
-    """Return [B] rewards minus their group's mean weighted by the squares of `weights_B`, whose
-    scale does not matter; exactly 0 in a group with equal rewards."""
+    """Return [B] rewards minus their group's weighted mean; the weights are the squares of
+    `weights_B`, whose scale does not matter; exactly 0 in a group with equal rewards."""
     squares_B = weights_B**2
     total_Q = np.maximum(np.bincount(group_B, squares_B), 1e-300)
     baseline_Q = np.bincount(group_B, squares_B * rewards_B) / total_Q

@@ -3,19 +3,19 @@
 With a baseline of 0 or 1 the advantage `r - b` of one outcome is exactly 0, and REINFORCE stays
 unbiased for any baseline that does not depend on the rollout itself. The baseline is the majority
 outcome of the group: a hard prompt is trained on its correct rollouts, an easy one on its wrong
-rollouts. The group's own majority depends on the rollout: the prompt's expected gradient shrinks
-but keeps its direction. Without the gate below it shrinks by the factor 1 - P(Bin(G - 1, p) is one
-short of a majority): .727 with G = 8 and p = .5. With the gate at c = 3, balanced groups are
+rollouts. But the majority depends on the rollout itself, so the prompt's expected gradient shrinks,
+though it keeps its direction. Without the gate below it shrinks by the factor 1 - P(Bin(G - 1, p)
+is one short of a majority): .727 with G = 8 and p = .5. With the gate at c = 3, balanced groups are
 two-sided, and the factor is .766.
 
 One-sided groups have a higher variance than two-sided ones, especially if they are balanced. So if
 the rarer outcome has a share of at least m* = c / (1 + 2 c), all rollouts of the group are trained
-on, with RLOO's advantages; c, `update_cost`, is the cost of training on a rollout relative to
+on, with RLOO's advantages. c, `update_cost`, is the cost of training on a rollout relative to
 generating it (3 in FLOPs). QAE has the same gate (arXiv 2509.22611), but divides by the standard
 deviation and trains on all rollouts.
 
-Rewards count as above or below the midpoint of the group's extremes: with two reward values, as
-correct or wrong. `posterior` takes the side from a posterior that excludes the group.
+Rewards are split at the midpoint of the group's extremes: with two reward values, into correct and
+wrong. `posterior` takes the side from a posterior that excludes the group.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ from tasks.train.slots import Advantage
 
 
 def evenest_share(update_cost: float) -> float:
-    """Return the least share of the rarer outcome for training on all rollouts: c / (1 + 2 c)."""
+    """Return the rarer outcome's minimum share for training on both outcomes: c / (1 + 2 c)."""
     if not update_cost >= 0:
         raise ParamsError(
             f"train.advantage.update_cost is {update_cost}; it is the cost of updating a rollout "

@@ -1,24 +1,24 @@
-"""`posterior`: the reward minus its prediction for the prompt, one-sided if that is near 0 or 1.
+"""`posterior`: the reward minus the one predicted for the prompt, one-sided if that is near 0 or 1.
 
 The baseline of a rollout is the mean of its prompt's posterior (`methods/pass_rates.py`) with the
 outcomes of the *other* rollouts of its group added. It does not depend on the rollout itself, so
 the gradient is unbiased. It needs no group: groups of one or two cover more prompts with the same
-rollouts. As a baseline, the mean of a group of G costs 1/G of the information, and all of it if all
-outcomes are equal. A baseline b adds (b - p)^2 to the second moment p (1 - p) instead. On prompts
-chosen by `control: information`, with constant pass rates, that is about a tenth of the information
-(8 to 13 %, `tests/train/test_winnow.py`).
+number of rollouts. As a baseline, the mean of a group of G costs 1/G of the information, and all of
+it if all outcomes are equal. A baseline b adds (b - p)^2 to the second moment p (1 - p) instead. On
+prompts chosen by `control: information`, with constant pass rates, that is about a tenth of the
+information (8 to 13 %, `tests/train/test_winnow.py`).
 
 If the posterior alone predicts a share of the rarer outcome below m* = c / (1 + 2 c), the baseline
-is 0 or 1 instead: rollouts of the more frequent outcome have advantage 0 and are not trained on; c,
-`update_cost`, is the cost of training on a rollout relative to generating it (3 in FLOPs); 0 trains
-on all. In `one_sided` the side is the majority of the group itself; here it does not depend on the
-rollouts, so the gradient is not shrunk. If all rollouts of a prompt have the rarer outcome, all are
-trained on.
+is 0 or 1 instead: rollouts of the more frequent outcome have advantage 0 and are not trained on. c,
+`update_cost`, is the cost of training on a rollout relative to generating it (3 in FLOPs); with 0
+all are trained on. In `one_sided` the side is the majority of the group itself; here it does not
+depend on the rollouts, so the gradient is not shrunk. If all rollouts of a prompt have the rarer
+outcome, all are trained on.
 
-Pass rates count outcomes. A baseline in rewards uses the mean reward of correct and of wrong
-rollouts in earlier steps, initially 1 and 0. If rewards of an outcome differ, as in composites,
-both outcomes are trained on. Baselines include the rollouts of earlier steps, so replay is refused:
-replayed rollouts would be part of their own baseline.
+Pass rates count outcomes. They become a baseline in rewards through the mean reward of correct and
+of wrong rollouts in earlier steps, initially 1 and 0. If the rewards of one outcome differ, as in
+composites, both outcomes are trained on. Baselines include the rollouts of earlier steps, so replay
+is refused: replayed rollouts would be part of their own baseline.
 """
 
 from dataclasses import dataclass

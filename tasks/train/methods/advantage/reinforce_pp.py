@@ -16,7 +16,7 @@ from tasks.train.slots import Advantage
 
 @settings
 class Settings:
-    baseline: bool = False  # subtract the group's mean before the step's
+    baseline: bool = False  # first subtract the group's mean
 
 
 class Method(Advantage):

@@ -2,8 +2,8 @@
 groups are mixed.
 
 Use with `select: {method: mixed}`. The refills come from the plan, so a run ends with the plan and
-costs as much, whatever the share of groups with equal rewards: it has fewer steps, each with a full
-batch. Every sampled rollout is charged as generated. A step is refilled at most `max_refills`
+costs the same, whatever the share of groups with equal rewards; it has fewer steps, each with a
+full batch. Every sampled rollout is charged as generated. A step is refilled at most `max_refills`
 times, so that a batch that never fills cannot loop forever. Left out: cutting a batch that is
 larger than requested.
 """

@@ -3,12 +3,12 @@ v5; rule from the authors' code).
 
 The first stage samples the plan's group of N. A prompt solved with accuracy a below 1/2 then gets
 more rollouts in the same group, which raise its summed |advantage| to that of a group with accuracy
-1/2 (`equal`: about N / (4a(1-a)) in total) or 2(1-a) times it (`hard`: about N / (2a), sGPO's law),
-at most `largest` in total. No success counts as half a success. `standardised`: whether the
-advantage is divided by the standard deviation; the authors' is not (`advantage: dr_grpo`). Use with
-`select: mixed`. The extra draws depend on the outcome of the first, so the merged group's mean is a
-biased pass rate. A batch's size counts only first stages. Left out: the full-batch update of
-DARS-B, which `train.batch` and `train.updates` can configure."""
+1/2 (`equal`: about N / (4a(1-a)) in total) or to 2(1-a) times that sum (`hard`: about N / (2a),
+sGPO's law), at most `largest` in total. Zero successes count as half a success. `standardised`:
+whether the advantage is divided by the standard deviation; the authors' is not (`advantage:
+dr_grpo`). Use with `select: mixed`. The extra draws depend on the outcome of the first, so the
+merged group's mean is a biased estimate of the pass rate. A batch's size counts only first stages.
+Left out: the full-batch update of DARS-B, which `train.batch` and `train.updates` can configure."""
 
 from dataclasses import dataclass
 from fractions import Fraction

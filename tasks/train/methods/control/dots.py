@@ -2,8 +2,8 @@
 selection; DOTS, arXiv 2506.05316).
 
 Prompts are drawn without replacement with weight exp(-|p - 1/2| / temperature), where p is the mean
-of a Beta posterior of the prompt's own outcomes, discounted by `memory` per visit. A prompt that
-was never sampled has p = 1/2, so these are tried first. The plan gives the pool, the group sizes
+of a Beta posterior of the prompt's own outcomes, discounted by `memory` per visit. Prompts that
+were never sampled have p = 1/2, so they are tried first. The plan gives the pool, the group sizes
 and the budget, not the order. Use with `replay: recent`, the paper's rollout replay. Left out: the
 predictor over the embeddings of 256 reference prompts, which the paper samples every two steps."""
 
@@ -42,7 +42,7 @@ class Method(PoolControl):
         self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
 
     def choose(self, room: int, rng: np.random.Generator) -> Ints:
-        """Return the places in the pool of a batch, drawn by predicted pass rate."""
+        """Return the pool indices of a batch of prompts, drawn by predicted pass rate."""
         pool = self.pool
         weight = -np.abs(self.pass_rates() - 0.5) / self.settings.temperature
         # the largest sums of log-weight and Gumbel noise are a draw without replacement

@@ -1,12 +1,12 @@
 """`experience`: part of every step samples partly solved prompts again, each with a stored success
 (ExGRPO, arXiv 2510.02245; rule from the authors' code). Use with `replay: successes`.
 
-The number k of correct rollouts in a prompt's latest group of n is its bucket, for k
-from 1 to n - 1; a prompt with an all-correct group is retired for good. After the first step with
-more than `start` of its rollouts correct, up to `share` of the plan's visits are replaced: a bucket
-is drawn with weight N(k; n/2, 1), and a prompt in it uniformly, without replacement. Its group has
-one fresh rollout less, to make room for the stored one. The plan gives the other prompts in its
-order, the group sizes and the budget. Only fresh rollouts count for buckets."""
+A prompt's bucket is the number k of correct rollouts in its latest group of n, for k from 1 to n -
+1; a prompt with an all-correct group is retired for good. After the first step in which more than
+`start` of the rollouts are correct, up to `share` of the plan's visits are replaced: a bucket is
+drawn with weight N(k; n/2, 1), and a prompt in it uniformly, without replacement. Its group has one
+fresh rollout fewer, to make room for the stored one. The plan sets the order of the other prompts,
+the group sizes and the budget. Only fresh rollouts count for buckets."""
 
 from dataclasses import dataclass
 
@@ -31,8 +31,8 @@ class Settings:
 
 @dataclass
 class State:
-    """For every prompt, the number of correct rollouts in its latest group and its size, -1 if
-    retired; the plan's next visit, rollouts spent, and whether experience has started."""
+    """For every prompt, the number of correct rollouts in its latest group, and that group's size
+    (-1 if retired); the plan's next visit, rollouts spent, and whether experience has started."""
 
     correct: Ints
     sizes: Ints
@@ -69,7 +69,7 @@ class Method(PoolControl):
         return GroupRequest(rows[asked], sizes[asked], *where, joined=joined[asked])
 
     def again(self, visits: Ints, rng: np.random.Generator) -> Ints:
-        """Return the prompts (places in the pool) that replace the last of these visits."""
+        """Return the prompts (as pool indices) that replace the last of these visits."""
         most = int(self.settings.share * len(visits)) if self.state.has_started else 0
         if not most:
             return np.zeros(0, dtype=np.int64)

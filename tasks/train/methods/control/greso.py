@@ -4,9 +4,9 @@
 From the second pass on, a prompt is skipped with probability 1 - max(p_easy^z, floor) if its last z
 groups were all correct, and with 1 - max(p_hard^z, floor) if its last z were all wrong. A mixed
 group resets z; a group without graded rollouts does not change it. Both p move by `step` per
-training step within [p_min, p_max]: down while the share of all-correct (all-wrong) groups among
-the sampled ones is at its target or above. The targets are a third of `dead_rate` for all-correct,
-two thirds for all-wrong groups. Left out: the paper's growing batches.
+training step within [p_min, p_max]: down if the share of all-correct (all-wrong) groups among the
+sampled ones is at or above its target, otherwise up. The targets are a third of `dead_rate` for
+all-correct, two thirds for all-wrong groups. Left out: the paper's growing batches.
 """
 
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ class Method(Control):
         `room`, and the first visit that is still undecided.
 
         A phase may have ten million visits, so decide only for a window of them, and double it
-        until it has a batch and one more visit, or the whole phase."""
+        until it contains a batch and one more visit, or the whole phase."""
         plan = self.plan
         width, kept_V = room, np.zeros(0, dtype=np.bool_)
         while True:

@@ -1,13 +1,13 @@
 """`information`: sample the prompts whose rollouts have the most information for their cost.
 
-A rollout of a prompt with pass rate p adds information about the gradient in proportion to
-p (1 - p), and costs 1 + c, where c, `update_cost`, is the cost of training on a rollout relative to
+A rollout of a prompt with pass rate p adds information about the gradient in proportion to p (1 -
+p), and costs 1 + c, where c, `update_cost`, is the cost of training on a rollout relative to
 sampling it. If only the rarer outcome is trained on (`advantage: posterior` or `one_sided`), it
 adds p (1 - p) (1 - m), with m = min(p, 1 - p), and costs 1 + c m. A prompt's worth is the larger
-information / cost of the two: highest near 0.2 and 0.8, a fifth less at 0.5, 0 at the ends. A step
-draws `candidates` batches of prompts at random, draws each prompt's pass rate from its posterior
-(Thompson sampling, which explores unknown prompts), and takes the prompts with the largest worth.
-With one candidate all prompts are equally likely.
+information / cost of the two: highest at pass rates near 0.2 and 0.8, a fifth lower at 0.5, and 0
+at 0 and 1. A step draws `candidates` batches of prompts at random, draws each prompt's pass rate
+from its posterior (Thompson sampling, which explores unknown prompts), and takes the prompts with
+the largest worth. With `candidates: 1` all prompts are equally likely.
 
 The pass rates are estimated during the run (`methods/pass_rates.py`); no profile is read. The
 plan gives the pool, the group sizes and the budget, not the order.
@@ -56,7 +56,7 @@ class Method(PoolControl):
         self.state = self.rates.belief = State(**vars(self.rates.belief))
 
     def choose(self, room: int, rng: np.random.Generator) -> Ints:
-        """Return the places in the pool of the drawn candidates with the largest worth."""
+        """Return the pool indices of the drawn candidates with the largest worth."""
         pool = self.pool
         wanted = room * self.settings.candidates
         num = len(pool.prompt_rows)

@@ -31,17 +31,17 @@ class PromptPool:
         return 0 if is_over else so_far.room(self.plan.batch)
 
     def take(self, order: Ints, room: int) -> Ints:
-        """Return the first places of `order` whose groups fit `room`, at least one."""
+        """Return the first entries of `order` whose groups fit `room`, at least one."""
         return order[: self.plan.fit(self.group_sizes[order], room)]
 
     def request(self, places: Ints, so_far: SoFar, spent: int) -> GroupRequest:
-        """Return a request with a group per place; without a budget, cut to the plan's total."""
+        """Return a request for the prompts at `places` in the pool, with sizes as in `cut`."""
         sizes = self.cut(self.group_sizes[places], so_far, spent)
         return GroupRequest(self.prompt_rows[places[sizes > 0]], sizes[sizes > 0], 0, 0)
 
     def cut(self, sizes: Ints, so_far: SoFar, spent: int) -> Ints:
-        """Return `sizes`, the last cut to the rollouts left in the plan's total, 0 for a group
-        beyond it; uncut if the run has a budget."""
+        """Return `sizes` cut to the rollouts left in the plan's total, 0 for groups beyond it. If
+        the run has a budget, return them unchanged."""
         if so_far.done is not None:
             return sizes
         return np.clip(self.num_rollouts - spent - (np.cumsum(sizes) - sizes), 0, sizes)
@@ -63,7 +63,7 @@ class PoolControl(Control):
         return request
 
     def choose(self, room: int, rng: np.random.Generator) -> Ints:
-        """Return the chosen prompts' places in the pool; their groups fill `room`."""
+        """Return the pool indices of the chosen prompts, whose groups fill `room`."""
         raise NotImplementedError
 
     def progress(self) -> float:

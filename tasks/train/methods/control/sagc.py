@@ -3,13 +3,13 @@
 A RECONSTRUCTION from the paper's abstract and summaries of it, since the full text was not
 available: not the authors' verified algorithm. A synchronous step waits for its longest rollout. A
 larger group is more likely to contain a straggler: a rollout longer than `threshold` times the
-running median of all lengths (running, because against its own median a group of two could never
-have one). A Beta posterior per size of `group_sizes` estimates that risk. The step's size maximises
+running median of all lengths (not the group's: a group of two could then never have one). A Beta
+posterior per size of `group_sizes` estimates that risk. The group size G of a step maximises
 log2(G) / log2(G_max) minus the multiplier times the risk. The multiplier rises with every step
-above `budget`, falls below it, and is capped. A budget under the smallest size's own rate is
-infeasible: then the size stays at the smallest and the multiplier at `max_multiplier`. The plan
-sets the prompts and the largest group sizes; a step keeps the rollouts of train.batch by taking
-more prompts. Fewer stragglers need not mean more rollouts per second: compare tokens per second.
+above `budget`, falls below it, and is capped. A budget below the smallest size's straggler rate
+cannot be met: the size then stays at the smallest and the multiplier at `max_multiplier`. The plan
+sets the prompts and the largest group sizes; with smaller groups a step takes more prompts, to fill
+`train.batch`. Fewer stragglers need not mean more rollouts per second: compare tokens per second.
 """
 
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Settings:
     group_sizes: list[int] = field(default_factory=lambda: [4, 8, 16])  # allowed group sizes
     threshold: float = 2.0  # factor of the median length above which a rollout is a straggler
     budget: float = 0.2  # share of groups that may have a straggler
-    step: float = 0.2  # change of the price of risk per step
+    step: float = 0.2  # change of the price of risk per step and unit of excess rate
     memory: float = 0.99  # factor of earlier counts per step
     max_multiplier: float = 20.0  # maximum price of risk
 
@@ -97,7 +97,7 @@ class Method(Control):
         limit = settings.threshold * float(np.median(state.lengths))
         straggles_Q = has_straggler(lengths, rollouts.group_B, limit)
         size_Q = np.bincount(rollouts.group_B)
-        # discount towards the prior; groups that the plan cut smaller belong to no candidate
+        # discount towards the prior; groups of other, smaller sizes in the plan do not count
         state.stragglers = 1.0 + settings.memory * (state.stragglers - 1.0)
         state.others = 1.0 + settings.memory * (state.others - 1.0)
         for index, size in enumerate(self.sizes):

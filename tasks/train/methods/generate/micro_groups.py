@@ -1,15 +1,15 @@
 """`micro_groups`: groups of any size under a budget of KV cache memory, after Infinite Sampling
 (arXiv 2506.22950).
 
-The rollouts in flight are limited by `cache_megabytes`. They share one prefill of their prompt, and
-when one ends, the next takes its slot immediately. With a fixed number of slots, the busiest slot
-determines the time, so rollouts expected to be long start first (`order: lpt`). `sjf` (short first)
-is the paper's order, and worse except for streaming; `fifo` is the order of continuous batching.
-Lengths are predicted by a ridge regression on the prompt's length and the mean length of its
-earlier rollouts, fitted to the latest ones. A prediction decides only the order: every rollout is
-finished, and is the same sample in any order. For engines whose caller can schedule (`hf`): vLLM
-schedules by itself, within its memory limit. Left out: predicting again from the tokens so far,
-which could not change rollouts that have started.
+The rollouts in flight are limited by `cache_megabytes`. The rollouts of a group share one prefill
+of their prompt, and when one ends, the next takes its slot immediately. With a fixed number of
+slots, the busiest slot determines the time, so rollouts expected to be long start first (`order:
+lpt`). `sjf` (short first) is the paper's order, and worse except for streaming; `fifo` is the order
+of continuous batching. Lengths are predicted by a ridge regression on the prompt's length and the
+mean length of its earlier rollouts, fitted to the latest rollouts. A prediction affects only the
+order: every rollout is completed, and is the same sample in any order. This is for engines that the
+caller can schedule (`hf`); vLLM does its own scheduling within its memory limit. Left out:
+predicting again from the tokens so far, which could not change rollouts that have started.
 
 Legend: B rollouts, Q prompts of a request.
 """
@@ -84,14 +84,14 @@ class Method(Generate):
         if len(history) < FEWEST:
             return np.zeros(len(request.prompts))
         tokens_Q, rollouts_Q = np.zeros(len(request.prompts)), np.zeros(len(request.prompts))
-        if prompt_rows is not None:  # other prompts were never sampled
+        if prompt_rows is not None:  # validation prompts have no statistics
             tokens_Q, rollouts_Q = self.state.tokens[prompt_rows], self.state.rollouts[prompt_rows]
         means_Q = expected_mean(tokens_Q, rollouts_Q, history[:, 2].mean())
         features = np.column_stack([[len(ids) for ids in request.prompts], means_Q])
         center = history.mean(0)
         centered = history - center
         known, lengths = centered[:, :2], centered[:, 2]
-        # a ridge regression of weight 1
+        # a ridge regression with penalty 1
         slopes = np.linalg.solve(known.T @ known + np.eye(2), known.T @ lengths)
         return np.asarray(center[2] + (features - center[:2]) @ slopes)
 

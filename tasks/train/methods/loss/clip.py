@@ -29,7 +29,7 @@ class Settings:
     clip_high: float = 0.28  # clip above a ratio of 1
     ratio: Level = "token"  # level of the ratio
     normalize: Normalize = "token"  # how the step's tokens are averaged
-    dual: float | None = None  # ratio above which a negative advantage has no gradient, above 1
+    dual: float | None = None  # a negative advantage has no gradient above this ratio; above 1
     max_ratio: float | None = None  # cap on the ratio itself, for advantages of both signs
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 

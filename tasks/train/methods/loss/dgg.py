@@ -1,12 +1,12 @@
-"""`dgg`: `clip`, whose later epochs over a batch stop at an unusual gradient (dynamic gradient
+"""`dgg`: `clip`, but later epochs over a batch stop at an unusual gradient (dynamic gradient
 gating, arXiv 2605.19425; a reconstruction from summaries).
 
-Before each update of a later epoch the squared norm of its gradient and the change since the
-previous gradient are compared with those of the last `window` accepted updates. If one is more than
-`limit` standard deviations above their mean, the gradient is dropped, the optimizer is unchanged,
-and the batch's other updates are skipped. The first epoch is never gated, so with one epoch this is
-`clip`. The whole gradient is measured, where the paper measures that of the output head: tied heads
-and adapters have none of their own. A step that ends early is charged for all of its epochs."""
+Before each update of a later epoch its gradient's squared norm and the change from the previous one
+are compared with those of the last `window` accepted updates. If either is more than `limit`
+standard deviations above the mean, the gradient is dropped, the optimizer is unchanged, and the
+batch's other updates are skipped. The first epoch is never gated, so with one epoch this is `clip`.
+The norm is of the whole gradient, not the output head's as in the paper: tied heads and adapters
+have no separate one. A step that ends early is charged for all of its epochs."""
 
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ NOTHING = np.zeros(0)
 class Settings(clip.Settings):
     """The settings of `clip`, and the gate."""
 
-    limit: float = 0.5  # deviations above the mean
+    limit: float = 0.5  # standard deviations above the mean
     window: int = 32  # number of accepted updates in the comparison
 
     def __post_init__(self) -> None:

@@ -2,11 +2,11 @@
 direction of its advantage (DPPO, arXiv 2602.04879).
 
 A ratio is large for rare tokens long before the distribution has moved. With `divergence: tv` a
-token's gradient is zero if its probability's rise pi - mu exceeds `limit` and the advantage is
-positive, or if mu - pi exceeds it and the advantage is negative. With `divergence: kl` the binary
-KL(mu | pi) is compared instead. The paper's limits are 0.2 and 0.05. `penalty` times the squared
-log-ratio is added to the loss of every token. mu is the denominator of the ratio: the sampler with
-`train.correction.ratio_to: sampler`, as in the paper, otherwise the old policy."""
+token's gradient is zero if the rise of its probability, pi - mu, exceeds `limit` and the advantage
+is positive, or if mu - pi exceeds it and the advantage is negative. With `divergence: kl` the
+binary KL(mu | pi) is compared instead. The paper's limits are 0.2 and 0.05. `penalty` times the
+squared log-ratio is added to the loss of every token. mu is the denominator of the ratio: the
+sampler with `train.correction.ratio_to: sampler`, as in the paper, otherwise the old policy."""
 
 from typing import TYPE_CHECKING, Literal
 

@@ -1,10 +1,10 @@
 """`shaped`: importance-weighted REINFORCE without a clip, in which rare tokens of replayed rollouts
 weigh more (the policy shaping of ExGRPO, arXiv 2510.02245, and LUFFY, arXiv 2504.14945).
 
-A fresh token has the ratio of policy to old policy, with the weights of `train.correction`. A
-replayed one has w / (w + shaping), where w is the ratio of policy to sampler: the gradient's
-coefficient shaping w / (w + shaping)^2 is largest at w = shaping and falls beyond. With `shaping`
-null a replayed token is treated as a fresh one."""
+A fresh token is weighted by the ratio of policy to old policy and by `train.correction`, a replayed
+one by w / (w + shaping), where w is the ratio of policy to sampler: the coefficient of its
+gradient, shaping w / (w + shaping)^2, is largest at w = shaping and falls beyond. With `shaping`
+null a replayed token is treated like a fresh one."""
 
 import math
 
@@ -19,7 +19,7 @@ from tasks.train.tokens import Gains, Normalize, Tokens
 
 @settings
 class Settings:
-    shaping: float | None = 0.1  # ratio at which a replayed token has half its weight
+    shaping: float | None = 0.1  # ratio at which a replayed token has weight 1/2
     normalize: Normalize = "constant"  # how the step's tokens are averaged
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 

@@ -1,5 +1,5 @@
-"""`coverage`: like `recent`, but of the stored and the step's mixed groups it keeps those whose
-successes best represent all (facility location, Nemhauser et al., 1978; a buffer of our own).
+"""`coverage`: like `recent`, but it keeps those of the stored and the step's mixed groups whose
+successes best represent all (facility location, Nemhauser et al., 1978; our own buffer).
 
 The likeness of two groups is the Jaccard index of the token n-grams in their correct rollouts.
 Groups are chosen one by one, each time the one that most raises the sum, over all groups, of the
@@ -47,7 +47,7 @@ class Method(recent.Method):
 
 
 def grams_of(rollouts: Rollouts, n: int) -> list[Grams]:
-    """Return the n-grams in the correct rollouts of each group; a run of under n tokens is one."""
+    """Return the n-grams in the correct rollouts of each group; a shorter run is one n-gram."""
     found: list[Grams] = [set() for _ in rollouts.prompt_rows_Q]
     rows = rollouts.table.select("group", "token_ids", OWN_TOKENS.alias("own"))
     for group, ids, own in rows.filter(rollouts.is_correct_B()).rows():
@@ -57,7 +57,7 @@ def grams_of(rollouts: Rollouts, n: int) -> list[Grams]:
 
 
 def likeness(grams_Q: Sequence[Grams]) -> Floats:
-    """Return [Q, Q] the Jaccard index of every two groups; 1 for two without an n-gram."""
+    """Return [Q, Q] the Jaccard index of each pair of groups; 1 if neither has an n-gram."""
     alike = np.eye(len(grams_Q))
     for one, mine in enumerate(grams_Q):
         for other, theirs in enumerate(grams_Q[:one]):

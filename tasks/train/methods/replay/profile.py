@@ -1,9 +1,9 @@
 """`profile`: train first on the profile's rollouts, along with fresh ones.
 
-They were sampled from the initial policy, and are already charged. The mixed groups of the first
-`capacity` prompts of the plan that have one are used once each, in the plan's order, as `share` of
-every batch until they are used up; fewer rollouts are sampled instead. The weights of the loss
-correct for the updates since (`train.correction`). If the engine did not store log-probabilities
+The former were sampled from the initial policy, and are already charged. Of the plan's prompts with
+a mixed group, the first `capacity` are used, once each and in the plan's order: they are `share` of
+every batch until none is left, and fewer rollouts are sampled. The weights of the loss correct for
+the updates since (`train.correction`). If the engine did not store log-probabilities
 (`store.logprobs`), the trainer computes them before the first step; this is charged as scoring."""
 
 import logging

@@ -2,10 +2,10 @@
 arXiv 2509.08721).
 
 `folders` are the results of runs on some of the same prompts, with a policy of the same vocabulary.
-Their mixed groups, without groups that they replayed, form a pool; `share` of every batch is drawn
-from it uniformly, and fewer rollouts are sampled. The loss's weights correct for the other policy
-(`train.correction`), with the log-probabilities of the engine that sampled: the published code has
-a ratio of 1 there. Only training on these rollouts is charged. Their generation was charged to
+Their mixed groups, except groups that the runs had replayed, form a pool; `share` of every batch is
+drawn from it uniformly, and fewer rollouts are sampled. The loss's weights correct for the other
+policy (`train.correction`), with the log-probabilities of the engine that sampled (the published
+code uses a ratio of 1). Only training on these rollouts is charged. Their generation was charged to
 their own run, which the report names. A run that is still training cannot be a source: results
 would depend on the clock."""
 

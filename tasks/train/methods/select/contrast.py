@@ -10,7 +10,7 @@ __all__ = ["EXAMPLE", "Method", "Settings"]
 
 class Method(KeepInGroups):
     def choose(self, rollouts: Rollouts, rows: Ints, rng: np.random.Generator) -> Ints:
-        """Return the places of `keep` rollouts, half of each outcome if both have enough."""
+        """Return the indices of `keep` rollouts, half of each outcome if both have enough."""
         is_correct, lengths = rollouts.is_correct_B()[rows], rollouts.completion_tokens_B()[rows]
         order = np.argsort(np.where(is_correct, lengths, -lengths), kind="stable")
         correct, wrong = (order[is_correct[order] == kind] for kind in (True, False))

@@ -36,5 +36,5 @@ class KeepInGroups(Select):
         return kept_B
 
     def choose(self, rollouts: Rollouts, rows: Ints, rng: np.random.Generator) -> Ints:
-        """Return the places of the kept rollouts among the `rows` of a group."""
+        """Return the indices of the kept rollouts among the `rows` of a group."""
         raise NotImplementedError

@@ -11,5 +11,5 @@ __all__ = ["EXAMPLE", "Method", "Settings"]
 
 class Method(KeepInGroups):
     def choose(self, rollouts: Rollouts, rows: Ints, rng: np.random.Generator) -> Ints:
-        """Return the places of the largest rewards; ties go to the first."""
+        """Return the indices of the largest rewards; ties go to the first."""
         return np.argsort(-rollouts.rewards_B[rows], kind="stable")[: self.settings.keep]

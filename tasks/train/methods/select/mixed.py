@@ -1,7 +1,7 @@
 """`mixed`: only groups with different rewards, as in DAPO's dynamic sampling (arXiv 2503.14476).
 
-Groups without a gradient have none with `all` either; here their update is not charged, and with
-`train.divisor: kept` they are not in the loss's denominator.
+Groups of equal rewards have no gradient with `all` either; here their update is not charged, and
+with `train.divisor: kept` they are not in the loss's denominator.
 """
 
 import numpy as np

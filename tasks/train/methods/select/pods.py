@@ -1,7 +1,7 @@
 """`pods`: keep each group's subset of rollouts with the largest variance of rewards (PODS, arXiv
 2504.13818): generate many, train on few.
 
-Some subset of the largest variance consists of the k largest and the m - k smallest rewards (m:
+One subset with the largest variance consists of the k largest and the m - k smallest rewards (m:
 `keep`), so one sort and prefix sums find it in O(n log n). Ties follow the rule of the authors'
 code: k = m if it has the largest variance, otherwise the smallest k that has it. Among equal
 rewards the order decides. The estimator changes: on the kept set the mean no longer estimates the
@@ -37,12 +37,12 @@ class Method(keep.KeepInGroups):
         return kept_B & mixed_Q[group_B]
 
     def choose(self, rollouts: Rollouts, rows: Ints, rng: np.random.Generator) -> Ints:
-        """Return the places of the rewards with the largest variance."""
+        """Return the indices of the rewards with the largest variance."""
         return max_variance(rollouts.rewards_B[rows], self.settings.keep)
 
 
 def max_variance(rewards: Floats, keep: int) -> Ints:
-    """Return the places of the subset of `keep` rewards with the largest variance."""
+    """Return the indices of the subset of `keep` rewards with the largest variance."""
     order = np.argsort(rewards, kind="stable")
     centred = rewards[order] - rewards.mean()  # the sums of squares then keep their precision
     sums, squares = (np.concatenate([[0.0], np.cumsum(values)]) for values in (centred, centred**2))

@@ -1,8 +1,8 @@
 """`entropy_mask`: train only on the step's tokens with the highest entropy (arXiv 2506.01939).
 
 `keep` is a share of the policy's own tokens in the step's rollouts (`train.advantage_over` sets
-which), on all ranks. The entropies cost a pass over the step's rollouts, charged as scoring; the
-update still computes every token."""
+which rollouts), on all ranks. The entropies cost a pass over the step's rollouts, charged as
+scoring; the update still computes every token."""
 
 import numpy as np
 

@@ -1,12 +1,12 @@
 """`gdro`: prompts of the difficulty with the largest loss weigh more (Prompt-GDRO, arXiv
 2601.19280; rule from summaries).
 
-A prompt's running pass rate is in a bin of width `width`; the bin changes only when the rate is
-beyond it by more than `hysteresis`. The score of a bin is the running mean of 1 - reward of its
-prompts, and its weight is exp(`eta` * score), divided by the mean over the bins with a score, at
-most `most`. Advantages are multiplied by the weight of their prompt's bin. Bins and scores are of
-earlier steps, so the direction of a prompt's expected gradient is unchanged. Prompts without a bin
-weigh 1. Left out: a sampling law from the same weights."""
+A prompt's running pass rate is in a bin of width `width`; the bin changes only when the rate leaves
+it by more than `hysteresis`. The score of a bin is the running mean of 1 - reward over its prompts.
+Its weight is exp(`eta` * score) divided by the mean over the bins with a score, and at most `most`.
+Advantages are multiplied by the weight of their prompt's bin. Bins and scores are from earlier
+steps, so the direction of a prompt's expected gradient is unchanged. Prompts without a bin weigh 1.
+Left out: a sampling law from the same weights."""
 
 from dataclasses import dataclass
 
@@ -80,7 +80,7 @@ class Method(Shape):
         return weights
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Update the scores, with the bins before this step; then the pass rates and the bins."""
+        """Update the scores with the old bins, then the pass rates and the bins."""
         state, settings = self.state, self.settings
         fresh = rollouts.where(~rollouts.replayed_B & ~rollouts.is_error_B())
         groups = np.unique(fresh.group_B)

@@ -1,7 +1,7 @@
 """`length`: reward the shorter completions of a group (Kimi k1.5, arXiv 2501.12599).
 
 With x from 1/2 for the shortest to -1/2 for the longest completion of the group, a correct rollout
-gains `weight` * x, and a wrong one only if x is negative. Groups of one length are unchanged."""
+gains `weight` * x, and a wrong one only if x is negative. Groups of equal lengths are unchanged."""
 
 import numpy as np
 

@@ -3,10 +3,9 @@ reconstructed from its code for diffusion models).
 
 The advantage of correct rollouts' tokens grows by `weight` times the ratio of all the step's own
 tokens to those of correct rollouts. On-policy, with a loss that is proportional to the advantage
-and averaged over all tokens (`normalize: token`), that is the gradient of `weight` times the mean
+and averaged over all tokens (`normalize: token`), this adds the gradient of `weight` times the mean
 negative log-probability of the correct tokens. All-correct groups have a gradient, too. Other
-averages weigh the term as they weigh the advantage, and clips and importance weights apply to
-it."""
+averages weight the term like the advantage, and clips and importance weights apply to it."""
 
 import numpy as np
 

@@ -1,11 +1,11 @@
-"""`pruned_po`: random rollouts of small advantage are dropped, and those that stay weigh more in
-their place (dynamic pruning, arXiv 2603.04135, there called DPPO; reconstructed from summaries).
+"""`pruned_po`: rollouts of small advantage are dropped at random, and those that stay weigh more to
+compensate (dynamic pruning, arXiv 2603.04135, there called DPPO; reconstructed from summaries).
 
 A rollout with a mean |advantage| below its group's mean stays with probability 1 - `drop`, and its
-advantage is then divided by that: the expected gradient is unchanged, for a loss that is
-proportional to the advantage. The others stay as they are. (With binary rewards no rollout is below
-its group's *median*, and nothing would be pruned.) Left out: pruning of prompts before they are
-sampled, and the packing of pruned batches."""
+advantage is then divided by that probability. So the expected gradient is unchanged for a loss that
+is proportional to the advantage. Other rollouts stay as they are. (With binary rewards no rollout
+is below its group's *median*, and nothing would be pruned.) Left out: pruning of prompts before
+they are sampled, and the packing of pruned batches."""
 
 import numpy as np
 
