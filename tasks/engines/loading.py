@@ -19,9 +19,8 @@ LEAST_LENGTH = 64  # tokens of prompt and completion: enough for the probe of a 
 
 
 def engine_name(settings: EngineSettings) -> str:
-    """Return the engine's name. `auto` means `server` with `urls`, several replicas or cluster
-    engines. Otherwise it means `vllm` if this machine has a GPU and vLLM is installed, else
-    `hf`."""
+    """Return the engine's name. For `auto`, it is `server` if `urls`, several replicas or cluster
+    engines are set, else `vllm` if this machine has a GPU and vLLM is installed, else `hf`."""
     if settings.name != "auto":
         return settings.name
     if settings.urls or settings.num_replicas > 1 or settings.has_cluster_engines:

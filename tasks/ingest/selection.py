@@ -20,7 +20,7 @@ IMAGES = ("image", "images")
 
 @dataclass(frozen=True)
 class ByColumn:
-    """A verifier for each value of `column`; `otherwise` is for other values, or `reject`."""
+    """A verifier for each value of `column`; `otherwise` is one for the rest, or `reject`."""
 
     column: str
     values: dict[str, str]

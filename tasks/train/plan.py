@@ -61,7 +61,7 @@ class Plan:
         return self.rest_of_phase(first, room + room // 2 + 1)
 
     def fit(self, sizes: Ints, room: int) -> int:
-        """Return how many of the groups, in order, fit `room` in the batch's unit; at least one."""
+        """Return how many of the first groups fit in `room` (in the batch's unit); at least one."""
         return max(int(np.searchsorted(np.cumsum(self.cost(sizes)), room, side="right")), 1)
 
     def num_visits(self, sizes: Ints, room: int) -> int:

@@ -4,9 +4,9 @@ curriculum).
 Trivial prompts (pass rate above `trivial_above`) are dropped. Of the prompts never solved, a random
 share `unsolved_rate` is kept. Every other prompt gets G = 1 / pass rate, rounded down to one of
 `buckets` (at least the smallest). A pass goes through the buckets in order, easy to hard, and the
-kept unsolved prompts are mixed into the phase of every bucket, with its group size. With 8 samples,
-buckets 2, 4, 8 and `trivial_above` 0.75, 0 to 8 successes give: unsolved, 8, 4, 2, 2, 2, 2,
-trivial, trivial. Not done here: re-profiling between passes (the paper found it worse)."""
+kept unsolved prompts are mixed into the phase of every bucket, with its group size. With 8 samples
+(buckets 2, 4, 8; `trivial_above` 0.75), 0 to 8 successes give: unsolved, 8, 4, 2, 2, 2, 2, trivial,
+trivial. Not done here: re-profiling between passes (the paper found it worse)."""
 
 import numpy as np
 import polars as pl

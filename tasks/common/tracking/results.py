@@ -36,7 +36,7 @@ def write_experiment(run: TrackedRun, event: Event) -> None:
 def write_cell(run: TrackedRun, event: Event) -> None:
     """Write a cell's settings and results into the run of its stages, else into a new run. Do
     nothing if a run already has the same result. The tag RESULT is written last and marks a
-    complete result, so after a kill the report writes an incomplete one again."""
+    complete result, so the report rewrites a result left incomplete by a kill."""
     client, cell = run.client, f"{event['recipe']}/{event['seed']}"
     found = find_cell(client, run.experiment_id, run.parent_id, cell)
     if first_run(client, run.experiment_id, f"tags.`{RESULT}` = '{event['result']}'"):

@@ -88,7 +88,7 @@ def lend(
 
 
 async def unfit(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """Return the servers that fail to leave an interrupted update."""
+    """Return the servers that fail to end an interrupted update."""
 
     async def leave_update(endpoint: Endpoint) -> None:
         async with Connection(endpoint, LEAVE_SECONDS) as connection:

@@ -105,7 +105,7 @@ def reaching_hub(location: str) -> Iterator[re.Match[str]]:
 
 def from_web(location: str, file: BinaryIO, max_bytes: int | None) -> None:
     """Download a file or its first bytes. Start again if the connection breaks or the server fails
-    (5xx). For other errors or after ATTEMPTS, raise ArtifactError; it omits the query string."""
+    (5xx). For other errors or after ATTEMPTS, raise ArtifactError without the URL's query."""
     for attempt in range(1, ATTEMPTS + 1):
         file.seek(0)
         file.truncate()

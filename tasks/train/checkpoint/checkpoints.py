@@ -173,7 +173,7 @@ class Checkpoints:
                 part.unlink()
 
     def write_under(self, unique: str, snapshot: Snapshot) -> None:
-        """Write the part of the rollouts, then the checkpoint in the folder named `unique`."""
+        """Write the part with new rollouts, then the checkpoint in the folder `unique`."""
         if snapshot.part is not None:
             self.parts = [*self.parts, self.write_part(snapshot.part)]
         final, temporary = self.folder / unique, self.folder / f".{unique}"

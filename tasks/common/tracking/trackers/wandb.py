@@ -29,8 +29,8 @@ class Client:
             self.run.config.update(run.params, allow_val_change=True)
 
     def points(self, points: list[Point]) -> None:
-        """Log the points. wandb ignores steps that the run already has: after a kill, training
-        repeats them unchanged."""
+        """Log the points. After a kill, training repeats steps unchanged; wandb ignores steps that
+        the run already has."""
         for one in points:
             self.run.log(with_gflops(one), step=one["step"])
 

@@ -1,11 +1,11 @@
 """`mc_grpo`: the reward minus its group's median, divided by the median absolute deviation (arXiv
 2601.22582).
 
-For odd groups: the median rollout then has advantage 0. With binary rewards the deviation of an odd
+Meant for odd groups, whose median has advantage 0. With binary rewards the deviation of an odd
 group is always 0, and the published rule (deviation + 0.001) gives the minority +1000 or -1000,
 bounded only by gradient clipping. `min_deviation` avoids this: with 1.0, binary rewards are only
 centred on the median; 0.001 is close to the published rule. The median rollout is not trained on,
-nor are others at the median. They count in the loss's denominator, where the paper counts one less.
+nor are others at the median. All count in the loss's denominator; the paper counts one fewer.
 """
 
 import numpy as np

@@ -66,7 +66,7 @@ class Method(clip.Method):
 
 
 def score(value: float, others: Floats) -> float:
-    """Return by how many standard deviations a value is above the mean of `others`; 0 if there are
-    fewer than two, or if all are equal."""
+    """Return how many standard deviations a value is above the mean of `others`; 0 if there are
+    fewer than two others, or if all are equal."""
     deviation = float(np.std(others)) if len(others) > 1 else 0.0
     return (value - float(others.mean())) / deviation if deviation else 0.0

@@ -1,6 +1,6 @@
 """`mixed`: only groups with different rewards, as in DAPO's dynamic sampling (arXiv 2503.14476).
 
-Groups of equal rewards have no gradient with `all` either; here their update is not charged, and
+Groups of equal rewards never have a gradient. Unlike with `all`, their update is not charged, and
 with `train.divisor: kept` they are not in the loss's denominator.
 """
 
