@@ -1,8 +1,8 @@
-"""winnow eval RECIPE --tasks gsm8k,hellaswag: a trained policy on named benchmarks, beside pass@1.
+"""winnow eval RECIPE --tasks gsm8k,hellaswag: a policy's results on benchmarks, beside pass@1.
 
 Runs lm-evaluation-harness, an extra: pip install -e ".[eval]" with requirements.txt as constraint.
 Each finished task is recorded and not run again; the records also go to MLflow. Put your own task
-files, in the harness's format, in the folder of --include-path, and their data tables in local
+files (in the harness's format) in the folder of --include-path, and keep their data tables in local
 files. Task files can run code, so they also require --trust-tasks."""
 
 import argparse

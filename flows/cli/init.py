@@ -179,8 +179,8 @@ def number(answer: Any, kind: Callable[[Any], Any]) -> Any:
 
 
 def ask(question: str, usual: str, known: tuple[str, ...] = ()) -> str:
-    """Return the user's answer, or `usual` if it is empty; ask again until it is in `known`, if
-    given. Raise ParamsError if the input has ended."""
+    """Return the user's answer, or `usual` if it is empty. If `known` is given, ask again until the
+    answer is in it. Raise ParamsError if the input has ended."""
     choice = f" ({', '.join(known)})" if known else ""
     while True:
         try:

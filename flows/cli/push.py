@@ -1,5 +1,5 @@
-"""winnow push RECIPE DESTINATION: a trained policy with a model card, its recipe, plan and ledger.
-winnow push FILE ... URI: records that an MLflow server has not received.
+"""winnow push RECIPE DESTINATION: publishes a policy with model card, recipe, plan and ledger.
+winnow push FILE ... URI: sends records that an MLflow server has not received.
 
 DESTINATION is hf://ORG/NAME (created as private if it does not exist; HF_TOKEN is the token),
 s3://bucket/prefix, or a folder. FILE is a record in tracking/pending/; URI is http://... or

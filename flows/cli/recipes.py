@@ -1,4 +1,4 @@
-"""winnow recipes: the recipes that params.yaml can name, one per line; with a NAME its settings."""
+"""winnow recipes [NAME]: lists the recipes that params.yaml can name, or the settings of one."""
 
 import argparse
 import importlib

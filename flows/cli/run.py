@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def noted(found: Iterator[Stages], seen: list[Stages]) -> Iterator[Stages]:
-    """Yield the same stages, after appending each to `seen` and printing what it leaves out."""
+    """Yield each Stages, after appending it to `seen` and printing which stages it leaves out."""
     for stages in found:
         seen.append(stages)
         if stages.left_out:

@@ -48,7 +48,7 @@ def require_health(root: Root) -> None:
 def examine(
     dvc: commands.Dvc, root: Root, recipes: list[str], seeds: list[int], force: list[str]
 ) -> Stages:
-    """Return a request's stages. Raise ParamsError for faults if a stage is stale or DVC fails."""
+    """Return a request's stages. If one is stale or DVC fails, raise ParamsError for any faults."""
     try:
         stages = Stages.examine(dvc, root, recipes, seeds, force)
     except (commands.CommandError, ParamsError):

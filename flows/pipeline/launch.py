@@ -15,8 +15,8 @@ A request includes its environment, because the flow's environment changes while
 
 With a `stage`, dvc writes to its own standard streams, for progress bars, and `output` is empty.
 `started` states whether the stage's command was started; if not, dvc failed, or had the outputs in
-its run cache, or had nothing to do. An audit hook detects the start, because dvc sets DVC_STAGE in
-the environment of the command."""
+its run cache, or had nothing to do. An audit hook detects the start by the variable DVC_STAGE,
+which dvc sets in the environment of the command."""
 
 import importlib
 import json

@@ -2,7 +2,7 @@
 records of the flow. Progress bars are separate from the lines.
 
 If stages run at the same time, each line reaches the terminal whole, prefixed with the name of its
-stage. A bar cannot move there: its state is printed as a line every few seconds."""
+stage. A bar cannot move there, so its state is printed as a line every few seconds."""
 
 import codecs
 import fcntl
@@ -73,8 +73,8 @@ def bar_of(line: str) -> re.Match[str] | None:
 
 class Output:
     """The standard streams of a child process, which a thread reads to their end. The child gets a
-    terminal if this process has one, so that progress bars move. With `is_labelled` it does not:
-    every line is then passed on with the prefix `label`."""
+    terminal if this process has one, so that progress bars move. With `is_labelled` the child gets
+    no terminal, and every line is passed on with the prefix `label`."""
 
     def __init__(self, *, is_labelled: bool = False) -> None:
         self.lines = Lines()
@@ -117,7 +117,7 @@ class Output:
                             self.pass_on_line(self.streams[ours], line)
 
     def pass_on_line(self, stream: int, line: str) -> None:
-        """Write a line with its label; for a progress bar only every BAR_SECONDS, and at 100 %."""
+        """Write a line with its label, but a bar's line only every BAR_SECONDS and at 100 %."""
         line = plain(line)
         if bar := bar_of(line):
             now = time.monotonic()

@@ -33,8 +33,8 @@ THROUGH_API = re.compile(
 
 
 def check_remote(overrides: list[str]) -> None:
-    """Raise ParamsError for an override that Prefect's API must not accept, since other users may
-    reach it. Only numbers, recipes and seeds are allowed: they cannot name a file or a server."""
+    """Raise ParamsError for an override that must not come through Prefect's API, which other users
+    may reach. Only numbers, recipes and seeds are allowed: they cannot name a file or a server."""
     for override in overrides:
         if not THROUGH_API.fullmatch(override):
             key = override.partition("=")[0]

@@ -30,7 +30,7 @@ def explain(
     made: Iterable[Mapping[str, Any]] = (),
 ) -> list[str]:
     """Return one phrase per difference between now and the last run of `stage`. `root` is the
-    project, `data` its data root, and `made` the lock entries of earlier rounds, for its inputs."""
+    project, `data` its data root; `made` has earlier rounds' lock entries, to look up inputs."""
     if stage not in lock:
         return ["never run"]
     entries = [*made, *lock.values()]

@@ -70,8 +70,8 @@ def locked() -> AbstractContextManager[None]:
 @contextmanager
 def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Iterator[Stages]]:
     """Yield an iterator over the Stages of each root of the request; the caller brings one root up
-    to date before it requests the next. The pipeline is locked during the block. First write the
-    recipes in `experiment`, if any, to the parameters, after undoing a killed run's overrides."""
+    to date before it requests the next. The pipeline is locked during the block. First undo a
+    killed run's overrides, then write the recipes in `experiment`, if any, to the parameters."""
     request.check()
     first, *later = request.chain
     with locked():
@@ -140,8 +140,8 @@ def each(dvc: commands.Dvc, request: FlowRequest) -> Iterator[Stages]:
 
 
 def policy_of(before: Stages, start: str) -> str:
-    """Return the folder of the policy from which the round after `before` starts, named by `start`.
-    Raise SelectionError if there is none, or if it is out of date but left out of this run."""
+    """Return the folder of the policy that `start` names, for the round after `before`. Raise
+    SelectionError if there is none, or if its stage is out of date but left out of this run."""
     root, after = before.root, before.root.number + 1
     if start == CHAMPION:
         if "report" in before.left_out:

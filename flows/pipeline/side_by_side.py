@@ -1,5 +1,5 @@
-"""Run stages side by side, up to a limit, each with its own dvc process. If stages need only
-one GPU each and there are several, each stage that uses a GPU gets the least used one.
+"""Run stages side by side, up to a limit, each with its own dvc process. If there are several GPUs
+and stages need only one each, every stage that uses a GPU gets the least used one.
 
 With a limit of one, everything runs in the flow's thread, which signals can interrupt. Otherwise
 each stage has a thread and the flow's thread waits; an interrupt makes all stages save and stop."""
@@ -48,7 +48,7 @@ class Placing:
         return cls(gpus, each, concurrency > 1 and each == 1 and len(gpus) > 1)
 
     def take(self, stage: str) -> list[str]:
-        """Return a stage's GPUs, if any: the first `each`; if split, the least used (counted)."""
+        """Return a stage's GPUs, if any: the first `each`; if split, take the least used one."""
         if params.coordinates(stage)[0] not in ON_DEVICE:
             return []
         if not self.is_split:

@@ -86,7 +86,7 @@ class Stages:
         return self.outcomes[stage], reason
 
     def repro(self, stage: str, dvc: commands.Dvc) -> str:
-        """Run the stage with DVC. Return Ran, or Restored (run cache); else raise StageFailed."""
+        """Run the stage. Return Ran, or Restored (from the run cache), or raise StageFailed."""
         address = self.root.address(stage)
         code, started = dvc.repro(address, stage in self.forced)
         if code:

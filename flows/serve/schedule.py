@@ -6,10 +6,10 @@
 
 Options that are not given have the values in prefect.yaml. The schedule runs on the Prefect server
 that PREFECT_API_URL or the profile names. If none is named, it runs on the server of `winnow ui`.
-If no server responds, it starts one, on loopback, that ends with this process. Runs do not overlap:
-a run that falls due during another run waits for it. `--force ingest` reads the sources again every
-time; if they contain nothing new, everything after ingest is cached. `--set` accepts the values
-that may come through the server: numbers, recipes and seeds.
+If no server responds, this process starts one on loopback and stops it at the end. Runs do
+not overlap: a run that falls due during another run waits for it. `--force ingest` reads the
+sources again every time; if they contain nothing new, everything after ingest is cached. `--set`
+accepts the values that may come through the server: numbers, recipes and seeds.
 
 An interrupt or SIGTERM cancels the current run: its stage saves its state, and the next run resumes
 from it. If the machine dies, an automation of the server marks the run as crashed after some time

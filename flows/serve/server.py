@@ -4,8 +4,8 @@ Anyone who can write to a Prefect server can run code wherever it schedules runs
 servers refuse the requests of foreign web pages (see `flows.serve.app`), and a server that other
 machines can reach requires a password.
 
-If no server responds at PREFECT_API_URL, a flow starts one for its own run. Prefect would start it
-in the flow's process group: Ctrl-C would then stop the server before the flow could record its
+If no server responds at PREFECT_API_URL, a flow starts one for its own run. A server that Prefect
+started would be in the flow's process group: Ctrl-C would stop it before the flow could record its
 interruption, and a killed flow would leave it behind. Winnow's server has its own process group and
 stops with the flow. It writes to the database under PREFECT_HOME that `winnow ui` reads."""
 
@@ -76,8 +76,8 @@ def arguments(host: str, port: int, log_level: str) -> tuple[str, ...]:
 
 
 def settings(host: str, auth: str | None) -> dict[str, str]:
-    """Return the Prefect settings of one of Winnow's servers, as environment variables: no
-    origins for CORS, CSRF protection and, if given, the password `auth` (USER:PASSWORD)."""
+    """Return the Prefect settings of one of Winnow's servers, as environment variables: CSRF
+    protection, no allowed CORS origins and, if given, the password `auth` (USER:PASSWORD)."""
     return {
         "PREFECT_SERVER_API_HOST": host,
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
@@ -137,8 +137,8 @@ def answers(url: str) -> bool:
 
 
 def warn_if_open(url: str) -> None:
-    """Warn about a server without a password that others can reach, or that is on loopback and
-    accepts a foreign host name: web pages can then reach it (DNS rebinding)."""
+    """Warn about a server that has no password if others can reach it, or if it is on loopback but
+    accepts a foreign host name, which lets web pages reach it (DNS rebinding)."""
     foreign = "winnow.invalid" if urlsplit(url).hostname in LOOPBACK else None
     if status(url, "admin/version", foreign) == 200:
         logger.warning(OPEN, without_secrets(url))
@@ -149,7 +149,7 @@ def add_port(parser: argparse.ArgumentParser) -> None:
 
 
 def check_port(name: str, host: str, port: int) -> None:
-    """Raise ArtifactError if binding the port fails: a server there would be mistaken for ours."""
+    """Raise ArtifactError if binding the port fails, since a server there would look like ours."""
     page = f"http://{host}:{port}"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -79,7 +79,7 @@ def run_stage(
 
 def prepare_family(work: Path, family: str, values: Values, policy: Layout | None) -> None:
     """Make a family's policy, prompts, profile and baseline, except where inputs are unchanged. If
-    the data root `policy` is given, whose policy has the same settings, copy its policy."""
+    `policy` is given (a data root with a policy of the same settings), copy its policy."""
     layout = family_layout(work, family)
     settings, code = inputs_of(values, next(iter(values["recipes"])))  # the same for all recipes
     wanted = ""
@@ -147,7 +147,7 @@ def fit_plan(cell: BenchmarkCell, layout: CellLayout) -> None:
 
 def thinned(plan: pl.DataFrame, budget: int, rng: np.random.Generator) -> pl.DataFrame:
     """Return the plan with a random subset of its last pass, so that it fits the budget of
-    rollouts, but with at least one visit."""
+    rollouts. At least one visit of the plan is kept, whatever the budget."""
     last = int(plan["pass"].max())  # type: ignore[arg-type]
     is_last = plan["pass"].to_numpy() == last
     sizes = plan["group_size"].to_numpy().astype(np.int64)
@@ -245,8 +245,8 @@ def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
 def device_seconds(rollouts: pl.DataFrame, passes: Passes, time_of: DeviceTime) -> Seconds:
     """Return the modelled seconds for the steps of a TRAIN_ROLLOUTS table: per step one wave of the
     fresh rollouts, a prefill per group, the passes that slots require, and updates on rollouts with
-    a gradient (with a reference or bonus, all kept ones). Lengths are scaled by LENGTH_FACTOR. A
-    wave has ROWS_FACTOR times the rollouts, so that the device is busy; a step pays a share."""
+    a gradient (with a reference or bonus, on all kept ones). Lengths are scaled by LENGTH_FACTOR. A
+    wave has ROWS_FACTOR copies of the rollouts, so that the device is busy; a step pays for one."""
     seconds = Seconds()
     for (_step,), rows in rollouts.group_by("step", maintain_order=True):
         prompts, completions = lengths_of(rows)

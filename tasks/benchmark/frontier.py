@@ -50,8 +50,8 @@ def best_by_budget(trials: Iterable[Line]) -> dict[int, Line]:
 
 def chosen(trials: Sequence[Line], measure: str) -> list[Line]:
     """Return the trials whose settings are run on test for the account `measure`: the best of each
-    budget and, unless it is `rollouts`, those on the upper convex hull of accuracy against log
-    compute. So settings with slightly less accuracy for much less compute are also run."""
+    budget and, unless `measure` is `rollouts`, those on the upper convex hull of accuracy against
+    log compute. So settings with slightly less accuracy for much less compute are also run."""
     found = list(best_by_budget(trials).values())
     if measure == "rollouts":
         return found

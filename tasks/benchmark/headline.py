@@ -250,7 +250,7 @@ def ratios(
     )
 
     def needed(which: int, accuracy: tuple[Floats, Floats], target: int) -> Floats:
-        """Return the compute [D] of `which` (1: reference) for the accuracy of point `target`."""
+        """Return the compute [D] that `which` (1: reference) needs to match point `target`."""
         own = accuracy[which][:, list(places[which])]
         return reach(costs[which], own, accuracy[1][:, target])
 

@@ -1,8 +1,8 @@
 """Facts about a family, and the saving of an oracle that knows its pass rates, in a variance model.
 
 If the noise of a rollout's score dominates, a rollout of a prompt with pass rate p has information
-p (1 - p) with the baseline p, (G - 1) / G times that in a group of G, and p (1 - p) (1 - m) if only
-rollouts with the rarer outcome, of share m, are trained on. An oracle samples the quarter of the
+p (1 - p) with the baseline p; (G - 1) / G times that in a group of G; and p (1 - p) (1 - m) if only
+rollouts with the rarer outcome (share m) are trained on. An oracle samples the quarter of the
 prompts with the most information per cost, and uses the cheaper kind of update. Its saving is its
 information per cost, relative to groups of eight for every prompt. It is an estimate, not a bound:
 a policy also learns, prompts generalise to others, and published runs have saved more."""

@@ -180,8 +180,8 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
 
 
 def check_keys(file: str, search: Search, contestant: Contestant, recipe: Values) -> None:
-    """Raise ParamsError for a key to tune that the recipe lacks: each of its trials would fail, and
-    a failure counts as a result."""
+    """Raise ParamsError for a key to tune that the recipe lacks, because each trial that sets the
+    key would fail, and a failure counts as a result."""
     for key in (*(f"train.{axis}" for axis in search.axes), contestant.knob):
         found: Any = recipe
         for part in key.split("."):
@@ -198,8 +198,8 @@ def dotted(key: str, value: Any) -> Values:
 
 
 def trials(search: Search, contestant: Contestant, seed: int) -> list[Values]:
-    """Return the settings that a recipe tries first in the search of this seed: {} (its own), then
-    distinct random points of its grid, the same for recipes with the same grid."""
+    """Return the settings that a recipe tries first in this seed's search: {} (its own values),
+    then distinct random points of its grid, the same for recipes with the same grid."""
     axes = {f"train.{key}": values for key, values in search.axes.items()}
     if contestant.values:
         axes[contestant.knob] = contestant.values

@@ -107,7 +107,7 @@ def turn(
 
 def tested(trials: Collection[Line]) -> list[Line]:
     """Return the trials whose settings are run on test, without duplicates: those chosen for each
-    account, and the best of each search alone, which give the spread between searches."""
+    account, and each search's own best, which give the spread between searches."""
     good = [line for line in trials if "failed" not in line]
     wanted = [trial for measure in MEASURES if good for trial in chosen(good, measure)]
     for seed in dict.fromkeys(line["seed"] for line in good):
@@ -130,8 +130,8 @@ def lines_of(protocol: Protocol, values: Values, family: str, find: Find) -> lis
 def due(protocol: Protocol, values: Values, lines: Collection[Line]) -> list[Line]:
     """Return the lines to show: those of the cells that `turn` yields, and so none of other
     settings, other code or an older protocol. If these lack a test run of a family's reference and
-    superseded lines have one, return superseded lines for this family: for each recipe those with
-    the last reason, which were superseded together."""
+    superseded lines have one, return superseded lines for this family: for each recipe, those with
+    the same reason as its last superseded line, because they were superseded together."""
     results = current(lines)
     marked = [line for line in lines if "superseded" in line]
     last = {(line["family"], line["recipe"]): line["superseded"] for line in marked}

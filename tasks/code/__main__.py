@@ -1,5 +1,5 @@
-"""python -m tasks.code --params params.yaml --data data: write for every cell a digest file of its
-code, and its settings.
+"""python -m tasks.code --params params.yaml --data data: for every cell, write a digest file of its
+code, and a file of its settings.
 
     data/code/grpo/train.json          {"files": {"tasks/models/policy.py": "91c0...", ...},
                                         "versions": {"torch": "2.13.0", ...}}

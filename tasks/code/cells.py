@@ -29,8 +29,8 @@ EXTERNAL_MAKERS = ("tasks.policy.source", "tasks.policy.card")
 @dataclass(frozen=True)
 class Cell:
     """The modules from which a cell's code is reached. `within` restricts the files to a folder;
-    `versioned` states whether the versions of its libraries count. `read` are modules whose files
-    the cell reads but does not run."""
+    `versioned` states whether the versions of the cell's libraries count. `read` are modules whose
+    files the cell reads but does not run."""
 
     modules: tuple[str, ...]
     read: tuple[str, ...] = ()

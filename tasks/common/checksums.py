@@ -50,7 +50,7 @@ class DamagedError(ArtifactError):
 
 class CheckedValues(dict[str, Any]):
     """The values of a file with a checksum. Looking up a missing key, at any depth outside lists,
-    raises ArtifactError with the file's name: this is another file, or an earlier version's."""
+    raises ArtifactError with the file's name: it is another file, or from an earlier version."""
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         super().__init__(
@@ -152,7 +152,7 @@ def verify_state(path: Path, inode: int, size: int, modified: int) -> None:
 
 
 def checksum_of(file: BinaryIO, offset: int) -> bytes:
-    """Return the checksum (64 hex digits) of an open file, with BLANK at `offset`."""
+    """Return the checksum (64 hex digits) of an open file, computed with BLANK at `offset`."""
     checksum = hashlib.sha256()
     file.seek(0)
     left = offset

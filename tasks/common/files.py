@@ -4,8 +4,8 @@ Writes go to a temporary name, are flushed to the disk and then renamed: a reade
 or the new one, never a partial file. A temporary file is locked while its writer lives. The next
 process that writes into the folder removes the temporary files of killed writers.
 
-New files and folders follow their parent folder: they belong to the group in a folder that a group
-shares (group-writable or setgid), and are private in a private folder."""
+New files and folders follow their parent folder: if a group shares it (group-writable or setgid),
+they belong to that group; if it is private, they are private."""
 
 import errno
 import fcntl
@@ -92,8 +92,8 @@ def write_reason(error: BaseException) -> str | None:
 
 
 def explain_write(error: BaseException, path: Path | None = None) -> str | None:
-    """Return `write_reason` as a sentence about `path`, or about the file that the error names if
-    that is in another folder or `path` is None. Return None if `write_reason` does."""
+    """Return `write_reason` as a sentence about `path`, or None if there is no reason. If `path` is
+    None, or the error names a file in another folder, the sentence is about the error's file."""
     why = write_reason(error)
     if why is None:
         return None
@@ -258,8 +258,8 @@ def make_private_file(path: Path) -> None:
 
 
 def follow_folder(path: Path, mode: int) -> None:
-    """Set the mode of a new file or folder: `mode` without permissions that the parent folder lacks
-    or, if a group shares the parent, the parent's own group and permissions."""
+    """Set the mode of a new file or folder to `mode` without permissions that the parent lacks. If
+    a group shares the parent, set the parent's own group and permissions instead."""
     around = path.parent.stat()
     writers = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)  # world-writable: not one group's
     if around.st_mode & stat.S_ISGID or writers == stat.S_IWGRP:

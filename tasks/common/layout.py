@@ -70,7 +70,7 @@ class Layout:
         return self.root / "draws" / f"{cell}.json"
 
     def measured(self, cell: str) -> Path:
-        """Return the file with a cell's times and the work that it lost when killed, which differ
+        """Return the file with a cell's times and the work that it lost when killed; both differ
         between identical runs. `cell` is for example `profile` or `grpo-0`."""
         return self.root / "measured" / f"{cell}.json"
 

@@ -96,7 +96,7 @@ def quiet_loggers() -> None:
 
 @contextmanager
 def reaching(location: str) -> Iterator[None]:
-    """Raise ArtifactError with the remedy for an error in reading or writing `location`.
+    """Turn an error in reading or writing `location` into an ArtifactError with the remedy.
 
     Damaged content is excluded: a caller that may set a damaged file aside reads its bytes inside
     this block, and parses them outside."""

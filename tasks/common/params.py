@@ -229,7 +229,7 @@ def check_keys(
     where: str,
     problems: "Problems",
 ) -> None:
-    """Add to `problems` all unknown keys, and all missing keys that no unknown key misspells."""
+    """Add to `problems` the unknown keys, and the missing keys that are not merely misspelt."""
     misspelt = set()
     for key in value:
         if key not in allowed:
@@ -246,8 +246,8 @@ def is_required(field: "dataclasses.Field[Any]") -> bool:
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """Return `value` if it matches a type hint, else raise ParamsError. A whole number becomes a
-    float, and a mapping a dataclass, if that is the hint. Nothing else is converted."""
+    """Return `value` if it matches a type hint, else raise ParamsError. If the hint requires it, a
+    whole number becomes a float, or a mapping becomes a dataclass. Nothing else is converted."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -283,8 +283,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def convert_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:
-    """Return `value` as one type of a union: None if allowed, a string as a word of the Literals if
-    there are any, and any other value as the first type except None. Raise as `convert` does."""
+    """Return `value` as one type of a union: None stays None if allowed, a string must be a word of
+    the Literals, if any, and others match the first type except None. Raise as `convert` does."""
     if value is None and type(None) in arguments:
         return None
     words = [word for a in arguments for word in typing.get_args(a)]  # of a Literal

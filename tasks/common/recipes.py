@@ -129,7 +129,7 @@ def has_bonus(train: Mapping[str, Any]) -> bool:
 
 def over(base: Any, value: Any) -> Any:
     """Return the value of a key of `train` after a recipe's change: `value` merged into `base` if
-    both are mappings, else `value`. A slot, a `value` with a method, is never merged."""
+    both are mappings, else `value`. A slot (a `value` with a method) is never merged."""
     is_slot = isinstance(value, dict) and "method" in value
     return merged(base, value) if are_alike(base, value) and not is_slot else value
 

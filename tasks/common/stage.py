@@ -126,7 +126,7 @@ def run(
 def set_cell(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, alone: str | None
 ) -> None:
-    """Set recipe and seed from DVC_STAGE if both are missing. Exit without one, unless `alone`."""
+    """If recipe and seed are missing, read DVC_STAGE. Exit if one stays missing, unless `alone`."""
     named = os.environ.get("DVC_STAGE", "").rpartition(":")[2]  # without another root's file name
     if (arguments.recipe, arguments.seed) == (None, None):
         name, arguments.recipe, arguments.seed = params.coordinates(named or alone or "")

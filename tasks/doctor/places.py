@@ -104,7 +104,7 @@ def check_teachers(values: Values) -> list[str]:
 
 
 def faults(folder: Path) -> list[str]:
-    """Return a list with the first fault that makes a folder unusable as a policy, or empty."""
+    """Return at most one fault: the first that makes a folder unusable as a policy."""
     return raised(check_folder, folder) or raised(check_tokenizer, folder)
 
 
@@ -274,7 +274,7 @@ def check_context(values: Values, model: Model | None) -> list[str]:
 
 
 def check_disk(values: Values, layout: Layout, model: Model | None) -> list[str]:
-    """Return a fault if trained policies (also in DVC's cache) and checkpoints do not fit."""
+    """Return a fault if the disk lacks room for policies (also in DVC's cache) and checkpoints."""
     if model is None:
         return []
     weights = FLOAT32 * model.num_parameters

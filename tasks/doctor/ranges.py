@@ -40,8 +40,8 @@ def around(number: float, factor: float) -> Range:
 
 
 def spanning(numbers: Range) -> Range:
-    """Return `numbers` with their minimum as `low` and maximum as `high`: with a fixed budget, the
-    shortest rollouts need not use the fewest tokens."""
+    """Return `numbers` with their minimum as `low` and maximum as `high`, because with a fixed
+    budget the shortest rollouts need not use the fewest tokens."""
     return Range(min(numbers), numbers.middle, max(numbers))
 
 

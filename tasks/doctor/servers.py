@@ -15,8 +15,8 @@ SECONDS = 5.0
 
 
 def check(values: Values) -> tuple[list[str], list[str]]:
-    """Return (errors, remarks): a server that does not respond is an error only if none does,
-    because the engine continues with the available ones."""
+    """Return (errors, remarks). Servers that do not respond are errors only if no server responds,
+    because otherwise the engine continues with the others."""
     engine = values["engine"]
     if engine["name"] not in ("server", "auto"):
         return [], []

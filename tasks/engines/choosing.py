@@ -16,8 +16,8 @@ from tasks.engines.settings import Sampling
 def choose(
     logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens [B, 1] and their log-probabilities [B, 1] under the sampling distribution (at
-    temperature 0: plain softmax), from logits [B, V] and uniform numbers [B, 1] in [0, 1)."""
+    """Return tokens [B, 1] chosen from logits [B, V] by uniform numbers [B, 1] in [0, 1), and their
+    log-probabilities [B, 1] under the sampling distribution (plain softmax at temperature 0)."""
     logits = logits.float()
     if sampling.temperature == 0.0:
         logprobs = logits.log_softmax(-1)
@@ -35,8 +35,8 @@ def choose(
 
 
 def truncated_logprobs(logits: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
-    """Keep the `top_k` most likely tokens and ties (0: all tokens), and of these the nucleus
-    `top_p`. Return renormalised log-probabilities [B, V], with -inf for the other tokens."""
+    """Keep the `top_k` most likely tokens and ties (all tokens if `top_k` is 0), and of these the
+    nucleus `top_p`. Return renormalised log-probabilities [B, V], -inf for the other tokens."""
     if top_k > 0:
         smallest = logits.topk(min(top_k, logits.shape[1]), -1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, -torch.inf)
@@ -49,8 +49,8 @@ def truncated_logprobs(logits: torch.Tensor, top_p: float, top_k: int) -> torch.
 
 
 def hashed_uniforms(seeds: Sequence[int], num: int) -> npt.NDArray[np.float64]:
-    """Return numbers [len(seeds), num] in [0, 1), of 53 bits each. They are splitmix64 of each seed
-    and position, where positions start at 1 (Steele et al., 2014)."""
+    """Return numbers [len(seeds), num] in [0, 1), of 53 bits each. Each is the splitmix64 hash
+    (Steele et al., 2014) of a seed and a position; positions start at 1."""
     rows = np.array(seeds, dtype=np.uint64)[:, None]
     positions = np.arange(1, num + 1, dtype=np.uint64)
     with np.errstate(over="ignore"):

@@ -88,7 +88,7 @@ class NoServerError(ArtifactError):
 
 
 async def attempt(request: Awaitable[T]) -> T | str:
-    """Return the result of a `request` to a server, or the text of Unavailable or ArtifactError."""
+    """Return the result of `request`, or the text of the Unavailable or ArtifactError it raises."""
     try:
         return await request
     except (Unavailable, ArtifactError) as error:
@@ -114,8 +114,8 @@ class Engine(Protocol):
         """Return the completions of `request`.
 
         The engine calls `on_ended(row, token_ids, finish_reason)` when a completion ends, so that
-        callers can show progress, and can grade it at once. Raise ArtifactError, with the prompt's
-        index, if a prompt is empty or leaves no room for `sampling.max_tokens`."""
+        callers can show progress and grade the completion at once. Raise ArtifactError, with the
+        prompt's index, if a prompt is empty or leaves no room for `sampling.max_tokens`."""
         ...
 
     def set_weights(self, weights: Mapping[str, "torch.Tensor"]) -> None:
@@ -135,7 +135,7 @@ class Engine(Protocol):
 @runtime_checkable
 class ScheduledEngine(Engine, Protocol):
     """An engine that lets its caller set the order in which completions start, and the number in
-    flight. vLLM schedules both itself."""
+    flight. vLLM decides both itself."""
 
     def cache_bytes(self, positions: int) -> int:
         """Return the size in bytes of the KV cache of one row of `positions` tokens."""

@@ -53,8 +53,8 @@ def load_engine(
 def num_trainer_gpus(
     settings: EngineSettings, num_processes: int, device: torch.device, num_gpus: int | None = None
 ) -> int:
-    """Return the number of GPUs that only the trainer uses. This is `num_processes` with cluster
-    engines, or if `num_gpus` (default: all visible GPUs) are enough for trainer and local servers.
+    """Return the number of GPUs that only the trainer uses. This is `num_processes` if the servers
+    are on a cluster, or if `num_gpus` (default: all visible GPUs) suffice for trainer and servers.
     It is 0 on a CPU, with `urls`, or if trainer and engine share the first GPUs."""
     if device.type != "cuda" or engine_name(settings) != "server" or settings.urls:
         return 0

@@ -138,7 +138,7 @@ def checked(own: Options, given: Options) -> dict[str, Any]:
 
 def objection(own: Options, given: Options) -> str | None:
     """Return why vLLM does not accept the options `given` with Winnow's `own`, in one sentence.
-    Return None if vLLM accepts them, or if it rejects `own` alone: they cannot be checked here."""
+    Return None if vLLM accepts them, or cannot check them because it rejects `own` alone."""
     from vllm import __version__
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils import argparse_utils

@@ -65,7 +65,7 @@ def gather(value: T) -> list[T]:
 
 def broadcast(value: T, *, is_patient: bool = False) -> T:
     """Return the first training process's value. All processes must call this. Set `is_patient` if
-    the first process may have to start a server before it, in an `others_waiting` block."""
+    the others may have to wait while the first starts a server, in an `others_waiting` block."""
     if num_trainers() == 1:
         return value
     found: list[Any] = [False, None]

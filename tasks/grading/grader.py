@@ -46,9 +46,9 @@ class Grader:
     `judged` is the file that stores the verdicts of language models. Without it, the verifier
     `judge` returns errors.
 
-    Too many failures raise FailureRateError, but only after `min_judged` answers: a training step
-    is a small sample, and one prompt that cannot be graded must not stop a run. If `total` answers
-    are expected, the limit is a share of `total`."""
+    Too many failures raise FailureRateError, but only after `min_judged` answers, because a
+    training step is a small sample, and one prompt that cannot be graded must not stop a run. If
+    `total` answers are expected, the limit is a share of `total`."""
 
     def __init__(
         self, settings: Verify, judged: Path | None = None, total: int = 0, min_judged: int = 0
@@ -87,8 +87,8 @@ class Grader:
 
     def check_golds(self, golds: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Return a verdict on each (verifier, gold answer): `correct` if the gold is usable;
-        `error` if the verifier cannot read it; `timeout` above a limit; else the verdict on a
-        completion with exactly this gold as its answer."""
+        `error` if the verifier cannot read it; `timeout` if a limit is exceeded; else the verdict
+        on a completion with exactly this gold as its answer."""
         return self.judge([(name, None, gold, "") for name, gold in golds])
 
     def versions(self, names: Iterable[str]) -> dict[str, str]:
@@ -171,7 +171,7 @@ class Grader:
 
     def check_failures(self, answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> None:
         """Count the `timeout` and `error` verdicts. If there are new ones, log a warning, or raise
-        FailureRateError if the total exceeds the limit (see the class; a single one never does)."""
+        FailureRateError if the total exceeds the limit (see the class). A total of 1 never does."""
         failed = [
             i for i, verdict in enumerate(verdicts) if verdict.outcome in ("timeout", "error")
         ]

@@ -77,9 +77,9 @@ class Verifier:
         return self.function(after_think(completion) if self.after_think else completion, answer)
 
     def check(self, answer: str, given: str = "") -> Verdict:
-        """Return the verdict on a gold: on its canonical completion (without one, `correct` unless
-        the gold is an `error`), or the first fault that a called verifier finds. With another gold
-        `given`, grade the completion of `given`; of called verifiers, only the first does so."""
+        """Return the verdict on a gold's canonical completion (without one, `correct` unless the
+        gold is an `error`) or, if this verifier calls others, the first fault that they find. With
+        another gold `given`, grade its completion instead, with only the first of the others."""
         usable = Verdict("correct", "")
         if self.others:
             verdicts = (other.check(answer, given) for other in self.others[: 1 if given else None])

@@ -22,8 +22,8 @@ MAX_ANSWER = 1000  # characters kept of an extracted answer
 def judge(
     verifiers: Mapping[str, Verifier], name: str, completion: str | None, answer: str, prompt: str
 ) -> Verdict:
-    """Return the verdict of the verifier `name`. Without a completion, judge the gold instead; if
-    `prompt` is then a second gold, return `correct` if the two are equivalent, else `wrong`."""
+    """Return the verdict of the verifier `name`. Without a completion, judge the gold or, if
+    `prompt` is a second gold, return `correct` if the two are equivalent, else `wrong`."""
     try:
         verifier = verifiers[name]
         if completion is None and prompt:

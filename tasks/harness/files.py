@@ -35,7 +35,7 @@ def task_files(folder: Path, installed: Path | None = None) -> list[Path]:
 
 
 def named(value: Any, key: str, is_below: bool = False) -> Iterator[str]:
-    """Yield the texts under every `key` in nested mappings and lists (`is_below`: all texts)."""
+    """Yield the texts under every `key` in nested mappings and lists; all texts if `is_below`."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from named(part, key, is_below or name == key)

@@ -47,8 +47,8 @@ BATCH_SIZE = 16  # for hf on a CPU; otherwise the harness chooses it
 
 @dataclass(frozen=True)
 class Asked:
-    """The request. None means the task file's default; for `backend`, that of `engine.name`; for
-    `batch_size`, what fits; for `chat_template`, true if one exists; for `limit`, all problems."""
+    """The request. None means the task file's default, except that `backend` follows `engine.name`,
+    `batch_size` is what fits, `chat_template` is true if one exists, `limit` is all problems."""
 
     tasks: list[str]
     limit: int | None

@@ -130,8 +130,8 @@ def check_weights(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files to load a policy from. config.json may name one, or an index
-    of several. Otherwise it is model.safetensors, else those in the usual index, else all."""
+    """Return the safetensors files to load a policy from. config.json may name one, or an index of
+    several. Otherwise, return model.safetensors, else the files in the usual index, else all."""
     named = as_mapping(folder / "config.json").get("transformers_weights")
     if named is not None and not is_plain(named, EXPLICIT_WEIGHTS, folder):
         raise ArtifactError(

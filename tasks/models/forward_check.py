@@ -3,8 +3,8 @@
 Attention gets windows, caps and sinks as arguments and masks, with different names in each class.
 An argument that is missed changes log-probabilities without an error, in the trainer and in the
 engine `hf` alike. So both forwards are compared with the model's own forward and its own eager
-attention, before any sampling. Apart from those of windows, the check does not find differences
-that appear only in text longer than a few tokens."""
+attention, before any sampling. The check does not find differences that appear only in text longer
+than a few tokens, except those of windows."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,9 +25,9 @@ WINDOWS = ("sliding_window", "attention_chunk_size")
 
 @torch.no_grad()
 def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
-    """Raise ArtifactError if a forward of `packing` and `head_logits` do not yield the model's own
-    logits, because its class computes something that they do not. With `packed`, check
-    `packing.forward`, otherwise `forward_rows`.
+    """Raise ArtifactError if a forward of `packing`, followed by `head_logits`, does not yield the
+    model's own logits. The model's class then computes something that is not supported here. With
+    `packed`, check `packing.forward`, otherwise `forward_rows`.
 
     Windows are tested with a smaller size: a sequence longer than a window of 4,096 tokens would
     take a large policy minutes on a CPU, and attention gets windows of any size in the same way."""

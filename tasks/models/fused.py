@@ -1,11 +1,11 @@
 """The forward of small Llama-like decoders in as few operations as possible: most of their decoding
 time is the overhead of calls.
 
-It replaces transformers' own modules (`packing.forward`), for sampling only: rotary tables are
+It replaces transformers' own modules (`packing.forward`), for sampling only. Rotary tables are
 computed once, the weights of norms are folded into the projections after them, projections of the
 same states are one matmul, sums are folded into matmuls, and weights are transposed (a matmul of
 few rows is up to twice as fast). All of this requires copies of the weights. Large models spend
-their time in matmuls anyway, so they use transformers' modules, as do all that `fits` rejects.
+their time in matmuls anyway, so they use transformers' modules, as do models that `fits` rejects.
 
 Legend: N packed tokens, H query heads, K key-value heads, D size of a head, V vocabulary."""
 

@@ -161,8 +161,8 @@ def load_model(
 
 @contextmanager
 def sharded_by(shard: Callable[[PreTrainedModel], object] | None) -> Iterator[dict[str, Any]]:
-    """Yield options that make transformers shard a model with `shard`, and read only this rank's
-    rows. In transformers' own plan of groups, the output head stays gathered after a forward."""
+    """Yield options with which transformers shards a model by `shard` and reads only this rank's
+    rows. transformers' own plan of groups would leave the output head gathered after a forward."""
     if shard is None:
         yield {}
         return

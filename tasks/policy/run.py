@@ -40,9 +40,9 @@ def provide(
     settings: Policy, layout: Layout, *, copy: bool = False, every_seconds: float = math.inf
 ) -> dict[str, Any]:
     """Train the tiny policy, or fetch the external one, and write it to `policy/`. Write and return
-    its card, `policy.json`. With `copy`, include the external policy's weights. Training resumes
-    from a checkpoint of the same code, saved every `every_seconds`; all such checkpoints are
-    deleted at the end."""
+    its card, `policy.json`. With `copy`, include the external policy's weights. Training saves a
+    checkpoint every `every_seconds`, and resumes from one that the same code saved. All checkpoints
+    of the policy are deleted at the end."""
     unfinished, code = layout.unfinished_policy, layout.code("policy")
     if code.exists():
         unfinished = unfinished.with_stem(f"{unfinished.stem}-{digest_file(code)}")

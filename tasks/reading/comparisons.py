@@ -1,5 +1,5 @@
-"""Test prompts with samples of the policy before and after training, and the samples' verdicts and
-extracted answers."""
+"""Show test prompts with samples of the policy before and after training, and the samples'
+verdicts and extracted answers."""
 
 import unicodedata
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ CLASSES = (*MOVES, *OUTCOMES)
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which prompts are requested (by id prefix and by class), how many, and samples per side."""
+    """Which prompts (by id prefix and class), how many of them, and how many samples per side."""
 
     prompt: str | None
     kind: str | None
@@ -83,7 +83,7 @@ def pass_rates(files: dict[str, Path], prompts: set[str]) -> pl.DataFrame:
 
 
 def choose(rates: pl.DataFrame, after: Path, wanted: Wanted) -> pl.DataFrame:
-    """Return the requested rows of `rates`, in their order. Raise ArtifactError if none is left."""
+    """Return the requested rows of `rates`, in order. Raise ArtifactError if none is left."""
     if wanted.prompt is not None:
         rates = rates.filter(pl.col("prompt_id").str.starts_with(wanted.prompt))
     if wanted.kind in MOVES:
@@ -135,6 +135,6 @@ def escaped(text: str) -> str:
 
 
 def is_visible(character: str) -> bool:
-    """Return whether a character is visible or a space. Python calls spaces other than U+0020 not
-    printable, but they are harmless."""
+    """Return whether a character is visible or a space. Python considers spaces other than U+0020
+    unprintable, but they are harmless."""
     return character.isprintable() or unicodedata.category(character) == "Zs"

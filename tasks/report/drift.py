@@ -27,7 +27,7 @@ def drift_of(groups: pl.DataFrame, stale_above: float) -> Drift:
     """Return the drift of one run: its `passes`, whether the profile is `stale` in the last one,
     and that pass's `drift`, `gap` and `chance`.
 
-    The profile is stale if the gap exceeds `chance`, the gap by chance, by more than `stale_above`.
+    The profile is stale if `gap` exceeds `chance` (the gap by chance alone) by over `stale_above`.
     Without `chance`, even a fresh profile would look stale after a few small groups."""
     passes = passes_of(groups)
     if not passes:

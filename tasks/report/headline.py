@@ -10,8 +10,8 @@ from tasks.report.paired import is_apart, points_words
 
 
 def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
-    """Return a sentence that compares the test pass@1 of the reference and of the other recipe that
-    is best on validation. Chosen by test accuracy, a recipe would look better than it is."""
+    """Return a sentence that compares test pass@1 of the reference and of the recipe that is best
+    on validation among the others. If chosen on test, it would look better than it is."""
     reference = summary["reference"]
     start = (
         "With compute that differs by recipe (no experiment.budget),"

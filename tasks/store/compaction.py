@@ -4,9 +4,9 @@ and after a kill.
 A compacted shard is first created, read back and checked. Only then are the shards that it covers
 removed. A reader that lists in between sees both and reads the compacted one. A reader that listed
 before finds that a shard is gone, and lists again. Only adjacent shards are merged, in order, and
-every sequence number before the end is used, so no new shard can appear inside a compacted span:
-every key keeps its row. After a kill, covered shards may remain. No reader uses them. A compaction
-that merges their span again removes them, and so does `winnow store gc`."""
+every sequence number before the end is used, so no new shard can appear inside a compacted span,
+and every key keeps its row. After a kill, covered shards may remain. No reader uses them. A
+compaction that merges their span again removes them, and so does `winnow store gc`."""
 
 import logging
 

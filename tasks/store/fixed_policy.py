@@ -52,7 +52,7 @@ class StoredRollouts:
     yields all of them. Then `costs` returns their costs, and `usage` counts reused and new ones.
 
     A rollout is identified by its `row`: rows are numbered prompt by prompt in the order of
-    `prompts`, samples of a prompt by index. Prompts of equal text share samples."""
+    `prompts`, and within a prompt by sample index. Prompts of equal text share samples."""
 
     def __init__(
         self,

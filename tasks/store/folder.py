@@ -219,7 +219,7 @@ class RolloutStore:
         )
 
     def is_written(self, span: Span, content: bytes) -> bool:
-        """Return whether a bucket contains this shard: the response to its creation may be lost."""
+        """Return whether a bucket has this shard, in case the response to its creation was lost."""
         try:
             return not is_local(self.files) and bool(
                 self.files.cat_file(self.path(span)) == content
@@ -289,8 +289,7 @@ def location(settings: StoreSettings, layout: Layout) -> str:
 def open_store(
     settings: StoreSettings, layout: Layout, policy_digest: str, sampling: Mapping[str, Any]
 ) -> RolloutStore:
-    """Return the store of a policy under `sampling`: the sampling parameters with the base
-    seed."""
+    """Return the store of a policy. `sampling` contains the sampling parameters and base seed."""
     files, root = open_location(location(settings, layout))
     description = {"policy": policy_digest, "sampling": dict(sampling)}
     folder = f"{root}/{policy_digest}/{digest(dict(sampling))}"

@@ -47,7 +47,7 @@ class Usage:
         }
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Return the sum. `why` joins the reasons of usages with samples; later metrics win."""
+        """Return the sum, with the reasons of usages that sampled; metrics of `other` win."""
         return Usage(
             self.reused_rollouts + other.reused_rollouts,
             self.sampled_rollouts + other.sampled_rollouts,
@@ -59,7 +59,7 @@ class Usage:
 
 
 def cell_name(stage: str, recipe: str | None, seed: int | None) -> str:
-    """Return the stage's name in DVC: `profile`, `evaluate@sgpo-0`."""
+    """Return the stage's name in DVC, such as `profile` or `evaluate@sgpo-0`."""
     return stage if recipe is None else f"{stage}@{recipe}-{seed}"
 
 

@@ -94,8 +94,8 @@ class StoreView:
         return self.numbers.join(self.owned(), on="prompt", how="semi").select("prompt_digest")
 
     def parts(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """Yield the requested rows that have not been read yet, from undamaged shards, each key
-        once: the keys and `columns`, one shard at a time.
+        """Yield the keys and `columns` of the requested rows that have not been read yet, one shard
+        at a time. Each key is yielded once, and damaged shards are skipped.
 
         Rows of damaged shards can be sampled again. Then call `parts` again."""
         for _ in range(MAX_TRIES):
@@ -121,8 +121,8 @@ class StoreView:
         return pl.concat([STORE.frame([]).select([*KEYS, *columns]), *self.parts(columns)])
 
     def load(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame | None:
-        """Return the rows of `keys`, all in one shard, or None if that shard is damaged, or was
-        compacted meanwhile."""
+        """Return the rows of `keys`, which are all in one shard. Return None if that shard is
+        damaged, or was compacted meanwhile."""
         with reaching(self.store.location):
             try:
                 found = self.store.load(self.spans[keys["shard"][0]], columns)

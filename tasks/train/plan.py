@@ -56,8 +56,8 @@ class Plan:
         return np.arange(first, min(end, first + most))
 
     def window(self, first: int, room: int) -> Ints:
-        """Return the visits of a phase from `first` on, enough to fill `room` with groups of any
-        size, and for `num_visits` to check whether half of `room` or more would remain."""
+        """Return the visits of a phase from `first` on: enough to fill `room` with groups of any
+        size, and for `num_visits` to check whether those left over fill half of `room` or more."""
         return self.rest_of_phase(first, room + room // 2 + 1)
 
     def fit(self, sizes: Ints, room: int) -> int:

@@ -198,10 +198,10 @@ def once(method: Callable[[Any], T]) -> Callable[[Any], T]:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B rollouts in Q groups, group by group, with N completion tokens in total: one row each in
-    `table` (see COLUMNS). An engine's samples extend the rows, the grader fills in their verdicts,
-    checkpoints and replay store the table, the record adds columns, and the learner reads columns
-    as arrays.
+    """B rollouts in Q groups, group by group, with N completion tokens in total. `table` has one
+    row per rollout (see COLUMNS). An engine's samples extend the rows, the grader fills in their
+    verdicts, checkpoints and replay store the table, the record adds columns, and the learner reads
+    columns as arrays.
 
     Values of tokens are in flat arrays [N], rollout after rollout (see `places`). `prompt_rows_Q`
     has an entry for every group, including groups that `take` left empty. With several epochs, the

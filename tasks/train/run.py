@@ -126,8 +126,8 @@ class LostError(stage.StageError):
 
 @contextmanager
 def explaining_failures(ranks: Ranks, trainers: Sequence[Trainer]) -> Iterator[None]:
-    """Convert a TrainingError into a StageError, and a loss of all servers or another rank into a
-    LostError. For a lost rank, it names the reporting rank and, given `trainers`, the step."""
+    """Convert a TrainingError into a StageError, and a loss of all servers or a rank into a
+    LostError, which for a lost rank names the reporting rank and, given `trainers`, the step."""
     try:
         yield
     except TrainingError as error:
@@ -195,8 +195,8 @@ def budget_file(run: stage.Stage) -> Path:
 
 
 def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any]:
-    """Return the parameters that change the result. The stage `code` lists the same ones, so that a
-    change that reruns the stage also invalidates its checkpoints."""
+    """Return the parameters that change the result. The stage `code` lists the same ones, so a
+    change that reruns training also invalidates its checkpoints."""
     verify = sections.verify
     return {
         "train": dataclasses.asdict(settings),

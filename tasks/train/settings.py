@@ -198,9 +198,9 @@ class WarmStart:
 
 @settings
 class TrainSettings:
-    """The section `train`. A slot is a mapping with `method`, a file of the slot's folder in
-    tasks/train/methods (the default if missing), and that method's settings; `shape` is a list of
-    such mappings."""
+    """The section `train`. A slot is a mapping with the key `method`, which names a file in the
+    slot's folder in tasks/train/methods (without the key, the default), and that method's settings;
+    `shape` is a list of such mappings."""
 
     batch: BatchSettings = BatchSettings()  # of a step
     updates: Updates = Updates()  # of a batch
@@ -346,7 +346,7 @@ class TrainSettings:
 
     @property
     def lead(self) -> int:
-        """How many steps a batch may begin before its own step: with in-flight updates
+        """The number of steps by which a batch may begin early: with in-flight updates,
         `max_staleness`, less one if over-provisioned; otherwise 2 `num_ahead` - 1, at least 0."""
         if self.in_flight_updates:
             return self.max_staleness - (self.over_provision > 1.0)
@@ -396,7 +396,7 @@ class LearnerSettings:
 @settings
 class SamplerGaps:
     """`guards.max_sampler_gap`: the mean absolute difference allowed between log-probabilities of
-    sampler and trainer, for the coarser dtype. Rounding stays below it; stale weights exceed it."""
+    sampler and trainer, for their coarser dtype. Rounding stays below it; stale weights do not."""
 
     float32: float = 1.0e-4  # both in float32
     bfloat16: float = 0.02  # one in bfloat16

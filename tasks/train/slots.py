@@ -82,7 +82,7 @@ class Control(Protocol):
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """Return the next groups of the step, or more rollouts for its groups. This is called
         again, with the step's rollouts so far, until it returns None. None in a step's first call
-        ends the run; with a budget a first call returns groups: the spent budget ends the run."""
+        ends the run, and is not allowed with a budget, which ends the run itself."""
         ...
 
     def observe(self, rollouts: Rollouts) -> None:
@@ -163,12 +163,12 @@ class Replay(Protocol):
         return 0
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """Return stored rollouts to train on, about `room` in the batch's unit; None if none."""
+        """Return stored rollouts to train on, about `room` in the batch's unit, or None."""
         return None
 
     def join(self, prompt_rows_Q: Ints, score: Score) -> Rollouts:
-        """Return stored rollouts of these distinct prompts, where `group` is the prompt's index in
-        `prompt_rows_Q`; none for a prompt without stored rollouts. Called only with `joins`."""
+        """Return stored rollouts of these distinct prompts, with indices into `prompt_rows_Q` as
+        `group`; none for a prompt without stored rollouts. Called only with `joins`."""
         ...
 
     def prepare(self, score: Score) -> None:
@@ -181,7 +181,7 @@ class Advantage(Configured, Protocol):
     policy's view of the rollouts. With `skips_zeros`, rollouts of advantage 0 are left out of the
     loss as if `select` had dropped them. The loss's denominator must then count them
     (`train.divisor: generated`), and there must be no KL term, which would apply to them too. With
-    `needs_group` advantages are 0 in a group with equal rewards or with fewer than `min_group`
+    `needs_group`, advantages are 0 in a group with equal rewards or with fewer than `min_group`
     rollouts, unless the method also uses lengths, parts of the reward or a fitted prediction. A
     method with `fresh_only` does not allow replay, and a method with `unshaped` does not allow a
     shape that changes rewards."""
@@ -238,12 +238,12 @@ class Bonus:
 
 class Loss(Configured, Protocol):
     """The minimised function. `normalize` sets how tokens are averaged; a KL term and the bonus for
-    `entropy` are averaged in the same way. Every loss has the setting `entropy`. With `separable` a
-    token's term does not depend on its rollout's other tokens, unless a setting `ratio` or
-    `normalize` is sequence. With `reads_reference` the tokens have the log-probabilities of the
+    `entropy` are averaged in the same way. Every loss has the setting `entropy`. With `separable`,
+    a token's term does not depend on its rollout's other tokens, unless the setting `ratio` or
+    `normalize` is `sequence`. With `reads_reference`, the tokens have the log-probabilities of the
     reference, and all kept rollouts have a gradient, even those of advantage 0; with
-    `needs_teacher` the reference is a teacher, otherwise the initial policy. With `needs_several` a
-    batch must have several updates."""
+    `needs_teacher`, the reference is a teacher, otherwise the initial policy. With `needs_several`,
+    a batch must have several updates."""
 
     separable: bool = False
     normalize: Normalize = "token"
@@ -268,7 +268,7 @@ class Loss(Configured, Protocol):
 
     def gains(self, tokens: Tokens) -> Gains:
         """Return each token's weighted objective [N], whose average is maximised, and whether the
-        token is clipped [N], or a scalar 0 if none ever is. Other forms override `__call__`."""
+        token is clipped ([N], or a scalar 0 if none ever is). Other losses override `__call__`."""
         raise NotImplementedError
 
     def rate_factor(self, log_weights_B: Floats, norm: float, reuse: int) -> float:

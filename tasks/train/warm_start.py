@@ -165,8 +165,8 @@ def make_step(trainer: Trainer, demonstrations: Demonstrations, settings: WarmSt
 
 
 def batch_rows(num: int, settings: WarmStart, seed: int, step: int) -> Ints:
-    """Return the rows of the demonstrations (of `num`) that a step uses: the next ones in a random
-    order, drawn for each pass. They depend only on the arguments, so a resumed run repeats them."""
+    """Return which of `num` demonstrations a step uses, by row: the next ones in a random order,
+    drawn for each pass. The choice depends only on the arguments, so a resumed run repeats it."""
     places = np.arange(step * settings.batch_size, (step + 1) * settings.batch_size)
     passes = {number: random_numbers(seed, number, STREAM) for number in np.unique(places // num)}
     orders = {number: rng.permutation(num) for number, rng in passes.items()}

@@ -5,8 +5,8 @@ by memory, not arithmetic. This model estimates the time of the same rollouts on
 
 - a decoding step of b rollouts with S tokens of context in total reads the weights and the KV cache
   once: t0 + (2 Pw + kv S) / (e BW) + 2 Pw b / (ec F);
-- prefill and scoring take (2 P + 2 L d s) / (0.5 F) a token at length s, an update three times the
-  FLOPs at MFU instead of 0.5.
+- prefill and scoring take (2 P + 2 L d s) / (0.5 F) a token at length s; an update has three times
+  these FLOPs, with MFU in place of 0.5.
 
 Its constants come from published measurements. Against an A100 sweep the mean error is 6 % and the
 largest 20 % up to 32 rollouts, and 50 % at 48 and 64. So the benchmark also counts scoring and

@@ -9,10 +9,10 @@ slot excludes it. The few operations per logit of the entropy bonus and the soft
 they are negligible beside the 6 D operations that a logit costs in an update (D: hidden size).
 *charged_paper* is sGPO's flat rate (arXiv 2606.08854): 2 P T for profiling, 12 P T for training
 with a reference model and 8 P T without. *executed* is the actual computation. Shared prompts count
-once, and groups that the update skips do not count. It includes attention, the padding of updates,
-the engine's probe after an update, and tokens read again after a swap of weights or a stop. It
-excludes the few tokens that a server samples for its identification. Every account is in plain
-FLOPs, as Float64: those of a 7B run would overflow Int64.
+once, and groups that the update skips do not count. This account includes attention, the padding of
+updates, the engine's probe after an update, and tokens read again after a swap of weights or a
+stop. It excludes the few tokens that a server samples for its identification. Every account is in
+plain FLOPs, as Float64, because the FLOPs of a 7B run would overflow Int64.
 
 P counts the parameters that multiply a token: the weights of the linear layers, including the
 output head (tied or not), and the active share of a mixture of experts; not the embedding look-up

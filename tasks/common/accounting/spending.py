@@ -49,8 +49,8 @@ def read_budget(path: Path) -> CellBudget | None:
 
 @dataclass(frozen=True)
 class Rows:
-    """The lengths of rollouts: [B] each rollout's group, number of prompt tokens and number of
-    completion tokens. Two rollouts of one prompt of 9 tokens: Rows([0, 0], [9, 9], [2, 3])."""
+    """The lengths of rollouts: arrays [B] of each one's group, count of prompt tokens and count of
+    completion tokens. Rows([0, 0], [9, 9], [2, 3]) has two rollouts of one prompt of 9 tokens."""
 
     group_B: Ints
     prompt_tokens_B: Ints

@@ -86,7 +86,7 @@ def pipeline(text: str, folder: str, later: Round | None) -> str:
 
 
 def relocated(stage: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return a stage of the project with its data below `folder`, run from the project's folder."""
+    """Return a stage of the project that runs from the project's folder on the data in `folder`."""
     here = f"--params {PARAMS} --data {MAIN}"
     if here not in stage["cmd"]:
         raise ParamsError(f"dvc.yaml: the command {stage['cmd']!r} must contain {here}")
@@ -119,8 +119,8 @@ def prompts_of(first: str, folder: str, path: str) -> str:
 
 
 def parameters(path: Path, first: str, policy: str) -> str:
-    """Return a later round's `params.yaml`: the first round's (at `path`), comments included, with
-    `policy` as the initial policy, and with the store and tracking of the root `first`."""
+    """Return a later round's `params.yaml`: a copy of the first round's file `path` (comments too),
+    but with `policy` as the initial policy and the store and tracking of the root `first`."""
     text = path.read_text()
     values = load(path)
     store, tracking = (values.get(name) or {} for name in ("store", "tracking"))

@@ -7,8 +7,8 @@ MAX_STEP = 1.0  # seconds counted between two readings
 
 
 class RunningClock:
-    """The running time of this process in seconds. At most MAX_STEP counts between two readings, so
-    a pause counts almost nothing; read it more often than that."""
+    """The running time of this process in seconds. Between two readings at most MAX_STEP seconds
+    count, so a pause adds almost nothing; read the clock more often than every MAX_STEP."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

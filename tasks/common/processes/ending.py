@@ -28,8 +28,8 @@ def die_with_parent() -> None:
 
 
 def begin_stage() -> None:
-    """Make this process die with its parent and, until `interrupt_on_terminate`, exit at once on
-    Ctrl-C: it has nothing to save yet."""
+    """Make this process die with its parent. Until `interrupt_on_terminate` is called, also make it
+    exit at once on Ctrl-C, since it has nothing to save yet."""
     die_with_parent()
     signal.signal(signal.SIGINT, exit_interrupted)
 
@@ -64,9 +64,9 @@ def interrupt_on_terminate() -> None:
 def interrupted(status: int = INTERRUPTED) -> int:
     """Return `status`, the exit status of a command that caught an interrupt.
 
-    CPython records an interrupt that passed through code compiled from a string (such as that of a
-    dataclass at import), and later kills the process with SIGINT whatever status it returns.
-    Running such code once more clears the record."""
+    CPython records an interrupt that passed through code compiled from a string (for example while
+    a dataclass is created at import), and later kills the process with SIGINT, whatever status it
+    returns. Running code from a string once more clears the record."""
     exec("")  # nosec B102
     return status
 
@@ -76,8 +76,8 @@ def is_orphan() -> bool:
     of this process.
 
     A flow's dvc passes its pid in WINNOW_PARENT. A plain `dvc repro` writes its pid into DVC's lock
-    file while a stage runs. Without either, this process is taken for an orphan if its parent is in
-    another session, so must have adopted it (a container's first process may share the session)."""
+    file while a stage runs. Without either, a parent in another session must have adopted this
+    process, so it is an orphan (but a container's first process may share the session)."""
     given = os.environ.get(PARENT)
     wanted = {int(given)} if given else lock_holders()
     if wanted:

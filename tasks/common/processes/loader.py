@@ -136,7 +136,7 @@ class Process:
         return not self.pending
 
     def expect(self, seconds: float) -> None:
-        """Start the time limit of the next reply; check it in `seconds` at the earliest."""
+        """Start the time limit of the next reply, to be checked in `seconds` at the earliest."""
         self.since = time.monotonic()
         self.cpu_since = self.cpu_seconds()
         self.clock_since = self.clock.seconds

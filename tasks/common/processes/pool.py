@@ -198,7 +198,7 @@ class Pool:
             self.selector.unregister(process.stdin)
 
     def poll(self, work: "Work") -> None:
-        """Wait for events, handle them, and check the processes with a due reply."""
+        """Wait for events, handle them, and check the processes whose deadline has passed."""
         now = time.monotonic()
         if now - self.clock.looked >= LOOK_SECONDS:
             self.clock.read(counts=self.loader is None or not self.loader.is_stopped())

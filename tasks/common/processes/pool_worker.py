@@ -31,8 +31,8 @@ class Unusable(Exception):
 
 
 def limit(memory: int) -> None:
-    """Limit this process to `memory` bytes, small files and no core dumps. Integers in text may
-    have any number of digits."""
+    """Limit this process to `memory` bytes, small files and no core dumps. Lift Python's limit on
+    the number of digits of integers in text."""
     at_most(resource.RLIMIT_AS, memory)
     at_most(resource.RLIMIT_CORE, 0)
     at_most(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)

@@ -91,7 +91,7 @@ def address(settings: Tracking, layout: Layout) -> str:
 def track(
     settings: Tracking, layout: Layout, stage: str, recipe: str | None, seed: int | None
 ) -> Iterator[Tracker]:
-    """Open the record of one stage; close it FINISHED, FAILED, or KILLED after an interrupt.
+    """Open the record of one stage. Close it as FINISHED or FAILED, or as KILLED if interrupted.
     Exceptions propagate."""
     uri = address(settings, layout)
     start = start_event(layout, settings.experiment, stage, recipe, seed)
@@ -190,8 +190,8 @@ def replay(path: Path, uri: str) -> str:
     """Write a pending file to the server at `uri`, into its original run if that exists. Return the
     run's id.
 
-    Raise BlockingIOError while its stage still writes it, and ValueError if it is damaged. After a
-    complete replay, rename the file to `.replayed`."""
+    Raise BlockingIOError if a stage is still writing the file, and ValueError if it is damaged.
+    After a complete replay, rename the file to `.replayed`."""
     events = read_events(path)
     if events[-1]["kind"] != "end":
         if is_alive(events[0]["tags"]):

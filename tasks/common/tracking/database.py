@@ -2,7 +2,7 @@
 
 MLflow creates it in dozens of migrations. A process killed during them leaves a database that no
 later process can open. So the database is created under another name and then renamed. A data
-root's damaged database is set aside. One from an older version requires `mlflow db upgrade`."""
+root's damaged database is set aside. A database of an older MLflow requires `mlflow db upgrade`."""
 
 import logging
 import os

@@ -163,8 +163,8 @@ class Tracker:
         evidence: Path,
         metrics: Mapping[str, float | None],
     ) -> None:
-        """Record a policy's results on external benchmarks: for this run, and for a trained policy
-        also for the run of its recipe and seed, which the file `evidence` identifies."""
+        """Record a policy's results on external benchmarks in this run. For a trained policy,
+        record them also in the run of its recipe and seed, which the file `evidence` identifies."""
         self._record(
             "benchmark",
             recipe=recipe,
@@ -304,7 +304,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def cut(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return parameters in MLflow's form: flat, truncated, without the secrets of addresses."""
+    """Return parameters in MLflow's form: flat, truncated, and without the secrets in URLs."""
     return {key: shorten(without_secrets(value), MAX_PARAM) for key, value in flatten(values)}
 
 

@@ -89,7 +89,7 @@ def write_champion(run: TrackedRun, event: Event) -> None:
     """Apply the report's decision: register the policies whose training runs wrote the evidence,
     under their aliases.
 
-    If such a training run was never recorded here, remove the alias, which points to an old one."""
+    If such a run was never recorded here, remove the alias, which points to an older policy."""
     client, name = run.client, run.client.get_experiment(run.experiment_id).name
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name)

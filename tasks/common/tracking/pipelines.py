@@ -1,7 +1,7 @@
 """The pipeline to which a stage belongs: WINNOW_PIPELINE if a flow set it, else its launcher's.
 
 The launcher is the nearest `dvc` among the stage's ancestors, else the leader of its process group.
-All stages of one `dvc repro` or one script share a pipeline; two typed at a prompt do not."""
+Stages of one `dvc repro` or one script share a pipeline; two stages typed at a prompt do not."""
 
 import os
 import secrets

@@ -47,8 +47,8 @@ class TrackedRun:
 
 
 def connect(uri: str) -> Any:
-    """Return a client with bounded waits. The import takes a second and the database another: both
-    happen only here."""
+    """Return a client with bounded waits. Importing MLflow takes a second, and so does opening the
+    database; both happen only here."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import mlflow

@@ -8,8 +8,8 @@ run fails with an error that names the server and the failure.
 
 A server can also hang: its connections stay open without a response. So every server is probed at
 intervals. If it responds to no probe in MAX_MISSED intervals, it is dead: its requests are
-cancelled, and its rows move to the other servers. A row is never sent to two servers in a race:
-which response is first would depend on a completion's length."""
+cancelled, and its rows move to the other servers. A row is never sent to two servers in a race,
+because the winner would depend on the completion's length."""
 
 import asyncio
 import logging
@@ -173,7 +173,7 @@ class Dispatch(Generic[S, T]):
         MAX_MISSED probes.
 
         A late response counts. The time between beats is a sleep of this process: if the process is
-        delayed, its beats are delayed, too, so no server misses one because of that."""
+        delayed, its beats are delayed, too, so its delay makes no server miss a beat."""
         beats: list[asyncio.Task[bool]] = []  # since the last answer
         try:
             while True:

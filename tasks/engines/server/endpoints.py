@@ -152,7 +152,7 @@ class Connection:
         raise ArtifactError(message)
 
     async def models(self) -> list[dict[str, Any]]:
-        """Return the server's models, dicts with `id`, and with vLLM also `max_model_len`."""
+        """Return the server's models: dicts with `id` and, from vLLM, also `max_model_len`."""
         url = f"{self.endpoint.url}/models"
         answer = await self.request("GET", url, seconds=QUICK_SECONDS)
         if not isinstance(answer, dict) or not answer.get("data"):

@@ -122,8 +122,8 @@ class ServerEngine(StoppableEngine):
             logger.warning("%s; continuing with the other servers", message)
 
     async def identify(self, connection: Connection) -> Completion:
-        """Check that the server serves the policy, and record the model's name there, its context
-        length and the server's version. Return the server's completion of the probe. Raise
+        """Check that the server serves the policy, and record the server's name for the model, its
+        context length and its version. Return the server's completion of the probe. Raise
         ArtifactError, with the server's name, if it serves another policy."""
         model, probe = await self.identity.check(connection, self.versions.current)
         self.models[connection.endpoint] = str(model["id"])
@@ -213,7 +213,7 @@ class ServerEngine(StoppableEngine):
 
     def rejoin(self) -> None:
         """Restart servers that have exited, and load the current weights into servers that are up
-        again. Do nothing unless `can_rejoin`: the next update does both."""
+        again. If `can_rejoin` is false, leave both to the next update."""
         if self.loading is None or not self.can_rejoin:
             return
         with self.changing:
@@ -292,8 +292,8 @@ class ServerEngine(StoppableEngine):
     def replace_weights(
         self, weights: Mapping[str, torch.Tensor], version: int | None, *, in_flight: bool
     ) -> None:
-        """Name the new weights in all processes before any server gets them. Then load them: with
-        completions `in_flight` into the servers that sample, otherwise into all servers that are
+        """Name the new weights in all processes before any server gets them. Then load them into
+        the servers that sample if completions are `in_flight`, otherwise into all servers that are
         up."""
         if self.transfer is None:
             raise ArtifactError(NOT_OURS)

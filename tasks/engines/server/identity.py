@@ -122,8 +122,8 @@ class Identity:
 
 
 def choose_model(names: list[str], digest: str, url: str) -> str:
-    """Return the policy's name among the names that a server serves: its digest, else the only
-    name. Raise ArtifactError if there are several names without the digest."""
+    """Return the policy's name among the `names` that a server serves: its digest if listed, else
+    the only name. Raise ArtifactError if there are several names and none is the digest."""
     if digest in names:
         return digest
     if len(names) > 1:

@@ -13,8 +13,8 @@ LINE = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 class Meter:
-    """Each counter since a server's first reading, summed over all servers; the highest KV cache
-    usage of all readings; and the seconds of sampling."""
+    """The growth of each counter since a server's first reading, summed over all servers; the
+    highest KV cache usage of all readings; and the seconds of sampling."""
 
     def __init__(self) -> None:
         self.last: dict[Endpoint, Counter[str]] = {}

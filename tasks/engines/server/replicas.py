@@ -138,7 +138,7 @@ class Replicas:
     def num_starting(self) -> int:
         """Return the number of servers that have not responded yet. A server whose machine died is
         restarted, at most MAX_RESTARTS times. Raise ArtifactError, with the end of the log, if a
-        server exited for another reason, died more often, or takes longer than START_SECONDS."""
+        server exited for another reason or too often, or takes longer than START_SECONDS."""
         for place in sorted(self.starting):
             replica = self.replicas[place]
             if replica.is_serving():

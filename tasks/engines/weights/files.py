@@ -43,8 +43,8 @@ class Piece(NamedTuple):
 
 class FileTransfer:
     """Transfers weights through files in `folder`, in the servers' `dtype`. Each of the n training
-    processes writes every n-th piece. The servers started from the files in `base`. If they can add
-    the policy's adapters to these (`can_add`), rank 0 writes only the adapters. Otherwise, with
+    processes writes every n-th piece. The servers initially load the files in `base`. If they can
+    add the policy's adapters to these (`can_add`), rank 0 writes only the adapters. Otherwise, with
     `only_changes`, only changed elements are written, unless they take too much space."""
 
     repeats = True

@@ -174,7 +174,7 @@ def members_of(connections: "Sequence[Connection]") -> "tuple[Endpoint, ...]":
 
 
 def in_thread(work: Callable[[], Any]) -> "asyncio.Future[Any]":
-    """Run `work` in a daemon thread, which may never end, on the calling thread's device."""
+    """Run `work` on the calling thread's device, in a daemon thread, because it may never end."""
     result: Future[Any] = Future()
     device = torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
 

@@ -54,7 +54,7 @@ Symbols = tuple[str, ...]
 
 def copied(given: str, golds: Iterable[str], prompt: str) -> str | None:
     """Return the values of an answer, joined by commas, with each copy replaced by the formula of
-    the prompt that it copies; None without a copy, or for an answer longer than MAX_ANSWER."""
+    the prompt that it copies; None if there is no copy, or for an answer longer than MAX_ANSWER."""
     if len(given) > MAX_ANSWER or not calculates(clean(given)):
         return None
     asked = [(Counter(written), formula) for written, formula in formulas(prompt).items()]

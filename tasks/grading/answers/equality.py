@@ -98,7 +98,7 @@ def same_as_python(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 
 @lru_cache(maxsize=4096)
 def readable(gold: str, dialect: str = "latex") -> bool:
-    """Return whether a gold can be compared, unlike a sentence or LaTeX that cannot be parsed."""
+    """Return whether a gold can be compared; a sentence or unparsable LaTeX cannot be."""
     if dialect == "sympy":
         return symbolic.from_python(gold) is not None
     text = of_gold(gold)
@@ -196,7 +196,7 @@ def apart(text: str) -> str:
 
 
 def by_number(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare numbers with or without units. Other answers: False if units conflict, else None."""
+    """Compare numbers, with units if any. For other answers, False if units conflict, else None."""
     found = numbers_equal(gold, given, tolerance)
     if found is not None:
         return found
@@ -267,8 +267,8 @@ def same_list(
 
 
 def by_equation(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare a value with the right side of an equation (False unless the left side names or
-    calculates the right), or the right sides of two equations with the same name; else None."""
+    """Compare a value with an equation's right side (False unless the left side names or calculates
+    the right), or the right sides of two equations with the same name on the left; else None."""
     first, second = sides_of(gold), sides_of(given)
     one_name = is_named(first[0]) and key(first[0]) == key(second[0])
     if one_name and len(first) == len(second) == 2 and not SEPARATED.search(gold + given):

@@ -80,7 +80,7 @@ def plain_base(text: str) -> str:
 
 
 def based(text: str) -> tuple[str, str | None]:
-    """Return the digits and the base of a number such as `33_4`; the base is None without one."""
+    """Return the digits and the base of a number such as `33_4`; the base is None if not given."""
     text = plain_base(text)
     found = BASED.fullmatch(text)
     if found is None:

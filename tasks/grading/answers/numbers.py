@@ -51,8 +51,8 @@ EXACT = Tolerance()
 
 
 def typed(text: str) -> str:
-    """Return the text with ASCII minus signs and spaces, and with full-width digits, superscripts
-    and single-character fractions (½) in ASCII or LaTeX."""
+    """Return the text with its minus signs and spaces in ASCII, and with full-width digits,
+    superscripts and single-character fractions (½) converted to ASCII or LaTeX."""
     if text.isascii():
         return text
     text = (

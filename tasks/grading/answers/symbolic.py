@@ -1,7 +1,7 @@
 r"""Convert mathematics into sympy expressions, and compare these. LaTeX is parsed by math-verify's
 parser, Python notation through a syntax tree (nothing is executed).
 
-Units, which math-verify's parser removes by default, are kept: `5-5c` is not 0."""
+Units, which math-verify's parser removes by default, are kept, so `5-5c` is not 0."""
 
 import ast
 import math
@@ -159,7 +159,7 @@ def name_of(function: ast.expr) -> str:
 
 
 def cells(row: ast.expr) -> list[Any]:
-    """Return the cells of a matrix row: a list, or a single number."""
+    """Return the cells of a matrix row, which is a list or a single number."""
     return [build(cell) for cell in row.elts] if isinstance(row, ast.List) else [build(row)]
 
 

@@ -29,8 +29,8 @@ MARKERS = {
 
 
 def compares(number: int, relation: str, limit: float) -> bool:
-    """Return whether a number is below a limit (relation `less than`), or not (`at least`). Raise
-    ValueError for another relation."""
+    """Return whether a number is below a limit (relation `less than`) or not below it (`at least`).
+    Raise ValueError for another relation."""
     if relation == "less than":
         return number < limit
     if relation == "at least":
@@ -42,7 +42,7 @@ def compares(number: int, relation: str, limit: float) -> bool:
 
 
 def has_keywords(text: str, *, keywords: list[str]) -> bool:
-    """Return whether all keywords occur, also within words, ignoring case."""
+    """Return whether all keywords occur, even inside other words, ignoring case."""
     return all(keyword.lower() in text.lower() for keyword in keywords)
 
 
@@ -80,7 +80,7 @@ def number_of_sentences(text: str, *, num_sentences: int, relation: str) -> bool
 
 
 def count_sentences(text: str) -> int:
-    """Return the number of sentences. Text after the last end of a sentence counts as one."""
+    """Return the number of sentences. Text after the last full sentence counts as another."""
     count = 0
     after = 0
     for end in SENTENCE_END.finditer(text):
@@ -111,7 +111,7 @@ def first_word_of_paragraph(
     text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
 ) -> bool:
     """Return whether there are exactly this many paragraphs separated by two line breaks, and the
-    first word of paragraph `nth_paragraph`, from 1, is `first_word`, ignoring case."""
+    first word of paragraph `nth_paragraph` (counted from 1) is `first_word`, ignoring case."""
     paragraphs = [paragraph.strip() for paragraph in text.split("\n\n")]
     count = sum(map(bool, paragraphs))
     index = int(nth_paragraph) - 1

@@ -118,8 +118,8 @@ def assertion(statement: ast.stmt, helpers: Collection[str]) -> Assertion:
 
 
 def collect(node: ast.AST, questions: list[str], helpers: set[str], own: str | None) -> None:
-    """Append to `questions` each call of the program in an expression. The program may define
-    `own`, a name in FUNCTIONS. Raise Unsupported for a part that must run in its process."""
+    """Append to `questions` a node's calls of the program's functions. `own` is a name in FUNCTIONS
+    that the program may define. Raise Unsupported if a part must run in the program's process."""
     if isinstance(node, ast.Call) and function_name(node) in (None, own):
         check_question(node, helpers, own)
         questions.append(ast.unparse(node))

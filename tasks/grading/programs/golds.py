@@ -1,7 +1,7 @@
 """Tests of programs: the normal form of golds, and the conversion of published forms.
 
-A gold of the verifier `code` is JSON text in one of three forms, as in published data (APPS, arXiv
-2105.09938, TACO and LiveCodeBench; MBPP, arXiv 2108.07732; HumanEval, arXiv 2107.03374):
+A gold of the verifier `code` is JSON text in one of three forms, as published in APPS (arXiv
+2105.09938), TACO, LiveCodeBench, MBPP (arXiv 2108.07732) and HumanEval (arXiv 2107.03374):
 
     {"stdin_stdout": {"inputs": ["1 2\\n"], "outputs": ["3\\n"]}}
     {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}

@@ -7,7 +7,7 @@ in this process. Its replies are therefore judged in another process.
 
 The first input line is the configuration: `memory`, `file_bytes`, `processes`, `packages` (a folder
 to import from, or null), `parent_death` (whether this process dies with its parent). Every later
-line is one of these requests, each with `"seconds"` (its limit on CPU time) and one reply line:
+line is a request that has `"seconds"` (its limit on CPU time) and gets one reply line. Requests:
 
 - {"load": source, "name": name, "run": false}: compile the program; if `run` is true (for calls and
   assertions), also run the source `before` and then the program;

@@ -69,7 +69,7 @@ class Stopped(Exception):
 
 
 class Killed(Stopped):
-    """Raised after SIGKILL or SIGTERM. `outside`: the program cannot have sent the signal."""
+    """Raised after SIGKILL or SIGTERM; if `outside`, the program cannot have sent the signal."""
 
     def __init__(self, words: str, outside: bool) -> None:
         super().__init__(words)
@@ -120,7 +120,7 @@ class Session:
         self.start(sandbox)
 
     def start(self, sandbox: Sandbox) -> None:
-        """Wait until the interpreter has set its limits; else raise SandboxError or Killed."""
+        """Wait for the interpreter to set its limits. Raise SandboxError or Killed if it fails."""
         configuration = {
             "memory": self.memory,
             "file_bytes": FILE_BYTES,
@@ -236,7 +236,7 @@ class Session:
     def exit_code(self) -> int | None:
         """Return the exit status, or a signal as a negative number; None if the process is running.
 
-        Only `close` reaps the process, so that the pid that it kills has not been reused."""
+        Only `close` reaps the process, so the pid that it kills cannot have been reused."""
         how = os.WEXITED | os.WNOWAIT | os.WNOHANG
         ended = os.waitid(os.P_PID, self.popen.pid, how)
         if ended is None:
@@ -303,7 +303,7 @@ class Integers:
 
 def adopt_orphans(wanted: bool) -> None:
     """Start or stop adopting orphaned descendants. If bubblewrap ends before its child, this
-    process must wait for the child: the first process of a container might not reap orphans."""
+    process must wait for the child, as a container's first process might not reap orphans."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 

@@ -59,8 +59,8 @@ def verify(completion: str, answer: str) -> Verdict:
 
 
 def find_expression(text: str) -> str:
-    """Return the expression in the completion with Python's operators; an empty string if there is
-    none, or if it has more than MAX_LENGTH characters."""
+    """Return the completion's expression, converted to Python's operators; an empty string if there
+    is none, or if it has more than MAX_LENGTH characters."""
     lines = [
         line
         for line in marked_answer(text)[-10 * MAX_LENGTH :].splitlines()

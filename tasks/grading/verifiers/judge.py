@@ -10,8 +10,8 @@ Off unless a source names it: a verdict costs money, can be wrong, and can be ma
 - `parameters` of the model in billions, for the ledger: 2 P FLOPs per token, like any forward pass;
 - `seconds` to wait for a reply, `concurrency` of requests.
 
-The stage itself sends the requests (`tasks.grading.judge`), because the processes in which other
-verifiers run send none. So a judge cannot be part of a `composite` or a `part`. The stage stores
+The processes in which other verifiers run send no requests. The stage itself sends them
+(`tasks.grading.judge`), so a judge cannot be part of a `composite` or a `part`. The stage stores
 every verdict but `error`, by settings, completion and gold. Not tested on real cases."""
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-r"""`part`: apply another verifier to one part of the completion, which the group of a regular
+r"""`part`: apply another verifier to the part of the completion that the group of a regular
 expression captures.
 
 `pattern: '(?s).*</think>(.*)'` selects the text after the reasoning, `'####\s*(.*)'` requires

@@ -3,7 +3,7 @@
 Answer and gold are lower-cased and stripped of ASCII punctuation, articles and surplus white space.
 The gold is one text, or a JSON list of several: the best match counts. F1, the score, counts the
 words that answer and gold share, with repetitions. The answer is the part marked by tags or a box,
-else the whole completion: to judge only the text after the reasoning, use a `part`. Not supported:
+else the whole completion; to judge only the text after the reasoning, use a `part`. Not supported:
 languages without spaces between words, number words, synonyms."""
 
 import json
@@ -64,8 +64,8 @@ def normalize(text: str) -> tuple[str, ...]:
 
 
 def f1(given: tuple[str, ...], gold: tuple[str, ...]) -> float:
-    """Return the harmonic mean of the precision and recall of words; if either side is empty, 1 if
-    both are, else 0."""
+    """Return the harmonic mean of the precision and recall of words; 1 if both sides are empty, 0
+    if only one is."""
     if not given or not gold:
         return float(given == gold)
     shared = (Counter(given) & Counter(gold)).total()

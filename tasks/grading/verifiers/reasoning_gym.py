@@ -54,8 +54,8 @@ HARMFUL = re.compile(
 
 
 def gold(task: str, entry: Mapping[str, Any]) -> str:
-    """Return the gold of one of the library's problems: the fields that a scorer may require,
-    without its position in the library's data set, so that equal problems have equal golds."""
+    """Return the gold of a library problem: the fields that a scorer may require, but not the
+    problem's position in the library's data set, so that equal problems have equal golds."""
     place = ("source_dataset", "source_index")
     metadata = {name: value for name, value in entry["metadata"].items() if name not in place}
     found = {"task": task, "entry": {"answer": entry["answer"], "metadata": metadata}}

@@ -1,6 +1,6 @@
 """The plots that `dvc plots` shows side by side: validation accuracy against compute in each
 account, and the groups that the reference sampled. They are SVG files without scripts or network
-requests; one also has a dark version. An arrow in the account of the budget shows how much less
+requests; one also has a dark version. An arrow in the budget account's plot shows how much less
 compute a recipe needed for the reference's final accuracy, as in the report's first sentence."""
 
 import io

@@ -244,8 +244,8 @@ class Checkpoints:
         return None
 
     def branch_from(self, chosen: Path) -> None:
-        """Unless the loaded checkpoint `chosen` is the newest, copy it as the newest: the next
-        restart resumes from it. Later checkpoints stay until `keep` newer ones are written, so
+        """Unless the loaded checkpoint `chosen` is the newest, copy it as the newest, so that the
+        next restart resumes from it. Later checkpoints stay until `keep` newer ones are written, so
         `--resume` with one of them undoes a mistake."""
         if self.steps() and chosen.resolve() == self.steps()[-1].resolve():
             return
@@ -296,8 +296,8 @@ class Checkpoints:
         write_checked(self.folder / WORK, {"executed": executed, "lost": lost})
 
     def count_lost(self, executed: Mapping[str, float]) -> dict[str, float]:
-        """Return and record the work that this run has lost to kills: the recorded work minus
-        `executed`, which is the work in the state that the run resumes, plus earlier losses."""
+        """Return and record the work that this run has lost to kills: earlier losses, plus the
+        recorded work, minus `executed` (the work in the state from which the run resumes)."""
         note = read_note(self.folder / WORK)
         noted, before = note.get("executed", {}), note.get("lost", {})
         lost = {

@@ -26,7 +26,7 @@ class Episode(environment.Episode):
         self.gold = gold and gold[0]
 
     def reply(self, turn: str) -> str | None:
-        """Return a reply of the settings; None if the number is right or the gold has no number."""
+        """Return a reply from the settings; None if the number is right or the gold has none."""
         found = numeric.find_number(turn)
         if self.gold is None:
             return None

@@ -24,7 +24,7 @@ PRECISION = 0.005  # of the search for the capacity, as a share of the mean
 @dataclass(frozen=True)
 class Group:
     """Rollouts that share the prefill of `prompt` tokens: their `rows`, the longest first, and
-    their `lengths`, the number of tokens of each that are not shared."""
+    their `lengths`, each rollout's number of tokens outside the shared prompt."""
 
     prompt: int
     rows: Ints
@@ -77,8 +77,8 @@ def pieces(rollouts: Rollouts, rows: Ints, *, shares: bool) -> list[Group]:
 def place(
     groups: list[Group], capacity: float, num_ranks: int, *, whole: bool = False
 ) -> dict[int, int] | None:
-    """Return each row's rank, with at most `capacity` tokens per rank, and with `whole` one rank
-    for each group; None if that fails when groups are placed in this order."""
+    """Return each row's rank, so that no rank has more than `capacity` tokens and, with `whole`, no
+    group is split; None if that fails when groups are placed in this order."""
     ranks = [(0.0, rank) for rank in range(num_ranks)]  # the number of tokens, and the rank
     found: dict[int, int] = {}
     for group in groups:

@@ -28,12 +28,12 @@ def corrected_tokens(
 ) -> tuple[Tokens, torch.Tensor]:
     """Return the tokens as input of a loss, and [N] whether a bound or `reject` changed a weight.
 
-    Without `proximal`, the old policy is that before the batch's first update; with a single update
-    it is the policy itself, without gradient. `ratio_to: sampler` divides by the sampler instead
-    and leaves the weights at 1. `level: sequence` gives all tokens of a rollout the product of its
-    ratios, which is unbiased and has a higher variance; `geometric` gives them the geometric mean.
-    A weight outside `floor` and `cap` becomes the bound (`mode: truncate`) or 0 (`mode: mask`).
-    `reject` sets weights to 0 by its own bounds on old / sampler.
+    Without `proximal`, the old policy is the one before the batch's first update; with a single
+    update, it is the policy itself, without gradient. `ratio_to: sampler` divides by the sampler
+    instead and leaves the weights at 1. `level: sequence` gives all tokens of a rollout the product
+    of its ratios, which is unbiased and has a higher variance; `geometric` gives them the geometric
+    mean. A weight outside `floor` and `cap` becomes the bound (`mode: truncate`) or 0
+    (`mode: mask`). `reject` sets weights to 0 by its own bounds on old / sampler.
     """
     log_weights_N = (old_logprobs_N - sampler_logprobs_N).detach()
     if correction.ratio_to == "sampler":
@@ -68,7 +68,7 @@ def far_tokens(log_ratios_N: Floats, limit: float) -> Bools:
 def at_level(
     log_ratios_N: torch.Tensor, row_N: torch.Tensor, num_rows: int, level: str
 ) -> torch.Tensor:
-    """Return [N] log-ratios per token, or per rollout: the sum, or with `geometric` the mean."""
+    """Return [N] the log-ratios of tokens, or their sums (`geometric`: means) over rollouts."""
     if level == "token":
         return log_ratios_N
     sums_B = log_ratios_N.new_zeros(num_rows).index_add(0, row_N, log_ratios_N)

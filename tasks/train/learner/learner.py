@@ -151,9 +151,9 @@ class Learner:
         return self.settings.kl_coefficient > 0 or loss.reads_reference
 
     def has_gradient(self, rollouts: Rollouts, loss: Loss) -> Bools:
-        """Return [B] whether a rollout is kept and has a gradient. Only these are computed, and
-        charged in `charged_mixed`. Advantage 0 has no gradient, unless there is a reference or an
-        entropy bonus."""
+        """Return [B] whether a rollout is kept and has a gradient. Only such rollouts are computed,
+        and charged in `charged_mixed`. Advantage 0 has no gradient, unless there is a reference or
+        an entropy bonus."""
         if self.reads_reference(loss) or loss.entropy.is_on:
             return rollouts.kept_B
         return rollouts.kept_B & rollouts.has_advantage_B()
@@ -287,8 +287,8 @@ class Learner:
         )
 
     def fillers(self, rollouts: Rollouts, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Return dummy micro-batches, so that every rank of a sharded policy has the same number:
-        the ranks gather its parameters together. All ranks must call this before they compute."""
+        """Return dummy micro-batches to give all ranks of a sharded policy the same number, since
+        they gather parameters together. All ranks must call this before they compute."""
         if not self.is_sharded:
             return []
         missing = max(self.ranks.all_gather(len(batches))) - len(batches)

@@ -110,8 +110,8 @@ def micro_batches(
     by_group: bool,
 ) -> list[MicroBatch]:
     """Return `rows` in micro-batches of at most `max_tokens` computed tokens (one row at least),
-    the longest first: an allocation that would fail then does so at once, not hours later.
-    `by_group` keeps the rollouts of a prompt together, counting each prompt once and no padding
+    the longest first, so that an allocation that will fail does so at once, not hours later.
+    `by_group` keeps the rollouts of a prompt together; it counts each prompt once, and no padding
     (see `MicroBatch.shared`). Otherwise rows of similar length share a batch, padded."""
     batches = fill(rollouts, rows, max_tokens, by_group=by_group)
     return [MicroBatch(rollouts, np.array(batch), device) for batch in batches]

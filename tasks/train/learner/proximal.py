@@ -1,11 +1,11 @@
 """The proximal policy of stale tokens: the denominator of the clipped ratio (arXiv 2605.12070).
 
-For a stale token, the ratio of policy to sampler has two factors. The first, policy over the
-version that sampled it, both in the trainer, measures staleness and belongs in the clip. The
-second, that version in the trainer over that version in the engine, measures mismatch and belongs
-in the importance weight (`correction`). `snapshot` computes log-probabilities of that version with
-a copy of its weights. `ewma` uses one copy instead: a weighted mean of the weights after each step.
-It restarts from the present weights if too many tokens are clipped or outside the bounds."""
+For a stale token, the ratio of policy to sampler has two factors. The first, the policy over the
+token's version (both in the trainer), measures staleness and belongs in the clip. The second, the
+token's version in the trainer over the same version in the engine, measures mismatch and belongs in
+the importance weight (`correction`). `snapshot` computes log-probabilities of a version with a copy
+of its weights. `ewma` uses one copy instead: a weighted mean of the weights after each step. It
+restarts from the present weights if too many tokens are clipped or outside the bounds."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

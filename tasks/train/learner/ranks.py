@@ -107,7 +107,7 @@ def buckets(tensors: Sequence[torch.Tensor], max_bytes: int) -> list[list[torch.
 
 def launch_ranks(module: str, arguments: list[str], num_processes: int) -> None:
     """Replace this process with torchrun, which runs `num_processes` processes of `module`; do
-    nothing for a single one. They stop when this process stops."""
+    nothing if the number is 1. The processes stop when this one stops."""
     if num_processes == 1:
         return
     launcher = [
@@ -130,7 +130,7 @@ def announced_ranks(timeout: timedelta) -> Ranks:
 def join_ranks(device: torch.device, timeout: timedelta, *, always: bool = False) -> Ranks:
     """Join the processes that torchrun started; a single process is rank 0 of 1, and gets a process
     group only with `always`. A collective that takes longer than `timeout` raises an error with
-    gloo; with NCCL torch kills the process."""
+    gloo; with NCCL, torch kills the process."""
     ranks = announced_ranks(timeout)
     if ranks.size == 1 and not always:
         return ranks

@@ -101,8 +101,8 @@ def accumulate_gradients(
     kept: StepTotals | None = None,
 ) -> UpdateStats:
     """Add the gradient of the whole step's objective to the parameters. Rollouts without old
-    log-probabilities use the policy's own. The loss is divided by `totals`, and the KL term and the
-    entropy bonus, sums over the kept rollouts, by their totals `kept` (None: all are kept)."""
+    log-probabilities use the policy's own. The loss is divided by `totals`; the KL term and entropy
+    bonus, sums over the kept rollouts, are divided by their totals `kept` (None: all are kept)."""
     stats, unread = UpdateStats(), list[dict[str, torch.Tensor]]()
     trained_N, is_current_N = rollouts.trained_N(), rollouts.is_current_N(objective.version)
     marked_N = objective.loss.marks(rollouts)
@@ -309,7 +309,7 @@ def entropies(logprobs_NV: torch.Tensor) -> torch.Tensor:
 
 
 class Entropies(torch.autograd.Function):
-    """`entropies`, storing its input as the only [N, V] array. The gradient is with respect to the
+    """`entropies`, storing only one [N, V] array: its input. The gradient is with respect to the
     logits; `log_softmax` passes it on unchanged because it sums to 0 over V."""
 
     @staticmethod

@@ -5,9 +5,9 @@
 `train.max_staleness` and `train.over_provision` set how many groups exist at once:
 
 - 0 and 1.0: a step requests, samples and takes its own batch;
-- `max_staleness` above 0: the batches of the next steps are sampled, from one policy, during the
-  updates on as many batches (`TrainSettings.num_ahead`; AReaL, arXiv 2505.24298; periodic
-  asynchrony, arXiv 2511.18871);
+- `max_staleness` above 0: the batches of the next n steps are sampled, all from one policy, during
+  the updates on the n batches before them (`TrainSettings.num_ahead`; AReaL, arXiv 2505.24298;
+  periodic asynchrony, arXiv 2511.18871);
 - `over_provision` above 1: groups of the next step are in flight along with those of the current
   step. Sampling ends when as many groups as the step requested are complete. The others continue
   later, from their partial tokens (APRIL, arXiv 2509.18521). Sampling also waits for groups that
@@ -15,9 +15,9 @@
   had, in the order of the requests, so no group is lost and none remains at the end.
 
 The policy that samples a batch depends on the steps and not on the clock, unless weights are
-replaced in the middle of completions (`train.in_flight_updates`). Short completions end first: with
-`over_provision` early batches are easier and late ones longer. The importance weights of the loss
-correct for older policies."""
+replaced in the middle of completions (`train.in_flight_updates`). Short completions end first, so
+with `over_provision`, early batches are easier and late ones longer. The importance weights of the
+loss correct for older policies."""
 
 import math
 import threading
@@ -60,8 +60,8 @@ def random_numbers(seed: int, step: int, stream: int) -> np.random.Generator:
 
 
 def cut(request: GroupRequest, most: int, batch: BatchSettings) -> GroupRequest:
-    """Return the request cut to its first `most` rollouts, for the end of a budget. Return it whole
-    if the batch counts prompts."""
+    """Return the request cut to its first `most` rollouts, near the end of a budget. Return it
+    whole if the batch counts prompts."""
     if batch.unit == "prompts":
         return request
     before = np.cumsum(request.counts) - request.counts
@@ -77,8 +77,8 @@ def cut(request: GroupRequest, most: int, batch: BatchSettings) -> GroupRequest:
 class Batch:
     """The groups of a step, and the amount that the replay adds to them (in the batch's unit).
 
-    `progress` is the share of the run that is done after this step. With a budget, it is predicted
-    and `spent` is incomplete until the step's update. `wanted` is the target amount of the
+    `progress` is the share of the run that is done after this step. With a budget, `progress` is
+    predicted, and `spent` incomplete, until the step's update. `wanted` is the target amount of the
     control's requests, in the batch's unit. `cost` and `seconds` include sampling and judging.
 
     `choices` and `seeds` generate the step's random numbers for the control and for completions.
@@ -108,9 +108,9 @@ class RolloutBuffer:
     """The requested batches that no step has taken, in the order of their steps. The first
     `num_complete` of them are complete. `progress` is the share of the run that is done after the
     taken batches; `unobserved` are the taken batches that the control has yet to observe. With a
-    budget (`spending`) the run ends when it is spent, and not with the plan. One thread may fill
-    the buffer while another takes batches or saves: all state changes under `lock`, and sampling
-    uses copies of the groups."""
+    budget (`spending`), the run ends when the budget is spent, not with the plan. One thread may
+    fill the buffer while another takes batches or saves, so both change shared state only under
+    `lock`, and sampling uses copies of the groups."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class RolloutBuffer:
 
     def fill(self, version: int) -> bool:
         """Complete one more batch, with the policy after `version` updates; return False at the end
-        of the run. It does not change state that an update changes."""
+        of the run. This changes no state that an update changes."""
         with self.lock:
             self.began = time.perf_counter()
             if self.settings.in_flight_updates:  # control must not depend on the clock
@@ -309,8 +309,8 @@ class RolloutBuffer:
 
     def in_flight(self, batch: Batch, later: Sequence[Batch]) -> pl.DataFrame:
         """Return the requested groups of a batch, followed by the groups of the next batch that are
-        sampled with it: not more than the next batch contains, and none if it is in another phase
-        of the plan."""
+        sampled along with them: at most all of the next batch, and none if the next batch is in
+        another phase of the plan."""
         table = batch.fresh.table.filter(pl.col("group").is_in(batch.asked))
         if not later or later[0].phase != batch.phase:
             return table

@@ -145,7 +145,7 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
 
 def check_ages(trainer: Trainer, batch: Batch) -> int:
     """Return the oldest version that a fresh token may have: that of `max_staleness` steps ago.
-    Raise ArtifactError for an older one, or one newer than the trainer's policy."""
+    Raise ArtifactError if a token's version is older, or newer than the trainer's policy."""
     newest, limit = trainer.learner.version, trainer.run.settings.max_staleness
     steps = trainer.state.steps[-limit:] if limit else []
     oldest: int = newest - sum(row["num_updates"] for row in steps)
@@ -161,8 +161,8 @@ def check_ages(trainer: Trainer, batch: Batch) -> int:
 
 @contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Yield a check for Ctrl-C and SIGTERM, to stop after the step. A second signal stops at
-    once."""
+    """Yield a function that returns whether Ctrl-C or SIGTERM has requested a stop after the step.
+    A second signal stops at once."""
     asked: list[int] = []
 
     def ask(number: int, frame: object) -> None:

@@ -95,8 +95,8 @@ class Reporter:
         self.values = []
 
     def show(self, row: Mapping[str, Any], seconds: float) -> None:
-        """Show the step on the progress bar, which adds rate and time left. The bar counts only the
-        trunk's rollouts or, with a budget, the spent part of it."""
+        """Show the step on the progress bar, which adds rate and time left. The bar advances only
+        on the trunk: by its rollouts or, with a budget, by the amount spent."""
         state, buffer, branch = self.trainer.state, self.trainer.buffer, self.trainer.state.branch
         done = state.ledger.rollouts["generate"] if buffer.spending is None else buffer.spent
         if branch is None:

@@ -4,12 +4,12 @@ steps during the updates of the current ones (`TrainSettings.num_ahead`).
 Sampling ahead works in rounds. During the updates of a round, the batches of the next one are
 sampled, all from the policy at the start of the round. Then both sides wait for each other, the
 methods that control sampling observe the round, the engine gets the new weights, and a probe
-verifies them. A round of n batches is trained on n to 2n - 1 steps after its policy.
+verifies them. When the n batches of a round are used, their policy is n to 2n - 1 steps old.
 
 With `train.in_flight_updates` there are no rounds. A step begins when its batch is complete. After
-each step the engine gets the new weights, while it samples, and one more batch may begin: the batch
-`max_staleness` steps later. By then, `control` has observed the same steps, whichever side is
-faster. A completion continues with the new policy, and records the policy of each token
+each step the engine gets the new weights while it samples, and one more batch may begin: that of
+`max_staleness` steps later. Whichever side is faster, `control` has observed the same steps when a
+batch begins. A completion continues with the new policy, and records the policy of each token
 (PipelineRL, arXiv 2509.19128). Both sides wait for each other only when the policy is validated and
 when a branch ends."""
 
@@ -51,7 +51,7 @@ class Sampler:
                 self.lock.wait_for(lambda: not self.is_busy)
 
     def fill(self) -> None:
-        """Wait until a batch (or with rounds a whole round) is complete, or the run has ended."""
+        """Wait until a batch (with rounds, a whole round) is complete, or the run has ended."""
         buffer, state = self.buffer, self.trainer.state
         with state.timed("wait" if self.is_ahead else "generate"):
             if self.is_ahead and not (self.has_rounds and buffer.num_complete):
@@ -66,7 +66,7 @@ class Sampler:
         self.raise_error()
 
     def wait_until_filled(self) -> None:
-        """Sample ahead until a batch (or with rounds a whole round) is complete."""
+        """Sample ahead until a batch (with rounds, a whole round) is complete."""
         self.begin()
         with self.lock:
             self.lock.wait_for(
@@ -138,8 +138,8 @@ class Sampler:
             self.catch_up()
 
     def wait_until_idle(self) -> None:
-        """Wait until sampling stops: with rounds after the round in flight, without rounds after
-        the batch in flight (on all ranks the same batch). Raise the sampling thread's error."""
+        """Wait until sampling stops: after the round in flight or, without rounds, after the batch
+        in flight (the same batch on all ranks). Raise the sampling thread's error."""
         if not self.has_rounds:
             with self.lock:
                 self.target = min(self.target, self.buffer.num_sampled + self.is_busy)

@@ -107,7 +107,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
 
 
 def unreadable_part(trainer: Trainer, loaded: Loaded) -> str | None:
-    """Return a name for what this code cannot read in a checkpoint by other code, or None."""
+    """Name what this code cannot read in a checkpoint that other code wrote, or return None."""
     tensors, numbers, tables = loaded
     if BUFFER not in numbers or not {*COLUMNS} <= {*tables[BUFFER].columns}:
         return "rollouts"
@@ -140,8 +140,8 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
 
 
 def write_results(trainer: Trainer, checkpoints: Checkpoints, out: Path) -> None:
-    """Write the run's artifacts, with rollouts from its last checkpoint. Raise TrainingError if
-    that is not intact. Every rank calls this, since a sharded policy is gathered from all."""
+    """Write the run's artifacts, with rollouts from its last checkpoint. Raise TrainingError if the
+    checkpoint is not intact. Every rank calls this, as a sharded policy is gathered from all."""
     model, adapter = trainer.learner.whole_model(), trainer.learner.adapter()
     if model is None or not trainer.run.ranks.is_main:
         return

@@ -1,7 +1,7 @@
 """The progress of a run in its budget: the cost of its steps so far, and the limit of the next one.
 
-While batches are in flight, their cost is predicted from the newest steps, and a whole batch is
-requested or none. Otherwise the remaining budget limits the size of the next batch."""
+While batches are in flight, their cost is predicted from the newest steps, and either a whole batch
+or none is requested. Otherwise the remaining budget limits the size of the next batch."""
 
 from dataclasses import dataclass, field
 
@@ -50,7 +50,7 @@ class Spending:
         return min(self.predicted(num_ahead) / self.budget.amount, 1.0)
 
     def done(self, num_ahead: int) -> float:
-        """Return the share as in `progress`, but without `before` in spending and budget."""
+        """Return `progress` with `before` subtracted from both spending and budget."""
         trained = self.predicted(num_ahead) - self.before
         return min(trained / (self.budget.amount - self.before), 1.0)
 
@@ -62,8 +62,8 @@ class Spending:
         return left <= 0.0 or left < least
 
     def most(self, num_ahead: int) -> int:
-        """Return the limit of the next step in the batch's unit: `size`; with no batches ahead, at
-        most what the remaining budget pays for at the highest cost of the newest steps."""
+        """Return the limit of the next step in the batch's unit: `size` or, with no batches ahead,
+        what the remaining budget pays for at the newest steps' highest cost, if that is less."""
         if num_ahead or not self.costs:
             return self.size
         return min(self.size, int((self.budget.amount - self.spent) / max(self.costs)))

@@ -31,9 +31,9 @@ LIKENESS_WINDOW = 64.0  # window of the estimate, in variance of outcomes
 
 @settings
 class PriorSettings:
-    """`strength`: the weight of a stratum's rate in its prompts' estimates (until it is learned),
-    and of the overall rate in a stratum's estimate, in rollouts. The windows are the numbers of
-    latest rollouts in the estimates of a prompt and of a stratum."""
+    """`strength`, in rollouts: the weight of a stratum's rate in its prompts' estimates (until this
+    weight is learned), and of the overall rate in a stratum's estimate. The windows are the numbers
+    of latest rollouts in the estimates of a prompt and of a stratum."""
 
     strength: float = 8.0  # weight of a stratum's and of the overall rate, in rollouts
     prompt_window: float = 8.0  # latest rollouts in a prompt's estimate
@@ -47,8 +47,8 @@ class PriorSettings:
 
 @dataclass
 class Belief:
-    """Discounted successes and trials of every prompt and of every stratum; variance between the
-    prompts of a stratum and total variance, each summed over groups."""
+    """Discounted successes and trials of every prompt and of every stratum; the variance between a
+    stratum's prompts, and the total variance, each summed over groups."""
 
     correct: Floats
     trials: Floats

@@ -153,7 +153,7 @@ class Collector:
         return self.engine.generate_until(request, is_enough)
 
     def pass_rates(self, prompts: Prompts, asked: Rollouts) -> tuple[Floats, Cost]:
-        """Return the pass rate of each prompt in `asked` with a graded rollout, and the cost."""
+        """Return the pass rates of prompts that get a graded rollout in `asked`, and the cost."""
         table, cost = self.collect(prompts, asked.table, version=-1, training=False)
         graded = replace(asked, table=table)
         graded = graded.where(~graded.is_error_B())
@@ -247,9 +247,9 @@ def check_versions(samples: Samples, version: int) -> None:
 
 
 class Enough:
-    """The condition under which sampling may end before all of this rank's groups are complete: as
-    many are complete as this rank's share of `until[0]` groups, and so are all groups in flight
-    since step `until[1]` or earlier. `rows_B` are the sampled rows of `table`."""
+    """The condition under which sampling may end before all of this rank's groups are complete: at
+    least its share of `until[0]` groups must be complete, and every group in flight since step
+    `until[1]` or earlier. `rows_B` are the sampled rows of `table`."""
 
     def __init__(
         self, table: pl.DataFrame, rows_B: Ints, until: tuple[int, int], ranks: Ranks

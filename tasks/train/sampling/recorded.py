@@ -30,8 +30,8 @@ def of_groups(
     record: pl.DataFrame, table: pl.DataFrame, ids: pl.Series, step: int, version: int | None
 ) -> pl.DataFrame:
     """Return the recorded rollouts that replace the unfinished ones of `table`. Raise ArtifactError
-    if the record has other groups. All tokens get the policy version `version`, because on another
-    machine some step may have made no update; with None they keep their recorded versions."""
+    if the record has other groups. All tokens get the policy version `version`, because a step may
+    have made an update on one machine but not the other; with None they keep the recorded one."""
     wanted = table.select(
         "group",
         "reason",

@@ -14,8 +14,8 @@ on, with RLOO's advantages. c, `update_cost`, is the cost of training on a rollo
 generating it (3 in FLOPs). QAE has the same gate (arXiv 2509.22611), but divides by the standard
 deviation and trains on all rollouts.
 
-Rewards are split at the midpoint of the group's extremes: with two reward values, into correct and
-wrong. `posterior` takes the side from a posterior that excludes the group.
+Rewards are split at the midpoint of the group's extremes, which separates correct from wrong if
+there are only two values. `posterior` takes the side from a posterior that excludes the group.
 """
 
 import numpy as np

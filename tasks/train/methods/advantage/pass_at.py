@@ -1,8 +1,8 @@
 """`pass_at`: a rollout's contribution to pass@k (arXiv 2505.15201).
 
 In a group of n rollouts with c correct, a rollout's score is its share in the unbiased estimate of
-pass@k over all subsets of k. A correct rollout has k/n. A wrong one has k/n times the share of the
-subsets of k - 1 others that contain a correct one. The advantage is the score minus the mean of the
+pass@k over all subsets of k. A correct rollout has k/n. A wrong one has k/n times the probability
+that k - 1 random others include a correct one. The advantage is the score minus the mean of the
 others' scores (`rloo`). A group of at most k rollouts has no gradient: all of them have the same
 score. Outcomes count, not rewards."""
 

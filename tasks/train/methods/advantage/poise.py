@@ -1,8 +1,8 @@
 """`poise`: the reward minus a prediction from the hidden states of the group's *other* rollouts
 (POISE, arXiv 2605.07579; rule from the authors' code).
 
-A ridge regression predicts the mean reward of the other rollouts of a group from one rollout: its
-prompt's last hidden states, its completion's last hidden states, and its mean entropy. A rollout's
+From one rollout (its prompt's last hidden states, its completion's last hidden states, its mean
+entropy) a ridge regression predicts the mean reward of its group's other rollouts. A rollout's
 baseline is the mean prediction from the others, so it does not depend on the rollout itself and the
 gradient stays unbiased; two rollouts per prompt are enough. The regression is fitted after the
 advantages are computed. Replay is refused: the regression may have been fitted to those rollouts.

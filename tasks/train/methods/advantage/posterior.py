@@ -1,12 +1,12 @@
-"""`posterior`: the reward minus the one predicted for the prompt, one-sided if that is near 0 or 1.
+"""`posterior`: the reward minus the prompt's predicted reward; one-sided if that is near 0 or 1.
 
 The baseline of a rollout is the mean of its prompt's posterior (`methods/pass_rates.py`) with the
 outcomes of the *other* rollouts of its group added. It does not depend on the rollout itself, so
 the gradient is unbiased. It needs no group: groups of one or two cover more prompts with the same
 number of rollouts. As a baseline, the mean of a group of G costs 1/G of the information, and all of
-it if all outcomes are equal. A baseline b adds (b - p)^2 to the second moment p (1 - p) instead. On
-prompts chosen by `control: information`, with constant pass rates, that is about a tenth of the
-information (8 to 13 %, `tests/train/test_winnow.py`).
+it if all outcomes are equal. A predicted baseline b instead adds (b - p)^2 to the second moment
+p (1 - p). On prompts chosen by `control: information`, with constant pass rates, this costs about a
+tenth of the information (8 to 13 %, `tests/train/test_winnow.py`).
 
 If the posterior alone predicts a share of the rarer outcome below m* = c / (1 + 2 c), the baseline
 is 0 or 1 instead: rollouts of the more frequent outcome have advantage 0 and are not trained on. c,

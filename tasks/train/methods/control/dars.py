@@ -88,7 +88,7 @@ class Method(follow.Method):
 
 def extra_rollouts(correct: int, size: int, schedule: Schedule, standardised: bool) -> int:
     """Return the number of rollouts to add to a group of `size` with `correct` successes, before
-    the limit. Fractions are exact, because the error of a float could round a whole number up."""
+    the limit. Fractions are exact: a float's tiny error, rounded up, could add a rollout."""
     accuracy = Fraction(2 * correct or 1, 2 * size)
     if accuracy >= Fraction(1, 2):
         return 0

@@ -1,7 +1,7 @@
 """`dps`: sample the prompts most likely to have a mixed group, by a Markov chain of each prompt's
 difficulty (Dynamics-Predictive Sampling, arXiv 2603.10887; rule from the authors' code).
 
-A prompt is in one of three states: no rollout of its group is correct, some are, all are. Its
+A prompt is in one of three states: none, some or all of its group's rollouts are correct. Its
 transition matrix has Dirichlet counts that start at one and are discounted by `memory`. A group
 reveals the state; the chain predicts the next one. Prompts that are not visited drift back to the
 prior, so all are sampled again. A step draws `candidates` batches of prompts at random and takes

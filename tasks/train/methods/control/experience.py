@@ -1,11 +1,11 @@
 """`experience`: part of every step samples partly solved prompts again, each with a stored success
 (ExGRPO, arXiv 2510.02245; rule from the authors' code). Use with `replay: successes`.
 
-A prompt's bucket is the number k of correct rollouts in its latest group of n, for k from 1 to n -
-1; a prompt with an all-correct group is retired for good. After the first step in which more than
+A prompt's bucket is the number k of correct rollouts in its latest group of n, if 0 < k < n; a
+prompt with an all-correct group is retired for good. After the first step in which more than
 `start` of the rollouts are correct, up to `share` of the plan's visits are replaced: a bucket is
 drawn with weight N(k; n/2, 1), and a prompt in it uniformly, without replacement. Its group has one
-fresh rollout fewer, to make room for the stored one. The plan sets the order of the other prompts,
+fewer fresh rollout, to make room for the stored one. The plan sets the order of the other prompts,
 the group sizes and the budget. Only fresh rollouts count for buckets."""
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Method(PoolControl):
         self.state = State(nothing, nothing.copy())
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return the next visits of the plan, and groups that stored rollouts join; None once they
+        """Return the plan's next visits, then groups that each get a stored rollout; None once all
         are sampled, or if the plan's rollouts are spent."""
         plan, pool, state = self.plan, self.pool, self.state
         first = plan.start(state.position, so_far.done)
@@ -98,7 +98,7 @@ class Method(PoolControl):
         state.sizes[rows] = np.where(correct_Q == size_Q, -1, size_Q)[known_Q]
 
     def describe(self) -> dict[str, float]:
-        """Return the shares of prompts that may be sampled again, and that are retired."""
+        """Return the share of prompts that may be sampled again, and the share retired."""
         is_retired = self.state.sizes[self.pool.prompt_rows] < 0
         return {"open_rate": float(self.is_open().mean()), "retired_rate": float(is_retired.mean())}
 

@@ -57,8 +57,8 @@ class Method(Control):
         self.state = State(streaks, settings.p_start, settings.p_start)
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return the next visits of one phase that are not skipped, up to a full batch; None once
-        they are sampled, or at the plan's end."""
+        """Return the next unskipped visits of one phase, up to a full batch; None once they are
+        sampled, or at the plan's end."""
         plan, state = self.plan, self.state
         room = so_far.room(plan.batch)
         while not so_far.num_requests:
@@ -74,8 +74,8 @@ class Method(Control):
         return None
 
     def draw(self, first: int, room: int, rng: np.random.Generator) -> tuple[Ints, int]:
-        """Return the next visits of one phase from `first` on that are not skipped, as many as fit
-        `room`, and the first visit that is still undecided.
+        """Return the next unskipped visits of one phase from `first` on, as many as fit in `room`,
+        and the visit from which to continue.
 
         A phase may have ten million visits, so decide only for a window of them, and double it
         until it contains a batch and one more visit, or the whole phase."""

@@ -88,8 +88,8 @@ def worth(pass_rate: Floats, num: Ints) -> Floats:
 
 
 def best_counts(pass_rates: Floats, budget: int, smallest: int, largest: int) -> Ints:
-    """Return the number of rollouts of each prompt, `budget` in total, with the largest summed
-    worth; of prompts with equal pass rates, the last get fewer."""
+    """Return the numbers of rollouts per prompt, `budget` in total, that maximise the summed worth;
+    of prompts with equal pass rates, the last get fewer."""
     sizes = np.arange(smallest, largest + 1)
     values = worth(pass_rates, sizes)
     best = np.full(budget + 1, -np.inf)  # of the prompts so far, by rollouts spent

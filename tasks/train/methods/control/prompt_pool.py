@@ -31,7 +31,7 @@ class PromptPool:
         return 0 if is_over else so_far.room(self.plan.batch)
 
     def take(self, order: Ints, room: int) -> Ints:
-        """Return the first entries of `order` whose groups fit `room`, at least one."""
+        """Return the first entries of `order` whose groups fit in `room`, at least one."""
         return order[: self.plan.fit(self.group_sizes[order], room)]
 
     def request(self, places: Ints, so_far: SoFar, spent: int) -> GroupRequest:

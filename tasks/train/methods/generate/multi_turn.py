@@ -7,8 +7,8 @@ conditioned on them. A turn ends with the policy's stop token. The conversation 
 environment has no reply or an empty one, after `max_turns`, if a turn is cut at `max_turn_tokens`,
 or if the next turn might not fit `sampling.max_tokens`, the limit of the whole conversation.
 
-Profile and evaluation use single turns. Left out: environments on other machines, and sampling of
-turns while others still wait for their environment.
+Profile and evaluation use single turns. Left out: environments on other machines, and sampling in
+some conversations while others still wait for their environment.
 
 Legend: B rollouts."""
 

@@ -1,7 +1,7 @@
 """`cispo`: REINFORCE with a capped importance ratio without gradient (CISPO, arXiv 2506.13585; cap
 5 as in ScaleRL, arXiv 2510.13786).
 
-Every token keeps its gradient, even beyond the cap; `clip` first drops those of rare tokens."""
+Every token keeps its gradient, even beyond the cap; with `clip`, rare tokens lose theirs first."""
 
 from tasks.common.params import above_zero, settings
 from tasks.train.settings import Entropy

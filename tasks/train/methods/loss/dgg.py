@@ -1,8 +1,8 @@
 """`dgg`: `clip`, but later epochs over a batch stop at an unusual gradient (dynamic gradient
 gating, arXiv 2605.19425; a reconstruction from summaries).
 
-Before each update of a later epoch its gradient's squared norm and the change from the previous one
-are compared with those of the last `window` accepted updates. If either is more than `limit`
+Before each update of a later epoch, the gradient's squared norm and the change from the previous
+norm are compared with those of the last `window` accepted updates. If either is more than `limit`
 standard deviations above the mean, the gradient is dropped, the optimizer is unchanged, and the
 batch's other updates are skipped. The first epoch is never gated, so with one epoch this is `clip`.
 The norm is of the whole gradient, not the output head's as in the paper: tied heads and adapters
@@ -38,8 +38,8 @@ EXAMPLE = Settings(limit=0.5, window=4)
 
 @dataclass
 class State(Bonus):
-    """The squared norms of the last accepted gradients and their changes, and the squared norm of
-    the latest gradient."""
+    """The squared norms of the last accepted gradients, how much each differed from the one before,
+    and the squared norm of the latest gradient."""
 
     norms: Floats = field(default_factory=NOTHING.copy)
     changes: Floats = field(default_factory=NOTHING.copy)

@@ -1,8 +1,8 @@
 """`kl_cov`: no clip; the few tokens that lower the entropy most are held near the old policy
 (KL-Cov, arXiv 2505.22617).
 
-A token's covariance is (A - mean A) (log p - mean log p), with means over the tokens of the update
-and p from the policy before the batch's first update. For the `share` of tokens with the largest
+A token's covariance is (A - mean A) (log p - mean log p); the means are over the update's tokens,
+and p is from the policy before the batch's first update. For the `share` of tokens with the largest
 covariances, `penalty` times |log-ratio| is added to the loss, as in the authors' code. Rollouts of
 advantage 0 are left out. In the first update of a batch the penalty has no gradient, so several
 updates are required."""

@@ -1,9 +1,9 @@
 """`regression`: the log-ratio of policy and reference is regressed on the advantage (A*-PO, arXiv
 2505.20686).
 
-A completion's loss is w (beta * sum of its log-ratios - advantage)^2, with w its mean importance
-weight, averaged over completions. With `a_star` of equal beta it is 0 at the optimum of the reward
-minus beta times the KL divergence from the reference, the initial policy. A batch may be used for
+The loss is the mean over completions of w (beta * sum of log-ratios - advantage)^2, with w the
+completion's mean importance weight. If `a_star` has the same beta, it is 0 at the optimum of the
+reward minus beta times the KL divergence from the reference, the initial policy. A batch allows
 several updates, without clipping. At the reference the gradient is REINFORCE's times 2 beta."""
 
 from typing import TYPE_CHECKING

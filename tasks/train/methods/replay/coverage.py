@@ -1,5 +1,5 @@
-"""`coverage`: like `recent`, but it keeps those of the stored and the step's mixed groups whose
-successes best represent all (facility location, Nemhauser et al., 1978; our own buffer).
+"""`coverage`: like `recent`, but keeps the mixed groups whose successes best represent all of them,
+stored and new (facility location, Nemhauser et al., 1978; our own buffer).
 
 The likeness of two groups is the Jaccard index of the token n-grams in their correct rollouts.
 Groups are chosen one by one, each time the one that most raises the sum, over all groups, of the
@@ -47,7 +47,7 @@ class Method(recent.Method):
 
 
 def grams_of(rollouts: Rollouts, n: int) -> list[Grams]:
-    """Return the n-grams in the correct rollouts of each group; a shorter run is one n-gram."""
+    """Return the n-grams of each group's correct rollouts; a turn shorter than n is one n-gram."""
     found: list[Grams] = [set() for _ in rollouts.prompt_rows_Q]
     rows = rollouts.table.select("group", "token_ids", OWN_TOKENS.alias("own"))
     for group, ids, own in rows.filter(rollouts.is_correct_B()).rows():

@@ -34,7 +34,7 @@ def to_table(rollouts: Rollouts) -> pl.DataFrame:
 def drawn(
     rollouts: Rollouts, rng: np.random.Generator, room: int, batch: BatchSettings
 ) -> Rollouts | None:
-    """Return groups drawn uniformly, up to `room` in the batch's unit, at least one; None for 0."""
+    """Return groups drawn uniformly, one or more, up to `room` (batch's unit); None if it is 0."""
     if room == 0:
         return None
     order = rng.permutation(len(rollouts.prompt_rows_Q))

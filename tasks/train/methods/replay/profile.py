@@ -1,9 +1,9 @@
-"""`profile`: train first on the profile's rollouts, along with fresh ones.
+"""`profile`: at first, train on the profile's rollouts along with fresh ones.
 
-The former were sampled from the initial policy, and are already charged. Of the plan's prompts with
-a mixed group, the first `capacity` are used, once each and in the plan's order: they are `share` of
-every batch until none is left, and fewer rollouts are sampled. The weights of the loss correct for
-the updates since (`train.correction`). If the engine did not store log-probabilities
+The profile's rollouts are from the initial policy, and are already charged. Of the plan's prompts
+with a mixed group, the first `capacity` are used, once each and in the plan's order. Until none is
+left, they make up `share` of every batch, and fewer rollouts are sampled. The weights of the loss
+correct for the updates since (`train.correction`). If the engine did not store log-probabilities
 (`store.logprobs`), the trainer computes them before the first step; this is charged as scoring."""
 
 import logging
@@ -47,8 +47,8 @@ class Method(Replay):
         self.state = state_of(profile.rollouts(prompt_rows))
 
     def room(self, batch: BatchSettings, promised: int = 0) -> int:
-        """Return the size, in the batch's unit, of the groups after the `promised` ones that fit
-        the batch's share; at least one group while there are any."""
+        """Return the size, in the batch's unit, of the groups that fit in the batch's share, after
+        skipping the `promised` ones; at least one group while any are left."""
         room, cost = int(self.settings.share * batch.size), cost_Q(self.state.rollouts, batch)
         cost = cost[np.searchsorted(np.cumsum(cost), promised, side="right") :]
         num = max(int(np.searchsorted(np.cumsum(cost), room, side="right")), 1)
@@ -66,7 +66,7 @@ class Method(Replay):
         return kept.groups(drawn)
 
     def prepare(self, score: Score) -> None:
-        """Fill in missing log-probabilities, and keep the engine's."""
+        """Fill in missing log-probabilities; leave the engine's as they are."""
         kept: Rollouts = self.state.rollouts
         is_missing_N = np.isnan(kept.logprobs_N)
         if is_missing_N.any():

@@ -61,7 +61,7 @@ class Method(Replay):
         self.state = State(joined.filter(pl.col("prompt_row").is_in(kept)).rechunk())
 
     def join(self, prompt_rows_Q: Ints, score: Score) -> Rollouts:
-        """Return the stored success with the least entropy of each prompt that has one."""
+        """Return, for each prompt with stored successes, the one with the least entropy."""
         wanted = pl.DataFrame({"prompt_row": prompt_rows_Q}).with_row_index("place")
         found = self.state.table.join(wanted, on="prompt_row", maintain_order="left")
         group = pl.col("place").cast(pl.Int64).alias("group")

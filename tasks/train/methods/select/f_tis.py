@@ -3,9 +3,9 @@ and they are too far from the current policy (F-TIS, arXiv 2605.22537; from summ
 
 A rollout is kept if its reward is above its group's mean or its KL(policy | sampler) is below
 `limit`. The KL is estimated from the rollout itself, token by token: r log r - (r - 1) with r the
-ratio of policy to sampler. The estimate is never negative, and unbiased for each token given a
-prefix by the sampler. Rollouts of the current policy are all kept. The truncation in the method's
-name is `train.correction: {level: token, cap: 2.0}`."""
+ratio of policy to sampler. The estimate is never negative and, given a prefix that the sampler
+wrote, unbiased for each token. Rollouts of the current policy are all kept. The truncation in the
+method's name is `train.correction: {level: token, cap: 2.0}`."""
 
 import numpy as np
 

@@ -8,7 +8,7 @@ rewards the order decides. The estimator changes: on the kept set the mean no lo
 pass rate (see train.advantage_over).
 
 With `drop_dead` a group of equal rewards has no rollouts in the update. `train.batch.counts: kept`
-still counts it as `keep` rollouts, so steps have the same prompts with and without it."""
+still counts it as `keep` rollouts, so `drop_dead` does not change the prompts of a step."""
 
 import numpy as np
 

@@ -3,9 +3,9 @@ compensate (dynamic pruning, arXiv 2603.04135, there called DPPO; reconstructed 
 
 A rollout with a mean |advantage| below its group's mean stays with probability 1 - `drop`, and its
 advantage is then divided by that probability. So the expected gradient is unchanged for a loss that
-is proportional to the advantage. Other rollouts stay as they are. (With binary rewards no rollout
-is below its group's *median*, and nothing would be pruned.) Left out: pruning of prompts before
-they are sampled, and the packing of pruned batches."""
+is proportional to the advantage. Other rollouts stay as they are. (A *median* in place of the mean
+would prune nothing with binary rewards: no rollout is below it.) Left out: pruning of prompts
+before they are sampled, and the packing of pruned batches."""
 
 import numpy as np
 

@@ -43,7 +43,7 @@ def turns(token_ids: list[int], own: list[bool]) -> list[list[int]]:
 
 
 def repeated(parts: list[list[int]], n: int) -> float:
-    """Return the share of the n-grams of all parts that repeat an earlier one; 0 for no n-gram."""
+    """Return the share of all parts' n-grams that repeat an earlier one; 0 if there are none."""
     ngrams = [
         gram for part in parts for gram in zip(*(part[start:] for start in range(n)), strict=False)
     ]
