@@ -123,7 +123,7 @@ def table(found: list[Forecast]) -> Iterator[str]:
 
 
 def sentence(found: list[Forecast]) -> str:
-    """Return which recipe has the most information, or that too few are modelled, as a sentence."""
+    """Return a sentence: which recipe has the most information, or that too few are modelled."""
     covered = [row for row in found if not row.left_out]
     if len(covered) < 2:
         return "The forecast covers fewer than two of the recipes: only a run compares them."

@@ -126,7 +126,7 @@ def reference_forwards(architecture: Architecture, train: Values) -> float:
 
 
 def scoring_forwards(train: Values, plan: Planned) -> float:
-    """Return the policy's forward passes per rollout before an update: one if the step is scored.
+    """Return the policy's forward passes per rollout before updates: 1 if the step is scored, or 0.
     The replay method `successes` adds an upper bound for stored rollouts that may join a group."""
     num = float(recipes.is_scored(train))
     if train["replay"]["method"] != "successes":
@@ -138,8 +138,8 @@ def scoring_forwards(train: Values, plan: Planned) -> float:
 
 def rollout_cost(account: str, architecture: Architecture, plan: Planned, train: Values) -> float:
     """Return the cost, in the account, of generating and training on one rollout of the plan.
-    Updates on rollouts without a gradient count only in `charged`; with a reference or entropy
-    bonus all have one. Not included: adapters' cheaper updates, replay, and features of slots."""
+    Updates on rollouts without a gradient (there are none with a reference or entropy bonus) count
+    only in `charged`. Not included: adapters' cheaper updates, replay, and features of slots."""
     updates, reference = train["updates"], reference_forwards(architecture, train)
     is_all = account == "charged" or reference > 0.0 or recipes.has_bonus(train)
     updated = plan.kept if is_all else plan.mixed

@@ -81,7 +81,7 @@ def expect(
     Mixed groups follow from each prompt's posterior pass rate, and tokens from its mean length.
     Both drift as the policy learns. Every epoch trains on the rollouts that `select` keeps and on
     replayed ones; a reference reads each once. With a reference or entropy bonus, every rollout has
-    a gradient. With several updates the old log-probabilities come first. A replayed group
+    a gradient. With several updates, the old log-probabilities are computed first. A replayed group
     counts as mixed and whole, and a kept part of a mixed group counts as mixed. Not modelled:
     features requested by a slot, zero advantages that a method excludes, prompts that `control`
     prefers, stored rollouts that join groups, and the steps before a replay buffer is full."""
@@ -159,8 +159,8 @@ def kept_shares(
     sizes: npt.NDArray[np.int64], mixed: Floats, select: Mapping[str, Any]
 ) -> tuple[Floats, Floats]:
     """Return, for V rows of visits, the expected share [V] of rollouts that a selector keeps, and
-    the share [V] that it keeps in mixed groups. It keeps `keep` per group (by default all), but
-    none of a group with equal rewards if it is `mixed` or has `drop_dead`."""
+    the share [V] that it keeps in mixed groups. It keeps `keep` per group (by default all). A
+    selector that is `mixed` or has `drop_dead` keeps none of a group with equal rewards."""
     share = np.minimum(sizes, select.get("keep", sizes)) / sizes
     drops_dead = select["method"] == "mixed" or select.get("drop_dead")
     return share * mixed if drops_dead else share, share * mixed

@@ -117,8 +117,8 @@ def write_budget(
 
 
 def check_gates(gates: Gates, profile: pl.DataFrame, max_tokens: int) -> None:
-    """Raise ParamsError, with a remedy, if a profile does not pass the gates: a policy that never
-    succeeds learns nothing, and truncated completions do not measure the policy."""
+    """Raise ParamsError, with a remedy, if a profile does not pass the gates, because a policy that
+    never succeeds learns nothing, and truncated completions do not measure the policy."""
     samples, errors, solved = profile.select(
         pl.col("num_samples").sum(), pl.col("error").sum(), pl.col("correct").sum()
     ).row(0)

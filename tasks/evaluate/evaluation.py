@@ -70,7 +70,7 @@ def evaluate_policy(
     out: Path,
 ) -> tuple[dict[str, Any], Usage]:
     """Write the rollouts (sampled and greedy) to `out`/rollouts.parquet. Return the metrics, and
-    how many rollouts were reused or sampled."""
+    the numbers of reused and newly sampled rollouts."""
     stored, stored_greedy = (
         StoredRollouts(prompts, policy, number, sampler, layout, cell=cell, greedy=greedy)
         for number, greedy in ((settings.num_samples, False), (1, True))

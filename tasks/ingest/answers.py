@@ -1,10 +1,10 @@
 """Golds other than one plain text: JSON text, the marked answer of a solution, several golds, and
 golds with a tolerance.
 
-Several golds become the JSON text `{"any": [...]}` or `{"all": [...]}`, a gold with a tolerance
-`{"answer": ..., "tolerance": ...}`; several golds may also have a `tolerance`. A verifier that does
-not support these rejects the row with its reason. Lists are never assumed to be golds: `[-2,7]` may
-be an interval."""
+Several golds become the JSON text `{"any": [...]}` or `{"all": [...]}`, optionally with the key
+`tolerance`. A single gold with a tolerance becomes `{"answer": ..., "tolerance": ...}`. A verifier
+that does not support these rejects the row with its reason. Lists are never assumed to be golds:
+`[-2,7]` may be an interval."""
 
 import json
 import math
@@ -19,8 +19,8 @@ Extract = Literal["boxed", "####"]
 
 
 def gold(value: Any, golds: Golds | None, tolerance: Any) -> Any:
-    """Return a row's gold. With `golds`, a list of several becomes JSON text, and a list of one its
-    item. A gold with a tolerance (not null or empty) becomes JSON text. Others are unchanged."""
+    """Return a row's gold. With `golds`, a list becomes JSON text, or its item if it has only one.
+    A gold with a tolerance (not null or empty) becomes JSON text. Others are unchanged."""
     if golds is not None and isinstance(value, list):
         texts = several(value)
         value = texts[0] if texts else None
@@ -59,7 +59,7 @@ def width(tolerance: Any) -> float:
 
 
 def from_json(value: Any, path: str) -> Any:
-    """Parse text as a JSON list or object, or raise Unusable. Return blank or non-text values."""
+    """Parse text as a JSON list or object, or raise Unusable. Return blank or non-text as it is."""
     if not isinstance(value, str) or not value.strip():
         return value
     found = decoded(value)
@@ -69,9 +69,9 @@ def from_json(value: Any, path: str) -> Any:
 
 
 def extracted(solution: Any, what: Extract | None) -> Any:
-    """Return the gold in a worked solution: the content of its last box or joined boxes, or the
-    text after the last `####`. Raise Unusable if there is none. Return a blank or non-text
-    solution unchanged, and any solution if `what` is None."""
+    """Return the gold in a worked solution: the content of its last box (or of its last boxes, if
+    they are joined), or the text after the last `####`. Raise Unusable if there is none. Return a
+    blank or non-text solution unchanged, and any solution if `what` is None."""
     if what is None or not isinstance(solution, str) or not solution.strip():
         return solution
     if what == "boxed":

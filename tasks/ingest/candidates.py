@@ -67,9 +67,9 @@ class Row:
 
 
 def clean(candidate: Candidate, record: Record, source: Source, max_characters: int | None) -> Row:
-    """Return the row, with its prompt verbatim, in the source's template if it has one. Raise
-    Unusable if it cannot be used, for example if the prompt is longer than `max_characters` (null:
-    no limit).
+    """Return the row. Its prompt is kept verbatim, inside the source's template if there is one.
+    Raise Unusable if the row cannot be used, for example if the prompt is longer than
+    `max_characters` (null: no limit).
 
     Chat messages in a template become plain text; without a template they stay messages. The
     source's system message replaces any existing one, and turns plain text into a chat."""
@@ -159,7 +159,7 @@ def label_problem(text: str) -> str | None:
 
 
 def texts(value: Any, depth: int = 8) -> Iterator[str]:
-    """Yield the strings in lists and dicts nested up to `depth` deep (chat messages: at most 4)."""
+    """Yield the strings in lists and dicts nested up to `depth` levels (chat messages: up to 4)."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list) and depth:
@@ -186,8 +186,8 @@ def is_text_or_number(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Return text unchanged, numbers without exponent or trailing `.0` (145.0 is `145`, 1e20 is `1`
-    and 20 zeros), and other values as JSON (`true`)."""
+    """Return text unchanged, numbers without an exponent or a trailing `.0` (145.0 becomes `145`,
+    and 1e20 becomes `1` followed by 20 zeros), and other values as JSON (`true`)."""
     if isinstance(value, float | Decimal):
         return f"{Decimal(str(value)):f}".removesuffix(".0")
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

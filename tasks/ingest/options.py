@@ -82,7 +82,7 @@ def shuffled(texts: dict[int, str]) -> dict[int, str]:
 
 
 def letters_of(answer: Any, options: Options, first: int | None) -> str | None:
-    """Return the gold's letters in alphabetical order; None if one is not an option or is repeated.
+    """Return the gold's letters in alphabetical order; None if any is not an option or is repeated.
     `answer` is one option, a list, or a text with several (`ACD`, `A, C and D`); see `letter`."""
     if isinstance(answer, str):
         if one := letter(answer, options, first):

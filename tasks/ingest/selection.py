@@ -20,7 +20,7 @@ IMAGES = ("image", "images")
 
 @dataclass(frozen=True)
 class ByColumn:
-    """A verifier for each value of `column`; `otherwise` is one for the rest, or `reject`."""
+    """A verifier per value of `column`; `otherwise` is a verifier for the rest, or `reject`."""
 
     column: str
     values: dict[str, str]

@@ -22,7 +22,7 @@ def split(
     sources: Sequence[Source],
     contaminated: Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame],
 ) -> pl.DataFrame:
-    """Return the index with contaminated rows rejected, and with `split`, null for unused rows.
+    """Return the index with contaminated rows rejected, and with `split` (null for unused rows).
 
     `contaminated(train, evaluation)` returns the rows of `train` (a part of the index) that must
     not be trained on, in the form that `reject` accepts. Raise StageError with the counts if there
@@ -63,8 +63,8 @@ def capped(rows: pl.DataFrame, sources: Sequence[Source]) -> pl.DataFrame:
 def take(
     rows: pl.DataFrame, size: int | None, weights: dict[int, float], what: str
 ) -> pl.DataFrame:
-    """Return the first `size` of `rows` (None: all). With `weights`, return each entry's share of
-    them (None: the most that the weights allow). Raise StageError if there are too few."""
+    """Return the first `size` of `rows`, or, with `weights`, each entry's share of `size`. Without
+    `size`, return all, or as many as the weights allow. Raise StageError if there are too few."""
     if not weights:
         wanted = max(rows.height, 1) if size is None else size
         if rows.height < wanted:

@@ -78,8 +78,8 @@ def limit_of(path: Path) -> int:
 
 
 def packing(head: bytes) -> str | None:
-    """Return the compression format of a text that `decompressed` has not unpacked, by its first
-    bytes; None for plain text."""
+    """Return the compression format that the first bytes of a text show, if `decompressed` has not
+    unpacked it; None for plain text."""
     known = {**COMPRESSED, **NOT_READ}
     return next((name for magic, name in known.items() if head.startswith(magic)), None)
 

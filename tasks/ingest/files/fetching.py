@@ -64,7 +64,7 @@ def from_bucket(location: str, file: BinaryIO, max_bytes: int | None) -> None:
 
 
 def head_from_hub(location: str, file: BinaryIO, max_bytes: int | None) -> None:
-    """Copy the first `max_bytes` of a hub file, from the cache if it is there, or if offline."""
+    """Copy a hub file's first `max_bytes`; use the cache if it has the file, or when offline."""
     with reaching_hub(location) as match:
         name, file_name, revision = match["name"], match["file"], match["revision"]
         found = try_to_load_from_cache(name, file_name, repo_type="dataset", revision=revision)
@@ -83,7 +83,7 @@ def from_hub(location: str) -> Path:
 
 @contextmanager
 def reaching_hub(location: str) -> Iterator[re.Match[str]]:
-    """Yield the match of HUB in `location`. Raise ArtifactError without a match, and for errors in
+    """Yield the match of HUB in `location`. Raise ArtifactError if there is none, and for errors in
     the block. Credentials come from HF_TOKEN or `hf auth login`, never from params.yaml."""
     match = HUB.fullmatch(location)
     if match is None:
@@ -171,8 +171,8 @@ def check_address(address: str, location: str) -> None:
 
 
 def shown(location: str) -> str:
-    """Return an address for messages, without user, password or query string (the key of a signed
-    address)."""
+    """Return an address for messages, without user, password or query string (which contains the
+    key of a signed address)."""
     return re.sub(r"(?<=://)[^/?#]*@", "", location).partition("?")[0]
 
 

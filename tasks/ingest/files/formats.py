@@ -6,12 +6,12 @@ the first bytes. A `.json` file may also be JSON Lines. JSON is an array of rows
 (`{"question": [...]}`, `{"question": {"0": ...}}`), or an object with one key that contains the
 rows (`{"version": 1, "examples": [...]}`).
 
-A bad row is yielded as a `Rejection` with its text and affects no other row. Lines are therefore
-parsed here one by one: Polars, which reads Parquet here lazily and in batches, would reject a whole
-text file for one bad byte, or guess. Only JSON that is not lines is read whole; all other formats
-are streamed. Every row and every file is limited in size (`bounded`).
+A bad row is yielded as a `Rejection` with its text and affects no other row. This is why lines are
+parsed one by one here: Polars (which reads Parquet here, lazily and in batches) would reject a
+whole text file for one bad byte, or guess. JSON other than JSON Lines is read as a whole; all other
+formats are streamed. Every row and every file is limited in size (`bounded`).
 
-Not supported: a separate process for Parquet and Arrow. A file crafted to crash its reader or to
+Not supported: a separate process for Parquet and Arrow. So a file crafted to crash its reader or to
 exhaust memory kills the stage."""
 
 import csv
@@ -111,7 +111,7 @@ def text(path: Path, kind: str, location: str) -> Iterator[Record | Rejection]:
 
 
 def format_of(path: Path, location: str) -> str:
-    """Return a value of ENDINGS, by name or first bytes. Raise ArtifactError for zip, bzip2, ..."""
+    """Find the format (ENDINGS) by name or first bytes. Raise ArtifactError for zip, bzip2, ..."""
     name = PurePosixPath(urlsplit(location).path if "://" in location else location)
     suffixes = [
         suffix.lower() for suffix in name.suffixes if suffix.lower() not in (".gz", ".zst", ".zstd")
@@ -245,7 +245,7 @@ def record_of(number: int, content: str, value: Any) -> Record | Rejection:
 
 def json_whole(file: BinaryIO, location: str) -> Iterator[Record | Rejection]:
     """Yield the rows of one JSON value. Bytes that are not UTF-8 become lone surrogates, so they
-    affect only their row. Raise ArtifactError if it is not JSON, too large, or not rows."""
+    affect only their row. Raise ArtifactError if the file is too large, not JSON, or not rows."""
     place = location.partition("?")[0]
     try:
         content = file.read(bounded.MAX_WHOLE_BYTES + 1)
@@ -342,7 +342,7 @@ def as_json(value: Any) -> str:
 
 
 def as_written(value: Any) -> str:
-    """Return text for a value that JSON cannot store; for bytes, such as an image, their number."""
+    """Return text for a value that JSON cannot store; for bytes (such as an image): `<9 bytes>`."""
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else str(value)
 
 

@@ -79,7 +79,7 @@ def near(
 
 @dataclass(frozen=True)
 class Common:
-    """Features that many prompts share: hashes of n-grams, sorted, and words."""
+    """Features that many prompts share: the sorted hashes of n-grams, and the words."""
 
     grams: Hashes
     words: frozenset[str]

@@ -41,7 +41,7 @@ class SharedText:
     end: str
 
     def stripped(self, asked: str) -> str:
-        """Return a prompt without the shared text; unchanged if it has none, or no other text."""
+        """Return a prompt without the shared text; unchanged if it has none or no other words."""
         text = rest = normalised(asked)
         if self.start and rest.startswith(self.start + " "):
             rest = rest[len(self.start) + 1 :]
@@ -81,7 +81,7 @@ class Sample:
         self.by_hash: dict[int, str] = {}
 
     def add(self, text: str) -> None:
-        """Add a text; at 2 * SAMPLE texts, keep only the SAMPLE with the smallest hashes."""
+        """Add a text. When there are 2 * SAMPLE, keep only the half with the smallest hashes."""
         self.by_hash[key(text)] = text
         if len(self.by_hash) == 2 * SAMPLE:
             self.by_hash = dict(sorted(self.by_hash.items())[:SAMPLE])
@@ -141,7 +141,7 @@ def whole_start(words: list[str]) -> list[str]:
 
 
 def whole_end(words: list[str], prompts: Sequence[Sequence[str]]) -> list[str]:
-    """Return the whole sentences of a shared end, `words`, after its last question. `words` starts
+    """Return the whole sentences of the shared end `words` after its last question. `words` starts
     a sentence if, in at least half of the prompts, the word before it ends with one of CLOSES."""
     before = [each[-len(words) - 1] for each in prompts if len(each) > len(words)]
     closed = 2 * sum(word.endswith(CLOSES) for word in before) >= len(before)

@@ -6,13 +6,13 @@ Text and LaTeX are first normalised: `\\dfrac{1}{2}` is `1/2`, `2{,}400.0` is `2
 that the others accept:
 
 - The numbers, operators and variables of one prompt equal those of the other, in the same order.
-  The longer prompt may have more in sentences before or after the shared sentences, and the value
-  of a variable at its end (`when n = 9`).
+  The longer prompt may have more of them in sentences before or after the shared sentences, and
+  may give the value of a variable at its end (`when n = 9`).
 - If both have figures or options, these have the same numbers and words.
 - The prompt with fewer content words shares nearly all of them with the other. Content words are
   neither stop words nor words that many prompts of a sample have, so that templates
   (`arrange the letters of the word ...`) are distinguished by their variable part.
-- If the prompts share only a few content words, only one may have further ones, at most MAX_MORE.
+- If the prompts share few content words, only one prompt may have others, at most MAX_MORE.
 - The question sentences (see `asks`) share most of their words: the area and the perimeter of one
   rectangle are two problems.
 - No decisive word (`exactly`, `first`, `same`) replaces another; in the question sentences no
@@ -165,8 +165,8 @@ def tokens_in(text: str) -> list[str]:
 
 
 def numbers_of(tokens: list[str]) -> list[str]:
-    """Return the numbers, the operators, and the variables in formulas among the tokens. A letter
-    between words (`let x and y be real`) is not in a formula."""
+    """Return the tokens that are numbers, operators, or variables in formulas. A letter between
+    words (`let x and y be real`) is not in a formula."""
     beside = [*map(str.isalpha, tokens), True]
     return [
         token
@@ -216,8 +216,7 @@ def shared_part(text: str, tokens: Set[str]) -> str:
 
 
 def words_of(tokens: list[str]) -> list[str]:
-    """Return the words among the tokens, with one word for synonyms in SAME; number words are
-    excluded."""
+    """Return the tokens that are words, except number words. Synonyms in SAME become one word."""
     return [SAME.get(token, token) for token in tokens if token.isalpha() and token not in VALUES]
 
 

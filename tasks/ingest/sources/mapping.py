@@ -30,7 +30,7 @@ class Settings:
     `first_option` is the number of the first choice if golds are positions (default 0); `golds`
     states whether one or all of several golds are required; `tolerance` is the field of the gold's
     tolerance; `extract` takes the gold from a worked solution; `solution` is the field of that
-    solution (with `extract`, by default `answer`); `json` lists fields with JSON text."""
+    solution (default if `extract` is set: `answer`); `json` lists fields with JSON text."""
 
     path: str
     name: str
@@ -119,7 +119,7 @@ def choices(row: dict[str, Any], settings: Settings, answer: Any) -> tuple[Optio
 
 def places_of(answer: Any, values: list[Any], settings: Settings) -> list[int]:
     """Return the indices of the gold's options in the list of fields. Raise Unusable if the gold
-    can be the number in a field's name or a position, and `first_option` is not set."""
+    can mean either the number in a field's name or a position, unless `first_option` is set."""
     names = settings.options
     texts = tuple("" if value is None else as_text(value).strip() for value in values)
     has_numbers = any(isinstance(value, int | float) for value in values)
@@ -137,7 +137,7 @@ def places_of(answer: Any, values: list[Any], settings: Settings) -> list[int]:
 
 
 def prompt_of(row: dict[str, Any], settings: Settings, lines: dict[str, str]) -> Any:
-    """Return the prompt: MISSING if a field of it is missing, "" if a required one is empty.
+    """Return the prompt; MISSING if one of its fields is missing, "" if a required one is empty.
     `lines` are the options by field name, appended if the prompt does not name them."""
     named = paths(settings.prompt)
     if not named:

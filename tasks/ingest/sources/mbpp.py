@@ -1,8 +1,8 @@
 """MBPP (Austin et al., arXiv 2108.07732), in the full and the sanitized form: a task in words, with
 assertions, for the verifier `code`.
 
-The prompt is `text` (or `prompt`) and the first `shown_tests` assertions, because without any the
-function's name is unknown. The gold is all of `test_list`, with `challenge_test_list` if
+The prompt is `text` (or `prompt`) and the first `shown_tests` assertions, since only these show the
+function's name. The gold is all of `test_list`, with `challenge_test_list` if
 `challenge_tests` is set; `test_setup_code` or `test_imports` run before them. `code`, a solution,
 is not used. Written from the published columns; not checked on real rows."""
 

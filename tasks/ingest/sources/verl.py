@@ -1,5 +1,5 @@
-"""verl's Parquet (arXiv 2409.19256): `prompt` contains chat messages, `reward_model.ground_truth`
-the gold.
+"""verl's Parquet (arXiv 2409.19256): `prompt` contains chat messages, and
+`reward_model.ground_truth` contains the gold.
 
 `data_source` becomes part of the source. verl selects its scorer by `data_source`; here the
 verifier is `math`, unless the entry's `verifier` names one or selects it by a column."""
