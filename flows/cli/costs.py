@@ -67,7 +67,7 @@ def clock(hours: float) -> str:
 
 
 def short(number: float) -> str:
-    """Return 3 significant digits with an SI prefix from k to P, or `1.2e+18` from 1e18 on."""
+    """Return 3 significant digits with an SI prefix from k to P; 1e18 and above as `1.2e+18`."""
     number = float(f"{number:.3g}")  # rounded first, because rounding can reach the next unit
     for limit, unit in ((1e18, ""), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:

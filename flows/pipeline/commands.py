@@ -117,7 +117,7 @@ class Dvc:
 
     def ask(self, *arguments: str, stage: str | None = None) -> Any:
         """Run one dvc command line, and return its answer (see `flows.pipeline.launch`). With
-        `stage` dvc may write to the terminal, and `started` refers to that stage's command."""
+        `stage`, dvc may write to the terminal, and `started` refers to that stage's command."""
         try:
             environ = {**environment(), **self.extra}
             request = {"arguments": arguments, "stage": stage, "environment": environ}

@@ -94,8 +94,8 @@ class Runs:
 
 
 def make_runs(name: str, lines: Collection[Line], num_seeds: int) -> Runs | None:
-    """Return the runs in `lines`, the trials and tests of one recipe, or of several that train the
-    same policy. Return None unless some budget's best settings were run on test with every seed."""
+    """Return the runs in `lines` (trials and tests of one recipe, or of several that train the same
+    policy). Return None unless some budget's best settings were run on test with every seed."""
     by_settings: dict[str, list[Line]] = {}
     good = [line for line in lines if "failed" not in line]
     for line in good:
@@ -270,8 +270,8 @@ def ratios(
 
 def update_cost(reference: Runs) -> float:
     """Return rho, the modelled cost of training on a rollout relative to generating it, in the
-    reference's first run at its largest budget. The share of rollouts trained on is from
-    `charged_mixed`; generation is a quarter of `charged`."""
+    reference's first run at its largest budget. `charged_mixed` gives the share of rollouts that
+    are trained on; generation is a quarter of `charged`."""
     line = reference.points[reference.best[max(reference.best)]].lines[0]
     charged, mixed = line["flops"]["charged"], line["flops"]["charged_mixed"]
     share = (mixed - charged / 4.0) / (0.75 * charged)

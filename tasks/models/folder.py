@@ -155,7 +155,7 @@ def names_in(folder: Path) -> set[str]:
 
 def shapes_in(path: Path) -> dict[str, list[int]]:
     """Return the shape of every tensor in a safetensors file, from its header. Raise ArtifactError
-    if the file has no valid header, or not the length that its header requires."""
+    if the header is invalid, or does not match the file's length."""
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_slice(name).get_shape() for name in list(file.keys())}

@@ -141,8 +141,8 @@ def fit_curve(
 ) -> Fitted:
     """Fit the CURVE tables of a recipe's seeds over one of AXES.
 
-    A non-decreasing fit keeps the highest noise. So draws of a curve that has levelled off are
-    above it on average, and tend to reach an accuracy too early."""
+    A non-decreasing fit keeps upward noise. So the draws of a curve that has levelled off are above
+    the curve on average, and tend to reach an accuracy too early."""
     z = stats.norm.ppf(0.5 + CONFIDENCE / 2)
     flops = [part[AXES[axis]].to_numpy().astype(np.float64) for part in points]
     seen = [part["accuracy"].to_numpy() for part in points]

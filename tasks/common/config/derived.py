@@ -86,7 +86,7 @@ def pipeline(text: str, folder: str, later: Round | None) -> str:
 
 
 def relocated(stage: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return a stage of the project that runs from the project's folder on the data in `folder`."""
+    """Return a stage, changed to run from the project's folder on the data in `folder`."""
     here = f"--params {PARAMS} --data {MAIN}"
     if here not in stage["cmd"]:
         raise ParamsError(f"dvc.yaml: the command {stage['cmd']!r} must contain {here}")

@@ -112,8 +112,8 @@ def outside_braces(text: str) -> str:
 
 
 def is_prose(text: str) -> bool:
-    """Return whether a marked answer is a sentence that contains the answer: it has two or more
-    words that are neither units nor mathematics."""
+    """Return whether a marked text is a sentence around the answer: it has two or more words that
+    are neither units nor mathematics."""
     if meaning(clean(text)) is not None:
         return False  # no solution, the empty set
     bare = re.sub(r"\\[a-zA-Z]+|(?<!\\)\$[^$]*\$", " ", outside_braces(text))

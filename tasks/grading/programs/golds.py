@@ -109,7 +109,7 @@ def read_asserts(statements: Any, setup: Any) -> AssertTests:
 
 def read_script(script: str) -> AssertTests:
     """Return the tests in a script: its statements from the first assertion on, with the code
-    before it as setup. Raise ValueError without an assertion."""
+    before it as setup. Raise ValueError if there is no assertion."""
     try:
         body = ast.parse(script).body
     except SyntaxError as error:

@@ -70,7 +70,7 @@ class Method(Shape):
         return np.asarray(advantages_N * weights[bin_Q][rollouts.group_B][rollouts.owner_N()])
 
     def weights(self) -> Floats:
-        """Return the weight of each bin, 1 for one without a score."""
+        """Return the weight of each bin; 1 for bins without a score."""
         state, settings = self.state, self.settings
         known, weights = state.steps > 0, np.ones(len(state.scores))
         if known.any():
