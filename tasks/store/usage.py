@@ -47,7 +47,7 @@ class Usage:
         }
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Return the sum, with the reasons of usages that sampled; metrics of `other` win."""
+        """Return the sum. Keep reasons only of usages with samples; `other`'s metrics win."""
         return Usage(
             self.reused_rollouts + other.reused_rollouts,
             self.sampled_rollouts + other.sampled_rollouts,

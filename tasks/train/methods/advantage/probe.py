@@ -48,8 +48,8 @@ def new_state(num_features: int) -> State:
 
 
 def project(hidden: Floats | Singles, dimensions: int) -> Floats:
-    """Return [n, dimensions] the rows of `hidden` [n, D], each divided by its norm, times a fixed
-    random matrix that preserves norms on average."""
+    """Return the product [n, dimensions] of the rows of `hidden` [n, D], each divided by its norm,
+    and a fixed random matrix that preserves norms on average."""
     matrix = np.random.default_rng(SEED).standard_normal((hidden.shape[1], dimensions))
     norms = np.maximum(np.linalg.norm(hidden, axis=1, keepdims=True), 1e-12)
     return np.asarray(hidden / norms @ matrix / np.sqrt(dimensions))
