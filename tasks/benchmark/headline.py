@@ -65,7 +65,7 @@ class Point:
         """Return the pass rate [S, P] of every test prompt in the run of every seed."""
         correct_SP = [counts_of(line["correct"]) for line in self.lines]
         trials_SP = [counts_of(line["trials"]) for line in self.lines]
-        return np.array(correct_SP) / np.maximum(trials_SP, 1)
+        return np.asarray(np.array(correct_SP) / np.maximum(trials_SP, 1))
 
 
 @dataclass(frozen=True)
