@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from transformers import PreTrainedModel
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, temporary_folder
-from tasks.engines.engine import Engine, Request, Samples
+from tasks.engines.engine import Request, Samples
 from tasks.engines.loading import load_engine
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import (
@@ -32,6 +31,7 @@ from tasks.engines.server.replicas import (
     start,
 )
 from tasks.engines.settings import Sampling
+from tasks.engines.trainers import gather
 from tasks.models.policy import Policy, read_policy
 from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks
@@ -45,13 +45,14 @@ from tests.engines.conftest import (
     scaled,
 )
 from tests.engines.serving import StandIn
-from tests.patience import PATIENCE, wait_for
+from tests.patience import wait_for
 from tests.policies import place_policy
 from tests.stages import FORKS, run_together
 
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
 PROMPTS = [[20 + i, 14, 20, 3, 32] for i in range(40)]
 LONG = Request(PROMPTS[:2], [8] * 2, list(range(16)), dataclasses.replace(SAMPLING, max_tokens=300))
+FACTORS = (1.0, 1.3, 1.7)  # of the weights of three policies
 
 
 def processes_of(group: int) -> list[psutil.Process]:
@@ -70,64 +71,48 @@ def wait_for_end(group: int) -> bool:
     return wait_for(lambda: not processes_of(group))
 
 
-def largest_gap(samples: Samples, models: dict[int, PreTrainedModel]) -> float:
-    """Return the largest |difference| of a token's log-probability to that of its policy."""
+def swapped_in_flight(engine: ServerEngine, models: list[PreTrainedModel]) -> Samples:
+    """Return completions during which all processes swap the policies again and again. Version V is
+    of `models[V % 3]`. One completion at least has tokens of three policies in each process."""
+    for begun in range(0, 3000, 300):  # completions may end before the second swap
+        version = begun
+        engine.set_weights(NamedWeights(models[0]), version)
+        with ThreadPoolExecutor(1) as thread:
+            sampled = thread.submit(engine.generate, LONG)
+            while not all(gather(sampled.done())):
+                version += 1
+                engine.swap_weights(NamedWeights(models[version % 3]), version)
+        samples = sampled.result()
+        assert samples.versions is not None
+        if all(gather(any(len({v % 3 for v in tokens}) > 2 for tokens in samples.versions))):
+            return samples
+    raise AssertionError("no completion has tokens of three policies")
+
+
+def check_versions(samples: Samples, models: list[PreTrainedModel]) -> None:
+    """Check that each token's log-probability is of the model of its version, not of another."""
     assert samples.versions is not None
-    versions_N = np.concatenate(samples.versions)
-    gaps_N = {
-        version: np.concatenate(logprob_gaps(model, LONG, samples))
-        for version, model in models.items()
-    }
-    return max(float(gaps[versions_N == version].max()) for version, gaps in gaps_N.items())
-
-
-def swapped_twice(
-    engine: ServerEngine, models: list[PreTrainedModel], versions: tuple[int, int, int]
-) -> Samples:
-    """Return completions that begin with the first policy and continue with the two others."""
-    engine.set_weights(NamedWeights(models[0]), versions[0])
-    began, done = threading.Event(), threading.Event()
-
-    def swap() -> None:
-        for version, model in zip(versions[1:], models[1:], strict=True):
-            engine.swap_weights(NamedWeights(model), version)
-            time.sleep(0.3)
-        done.set()
-
-    def start_swap(*_: object) -> None:
-        if not began.is_set():
-            began.set()
-            threading.Thread(target=swap).start()
-
-    samples = engine.generate(LONG, start_swap)
-    assert done.wait(PATIENCE)
-    return samples
+    assert all(tokens == sorted(tokens) for tokens in samples.versions)
+    places_N = np.concatenate(samples.versions) % 3
+    for place, model in enumerate(models):
+        gaps_N = np.concatenate(logprob_gaps(model, LONG, samples))
+        assert gaps_N[places_N == place].max() < 1e-4
+        assert gaps_N[places_N != place].max() > 0.1
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_versions_of_tokens_are_those_of_their_policies(policy: Policy, servers: Servers) -> None:
-    """On a busy machine, completions may end before the second swap; then others are sampled."""
     engine = servers.of(policy)
-    scaled_models = [scaled(policy, factor) for factor in (1.0, 1.3, 1.7)]
-    for first in range(0, 100, 10):
-        versions = (first, first + 5, first + 6)
-        samples = swapped_twice(engine, scaled_models, versions)
-        assert samples.versions is not None
-        found = [set(tokens) for tokens in samples.versions]
-        if set(versions) in found:
-            break
-    assert set(versions) in found  # one completion has tokens of all three
-    assert set().union(*found) == set(versions)
-    assert all(tokens == sorted(tokens) for tokens in samples.versions)
-    models = dict(zip(versions, scaled_models, strict=True))
-    assert largest_gap(samples, models) < 1e-4
-    assert max(gaps.max() for gaps in logprob_gaps(scaled_models[0], LONG, samples)) > 0.1
-    # later completions are of the last policy
-    again = engine.generate(LONG)
-    assert again.versions is not None
-    assert set(itertools.chain(*again.versions)) == {versions[-1]}
-    engine.set_weights(NamedWeights(scaled_models[0]))
+    models = [scaled(policy, factor) for factor in FACTORS]
+    try:
+        check_versions(swapped_in_flight(engine, models), models)
+        engine.swap_weights(NamedWeights(models[1]), 4000)
+        again = engine.generate(LONG)  # of the last policy
+        assert again.versions is not None
+        assert set(itertools.chain(*again.versions)) == {4000}
+    finally:
+        engine.set_weights(NamedWeights(models[0]))
 
 
 def start_and_wait(folder: Path) -> None:
@@ -203,30 +188,16 @@ def train_beside(layout: Layout, environment: dict[str, str], out: Path) -> None
     policy = read_policy(layout)
     model = load(policy.folder)
     engine = load_engine(dataclasses.replace(SETTINGS, num_replicas=1), policy, model)
+    assert isinstance(engine, ServerEngine)
     request = Request(PROMPTS[: 2 - rank], [2] * (2 - rank), [1, 2, 3, 4][: 4 - 2 * rank], SAMPLING)
     first = engine.generate(request).token_ids
     engine.set_weights(NamedWeights(scale(model, 1.3)))
     distributed.barrier()
     second = engine.generate(request)
-    third = swap_in_the_middle(engine, model)
+    third = swapped_in_flight(engine, [scaled(policy, factor) for factor in FACTORS])
     out.write_text(json.dumps([first, *map(vars, (second, third))]))
     distributed.barrier()  # the servers end with the first process
     engine.close()
-
-
-def swap_in_the_middle(engine: Engine, model: PreTrainedModel) -> Samples:
-    """Return samples of this process, while all processes swap the weights after a completion has
-    ended in each."""
-    assert isinstance(engine, ServerEngine)
-    engine.set_weights(NamedWeights(model), 1)
-    began = threading.Event()
-    with ThreadPoolExecutor(1) as thread:
-        samples = thread.submit(engine.generate, LONG, lambda *_: began.set())
-        assert began.wait(60.0)
-        scale(model, 1.3)
-        distributed.barrier()
-        engine.swap_weights(NamedWeights(model), 2)
-        return samples.result()
 
 
 @pytest.mark.vllm
@@ -243,16 +214,10 @@ def test_training_processes_share_the_servers_of_the_first(qwen: Path, tmp_path:
     assert others == first[:2]
     assert others_second.token_ids == second.token_ids[:2] != others
     request = Request(PROMPTS[:2], [2] * 2, [1, 2, 3, 4], SAMPLING)
-    for version in (1, 2):
-        scale(model, 1.3)
-        if version == 1:
-            assert max(gaps.max() for gaps in logprob_gaps(model, request, second)) < 1e-4
-        for samples in (third, others_third):
-            assert samples.versions is not None
-            versions_N = np.concatenate(samples.versions)
-            gaps_N = np.concatenate(logprob_gaps(model, LONG, samples))
-            assert set(versions_N.tolist()) == {1, 2}
-            assert gaps_N[versions_N == version].max() < 1e-4 < gaps_N[versions_N != version].max()
+    gaps = logprob_gaps(scale(model, 1.3), request, second)
+    assert max(gap.max() for gap in gaps) < 1e-4
+    for samples in (third, others_third):
+        check_versions(samples, [scaled(read_policy(layout), factor) for factor in FACTORS])
 
 
 def test_gpus_of_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
