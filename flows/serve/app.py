@@ -4,12 +4,17 @@ Any page in a browser can send requests to this machine. With Prefect's CORS and
 `flows.serve.server`), it cannot read a response or forge a request that changes data. Two gaps are
 closed here. A page whose host name resolves to this machine (DNS rebinding) has the same origin, so
 requests for any host name other than the server's are refused. Neither setting covers WebSockets,
-so cross-origin requests are refused."""
+so cross-origin requests are refused.
 
+In SQLite, a transaction that reads before it writes fails if another one commits in between. A busy
+server would refuse a request again and again, so each transaction waits for the right to write."""
+
+from functools import partialmethod
 from typing import Any
 from urllib.parse import urlsplit
 
 from prefect.server.api.server import create_app
+from prefect.server.database import PrefectDBInterface
 from prefect.settings import PREFECT_SERVER_API_HOST
 from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -37,5 +42,7 @@ class OwnPages:
 
 def create() -> ASGIApp:
     """Return Prefect's application behind both checks; a factory for uvicorn."""
+    transaction = partialmethod(PrefectDBInterface.session_context, with_for_update=True)
+    setattr(PrefectDBInterface, "session_context", transaction)  # noqa: B010
     names = [PREFECT_SERVER_API_HOST.value(), *LOOPBACK]
     return TrustedHostMiddleware(OwnPages(create_app()), names, www_redirect=False)

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -127,8 +126,7 @@ class Project:
         return wait_for(pids)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the answer of the Prefect server. If its database is locked, repeat the request,
-        as its own client does."""
+        """Return the answer of the Prefect server."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         url = self.environment["PREFECT_API_URL"]
         with opener.open(f"{url}/csrf-token?client=tests", timeout=30) as answer:
@@ -142,15 +140,8 @@ class Project:
                 "Prefect-Csrf-Token": token,
             },
         )
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                with opener.open(request, timeout=30) as answer:
-                    return json.load(answer)
-            except urllib.error.HTTPError as error:
-                if error.code != 503 or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.2)
+        with opener.open(request, timeout=30) as answer:
+            return json.load(answer)
 
     def record(self) -> Any:
         return json.loads((self.root / "data/tracking/record.json").read_text())

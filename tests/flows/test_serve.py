@@ -2,8 +2,12 @@
 
 import shutil
 import signal
+import sqlite3
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +90,27 @@ def test_deployment_equals_prefect_yaml_and_watches_heartbeats(
     assert automation["enabled"]
     assert automation["trigger"]["posture"] == "Proactive"
     assert automation["actions"][0]["state"] == "CRASHED"
+
+
+@pytest.mark.slow
+def test_requests_are_answered_while_another_process_writes(project: Project) -> None:
+    path = Path(project.environment["PREFECT_HOME"], "prefect.db")
+    over = threading.Event()
+
+    def write() -> None:
+        with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as database:
+            while not over.wait(0.002):
+                database.execute("UPDATE alembic_version SET version_num = version_num")
+
+    with ThreadPoolExecutor(1) as thread:
+        writes = thread.submit(write)
+        try:
+            flow = project.post("flows/", {"name": "busy"})["id"]
+            for _ in range(10):  # reads before it writes
+                project.post("deployments/", {"name": "busy", "flow_id": flow})
+        finally:
+            over.set()
+    writes.result()
 
 
 @pytest.mark.slow
