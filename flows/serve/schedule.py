@@ -28,6 +28,7 @@ from httpx import HTTPError
 from prefect.automations import Automation
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, StateType
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.deployments.runner import DeploymentApplyError
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
@@ -169,7 +170,7 @@ def run(options: argparse.Namespace) -> int:
         records.attempt(crashes.mark)
         try:
             asyncio.run(serve(options))
-        except HTTPError as error:
+        except (HTTPError, DeploymentApplyError) as error:
             print(server.lost(error), file=sys.stderr)
             return 1
         return 0

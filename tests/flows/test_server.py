@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import signal
 import urllib.error
 import urllib.request
@@ -14,10 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 import websockets.exceptions
+from prefect.deployments.runner import DeploymentApplyError
 from websockets.sync.client import connect
 
-from flows.pipeline import commands
-from flows.serve import server, ui
+from flows.__main__ import parser_of
+from flows.pipeline import commands, records
+from flows.serve import schedule, server, ui
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.common.processes.ports import free_port
@@ -188,6 +191,19 @@ def test_pages_start_at_the_named_address(
     monkeypatch.setattr(commands, "ROOT", tmp_path)
     with pytest.raises(ParamsError, match="tracking.uri contains credentials"):
         ui.servers(parsed(), None)  # type: ignore[arg-type]
+
+
+def test_refused_schedule_ends_with_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def refuse(_: object) -> None:
+        raise DeploymentApplyError("status 503\nfor more information")
+
+    monkeypatch.setattr(schedule, "serve", refuse)
+    monkeypatch.setattr(server, "provide", lambda _: None)
+    monkeypatch.setattr(records, "attempt", lambda _: None)
+    assert schedule.run(parser_of("serve").parse_args(["serve"])) == 1
+    assert re.search("^Prefect's server at .* [(]status 503[)]: ", capsys.readouterr().err)
 
 
 def server_of(flow_pid: int) -> int | None:
