@@ -96,7 +96,8 @@ def quiet_loggers() -> None:
 
 @contextmanager
 def reaching(location: str) -> Iterator[None]:
-    """Turn an error in reading or writing `location` into an ArtifactError with the remedy.
+    """Turn an error in reading or writing `location` into an ArtifactError with the remedy, which
+    is a WriteError if the local disk refused a write.
 
     Damaged content is excluded: a caller that may set a damaged file aside reads its bytes inside
     this block, and parses them outside."""

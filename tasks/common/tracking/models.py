@@ -101,7 +101,8 @@ def write_champion(run: TrackedRun, event: Event) -> None:
 
 
 def move_alias(run: TrackedRun, name: str, alias: str, found: dict[str, str] | None) -> None:
-    """Set an alias to the policy whose run wrote `found` (key, digest); delete it if none did."""
+    """Set an alias to the policy whose run wrote `found` (key, digest); delete it if no run
+    did, or if that run has no model."""
     client = run.client
     run_id = found and producer(client, run.experiment_id, found["key"], found["digest"])
     models = run_id and client.search_logged_models(
