@@ -106,11 +106,12 @@ def test_requests_are_answered_while_another_process_writes(project: Project) ->
         writes = thread.submit(write)
         try:
             flow = project.post("flows/", {"name": "busy"})["id"]
-            for _ in range(10):  # reads before it writes
-                project.post("deployments/", {"name": "busy", "flow_id": flow})
+            body = {"name": "busy", "flow_id": flow}  # the server reads before it writes
+            same = {project.post("deployments/", body)["id"] for _ in range(10)}
         finally:
             over.set()
     writes.result()
+    assert len(same) == 1
 
 
 @pytest.mark.slow
