@@ -2,7 +2,7 @@
 prompts, rollouts a step, lengths, loss and optimizer.
 
     make bench        # installs requirements-bench.txt beside the environment's pins, then runs
-    this and `throughput`
+    this and `compiled`
     python -m tests.bench.against_trl [--steps 160] [--rollouts 32] [--repeats 2] [--warmup 5]
     [--learning-rates 3e-4 6e-4 1.2e-3] [--large] [--out FILE]
 

@@ -1,13 +1,10 @@
 """Time and memory of one training process, measured in the same way on both sides of a comparison.
 The module imports nothing heavy."""
 
-import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -39,37 +36,6 @@ class Clock:
             self.start[0] + time.perf_counter() - before[0],
             self.start[1] + time.process_time() - before[1],
         )
-
-
-class Stopwatch:
-    """CPU seconds by part, one entry per measurement."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, list[float]] = defaultdict(list)
-
-    @contextmanager
-    def measure(self, part: str) -> Iterator[None]:
-        """Record the CPU seconds of the block under `part`."""
-        started = time.thread_time()
-        yield
-        self.entries[part].append(time.thread_time() - started)
-
-    def wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` with its calls measured."""
-
-        def measured(*args: Any, **kwargs: Any) -> Any:
-            with self.measure(part):
-                return function(*args, **kwargs)
-
-        return measured
-
-    def total(self, part: str) -> float:
-        """Return the sum of a part's seconds."""
-        return sum(self.entries[part])
-
-    def median(self, part: str) -> float:
-        """Return the median entry of a part."""
-        return statistics.median(self.entries[part])
 
 
 def peak_megabytes() -> float:

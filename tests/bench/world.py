@@ -47,8 +47,7 @@ def make_world(
     layout, values = Layout(root), parameters(rollouts, large)
     root.mkdir(parents=True, exist_ok=True)
     (root / "params.yaml").write_text(yaml.safe_dump(values))
-    shutil.copytree(PROJECT / "data" / "policy", layout.policy)
-    shutil.copy(PROJECT / "data" / "policy.json", layout.policy_card)
+    place_embedded(layout)
     if large:
         make_large(layout)
     paths = ["--params", str(root / "params.yaml"), "--data", str(root)]
@@ -60,6 +59,12 @@ def make_world(
     own = values["recipes"]["winnow"]["allocate"]["group_size"]
     write_plan(layout, "winnow", steps * rollouts // own, own, seeds)
     return layout
+
+
+def place_embedded(layout: Layout) -> None:
+    """Copy the embedded policy to a data root."""
+    shutil.copytree(PROJECT / "data" / "policy", layout.policy)
+    shutil.copy(PROJECT / "data" / "policy.json", layout.policy_card)
 
 
 def make_large(layout: Layout) -> None:
