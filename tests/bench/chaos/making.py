@@ -2,10 +2,8 @@
 
 import json
 import shutil
-import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +62,11 @@ def parameters() -> dict[str, Any]:
 def make_world(
     library: Path,
     folder: Path,
-    like: World | None = None,
     stages: Sequence[str] = tuple(STAGES),
     is_short: bool = False,
 ) -> World:
-    """Return the world in `folder`, with these stages. If it is missing, make it stage by stage, or
-    as a copy of `like`. A short world is made faster, without comparisons."""
-    if like and not (folder / "facts.json").exists():
-        copy_world(like, folder)
+    """Return the world in `folder`, with these stages. If it is missing, make it stage by stage. A
+    short world is made faster, without comparisons."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = Plan.make(library, folder / "plan", folder / "project")
     world = World(folder, plan)
@@ -86,26 +81,6 @@ def make_world(
     world.restore(DONE)
     world.serve_forks()
     return world
-
-
-def copy_world(first: World, folder: Path) -> None:
-    """Copy the world `first` into `folder`, and change the absolute paths in MLflow's databases."""
-    remove(folder)
-    for part in ("project", "snapshots"):
-        shutil.copytree(first.folder / part, folder / part, symlinks=True)
-    for path in (folder / "snapshots").glob("*/data/tracking/mlflow.db"):
-        with closing(sqlite3.connect(path)) as database, database:
-            tables = database.execute("select name from sqlite_master where type = 'table'")
-            for (table,) in tables.fetchall():
-                for column in database.execute(f"pragma table_info({table})").fetchall():
-                    if "CHAR" in column[2] or column[2] == "TEXT":
-                        name = column[1]
-                        database.execute(
-                            f'update "{table}" set "{name}" = replace("{name}", ?, ?) '
-                            f'where "{name}" like ?',
-                            (f"{first.folder}/", f"{folder}/", f"%{first.folder}/%"),
-                        )
-    shutil.copy(first.folder / "facts.json", folder)
 
 
 def build(world: World, stages: Sequence[str], is_short: bool) -> dict[str, Any]:
@@ -142,9 +117,9 @@ def measured(world: World, line: list[str]) -> dict[str, Any]:
     code, said = world.run(line, forked=True)
     if code:
         raise RuntimeError(f"{' '.join(line)} failed in an undisturbed world:\n{said}")
-    operations, on_record = world.plan.counted
     seconds = round(time.perf_counter() - started, 2)
-    return {"seconds": seconds, "operations": operations, "on_record": on_record}
+    counted = {"operations": world.plan.seen, "on_record": world.plan.seen_record}
+    return {"seconds": seconds, **counted}
 
 
 def make_project(root: Path) -> None:
