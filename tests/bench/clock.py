@@ -54,8 +54,3 @@ def children_megabytes() -> float:
     return (
         sum(child.memory_info().rss for child in psutil.Process().children(recursive=True)) / 2**20
     )
-
-
-def seconds_since_start() -> float:
-    """Return the seconds since process start: the time for imports and set-up."""
-    return time.time() - psutil.Process().create_time()

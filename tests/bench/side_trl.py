@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
 from tasks.grading.loading import load
-from tests.bench.clock import Clock, children_megabytes, peak_megabytes, seconds_since_start
+from tests.bench.clock import Clock, children_megabytes, peak_megabytes
 from tests.bench.world import side_options
 
 
@@ -85,7 +85,6 @@ class Recorder(TrainerCallback):
     ) -> None:
         self.out, self.wanted, self.policy = out, points, policy
         self.tokenizer, self.verify = tokenizer, verify
-        self.rewards: list[float] = []
         self.completion_tokens: list[int] = []
         self.points: list[dict[str, Any]] = []
 
@@ -94,13 +93,11 @@ class Recorder(TrainerCallback):
     ) -> list[float]:
         """Return 1 for each completion that is correct and ended before the limit."""
         stop = self.tokenizer.eos_token_id
-        rewards = [
+        self.completion_tokens.append(sum(map(len, completion_ids)))
+        return [
             float(ids[-1] == stop and self.verify(text, gold).outcome == "correct")
             for text, ids, gold in zip(completions, completion_ids, answer, strict=True)
         ]
-        self.rewards.append(sum(rewards) / len(rewards))
-        self.completion_tokens.append(sum(map(len, completion_ids)))
-        return rewards
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.clock = Clock()
@@ -141,15 +138,12 @@ def main() -> None:
         processing_class=tokenizer,
         callbacks=[recorder],
     )
-    ready = seconds_since_start()
     trainer.train()
     report = {
-        "start_seconds": ready,
         "wall": recorder.clock.wall,
         "cpu": recorder.clock.cpu,
         "peak_mb": peak_megabytes(),
         "children_mb": children_megabytes(),
-        "rewards": recorder.rewards,
         "completion_tokens": recorder.completion_tokens,
         "points": recorder.points,
     }

@@ -19,7 +19,7 @@ from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings
-from tests.bench.clock import Clock, children_megabytes, peak_megabytes, seconds_since_start
+from tests.bench.clock import Clock, children_megabytes, peak_megabytes
 from tests.bench.world import RECIPES, side_options
 from tests.train.worlds import make_trainer
 
@@ -43,7 +43,7 @@ def main() -> None:
     if options.learning_rate:
         changes["learning_rate"] = options.learning_rate
     trainer = bench_trainer(options.root, options.seed, options.side, **changes)
-    ready, points = seconds_since_start(), []
+    points = []
     settings = params.section(
         params.load(options.root / "params.yaml"), "checkpoint", CheckpointSettings
     )
@@ -78,11 +78,9 @@ def main() -> None:
         memory = {"peak_mb": peak_megabytes(), "children_mb": children_megabytes()}
     rows = trainer.state.steps
     report = {
-        "start_seconds": ready,
         "wall": clock.wall,
         "cpu": clock.cpu,
         **memory,
-        "rewards": [row["reward_mean"] for row in rows],
         "completion_tokens": [row["completion_tokens_mean"] * row["num_rollouts"] for row in rows],
         "points": points,
     }

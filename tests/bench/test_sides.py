@@ -18,7 +18,7 @@ def test_winnows_side_of_the_comparison(tmp_path):
     validation = PROMPTS.read(layout.prompts("validation"))
     PROMPTS.write(layout.prompts("validation"), validation.head(32))
     report = run_side("winnow", tmp_path, steps=4, seed=1, points=[1, 4], learning_rate=1e-3)
-    assert (len(report["wall"]), len(report["rewards"])) == (5, 4)
+    assert (len(report["wall"]), len(report["completion_tokens"])) == (5, 4)
     assert [point["step"] for point in report["points"]] == [1, 4]
     assert all(rate > 0 for rate in list(speeds(report, 1, 16).values())[:4])
     assert 0 < accuracy(tmp_path, tmp_path / "winnow-1-0.001-4") < 1

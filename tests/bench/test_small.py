@@ -2,9 +2,9 @@
 
 The figures are not checked: seconds of a small form are meaningless."""
 
+import importlib
 import importlib.util
 import logging
-import runpy
 import sys
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_a_benchmark_runs(
         request.getfixturevalue("forked_stages")
     monkeypatch.setattr(sys, "argv", [name, *SMALL[name].split()])
     try:
-        runpy.run_module(f"tests.bench.{name}", run_name="__main__")
+        importlib.import_module(f"tests.bench.{name}").main()
     finally:
         logging.disable(logging.NOTSET)
     printed = capfd.readouterr().out
