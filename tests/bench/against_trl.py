@@ -21,21 +21,27 @@ update, a prompt is prefilled once for its group, the verifier is a separate pro
 rollout is recorded."""
 
 import argparse
+import importlib
 import importlib.metadata
 import itertools
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.bench.world import PROJECT, make_world
+from tests.bench.peak import in_new_process
+from tests.bench.world import make_world
 
 SIDES = ("grpo", "winnow", "trl")
 Report = dict[str, Any]
+
+
+def measure(side: str, *arguments: Any) -> Report:
+    """Run one side in this process."""
+    module = importlib.import_module(f"tests.bench.side_{'trl' if side == 'trl' else 'winnow'}")
+    report: Report = module.measure(*arguments, side)
+    return report
 
 
 def run_side(
@@ -47,27 +53,8 @@ def run_side(
     learning_rate: float | None = None,
 ) -> Report:
     """Run one side in its own process, and return its report."""
-    out = root / f"{side}-{seed}-{learning_rate or 0:g}.json"
-    command = [
-        sys.executable,
-        "-m",
-        "tests.bench.side_trl" if side == "trl" else "tests.bench.side_winnow",
-        str(root),
-        "--steps",
-        str(steps),
-        "--seed",
-        str(seed),
-    ]
-    command += ["--points", *map(str, points), "--out", str(out), "--side", side]
-    if learning_rate:
-        command += ["--learning-rate", str(learning_rate)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(
-        command, cwd=PROJECT, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
-    if result.returncode:
-        sys.exit(f"{side} failed:\n{result.stderr[-4000:]}")
-    report: Report = json.loads(out.read_text())
+    out = root / f"{side}-{seed}-{learning_rate or 0:g}"
+    report: Report = in_new_process(measure, side, root, out, steps, seed, points, learning_rate)
     return report
 
 
@@ -204,6 +191,8 @@ def main() -> None:
     parser.add_argument("--learning-rates", type=float, nargs="*", default=[], help="to choose of")
     parser.add_argument("--large", action="store_true", help="a policy of 24 million parameters")
     options = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TRL_EXPERIMENTAL_SILENCE": "1"}
     shares = () if options.large else (0.125, 0.25, 0.5, 1.0)
     points = [round(options.steps * share) for share in shares]
     reports: dict[str, list[Report]] = {side: [] for side in SIDES}

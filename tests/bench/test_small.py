@@ -23,7 +23,6 @@ SMALL = {
     "ingest_scale": "--rows 3 --near 3",
     "store_scale": "--rollouts 2000 --repeats 1",
 }
-PARTS = {"side_trl", "side_winnow"}  # commands that the benchmarks start
 # run by test_contamination.py, by test_profile_scale.py, by tests/grading/test_agreement.py, by
 # `make lint`, and by tests/test_chain.py
 ELSEWHERE = {"agreement", "contamination", "measures", "profile_scale", "stage_start"}
@@ -39,7 +38,7 @@ def test_every_benchmark_is_listed() -> None:
         for path in FOLDER.glob("*.py")
         if not path.stem.startswith("test_") and '__name__ == "__main__"' in path.read_text()
     }
-    assert commands == {*SMALL, *PARTS, *ELSEWHERE}
+    assert commands == {*SMALL, *ELSEWHERE}
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ The policy is the embedded one, or a large one with random weights: 24 million p
 prompts of 109 tokens and completions of about 96, and rewards that depend on the last character.
 There the matrix products take most of the time, as in users' trainings."""
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -135,18 +134,3 @@ def write_plan(
         SAMPLES.write(layout.plan(recipe, seed) / "samples.parquet", SAMPLES.frame([]))
         write_checked(layout.plan(recipe, seed) / "budget.json", {"budget": None})
     return chosen
-
-
-def side_options(description: str | None) -> argparse.Namespace:
-    """Return the options common to both sides of a comparison."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("root", type=Path, help="the data root that make_world made")
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--side", default="grpo", help="which side this is")
-    parser.add_argument("--learning-rate", type=float, help="by default that of params.yaml")
-    parser.add_argument(
-        "--points", type=int, nargs="*", default=[], help="save the policy after so many steps"
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    return parser.parse_args()
