@@ -85,7 +85,7 @@ def test_a_message_without_a_cause_is_unclear(said: str, is_unclear: bool) -> No
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("chaos")
-    place = make_world(operations.build(folder), folder / "world", stages=STAGES, is_short=True)
+    place = make_world(operations.build(folder), folder / "world", STAGES)
     yield place
     place.close()
 

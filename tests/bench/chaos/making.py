@@ -63,10 +63,9 @@ def make_world(
     library: Path,
     folder: Path,
     stages: Sequence[str] = tuple(STAGES),
-    is_short: bool = False,
 ) -> World:
     """Return the world in `folder`, with these stages. If it is missing, make it stage by stage. A
-    short world is made faster, without comparisons."""
+    world without a report is made faster, without comparisons."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = Plan.make(library, folder / "plan", folder / "project")
     world = World(folder, plan)
@@ -75,7 +74,7 @@ def make_world(
     if not facts.exists():
         remove(folder / "project")
         remove(folder / "snapshots")
-        facts.write_text(json.dumps(build(world, stages, is_short)))
+        facts.write_text(json.dumps(build(world, stages)))
     world.facts = json.loads(facts.read_text())
     world.close()
     world.restore(DONE)
@@ -83,7 +82,7 @@ def make_world(
     return world
 
 
-def build(world: World, stages: Sequence[str], is_short: bool) -> dict[str, Any]:
+def build(world: World, stages: Sequence[str]) -> dict[str, Any]:
     """Run every stage undisturbed, under dvc and alone, and return its duration, its number of file
     operations, and the digests of its outputs. The digests must agree, or the harness cannot
     compare."""
@@ -91,7 +90,8 @@ def build(world: World, stages: Sequence[str], is_short: bool) -> dict[str, Any]
     (world.folder / "tmp").mkdir(exist_ok=True)
     (world.folder / "home").mkdir(exist_ok=True)
     world.serve_forks()
-    if is_short:
+    is_whole = stages[-1] == "report"
+    if not is_whole:
         give_record(world.data)
     found: dict[str, Any] = {}
     for stage in stages:
@@ -100,10 +100,10 @@ def build(world: World, stages: Sequence[str], is_short: bool) -> dict[str, Any]
         found[stage] = {"dvc": under_dvc, "direct": under_dvc}
     world.snapshot(DONE)
     made = outputs(world.project, stages)
-    if stages[-1] == "report":  # Prefect creates its database
+    if is_whole:  # Prefect creates its database
         measured(world, [*FLOW, "--force", "report"])
     shutil.copytree(world.folder / "home", world.folder / "snapshots" / "home", symlinks=True)
-    for stage in () if is_short else stages:
+    for stage in stages if is_whole else ():
         world.restore(stage)
         found[stage]["direct"] = measured(world, direct(stage, world.project))
         if wrong := differing(world.project, made[stage]):
