@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from tests.bench.world import PROJECT
+from tests.files import PROJECT
 
 LAUNCH = (
     "import json, resource, subprocess, sys, time\n"
