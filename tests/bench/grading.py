@@ -60,7 +60,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def measure(answer: Answer, count: int, processes: int, repeats: int) -> tuple[float, float]:
+def measure(grader: Grader, answer: Answer, count: int, repeats: int) -> tuple[float, float]:
     """Return the answers per second in this process and with the pool: medians."""
     verifier = load(answer.verifier, VERIFIERS)
 
@@ -69,11 +69,9 @@ def measure(answer: Answer, count: int, processes: int, repeats: int) -> tuple[f
             assert verifier.verify(answer.completion, answer.gold).outcome == "correct"
 
     alone, pooled = [], []
-    with Grader(Verify(processes, 20.0, 4.0, 1.0, VERIFIERS)) as grader:
-        grader.grade([answer] * processes)  # starts the processes
-        for _ in range(repeats):
-            alone.append(seconds(grade_here))
-            pooled.append(seconds(partial(grader.grade, [answer] * count)))
+    for _ in range(repeats):
+        alone.append(seconds(grade_here))
+        pooled.append(seconds(partial(grader.grade, [answer] * count)))
     return count / statistics.median(alone), count / statistics.median(pooled)
 
 
@@ -107,10 +105,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     print(f"{'verifier':32} in-process/s  pool of {options.processes}/s")
-    for name, answer in cases():
-        count = options.programs if answer.verifier in SANDBOXES else options.answers
-        alone, pooled = measure(answer, count, options.processes, options.repeats)
-        print(f"{name:32} {alone:12,.1f} {pooled:12,.1f}", flush=True)
+    found = dict(cases())
+    with Grader(Verify(options.processes, 20.0, 4.0, 1.0, VERIFIERS)) as grader:
+        grader.grade([*found.values()] * options.processes)  # starts the processes
+        for name, answer in found.items():
+            count = options.programs if answer.verifier in SANDBOXES else options.answers
+            alone, pooled = measure(grader, answer, count, options.repeats)
+            print(f"{name:32} {alone:12,.1f} {pooled:12,.1f}", flush=True)
     if folder := os.environ.get("WINNOW_REAL_DATA"):
         measure_published(Path(folder), options.processes, options.repeats)
 
