@@ -13,7 +13,6 @@ in the forecast. The lines are superseded: they are from earlier code."""
 import argparse
 import json
 import logging
-import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -29,7 +28,7 @@ from tasks.allocate.budget import read_profile
 from tasks.benchmark.cells import run_stage
 from tasks.benchmark.protocol import make_cell, read_protocol
 from tasks.common.layout import Layout
-from tests.bench.world import PROJECT
+from tests.bench.world import PROJECT, place_embedded
 
 RESULTS = PROJECT / "docs" / "results"
 Lines = list[dict[str, Any]]
@@ -77,8 +76,7 @@ def compared(family: str, num_prompts: int | None) -> Iterator[tuple[Forecast, f
     amount = spent(reference[sorted(reference)[len(reference) // 2]])
     with tempfile.TemporaryDirectory() as folder:
         layout = Layout(Path(folder) / "data")
-        shutil.copytree(PROJECT / "data" / "policy", layout.policy)
-        shutil.copy(PROJECT / "data" / "policy.json", layout.policy_card)
+        place_embedded(layout)
         for recipe, by_budget in found.items():
             nearest = min(by_budget, key=lambda b: abs(np.log(spent(by_budget[b]) / amount)))
             settings = by_budget[nearest][0]["settings"]

@@ -2,9 +2,9 @@
 prompts, rollouts a step, lengths, loss and optimizer.
 
     make bench        # installs requirements-bench.txt beside the environment's pins, then runs
-    this and `throughput`
+    this and `compiled`
     python -m tests.bench.against_trl [--steps 160] [--rollouts 32] [--repeats 2] [--warmup 5]
-    [--learning-rates 3e-4 6e-4 1.2e-3] [--large] [--out FILE]
+    [--learning-rates 3e-4 6e-4 1.2e-3] [--large]
 
 With several learning rates every side first runs each rate once, with a separate seed, and
 continues with the rate of the best held-out accuracy. Each run is a separate process with one
@@ -21,21 +21,27 @@ update, a prompt is prefilled once for its group, the verifier is a separate pro
 rollout is recorded."""
 
 import argparse
+import importlib
 import importlib.metadata
 import itertools
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.bench.world import PROJECT, make_world
+from tests.bench.peak import in_new_process
+from tests.bench.world import make_world
 
 SIDES = ("grpo", "winnow", "trl")
 Report = dict[str, Any]
+
+
+def measure(side: str, *arguments: Any) -> Report:
+    """Run one side in this process."""
+    module = importlib.import_module(f"tests.bench.side_{'trl' if side == 'trl' else 'winnow'}")
+    report: Report = module.measure(*arguments, side)
+    return report
 
 
 def run_side(
@@ -47,27 +53,8 @@ def run_side(
     learning_rate: float | None = None,
 ) -> Report:
     """Run one side in its own process, and return its report."""
-    out = root / f"{side}-{seed}-{learning_rate or 0:g}.json"
-    command = [
-        sys.executable,
-        "-m",
-        "tests.bench.side_trl" if side == "trl" else "tests.bench.side_winnow",
-        str(root),
-        "--steps",
-        str(steps),
-        "--seed",
-        str(seed),
-    ]
-    command += ["--points", *map(str, points), "--out", str(out), "--side", side]
-    if learning_rate:
-        command += ["--learning-rate", str(learning_rate)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(
-        command, cwd=PROJECT, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
-    if result.returncode:
-        sys.exit(f"{side} failed:\n{result.stderr[-4000:]}")
-    report: Report = json.loads(out.read_text())
+    out = root / f"{side}-{seed}-{learning_rate or 0:g}"
+    report: Report = in_new_process(measure, side, root, out, steps, seed, points, learning_rate)
     return report
 
 
@@ -83,9 +70,6 @@ def speeds(report: Report, warmup: int, rollouts: int) -> Report:
         "seconds a step (median)": statistics.median(b - a for a, b in itertools.pairwise(ends)),
         "mean completion length": sum(tokens) / (rollouts * steps),
         "peak memory, MB": report["peak_mb"] + report["children_mb"],
-        "start until ready, s": report["start_seconds"],
-        "reward, first quarter": statistics.mean(report["rewards"][: len(report["rewards"]) // 4]),
-        "reward, last quarter": statistics.mean(report["rewards"][-len(report["rewards"]) // 4 :]),
     }
 
 
@@ -146,18 +130,16 @@ def seconds_to(curve: list[Report], target: float) -> float | None:
     return None
 
 
-def speed_table(reports: dict[str, list[Report]], warmup: int, rollouts: int) -> tuple[str, Report]:
-    """Return a table of medians over the repeats, with ratios to TRL, and the medians."""
+def speed_table(reports: dict[str, list[Report]], warmup: int, rollouts: int) -> str:
+    """Return a table of medians over the repeats, with ratios to TRL."""
     runs = {side: [speeds(report, warmup, rollouts) for report in reports[side]] for side in SIDES}
     lines = ["| | grpo | winnow | TRL | grpo / TRL | winnow / TRL |", "|---|---|---|---|---|---|"]
-    medians = {}
     for name in runs["trl"][0]:
         found = {side: statistics.median(run[name] for run in runs[side]) for side in SIDES}
-        medians[name] = found
         theirs = found["trl"] or float("nan")
         shares = [f"{found[side] / theirs:.2f}" for side in ("grpo", "winnow")]
         lines.append(f"| {name} | {' | '.join([f'{found[s]:,.4g}' for s in SIDES] + shares)} |")
-    return "\n".join(lines), medians
+    return "\n".join(lines)
 
 
 def curve_table(found: dict[str, list[Report]]) -> str:
@@ -208,8 +190,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--learning-rates", type=float, nargs="*", default=[], help="to choose of")
     parser.add_argument("--large", action="store_true", help="a policy of 24 million parameters")
-    parser.add_argument("--out", type=Path, help="also write everything measured, as JSON")
     options = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TRL_EXPERIMENTAL_SILENCE": "1"}
     shares = () if options.large else (0.125, 0.25, 0.5, 1.0)
     points = [round(options.steps * share) for share in shares]
     reports: dict[str, list[Report]] = {side: [] for side in SIDES}
@@ -227,7 +210,7 @@ def main() -> None:
             for side in SIDES:
                 run = run_side(side, root, options.steps, seed, points, rates[side])
                 reports[side].append(run)
-        table, medians = speed_table(reports, options.warmup, options.rollouts)
+        table = speed_table(reports, options.warmup, options.rollouts)
         found = {} if options.large else curves(root, reports)
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("trl", "transformers", "torch")
@@ -237,10 +220,6 @@ def main() -> None:
         f"{versions}; one thread\n"
     )
     print("\n\n".join([table, *([curve_table(found)] if found else [])]))
-    if options.out:
-        options.out.write_text(
-            json.dumps({"medians": medians, "curves": found, "reports": reports}, indent=1)
-        )
 
 
 if __name__ == "__main__":

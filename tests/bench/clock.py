@@ -1,13 +1,10 @@
 """Time and memory of one training process, measured in the same way on both sides of a comparison.
 The module imports nothing heavy."""
 
-import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -41,37 +38,6 @@ class Clock:
         )
 
 
-class Stopwatch:
-    """CPU seconds by part, one entry per measurement."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, list[float]] = defaultdict(list)
-
-    @contextmanager
-    def measure(self, part: str) -> Iterator[None]:
-        """Record the CPU seconds of the block under `part`."""
-        started = time.thread_time()
-        yield
-        self.entries[part].append(time.thread_time() - started)
-
-    def wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` with its calls measured."""
-
-        def measured(*args: Any, **kwargs: Any) -> Any:
-            with self.measure(part):
-                return function(*args, **kwargs)
-
-        return measured
-
-    def total(self, part: str) -> float:
-        """Return the sum of a part's seconds."""
-        return sum(self.entries[part])
-
-    def median(self, part: str) -> float:
-        """Return the median entry of a part."""
-        return statistics.median(self.entries[part])
-
-
 def peak_megabytes() -> float:
     """Return the peak resident memory of this process alone. `ru_maxrss` is not used: on Linux it
     starts at the parent's value before exec."""
@@ -88,8 +54,3 @@ def children_megabytes() -> float:
     return (
         sum(child.memory_info().rss for child in psutil.Process().children(recursive=True)) / 2**20
     )
-
-
-def seconds_since_start() -> float:
-    """Return the seconds since process start: the time for imports and set-up."""
-    return time.time() - psutil.Process().create_time()

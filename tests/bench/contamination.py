@@ -7,10 +7,11 @@
    rules were written with CHANGES in view, and before HELD_OUT.
 2. Real pairs: DSR-sub against MATH's training set, and that set against itself. Candidate pairs are
    all pairs with a common subsequence of at least 0.8 of the shorter question's words, found by
-   comparing all with all, without code of the search. The pairs with compatible numbers were read
-   (for MATH against itself only if one has at most twice the words), and all pairs that the search
-   finds. REAL has the leaks among them except equal questions, REWORDED the leaks in other words.
-   `--show` prints the pairs on which the search and the labels differ."""
+   comparing all with all, without code of the search (`common_pairs` of this file at commit
+   b812cc3d). The pairs with compatible numbers were read (for MATH against itself only if one has
+   at most twice the words), and all pairs that the search finds. REAL has the leaks among them
+   except equal questions, REWORDED the leaks in other words. `--show` prints the pairs on which the
+   search and the labels differ."""
 
 import argparse
 import json
@@ -19,9 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import polars as pl
-from scipy import sparse
 
 from tasks.ingest.questions.contamination import Index, shared
 from tasks.ingest.questions.identity import question_keys
@@ -29,9 +28,6 @@ from tasks.ingest.settings import Contamination
 from tests.ingest.helpers import DAPO
 
 SETTINGS = Contamination(overlap=0.7, ngram=3, same_numbers=True)
-MIN_COMMON = 0.8  # of the shorter question's words, in order
-MIN_WORDS = 8
-WORD = re.compile(r"[a-z]+|\d+")
 STEP_BY_STEP = " Let's think step by step and output the final answer within \\boxed{}."
 FIGURE = '[asy] unitsize(0.5 cm); draw((0,0)--(4,0)--(4,3)--cycle); label("$x$", (2,0), S); [/asy]'
 OPTIONS = (
@@ -120,59 +116,6 @@ def made(
     return rows
 
 
-def words_of(text: str) -> list[str]:
-    """Return the words and numbers of a question, without figures."""
-    return WORD.findall(re.sub(r"\[asy\].*?\[/asy\]", " ", text, flags=re.DOTALL).lower())
-
-
-def common_length(one: list[str], other: list[str]) -> int:
-    """Return the length of the longest common subsequence (Hyyrö 2004: a bit for each word)."""
-    masks: dict[str, int] = {}
-    for place, word in enumerate(one):
-        masks[word] = masks.get(word, 0) | 1 << place
-    full = (1 << len(one)) - 1
-    row = full
-    for word in other:
-        matched = row & masks.get(word, 0)
-        row = ((row + matched) | (row - matched)) & full
-    return len(one) - row.bit_count()
-
-
-def counted(texts: Sequence[list[str]], columns: dict[tuple[str, int], int]) -> sparse.csr_matrix:
-    """Return a row for each text, with a column for the first, second, ... occurrence of every
-    word."""
-    rows, places = [], []
-    for row, words in enumerate(texts):
-        seen: dict[str, int] = {}
-        for word in words:
-            seen[word] = seen.get(word, 0) + 1
-            rows.append(row)
-            places.append(columns.setdefault((word, seen[word]), len(columns)))
-    shape = (len(texts), 1 + max(places, default=0))
-    return sparse.csr_matrix((np.ones(len(rows), np.int32), (rows, places)), shape)
-
-
-def common_pairs(one: Sequence[str], other: Sequence[str]) -> dict[tuple[int, int], float]:
-    """Return all pairs with a common subsequence of at least MIN_COMMON of the shorter's words,
-    with that share."""
-    mine, yours = [*map(words_of, one)], [*map(words_of, other)]
-    columns: dict[tuple[str, int], int] = {}
-    left, right = counted(mine, columns), counted(yours, columns)
-    left.resize(left.shape[0], len(columns))
-    right.resize(right.shape[0], len(columns))
-    lengths = np.array([len(words) for words in yours])
-    found = {}
-    for n, words in enumerate(mine):
-        shorter = np.minimum(len(words), lengths)
-        # a common subsequence has no more words than the texts share in any order
-        most = np.asarray((left[n] @ right.T).todense())[0]
-        for k in np.flatnonzero((most >= MIN_COMMON * shorter) & (shorter >= MIN_WORDS)).tolist():
-            share = common_length(words, yours[k]) / int(shorter[k])
-            if share >= MIN_COMMON:
-                found[n, k] = share
-    return found
-
-
 def real(folder: Path, show: bool) -> list[str]:
     """Return, for each pair of sets, the number of equal questions, of leaks found, and of other
     pairs."""
@@ -197,10 +140,8 @@ def real(folder: Path, show: bool) -> list[str]:
             f"{len(found - leaks - reworded)} other pairs"
         )
         if show:
-            common = common_pairs(one, math)
             for n, k in sorted(found ^ (leaks | reworded)):
-                share = f"{common.get((n, k), 0.0):.2f}"
-                print(f"{'wrong' if (n, k) in found else 'missed'} {n} {k} ({share})")
+                print(f"{'wrong' if (n, k) in found else 'missed'} {n} {k}")
                 print(f"  {one[n]}\n  {math[k]}")
     return rows
 

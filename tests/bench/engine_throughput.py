@@ -9,15 +9,14 @@ forms: with the requests of profiling (a seed per sample, no log-probabilities),
 text only (n samples per prompt, no seeds)."""
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from tasks.common import params, stage
@@ -29,11 +28,11 @@ from tasks.engines.vllm import VllmEngine
 from tasks.models.policy import load_tokenizer, read_policy
 from tasks.store import sampling
 from tasks.store.folder import prompt_digest
-from tests.bench.world import PROJECT, make_world
+from tests.bench.peak import in_new_process
+from tests.bench.world import make_world
 
 SIDES = ("bare", "same_requests", "profile")
 CLOCKS = ("wall", "cpu")
-MARK = "RESULT "  # vLLM also prints
 
 
 def bare(layout: Layout, values: dict[str, Any], *, same_requests: bool) -> dict[str, float]:
@@ -97,18 +96,13 @@ def since(started: tuple[float, float]) -> dict[str, float]:
     return {"wall": wall - started[0], "cpu": cpu - started[1]}
 
 
-def measure(side: str, root: Path) -> None:
-    """Print one measurement as JSON."""
+def measure(side: str, root: Path) -> dict[str, float]:
+    """Return one measurement."""
     layout, values = Layout(root), params.load(root / "params.yaml")
-    import torch
-
     torch.set_num_threads(values["engine"]["threads"])
-    result = (
-        profile(layout, values)
-        if side == "profile"
-        else bare(layout, values, same_requests=side != "bare")
-    )
-    print(f"\n{MARK}{json.dumps(result)}")
+    if side == "profile":
+        return profile(layout, values)
+    return bare(layout, values, same_requests=side != "bare")
 
 
 def run_side(side: str, root: Path, number: int) -> dict[str, float]:
@@ -116,19 +110,7 @@ def run_side(side: str, root: Path, number: int) -> dict[str, float]:
     values = yaml.safe_load((root / "params.yaml").read_text())
     values["store"]["location"] = str(root / f"store-{number}")
     (root / "params.yaml").write_text(yaml.safe_dump(values))
-    command = [
-        sys.executable,
-        "-m",
-        "tests.bench.engine_throughput",
-        "--side",
-        side,
-        "--root",
-        str(root),
-    ]
-    output = subprocess.run(
-        command, check=True, cwd=PROJECT, stdout=subprocess.PIPE, text=True
-    ).stdout
-    result = json.loads(output.rpartition(MARK)[2].splitlines()[0])
+    result = in_new_process(measure, side, root)
     rates = {clock: result["tokens"] / result[clock] for clock in CLOCKS}
     words = ", ".join(
         f"{result[clock]:6.2f} s {clock} ({rates[clock]:7,.0f} tokens/s)" for clock in CLOCKS
@@ -137,22 +119,13 @@ def run_side(side: str, root: Path, number: int) -> dict[str, float]:
     return rates
 
 
-def options() -> argparse.Namespace:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-rows", type=int, default=256)
     parser.add_argument("--prompts", type=int, default=1024)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
-def main() -> None:
-    chosen = options()
-    if chosen.side:
-        measure(chosen.side, chosen.root)
-        return
+    chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         prompts = make_world(root, steps=1).prompts("train")

@@ -1,105 +1,57 @@
 """Measure graded answers per second for each verifier: in one process (which a hostile answer can
 hang), and with the pool.
 
-    python -m tests.bench.grading [--answers 4000] [--processes 2] [--repeats 5]
+    python -m tests.bench.grading [--answers 4000] [--programs 40] [--processes 2] [--repeats 5]
 
-Answers are generated, half of them correct, as long as the answers of GSM8K (about 300 characters).
-Both ways alternate in one run, after a first round that starts processes; values are medians. Every
-round has new answers, so no cache contains them. The last column is one training step.
+The answers are the correct ones of tests/grading/test_verifiers.py, where the verifier allows it
+after a text as long as the answers of GSM8K (about 300 characters). The programs of `code` are
+short and correct, so its sandboxes are measured: the start of an interpreter, loading the program,
+and its tests in each form. Both ways alternate; values are medians.
 
 If WINNOW_REAL_DATA names the folder of real data, `math` then grades a published evaluation with
 fresh pools: unchanged, and without the boxes."""
 
 import argparse
-import itertools
 import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import reasoning_gym as library
-
-from tasks.common import registry
-from tasks.grading import verifiers
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
+from tasks.grading.programs.command import Sandbox
+from tasks.grading.programs.sandbox import problem
 from tasks.grading.settings import Verify
-from tasks.grading.verifiers.reasoning_gym import gold
+from tests.grading.test_code import ADD, ASSERTS, SETTINGS, SUM
+from tests.grading.test_verifiers import CONFIGURED, GOLDS, RIGHT, names
 
 WORK = "She has 16 - 3 - 4 = 9 eggs a day, and sells each for $2, so 9 * 2 = 18 dollars. " * 3
-CONFIGURED: dict[str, dict[str, Any]] = {
-    "format": {"method": "format", "tags": ["think", "answer"], "text_after": False},
-    "regex": {"method": "regex", "pattern": None, "match": "search"},
-    "json_schema": {"method": "json_schema", "schema": None, "place": "either"},
-    "ifeval": {"method": "ifeval", "loose": False},
-    "qa": {"method": "qa", "threshold": None},
-    "length": {
-        "method": "length",
-        "unit": "words",
-        "minimum": None,
-        "maximum": 50,
-        "slack": 50,
-    },
-    "composite": {"method": "composite", "weights": {"math": 0.9, "format": 0.1}},
-    "part": {
-        "method": "part",
-        "verifier": "math",
-        "pattern": "(?s)<answer>(.*?)</answer>",
-        "which": "last",
-        "otherwise": "whole",
-    },
+SANDBOXES = {f"code, {kind}": {**SETTINGS, "sandbox": kind} for kind in ("bubblewrap", "process")}
+VERIFIERS = {**CONFIGURED, **SANDBOXES}
+SUM_OF_INPUT = "```python\na, b = map(int, input().split())\nprint(a + b)\n```"
+PROGRAMS = {
+    "calls": (RIGHT["code"], ADD),
+    "standard input": (SUM_OF_INPUT, SUM),
+    "assertions": (RIGHT["code"], ASSERTS),
 }
-RULES = json.dumps(
-    {
-        "instruction_id_list": ["punctuation:no_comma", "language:response_language"],
-        "kwargs": [{}, {"language": "en"}],
-    }
-)
 
 
-def answers(name: str, first: int, count: int) -> list[Answer]:
-    """Return `count` answers from the number `first`, alternately right and wrong. If golds are
-    values, all are different."""
-    return [Answer(name, *completion_and_gold(name, i), False) for i in range(first, first + count)]
-
-
-def completion_and_gold(name: str, i: int) -> tuple[str, str]:
-    """Return a completion, which is right for even numbers `i`, or for odd ones, and its gold."""
-    fraction, value = r"\frac{{{}}}{{7}}", i + i % 2
-    match name:
-        case "countdown":
-            target = json.dumps({"numbers": [6, 34, 11], "target": 39})
-            return WORK + f"\n34 + 11 {'-+'[i % 2]} 6", target
-        case "reasoning_gym":
-            return f"<answer>{i}</answer>", chain_sum()
-        case "ifeval":
-            return WORK[: 300 * (i % 2)] + "So.", RULES
-        case "regex":
-            return WORK + f"It is {i % 2}", r"It is 1\b"
-        case "json_schema":
-            schema = json.dumps({"type": "object", "required": ["a"]})
-            return WORK + f'\n```json\n{{"{"ab"[i % 2]}": {i}}}\n```', schema
-        case "choice":
-            return WORK + f"The answer is {'AB'[i % 2]}.", "A"
-        case "exact":
-            return str(value), str(i)
-        case "numeric":
-            return WORK + f"\n#### {value}", str(i)
-        case "hendrycks":
-            return WORK + rf"\boxed{{{fraction.format(value)}}}", fraction.format(i)
-    text = f"<think>{WORK}</think><answer>${fraction.format(value)}$</answer>"
-    return text, fraction.format(i)
-
-
-@cache
-def chain_sum() -> str:
-    """Return the gold of a problem of reasoning-gym."""
-    return gold("chain_sum", library.create_dataset("chain_sum", seed=1, size=1)[0])
+def cases() -> Iterator[tuple[str, Answer]]:
+    """Yield a correct answer for each verifier, and for each sandbox and form of tests."""
+    for name in sorted({*names()} - {"code"}):
+        right, gold = RIGHT.get(name, "7"), GOLDS.get(name, "7")
+        after_work = load(name, VERIFIERS).verify(WORK + right, gold).outcome == "correct"
+        yield name, Answer(name, WORK * after_work + right, gold, False)
+    for name, settings in SANDBOXES.items():
+        if reason := problem(Sandbox(settings["sandbox"], settings["memory_mb"], False)):
+            print(f"{name}: {reason}")
+            continue
+        for form, (program, gold) in PROGRAMS.items():
+            yield f"{name}, {form}", Answer(name, program, gold, False)
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -108,28 +60,19 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def measure(
-    name: str, fresh: Iterator[int], count: int, processes: int, repeats: int
-) -> tuple[float, float, float]:
-    """Return the answers per second in this process and with the pool, and the pool's seconds for
-    32 answers: medians. `fresh` gives numbers of ungraded answers, `count` at a time."""
-    verifier = load(name, CONFIGURED)
+def measure(grader: Grader, answer: Answer, count: int, repeats: int) -> tuple[float, float]:
+    """Return the answers per second in this process and with the pool: medians."""
+    verifier = load(answer.verifier, VERIFIERS)
 
-    def grade_here(batch: list[Answer]) -> None:
-        for answer in batch:
-            verifier.verify(answer.completion, answer.gold)
+    def grade_here() -> None:
+        for _ in range(count):
+            assert verifier.verify(answer.completion, answer.gold).outcome == "correct"
 
-    def timed(grade: Callable[[list[Answer]], object], num: int) -> float:
-        return seconds(partial(grade, answers(name, next(fresh), num)))
-
-    alone, pooled, step = [], [], []
-    with Grader(Verify(processes, 20.0, 4.0, 1.0, CONFIGURED)) as grader:
-        for _ in range(repeats + 1):
-            alone.append(timed(grade_here, count))
-            pooled.append(timed(grader.grade, count))
-            step += [timed(grader.grade, 32) for _ in range(5)]
-    rates = [count / statistics.median(times[1:]) for times in (alone, pooled)]
-    return rates[0], rates[1], statistics.median(step[5:])
+    alone, pooled = [], []
+    for _ in range(repeats):
+        alone.append(seconds(grade_here))
+        pooled.append(seconds(partial(grader.grade, [answer] * count)))
+    return count / statistics.median(alone), count / statistics.median(pooled)
 
 
 def published(folder: Path) -> dict[str, list[Answer]]:
@@ -157,23 +100,18 @@ def measure_published(folder: Path, processes: int, repeats: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int, default=4000)
+    parser.add_argument("--programs", type=int, default=40)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    print(
-        f"{'verifier':15} in-process/s  pool of {options.processes}/s  pool/in-process  32 answers "
-        "(ms)"
-    )
-    fresh = itertools.count(0, options.answers)
-    for name in registry.names(verifiers):
-        if name in ("code", "judge"):  # see tests.bench.programs; a server limits the speed
-            continue
-        alone, pooled, step = measure(
-            name, fresh, options.answers, options.processes, options.repeats
-        )
-        print(
-            f"{name:15} {alone:12,.0f} {pooled:12,.0f} {pooled / alone:16.2f} {1000 * step:16.2f}"
-        )
+    print(f"{'verifier':32} in-process/s  pool of {options.processes}/s")
+    found = dict(cases())
+    with Grader(Verify(options.processes, 20.0, 4.0, 1.0, VERIFIERS)) as grader:
+        grader.grade([*found.values()] * options.processes)  # starts the processes
+        for name, answer in found.items():
+            count = options.programs if answer.verifier in SANDBOXES else options.answers
+            alone, pooled = measure(grader, answer, count, options.repeats)
+            print(f"{name:32} {alone:12,.1f} {pooled:12,.1f}", flush=True)
     if folder := os.environ.get("WINNOW_REAL_DATA"):
         measure_published(Path(folder), options.processes, options.repeats)
 

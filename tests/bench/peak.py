@@ -1,15 +1,18 @@
-"""Seconds and peak memory of a command.
+"""Seconds and peak memory of a command, and the result of a function in a process of its own.
 
 A new process inherits the memory count of the process from which it was forked. So a small separate
 Python starts the command and reports its usage."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
-from tests.bench.world import PROJECT
+from tests.files import PROJECT
 
 LAUNCH = (
     "import json, resource, subprocess, sys, time\n"
@@ -39,3 +42,9 @@ def peak_of(arguments: Sequence[str]) -> Peak:
     if status:
         raise RuntimeError(done.stderr[-3000:])
     return Peak(seconds, megabytes)
+
+
+def in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a call in a new Python."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()

@@ -1,13 +1,13 @@
 """A profile of a million rollouts: seconds, and the peak memory of the stage's process.
 
     python -m tests.bench.profile_scale [--rollouts 1000000] [--characters 2000]
-    [--verifier numeric] [--stage profile]
+    [--verifier numeric]
 
 Fills a store with synthetic completions, as stages store them: batches of 2,048, prompts in random
-order, then compaction. Then runs `python -m tasks.profile` (or `tasks.evaluate`, as `baseline`) on
-it, once on a hundredth of the prompts and once on all. Nothing is sampled: reading, grading,
-sorting and writing are measured. The store has no tokens, which the stages do not read. The claim
-is that memory does not grow with the text, except for an index of a few dozen bytes per rollout."""
+order, then compaction. Then runs `python -m tasks.profile` on it, once on a hundredth of the
+prompts and once on all. Nothing is sampled: reading, grading, sorting and writing are measured. The
+store has no tokens, which the stage does not read. The claim is that memory does not grow with the
+text, except for an index of a few dozen bytes per rollout."""
 
 import argparse
 import random
@@ -30,14 +30,11 @@ from tests.policies import make_policy, place_policy
 
 NUM_SAMPLES = 16
 BATCH = 2048
-SPLITS = {"profile": "train", "baseline": "test"}
 LETTERS = "".join(random.Random(0).choices("etaoin shrdlu", k=1 << 20))  # texts are cut from these
 
 
-def make_root(
-    root: Path, num_rollouts: int, num_characters: int, verifier: str, stage: str
-) -> Layout:
-    """Make a data root with a store that contains all rollouts of the stage."""
+def make_root(root: Path, num_rollouts: int, num_characters: int, verifier: str) -> Layout:
+    """Make a data root with a store that contains all rollouts of the profile."""
     layout = Layout(root)
     root.mkdir(parents=True, exist_ok=True)
     policy = make_policy(root / "made", "qwen3", max_length=num_characters)
@@ -46,28 +43,23 @@ def make_root(
     values = parameters(32)
     values["sampling"]["max_tokens"] = num_characters // 4
     values["profile"]["num_samples"] = NUM_SAMPLES
-    values["evaluate"]["num_samples"] = NUM_SAMPLES
     (root / "params.yaml").write_text(yaml.safe_dump(values))
     rows = [
         {**PROMPTS.example, "prompt_id": f"{n:016x}", "prompt": f"{n} + 3 =", "messages": None}
         for n in range(num_rollouts // NUM_SAMPLES)
     ]
     prompts = PROMPTS.frame(rows).with_columns(verifier=pl.lit(verifier))
-    PROMPTS.write(layout.prompts(SPLITS[stage]), prompts)
-    fill(layout, prompts, num_characters, NUM_SAMPLES, greedy=False)
-    if stage == "baseline":
-        fill(layout, prompts, num_characters, 1, greedy=True)
+    PROMPTS.write(layout.prompts("train"), prompts)
+    fill(layout, prompts, num_characters)
     return layout
 
 
-def fill(
-    layout: Layout, prompts: pl.DataFrame, num_characters: int, num_samples: int, *, greedy: bool
-) -> None:
+def fill(layout: Layout, prompts: pl.DataFrame, num_characters: int) -> None:
     """Store completions of `num_characters`. One in four ends in the answer."""
     settings = params.sections(params.load(layout.root / "params.yaml"), SamplerSettings)
     policy = read_policy(layout)
     stored = StoredRollouts(
-        prompts, policy, num_samples, settings, layout, cell="bench", greedy=greedy
+        prompts, policy, NUM_SAMPLES, settings, layout, cell="bench", greedy=False
     )
     rng = random.Random(0)
     known = {name: value for name, value in STORE.example.items() if name not in ("text", *KEYS)}
@@ -90,21 +82,16 @@ def fill(
     compaction.compact(stored.view.store, at_least=compaction.AUTOMATIC_FROM)
 
 
-def run(layout: Layout, stage: str) -> Peak:
-    """Run the stage in a separate process."""
-    module = "tasks.evaluate" if stage == "baseline" else f"tasks.{stage}"
-    paths = ["--params", str(layout.root / "params.yaml"), "--data", str(layout.root)]
-    return peak_of(["-m", module, *paths])
-
-
 def measure(
-    folder: Path, num_rollouts: int, num_characters: int, verifier: str, stage: str
+    folder: Path | None, num_rollouts: int, num_characters: int, verifier: str
 ) -> tuple[Peak, float]:
-    """Fill a store, run the stage, and return its usage and the bytes stored."""
+    """Fill a store, run the stage in a separate process, and return its usage and the bytes
+    stored."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        layout = make_root(Path(name), num_rollouts, num_characters, verifier, stage)
+        layout = make_root(Path(name), num_rollouts, num_characters, verifier)
         num_bytes = sum(path.stat().st_size for path in layout.store.rglob("*.parquet"))
-        return run(layout, stage), num_bytes
+        paths = ["--params", str(layout.root / "params.yaml"), "--data", str(layout.root)]
+        return peak_of(["-m", "tasks.profile", *paths]), num_bytes
 
 
 def main() -> None:
@@ -114,13 +101,10 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=1_000_000)
     parser.add_argument("--characters", type=int, default=2000, help="of a completion")
     parser.add_argument("--verifier", choices=("numeric", "exact"), default="numeric")
-    parser.add_argument("--stage", choices=list(SPLITS), default="profile")
     parser.add_argument("--folder", type=Path, help="for the files; a temporary folder otherwise")
     options = parser.parse_args()
     for count in (options.rollouts // 100, options.rollouts):
-        spent, num_bytes = measure(
-            options.folder, count, options.characters, options.verifier, options.stage
-        )
+        spent, num_bytes = measure(options.folder, count, options.characters, options.verifier)
         print(
             f"{count:>10,} rollouts, {count * options.characters / 1e6:6,.0f} MB of text "
             f"({num_bytes / 1e6:,.0f} MB stored): {spent.seconds:6.0f} s, "

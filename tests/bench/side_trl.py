@@ -1,8 +1,6 @@
 """TRL's side of a comparison: GRPOTrainer over the same prompts in the same order, configured for
 the same computation as Winnow.
 
-    python -m tests.bench.side_trl ROOT --steps N --seed S --points N/4 N/2 ... --out FILE
-
 On-policy GRPO with DAPO's loss (over the tokens of the step, clips 0.2 and 0.28), no KL, AdamW as
 in params.yaml, float32. Features that would slow TRL down, without a counterpart on the other side,
 are off: logging, saving, evaluation, gradient checkpointing (TRL's default) and bf16 (TRL's
@@ -11,14 +9,8 @@ the sample standard deviation, Winnow by the population's (7 % smaller at 8 roll
 
 # ruff: noqa: E402 (what TRL looks at while it is imported is set before)
 import json
-import os
 import sys
 
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TRL_EXPERIMENTAL_SILENCE": "1",
-}
 sys.modules["vllm"] = None  # type: ignore[assignment]  # TRL imports it where it is installed: memory it does not use
 
 import shutil
@@ -32,8 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
 from tasks.grading.loading import load
-from tests.bench.clock import Clock, children_megabytes, peak_megabytes, seconds_since_start
-from tests.bench.world import side_options
+from tests.bench.clock import Clock, children_megabytes, peak_megabytes
 
 
 def config(
@@ -85,7 +76,6 @@ class Recorder(TrainerCallback):
     ) -> None:
         self.out, self.wanted, self.policy = out, points, policy
         self.tokenizer, self.verify = tokenizer, verify
-        self.rewards: list[float] = []
         self.completion_tokens: list[int] = []
         self.points: list[dict[str, Any]] = []
 
@@ -94,13 +84,11 @@ class Recorder(TrainerCallback):
     ) -> list[float]:
         """Return 1 for each completion that is correct and ended before the limit."""
         stop = self.tokenizer.eos_token_id
-        rewards = [
+        self.completion_tokens.append(sum(map(len, completion_ids)))
+        return [
             float(ids[-1] == stop and self.verify(text, gold).outcome == "correct")
             for text, ids, gold in zip(completions, completion_ids, answer, strict=True)
         ]
-        self.rewards.append(sum(rewards) / len(rewards))
-        self.completion_tokens.append(sum(map(len, completion_ids)))
-        return rewards
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.clock = Clock()
@@ -109,7 +97,7 @@ class Recorder(TrainerCallback):
         self.clock.tick()
         if state.global_step in self.wanted:
             with self.clock.paused():
-                folder = self.out.parent / f"{self.out.stem}-{state.global_step}"
+                folder = self.out.with_name(f"{self.out.name}-{state.global_step}")
                 kwargs["model"].save_pretrained(folder)
                 self.tokenizer.save_pretrained(folder)
                 shutil.copy(self.policy / "generation_config.json", folder)
@@ -118,43 +106,42 @@ class Recorder(TrainerCallback):
             )
 
 
-def main() -> None:
-    options = side_options(__doc__)
+def measure(
+    root: Path,
+    out: Path,
+    steps: int,
+    seed: int,
+    points: list[int],
+    learning_rate: float | None,
+    _: str,
+) -> dict[str, Any]:
+    """Train, save the policy at the points as `out` with the number of the step, and return the
+    measurements."""
     torch.set_num_threads(1)
     disable_progress_bars()
-    values = yaml.safe_load((options.root / "params.yaml").read_text())
-    rows = [json.loads(line) for line in (options.root / "order.jsonl").read_text().splitlines()]
-    policy = options.root / "policy"
+    values = yaml.safe_load((root / "params.yaml").read_text())
+    rows = [json.loads(line) for line in (root / "order.jsonl").read_text().splitlines()]
+    policy = root / "policy"
     model = AutoModelForCausalLM.from_pretrained(
         policy, dtype=torch.float32, attn_implementation="sdpa"
     )
     tokenizer = AutoTokenizer.from_pretrained(policy)
     verify = load(rows[0]["verifier"], values["verify"]["verifiers"]).judge
-    recorder = Recorder(options.out, options.points, policy, tokenizer, verify)
+    recorder = Recorder(out, points, policy, tokenizer, verify)
     trainer = GRPOTrainer(
         model,
         reward_funcs=recorder,
-        args=config(
-            values, options.steps, options.seed, options.root / "trl", options.learning_rate
-        ),
+        args=config(values, steps, seed, root / "trl", learning_rate),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=[recorder],
     )
-    ready = seconds_since_start()
     trainer.train()
-    report = {
-        "start_seconds": ready,
+    return {
         "wall": recorder.clock.wall,
         "cpu": recorder.clock.cpu,
         "peak_mb": peak_megabytes(),
         "children_mb": children_megabytes(),
-        "rewards": recorder.rewards,
         "completion_tokens": recorder.completion_tokens,
         "points": recorder.points,
     }
-    options.out.write_text(json.dumps(report))
-
-
-if __name__ == "__main__":
-    main()

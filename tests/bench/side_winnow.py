@@ -1,10 +1,7 @@
 """Winnow's side of a comparison, `grpo` or `winnow`: a timed run of its loop (`tasks.train.loop`)
-over the plan of a world.
-
-python -m tests.bench.side_winnow ROOT --steps N --seed S --points N/4 N/2 ... --out FILE"""
+over the plan of a world."""
 
 import dataclasses
-import json
 import logging
 from contextlib import closing
 from pathlib import Path
@@ -19,8 +16,8 @@ from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings
-from tests.bench.clock import Clock, children_megabytes, peak_megabytes, seconds_since_start
-from tests.bench.world import RECIPES, side_options
+from tests.bench.clock import Clock, children_megabytes, peak_megabytes
+from tests.bench.world import RECIPES
 from tests.train.worlds import make_trainer
 
 
@@ -35,23 +32,27 @@ def bench_trainer(root: Path, seed: int, side: str = "grpo", **changes: Any) -> 
     return trainer
 
 
-def main() -> None:
+def measure(
+    root: Path,
+    out: Path,
+    steps: int,
+    seed: int,
+    points: list[int],
+    learning_rate: float | None,
+    side: str,
+) -> dict[str, Any]:
+    """Train, save the policy at the points as `out` with the number of the step, and return the
+    measurements."""
     logging.disable(logging.WARNING)
-    options = side_options(__doc__)
     torch.set_num_threads(1)
-    changes: dict[str, Any] = {"max_steps": options.steps}
-    if options.learning_rate:
-        changes["learning_rate"] = options.learning_rate
-    trainer = bench_trainer(options.root, options.seed, options.side, **changes)
-    ready, points = seconds_since_start(), []
-    settings = params.section(
-        params.load(options.root / "params.yaml"), "checkpoint", CheckpointSettings
-    )
-    checkpoints = Checkpoints(
-        Layout(options.root).checkpoints,
-        {"recipe": options.side, "seed": options.seed, "learning_rate": options.learning_rate},
-        settings.keep,
-    )
+    changes: dict[str, Any] = {"max_steps": steps}
+    if learning_rate:
+        changes["learning_rate"] = learning_rate
+    trainer = bench_trainer(root, seed, side, **changes)
+    saved = []
+    settings = params.section(params.load(root / "params.yaml"), "checkpoint", CheckpointSettings)
+    key = {"recipe": side, "seed": seed, "learning_rate": learning_rate}
+    checkpoints = Checkpoints(Layout(root).checkpoints, key, settings.keep)
     trainer.add_point(0.0)
     with closing(trainer.collector.grader):
         trainer.collector.grader.grader.started(set(trainer.prompts.table["verifier"]))
@@ -62,32 +63,20 @@ def main() -> None:
             if "reward_mean" not in values:
                 return
             clock.tick()
-            if trainer.state.num_steps in options.points:
-                folder = options.out.parent / f"{options.out.stem}-{trainer.state.num_steps}"
+            num_steps = trainer.state.num_steps
+            if num_steps in points:
+                folder = out.with_name(f"{out.name}-{num_steps}")
                 with clock.paused():
                     save_trained(trainer.learner.model, trainer.run.policy.folder, folder)
-                points.append(
-                    {
-                        "step": trainer.state.num_steps,
-                        "seconds": clock.wall[-1],
-                        "folder": str(folder),
-                    }
-                )
+                saved.append({"step": num_steps, "seconds": clock.wall[-1], "folder": str(folder)})
 
         train(trainer, checkpoints, settings, record)
         memory = {"peak_mb": peak_megabytes(), "children_mb": children_megabytes()}
     rows = trainer.state.steps
-    report = {
-        "start_seconds": ready,
+    return {
         "wall": clock.wall,
         "cpu": clock.cpu,
         **memory,
-        "rewards": [row["reward_mean"] for row in rows],
         "completion_tokens": [row["completion_tokens_mean"] * row["num_rollouts"] for row in rows],
-        "points": points,
+        "points": saved,
     }
-    options.out.write_text(json.dumps(report))
-
-
-if __name__ == "__main__":
-    main()

@@ -10,13 +10,10 @@ read of all rows, which the first query would need without the key columns. All 
 after compaction. Memory is the peak above an empty process with the imports."""
 
 import argparse
-import json
-import subprocess
-import sys
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -28,6 +25,7 @@ from tasks.store.folder import RolloutStore
 from tasks.store.shards import KEYS
 from tasks.store.view import StoreView
 from tests.bench.clock import peak_megabytes
+from tests.bench.peak import in_new_process
 
 NUM_SAMPLES, BATCH = 8, 2048
 
@@ -103,36 +101,23 @@ ASK: dict[str, Callable[[RolloutStore, int], int]] = {
 }
 
 
-def answer(question: str, location: str, num_prompts: int) -> dict[str, Any]:
+def answer(question: str, location: str, num_prompts: int) -> tuple[int, float, float]:
+    """Return the rows that were found, the seconds, and the peak megabytes of this process."""
     started = time.perf_counter()
     rows = ASK[question](open_folder(location), num_prompts)
-    seconds = time.perf_counter() - started
-    return {"rows": rows, "seconds": seconds, "megabytes": peak_megabytes()}
-
-
-def ask(question: str, location: str, num_prompts: int) -> dict[str, Any]:
-    line = [sys.executable, "-m", "tests.bench.store_scale", "--ask", question]
-    line += ["--location", location, "--rollouts", str(num_prompts * NUM_SAMPLES)]
-    done = subprocess.run(line, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stderr)
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    return rows, time.perf_counter() - started, peak_megabytes()
 
 
 def report(location: str, num_prompts: int, repeats: int) -> None:
     sizes = compaction.sizes(open_folder(location))
     print(f"\n{len(sizes)} shards, {sum(sizes.values()) / 1e6:,.0f} MB")
-    empty = ask("nothing", location, num_prompts)["megabytes"]
+    _, _, empty = in_new_process(answer, "nothing", location, num_prompts)
     for question in list(ASK)[1:]:
-        runs = sorted(
-            (ask(question, location, num_prompts) for _ in range(repeats)),
-            key=lambda run: run["seconds"],
-        )
-        median = runs[len(runs) // 2]
-        seconds, memory = median["seconds"], max(run["megabytes"] for run in runs) - empty
+        runs = [in_new_process(answer, question, location, num_prompts) for _ in range(repeats)]
+        rows, seconds, memory = zip(*runs, strict=True)
         print(
-            f"{question:28s} {median['rows']:>9,} rows  {seconds:6.2f} s  {memory:6.0f} MB",
+            f"{question:28s} {rows[0]:>9,} rows  {statistics.median(seconds):6.2f} s  "
+            f"{max(memory) - empty:6.0f} MB",
             flush=True,
         )
 
@@ -147,12 +132,8 @@ def main() -> None:
         "--location", help="an empty folder or s3://bucket/prefix; a temporary folder otherwise"
     )
     parser.add_argument("--repeats", type=int, default=3, help="of a query, for the median")
-    parser.add_argument("--ask", choices=list(ASK), help=argparse.SUPPRESS)
     options = parser.parse_args()
     num_prompts = options.rollouts // NUM_SAMPLES
-    if options.ask:
-        print(json.dumps(answer(options.ask, options.location, num_prompts)))
-        return
     with tempfile.TemporaryDirectory() as folder:
         location = options.location or folder
         started = time.perf_counter()

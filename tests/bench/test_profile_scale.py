@@ -15,7 +15,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     memory once would grow by the difference. Evaluation reads and writes rollouts by the same two
     functions."""
     few, many = (
-        measure(tmp_path, num_rollouts, NUM_CHARACTERS, "exact", "profile")[0].megabytes
+        measure(tmp_path, num_rollouts, NUM_CHARACTERS, "exact")[0].megabytes
         for num_rollouts in (3_200, 9_600)
     )
     assert many - few < 6_400 * NUM_CHARACTERS / 2**20

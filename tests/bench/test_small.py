@@ -2,9 +2,9 @@
 
 The figures are not checked: seconds of a small form are meaningless."""
 
+import importlib
 import importlib.util
 import logging
-import runpy
 import sys
 from pathlib import Path
 
@@ -16,22 +16,19 @@ SMALL = {
     "against_trl": "--steps 2 --rollouts 16 --repeats 1 --warmup 1",
     "allocate_scale": "--prompts 1000",
     "budgets": "--recipes grpo --amount 5e9",
+    "compiled": "--steps 1 --rounds 1 --no-large --backend eager",
     "engine_parity": "--engines hf hf --prompts 16",
     "engine_throughput": "--repeats 1 --prompts 8 --sides profile",
-    "grading": "--answers 10 --repeats 1 --processes 1",
-    "identity": "--recipes grpo --steps 1",
+    "grading": "--answers 10 --programs 2 --repeats 1 --processes 1",
     "ingest_scale": "--rows 3 --near 3",
-    "programs": "--programs 2 --tests 2",
     "store_scale": "--rollouts 2000 --repeats 1",
-    "throughput": "--steps 2 --rounds 1 --no-large --no-compile",
 }
-PARTS = {"side_trl", "side_winnow"}  # commands that the benchmarks start
 # run by test_contamination.py, by test_profile_scale.py, by tests/grading/test_agreement.py, by
 # `make lint`, and by tests/test_chain.py
 ELSEWHERE = {"agreement", "contamination", "measures", "profile_scale", "stage_start"}
 NEEDS = {
     "engine_throughput": [pytest.mark.vllm],
-    "programs": [pytest.mark.sandbox],
+    "grading": [pytest.mark.sandbox],
 }
 
 
@@ -41,7 +38,7 @@ def test_every_benchmark_is_listed() -> None:
         for path in FOLDER.glob("*.py")
         if not path.stem.startswith("test_") and '__name__ == "__main__"' in path.read_text()
     }
-    assert commands == {*SMALL, *PARTS, *ELSEWHERE}
+    assert commands == {*SMALL, *ELSEWHERE}
 
 
 @pytest.mark.slow
@@ -58,7 +55,7 @@ def test_a_benchmark_runs(
         request.getfixturevalue("forked_stages")
     monkeypatch.setattr(sys, "argv", [name, *SMALL[name].split()])
     try:
-        runpy.run_module(f"tests.bench.{name}", run_name="__main__")
+        importlib.import_module(f"tests.bench.{name}").main()
     finally:
         logging.disable(logging.NOTSET)
     printed = capfd.readouterr().out

@@ -8,7 +8,6 @@ The policy is the embedded one, or a large one with random weights: 24 million p
 prompts of 109 tokens and completions of about 96, and rewards that depend on the last character.
 There the matrix products take most of the time, as in users' trainings."""
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -47,8 +46,7 @@ def make_world(
     layout, values = Layout(root), parameters(rollouts, large)
     root.mkdir(parents=True, exist_ok=True)
     (root / "params.yaml").write_text(yaml.safe_dump(values))
-    shutil.copytree(PROJECT / "data" / "policy", layout.policy)
-    shutil.copy(PROJECT / "data" / "policy.json", layout.policy_card)
+    place_embedded(layout)
     if large:
         make_large(layout)
     paths = ["--params", str(root / "params.yaml"), "--data", str(root)]
@@ -60,6 +58,12 @@ def make_world(
     own = values["recipes"]["winnow"]["allocate"]["group_size"]
     write_plan(layout, "winnow", steps * rollouts // own, own, seeds)
     return layout
+
+
+def place_embedded(layout: Layout) -> None:
+    """Copy the embedded policy to a data root."""
+    shutil.copytree(PROJECT / "data" / "policy", layout.policy)
+    shutil.copy(PROJECT / "data" / "policy.json", layout.policy_card)
 
 
 def make_large(layout: Layout) -> None:
@@ -130,18 +134,3 @@ def write_plan(
         SAMPLES.write(layout.plan(recipe, seed) / "samples.parquet", SAMPLES.frame([]))
         write_checked(layout.plan(recipe, seed) / "budget.json", {"budget": None})
     return chosen
-
-
-def side_options(description: str | None) -> argparse.Namespace:
-    """Return the options common to both sides of a comparison."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("root", type=Path, help="the data root that make_world made")
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--side", default="grpo", help="which side this is")
-    parser.add_argument("--learning-rate", type=float, help="by default that of params.yaml")
-    parser.add_argument(
-        "--points", type=int, nargs="*", default=[], help="save the policy after so many steps"
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    return parser.parse_args()

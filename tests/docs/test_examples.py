@@ -26,6 +26,7 @@ from tests.docs.pages import ROOT, written
 from tests.docs.test_names import unknown_keys
 from tests.files import copy_project
 from tests.parameters import every_value
+from tests.stages import run_stage
 
 EXPERIMENT = as_dict(params.load(ROOT / "params.yaml"), "experiment")
 VALUES = {**every_value(), "experiment": EXPERIMENT}
@@ -197,9 +198,7 @@ def run(root: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_gsm8k_is_read_and_split_as_on_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gsm8k_is_read_and_split_as_on_the_page(tmp_path: Path) -> None:
     """GSM8K's files are on the hub, so rows with its columns replace them."""
     values = read(ROOT / "examples" / "gsm8k-1.5b")
     sizes = {"train": 300, "test": 50}
@@ -210,8 +209,8 @@ def test_gsm8k_is_read_and_split_as_on_the_page(
         rows = [{"question": question(n), "answer": f"3 * {n}\n#### {3 * n}"} for n in numbers]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
-    paths = ("--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path / "data"))
-    assert kept(run(ROOT, "tasks.ingest", "--dry-run", *paths)) == [350, 100, 200, 50, 0]
+    done = run_stage("ingest", tmp_path / "params.yaml", tmp_path / "data", "--dry-run")
+    assert kept(done.output) == [350, 100, 200, 50, 0]
 
 
 def test_the_own_verifier_with_its_data(own_project: Path) -> None:

@@ -11,16 +11,14 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from tasks.common.locations import open_location
 from tests import s3_server
-from tests.bench.chaos import faults
 from tests.bench.chaos.events import Event
+from tests.bench.chaos.faults import Done, begin, finish
 from tests.bench.chaos.world import DONE, World
 
 KINDS = ("bucket", "short body")
@@ -30,73 +28,34 @@ missing = s3_server.missing
 UNAVAILABLE = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-@dataclass
-class Buckets:
-    """One server with a bucket for all workers."""
-
-    server: s3_server.S3Server
-    name: str
-
-    @classmethod
-    def start(cls, folder: Path) -> "Buckets":
-        shutil.rmtree(folder, ignore_errors=True)  # left by a killed harness
-        folder.mkdir(parents=True)
-        buckets = cls(s3_server.S3Server(folder), f"chaos-{uuid.uuid4().hex[:12]}")
-        os.environ.update(buckets.server.environment())
-        files, path = open_location(f"s3://{buckets.name}")
-        files.mkdir(path)
-        return buckets
-
-    def stop(self) -> None:
-        self.server.stop()
+def start(folder: Path) -> s3_server.S3Server:
+    """Start the server of all workers."""
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed harness
+    folder.mkdir(parents=True)
+    server = s3_server.S3Server(folder)
+    os.environ.update(server.environment())
+    return server
 
 
-@dataclass
-class Disturbed:
-    """A store in a bucket, for one event."""
-
-    place: World
-    buckets: Buckets
-    location: str
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The environment with undisturbed access to the server."""
-        return self.buckets.server.environment()
-
-    def disturb(self, event: Event) -> dict[str, Any]:
-        """Run the event's command over a network that fails at random."""
-        with network(self.buckets.server.port, event) as (url, counted):
-            environment = {**self.environment, "AWS_ENDPOINT_URL": url, "AWS_MAX_ATTEMPTS": "3"}
-            self.place.plan.set()
-            self.place.log.unlink(missing_ok=True)
-            line = event.command(self.place)
-            process = self.place.start(line, forked=event.forked, **environment)
-            status = faults.finish(process, self.place)
-        return {
-            "hit": counted["failed"] > 0,
-            "what": f"{counted['failed']} of {counted['requests']} requests: {event.how}",
-            "status": status,
-            "orphans": faults.wait_gone(self.place, set()),
-        }
-
-
-@contextmanager
-def of(event: Event, place: World, buckets: Buckets | None) -> Iterator[Disturbed | None]:
-    """Yield the bucket of an event, if its kind needs one; params.yaml then names it. For short
+def disturb(world: World, event: Event) -> Done:
+    """Run the event's command, with the store in a bucket and over a network that fails. For short
     bodies the bucket contains all rows before, because the stage reads them."""
-    if event.kind not in KINDS or buckets is None:
-        yield None
-        return
-    location = f"s3://{buckets.name}/{event.seed}-{event.number}-{uuid.uuid4().hex[:6]}"
-    path = place.project / "params.yaml"
+    assert world.server is not None
+    world.store = f"s3://chaos-{uuid.uuid4().hex[:12]}/store"
+    world.variables = world.server.environment()
+    files, root = open_location(world.store)
+    files.mkdir(root.partition("/")[0])
+    path = world.project / "params.yaml"
     values = yaml.safe_load(path.read_text())
-    values["store"]["location"] = location
+    values["store"]["location"] = world.store
     path.write_text(yaml.safe_dump(values, sort_keys=False))
     if event.kind == "short body":
-        files, root = open_location(location)
-        files.put(f"{place.folder}/snapshots/{DONE}/data/store/", root, recursive=True)
-    yield Disturbed(place, buckets, location)
+        files.put(f"{world.folder}/snapshots/{DONE}/data/store/", root, recursive=True)
+    with network(world.server.port, event) as (url, counted):
+        process = begin(world, event, AWS_ENDPOINT_URL=url, AWS_MAX_ATTEMPTS="3")
+        done = finish(world, process)
+    what = f"{counted['failed']} of {counted['requests']} requests: {event.how}"
+    return {"hit": counted["failed"] > 0, "what": what, **done}
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 
 import polars as pl
@@ -26,7 +26,6 @@ KNOWN = {
 
 MEASURES = ("report",)  # stages with the measured seconds of others in their outputs
 KEY = ["prompt_digest", "sample_index"]
-ROLLOUT = ("step", "group", "prompt_id", "sample_index", "greedy")  # a rollout's key in an output
 
 
 def following(world: World, event: Event) -> list[str]:
@@ -37,10 +36,10 @@ def following(world: World, event: Event) -> list[str]:
     return names[names.index(event.stage) :] if event.via == "flow" else [event.stage]
 
 
-def failures(world: World, event: Event, store: str | None) -> Iterator[tuple[str, str]]:
+def failures(world: World, event: Event) -> Iterator[tuple[str, str]]:
     """Yield every check that fails, with details."""
     yield from wrong_outputs(world, event)
-    yield from wrong_rows(world, event, store)
+    yield from wrong_rows(world, event)
     yield from left_files(world)
     if event.via != "direct":
         yield from not_finished(world, event)
@@ -61,32 +60,20 @@ def wrong_outputs(world: World, event: Event) -> Iterator[tuple[str, str]]:
             continue  # it contains training seconds, and when stages ran
         if wrong := differing(world.project, world.facts["outputs"][stage]):
             yield "outputs", f"{stage}: {', '.join(wrong)}"
-            yield from changed_verdicts(world, wrong)
 
 
-def changed_verdicts(world: World, names: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the number of outcomes in these outputs that differ from an undisturbed run."""
-    for name in (name for name in names if name.endswith("/rollouts.parquet")):
-        paths = (world.project / name, world.folder / "snapshots" / DONE / name)
-        with suppress(OSError, pl.exceptions.PolarsError):  # lost or damaged: reported above
-            found, wanted = map(pl.read_parquet, paths)
-            key = [column for column in ROLLOUT if column in wanted.columns]
-            joined = found.join(wanted, on=key, suffix="_wanted")
-            if number := len(joined.filter(pl.col("outcome") != pl.col("outcome_wanted"))):
-                yield "verdicts", f"{number} outcomes in {name} differ"
-
-
-def wrong_rows(world: World, event: Event, location: str | None) -> Iterator[tuple[str, str]]:
+def wrong_rows(world: World, event: Event) -> Iterator[tuple[str, str]]:
     """Yield rows of the store that are lost, changed or duplicated."""
     last = following(world, event)[-1]
     names = [*world.stages, DONE]
     before, wanted = (stored(world, name) for name in (event.stage, names[names.index(last) + 1]))
-    if location:  # a separate store for this event
+    if world.store:  # a separate store for this event
         wanted = wanted.join(before, on=["folder", *KEY], how="anti")
-    found = rows(location or str(world.data / "store"))
+    location = world.store or str(world.data / "store")
+    found = rows(location)
     if twice := len(found) - found.select("folder", *KEY).n_unique():
         yield "store", f"{twice} rows are stored twice"
-    damaged = sum(store.num_damaged() for store in stores(location or str(world.data / "store")))
+    damaged = sum(store.num_damaged() for store in stores(location))
     if damaged and event.kind != "flip":
         yield "store", f"{damaged} shards are set aside"
     joined = found.join(wanted, on=["folder", *KEY], suffix="_wanted")

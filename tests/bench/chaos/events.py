@@ -1,8 +1,7 @@
 """The content of an event, drawn from the seed and the event's number alone."""
 
 import random
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from tests.bench.chaos.world import FLOW, STAGES, World, direct, repro
 
@@ -55,9 +54,6 @@ class Event:
     at: float
     record: bool  # count operations on MLflow's record
     how: str  # a further choice that the kind needs
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def command(self, world: World) -> list[str]:
         """Return the command to run, and to run again."""

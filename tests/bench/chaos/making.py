@@ -2,10 +2,8 @@
 
 import json
 import shutil
-import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +62,10 @@ def parameters() -> dict[str, Any]:
 def make_world(
     library: Path,
     folder: Path,
-    like: World | None = None,
     stages: Sequence[str] = tuple(STAGES),
-    is_short: bool = False,
 ) -> World:
-    """Return the world in `folder`, with these stages. If it is missing, make it stage by stage, or
-    as a copy of `like`. A short world is made faster, without comparisons."""
-    if like and not (folder / "facts.json").exists():
-        copy_world(like, folder)
+    """Return the world in `folder`, with these stages. If it is missing, make it stage by stage. A
+    world without a report is made faster, without comparisons."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = Plan.make(library, folder / "plan", folder / "project")
     world = World(folder, plan)
@@ -80,7 +74,7 @@ def make_world(
     if not facts.exists():
         remove(folder / "project")
         remove(folder / "snapshots")
-        facts.write_text(json.dumps(build(world, stages, is_short)))
+        facts.write_text(json.dumps(build(world, stages)))
     world.facts = json.loads(facts.read_text())
     world.close()
     world.restore(DONE)
@@ -88,27 +82,7 @@ def make_world(
     return world
 
 
-def copy_world(first: World, folder: Path) -> None:
-    """Copy the world `first` into `folder`, and change the absolute paths in MLflow's databases."""
-    remove(folder)
-    for part in ("project", "snapshots"):
-        shutil.copytree(first.folder / part, folder / part, symlinks=True)
-    for path in (folder / "snapshots").glob("*/data/tracking/mlflow.db"):
-        with closing(sqlite3.connect(path)) as database, database:
-            tables = database.execute("select name from sqlite_master where type = 'table'")
-            for (table,) in tables.fetchall():
-                for column in database.execute(f"pragma table_info({table})").fetchall():
-                    if "CHAR" in column[2] or column[2] == "TEXT":
-                        name = column[1]
-                        database.execute(
-                            f'update "{table}" set "{name}" = replace("{name}", ?, ?) '
-                            f'where "{name}" like ?',
-                            (f"{first.folder}/", f"{folder}/", f"%{first.folder}/%"),
-                        )
-    shutil.copy(first.folder / "facts.json", folder)
-
-
-def build(world: World, stages: Sequence[str], is_short: bool) -> dict[str, Any]:
+def build(world: World, stages: Sequence[str]) -> dict[str, Any]:
     """Run every stage undisturbed, under dvc and alone, and return its duration, its number of file
     operations, and the digests of its outputs. The digests must agree, or the harness cannot
     compare."""
@@ -116,7 +90,8 @@ def build(world: World, stages: Sequence[str], is_short: bool) -> dict[str, Any]
     (world.folder / "tmp").mkdir(exist_ok=True)
     (world.folder / "home").mkdir(exist_ok=True)
     world.serve_forks()
-    if is_short:
+    is_whole = stages[-1] == "report"
+    if not is_whole:
         give_record(world.data)
     found: dict[str, Any] = {}
     for stage in stages:
@@ -125,10 +100,10 @@ def build(world: World, stages: Sequence[str], is_short: bool) -> dict[str, Any]
         found[stage] = {"dvc": under_dvc, "direct": under_dvc}
     world.snapshot(DONE)
     made = outputs(world.project, stages)
-    if stages[-1] == "report":  # Prefect creates its database
+    if is_whole:  # Prefect creates its database
         measured(world, [*FLOW, "--force", "report"])
     shutil.copytree(world.folder / "home", world.folder / "snapshots" / "home", symlinks=True)
-    for stage in () if is_short else stages:
+    for stage in stages if is_whole else ():
         world.restore(stage)
         found[stage]["direct"] = measured(world, direct(stage, world.project))
         if wrong := differing(world.project, made[stage]):
@@ -142,9 +117,9 @@ def measured(world: World, line: list[str]) -> dict[str, Any]:
     code, said = world.run(line, forked=True)
     if code:
         raise RuntimeError(f"{' '.join(line)} failed in an undisturbed world:\n{said}")
-    operations, on_record = world.plan.counted
     seconds = round(time.perf_counter() - started, 2)
-    return {"seconds": seconds, "operations": operations, "on_record": on_record}
+    counted = {"operations": world.plan.seen, "on_record": world.plan.seen_record}
+    return {"seconds": seconds, **counted}
 
 
 def make_project(root: Path) -> None:

@@ -1,17 +1,14 @@
 """The file operations of all processes of a world: `operations.c` counts, stops or fails them."""
 
+import ctypes
 import mmap
 import shutil
-import struct
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 SOURCE = Path(__file__).with_name("operations.c")
 COUNT, STOP, FULL = 0, 1, 2
-SEEN, SEEN_RECORD, AT, ACTION, REACHED, GO_ON, PID, RECORD = range(0, 64, 8)
-WHAT, ROOT, SIZE = 64, 512, 1024
+NUMBERS = ("seen", "seen_record", "at", "action", "reached", "released", "pid", "record")
 
 
 def compiler() -> str | None:
@@ -29,65 +26,40 @@ def build(folder: Path) -> Path:
     return library
 
 
-@dataclass
-class Plan:
-    """The counters of one world's processes, and the action at an operation."""
+class Plan(ctypes.Structure):
+    """The counters of one world's processes, and the action at an operation, in memory that all of
+    them share."""
 
+    _fields_ = [
+        *((name, ctypes.c_long) for name in NUMBERS),
+        ("what", ctypes.c_char * 448),  # the operation that was reached
+        ("root", ctypes.c_char * 512),
+    ]
     library: Path
     path: Path
-    memory: mmap.mmap
 
     @classmethod
     def make(cls, library: Path, path: Path, root: Path) -> "Plan":
         """Return the plan of the world with files under `root`."""
-        path.write_bytes(bytes(SIZE))
+        path.write_bytes(bytes(ctypes.sizeof(cls)))
         with path.open("r+b") as file:
-            memory = mmap.mmap(file.fileno(), SIZE)
-        name = str(root).encode()
-        memory[ROOT : ROOT + len(name)] = name
-        return cls(library, path, memory)
+            plan = cls.from_buffer(mmap.mmap(file.fileno(), 0))
+        plan.library, plan.path, plan.root = library, path, str(root).encode()
+        return plan
 
     def environment(self) -> dict[str, str]:
         return {"LD_PRELOAD": str(self.library), "CHAOS_PLAN": str(self.path)}
 
     def set(self, action: int = COUNT, at: int = 0, record: bool = False) -> None:
         """Reset the counters, and set the action at operation `at`."""
-        self.memory[:ROOT] = bytes(ROOT)
-        self._write(RECORD, int(record))
-        self._write(AT, at)
-        self._write(ACTION, action)
+        ctypes.memset(ctypes.byref(self), 0, Plan.root.offset)
+        self.record, self.at, self.action = record, at, action
 
     def step(self, operations: int) -> None:
         """Release the stopped thread, and stop the thread that is `operations` operations later."""
-        self._write(REACHED, 0)
-        self._write(AT, self._read(SEEN) + operations)
+        self.reached = 0
+        self.at = self.seen + operations
 
     def go_on(self) -> None:
         """Release the stopped thread, without further actions."""
-        self._write(ACTION, COUNT)
-        self._write(GO_ON, 1)
-
-    @property
-    def counted(self) -> tuple[int, int]:
-        """The operations so far: outside MLflow's record, and on it."""
-        return self._read(SEEN), self._read(SEEN_RECORD)
-
-    @property
-    def reached(self) -> bool:
-        return bool(self._read(REACHED))
-
-    @property
-    def pid(self) -> int:
-        """The process that reached the operation."""
-        return self._read(PID)
-
-    @property
-    def what(self) -> str:
-        return bytes(self.memory[WHAT:ROOT]).split(b"\0")[0].decode(errors="replace")
-
-    def _read(self, place: int) -> int:
-        (value,) = struct.unpack_from("q", self.memory, place)
-        return int(value)
-
-    def _write(self, place: int, value: Any) -> None:
-        struct.pack_into("q", self.memory, place, value)
+        self.action, self.released = COUNT, 1

@@ -11,7 +11,7 @@ from tests.bench.chaos.world import World
 DOCS = "as the docs say"  # a remedy that the error does not state
 REMOVE = re.compile(r"(?:manually )?(?:remove|delete) '([^']+)'")
 RESTORE = re.compile(r"`(git checkout HEAD -- [\w./-]+)`")
-DVC_LOCK = re.compile(r"dvc\.lock'(, YAML file| validation failed| is invalid)")
+DVC_LOCK = re.compile(r"dvc\.lock'(, YAML file|, is not valid| validation failed| is invalid)")
 TRACEBACK = "Traceback (most recent call last)"
 # dvc's messages around a stage that ended with an error
 SAYS_NOTHING = re.compile(r"Running stage|> |ERROR: failed to reproduce .*, exited with \d{1,2}$")

@@ -17,6 +17,8 @@ import yaml
 
 from tasks.common.params import coordinates
 from tests.bench.chaos.operations import Plan
+from tests.full import remount
+from tests.s3_server import S3Server
 
 STAGES = {
     "code": "code",
@@ -43,6 +45,9 @@ class World:
     plan: Plan
     facts: dict[str, Any] = field(default_factory=dict)
     forks: "subprocess.Popen[bytes] | None" = None
+    server: S3Server | None = None  # of all worlds
+    store: str | None = None  # a bucket of this event alone
+    variables: dict[str, str] = field(default_factory=dict)  # of the environment, for this event
 
     @property
     def project(self) -> Path:
@@ -81,7 +86,7 @@ class World:
             "NO_PROXY": "127.0.0.1",
         }
         warm = {"WINNOW_FORKS": str(self.folder / "forks")} if forked else {}
-        return {**kept, **ours, **self.plan.environment(), **warm}
+        return {**kept, **ours, **self.variables, **self.plan.environment(), **warm}
 
     def start(
         self, line: Sequence[str], *, forked: bool = False, **extra: str
@@ -145,11 +150,11 @@ class World:
         state = os.statvfs(self.data)
         used = (state.f_blocks - state.f_bfree) * state.f_frsize
         size = ROOM if room is None else used + max(room, 4096)
-        line = ["mount", "-o", f"remount,size={size}", str(self.data)]
-        subprocess.run(line, check=True)
+        remount(self.data, f"size={size}")
 
     def restore(self, name: str) -> None:
         """Restore the world to a snapshot, with an empty folder for temporary files."""
+        self.store, self.variables = None, {}
         if os.path.ismount(self.data):
             subprocess.run(["umount", "--lazy", str(self.data)], check=True)
         for part in KEPT:
@@ -157,12 +162,10 @@ class World:
         copy(self.folder / "snapshots" / name, self.project)
         if (self.project / "dvc.lock").exists():
             self.commit_lock()
-        for part, source in (("home", self.folder / "snapshots" / "home"), ("tmp", None)):
+        for part in ("home", "tmp"):
             remove(self.folder / part)
-            if source:
-                shutil.copytree(source, self.folder / part, symlinks=True)
-            else:
-                (self.folder / part).mkdir()
+        shutil.copytree(self.folder / "snapshots" / "home", self.folder / "home", symlinks=True)
+        (self.folder / "tmp").mkdir()
 
     def commit_lock(self) -> None:
         """Commit dvc.lock, as a user does after a run, so that it can be restored."""

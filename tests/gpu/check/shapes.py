@@ -76,13 +76,17 @@ def make_model(shape: str, dtype: torch.dtype, device: torch.device) -> Any:
     return model
 
 
-def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
-    """Return the seconds of `work`, including those of the GPU."""
+def timed(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
+    """Return the seconds of `work`, including those of the GPU, and its result."""
     wait(device)
     started = time.perf_counter()
-    work()
+    found = work()
     wait(device)
-    return time.perf_counter() - started
+    return time.perf_counter() - started, found
+
+
+def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
+    return timed(work, device)[0]
 
 
 def wait(device: torch.device) -> None:

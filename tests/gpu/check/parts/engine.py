@@ -2,6 +2,7 @@
 second by rows in flight."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from tasks.engines.engine import Request, Samples
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.settings import Sampling
-from tests.gpu.check.shapes import Sizes, make_model, seconds_of
+from tests.gpu.check.shapes import Sizes, make_model, timed
 
 PROMPTS = [[20 + i % 60, 14, 20, 3, 32] for i in range(64)]
 GROUP = 4
@@ -30,14 +31,9 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
         model = make_model(shape, torch.bfloat16, sizes.device)
         draw(model, 2, 2, sizes.new_tokens)  # compiles, allocates
         for num_rows in sizes.rows:
-            made: list[Samples] = []
-            seconds = seconds_of(
-                lambda n=num_rows, m=model, into=made: into.append(
-                    draw(m, max(n // 8, 1), 8, sizes.new_tokens, max_rows=n)
-                ),
-                sizes.device,
-            )
-            tokens = sum(map(len, made[0].token_ids))
+            work = partial(draw, model, max(num_rows // 8, 1), 8, sizes.new_tokens, num_rows)
+            seconds, samples = timed(work, sizes.device)
+            tokens = sum(map(len, samples.token_ids))
             yield {"model": shape, "rows": num_rows, "tokens/s": tokens / seconds, "tokens": tokens}
 
 

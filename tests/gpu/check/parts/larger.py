@@ -12,12 +12,12 @@ import yaml
 
 from tasks.benchmark.cells import CellLayout, fit_plan
 from tasks.benchmark.protocol import BenchmarkCell
-from tasks.common.accounting.ledger import ACCOUNTS
-from tasks.common.artifacts import CURVE, Layout
+from tasks.common.artifacts import Layout
 from tasks.common.checksums import read_checked
 from tasks.common.files import read_json, write_json
 from tests.bench.world import parameters
-from tests.gpu.check.parts.training import run, run_stage
+from tests.gpu.check.parts import training
+from tests.gpu.check.parts.training import run_stage
 from tests.gpu.check.shapes import Sizes
 from tests.parameters import every_value
 
@@ -133,20 +133,7 @@ def profile(layout: Layout) -> dict[str, Any]:
 def train(layout: Layout, name: str, values: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
     """Train over a plan with the same number of rollouts for every recipe."""
     recipe, kills = RUNS[name]
-    out, budget = layout.train(recipe, 0), 128 if sizes.is_small else 4096
+    budget = 128 if sizes.is_small else 4096
     cell = BenchmarkCell("hard", recipe, budget, 0, "validation", {}, values, {}, {})
     fit_plan(cell, CellLayout(layout.root, layout))  # always the same plan
-    seconds, kills = run(layout, recipe, kills)
-    flops = read_checked(out / "flops.json")
-    accuracy = CURVE.read(out / "curve.parquet")["accuracy"]
-    digests = [read_checked(layout.trained_card(r, 0))["digest"] for r in ("grpo", recipe)]
-    return {
-        "run": name,
-        "kills": kills,
-        "seconds": seconds,
-        "rollouts": flops["rollouts"]["generate"],
-        **{f"{account}, TFLOPs": sum(flops[account].values()) / 1e12 for account in ACCOUNTS},
-        "validation accuracy before": float(accuracy[0]),
-        "after": float(accuracy[-1]),
-        "weights of an unkilled run": digests[0] == digests[1] if kills else None,
-    }
+    return training.train(layout, name, recipe, kills, "grpo")

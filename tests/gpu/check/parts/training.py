@@ -2,6 +2,7 @@
 killed and continued. A GPU may round differently in another order, so equal weights are reported
 and not required."""
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,47 +13,49 @@ from typing import Any
 
 import yaml
 
+from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.common.artifacts import CURVE, Layout
 from tasks.common.checksums import read_checked
 from tests.bench.world import PROJECT, RECIPES, make_world
 from tests.gpu.check.shapes import Sizes
 
-KILLS = 2
-
 
 def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
-    steps = 8 if sizes.is_small else 96
+    grpo, winnow = RECIPES.values()
     with tempfile.TemporaryDirectory() as folder:
-        digests = {}
+        layout = make_world(Path(folder), steps=8 if sizes.is_small else 96)
+        values = yaml.safe_load((layout.root / "params.yaml").read_text())
+        values["engine"] |= {"device": sizes.device.type}
+        values["checkpoint"] |= {"every_seconds": 0.0}
+        values["recipes"]["killed"] = values["recipes"][grpo]
+        (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
+        shutil.copytree(layout.plan(grpo, 0), layout.plan("killed", 0))
         for name, recipe, kills in (
-            ("grpo", RECIPES["grpo"], 0),
-            ("grpo, killed", RECIPES["grpo"], KILLS),
-            ("winnow", RECIPES["winnow"], 0),
+            ("grpo", grpo, 0),
+            ("grpo, killed", "killed", 2),
+            ("winnow", winnow, 0),
         ):
-            layout = make_world(Path(folder) / name, steps=steps)
-            values = yaml.safe_load((layout.root / "params.yaml").read_text())
-            values["engine"] |= {"device": sizes.device.type}
-            values["checkpoint"] |= {"every_seconds": 0.0}
-            (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
-            seconds, kills = run(layout, recipe, kills)
-            out = layout.train(recipe, 0)
-            digests[name] = read_checked(out / "policy.json")["digest"]
-            flops = read_checked(out / "flops.json")
-            yield {
-                "run": name,
-                "kills": kills,
-                "seconds": seconds,
-                "rollouts": flops["rollouts"]["generate"],
-                "charged, TFLOPs": sum(flops["charged"].values()) / 1e12,
-                "validation accuracy": float(CURVE.read(out / "curve.parquet")["accuracy"][-1]),
-                "weights of an unkilled run": digests[name] == digests["grpo"] if kills else None,
-            }
+            yield train(layout, name, recipe, kills, grpo)
 
 
-def run(layout: Layout, recipe: str, kills: int) -> tuple[float, int]:
-    """Run a training, see `run_stage`."""
+def train(layout: Layout, name: str, recipe: str, kills: int, same: str) -> dict[str, Any]:
+    """Train, with so many kills, and compare the weights with those of the recipe `same`."""
     stage = ["tasks.train", "--recipe", recipe, "--seed", "0"]
-    return run_stage(layout, stage, kills, lambda: checkpoints(layout))
+    seconds, kills = run_stage(layout, stage, kills, lambda: checkpoints(layout))
+    out = layout.train(recipe, 0)
+    flops = read_checked(out / "flops.json")
+    accuracy = CURVE.read(out / "curve.parquet")["accuracy"]
+    digests = [read_checked(layout.trained_card(each, 0))["digest"] for each in (same, recipe)]
+    return {
+        "run": name,
+        "kills": kills,
+        "seconds": seconds,
+        "rollouts": flops["rollouts"]["generate"],
+        **{f"{account}, TFLOPs": sum(flops[account].values()) / 1e12 for account in ACCOUNTS},
+        "validation accuracy before": float(accuracy[0]),
+        "after": float(accuracy[-1]),
+        "weights of an unkilled run": digests[0] == digests[1] if kills else None,
+    }
 
 
 def run_stage(

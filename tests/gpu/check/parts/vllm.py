@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tasks.engines.settings import Sampling
 from tasks.models.policy import read_policy
 from tasks.models.weights import NamedWeights
 from tests.gpu.check.parts.engine import GROUP, PROMPTS, differences
-from tests.gpu.check.shapes import Sizes, make_model, seconds_of
+from tests.gpu.check.shapes import Sizes, make_model, seconds_of, timed
 from tests.policies import ENGINE, character_tokenizer, place_policy
 
 
@@ -101,18 +102,12 @@ def rates(engine: Any, shape: str, sizes: Sizes) -> Iterator[dict[str, Any]]:
     """Measure tokens per second of Winnow, and of vLLM's own call with a request per prompt."""
     for num_rows in sizes.rows:
         draw(engine, range(GROUP), sizes.new_tokens)
-        made: list[Any] = []
-        ours = seconds_of(
-            lambda n=num_rows, into=made: into.append(draw(engine, range(n), sizes.new_tokens)),
-            sizes.device,
-        )
-        tokens = sum(map(len, made[0].token_ids))
-        bare: list[Any] = []
-        theirs = seconds_of(
-            lambda n=num_rows, into=bare: into.append(generate_bare(engine, n, sizes.new_tokens)),
-            sizes.device,
-        )
-        rate, bare_rate = tokens / ours, bare[0] / theirs
+        work = partial(draw, engine, range(num_rows), sizes.new_tokens)
+        seconds, samples = timed(work, sizes.device)
+        rate = sum(map(len, samples.token_ids)) / seconds
+        work = partial(generate_bare, engine, num_rows, sizes.new_tokens)
+        seconds, bare_tokens = timed(work, sizes.device)
+        bare_rate = bare_tokens / seconds
         yield {
             "model": shape,
             "rows": num_rows,
