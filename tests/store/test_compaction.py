@@ -78,16 +78,6 @@ def test_overlapping_compactions_are_merged(store: RolloutStore) -> None:
     assert owners(store, keys) == expected
 
 
-def test_reader_lists_again_after_a_compaction(store: RolloutStore) -> None:
-    keys = [("a", i) for i in range(4)]
-    for n in range(4):
-        store.append(rows([("a", n)], f"shard {n}"))
-    view = StoreView(store, rows(keys, "").select(shards.KEYS))
-    assert len(view.owned()) == 4  # the key columns are read and cached
-    compaction.compact(reopened(store))
-    assert sorted(view.read(["text"])["text"]) == [f"shard {n}" for n in range(4)]
-
-
 def test_missing_keys_of_a_part_equal_those_of_the_whole(store: RolloutStore) -> None:
     """A stage looks up the keys of each batch, while others append, damage and compact."""
     rng, keys = random.Random(0), [(p, i) for p in "abc" for i in range(4)]
@@ -146,22 +136,6 @@ def test_rows_of_a_slow_writer_survive_a_compaction(store: RolloutStore) -> None
     sleeper.append(rows([("a", 3), ("late", 0)], "sleeper"))
     assert store.spans() == [Span(0, 3), Span(4, 4)]
     assert owners(store, [("a", 3), ("late", 0)]) == {("a", 3): "other 3", ("late", 0): "sleeper"}
-
-
-def test_shard_compacted_at_once_is_not_repeated(store: RolloutStore) -> None:
-    """The compaction happens after the writer's file and before its check of the names."""
-    store.append(rows([("a", 0)], "first"))
-
-    class Overtaken(RolloutStore):
-        def create(self, name: str, content: bytes) -> bool:
-            made = super().create(name, content)
-            if name == Span(1, 1).name:
-                compaction.compact(reopened(store))
-            return made
-
-    Overtaken(store.files, store.folder).append(rows([("b", 0)], "mine"))
-    assert store.spans() == [Span(0, 1)]
-    assert owners(store, [("a", 0), ("b", 0)]) == {("a", 0): "first", ("b", 0): "mine"}
 
 
 def test_damaged_compacted_shard_removes_nothing(store: RolloutStore) -> None:
