@@ -52,10 +52,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         part = values
         for key in keys:
             part = part[int(key) if isinstance(part, list) else key]
-        if value is KeyError:
-            del part[last]
-        else:
-            part[last] = value
+        part[last] = value
     return values
 
 
@@ -114,7 +111,6 @@ def test_a_misspelt_key_is_one_error(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"engine__name": "vlm"}, "engine.name is 'vlm'; use: "),
-        ({"engine__dtype": "float23"}, "did you mean float32?"),
         ({"tracking__also": ["trackios"]}, "tracking.also[0] is 'trackios'; allowed: "),
         ({"engine__device": "cuda"}, "nvidia-smi finds no GPU"),
         ({"gatse": {}}, "section 'gatse' is unknown"),
@@ -122,31 +118,15 @@ def test_a_misspelt_key_is_one_error(tmp_path: Path) -> None:
         ({"experiment__seeds": []}, "experiment.seeds is empty"),
         ({"experiment__recipes": ["grpo", "grpo"]}, "has a duplicate"),
         ({"train__decay_share": 0.0}, "train.decay_share is 0.0"),
-        ({"sampling__top_p": 0.9}, "training needs sampling.temperature > 0"),
         ({"train__loss": {"method": "clip", "clip_hih": 0.3}}, "did you mean clip_high?"),
-        ({"train__select": {"method": "pods"}}, "train.select.keep is missing"),
         ({"train__generate": TURNS}, "did you mean higher_lower?"),
         ({"train__batch__counts": "kept"}, "does not keep a fixed number"),
-        (
-            {"train__replay": {"method": "recent", "share": 0.5, "capacity": 4}},
-            "include a replayed rollout itself: set train.replay none",
-        ),
         ({"policy__tiny__families__0__name": "chainsum"}, "did you mean chain_sum?"),
         ({"verify__verifiers__new": {"method": "regx"}}, "did you mean regex?"),
         ({"ingest__sources__0__settings__tasks__0__verifier": "numerc"}, "mean numeric?"),
-        (
-            {"ingest__sources__0__settings__tasks__0__name": "chain_sums"},
-            "; did you mean chain_sum?",
-        ),
-        (
-            {"ingest__sources__0__settings__tasks__0__name": "!"},
-            "reasoning_gym has: ab, acre, advanced_",
-        ),
         ({"ingest__splits__validation": None}, "ingest.splits.validation is null"),
-        ({"sampling__max_tokens": "64"}, "sampling.max_tokens is '64', which is not int"),
         ({"tracking__uri": "ftp://x"}, "tracking.uri must be null, sqlite:///FILE"),
         ({"policy__source": "hf://org/name"}, "name a revision"),
-        ({"policy__source": "ftp://x"}, "choose from: tiny"),
     ],
     ids=str,
 )

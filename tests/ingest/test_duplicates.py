@@ -105,12 +105,10 @@ def test_golds_that_a_verifier_accepts_as_equal_do_not_conflict(tmp_path: Path) 
         ("Compute 3!", "Compute 3", False),
         ("Find x.5", "Find x5", False),
         ("x.5", "x 5", False),
-        ("z^4 - z^2 + 1", "z^4 + z^2 + 1", False),
         ("12", "1 2", False),
         ("-3", "3", False),
         ("{1}", "(1)", False),
         ("x²", "x2", False),
-        ("A", "a", False),
     ],
 )
 def test_questions_are_compared_without_blanks_and_closing_signs(
