@@ -1,4 +1,4 @@
-"""Rejections of single rows, with reason, line and text; golds and prompts of accepted rows."""
+"""Rejections of single rows, with reason, line and text; prompts of accepted rows."""
 
 import json
 from pathlib import Path
@@ -52,15 +52,6 @@ def test_bad_line_is_rejected_with_reason_line_and_text(
     raw = content if isinstance(content, bytes) else json.dumps(content).encode()
     assert rejected[0].content == raw.decode(errors="backslashreplace")
     assert rejected[0].detail
-
-
-@pytest.mark.parametrize(
-    ("gold", "text"),
-    [(145.0, "145"), (-3, "-3"), (1e20, "1" + 20 * "0"), (" 1,000 ", "1,000")],
-)
-def test_golds_become_text_for_a_verifier(tmp_path: Path, gold: Any, text: str) -> None:
-    kept, _ = found(entry(lines(tmp_path / "a.jsonl", {"question": "q", "gold": gold})))
-    assert kept[0].answer == text
 
 
 def test_template_surrounds_the_whole_prompt(tmp_path: Path) -> None:

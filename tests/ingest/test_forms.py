@@ -88,6 +88,9 @@ def test_boolean_gold_becomes_true_or_false(tmp_path: Path, gold: bool, text: st
 @pytest.mark.parametrize(
     ("row", "settings", "gold"),
     [
+        ({"g": 145.0}, {}, "145"),
+        ({"g": 1e20}, {}, "1" + 20 * "0"),
+        ({"g": " 1,000 "}, {}, "1,000"),
         ({"g": ["2"]}, {"golds": "all"}, "2"),
         ({"g": ["2", "3", "2"]}, {"golds": "all"}, '{"all": ["2", "3"]}'),
         ({"g": [0.5, "1/2"]}, {"golds": "any"}, '{"any": ["0.5", "1/2"]}'),

@@ -72,7 +72,7 @@ def test_overlapping_compactions_are_merged(store: RolloutStore) -> None:
         store.create(span.name, shards.encode(merged))
     assert owners(store, keys) == expected
     assert store.spans() == [Span(0, 1), Span(1, 4), Span(5, 5)]
-    assert compaction.compact(store) == 3
+    compaction.compact(store)
     assert store.spans() == [Span(0, 5)]
     assert [name for name in store.names() if name.endswith(".parquet")] == [Span(0, 5).name]
     assert owners(store, keys) == expected

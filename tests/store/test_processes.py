@@ -221,12 +221,8 @@ def test_commands_of_the_store(qwen: Path, tmp_path: Path) -> None:
         admin("gc", layout, "nobody")
     admin("gc", layout, policy, policy)
     assert "empty" in admin("stat", layout)
-    assert "empty" in admin("verify", without_store(layout))
-
-
-def without_store(layout: Layout) -> Layout:
-    (layout.root / "params.yaml").write_text("{profile: {}}\n")
-    return layout
+    (layout.root / "params.yaml").write_text("{profile: {}}\n")  # without a section `store`
+    assert "empty" in admin("verify", layout)
 
 
 def test_evaluation_reports_both_kinds_of_samples(qwen: Path, tmp_path: Path) -> None:

@@ -175,15 +175,6 @@ def test_duplicate_prompt_is_refused(world: World) -> None:
         draw(world, twice, 2)
 
 
-def test_logprobs_are_stored_on_request(world: World) -> None:
-    draw(world, prompts_table(range(2)), 2)
-    draw(world, prompts_table(range(2, 4)), 2, SMALL)
-    without, stored = [pl.read_parquet(path) for path in shard_files(world[1])]
-    assert without["logprobs"].null_count() == 4
-    assert stored["logprobs"].list.len().to_list() == stored["token_ids"].list.len().to_list()
-    assert (stored["logprobs"].list.max() <= 0.0).all()
-
-
 def test_summary_contains_the_reason_why_no_rollout_is_reused(world: World) -> None:
     policy, layout = world
 
