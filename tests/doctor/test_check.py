@@ -23,6 +23,7 @@ from tasks.doctor import machine, nvidia, parameters, places
 from tasks.doctor.check import Findings, examine
 from tasks.ingest import reading
 from tasks.ingest.files import fetching
+from tests.ingest.helpers import lines
 from tests.parameters import every_value
 
 VALUES = every_value()
@@ -131,12 +132,12 @@ def test_a_misspelt_key_is_one_error(tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_fault_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    lines = errors(tmp_path, **changes)
-    assert any(message in line for line in lines), lines
+    found = errors(tmp_path, **changes)
+    assert any(message in line for line in found), found
 
 
 def test_a_similar_file_is_suggested(tmp_path: Path) -> None:
-    write_rows(tmp_path / "train.jsonl", [{"question": "1 + 1?", "answer": "It is 2. #### 2"}])
+    lines(tmp_path / "train.jsonl", {"question": "1 + 1?", "answer": "It is 2. #### 2"})
     entry = {"preset": "gsm8k", "settings": {"path": str(tmp_path / "tran.jsonl")}}
     [line] = errors(tmp_path, ingest__sources=[entry])
     assert line.startswith(f"ingest.sources[0]: {tmp_path / 'tran.jsonl'}: No such file")
@@ -145,13 +146,9 @@ def test_a_similar_file_is_suggested(tmp_path: Path) -> None:
     assert errors(tmp_path, ingest__sources=[entry]) == []
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def test_a_field_missing_in_every_row_is_named(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.jsonl", [{"questoin": "1 + 1?", "answer": "#### 2"}] * 3)
-    entry = {"preset": "gsm8k", "settings": {"path": str(tmp_path / "rows.jsonl")}}
+    path = lines(tmp_path / "rows.jsonl", *[{"questoin": "1 + 1?", "answer": "#### 2"}] * 3)
+    entry = {"preset": "gsm8k", "settings": {"path": str(path)}}
     [line] = errors(tmp_path, ingest__sources=[entry])
     assert line.startswith("ingest.sources[0]: ingest.sources[0] (gsm8k): in every one of 3 rows")
     assert "there is no prompt field" in line

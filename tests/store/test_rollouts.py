@@ -35,24 +35,22 @@ def stored_rollouts(
     prompts: pl.DataFrame,
     num_samples: int,
     settings: SamplerSettings = SETTINGS,
-    *,
-    greedy: bool = False,
 ) -> StoredRollouts:
     """Return the rollouts that the stage `profile` requests."""
     return StoredRollouts(
-        *(prompts, world[0], num_samples, settings, world[1]), cell="profile", greedy=greedy
+        *(prompts, world[0], num_samples, settings, world[1]), cell="profile", greedy=False
     )
 
 
-def draw(*arguments: Any, verify: Verify = VERIFY, greedy: bool = False) -> Any:
+def draw(*arguments: Any, verify: Verify = VERIFY) -> Any:
     """Return the graded rollouts of `stored_rollouts`, their costs, and the usage."""
-    stored = stored_rollouts(*arguments, greedy=greedy)
-    with graded_rollouts(stored, verify, stored.layout.profile, greedy=greedy) as graded:
+    stored = stored_rollouts(*arguments)
+    with graded_rollouts(stored, verify, stored.layout.profile, greedy=False) as graded:
         return pl.concat(graded.parts()), stored.costs(), stored.usage
 
 
-def prompts_table(numbers: range, answer: str = "7") -> pl.DataFrame:
-    same = {"answer": answer, "verifier": "numeric", "source": "t", "level": ""}
+def prompts_table(numbers: range) -> pl.DataFrame:
+    same = {"answer": "7", "verifier": "numeric", "source": "t", "level": ""}
     rows = [{"prompt_id": f"p{n}", "prompt": f"{n} + 3 =", **same} for n in numbers]
     return PROMPTS.frame(rows)
 
