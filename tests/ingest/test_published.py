@@ -54,13 +54,8 @@ def test_set_with_real_rows(name: str, real_data: Path) -> None:
 
 @pytest.mark.real_data
 def test_real_options_are_shown_as_lines(real_data: Path) -> None:
-    for name, last in (
-        ("aqua", "E. None of these"),
-        ("gaokao_math_qa", "D. $\\{x"),
-        ("mmlu", "D. "),
-    ):
-        kept, _ = found(preset("published", real_data / "forms" / REAL[name][0], set=name))
-        assert kept[0].prompt.splitlines()[-1].startswith(last)
+    kept, _ = found(preset("published", real_data / "forms" / "aqua.jsonl", set="aqua"))
+    assert kept[0].prompt.splitlines()[-1] == "E. None of these"
     agieval = real_data / "forms" / "agieval_gaokao_mathqa.jsonl"
     kept, _ = found(preset("published", agieval, set="gaokao_math_qa"))
     assert kept[1].prompt.endswith("A. $-1$\nB. 1\nC. $-3$\nD. 3")
