@@ -114,6 +114,7 @@ def test_a_misspelt_key_is_one_error(tmp_path: Path) -> None:
         ({"engine__name": "vlm"}, "engine.name is 'vlm'; use: "),
         ({"tracking__also": ["trackios"]}, "tracking.also[0] is 'trackios'; allowed: "),
         ({"engine__device": "cuda"}, "nvidia-smi finds no GPU"),
+        ({"engine__urls": ["localhost:8000"]}, "is not a URL like http://127.0.0.1:8000/v1"),
         ({"gatse": {}}, "section 'gatse' is unknown"),
         ({"evaluate__pass_at": [1, 16]}, "pass@k needs at least k samples"),
         ({"experiment__seeds": []}, "experiment.seeds is empty"),
