@@ -32,7 +32,6 @@ Coordinates = tuple[str, str | None, int | None]
 CHARACTERS_PER_TOKEN = Range(1.0, 4.0, 6.0)
 UNKNOWN_PROMPT = Range(16.0, 100.0, 400.0)  # tokens, before any prompt exists
 DRIFT = Range(0.5, 1.0, 2.0)  # factor by which training changes a completion's tokens
-SAMPLING = ("profile", "baseline", "evaluate")
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def cost(world: World, stage: Coordinates) -> Cost:
         return training(world, recipe)
     if name == "profile":
         rollouts = world.prompts["train"] * values["profile"]["num_samples"]
-    elif name in SAMPLING:
+    elif name in ("baseline", "evaluate"):
         rollouts = world.prompts["test"] * (values["evaluate"]["num_samples"] + 1)  # +1: greedy
     else:
         return of_policy(world) if name == "policy" else spent(NOTHING, NOTHING, NOTHING, 0)

@@ -43,20 +43,17 @@ def plan(sizes: dict[Span, int], max_bytes: int = MAX_BYTES) -> list[list[Span]]
     return [run for run in runs if len(run) > 1]
 
 
-def compact(store: RolloutStore, at_least: int = 2) -> int:
-    """Merge every run of at least `at_least` shards, and remove the originals. Return the number of
-    merged shards.
+def compact(store: RolloutStore, at_least: int = 2) -> None:
+    """Merge every run of at least `at_least` shards, and remove the originals.
 
-    If two compactions of the same shards run at once, one stops and returns 0."""
+    If two compactions of the same shards run at once, one stops."""
     with reaching(store.location):
         try:
-            runs = [run for run in plan(sizes(store)) if len(run) >= at_least]
-            for run in runs:
-                merge(store, run)
-            return sum(map(len, runs))
+            for run in plan(sizes(store)):
+                if len(run) >= at_least:
+                    merge(store, run)
         except FileNotFoundError:
             logger.info("another process is compacting %s", store.location)
-            return 0
 
 
 def merge(store: RolloutStore, run: list[Span]) -> None:

@@ -23,6 +23,7 @@ from tasks.doctor import machine, nvidia, parameters, places
 from tasks.doctor.check import Findings, examine
 from tasks.ingest import reading
 from tasks.ingest.files import fetching
+from tests.ingest.helpers import lines
 from tests.parameters import every_value
 
 VALUES = every_value()
@@ -52,10 +53,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         part = values
         for key in keys:
             part = part[int(key) if isinstance(part, list) else key]
-        if value is KeyError:
-            del part[last]
-        else:
-            part[last] = value
+        part[last] = value
     return values
 
 
@@ -114,49 +112,33 @@ def test_a_misspelt_key_is_one_error(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"engine__name": "vlm"}, "engine.name is 'vlm'; use: "),
-        ({"engine__dtype": "float23"}, "did you mean float32?"),
         ({"tracking__also": ["trackios"]}, "tracking.also[0] is 'trackios'; allowed: "),
         ({"engine__device": "cuda"}, "nvidia-smi finds no GPU"),
+        ({"engine__urls": ["localhost:8000"]}, "is not a URL like http://127.0.0.1:8000/v1"),
         ({"gatse": {}}, "section 'gatse' is unknown"),
         ({"evaluate__pass_at": [1, 16]}, "pass@k needs at least k samples"),
         ({"experiment__seeds": []}, "experiment.seeds is empty"),
         ({"experiment__recipes": ["grpo", "grpo"]}, "has a duplicate"),
         ({"train__decay_share": 0.0}, "train.decay_share is 0.0"),
-        ({"sampling__top_p": 0.9}, "training needs sampling.temperature > 0"),
         ({"train__loss": {"method": "clip", "clip_hih": 0.3}}, "did you mean clip_high?"),
-        ({"train__select": {"method": "pods"}}, "train.select.keep is missing"),
         ({"train__generate": TURNS}, "did you mean higher_lower?"),
         ({"train__batch__counts": "kept"}, "does not keep a fixed number"),
-        (
-            {"train__replay": {"method": "recent", "share": 0.5, "capacity": 4}},
-            "include a replayed rollout itself: set train.replay none",
-        ),
         ({"policy__tiny__families__0__name": "chainsum"}, "did you mean chain_sum?"),
         ({"verify__verifiers__new": {"method": "regx"}}, "did you mean regex?"),
         ({"ingest__sources__0__settings__tasks__0__verifier": "numerc"}, "mean numeric?"),
-        (
-            {"ingest__sources__0__settings__tasks__0__name": "chain_sums"},
-            "; did you mean chain_sum?",
-        ),
-        (
-            {"ingest__sources__0__settings__tasks__0__name": "!"},
-            "reasoning_gym has: ab, acre, advanced_",
-        ),
         ({"ingest__splits__validation": None}, "ingest.splits.validation is null"),
-        ({"sampling__max_tokens": "64"}, "sampling.max_tokens is '64', which is not int"),
         ({"tracking__uri": "ftp://x"}, "tracking.uri must be null, sqlite:///FILE"),
         ({"policy__source": "hf://org/name"}, "name a revision"),
-        ({"policy__source": "ftp://x"}, "choose from: tiny"),
     ],
     ids=str,
 )
 def test_a_fault_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    lines = errors(tmp_path, **changes)
-    assert any(message in line for line in lines), lines
+    found = errors(tmp_path, **changes)
+    assert any(message in line for line in found), found
 
 
 def test_a_similar_file_is_suggested(tmp_path: Path) -> None:
-    write_rows(tmp_path / "train.jsonl", [{"question": "1 + 1?", "answer": "It is 2. #### 2"}])
+    lines(tmp_path / "train.jsonl", {"question": "1 + 1?", "answer": "It is 2. #### 2"})
     entry = {"preset": "gsm8k", "settings": {"path": str(tmp_path / "tran.jsonl")}}
     [line] = errors(tmp_path, ingest__sources=[entry])
     assert line.startswith(f"ingest.sources[0]: {tmp_path / 'tran.jsonl'}: No such file")
@@ -165,13 +147,9 @@ def test_a_similar_file_is_suggested(tmp_path: Path) -> None:
     assert errors(tmp_path, ingest__sources=[entry]) == []
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def test_a_field_missing_in_every_row_is_named(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.jsonl", [{"questoin": "1 + 1?", "answer": "#### 2"}] * 3)
-    entry = {"preset": "gsm8k", "settings": {"path": str(tmp_path / "rows.jsonl")}}
+    path = lines(tmp_path / "rows.jsonl", *[{"questoin": "1 + 1?", "answer": "#### 2"}] * 3)
+    entry = {"preset": "gsm8k", "settings": {"path": str(path)}}
     [line] = errors(tmp_path, ingest__sources=[entry])
     assert line.startswith("ingest.sources[0]: ingest.sources[0] (gsm8k): in every one of 3 rows")
     assert "there is no prompt field" in line

@@ -232,9 +232,7 @@ def test_the_cost_of_an_existing_profile_is_exact(values, layout) -> None:
     assert refusals(values, layout, ["sgpo"]) == []
 
 
-def test_the_doctor_refuses_the_same_budgets_as_allocate(tmp_path: Path) -> None:
-    layout = Layout(tmp_path)
-    write_checked(layout.policy_card, {"source": "tiny", **asdict(POLICY)})
+def test_the_doctor_refuses_the_same_budgets_as_allocate(layout, tmp_path: Path) -> None:
     text = (PROJECT / "params.yaml").read_text()
     changed = re.sub("amount: [0-9.e]+", "amount: 1.0e+3", text)
     (tmp_path / "params.yaml").write_text(changed)

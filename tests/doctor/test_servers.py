@@ -81,11 +81,6 @@ def test_a_silent_model_server_is_an_error_only_if_all_are_silent(
     assert "engine.urls: http://127.0.0.1:1/v1 is not reachable" in both.remarks[0]
 
 
-def test_an_invalid_url_is_an_error(tmp_path: Path) -> None:
-    (message,) = errors(tmp_path, engine__urls=["localhost:8000"])
-    assert "is not a URL like http://127.0.0.1:8000/v1" in message
-
-
 def test_a_silent_tracking_server_is_a_remark(tmp_path: Path) -> None:
     silent = found(tmp_path, changed(tracking__uri="http://127.0.0.1:1"))
     assert silent.errors == []

@@ -1,7 +1,6 @@
 """Functions that write files of rows, and read them like the stage ingest."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +79,11 @@ def row(question: str, answer: str = "1", line: int = 1, **changes: Any) -> Row:
 
 
 def spool(
-    folder: Path,
-    *rows: Row | Rejection | tuple[int, Row | Rejection],
-    seed: int = 0,
-    question: Callable[[int, str, str], str] | None = None,
+    folder: Path, *rows: Row | Rejection | tuple[int, Row | Rejection], seed: int = 0
 ) -> Spool:
-    """Return a spool of rows that are compared by `question`. A row is of entry 0 by default."""
+    """Return a spool of rows. A row is of entry 0 by default."""
     folder.mkdir(exist_ok=True)
     result = Spool(folder, seed)
     for item in rows:
         result.add(*(item if isinstance(item, tuple) else (0, item)))
-    if question is not None:
-        result.compare_by(question)
     return result.close()

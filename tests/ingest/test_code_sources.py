@@ -96,10 +96,6 @@ def test_humaneval_prompt_requests_the_whole_program(tmp_path: Path) -> None:
         f"```python\n{DOUBLE['prompt'].strip()}\n```\n"
     )
     assert (row.source, row.verifier, row.asked) == ("humaneval", "code", DOUBLE["prompt"])
-    assert json.loads(row.answer) == {
-        "asserts": ["assert double_all([]) == []", "assert double_all([3, -1]) == [6, -2]"],
-        "setup": "",
-    }
 
 
 UNREADABLE: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {

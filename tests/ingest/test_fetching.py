@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from huggingface_hub import constants
 
 from tasks.common.files import ArtifactError
 from tasks.common.locations import open_location
@@ -118,6 +119,7 @@ def test_fetched_file_is_removed_and_local_file_is_used_in_place(web: str, tmp_p
         ),
         ("https://127.0.0.1:x/a.jsonl", r"127.0.0.1:x/a.jsonl cannot be fetched \(InvalidURL"),
         ("hf://org/name", "is not a file of the hub: hf://datasets/ORG/NAME@REVISION/PATH"),
+        ("hf://datasets/org/name/rows.jsonl", "cache, and the hub cannot be reached: connect"),
         ("ftp://example.invalid/a.jsonl", "is not a location"),
         ("/nowhere/a.jsonl", r"/nowhere/a.jsonl: No such file"),
     ],
@@ -130,45 +132,31 @@ def test_error_names_the_location_without_its_secrets(
     assert "secret" not in str(caught.value)
 
 
-def fetch_from_hub(tmp_path: Path, location: str, **environment: str) -> tuple[str, str]:
-    """Return the output and the errors of a new process: the library reads the hub's address when
-    it is imported."""
+def test_cached_file_of_the_hub_needs_no_connection(
+    web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process fetches it: the library reads the hub's address when it is imported."""
+    location = f"hf://datasets/org/name@{COMMIT}/data/rows.jsonl"
     code = (
         "import sys; from tasks.ingest.files.fetching import local_file\n"
         "with local_file(sys.argv[1], None) as path: print(path.read_text())"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     settings = {
-        "HF_HOME": str(tmp_path / "hub"),
+        "HF_ENDPOINT": web,
+        "HF_HOME": str(tmp_path),
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     command = [sys.executable, "-c", code, location]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**clean, **settings, **environment},
-        check=False,
-        timeout=PATIENCE,
-    )
-    return done.stdout, done.stderr
-
-
-def test_cached_file_of_the_hub_needs_no_connection(web: str, tmp_path: Path) -> None:
-    location = f"hf://datasets/org/name@{COMMIT}/data/rows.jsonl"
-    text, log = fetch_from_hub(tmp_path, location, HF_ENDPOINT=web)
-    assert text.encode().rstrip() == ROWS.rstrip(), log
+    text = subprocess.check_output(command, env={**clean, **settings}, timeout=PATIENCE)
+    assert text.rstrip() == ROWS.rstrip()
     assert any(
         f"/datasets/org/name/resolve/{COMMIT}/data/rows.jsonl" in asked for asked in Web.asked
     )
-    text, log = fetch_from_hub(tmp_path, location, HF_HUB_OFFLINE="1")
-    assert text.encode().rstrip() == ROWS.rstrip(), log
-
-
-def test_error_for_an_unreachable_hub(tmp_path: Path) -> None:
-    _, log = fetch_from_hub(tmp_path, "hf://datasets/org/name/rows.jsonl", HF_HUB_OFFLINE="1")
-    assert "is not in the hub's cache, and the hub cannot be reached" in log
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    with local_file(location, None) as path:
+        assert path.read_bytes() == ROWS
 
 
 @pytest.mark.s3

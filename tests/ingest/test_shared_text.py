@@ -1,16 +1,12 @@
 """Comparisons ignore text that all prompts of a source share, and no other text."""
 
-import json
 import random
-from collections.abc import Callable
-from pathlib import Path
 
-import polars as pl
 import pytest
 
 from tasks.ingest.questions.identity import compared
 from tasks.ingest.questions.shared_text import Sample, SharedText, SharedTexts, shared_text_of
-from tests.ingest.helpers import DAPO, row, spool
+from tests.ingest.helpers import DAPO, row
 
 WHO = ["Ann", "Ben", "Cleo", "Dev", "Eva", "Finn", "Gita", "Hugo"]
 WHAT = ["apples", "stamps", "marbles", "shells", "coins"]
@@ -113,56 +109,3 @@ def test_every_source_of_an_entry_has_its_own_shared_text() -> None:
     found = samples.found()
     assert set(found) == {(0, "verl/dapo"), (0, "verl/gsm8k")}
     assert found[0, "verl/gsm8k"] == SharedText("", "Let's think step by step.")
-
-
-def test_comparison_without_shared_text_keeps_the_prompts(tmp_path: Path) -> None:
-    rows = [row("Wrapped. One?"), row("One?"), row("Two?"), row("Wrapped. Two?", source="other")]
-    kept = spool(tmp_path / "whole", *rows)
-    assert kept.index["text"].n_unique() == 4
-
-    def question(entry: int, source: str, text: str) -> str:
-        assert entry == 0
-        return text.removeprefix("Wrapped. ") if source == "mine" else text
-
-    kept = spool(tmp_path / "stripped", *rows, question=question)
-    texts = kept.index["text"].to_list()
-    assert texts[0] == texts[1]
-    assert len(set(texts)) == 3
-    assert kept.take(kept.index["row"], "asked")["asked"].to_list() == [
-        "One?",
-        "One?",
-        "Two?",
-        "Wrapped. Two?",
-    ]
-    assert kept.take(kept.index["row"], "prompt")["prompt"].to_list() == [
-        one.prompt for one in rows
-    ]
-
-
-@pytest.mark.real_data
-@pytest.mark.parametrize(
-    ("file", "texts", "end"),
-    [
-        (
-            "dsr_sub_1209/dsr_sub.parquet",
-            lambda path: [p[0]["content"] for p in pl.read_parquet(path)["prompt"].to_list()],
-            "Let's think step by step and output the final answer within \\boxed{}.",
-        ),
-        (
-            "gsm8k/train.jsonl",
-            lambda path: [json.loads(line)["question"] for line in path.open()],
-            None,
-        ),
-        ("math_train/math.json", lambda path: [x["problem"] for x in json.load(path.open())], None),
-        (
-            "svamp/SVAMP.json",
-            lambda path: [f"{x['Body']} {x['Question']}" for x in json.load(path.open())],
-            None,
-        ),
-    ],
-)
-def test_shared_text_of_real_sources(
-    file: str, texts: Callable[[Path], list[str]], end: str | None, real_data: Path
-) -> None:
-    found = shared_text_of(random.Random(0).sample(texts(real_data / file), 256))
-    assert found == (SharedText("", end) if end else None)

@@ -62,10 +62,8 @@ def test_empty_gold_of_math_is_never_guessed(tmp_path: Path) -> None:
         (r"$x = \boxed{1}$ or $x = \boxed{2}$", "1, 2"),
         (r"\boxed{1}, so \boxed{2", None),
         (r"it is $\boxed 7$.", "7"),
-        (r"\boxed{1", None),
         (r"\boxed{}", ""),
         (r"\boxed", None),
-        ("none", None),
     ],
 )
 def test_last_boxes_are_found_with_their_braces(solution: str, answer: str | None) -> None:
@@ -136,9 +134,7 @@ def test_ifeval_keeps_instructions_and_the_arguments_that_are_set(tmp_path: Path
     assert (row.prompt, row.verifier, row.level) == (full["prompt"], "ifeval", "2")
     assert [one.reason for one in rejected] == ["malformed", "missing_field"]
     judge = verifier("ifeval", {"ifeval": {"loose": False}})
-    assert judge.check(row.answer).outcome == "correct"
     assert judge.verify("A cat.", row.answer).outcome == "correct"
-    assert judge.verify("A cat, a dog.", row.answer).outcome == "wrong"
 
 
 def test_reasoning_gym_mixes_tasks_by_weight() -> None:
@@ -188,6 +184,15 @@ def test_every_preset_declares_settings_and_one_reader() -> None:
             "openai_chat, published, reasoning_gym, svamp, verl",
         ),
         ({"settings": {"pth": "x"}}, "settings.pth is unknown; allowed: path, name, prompt"),
+        ({"settings": {"golds": "some"}}, "golds is 'some'; allowed: any, all"),
+        ({"settings": {"options": "o", "golds": "any"}}, "has options and golds: .* is letters"),
+        ({"settings": {"options": 3}}, "options is 3; give a field, or a list of fields"),
+        ({"settings": {"verifier": {}}}, r"settings.verifier is .* not str"),
+        ({"verifier": {"column": "a"}}, r"sources\[0\]\.verifier\.values is missing"),
+        ({"verifier": 3}, "verifier must be a mapping with the keys column"),
+        ({"question": {"between": ["a"]}}, r"question\.between is \['a'\]; give the text before"),
+        ({"question": {"betwen": ["a", "b"]}}, r"question\.betwen is unknown; allowed: between"),
+        ({"where": {"kind": []}}, r"where\.kind is \[\]; give a value or a list"),
         ({"prompt_template": "Question:"}, "must hold {prompt} once"),
         ({"system": "Be brief.", "raw": True}, "give one of system, raw and prompt_template"),
         ({"presets": "jsonl"}, r"ingest.sources\[0\].presets is unknown"),
@@ -199,8 +204,16 @@ def test_every_preset_declares_settings_and_one_reader() -> None:
 def test_wrong_entry_is_named_with_the_allowed_values(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
+    source = entry(tmp_path / "a.jsonl", **change.pop("settings", {}))
     with pytest.raises(ParamsError, match=message):
-        sources([{**entry(tmp_path / "a.jsonl"), **change}])
+        sources([{**source, **change}])
+
+
+def test_generator_has_no_columns() -> None:
+    settings = {"seed": 0, "num_prompts": 1, "tasks": []}
+    source = {"preset": "reasoning_gym", "settings": settings, "where": {"kind": "sum"}}
+    with pytest.raises(ParamsError, match="where is for files, and the preset reasoning_gym"):
+        sources([source])
 
 
 def test_weights_are_for_all_or_none(tmp_path: Path) -> None:

@@ -92,15 +92,6 @@ def test_cap_selects_the_same_rows_in_any_order(tmp_path: Path) -> None:
     assert parts(tmp_path / "b", rows[::-1], Sizes(None, 1, 1), *shares) == found
 
 
-def test_named_split_takes_only_rows_of_its_sources(tmp_path: Path) -> None:
-    shares = (ANY, share("test", None, None))
-    rows = [(0, one) for one in problems(20, "a")] + [(1, one) for one in problems(6, "b")]
-    found = parts(tmp_path, rows, Sizes(None, 5, 4), *shares)
-    assert {question[0] for question in found["test"]} == {"b"}
-    assert {question[0] for question in found["train"] | found["validation"]} == {"a"}
-    assert (len(found["train"]), len(found["test"])) == (15, 4)
-
-
 def test_contaminated_rows_are_replaced_by_other_rows(tmp_path: Path) -> None:
     rows, sizes = problems(30), Sizes(10, 5, 5)
     before = parts(tmp_path, rows, sizes)
@@ -141,6 +132,7 @@ def test_null_takes_all_rows_of_sources_with_a_named_split(tmp_path: Path) -> No
     rows += [(2, one) for one in problems(6, "c")]
     found = parts(tmp_path, rows, Sizes(None, 5, None), *shares)
     assert Counter(question[0] for question in found["test"]) == {"b": 6, "c": 2}
+    assert {question[0] for question in found["train"] | found["validation"]} == {"a"}
     assert (len(found["train"]), len(found["validation"])) == (15, 5)
 
 

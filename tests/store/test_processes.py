@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import io
 import random
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from tasks.common.tracking.journal import Tracker
 from tasks.store.admin import commands
 from tests.engines.conftest import placed
 from tests.stages import Forked
+from tests.store.test_rollouts import prompts_table
 from tests.train.worlds import PARAMS
 
 
@@ -43,11 +45,9 @@ def make_root(
     return layout
 
 
-def write_prompts(layout: Layout, numbers: range, answer: str = "7") -> None:
-    row = {"answer": answer, "verifier": "numeric", "source": "t", "level": ""}
+def write_prompts(layout: Layout, numbers: range) -> None:
     for split in ("train", "test"):
-        rows = [{"prompt_id": f"p{n}", "prompt": f"{n} + 3 =", **row} for n in numbers]
-        PROMPTS.write(layout.prompts(split), PROMPTS.frame(rows))
+        PROMPTS.write(layout.prompts(split), prompts_table(numbers))
 
 
 def change(layout: Layout, section: str, **values: Any) -> None:
@@ -66,10 +66,6 @@ def finish(process: Forked) -> str:
     log = process.finish()
     assert process.returncode == 0, log
     return log
-
-
-def message_of(log: str) -> str:
-    return next(line.split(": ", 1)[1] for line in log.splitlines() if "rollouts reused" in line)
 
 
 def stored_rows(location: Path) -> int:
@@ -138,7 +134,7 @@ def test_two_processes_with_their_own_roots_share_the_work(qwen: Path, tmp_path:
     assert len(first[1]) == 240
     assert not first[1].select("prompt_id", "sample_index").is_duplicated().any()
     # batches (of 12) that both sample at the same time may be in the store twice, but not all
-    sampled = sum(int(message_of(log).split(" sampled")[0].split()[-1]) for log in logs)
+    sampled = sum(int(re.findall(r"reused, (\d+) sampled", log)[0]) for log in logs)
     assert sampled == stored_rows(location)
     assert 240 <= sampled < 480
 
@@ -221,12 +217,8 @@ def test_commands_of_the_store(qwen: Path, tmp_path: Path) -> None:
         admin("gc", layout, "nobody")
     admin("gc", layout, policy, policy)
     assert "empty" in admin("stat", layout)
-    assert "empty" in admin("verify", without_store(layout))
-
-
-def without_store(layout: Layout) -> Layout:
-    (layout.root / "params.yaml").write_text("{profile: {}}\n")
-    return layout
+    (layout.root / "params.yaml").write_text("{profile: {}}\n")  # without a section `store`
+    assert "empty" in admin("verify", layout)
 
 
 def test_evaluation_reports_both_kinds_of_samples(qwen: Path, tmp_path: Path) -> None:
