@@ -19,32 +19,6 @@ from tasks.train.settings import Entropy
 from tests.train.worlds import make_trainer, make_world, sampled
 
 
-def test_tokens_of_an_environment_have_no_gradient(guesser: Path, tmp_path: Path) -> None:
-    layout = make_world(tmp_path, guesser, [4] * 6)
-    trainer = make_trainer(layout)
-    batch = sampled(trainer)
-    rollouts = batch.fresh
-    num_tokens = len(rollouts.owner_N())
-    own_N = np.arange(num_tokens) % 2 == 0
-    ends_B = np.cumsum(rollouts.completion_tokens_B())
-    masked = rollouts.with_columns(is_action=np.split(own_N, ends_B)[:-1])
-    keep_B = np.ones(len(rollouts.group_B), dtype=np.bool_)
-    advantages_N = np.random.default_rng(0).standard_normal(num_tokens)
-
-    def gradient(rows: Any, advantages: Any) -> torch.Tensor:
-        trainer.learner.compute_gradient(rows.estimated(keep_B, advantages), trainer.slots.loss)
-        grads = [p.grad.flatten() for p in trainer.learner.model.parameters() if p.grad is not None]
-        return torch.cat(grads).clone()
-
-    advantages_N = np.where(own_N, advantages_N, 0.0)
-    found = gradient(masked, advantages_N)
-    # with advantage 0 for these tokens: another divisor, the same direction
-    whole = gradient(rollouts, advantages_N)
-    cosine = torch.nn.functional.cosine_similarity(found, whole, dim=0)
-    assert cosine.item() == pytest.approx(1.0, abs=2e-4)
-    assert trainer.learner.totals(masked).num_tokens == own_N.sum()
-
-
 def test_a_gradient_norm_does_not_depend_on_other_rollouts(guesser: Path, tmp_path: Path) -> None:
     """It is the norm that autograd computes for the rollout alone."""
     layout = make_world(tmp_path, guesser, [4] * 6)

@@ -13,7 +13,6 @@ from peft import PeftModel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tasks.common.accounting.ledger import Architecture, charged_flops
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Request
 from tasks.engines.hf.engine import HfEngine
@@ -138,12 +137,6 @@ def test_the_reference_is_the_policy_without_its_adapters(guesser: Path, tmp_pat
         assert whole.learner.reference is not whole.learner.model
         assert whole.learner.update_factor == 3.0
     assert 2.0 < learner.update_factor < 3.0
-
-
-def test_charges_by_hand() -> None:
-    architecture = Architecture(1000, 100, 1, 1)
-    assert charged_flops(architecture, generated=2.0, updated=5.0) == 2000 * 2 + 6000 * 5
-    assert charged_flops(architecture, updated=5.0, update_factor=2.3) == 4600 * 5
 
 
 @pytest.mark.parametrize("recomputes", [False, True])

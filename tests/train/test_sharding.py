@@ -305,26 +305,6 @@ def test_a_whole_checkpoint_fits_shards(guesser: Path, tmp_path: Path) -> None:
     assert same_tensors(found / "before.safetensors", out / "after.safetensors")
 
 
-def test_two_resumed_ranks_take_the_steps_of_an_uninterrupted_run(
-    stopped: tuple[Layout, Path], guesser: Path, tmp_path: Path
-) -> None:
-    resumed = run(copied(stopped[0], tmp_path / "copy", "fsdp2"), 2, 6, tmp_path / "resumed")
-    whole_run = run(world(tmp_path / "world", guesser, {}, "fsdp2"), 2, 6, tmp_path / "whole")
-    assert same_tensors(resumed / "after.safetensors", whole_run / "after.safetensors")
-    assert steps_of(resumed) == steps_of(whole_run)
-
-
-def test_a_checkpoint_without_the_file_of_a_rank_is_skipped(
-    stopped: tuple[Layout, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    layout = copied(stopped[0], tmp_path / "world", "fsdp2")
-    checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=1)
-    (newest,) = checkpoints.steps()
-    (newest / "tensors-00001-of-00002.safetensors").unlink()
-    assert checkpoints.load() is None
-    assert "skipping the damaged checkpoint" in caplog.text
-
-
 def test_rows_are_read_from_uneven_shards(tmp_path: Path) -> None:
     tensor = torch.arange(14.0).reshape(7, 2)
     parts = [tensor[:3], tensor[3:6], tensor[6:], tensor[7:]]

@@ -17,10 +17,9 @@ from tasks.train.learner.learner import Learner
 from tasks.train.loading import settings_of
 from tasks.train.loop.loop import learn
 from tasks.train.methods.advantage import mc_grpo, one_sided
-from tasks.train.methods.loss import clip
 from tasks.train.methods.shape import cppo, kondo, nat, pruned_po
 from tasks.train.rollouts import Features, Rollouts
-from tests.train.steps import estimated, rollouts_of
+from tests.train.steps import rollouts_of
 from tests.train.worlds import make_trainer, make_world, run_steps, same_parameters, sampled
 
 
@@ -102,24 +101,6 @@ def test_a_rollout_ends_with_its_last_advantage() -> None:
     assert short.logprobs_N.shape == short.versions_N().shape == short.trained_N().shape == (7,)
 
 
-def test_dead_groups_dropped_by_pods_are_not_charged(guesser: Path, tmp_path: Path) -> None:
-    layout, trainers = make_world(tmp_path, guesser, [4] * 24), []
-    for drop_dead in (False, True):
-        select = {"method": "pods", "keep": 2, "drop_dead": drop_dead}
-        batch = {"size": 12, "counts": "kept"}
-        trainers.append(make_trainer(layout, select=select, batch=batch))
-        run_steps(trainers[-1], 4)
-    whole, dropping = trainers
-    assert same_parameters(whole.learner.model, dropping.learner.model)
-    mixed = sum(row["num_mixed_groups"] for row in dropping.state.steps)
-    ledgers = [trainer.state.ledger for trainer in trainers]
-    assert [ledger.rollouts["update"] for ledger in ledgers] == [2 * 24, 2 * mixed]
-    assert 0 < mixed < 24
-    assert ledgers[0].executed == ledgers[1].executed
-    assert ledgers[1].charged["update"] == ledgers[1].charged_mixed["update"]
-    assert ledgers[1].charged_mixed["update"] == ledgers[0].charged_mixed["update"]
-
-
 def test_a_kl_term_computes_and_charges_all_kept_rollouts(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [3] * 24)
     pods = {"select": {"method": "pods", "keep": 2}, "batch": {"size": 24}}
@@ -160,29 +141,6 @@ def test_all_groups_with_graded_tokens_have_the_same_weight(
     second = 4 if divisor == "kept" else 9
     assert totals.divisor_Q.tolist() == [3 * 4, 3 * second, 3 * 11, 0]
     assert totals.num_tokens == 4 + second + 11
-
-
-def test_averages_over_prompts_and_tokens_agree_for_groups_of_one_length(
-    guesser: Path, tmp_path: Path
-) -> None:
-    """Otherwise they differ, and the gradient does not depend on micro-batches."""
-
-    def gradient(normalize: str, groups: list[int], most: int) -> torch.Tensor:
-        trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6))
-        trainer.learner.memory = dataclasses.replace(
-            trainer.learner.memory, max_tokens_per_micro_batch=most
-        )
-        loss = clip.Method(dataclasses.replace(clip.EXAMPLE, normalize=normalize))
-        rollouts = rollouts_of([0.0] * 6, groups, [2, 4, 3, 3, 1, 5])
-        signs = np.array([1.0, -2.0, 1.5, -1.0, 2.0, -0.5])
-        trainer.learner.compute_gradient(estimated(rollouts, signs), loss)
-        return torch.cat([p.grad.flatten() for p in trainer.learner.model.parameters()])
-
-    even, uneven = [0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 2, 2]
-    torch.testing.assert_close(gradient("prompt", even, 64), gradient("token", even, 64))
-    found = gradient("prompt", uneven, 64)
-    assert (found - gradient("token", uneven, 64)).norm() > 1e-2 * found.norm()
-    torch.testing.assert_close(gradient("prompt", uneven, 1), found, rtol=1e-4, atol=1e-6)
 
 
 def logprobs_of(model: torch.nn.Module, rollouts: Rollouts, row: int) -> torch.Tensor:
@@ -280,17 +238,6 @@ def test_several_updates_start_from_the_scored_policy(guesser: Path, tmp_path: P
     assert ledger.tokens["update"] == 2 * tokens
     # later updates of the batch differ from the old policy, so PPO's clip has an effect
     assert row["clip_rate"] > 0
-
-
-def test_the_first_of_several_updates_is_the_plain_one(guesser: Path, tmp_path: Path) -> None:
-    """An epoch of one minibatch with scored old log-probabilities is the plain update."""
-    layout = make_world(tmp_path, guesser, [4] * 6)
-    plain = make_trainer(layout)
-    twice = make_trainer(layout, updates={"epochs": 2, "minibatches": 1})
-    first, second = run_steps(plain, 1)[-1], run_steps(twice, 1)[-1]
-    assert second["num_updates"] == 2
-    assert second["reward_mean"] == first["reward_mean"]
-    assert twice.state.ledger.charged["update"] == 2 * plain.state.ledger.charged["update"]
 
 
 def test_several_updates_need_no_pass_with_ratios_to_the_sampler(
