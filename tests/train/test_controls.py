@@ -67,22 +67,6 @@ def test_dapo_fills_its_batch_with_mixed_groups_and_stops_at_the_limit() -> None
     assert requested(kept, rng, after(half)).counts.tolist() == [4, 4]  # two of each count
 
 
-def test_dapo_ends_with_its_plan_and_no_step_spans_two_phases() -> None:
-    rng = np.random.default_rng(0)
-    method = dapo_on(5, 2, 2, size=8, max_refills=9)
-    seen: list[int] = []
-    while (request := method.next(START, rng)) is not None:
-        parts = [answer_to(request, [1.0] * 2 * len(request.counts))]
-        phases = {request.phase}
-        while (more := method.next(after(*parts), rng)) is not None:
-            parts.append(answer_to(more, [1.0] * 2 * len(more.counts)))
-            phases.add(more.phase)
-        assert len(phases) == 1
-        seen += [row for part in parts for row in part.prompt_rows_Q]
-    assert seen == [0, 1, 2, 3, 4] * 2
-    assert method.progress() == 1.0
-
-
 # --- greso
 
 

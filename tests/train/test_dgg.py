@@ -8,7 +8,6 @@ import pytest
 
 from tasks.train.loop.loop import learn
 from tasks.train.methods.loss import dgg
-from tasks.train.settings import Entropy
 from tests.train.worlds import make_trainer, make_world, sampled
 
 SIZES = [4, 2, 6] * 8
@@ -52,15 +51,6 @@ def test_old_gradients_leave_the_window() -> None:
     factors(method, (1.0, 0), (2.0, 0), (3.0, 0))
     assert method.state.norms.tolist() == [4.0, 9.0]
     assert method.state.changes.tolist() == [3.0, 5.0]
-
-
-def test_an_entropy_bonus_with_a_target_updates_its_coefficient() -> None:
-    method = dgg.Method(dgg.Settings(entropy=Entropy(0.01, target=0.2)))
-    method.observe_entropy(0.1)
-    assert method.bonus() == pytest.approx(0.015)
-    constant = dgg.Method(dgg.Settings(entropy=Entropy(0.02)))
-    constant.observe_entropy(0.1)
-    assert constant.bonus() == 0.02
 
 
 def test_a_dropped_gradient_skips_the_optimizer_and_ends_the_step(

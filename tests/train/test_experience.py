@@ -1,6 +1,5 @@
 """Stored successes that join fresh groups of partly solved prompts (ExGRPO)."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -212,30 +211,6 @@ def test_the_shaped_ratio_and_its_gradient_are_finite() -> None:
         assert -loss.item() == pytest.approx(value, abs=5e-5)
         assert policy_N.grad is not None
         assert torch.isfinite(policy_N.grad).all()
-
-
-def test_the_expected_gradient_of_a_joined_group() -> None:
-    """The second arm of a bandit is correct, and its stored pull had probability .5. With r - mean
-    of G = 3 the fresh pulls have (G - 1)^2 / G times the gradient of p, and the stored one (G - 1)
-    (1 - p) / G times .1 w / (w + .1)^2 times its score."""
-    logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
-    arms, method = torch.softmax(logits.detach(), 0), shaped.Method(shaped.Settings())
-    total = torch.zeros(3, dtype=torch.float64)
-    for pair in itertools.product(range(3), repeat=2):
-        chosen = torch.tensor([*pair, 1])
-        logs = logits.log_softmax(0)[chosen]
-        rewards = (chosen == 1).double()
-        sampler = torch.stack([*logs.detach()[:2], torch.tensor(0.5).double().log()])
-        seen = {"marked_N": torch.tensor([False, False, True]), "sampler_logprobs_N": sampler}
-        tokens = tokens_of(logs, rewards - rewards.mean(), logs.detach(), **seen)
-        loss, _ = method(tokens, StepTotals(3, 3, 1))
-        (gradient,) = torch.autograd.grad(-loss, logits)
-        total += arms[pair[0]] * arms[pair[1]] * gradient
-    p, ratio = arms[1], arms[1] / 0.5
-    score = torch.tensor([0.0, 1.0, 0.0]).double() - arms
-    coefficient = 0.1 * ratio / (ratio + 0.1) ** 2
-    expected = (4 / 3 * p * score + 2 / 3 * (1 - p) * coefficient * score) / 3
-    torch.testing.assert_close(total, expected)
 
 
 # --- in the loop

@@ -161,13 +161,6 @@ def test_the_distribution_of_groups_by_hand() -> None:
     assert sorted(np.bincount(alone, [50, 40, 40, 30])) == [80, 80]
 
 
-def test_only_the_chosen_rows_are_distributed() -> None:
-    rollouts = rollouts_of([5, 5, 5], [[9, 9], [9, 9], [9, 9]])
-    chosen = np.array([0, 3, 4, 5])
-    found = rank_of(rollouts, chosen, 3, shares=True)
-    assert sorted(found.tolist()) == [0, 0, 1, 2]
-
-
 def test_a_group_is_not_split_if_that_lightens_no_rank() -> None:
     prompts = rollouts_of([500, 3, 3], [[2, 2, 2], [2], [2]])
     rows = np.arange(5)

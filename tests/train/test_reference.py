@@ -105,18 +105,6 @@ def loss_of(
     return total
 
 
-def test_the_first_gradient_is_that_of_the_pass_rate() -> None:
-    """At the reference: -2 beta (r - V*) S, on average -2 beta times p (1 - p) for the correct arm
-    of two, for any V*."""
-    scores = torch.tensor([0.3, 0.7], dtype=torch.float64).log().requires_grad_()
-    reference = scores.detach().log_softmax(-1)
-    for value in (0.0, 0.45):
-        loss = loss_of(scores, reference, [1.0 - value, -value], beta=0.01)
-        (found,) = torch.autograd.grad(loss, scores)
-        step = 2 * 0.01 * 0.3 * 0.7
-        assert found.tolist() == pytest.approx([-step, step])
-
-
 def test_the_optimum_of_the_penalised_reward_has_no_loss() -> None:
     """It is the reference times exp(reward / beta); the value is from exact samples."""
     beta, correct = 0.5, 3

@@ -46,6 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     "epochs": {
         "train": {
             "kl_coefficient": 0.1,
+            "reference": {"reset_every": 2},
             "updates": {"epochs": 2, "minibatches": 1},
             "loss": BONUS,
         }
@@ -70,18 +71,23 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     # a pass over the step's rollouts, supervised steps first (one process takes three of five
-    # completions), and two updates per batch
+    # completions), two updates per batch, the same random numbers on all ranks, and truncated
+    # rollouts
     "observed": {
         "train": {
             "updates": {"epochs": 1, "minibatches": 2},
             "advantage": {**dataclasses.asdict(probe.EXAMPLE), "method": "value_probe"},
             "warm_start": {"data": "profile", "steps": 3, "batch_size": 5},
+            "shape": [{"method": name} for name in ("novelty", "pruned_po", "nat")],
+            "loss": {"method": "clip", "normalize": "prompt"},
         }
     },
+    # copies of each rank's rows
     "replayed": {
         "train": {
             "max_staleness": 1,
             "replay": {"method": "recent", "share": 0.3, "capacity": 4},
+            "correction": {"proximal": {"method": "snapshot"}},
         }
     },
     # conversations, whose masks ranks exchange, and a branch that ends with a restored trunk
@@ -94,23 +100,10 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     "joined": {"train": {**EXPERIENCE, "learning_rate": 1e-3}},
-    # copies of each rank's rows
-    "snapshot": {
-        "train": {"max_staleness": 1, "correction": {"proximal": {"method": "snapshot"}}},
-    },
-    "reset": {"train": {"kl_coefficient": 0.1, "reference": {"reset_every": 2}}},
-    # the same random numbers on all ranks, and truncated rollouts
-    "pruned": {
-        "train": {
-            "updates": {"epochs": 1, "minibatches": 2},
-            "shape": [{"method": name} for name in ("novelty", "pruned_po", "nat")],
-            "loss": {"method": "clip", "normalize": "prompt"},
-        }
-    },
 }
 
 
-PARTS = {"plain": [8], "compiled": [2], "snapshot": [3, 5], "gated": [6], "joined": [6]}
+PARTS = {"plain": [8], "compiled": [2], "replayed": [3, 5], "gated": [6], "joined": [6]}
 """The numbers of steps at which a run stops and resumes; 4 for other cases."""
 EQUAL = (
     *("reward_mean", "num_rollouts", "num_replayed", "num_mixed_groups", "num_updates"),

@@ -153,6 +153,14 @@ def test_changed_parameters_and_code_change_the_key(guesser: Path, tmp_path: Pat
     assert "1 of 12 visits have a group of one" in process.output
 
 
+def test_truncated_sampling_is_refused(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    write_params(layout, sampling={"top_p": 0.7})
+    process = train(layout)
+    assert process.returncode == 1
+    assert "training needs sampling.temperature > 0, top_p 1.0" in process.output
+
+
 def test_updates_are_reproduced_from_stored_rollouts(finished: Layout) -> None:
     stored = finished.train("r", 0) / "rollouts.parquet"
     process = train(finished, "--from-rollouts", str(stored))
