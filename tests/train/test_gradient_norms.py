@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tasks.common.accounting.ledger import charged_flops
-from tasks.train.learner.update import entropies
 from tasks.train.loop.loop import learn
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Features
@@ -57,20 +55,6 @@ def test_gradient_norms_take_one_forward_and_its_backward(
 def clip_with(**entropy: Any) -> dict[str, Any]:
     """Return a clipped loss with an entropy bonus."""
     return {"method": "clip", "normalize": "token", "entropy": entropy}
-
-
-def test_the_gradient_of_the_entropy_of_two_arms() -> None:
-    """It is -p (log p + H) for the logits, with p = 0.8 and 0.2."""
-    logits = torch.tensor([[0.8, 0.2]], dtype=torch.float64).log().requires_grad_()
-    entropy = entropies(logits.log_softmax(-1))
-    entropy.sum().backward()
-    assert entropy.item() == pytest.approx(0.500402, abs=1e-6)
-    assert logits.grad is not None
-    # 0.8 * 0.2 * log(0.2 / 0.8) for the first arm, and the opposite for the other
-    assert logits.grad[0].tolist() == pytest.approx([-0.221807, 0.221807], abs=1e-6)
-    scores = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    scores.requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: entropies(x.log_softmax(-1)), [scores])
 
 
 def test_the_coefficient_follows_the_entropy() -> None:

@@ -21,7 +21,6 @@ from tasks.models.adapters import adapted_layers, adapters_off
 from tasks.models.folder import policy_digest
 from tasks.models.fused import fits
 from tasks.models.policy import load_model, load_tokenizer
-from tasks.models.weights import NamedWeights
 from tasks.train.checkpoint.tensors import optimizer_tensors
 from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.micro_batches import micro_batches
@@ -80,19 +79,6 @@ def test_the_engine_samples_with_the_adapters(name: str, request: pytest.Fixture
     initial = load_model(folder, dtype=torch.float32, device=CPU)
     with adapters_off(model):
         assert torch.equal(logprobs(model, rollouts), logprobs(initial, rollouts))
-
-
-@pytest.mark.parametrize("name", ["qwen", "llama"])
-def test_an_engine_with_separate_weights_gets_the_merged_ones(
-    name: str, request: pytest.FixtureRequest
-) -> None:
-    folder: Path = request.getfixturevalue(name)
-    model = adapted(folder)
-    own = load_model(folder, dtype=torch.float32, device=CPU)
-    assert set(own.state_dict()) <= set(NamedWeights(model))
-    engine = HfEngine(own, [1], 64, 512)
-    engine.set_weights(NamedWeights(model))
-    assert logprobs(model, sample(engine, load_tokenizer(folder))).abs().max() < 1e-4
 
 
 def test_only_adapters_are_trained_and_the_result_is_a_policy(

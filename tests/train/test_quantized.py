@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from tasks.common import params
 from tasks.engines.hf.engine import HfEngine
@@ -19,7 +18,14 @@ from tasks.train.learner.lora import add_adapters, quantize_base
 from tasks.train.settings import LearnerSettings, Lora, TrainSettings
 from tests.train.test_lora import logprobs, sample
 from tests.train.test_optimizer import SIZES, tensors_of
-from tests.train.worlds import PARAMS, check_kills, make_trainer, make_world, run_in_process
+from tests.train.worlds import (
+    PARAMS,
+    check_kills,
+    make_trainer,
+    make_world,
+    run_in_process,
+    write_params,
+)
 
 pytest.importorskip("torchao")
 
@@ -90,9 +96,7 @@ def test_an_engine_of_another_dtype_gets_the_base_before_the_first_step(
     guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
-    values = params.load(layout.root / "params.yaml")
-    values["engine"]["dtype"] = "bfloat16"
-    (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
+    write_params(layout, engine={"dtype": "bfloat16"})
     trainer = make_trainer(layout, **CHANGES)
     with closing(trainer.collector.grader):
         engine: Any = trainer.collector.engine

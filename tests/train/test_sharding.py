@@ -13,7 +13,6 @@ import polars as pl
 import pytest
 import torch
 import torch.distributed as distributed
-import yaml
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -35,7 +34,7 @@ from tasks.train.settings import CheckpointSettings, LearnerSettings, TrainSetti
 from tests.stages import run_in_workers, run_together
 from tests.train.test_experience import CHANGES as EXPERIENCE
 from tests.train.test_multi_turn import GENERATE
-from tests.train.worlds import PARAMS, make_trainer, make_world
+from tests.train.worlds import make_trainer, make_world, write_params
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
 COMPONENTS = {"recipe": "r", "seed": 0}
@@ -119,9 +118,7 @@ HAS_EFFECT: dict[str, Callable[[list[dict[str, Any]]], bool]] = {
 def world(root: Path, policy: Path, case: dict[str, Any], shard: str) -> Layout:
     """Make a world to train in, with the case's changes to its parameters."""
     layout = make_world(root, policy, SIZES * 6)
-    values = {**PARAMS, **{name: {**PARAMS[name], **case.get(name, {})} for name in case}}
-    values["learner"] = {**values["learner"], "shard": shard}
-    (root / "params.yaml").write_text(yaml.safe_dump(values))
+    write_params(layout, **{**case, "learner": {**case.get("learner", {}), "shard": shard}})
     return layout
 
 
@@ -247,9 +244,8 @@ def test_two_replicas_of_two_shards_take_the_steps_of_one_process(
     guesser: Path, tmp_path: Path
 ) -> None:
     """Four ranks and one process both resume from their checkpoint."""
-    learner = {**PARAMS["learner"], "replicas": 2}
     layouts = [world(tmp_path / "none", guesser, {}, "none")]
-    layouts.append(world(tmp_path / "fsdp2", guesser, {"learner": learner}, "fsdp2"))
+    layouts.append(world(tmp_path / "fsdp2", guesser, {"learner": {"replicas": 2}}, "fsdp2"))
     one, first = run(layouts[0], 0, 4, tmp_path / "one"), run(layouts[1], 4, 2, tmp_path / "first")
     (newest,) = Checkpoints(layouts[1].checkpoints, COMPONENTS, keep=1).steps()
     files = sorted(path.name for path in newest.glob("tensors-*"))
@@ -325,10 +321,9 @@ def sampled(layout: Layout) -> list[Any]:
 def copied(layout: Layout, root: Path, shard: str, **learner: Any) -> Layout:
     """Copy a world with its checkpoints, to resume it."""
     shutil.copytree(layout.root, root)
-    values = yaml.safe_load((root / "params.yaml").read_text())
-    values["learner"] |= {"shard": shard, **learner}
-    (root / "params.yaml").write_text(yaml.safe_dump(values))
-    return Layout(root)
+    copy = Layout(root)
+    write_params(copy, learner={"shard": shard, **learner})
+    return copy
 
 
 def steps_of(out: Path) -> list[dict[str, Any]]:
