@@ -16,6 +16,7 @@ from tasks.train.methods.replay import successes
 from tasks.train.rollouts import Floats, Observed, Rollouts, StepTotals
 from tasks.train.settings import BatchSettings
 from tests.train.steps import answer_to, passes_of, play, requested, rollouts_of, tokens_of
+from tests.train.test_slots import refuse_to_score
 from tests.train.worlds import make_trainer, make_world, run, sampled
 
 SIZES = [4, 2, 6] * 12
@@ -125,10 +126,6 @@ def entropy_of_tokens(rollouts: Rollouts) -> Observed:
     """Return an observation whose entropies are the token ids."""
     tokens = rollouts.table["token_ids"].explode().to_numpy().astype(float)
     return Observed(np.zeros_like(tokens), tokens)
-
-
-def refuse_to_score(rollouts: Rollouts) -> Observed:
-    raise AssertionError("there is nothing to score")
 
 
 def stored(method: successes.Method) -> list[tuple[int, int]]:

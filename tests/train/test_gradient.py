@@ -75,6 +75,9 @@ OBJECTIVE = Objective(
     share_prompts=False,
     tokens_per_chunk=10**6,
 )
+WITH = dataclasses.replace(OBJECTIVE, share_prompts=True)
+STOPPED = dataclasses.replace(WITH, prompt_gradient=False)
+ROWS = np.arange(12)
 
 
 def gradient(
@@ -101,24 +104,26 @@ def recomputing(model: Any) -> Any:
     return copied.train()
 
 
-@pytest.mark.parametrize("share_prompts", [True, False])
+@pytest.mark.parametrize(
+    ("objective", "same"),
+    [(WITH, OBJECTIVE), (OBJECTIVE, OBJECTIVE), (STOPPED, STOPPED)],
+    ids=["with", "apart", "stopped"],
+)
 @pytest.mark.parametrize("recompute", [True, False])
 def test_a_gradient_does_not_depend_on_how_it_is_computed(
-    step: tuple[Any, Rollouts], share_prompts: bool, recompute: bool
+    step: tuple[Any, Rollouts], objective: Objective, same: Objective, recompute: bool
 ) -> None:
     """It does not depend on the size of micro-batches and of chunks of logits, the order of
     rollouts, or skipped rollouts of advantage 0."""
     model, rollouts = step
-    rows, alive = np.arange(12), np.array([0, 1, 2, 3, 7, 8, 9, 10])
-    whole = gradient(model, rollouts, rows, 10**6)
+    alive = np.array([0, 1, 2, 3, 7, 8, 9, 10])
+    whole = gradient(model, rollouts, ROWS, 10**6, same)
     assert whole.norm() > 1e-3
     other = recomputing(model) if recompute else model
     for max_tokens, chunk in itertools.product((1, 60, 10**6), (7, 10**6)):
-        objective = dataclasses.replace(
-            OBJECTIVE, share_prompts=share_prompts, tokens_per_chunk=chunk
-        )
-        for chosen in (rows, rows[::-1].copy(), alive):
-            found = gradient(other, rollouts, chosen, max_tokens, objective)
+        chunked = dataclasses.replace(objective, tokens_per_chunk=chunk)
+        for chosen in (ROWS, ROWS[::-1].copy(), alive):
+            found = gradient(other, rollouts, chosen, max_tokens, chunked)
             np.testing.assert_allclose(found, whole, atol=1e-6)
 
 
@@ -213,11 +218,6 @@ def test_learning_rate_by_hand() -> None:
 # --- prompts without a gradient (`train.prompt_gradient: false`)
 
 
-STOPPED = dataclasses.replace(OBJECTIVE, share_prompts=True, prompt_gradient=False)
-WITH = dataclasses.replace(OBJECTIVE, share_prompts=True)
-ROWS = np.arange(12)
-
-
 def test_prompts_without_a_gradient_have_detached_keys_and_values(
     step: tuple[Any, Rollouts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,19 +245,6 @@ def test_prompts_without_a_gradient_have_detached_keys_and_values(
     whole = gradient(model, rollouts, ROWS, 10**6, WITH)
     assert (found - whole).abs().max() > 1e-3
     assert torch.nn.functional.cosine_similarity(found, whole, dim=0) > 0.5
-
-
-@pytest.mark.parametrize("recompute", [True, False])
-def test_a_gradient_without_prompts_does_not_depend_on_micro_batches(
-    step: tuple[Any, Rollouts], recompute: bool
-) -> None:
-    model, rollouts = step
-    whole = gradient(model, rollouts, ROWS, 10**6, STOPPED)
-    other = recomputing(model) if recompute else model
-    for max_tokens in (1, 40, 10**6):
-        objective = dataclasses.replace(STOPPED, tokens_per_chunk=7)
-        found = gradient(other, rollouts, ROWS, max_tokens, objective)
-        np.testing.assert_allclose(found, whole, atol=1e-6)
 
 
 def test_autocast_weights_that_prompts_share_get_a_gradient(

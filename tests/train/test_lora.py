@@ -17,9 +17,8 @@ from tasks.common.files import ArtifactError
 from tasks.engines.engine import Request
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.settings import Sampling
-from tasks.models.adapters import adapted_layers, adapters_off
+from tasks.models.adapters import adapted_layers
 from tasks.models.folder import policy_digest
-from tasks.models.fused import fits
 from tasks.models.policy import load_model, load_tokenizer
 from tasks.train.checkpoint.tensors import optimizer_tensors
 from tasks.train.learner.lora import add_adapters
@@ -65,20 +64,6 @@ def logprobs(model: Any, rollouts: Rollouts) -> torch.Tensor:
     (batch,) = micro_batches(rollouts, rows, 10**6, CPU, by_group=False)
     with torch.no_grad():
         return token_logprobs(model, batch, OBJECTIVE)[0] - batch.sampler_logprobs_N
-
-
-@pytest.mark.parametrize("name", ["qwen", "llama"])
-def test_the_engine_samples_with_the_adapters(name: str, request: pytest.FixtureRequest) -> None:
-    folder: Path = request.getfixturevalue(name)
-    model = adapted(folder)
-    assert fits(model)  # the adapters are added to copies of the weights
-    rollouts = sample(HfEngine(model, [1], 64, 512), load_tokenizer(folder))
-    assert logprobs(model, rollouts).abs().max() < 1e-4
-    with adapters_off(model):
-        assert logprobs(model, rollouts).abs().mean() > 0.05
-    initial = load_model(folder, dtype=torch.float32, device=CPU)
-    with adapters_off(model):
-        assert torch.equal(logprobs(model, rollouts), logprobs(initial, rollouts))
 
 
 def test_only_adapters_are_trained_and_the_result_is_a_policy(

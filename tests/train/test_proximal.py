@@ -74,23 +74,6 @@ def first_batch(method: str | None, policy: Path, root: Path) -> tuple[Trainer, 
     return trainer, batch
 
 
-def test_fresh_rollouts_have_the_gradient_without_a_proximal_policy(
-    guesser: Path, tmp_path: Path
-) -> None:
-    gradients = []
-    for method in (None, "snapshot", "ewma"):
-        trainer, batch = first_batch(method, guesser, tmp_path)
-        rollouts = trainer.estimate(trainer.observe_policy(batch.fresh), trainer.rng())
-        trainer.learner.compute_gradient(rollouts, trainer.slots.loss)
-        gradients.append([part.grad.clone() for part in trainer.learner.model.parameters()])
-        trainer.learner.optimizer.zero_grad()
-    plain, *others = gradients
-    assert any(part.abs().max() > 1e-3 for part in plain)
-    for found in others:
-        for one, other in zip(plain, found, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
-
-
 def test_scoring_with_other_weights_does_not_change_the_policy(
     guesser: Path, tmp_path: Path
 ) -> None:
