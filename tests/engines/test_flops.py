@@ -76,7 +76,7 @@ def test_flops_of_generation_and_update_agree_with_torch(
     rollouts = graded(prompts, group_B, samples, np.zeros(128))
     rollouts = estimated(rollouts, np.ones(128))
 
-    loss = clip.Method(clip.EXAMPLE)
+    loss = clip.Method(clip.Settings())
 
     for share_prompts in (False, True):
         objective = Objective(loss, CORRECTION, 1.0, None, 0.0, share_prompts, 10**6)

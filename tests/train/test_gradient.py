@@ -67,7 +67,7 @@ def step(qwen: Path) -> tuple[Any, Rollouts]:
 ADVANTAGES = np.array([1.0, -1, -1, 1, 0, 0, 0, 1, 1, -1, -1, 0])
 CORRECTION = Correction(ratio_to="old", level="token", cap=2.0, mode="truncate")
 OBJECTIVE = Objective(
-    clip.Method(clip.EXAMPLE),
+    clip.Method(clip.Settings()),
     CORRECTION,
     1.0,
     None,

@@ -146,7 +146,7 @@ def test_ungraded_groups_do_not_change_a_pass_rate() -> None:
 
 
 def test_a_prompt_with_two_groups_in_a_step_is_stored_once() -> None:
-    method = recent.Method(recent.EXAMPLE)
+    method = recent.Method(recent.Settings())
     method.add(rollouts_of([1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 2, 2], prompt_rows=[7, 7]))
     assert method.state.rollouts.prompt_rows_Q.tolist() == [7]
     assert method.state.rollouts.completion_tokens_B().tolist() == [2, 2]
