@@ -234,13 +234,6 @@ def test_sagc_finds_stragglers_in_groups_of_two() -> None:
     assert straggles.tolist() == [True, False]
 
 
-def test_sagc_never_exceeds_the_plan() -> None:
-    plan = plan_of([(0, 2), (0, 16), (0, 8)], BatchSettings("rollouts", 100, "generated"))
-    method = sagc.Method(sagc.Settings(**SAGC), plan)
-    request = requested(method)
-    assert request.counts.tolist() == [2, 16, 8]
-
-
 # --- plan
 
 

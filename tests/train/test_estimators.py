@@ -128,24 +128,6 @@ def test_normalizations_by_hand(normalize: str, weights: list[float]) -> None:
     assert loss.item() == pytest.approx(-(first * weights[0] + second * weights[1]))
 
 
-def test_the_sequence_ratio_is_that_of_gspo() -> None:
-    """Each rollout has one ratio, exp of the mean log-ratio (-0.1 and 0.1), and its gradient
-    spreads over the tokens."""
-    logprobs = LOGPROBS.clone().requires_grad_()
-    settings = {"clip_low": 0.2, "clip_high": 0.2, "ratio": "sequence", "normalize": "sequence"}
-    tokens = tokens_of(logprobs, LOGPROBS - GAPS, [2.0, -1.0], LENGTHS)
-    loss, stats = loss_of(clip, tokens, StepTotals(4, 2, 3), **settings)
-    assert loss.item() == pytest.approx(-(2 * np.exp(-0.1) - np.exp(0.1)) / 2)
-    assert stats["clipped"].item() == 0
-    loss.backward()
-    token = -2 * np.exp(-0.1) / 3 / 2
-    np.testing.assert_allclose(logprobs.grad, [*[token] * 3, np.exp(0.1) / 2])
-    tight = {**settings, "clip_high": 0.05}
-    turned = tokens_of(LOGPROBS, LOGPROBS - GAPS, [-2.0, 1.0], LENGTHS)
-    _, stats = loss_of(clip, turned, StepTotals(4, 2, 3), **tight)
-    assert stats["clipped"].item() == 1  # the second rollout's token: its ratio is 1.105
-
-
 # --- differences of sampler and trainer
 
 

@@ -149,18 +149,6 @@ def tokens_by_rank(rollouts: Rollouts, num_ranks: int) -> list[int]:
     return loads(rollouts, rank_of(rollouts, rows, num_ranks, shares=True), num_ranks)
 
 
-def test_the_distribution_of_groups_by_hand() -> None:
-    rows = np.arange(4)
-    even = rollouts_of([10, 10], [[30, 30], [30, 30]])
-    assert rank_of(even, rows, 2, shares=True).tolist() == [0, 0, 1, 1]
-    # 110 and 30 tokens: the longest moves to the second rank, which computes its prompt again
-    uneven = rollouts_of([10, 10], [[40, 30, 30], [20]])
-    assert sorted(tokens_by_rank(uneven, 2)) == [70, 80]
-    # rollouts without a shared prompt are distributed one by one
-    alone = rank_of(uneven, rows, 2, shares=False)
-    assert sorted(np.bincount(alone, [50, 40, 40, 30])) == [80, 80]
-
-
 def test_a_group_is_not_split_if_that_lightens_no_rank() -> None:
     prompts = rollouts_of([500, 3, 3], [[2, 2, 2], [2], [2]])
     rows = np.arange(5)

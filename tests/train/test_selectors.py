@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.train.methods.advantage import grpo_sample
-from tasks.train.methods.select import max_reward, mixed, pods
+from tasks.train.methods.select import max_reward, pods
 from tasks.train.methods.select import random as random_select
 from tests.train.steps import rollouts_of
 
@@ -115,8 +115,3 @@ def test_the_controls_of_pods() -> None:
     ]
     assert {sum(kept[:5]) for kept in drawn} == {2}
     assert len(set(drawn)) == 10  # every pair of five comes up
-
-
-def test_mixed_drops_groups_of_equal_rewards() -> None:
-    rewards_B, group_B = np.array([1.0, 1, 0, 1, 0.5]), np.array([0, 0, 2, 2, 3])
-    assert kept_of(mixed, rewards_B, group_B).tolist() == [False, False, True, True, False]

@@ -136,15 +136,6 @@ def test_the_baseline_of_an_even_prompt() -> None:
     assert gaps[1] < gaps[0] / 4
 
 
-def test_graded_rollouts_update_the_rates_afterwards() -> None:
-    method = estimate_of(0.0)
-    rollouts = rollouts_of([1.0, 1.0, 1.0, 0.0], [0] * 4, errors=1)
-    before = method(rollouts)
-    assert (method(rollouts) == before).all()
-    method.observe(rollouts)
-    assert (method.state.correct[0], method.state.trials[0]) == (3.0, 3.0)
-
-
 def choose(candidates: int, rates: list[float], steps: int) -> np.ndarray:
     """Return how often each prompt is sampled, in groups of 4, with well-known rates."""
     plan = passes_of(len(rates), 4, 1000)
