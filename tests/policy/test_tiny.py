@@ -23,6 +23,7 @@ from tasks.policy.tiny import make, untrained
 from tasks.policy.tokenizer import CHARACTERS, character_tokenizer
 from tasks.policy.training import IGNORED, batches, collate, learning_rate, train
 from tasks.policy.unfinished import Unfinished
+from tests.train.worlds import Killed
 
 CHAIN_SUM: dict[str, Any] = {
     "config": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
@@ -159,10 +160,6 @@ def test_training_lowers_the_loss(caplog):
     make(tiny(training={**TINY["training"], "tokens": 20000.0}))
     losses = [float(record.args[1]) for record in caplog.records if "of the tokens" in record.msg]
     assert losses[-1] < 0.6 * losses[0]
-
-
-class Killed(Exception):
-    """A substitute for a kill."""
 
 
 def trained(unfinished: Unfinished | None, chunks: int = 1000) -> torch.nn.Module:

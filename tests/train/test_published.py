@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.allocate import forecast
 from tasks.train.methods.control import dars, dots, dps
 from tasks.train.methods.replay import coverage, recent
 from tasks.train.rollouts import Rollouts
@@ -198,7 +197,3 @@ def test_coverage_keeps_dissimilar_groups() -> None:
     method.add(groups_of([[5, 6, 8]], [2]))  # the latest group of a prompt
     assert method.state.rollouts.prompt_rows_Q.tolist() == [0, 2]
     assert method.state.rollouts.table["token_ids"].to_list()[2] == [5, 6, 8]
-
-
-def test_the_share_of_coverage_in_a_batch_is_forecast() -> None:
-    assert forecast.completed("replay", {"method": "coverage"})["share"] == 0.5
