@@ -1,5 +1,5 @@
 """The gradient of a step: it does not depend on packing, skipped rollouts or recomputation, and the
-KL term pulls towards the reference."""
+KL term is unbiased."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Gradients of masked tokens, gradient norms of rollouts, and the entropy bonus."""
+"""Gradient norms of rollouts, and the coefficient and the cost of the entropy bonus."""
 
 import dataclasses
 from pathlib import Path

@@ -138,9 +138,6 @@ def test_log_probabilities_of_the_profile_do_not_count_as_a_stale_engine(
     assert run_steps(trainer, 1)[0]["num_replayed"] == 4
 
 
-# --- recipes
-
-
 # --- recorded losses: a refactoring must not change them
 #
 # They are not derived: an intended change of the maths records them again and states its reason.
