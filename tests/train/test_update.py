@@ -17,9 +17,10 @@ from tasks.train.learner.learner import Learner
 from tasks.train.loading import settings_of
 from tasks.train.loop.loop import learn
 from tasks.train.methods.advantage import mc_grpo, one_sided
+from tasks.train.methods.loss import clip
 from tasks.train.methods.shape import cppo, kondo, nat, pruned_po
 from tasks.train.rollouts import Features, Rollouts
-from tests.train.steps import rollouts_of
+from tests.train.steps import estimated, rollouts_of
 from tests.train.worlds import make_trainer, make_world, run_steps, same_parameters, sampled
 
 
@@ -137,6 +138,29 @@ def test_all_groups_with_graded_tokens_have_the_same_weight(
     assert totals.num_tokens == 4 + second + 11
 
 
+def test_averages_over_prompts_and_tokens_agree_for_groups_of_one_length(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """Otherwise they differ, and the gradient does not depend on micro-batches."""
+
+    def gradient(normalize: str, groups: list[int], most: int) -> torch.Tensor:
+        trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6))
+        trainer.learner.memory = dataclasses.replace(
+            trainer.learner.memory, max_tokens_per_micro_batch=most
+        )
+        loss = clip.Method(dataclasses.replace(clip.EXAMPLE, normalize=normalize))
+        rollouts = rollouts_of([0.0] * 6, groups, [2, 4, 3, 3, 1, 5])
+        signs = np.array([1.0, -2.0, 1.5, -1.0, 2.0, -0.5])
+        trainer.learner.compute_gradient(estimated(rollouts, signs), loss)
+        return torch.cat([p.grad.flatten() for p in trainer.learner.model.parameters()])
+
+    even, uneven = [0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 2, 2]
+    torch.testing.assert_close(gradient("prompt", even, 64), gradient("token", even, 64))
+    found = gradient("prompt", uneven, 64)
+    assert (found - gradient("token", uneven, 64)).norm() > 1e-2 * found.norm()
+    torch.testing.assert_close(gradient("prompt", uneven, 1), found, rtol=1e-4, atol=1e-6)
+
+
 def logprobs_of(model: torch.nn.Module, rollouts: Rollouts, row: int) -> torch.Tensor:
     """[T, V] Return the log-probabilities of a completion's positions, by a separate forward."""
     prompt, ids = rollouts.table["prompt", "token_ids"].row(row)
@@ -230,6 +254,8 @@ def test_several_updates_start_from_the_scored_policy(guesser: Path, tmp_path: P
     (rows,) = trainer.state.rollouts
     tokens = rows["prompt_tokens"].sum() + rows["token_ids"].list.len().sum()
     assert ledger.tokens["update"] == 2 * tokens
+    updated = charged_flops(trainer.run.policy.architecture, updated=tokens)
+    assert ledger.charged["update"] == 2 * updated
     # later updates of the batch differ from the old policy, so PPO's clip has an effect
     assert row["clip_rate"] > 0
 
