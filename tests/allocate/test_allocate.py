@@ -338,7 +338,7 @@ def test_the_forecast_charges_every_epoch_replay_and_old_log_probabilities() -> 
     )
 
 
-@pytest.mark.parametrize("method", ["recent", "profile"])
+@pytest.mark.parametrize("method", ["recent", "profile", "coverage"])
 def test_the_forecast_counts_a_replay_with_default_settings(
     method: str,
 ) -> None:

@@ -76,7 +76,7 @@ def test_flops_of_generation_and_update_agree_with_torch(
     rollouts = graded(prompts, group_B, samples, np.zeros(128))
     rollouts = estimated(rollouts, np.ones(128))
 
-    loss = clip.Method(clip.EXAMPLE)
+    loss = clip.Method(clip.Settings())
 
     for share_prompts in (False, True):
         objective = Objective(loss, CORRECTION, 1.0, None, 0.0, share_prompts, 10**6)
@@ -182,6 +182,7 @@ def test_ledger_by_hand() -> None:
         charged_flops(architecture, generated=100, updated=50, reference=10)
         == 2 * 10 * 100 + 6 * 10 * 50 + 2 * 10 * 10
     )
+    assert charged_flops(architecture, updated=50, update_factor=2.5) == 2.5 * 2 * 10 * 50
     assert paper_training_flops(architecture, 100, has_reference=True) == 12_000
     assert paper_training_flops(architecture, 100, has_reference=False) == 8_000
     ledger = Ledger()

@@ -1,15 +1,12 @@
 """The stage policy: the tiny policy."""
 
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tasks.common.artifacts import Layout
@@ -26,6 +23,7 @@ from tasks.policy.tiny import make, untrained
 from tasks.policy.tokenizer import CHARACTERS, character_tokenizer
 from tasks.policy.training import IGNORED, batches, collate, learning_rate, train
 from tasks.policy.unfinished import Unfinished
+from tests.train.worlds import Killed
 
 CHAIN_SUM: dict[str, Any] = {
     "config": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
@@ -164,10 +162,6 @@ def test_training_lowers_the_loss(caplog):
     assert losses[-1] < 0.6 * losses[0]
 
 
-class Killed(Exception):
-    """A substitute for a kill."""
-
-
 def trained(unfinished: Unfinished | None, chunks: int = 1000) -> torch.nn.Module:
     """Train a policy until `chunks` chunks have been drawn, and return it."""
     settings = tiny(training={**TINY["training"], "tokens": 8000.0})
@@ -244,19 +238,3 @@ def test_tiny_policy_is_an_ordinary_model(tmp_path):
 
 def section(**changes: Any) -> dict[str, Any]:
     return {"source": "tiny", "tiny": {**TINY, **changes}}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_stages")
-def test_command_makes_a_policy(tmp_path):
-    params = {
-        "policy": section(),
-        "checkpoint": {"every_seconds": 0.0, "keep": 1},
-        "tracking": {"uri": None, "experiment": "test", "max_weights_gb": 0.0, "also": []},
-    }
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
-    arguments = ["--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path / "data")]
-    subprocess.run([sys.executable, "-m", "tasks.policy", *arguments], check=True)
-    policy = read_policy(Layout(tmp_path / "data"))
-    assert policy.digest == policy_digest(policy.folder)
-    assert list(Layout(tmp_path / "data").checkpoints.iterdir()) == []

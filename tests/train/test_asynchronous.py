@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
 from tasks.engines.engine import Request, Samples
@@ -20,7 +19,6 @@ from tests.train.worlds import (
     make_world,
     outputs,
     run,
-    run_in_process,
     train_to_end,
 )
 
@@ -84,19 +82,6 @@ def test_no_token_is_older_than_the_limit_at_any_speed(
     assert found[0] == found[1]
 
 
-def test_the_first_update_equals_that_of_the_synchronous_loop(
-    guesser: Path, tmp_path: Path
-) -> None:
-    """Both train on a first batch from the initial policy, which also samples the second."""
-    weights = {}
-    for limit in (0, 1):
-        layout = make_world(tmp_path / str(limit), guesser, SIZES)
-        trainer = run_in_process(layout, {"max_staleness": limit, "max_steps": 1})
-        weights[limit] = {k: v.clone() for k, v in trainer.learner.model.state_dict().items()}
-        assert trainer.state.num_steps == 1
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
 def test_a_sampling_error_ends_the_run(guesser: Path, tmp_path: Path) -> None:
     def prepare(trainer: Trainer) -> None:
         generate = trainer.collector.engine.generate
@@ -147,10 +132,8 @@ def test_the_trunk_does_not_depend_on_its_branches(guesser: Path, tmp_path: Path
     assert ledger.rollouts["branch"] == 2 * 12
 
 
-@pytest.mark.parametrize("limit", [0, 3])
-def test_a_branch_ends_with_its_share_of_the_run(limit: int, guesser: Path, tmp_path: Path) -> None:
-    """This includes an end in the middle of a round."""
-    changes = {"max_staleness": limit, "decay_share": 0.4, "branches": [0.41]}
+def test_a_branch_can_end_in_the_middle_of_a_round(guesser: Path, tmp_path: Path) -> None:
+    changes = {"max_staleness": 3, "decay_share": 0.4, "branches": [0.41]}
     curve = run(make_world(tmp_path, guesser, LONG), changes).state.curve
     (end,) = [point for point in curve if point["branch"]]
     assert end["rollouts"] == 5 * 12

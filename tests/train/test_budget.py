@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-from tasks.common import params
 from tasks.common.accounting.ledger import Architecture, decode_flops, prefill_flops
 from tasks.common.accounting.spending import CellBudget, Rows, generation_cost, pass_cost
 from tasks.common.checksums import read_checked
@@ -20,7 +18,7 @@ from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import GroupRequest
 from tasks.train.settings import BatchSettings
 from tests.train.steps import plan_of
-from tests.train.worlds import make_trainer, make_world, run, sampled
+from tests.train.worlds import make_trainer, make_world, run, sampled, write_params
 
 SIZES = [4] * 12  # four steps of three groups, below the budgets of these tests
 ARCHITECTURE = Architecture(
@@ -114,9 +112,7 @@ def test_the_counted_pass_is_the_executed_one(name: str, guesser: Path, tmp_path
     """Up to last tokens: hidden states and norms compute every prompt again, and rows of hidden
     states are padded to the longest."""
     layout = make_world(tmp_path, guesser, [6] * 12)
-    values = params.load(tmp_path / "params.yaml")
-    values["learner"]["max_tokens_per_micro_batch"] = 4096
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    write_params(layout, learner={"max_tokens_per_micro_batch": 4096})
     all_prompts = {"unit": "rollouts", "size": 36, "counts": "generated"}  # of 3 to 13 tokens
     advantage = loading.completed("advantage", {"method": name})
     trainer = make_trainer(layout, batch=all_prompts, advantage=advantage)

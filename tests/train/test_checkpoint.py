@@ -116,28 +116,6 @@ def test_the_newest_checkpoint_is_not_copied(checkpoints: Checkpoints) -> None:
     assert checkpoints.count_lost(work_of(2)) == work_of(5)  # the sum of both kills
 
 
-def test_a_run_can_resume_from_an_older_checkpoint(
-    guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    layout = make_world(tmp_path, guesser, [4, 4, 4] * 4)
-
-    def run(chosen: Path | None, **changes: Any) -> Checkpoints:
-        trainer = make_trainer(layout, **changes)
-        checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=3)
-        settings = CheckpointSettings(every_seconds=0.0, keep=3)
-        with closing(trainer.collector.grader):
-            train(trainer, checkpoints, settings, lambda *_: None, chosen=chosen)
-        return checkpoints
-
-    done = run(None, max_steps=3)
-    oldest = done.steps()[0]
-    again = run(oldest, max_steps=2)
-    assert f"resuming from {oldest.name}, which is now the newest" in caplog.text
-    newest = again.steps()[-1]
-    assert newest.name > oldest.name
-    assert read_checked(newest / "state.json")["state"]["num_steps"] == 2
-
-
 def test_a_checkpoint_of_other_code_is_refused(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4, 4, 4])
     checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=1)
@@ -382,11 +360,3 @@ def test_two_runs_can_clean_up_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "rename", rename_while_another_starts)
     ended.delete()
     assert [path.name for path in tmp_path.iterdir()] == [digest({**COMPONENTS, "seed": 1})]
-
-
-def test_only_a_checkpoint_of_the_same_run_is_resumed(tmp_path: Path) -> None:
-    """A difference of the code alone is accepted."""
-    mine = Checkpoints(tmp_path, {**COMPONENTS, "code": "new"}, keep=1)
-    mine.check_fit(save(Checkpoints(tmp_path, {**COMPONENTS, "code": "old"}, keep=1), 1, branch=1))
-    with pytest.raises(ArtifactError, match="belongs to another run: code, seed differ"):
-        mine.check_fit(save(Checkpoints(tmp_path, {"recipe": "r", "seed": 1}, keep=1), 1, branch=1))

@@ -67,22 +67,6 @@ def test_dapo_fills_its_batch_with_mixed_groups_and_stops_at_the_limit() -> None
     assert requested(kept, rng, after(half)).counts.tolist() == [4, 4]  # two of each count
 
 
-def test_dapo_ends_with_its_plan_and_no_step_spans_two_phases() -> None:
-    rng = np.random.default_rng(0)
-    method = dapo_on(5, 2, 2, size=8, max_refills=9)
-    seen: list[int] = []
-    while (request := method.next(START, rng)) is not None:
-        parts = [answer_to(request, [1.0] * 2 * len(request.counts))]
-        phases = {request.phase}
-        while (more := method.next(after(*parts), rng)) is not None:
-            parts.append(answer_to(more, [1.0] * 2 * len(more.counts)))
-            phases.add(more.phase)
-        assert len(phases) == 1
-        seen += [row for part in parts for row in part.prompt_rows_Q]
-    assert seen == [0, 1, 2, 3, 4] * 2
-    assert method.progress() == 1.0
-
-
 # --- greso
 
 
@@ -248,13 +232,6 @@ def test_sagc_finds_stragglers_in_groups_of_two() -> None:
     straggles = sagc.has_straggler(np.array([1, 9, 2, 2]), np.array([0, 0, 1, 1]), 4.0 * 2.0)
     # against its own median a group of two never reaches 2.0
     assert straggles.tolist() == [True, False]
-
-
-def test_sagc_never_exceeds_the_plan() -> None:
-    plan = plan_of([(0, 2), (0, 16), (0, 8)], BatchSettings("rollouts", 100, "generated"))
-    method = sagc.Method(sagc.Settings(**SAGC), plan)
-    request = requested(method)
-    assert request.counts.tolist() == [2, 16, 8]
 
 
 # --- plan

@@ -69,16 +69,6 @@ def test_clip_by_hand() -> None:
     assert again.item() == pytest.approx(loss.item() / 2)
 
 
-def test_on_policy_gradient_is_reinforce() -> None:
-    """At ratio 1 the gradient of the loss is -A w / N for every token, for any clip."""
-    logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
-    tokens = tokens_of(logprobs, logprobs.detach(), [1.5, -0.5], [2, 1])
-    tokens = dataclasses.replace(tokens, weights_N=torch.tensor([1.0, 2.0, 1.0]))
-    loss, _ = loss_of(clip, tokens, StepTotals(5, 2, 2), **CLIP, clip_high=0.28)
-    loss.backward()
-    np.testing.assert_allclose(logprobs.grad, [-0.3, -0.6, 0.1], atol=1e-7)
-
-
 RAGGED = (
     np.array([1, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1.0]),
     np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3]),
@@ -138,24 +128,6 @@ def test_normalizations_by_hand(normalize: str, weights: list[float]) -> None:
     assert loss.item() == pytest.approx(-(first * weights[0] + second * weights[1]))
 
 
-def test_the_sequence_ratio_is_that_of_gspo() -> None:
-    """Each rollout has one ratio, exp of the mean log-ratio (-0.1 and 0.1), and its gradient
-    spreads over the tokens."""
-    logprobs = LOGPROBS.clone().requires_grad_()
-    settings = {"clip_low": 0.2, "clip_high": 0.2, "ratio": "sequence", "normalize": "sequence"}
-    tokens = tokens_of(logprobs, LOGPROBS - GAPS, [2.0, -1.0], LENGTHS)
-    loss, stats = loss_of(clip, tokens, StepTotals(4, 2, 3), **settings)
-    assert loss.item() == pytest.approx(-(2 * np.exp(-0.1) - np.exp(0.1)) / 2)
-    assert stats["clipped"].item() == 0
-    loss.backward()
-    token = -2 * np.exp(-0.1) / 3 / 2
-    np.testing.assert_allclose(logprobs.grad, [*[token] * 3, np.exp(0.1) / 2])
-    tight = {**settings, "clip_high": 0.05}
-    turned = tokens_of(LOGPROBS, LOGPROBS - GAPS, [-2.0, 1.0], LENGTHS)
-    _, stats = loss_of(clip, turned, StepTotals(4, 2, 3), **tight)
-    assert stats["clipped"].item() == 1  # the second rollout's token: its ratio is 1.105
-
-
 # --- differences of sampler and trainer
 
 
@@ -176,42 +148,6 @@ def test_importance_weights_are_capped_and_have_no_gradient() -> None:
     assert stats["clipped"].item() == 0  # there is no staleness to clip
     loss.backward()
     np.testing.assert_allclose(logprobs.grad, -weights * gains.numpy() / 4)
-
-
-def exact_gradient(sampler: torch.Tensor, correction: Correction) -> np.ndarray:
-    """Return the expected gradient of the loss over a vocabulary of six, by enumeration: each token
-    is weighted with its probability under the sampler."""
-    scores = SCORES.clone().requires_grad_()
-    logprobs = scores.log_softmax(-1)
-    rows = torch.arange(6)
-    tokens, _ = corrected_tokens(
-        logprobs, logprobs.detach(), sampler.log(), GAINS, rows, 6, correction
-    )
-    tokens = dataclasses.replace(tokens, weights_N=tokens.weights_N * sampler)
-    settings = {"clip_low": 0.2, "clip_high": 0.28, "ratio": "token", "normalize": "token"}
-    loss, _ = loss_of(clip, tokens, StepTotals(1, 6, 1), **settings)
-    loss.backward()
-    assert scores.grad is not None
-    return np.asarray(scores.grad)
-
-
-SCORES = torch.tensor([0.5, -0.3, 1.2, -1.0, 0.1, -2.0], dtype=torch.float64)
-GAINS = torch.tensor([1.0, -1.0, -0.5, 2.0, -2.0, 0.5], dtype=torch.float64)
-
-
-def test_importance_weights_correct_the_gradient_for_another_sampler() -> None:
-    """The sampler's probabilities are off by up to a factor of 1.7. Truncated weights of old to
-    sampler keep the on-policy gradient; a clipped ratio to the sampler does not."""
-    policy = SCORES.softmax(-1)
-    off = torch.tensor([1.6, 0.6, 1.3, 0.7, 0.6, 1.5], dtype=torch.float64)
-    sampler = policy * off / (policy * off).sum()
-    right = dataclasses.replace(TRUNCATED, cap=10.0)
-    expected = exact_gradient(policy, right)
-    corrected = exact_gradient(sampler, right)
-    np.testing.assert_allclose(corrected, expected, atol=1e-12)
-    to_sampler = dataclasses.replace(right, ratio_to="sampler")
-    clipped = exact_gradient(sampler, to_sampler)
-    assert np.linalg.norm(clipped - expected) / np.linalg.norm(expected) > 0.1
 
 
 def test_a_group_whose_rewards_differ_by_rounding_is_dead() -> None:

@@ -1,6 +1,5 @@
 """Stored successes that join fresh groups of partly solved prompts (ExGRPO)."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tasks.train.methods.replay import successes
 from tasks.train.rollouts import Floats, Observed, Rollouts, StepTotals
 from tasks.train.settings import BatchSettings
 from tests.train.steps import answer_to, passes_of, play, requested, rollouts_of, tokens_of
+from tests.train.test_slots import refuse_to_score
 from tests.train.worlds import make_trainer, make_world, run, sampled
 
 SIZES = [4, 2, 6] * 12
@@ -128,10 +128,6 @@ def entropy_of_tokens(rollouts: Rollouts) -> Observed:
     return Observed(np.zeros_like(tokens), tokens)
 
 
-def refuse_to_score(rollouts: Rollouts) -> Observed:
-    raise AssertionError("there is nothing to score")
-
-
 def stored(method: successes.Method) -> list[tuple[int, int]]:
     rows = method.state.table.select("prompt_row", pl.col("token_ids").list.first()).rows()
     return [(int(row), int(token)) for row, token in rows]
@@ -214,30 +210,6 @@ def test_the_shaped_ratio_and_its_gradient_are_finite() -> None:
         assert torch.isfinite(policy_N.grad).all()
 
 
-def test_the_expected_gradient_of_a_joined_group() -> None:
-    """The second arm of a bandit is correct, and its stored pull had probability .5. With r - mean
-    of G = 3 the fresh pulls have (G - 1)^2 / G times the gradient of p, and the stored one (G - 1)
-    (1 - p) / G times .1 w / (w + .1)^2 times its score."""
-    logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
-    arms, method = torch.softmax(logits.detach(), 0), shaped.Method(shaped.Settings())
-    total = torch.zeros(3, dtype=torch.float64)
-    for pair in itertools.product(range(3), repeat=2):
-        chosen = torch.tensor([*pair, 1])
-        logs = logits.log_softmax(0)[chosen]
-        rewards = (chosen == 1).double()
-        sampler = torch.stack([*logs.detach()[:2], torch.tensor(0.5).double().log()])
-        seen = {"marked_N": torch.tensor([False, False, True]), "sampler_logprobs_N": sampler}
-        tokens = tokens_of(logs, rewards - rewards.mean(), logs.detach(), **seen)
-        loss, _ = method(tokens, StepTotals(3, 3, 1))
-        (gradient,) = torch.autograd.grad(-loss, logits)
-        total += arms[pair[0]] * arms[pair[1]] * gradient
-    p, ratio = arms[1], arms[1] / 0.5
-    score = torch.tensor([0.0, 1.0, 0.0]).double() - arms
-    coefficient = 0.1 * ratio / (ratio + 0.1) ** 2
-    expected = (4 / 3 * p * score + 2 / 3 * (1 - p) * coefficient * score) / 3
-    torch.testing.assert_close(total, expected)
-
-
 # --- in the loop
 
 
@@ -266,31 +238,11 @@ def test_stored_successes_join_their_groups_and_are_charged(guesser: Path, tmp_p
     assert ledger.executed["score"] > 0.0
 
 
-@pytest.mark.parametrize("account", ["charged", "executed"])
-def test_a_pass_over_stored_rollouts_counts_in_the_budget(
-    account: str, guesser: Path, tmp_path: Path
-) -> None:
-    spent, scored = [], []
-    for per_prompt in (1, 2):
-        layout = make_world(tmp_path / str(per_prompt), guesser, SIZES)
-        CellBudget(account, 1e99, 0.0).write(layout.plan("r", 0) / "budget.json")
-        changes = {**CHANGES, "learning_rate": 1e-30, "max_steps": 6}
-        changes["replay"] = {"method": "successes", "per_prompt": per_prompt}
-        trainer = run(layout, changes)
-        ledger = getattr(trainer.state.ledger, account)
-        spent.append(trainer.buffer.spent)
-        scored.append(ledger["score"])
-    assert scored[0] == 0.0 < scored[1]
-    assert spent[1] > spent[0]
-    if account == "charged":
-        assert spent[1] == pytest.approx(
-            sum(ledger[part] for part in ("generate", "score", "update"))
-        )
-
-
 def test_a_pass_over_stored_rollouts_by_hand(guesser: Path, tmp_path: Path) -> None:
     """There are two stored completions of one token."""
-    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
+    layout = make_world(tmp_path, guesser, SIZES)
+    CellBudget("charged", 1e99, 0.0).write(layout.plan("r", 0) / "budget.json")
+    trainer = make_trainer(layout, **CHANGES)
     batch = sampled(trainer)
     (prompt,) = trainer.prompts.token_ids(batch.fresh.prompt_rows_Q[1:2])
     rollouts = completions([1, 1, 0], [0, 0, 0], batch.fresh.prompt_rows_Q[1:2].tolist(), [9, 8, 7])
@@ -301,4 +253,4 @@ def test_a_pass_over_stored_rollouts_by_hand(guesser: Path, tmp_path: Path) -> N
     assert np.flatnonzero(found.replayed_B).tolist() == [int(found.sizes_Q()[:2].sum()) - 1]
     architecture = trainer.run.policy.architecture
     expected = charged_flops(architecture, reference=2.0 * (len(prompt) + 1))
-    assert trainer.state.ledger.charged["score"] == expected
+    assert trainer.state.ledger.charged["score"] == batch.spent == expected

@@ -1,4 +1,4 @@
-"""Gradients of masked tokens, gradient norms of rollouts, and the entropy bonus."""
+"""Gradient norms of rollouts, and the coefficient and the cost of the entropy bonus."""
 
 import dataclasses
 from pathlib import Path
@@ -6,43 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tasks.common.accounting.ledger import charged_flops
-from tasks.train.learner.update import entropies
 from tasks.train.loop.loop import learn
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Features
 from tasks.train.settings import Entropy
 from tests.train.worlds import make_trainer, make_world, sampled
-
-
-def test_tokens_of_an_environment_have_no_gradient(guesser: Path, tmp_path: Path) -> None:
-    layout = make_world(tmp_path, guesser, [4] * 6)
-    trainer = make_trainer(layout)
-    batch = sampled(trainer)
-    rollouts = batch.fresh
-    num_tokens = len(rollouts.owner_N())
-    own_N = np.arange(num_tokens) % 2 == 0
-    ends_B = np.cumsum(rollouts.completion_tokens_B())
-    masked = rollouts.with_columns(is_action=np.split(own_N, ends_B)[:-1])
-    keep_B = np.ones(len(rollouts.group_B), dtype=np.bool_)
-    advantages_N = np.random.default_rng(0).standard_normal(num_tokens)
-
-    def gradient(rows: Any, advantages: Any) -> torch.Tensor:
-        trainer.learner.compute_gradient(rows.estimated(keep_B, advantages), trainer.slots.loss)
-        grads = [p.grad.flatten() for p in trainer.learner.model.parameters() if p.grad is not None]
-        return torch.cat(grads).clone()
-
-    advantages_N = np.where(own_N, advantages_N, 0.0)
-    found = gradient(masked, advantages_N)
-    # with advantage 0 for these tokens: another divisor, the same direction
-    whole = gradient(rollouts, advantages_N)
-    cosine = torch.nn.functional.cosine_similarity(found, whole, dim=0)
-    assert cosine.item() == pytest.approx(1.0, abs=2e-4)
-    assert trainer.learner.totals(masked).num_tokens == own_N.sum()
 
 
 def test_a_gradient_norm_does_not_depend_on_other_rollouts(guesser: Path, tmp_path: Path) -> None:
@@ -83,20 +55,6 @@ def test_gradient_norms_take_one_forward_and_its_backward(
 def clip_with(**entropy: Any) -> dict[str, Any]:
     """Return a clipped loss with an entropy bonus."""
     return {"method": "clip", "normalize": "token", "entropy": entropy}
-
-
-def test_the_gradient_of_the_entropy_of_two_arms() -> None:
-    """It is -p (log p + H) for the logits, with p = 0.8 and 0.2."""
-    logits = torch.tensor([[0.8, 0.2]], dtype=torch.float64).log().requires_grad_()
-    entropy = entropies(logits.log_softmax(-1))
-    entropy.sum().backward()
-    assert entropy.item() == pytest.approx(0.500402, abs=1e-6)
-    assert logits.grad is not None
-    # 0.8 * 0.2 * log(0.2 / 0.8) for the first arm, and the opposite for the other
-    assert logits.grad[0].tolist() == pytest.approx([-0.221807, 0.221807], abs=1e-6)
-    scores = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    scores.requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: entropies(x.log_softmax(-1)), [scores])
 
 
 def test_the_coefficient_follows_the_entropy() -> None:

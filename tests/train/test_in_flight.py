@@ -15,12 +15,10 @@ import polars as pl
 import pytest
 import torch
 
-from tasks.common.accounting.ledger import decode_flops, prefill_flops
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Engine, Request, Samples
-from tasks.train.loop.reporter import ages
 from tasks.train.loop.trainer import Trainer
 from tests.patience import PATIENCE
 from tests.train import test_sharding as sharding
@@ -263,45 +261,6 @@ def test_the_requests_of_two_ranks_do_not_depend_on_their_speeds(
         found[name] = sharding.sampled(layout)
     assert found["whole"] == found["alone"]
     assert found["shards"] == found["alone"]
-
-
-def test_a_checkpoint_keeps_the_versions_of_tokens(guesser: Path, tmp_path: Path) -> None:
-    layout = make_world(tmp_path, guesser, SIZES)
-    trainer = make_trainer(layout, **CHANGES)
-    engine = trainer.collector.engine = Swapping(trainer.collector.engine)
-    with closing(trainer.collector.grader):
-        weights = {name: 1.01 * tensor for name, tensor in trainer.learner.weights().items()}
-        engine.between = lambda: engine.swap_weights(weights, 2)
-        trainer.buffer.reserve(1)
-        trainer.buffer.fill(version=0)
-    table = trainer.buffer.batches[0].fresh.table
-    trainer.buffer.restore(trainer.buffer.numbers(), trainer.buffer.table())
-    (kept,) = trainer.buffer.take(1)
-    assert kept.fresh.table.equals(table)
-    assert set(kept.fresh.versions_N()) == {0, 2}
-    assert (kept.fresh.versions_B == 0).all()
-    age = ages(2, kept)
-    assert age["staleness"] == 2
-    assert 0 < age["staleness_mean"] < 2
-
-
-def test_the_prefill_after_a_swap_is_in_the_executed_flops(guesser: Path, tmp_path: Path) -> None:
-    """Every completion of at least two tokens continues with new weights after its first token."""
-    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
-    engine = trainer.collector.engine = Swapping(trainer.collector.engine)
-    engine.between = lambda: engine.swap_weights(trainer.learner.weights(), 2)
-    with closing(trainer.collector.grader):
-        batch = sampled(trainer)
-    fresh, architecture = batch.fresh, trainer.run.policy.architecture
-    prompts_B, lengths_B = fresh.prompt_tokens_B(), fresh.completion_tokens_B()
-    assert (lengths_B > 1).sum() > 8
-    prompts = fresh.table.unique("group")["prompt"].list.len()
-    expected = sum(prefill_flops(architecture, length) for length in prompts)
-    for prompt, length in zip(prompts_B.tolist(), lengths_B.tolist(), strict=True):
-        if length > 1:
-            expected += prefill_flops(architecture, prompt + 1)
-            expected += decode_flops(architecture, prompt + 1, length - 1)
-    assert batch.cost.flops == pytest.approx(expected)
 
 
 def test_a_server_with_old_weights_ends_the_run(guesser: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 
 from tasks.common.artifacts import Layout
 from tasks.train.learner.ranks import LOST_RANK
@@ -19,22 +18,19 @@ from tests.engines.conftest import meetings
 from tests.patience import PATIENCE
 from tests.stages import Forked, Started, run_stage
 from tests.train.test_sharding import same_tensors
-from tests.train.worlds import PARAMS, make_world, outputs
+from tests.train.worlds import make_world, outputs, write_params
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4] * 4
 SILENT_SECONDS = 15
 
 
-def world(root: Path, policy: Path, num_processes: int = 2) -> Layout:
+def world(
+    root: Path, policy: Path, num_processes: int = 2, seconds: int = SILENT_SECONDS
+) -> Layout:
     """Make a world for several processes, with a checkpoint after every step."""
     layout = make_world(root, policy, SIZES)
-    values: dict[str, Any] = {
-        **PARAMS,
-        "engine": {**PARAMS["engine"], "num_processes": num_processes},
-        "learner": {**PARAMS["learner"], "collective_timeout_seconds": SILENT_SECONDS},
-        "checkpoint": {"every_seconds": 0.0, "keep": 2},
-    }
-    (root / "params.yaml").write_text(yaml.safe_dump(values))
+    engine, learner = {"num_processes": num_processes}, {"collective_timeout_seconds": seconds}
+    write_params(layout, engine=engine, learner=learner)
     return layout
 
 
@@ -115,10 +111,7 @@ def test_a_rank_that_hangs_ends_the_others(guesser: Path, tmp_path: Path) -> Non
 
 
 def test_a_rank_without_the_others_fails(guesser: Path, tmp_path: Path) -> None:
-    layout = world(tmp_path, guesser)
-    values = yaml.safe_load((tmp_path / "params.yaml").read_text())
-    values["learner"]["collective_timeout_seconds"] = 2
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    layout = world(tmp_path, guesser, seconds=2)
     (process,) = start_ranks(layout, meetings(2)[1:])
     log = process.finish()
     assert process.returncode == LOST_RANK

@@ -14,7 +14,7 @@ from tasks.common.accounting.ledger import Architecture, prefill_flops
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines.engine import OnEnded, Request, Samples
-from tasks.engines.flops import sample_flops, turn_flops, turns_of
+from tasks.engines.flops import sample_flops, turn_flops
 from tasks.engines.settings import Sampling
 from tasks.grading.verifiers import numeric
 from tasks.models.prompts import render_reply
@@ -96,12 +96,6 @@ def test_a_conversation_continues_until_the_answer_is_correct() -> None:
     assert {request.sampling.max_tokens for request in engine.requests} == {3}
 
 
-def test_a_truncated_turn_ends_the_conversation() -> None:
-    samples = play(Script(["123..."]), ["7"], [1])
-    assert samples.token_ids == [ids("123")]
-    assert samples.finish_reasons == ["length"]
-
-
 def test_tokens_and_turns_of_a_conversation_are_limited() -> None:
     # two tokens, a reply of one, and three for the next turn are six
     assert len(play(Script(["5"], ["6"], ["8"]), ["7"], [1], limit=6).token_ids[0]) == 5
@@ -124,14 +118,6 @@ def test_executed_flops_of_turns() -> None:
     plain = sample_flops(ARCHITECTURE, [2], [2], [2, 2], 2)
     later = sample_flops(ARCHITECTURE, [5], [1], [2], 1) - prefill_flops(ARCHITECTURE, 2)
     assert cached == pytest.approx([plain[0] + later[0], plain[1]])
-
-
-@pytest.mark.parametrize(
-    ("mask", "turns"),
-    [("111", [(0, 3)]), ("10011", [(0, 1), (3, 2)]), ("1101", [(0, 2), (3, 1)]), ("", [])],
-)
-def test_turns_follow_from_the_mask(mask: str, turns: list[tuple[int, int]]) -> None:
-    assert turns_of([mark == "1" for mark in mask]) == turns
 
 
 @pytest.mark.parametrize(

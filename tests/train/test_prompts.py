@@ -21,22 +21,6 @@ from tests.train.steps import BATCH, passes_of, profile_of
 from tests.train.worlds import make_trainer, make_world, sampled
 
 
-def test_only_requested_prompts_are_encoded() -> None:
-    rows = [{**PROMPTS.example, "prompt_id": f"p{n}", "prompt": "x" * n} for n in range(9)]
-    requested_ids: list[str] = []
-
-    def encode(table: pl.DataFrame) -> list[list[int]]:
-        requested_ids.extend(table["prompt_id"])
-        return [[len(text)] for text in table["prompt"]]
-
-    prompts = Prompts(PROMPTS.frame(rows), encode)
-    assert len(prompts) == 9
-    assert requested_ids == []
-    assert prompts.token_ids(np.array([7, 2, 7])) == [[7], [2], [7]]
-    assert requested_ids == ["p7", "p2", "p7"]
-    assert prompts.ids[np.array([3, 0])].to_list() == ["p3", "p0"]
-
-
 def test_vllm_has_space_for_the_longest_planned_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The validation prompts count as well, since every validation samples all of them."""
 

@@ -1,17 +1,12 @@
 """Numbers that the papers on controls and replay print, or that follow from their rules."""
 
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tasks.allocate import forecast
 from tasks.train.methods.control import dars, dots, dps
 from tasks.train.methods.replay import coverage, recent
-from tasks.train.methods.replay.kept import state_of
 from tasks.train.rollouts import Rollouts
 from tasks.train.settings import BatchSettings
 from tests.train.steps import (
@@ -141,23 +136,6 @@ def test_replay_draws_its_share_from_the_latest_mixed_groups() -> None:
     assert set(drawn.versions_B[drawn.prompt_rows_Q[drawn.group_B] == 0]) <= {2}
 
 
-groups = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=5)
-
-
-@given(groups, st.randoms())
-def test_a_state_keeps_its_rollouts(lengths: list[list[int]], random: Any) -> None:
-    flat = [length for group in lengths for length in group]
-    group_B = np.repeat(np.arange(len(lengths)), list(map(len, lengths))).tolist()
-    rewards = [float(random.random() < 0.5) for _ in flat]
-    rollouts = rollouts_of(rewards, group_B, flat)
-    restored = state_of(rollouts).rollouts
-    assert restored.with_columns(replayed=False).table.equals(rollouts.table)
-    chosen = np.array(random.sample(range(len(lengths)), random.randint(1, len(lengths))))
-    part = state_of(rollouts.groups(chosen)).rollouts
-    np.testing.assert_array_equal(part.prompt_rows_Q, chosen)
-    assert part.completion_tokens_B().tolist() == [n for g in chosen for n in lengths[g]]
-
-
 def test_ungraded_groups_do_not_change_a_pass_rate() -> None:
     method = dots.Method(dots.Settings(), passes_of(2, 8, 1))
     method.observe(rollouts_of([0.0] * 8, [0] * 8, prompt_rows=[0]))
@@ -167,18 +145,13 @@ def test_ungraded_groups_do_not_change_a_pass_rate() -> None:
 
 
 def test_a_prompt_with_two_groups_in_a_step_is_stored_once() -> None:
-    method = recent.Method(recent.EXAMPLE)
+    method = recent.Method(recent.Settings())
     method.add(rollouts_of([1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 2, 2], prompt_rows=[7, 7]))
     assert method.state.rollouts.prompt_rows_Q.tolist() == [7]
     assert method.state.rollouts.completion_tokens_B().tolist() == [2, 2]
 
 
 # --- coverage
-
-
-def covered(similarity: np.ndarray, chosen: list[int]) -> float:
-    """Return the sum of all groups' similarity to the nearest chosen one."""
-    return float(similarity[chosen].max(axis=0).sum())
 
 
 def groups_of(tokens: list[list[int]], prompt_rows: list[int]) -> Rollouts:
@@ -213,19 +186,6 @@ def test_similarity_by_hand() -> None:
     assert apart[0] == {(1,), (3,)}  # no gram spans an environment's tokens
 
 
-@given(st.integers(1, 9), st.integers(0, 2**31), st.data())
-def test_the_greedy_choice_is_near_the_best(num: int, seed: int, data: st.DataObject) -> None:
-    size = data.draw(st.integers(1, num))
-    similarity = np.random.default_rng(seed).random((num, num)) ** 3
-    similarity = np.maximum(similarity, similarity.T)
-    np.fill_diagonal(similarity, 1.0)
-    found = coverage.greedy(similarity, size).tolist()
-    assert len({*found}) == size
-    subsets = itertools.combinations(range(num), size)
-    best = max(covered(similarity, [*subset]) for subset in subsets)
-    assert covered(similarity, found) >= (1 - 1 / np.e) * best - 1e-12
-
-
 def test_coverage_keeps_dissimilar_groups() -> None:
     """Of three equal groups and a different one, it keeps the first and the different one."""
     method = coverage.Method(coverage.Settings(capacity=2, n=2))
@@ -237,7 +197,3 @@ def test_coverage_keeps_dissimilar_groups() -> None:
     method.add(groups_of([[5, 6, 8]], [2]))  # the latest group of a prompt
     assert method.state.rollouts.prompt_rows_Q.tolist() == [0, 2]
     assert method.state.rollouts.table["token_ids"].to_list()[2] == [5, 6, 8]
-
-
-def test_the_share_of_coverage_in_a_batch_is_forecast() -> None:
-    assert forecast.completed("replay", {"method": "coverage"})["share"] == 0.5

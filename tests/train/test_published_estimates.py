@@ -160,17 +160,6 @@ def test_f_tis_drops_distant_rollouts_without_a_gain() -> None:
 # --- per-part normalisation, lengths
 
 
-def test_a_part_with_little_variance_has_the_same_weight() -> None:
-    rollouts = rollouts_of([0.95, 0.05, 0.0, 0.95], [0] * 4)
-    parts = ((1.0, 0.5), (0.0, 0.5), (0.0, 0.0), (1.0, 0.5))
-    split = rollouts.with_columns(scores=[json.dumps({"a": a, "b": b}) for a, b in parts])
-    found = decoupled.Method(decoupled.Settings({"a": 0.5, "b": 0.5}))(split)
-    root = 3**0.5
-    np.testing.assert_allclose(
-        found, 0.5 * np.array([1, -1, -1, 1]) + 0.5 * np.array([1, 1, -3, 1]) / root
-    )
-
-
 def test_the_sum_of_parts_divided_by_its_deviation_over_the_step() -> None:
     """A dead group, one success of four, and one failure of four: 8 of 12 have variance 1."""
     rewards = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, *[0.5] * 4]
@@ -266,17 +255,6 @@ def test_one_sided_updates_only_scale_the_expected_gradient(
         gain = float((method(of_outcomes(num, size)) * (rewards - rate)).mean())
         expected += float(stats.binom.pmf(num, size, rate)) * gain
     assert expected / (rate * (1 - rate)) == pytest.approx(shrink, abs=0.006)
-
-
-@pytest.mark.parametrize(("cost", "evenest"), [(0.2, 0.143), (0.5, 0.25), (1, 0.333), (3, 0.4286)])
-def test_groups_near_one_half_are_two_sided(cost: float, evenest: float) -> None:
-    size = 1000
-    method = one_sided.Method(one_sided.Settings(update_cost=cost))
-    for num in (1, int(evenest * size) - 1, int(evenest * size) + 1, size // 2):
-        updated = np.flatnonzero(method(of_outcomes(num, size)))
-        assert len(updated) == (num if num / size < evenest else size)
-        mirrored = np.flatnonzero(method(of_outcomes(size - num, size)))
-        assert len(mirrored) == (num if num / size < evenest else size)
 
 
 def test_one_sided_advantages_by_hand() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.train.methods.advantage import grpo, grpo_sample
-from tasks.train.methods.select import max_reward, mixed, pods
+from tasks.train.methods.advantage import grpo_sample
+from tasks.train.methods.select import max_reward, pods
 from tasks.train.methods.select import random as random_select
 from tests.train.steps import rollouts_of
 
@@ -79,15 +79,6 @@ def test_dead_groups_have_no_advantage_without_epsilon() -> None:
     np.testing.assert_allclose(advantages, [0, 0, 0.5**0.5, -(0.5**0.5)])
 
 
-def test_keeping_all_rollouts_is_plain_grpo() -> None:
-    rewards_B, group_B = np.array([1.0, 0, 0, 1, 1, 0]), np.array([0, 0, 0, 2, 2, 2])
-    kept = kept_of(pods, rewards_B, group_B, keep=3)
-    assert kept.all()
-    np.testing.assert_array_equal(
-        grpo.advantage(rewards_B[kept], group_B[kept]), grpo.advantage(rewards_B, group_B)
-    )
-
-
 @pytest.mark.parametrize(
     ("rewards", "keep", "kept"),
     [
@@ -100,14 +91,6 @@ def test_keeping_all_rollouts_is_plain_grpo() -> None:
 )
 def test_ties_follow_the_rule(rewards: list[float], keep: int, kept: list[int]) -> None:
     assert np.flatnonzero(kept_of(pods, rewards, [0] * 4, keep=keep)).tolist() == kept
-
-
-def test_rollouts_are_selected_within_each_group() -> None:
-    rewards_B = np.array([1.0, 0, 0, 0, 1, 1, 1, 0, 0.5])
-    group_B = np.array([0, 0, 0, 0, 3, 3, 3, 3, 5])
-    kept = kept_of(pods, rewards_B, group_B, keep=2)
-    assert np.bincount(group_B[kept]).tolist() == [2, 0, 0, 2, 0, 1]
-    assert rewards_B[kept].tolist() == [1, 0, 1, 0, 0.5]
 
 
 def test_no_rollouts_of_dead_groups_are_updated() -> None:
@@ -132,8 +115,3 @@ def test_the_controls_of_pods() -> None:
     ]
     assert {sum(kept[:5]) for kept in drawn} == {2}
     assert len(set(drawn)) == 10  # every pair of five comes up
-
-
-def test_mixed_drops_groups_of_equal_rewards() -> None:
-    rewards_B, group_B = np.array([1.0, 1, 0, 1, 0.5]), np.array([0, 0, 2, 2, 3])
-    assert kept_of(mixed, rewards_B, group_B).tolist() == [False, False, True, True, False]

@@ -254,13 +254,6 @@ def test_an_atom_bounds_the_weights_of_a_long_completion() -> None:
     assert prefix(1.0, [3, 2], [0.0, 0.999]).tolist() == [1.0] * 5
 
 
-def test_completions_of_one_length_are_not_special() -> None:
-    rollouts = completions_of([1.0, 0.0], [2, 2])
-    learned = rollouts.estimated(np.array([True, True]), np.array([0.5, 0.5, -0.5, 0.0]))
-    assert learned.advantages_N.tolist() == [0.5, 0.5, -0.5, 0.0]
-    assert learned.has_advantage_B().tolist() == [True, True]
-
-
 # --- nll
 
 

@@ -13,7 +13,6 @@ import polars as pl
 import pytest
 import torch
 import torch.distributed as distributed
-import yaml
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -35,7 +34,7 @@ from tasks.train.settings import CheckpointSettings, LearnerSettings, TrainSetti
 from tests.stages import run_in_workers, run_together
 from tests.train.test_experience import CHANGES as EXPERIENCE
 from tests.train.test_multi_turn import GENERATE
-from tests.train.worlds import PARAMS, make_trainer, make_world
+from tests.train.worlds import make_trainer, make_world, write_params
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
 COMPONENTS = {"recipe": "r", "seed": 0}
@@ -46,6 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "epochs": {
         "train": {
             "kl_coefficient": 0.1,
+            "reference": {"reset_every": 2},
             "updates": {"epochs": 2, "minibatches": 1},
             "loss": BONUS,
         }
@@ -70,18 +70,23 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     # a pass over the step's rollouts, supervised steps first (one process takes three of five
-    # completions), and two updates per batch
+    # completions), two updates per batch, the same random numbers on all ranks, and truncated
+    # rollouts
     "observed": {
         "train": {
             "updates": {"epochs": 1, "minibatches": 2},
             "advantage": {**dataclasses.asdict(probe.EXAMPLE), "method": "value_probe"},
             "warm_start": {"data": "profile", "steps": 3, "batch_size": 5},
+            "shape": [{"method": name} for name in ("novelty", "pruned_po", "nat")],
+            "loss": {"method": "clip", "normalize": "prompt"},
         }
     },
+    # copies of each rank's rows
     "replayed": {
         "train": {
             "max_staleness": 1,
             "replay": {"method": "recent", "share": 0.3, "capacity": 4},
+            "correction": {"proximal": {"method": "snapshot"}},
         }
     },
     # conversations, whose masks ranks exchange, and a branch that ends with a restored trunk
@@ -94,23 +99,10 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     "joined": {"train": {**EXPERIENCE, "learning_rate": 1e-3}},
-    # copies of each rank's rows
-    "snapshot": {
-        "train": {"max_staleness": 1, "correction": {"proximal": {"method": "snapshot"}}},
-    },
-    "reset": {"train": {"kl_coefficient": 0.1, "reference": {"reset_every": 2}}},
-    # the same random numbers on all ranks, and truncated rollouts
-    "pruned": {
-        "train": {
-            "updates": {"epochs": 1, "minibatches": 2},
-            "shape": [{"method": name} for name in ("novelty", "pruned_po", "nat")],
-            "loss": {"method": "clip", "normalize": "prompt"},
-        }
-    },
 }
 
 
-PARTS = {"plain": [8], "compiled": [2], "snapshot": [3, 5], "gated": [6], "joined": [6]}
+PARTS = {"plain": [8], "compiled": [2], "replayed": [3, 5], "gated": [6], "joined": [6]}
 """The numbers of steps at which a run stops and resumes; 4 for other cases."""
 EQUAL = (
     *("reward_mean", "num_rollouts", "num_replayed", "num_mixed_groups", "num_updates"),
@@ -126,9 +118,7 @@ HAS_EFFECT: dict[str, Callable[[list[dict[str, Any]]], bool]] = {
 def world(root: Path, policy: Path, case: dict[str, Any], shard: str) -> Layout:
     """Make a world to train in, with the case's changes to its parameters."""
     layout = make_world(root, policy, SIZES * 6)
-    values = {**PARAMS, **{name: {**PARAMS[name], **case.get(name, {})} for name in case}}
-    values["learner"] = {**values["learner"], "shard": shard}
-    (root / "params.yaml").write_text(yaml.safe_dump(values))
+    write_params(layout, **{**case, "learner": {**case.get("learner", {}), "shard": shard}})
     return layout
 
 
@@ -254,9 +244,8 @@ def test_two_replicas_of_two_shards_take_the_steps_of_one_process(
     guesser: Path, tmp_path: Path
 ) -> None:
     """Four ranks and one process both resume from their checkpoint."""
-    learner = {**PARAMS["learner"], "replicas": 2}
     layouts = [world(tmp_path / "none", guesser, {}, "none")]
-    layouts.append(world(tmp_path / "fsdp2", guesser, {"learner": learner}, "fsdp2"))
+    layouts.append(world(tmp_path / "fsdp2", guesser, {"learner": {"replicas": 2}}, "fsdp2"))
     one, first = run(layouts[0], 0, 4, tmp_path / "one"), run(layouts[1], 4, 2, tmp_path / "first")
     (newest,) = Checkpoints(layouts[1].checkpoints, COMPONENTS, keep=1).steps()
     files = sorted(path.name for path in newest.glob("tensors-*"))
@@ -305,26 +294,6 @@ def test_a_whole_checkpoint_fits_shards(guesser: Path, tmp_path: Path) -> None:
     assert same_tensors(found / "before.safetensors", out / "after.safetensors")
 
 
-def test_two_resumed_ranks_take_the_steps_of_an_uninterrupted_run(
-    stopped: tuple[Layout, Path], guesser: Path, tmp_path: Path
-) -> None:
-    resumed = run(copied(stopped[0], tmp_path / "copy", "fsdp2"), 2, 6, tmp_path / "resumed")
-    whole_run = run(world(tmp_path / "world", guesser, {}, "fsdp2"), 2, 6, tmp_path / "whole")
-    assert same_tensors(resumed / "after.safetensors", whole_run / "after.safetensors")
-    assert steps_of(resumed) == steps_of(whole_run)
-
-
-def test_a_checkpoint_without_the_file_of_a_rank_is_skipped(
-    stopped: tuple[Layout, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    layout = copied(stopped[0], tmp_path / "world", "fsdp2")
-    checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=1)
-    (newest,) = checkpoints.steps()
-    (newest / "tensors-00001-of-00002.safetensors").unlink()
-    assert checkpoints.load() is None
-    assert "skipping the damaged checkpoint" in caplog.text
-
-
 def test_rows_are_read_from_uneven_shards(tmp_path: Path) -> None:
     tensor = torch.arange(14.0).reshape(7, 2)
     parts = [tensor[:3], tensor[3:6], tensor[6:], tensor[7:]]
@@ -352,10 +321,9 @@ def sampled(layout: Layout) -> list[Any]:
 def copied(layout: Layout, root: Path, shard: str, **learner: Any) -> Layout:
     """Copy a world with its checkpoints, to resume it."""
     shutil.copytree(layout.root, root)
-    values = yaml.safe_load((root / "params.yaml").read_text())
-    values["learner"] |= {"shard": shard, **learner}
-    (root / "params.yaml").write_text(yaml.safe_dump(values))
-    return Layout(root)
+    copy = Layout(root)
+    write_params(copy, learner={"shard": shard, **learner})
+    return copy
 
 
 def steps_of(out: Path) -> list[dict[str, Any]]:

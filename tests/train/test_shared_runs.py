@@ -14,7 +14,7 @@ from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.recipes import input_digests
 from tasks.train.loop.loop import learn
-from tests.train.worlds import check_kills, make_trainer, make_world, outputs, run, sampled
+from tests.train.worlds import check_kills, make_trainer, make_world, run, sampled
 
 SIZES = [4, 2, 6] * 6
 
@@ -65,20 +65,6 @@ def test_groups_are_those_of_the_record(guesser: Path, finished: Path, tmp_path:
     ledger = trainer.state.ledger.as_dict()
     assert ledger["rollouts"]["generate"] == fresh
     assert ledger["rollouts"]["update"] == fresh + len(replayed)
-
-
-@pytest.mark.parametrize("folders", [True, False])
-def test_without_a_share_or_a_folder_nothing_changes(
-    folders: bool, guesser: Path, finished: Path, tmp_path: Path
-) -> None:
-    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("plain", "shared")]
-    run(layouts[0], {})
-    run(layouts[1], changes_of(finished, share=0.0) if folders else changes_of())
-    plain, shared = map(outputs, layouts)
-    shared_flops = json.loads(shared.pop("flops"))
-    shared_flops.pop("not_charged", None)
-    assert shared_flops.keys() == json.loads(plain["flops"]).keys()
-    assert {**plain, "flops": ""} == {**shared, "flops": ""}
 
 
 def test_a_killed_run_replays_the_same_groups(

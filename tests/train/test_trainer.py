@@ -6,7 +6,6 @@ import random
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -154,25 +153,12 @@ def test_changed_parameters_and_code_change_the_key(guesser: Path, tmp_path: Pat
     assert "1 of 12 visits have a group of one" in process.output
 
 
-@pytest.mark.parametrize(
-    ("section", "changes", "message"),
-    [
-        ("sampling", {"top_p": 0.7}, "training needs sampling.temperature > 0, top_p 1.0"),
-        (
-            "train",
-            {"loss": {"method": "clip", "normalize": "tokens"}},
-            "train.loss.normalize is 'tokens'; allowed: token, ",
-        ),
-    ],
-)
-def test_invalid_settings_are_refused(
-    section: str, changes: dict[str, Any], message: str, guesser: Path, tmp_path: Path
-) -> None:
+def test_truncated_sampling_is_refused(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
-    write_params(layout, **{section: changes})
+    write_params(layout, sampling={"top_p": 0.7})
     process = train(layout)
     assert process.returncode == 1
-    assert message in process.output
+    assert "training needs sampling.temperature > 0, top_p 1.0" in process.output
 
 
 def test_updates_are_reproduced_from_stored_rollouts(finished: Layout) -> None:

@@ -77,16 +77,10 @@ def test_tokens_after_a_cut_are_not_computed_and_have_no_effect(
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
     ours, others = cutting.state.ledger, whole.state.ledger
-    for account in (ours.executed, ours.charged, ours.charged_mixed, ours.tokens):
-        assert account["update"] > 0
     assert ours.rollouts == others.rollouts
-    for mine, theirs in (
-        (ours.executed, others.executed),
-        (ours.charged, others.charged),
-        (ours.charged_mixed, others.charged_mixed),
-        (ours.tokens, others.tokens),
-    ):
-        assert mine["update"] < theirs["update"]
+    for name in ("executed", "charged", "charged_mixed", "tokens"):
+        mine, theirs = getattr(ours, name), getattr(others, name)
+        assert 0 < mine["update"] < theirs["update"]
         assert mine["generate"] == theirs["generate"]
 
 
@@ -100,24 +94,6 @@ def test_a_rollout_ends_with_its_last_advantage() -> None:
     assert short.old_logprobs_N is not None
     assert short.old_logprobs_N.tolist() == [0.0, 1.0, 3.0, 5.0, 6.0, 7.0, 8.0]
     assert short.logprobs_N.shape == short.versions_N().shape == short.trained_N().shape == (7,)
-
-
-def test_dead_groups_dropped_by_pods_are_not_charged(guesser: Path, tmp_path: Path) -> None:
-    layout, trainers = make_world(tmp_path, guesser, [4] * 24), []
-    for drop_dead in (False, True):
-        select = {"method": "pods", "keep": 2, "drop_dead": drop_dead}
-        batch = {"size": 12, "counts": "kept"}
-        trainers.append(make_trainer(layout, select=select, batch=batch))
-        run_steps(trainers[-1], 4)
-    whole, dropping = trainers
-    assert same_parameters(whole.learner.model, dropping.learner.model)
-    mixed = sum(row["num_mixed_groups"] for row in dropping.state.steps)
-    ledgers = [trainer.state.ledger for trainer in trainers]
-    assert [ledger.rollouts["update"] for ledger in ledgers] == [2 * 24, 2 * mixed]
-    assert 0 < mixed < 24
-    assert ledgers[0].executed == ledgers[1].executed
-    assert ledgers[1].charged["update"] == ledgers[1].charged_mixed["update"]
-    assert ledgers[1].charged_mixed["update"] == ledgers[0].charged_mixed["update"]
 
 
 def test_a_kl_term_computes_and_charges_all_kept_rollouts(guesser: Path, tmp_path: Path) -> None:
@@ -278,19 +254,10 @@ def test_several_updates_start_from_the_scored_policy(guesser: Path, tmp_path: P
     (rows,) = trainer.state.rollouts
     tokens = rows["prompt_tokens"].sum() + rows["token_ids"].list.len().sum()
     assert ledger.tokens["update"] == 2 * tokens
+    updated = charged_flops(trainer.run.policy.architecture, updated=tokens)
+    assert ledger.charged["update"] == 2 * updated
     # later updates of the batch differ from the old policy, so PPO's clip has an effect
     assert row["clip_rate"] > 0
-
-
-def test_the_first_of_several_updates_is_the_plain_one(guesser: Path, tmp_path: Path) -> None:
-    """An epoch of one minibatch with scored old log-probabilities is the plain update."""
-    layout = make_world(tmp_path, guesser, [4] * 6)
-    plain = make_trainer(layout)
-    twice = make_trainer(layout, updates={"epochs": 2, "minibatches": 1})
-    first, second = run_steps(plain, 1)[-1], run_steps(twice, 1)[-1]
-    assert second["num_updates"] == 2
-    assert second["reward_mean"] == first["reward_mean"]
-    assert twice.state.ledger.charged["update"] == 2 * plain.state.ledger.charged["update"]
 
 
 def test_several_updates_need_no_pass_with_ratios_to_the_sampler(
@@ -323,22 +290,14 @@ def test_the_reference_reads_rollouts_once_for_all_epochs(
 ) -> None:
     correction = {"ratio_to": ratio_to}
     layout = make_world(tmp_path, guesser, [4] * 6)
-    read, executed, charged = [], [], []
+    executed, charged = [], []
     for epochs in (1, 3):
         updates = {"epochs": epochs, "minibatches": 2}
         changes = {"kl_coefficient": 0.1, "updates": updates, "correction": correction}
         trainer = make_trainer(layout, **changes)
-        assert trainer.learner.reference is not None
-        lengths: list[int] = []
-        trainer.learner.reference.get_input_embeddings().register_forward_pre_hook(
-            lambda _, ids, lengths=lengths: lengths.append(ids[0].numel())
-        )
         run_steps(trainer, 1)
-        read.append(sum(lengths))
         executed.append(trainer.state.ledger.executed["score"])
         charged.append(trainer.state.ledger.charged["score"])
-    assert read[0] == read[1] > 0
-    assert executed[0] == pytest.approx(
-        executed[1], rel=0.02
-    )  # different micro-batches and padding
-    assert charged[0] == charged[1]
+    # the micro-batches and their padding differ
+    assert executed[0] == pytest.approx(executed[1], rel=0.02)
+    assert charged[0] == charged[1] > 0

@@ -22,9 +22,9 @@ from tests.train.worlds import make_trainer, make_world
 from tests.waits import Waits
 
 META = torch.device("meta")
-SEQUENCE = dataclasses.replace(clip.EXAMPLE, ratio="sequence", normalize="sequence")
+SEQUENCE = clip.Settings(ratio="sequence", normalize="sequence")
 LOSSES = {
-    "token": clip.Method(clip.EXAMPLE),
+    "token": clip.Method(clip.Settings()),
     "sequence": clip.Method(SEQUENCE),
     "vcpo": vcpo.Method(vcpo.Settings()),
 }
@@ -99,7 +99,7 @@ def test_no_value_is_read_before_the_last_micro_batch_has_started(
             seen.append(arguments)
             return super().__call__(*arguments)
 
-    objective = learner.objective(Counted(clip.EXAMPLE))
+    objective = learner.objective(Counted(clip.Settings()))
     with pytest.raises(NotImplementedError, match="meta tensor"):
         accumulate_gradients(
             learner.model,

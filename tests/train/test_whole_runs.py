@@ -7,16 +7,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tasks.allocate.planning import load_strategy, make_plan
 from tasks.common.accounting.ledger import charged_flops
-from tasks.common.artifacts import PROMPTS, SAMPLES, STEPS
-from tasks.train.loading import load_slots, train_settings
-from tasks.train.plan import read_plan
-from tasks.train.profile import Profile
-from tasks.train.rollouts import Prompts
-from tests.allocate.test_allocate import profile_of
+from tasks.common.artifacts import SAMPLES, STEPS
 from tests.parameters import every_value
-from tests.train.steps import observed_of, prompts_of, requested, rollouts_of
 from tests.train.worlds import make_trainer, make_world, run_in_process, run_steps
 
 PROJECT = every_value()
@@ -143,28 +136,6 @@ def test_log_probabilities_of_the_profile_do_not_count_as_a_stale_engine(
     apart = pl.col("logprobs").list.eval(pl.element() + 0.05)
     state.table = state.table.with_columns(apart)
     assert run_steps(trainer, 1)[0]["num_replayed"] == 4
-
-
-# --- recipes
-
-
-@pytest.mark.parametrize("name", PROJECT["recipes"])
-def test_a_recipe_can_be_planned_and_loaded(name: str) -> None:
-    recipe = PROJECT["recipes"][name]
-    allocation = load_strategy(recipe["allocate"])[1](
-        profile_of([(k % 9, 8) for k in range(200)]), 2, np.random.default_rng(0)
-    )
-    plan = make_plan(allocation.phases, profile_of([(k % 9, 8) for k in range(200)]))
-    settings = train_settings(PROJECT, name)
-    ids = pl.Series([f"p{k:05d}" for k in range(200)])
-    profile = Profile(SAMPLES.frame([]), Prompts(PROMPTS.frame([]), lambda rows: []))
-    slots = load_slots(
-        settings, read_plan(plan, ids, settings.batch), prompts_of(len(ids)), profile
-    )
-    request = requested(slots.control)
-    assert request.counts.sum() >= 1
-    rollouts = observed_of(rollouts_of([1.0, 0.0, 1.0], [0, 0, 0]))
-    assert slots.select(rollouts, np.random.default_rng(0)).any()
 
 
 # --- recorded losses: a refactoring must not change them

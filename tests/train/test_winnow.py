@@ -11,7 +11,7 @@ from tasks.train.methods.control import information
 from tasks.train.methods.pass_rates import LIKENESS_WEIGHT, PassRates, PriorSettings, strata_of
 from tasks.train.rollouts import Rollouts
 from tasks.train.settings import BatchSettings
-from tests.train.steps import START, answer_to, passes_of, prompts_of, requested, rollouts_of
+from tests.train.steps import answer_to, passes_of, prompts_of, requested, rollouts_of
 
 PRIOR = PriorSettings(strength=4.0, prompt_window=8.0, stratum_window=16.0)
 
@@ -38,19 +38,6 @@ def test_a_stratum_is_a_source_with_a_level_and_a_length() -> None:
         assert np.bincount(one)[one[0] :].tolist() == [10] * 8
 
 
-def test_the_rate_of_a_new_prompt_is_that_of_its_stratum() -> None:
-    prompts = prompts_of(40).with_columns(prompt=pl.lit("?"))  # levels 0 and 1 alternate
-    rates = PassRates(PRIOR, prompts)
-    assert means(rates, [0, 1]) == [0.5, 0.5]
-    count(rates, [0, 2, 1], [0, 0, 8], [8, 8, 8])
-    solved, never = means(rates, [5, 4])
-    assert solved > 0.75
-    assert never < 0.15
-    # more outcomes of the prompt itself have more weight
-    count(rates, [4], [4], [4])
-    assert never < means(rates, [6])[0] < means(rates, [4])[0]
-
-
 def test_the_beta_of_a_prompt_by_hand() -> None:
     rates = PassRates(PRIOR, prompts_of(2).with_columns(prompt=pl.lit("?")))
     count(rates, [0, 1], [1, 4], [4, 4])
@@ -65,29 +52,6 @@ def test_the_beta_of_a_prompt_by_hand() -> None:
     assert second[0] == pytest.approx(3 + strength * (1 - prior))
 
 
-@pytest.mark.parametrize(("spread", "size"), [(0.5, 2), (2.0, 2), (8.0, 4), (2.0, 1)])
-def test_the_weight_of_a_stratum_is_estimated(spread: float, size: int) -> None:
-    """With pass rates from Beta(a, a), a stratum is worth 2 a rollouts."""
-    rng = np.random.default_rng(0)
-    true = rng.beta(spread, spread, 400)
-    rates = PassRates(
-        PriorSettings(8.0, 8.0, 1e6),
-        prompts_of(400).with_columns(prompt=pl.lit("?"), level=pl.lit("")),
-    )
-    for _ in range(3):
-        count(rates, list(range(400)), (rng.binomial(size, true)).tolist(), [size] * 400)
-    assert rates.strength() == pytest.approx(2 * spread, rel=0.3)
-
-
-def test_own_rollouts_dominate_in_a_stratum_of_dead_prompts() -> None:
-    rates = PassRates(PRIOR, prompts_of(200).with_columns(prompt=pl.lit("?"), level=pl.lit("")))
-    count(rates, list(range(200)), [0, 4] * 100, [4] * 200)
-    assert rates.strength() < 0.5
-    dead, alive = means(rates, [0, 1])
-    assert dead < 0.1
-    assert alive > 0.9
-
-
 def test_old_outcomes_leave_the_window() -> None:
     rates = PassRates(PRIOR, prompts_of(1))
     for _ in range(20):
@@ -97,15 +61,6 @@ def test_old_outcomes_leave_the_window() -> None:
     assert means(rates, [0])[0] > 0.8
     assert rates.belief.trials[0] == PRIOR.prompt_window
     assert rates.belief.stratum_trials[0] == PRIOR.stratum_window
-
-
-def test_the_belief_does_not_depend_on_the_order_of_groups() -> None:
-    rows, correct, trials = [0, 2, 4, 0, 6], [1.0, 0, 8, 3, 2], [8, 8, 8, 4, 2]
-    one, other = (PassRates(PRIOR, prompts_of(8)) for _ in range(2))
-    count(one, rows, correct, trials)
-    count(other, rows[::-1], correct[::-1], trials[::-1])
-    for name, value in vars(one.belief).items():
-        np.testing.assert_allclose(value, getattr(other.belief, name))
 
 
 def estimate_of(cost: float, trials: int = 0, correct: float = 0.0) -> posterior.Method:
@@ -165,13 +120,6 @@ def test_rewards_that_differ_within_an_outcome_all_count() -> None:
     assert found[2] > 0.5
 
 
-def test_a_first_step_of_correct_rollouts_raises_the_pass_rate() -> None:
-    method = estimate_of(3.0)
-    method.observe(rewarded([1.0] * 8, [True] * 8))
-    assert means(method.rates, [0])[0] > 0.8
-    assert method(rewarded([1.0, 1.0], [True, True])).tolist() == [0.0, 0.0]
-
-
 def test_the_baseline_of_an_even_prompt() -> None:
     method = estimate_of(3.0, 8, 4)
     first, second = method.rates.beta(np.array([0]))
@@ -186,15 +134,6 @@ def test_the_baseline_of_an_even_prompt() -> None:
         method.state.between, method.state.total = between, 50.0
         gaps.append(float(np.abs(method(rollouts) - others).max()))
     assert gaps[1] < gaps[0] / 4
-
-
-def test_graded_rollouts_update_the_rates_afterwards() -> None:
-    method = estimate_of(0.0)
-    rollouts = rollouts_of([1.0, 1.0, 1.0, 0.0], [0] * 4, errors=1)
-    before = method(rollouts)
-    assert (method(rollouts) == before).all()
-    method.observe(rollouts)
-    assert (method.state.correct[0], method.state.trials[0]) == (3.0, 3.0)
 
 
 def choose(candidates: int, rates: list[float], steps: int) -> np.ndarray:
@@ -252,15 +191,3 @@ def test_the_loss_of_the_baseline_on_chosen_prompts(spread: float, size: int) ->
         control.observe(rollouts)
         method.observe(rollouts)
     assert 0.08 < lost_information / total < 0.13
-
-
-def test_the_budget_of_the_plan_is_spent_exactly() -> None:
-    plan = passes_of(10, 3, 2)
-    method = information.Method(information.Settings(), plan, prompts_of(10))
-    spent = []
-    while request := method.next(START, np.random.default_rng(len(spent))):
-        assert len(set(request.prompt_rows.tolist())) == len(request.prompt_rows)
-        spent.append(int(request.counts.sum()))
-        method.observe(answer_to(request))
-    assert sum(spent) == 60
-    assert method.progress() == 1.0

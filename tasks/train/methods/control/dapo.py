@@ -27,9 +27,6 @@ class Settings:
         at_least(0, train__control__max_refills=self.max_refills)
 
 
-EXAMPLE = Settings(max_refills=2)
-
-
 @dataclass
 class State:
     """The next visit; refills and steps so far, and steps unfilled after `max_refills`."""

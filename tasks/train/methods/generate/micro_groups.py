@@ -37,9 +37,6 @@ class Settings:
     order: Order = "lpt"  # order in which rollouts start
 
 
-EXAMPLE = Settings(cache_megabytes=1.0, order="lpt")
-
-
 @dataclass
 class State:
     """Per prompt, the numbers of rollouts and of their tokens so far; for the latest rollouts, the

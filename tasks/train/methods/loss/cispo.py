@@ -19,9 +19,6 @@ class Settings:
         above_zero(train__loss__cap=self.cap)
 
 
-EXAMPLE = Settings(cap=1.5, normalize="token")
-
-
 class Method(Loss):
     separable = True
     settings: Settings

@@ -45,9 +45,6 @@ class Settings:
             )
 
 
-EXAMPLE = Settings(clip_low=0.2, clip_high=0.28, ratio="token", normalize="token")
-
-
 class Method(Loss):
     separable = True
     settings: Settings

@@ -33,9 +33,6 @@ class Settings(clip.Settings):
         at_least(2, train__loss__window=self.window)
 
 
-EXAMPLE = Settings(limit=0.5, window=4)
-
-
 @dataclass
 class State(Bonus):
     """The squared norms of the last accepted gradients, how much each differed from the one before,

@@ -26,9 +26,6 @@ class Settings:
         above_zero(train__loss__max_fall=self.max_fall)
 
 
-EXAMPLE = Settings(reward_weight=0.5, normalize="token")
-
-
 class Method(Loss):
     settings: Settings
     reads_reference = True

@@ -32,9 +32,6 @@ class Settings:
         at_least(0, train__loss__penalty=self.penalty)
 
 
-EXAMPLE = Settings(divergence="tv", limit=0.2, penalty=1e-3, normalize="token")
-
-
 class Method(Loss):
     separable = True
     settings: Settings

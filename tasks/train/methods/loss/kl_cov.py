@@ -29,9 +29,6 @@ class Settings:
             raise ParamsError(f"train.loss.share is {self.share}; it is above 0 and at most 1")
 
 
-EXAMPLE = Settings(share=0.2, penalty=1.0, normalize="token")
-
-
 class Method(Loss):
     settings: Settings
     needs_several = True

@@ -27,9 +27,6 @@ class Settings:
         above_zero(train__loss__beta=self.beta)
 
 
-EXAMPLE = Settings(beta=0.1)
-
-
 class Method(Loss):
     settings: Settings
     normalize = "sequence"

@@ -28,9 +28,6 @@ class Settings:
             above_zero(train__loss__shaping=self.shaping)
 
 
-EXAMPLE = Settings(shaping=0.1, normalize="token")
-
-
 class Method(Loss):
     settings: Settings
     separable = True

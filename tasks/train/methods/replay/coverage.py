@@ -32,9 +32,6 @@ class Settings(Recent):
         at_least(1, train__replay__n=self.n)
 
 
-EXAMPLE = Settings(share=0.5, capacity=8)
-
-
 class Method(recent.Method):
     settings: Settings
 

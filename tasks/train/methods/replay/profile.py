@@ -32,9 +32,6 @@ class Settings:
         at_least(1, train__replay__capacity=self.capacity)
 
 
-EXAMPLE = Settings(share=0.5, capacity=8)
-
-
 class Method(Replay):
     def __init__(self, settings: Settings, profile: Profile) -> None:
         self.settings = settings

@@ -25,9 +25,6 @@ class Settings:
         at_least(1, train__replay__capacity=self.capacity)
 
 
-EXAMPLE = Settings(share=0.5, capacity=8)
-
-
 class Method(Replay):
     def __init__(self, settings: Settings) -> None:
         nothing = np.zeros(0, dtype=np.int64)

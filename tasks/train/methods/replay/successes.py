@@ -7,13 +7,11 @@ the one with the least mean entropy under the present policy joins the prompt's 
 takes a pass over them, charged as scoring, unless no prompt has two. The `capacity` prompts with
 the latest successes are kept."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 
 from tasks.common.params import at_least, settings
-from tasks.train.methods.replay.kept import to_table
+from tasks.train.methods.replay.kept import State, to_table
 from tasks.train.rollouts import Ints, Rollouts, make_rollouts
 from tasks.train.slots import Replay, Score
 
@@ -27,16 +25,6 @@ class Settings:
         at_least(
             1, train__replay__per_prompt=self.per_prompt, train__replay__capacity=self.capacity
         )
-
-
-EXAMPLE = Settings(per_prompt=2, capacity=8)
-
-
-@dataclass
-class State:
-    """The stored rollouts in order of arrival, as `kept.to_table` makes them."""
-
-    table: pl.DataFrame
 
 
 class Method(Replay):

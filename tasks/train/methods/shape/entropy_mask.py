@@ -20,9 +20,6 @@ class Settings:
         share(train__shape__keep=self.keep)
 
 
-EXAMPLE = Settings(keep=0.5)
-
-
 class Method(Shape):
     settings: Settings
     features = Features()

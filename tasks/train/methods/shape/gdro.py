@@ -41,9 +41,6 @@ class Settings:
             )
 
 
-EXAMPLE = Settings(width=0.25, most=1.5)
-
-
 @dataclass
 class State:
     """The pass rate of every prompt, and its bin (-1: none); the score of every bin before bias

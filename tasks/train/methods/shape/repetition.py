@@ -21,9 +21,6 @@ class Settings:
         above_zero(train__shape__weight=self.weight)
 
 
-EXAMPLE = Settings(n=2, weight=0.5)
-
-
 class Method(Shape):
     settings: Settings
     changes_rewards = True

@@ -116,7 +116,7 @@ def rollouts_of(learner: Learner, length: int, num_tokens: int, seed: int = 0) -
 
 
 def gradient(learner: Learner, rollouts: Rollouts) -> UpdateStats:
-    return learner.compute_gradient(rollouts, clip.Method(clip.EXAMPLE))
+    return learner.compute_gradient(rollouts, clip.Method(clip.Settings()))
 
 
 def update(learner: Learner, rollouts: Rollouts, rate: float = 1e-6) -> None:
