@@ -157,7 +157,8 @@ class Harness:
         self.engine = params.section(dict(values), "engine", EngineSettings)
         self.policy = open_cell(layout, cell)
         self.device = str(torch_device(self.engine.device))
-        self.backend = asked.backend or backend(self.engine)
+        name = engine_name(self.engine)
+        self.backend = asked.backend or (name if name in BACKENDS else "hf")  # hf for servers
         self.chat_template = asked.chat_template
         if self.chat_template is None:
             tokenizer = load_tokenizer(
@@ -247,21 +248,11 @@ class Harness:
         return self.model
 
 
-def backend(engine: EngineSettings) -> str:
-    """Return the harness's model type for our engine; `hf` for servers."""
-    name = engine_name(engine)
-    return name if name in BACKENDS else "hf"
-
-
 def versions(backend: str) -> dict[str, str]:
     """Return the versions of the packages that compute the numbers."""
-    names = ("lm_eval", "torch", "vllm" if backend == "vllm" else "transformers")
-    return {name: version_of(name) for name in names}
-
-
-def version_of(name: str) -> str:
-    """Return the version of the package that provides a module."""
-    return metadata.version(metadata.packages_distributions()[name][0])
+    modules = ("lm_eval", "torch", "vllm" if backend == "vllm" else "transformers")
+    packages = metadata.packages_distributions()  # by the modules that they provide
+    return {name: metadata.version(packages[name][0]) for name in modules}
 
 
 def measured(task: str, results: Mapping[str, Any]) -> dict[str, Any]:

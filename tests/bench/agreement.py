@@ -79,7 +79,6 @@ BY_GRADER = {
 # take answers, not completions
 BOXED = {"grade_answer", "grade_answer_mathd", "grade_answer_sympy"}
 DEFAULTS = {"match_types": ["latex", "expr"], "precision": 6}  # of math-verify
-F1_TESTS = ("test_single_label", "test_list_labels")
 NORMALIZERS = {"strip_string", "_strip_string", "mathd_normalize_answer", "normalize_answer"}
 BOXES = {"last_boxed_only_string", "remove_boxed", "extract_answer", "extract_boxed"}
 
@@ -88,7 +87,8 @@ def graders_verifier(case: dict[str, Any]) -> str | None:
     """Return our verifier that implements the case's policy, or None."""
     if case["source"]["test"] in ("test_signed_number_extraction", "test_basic_scenarios"):
         return "numeric"
-    if case["source"]["test"] in ("test_puzzle_matcher_scenarios", *F1_TESTS):
+    answers_in_words = ("test_puzzle_matcher_scenarios", "test_single_label", "test_list_labels")
+    if case["source"]["test"] in answers_in_words:
         return "qa_after_think"
     if case["policy"].startswith("SkyRL gsm8k"):
         return "gsm8k_strict"

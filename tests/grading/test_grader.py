@@ -9,65 +9,44 @@ import yaml
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
-from tasks.grading.grader import Answer, FailureRateError, Grader
+from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
 from tasks.grading.settings import Verify
 from tasks.ingest import golds
 from tests.patience import is_running, wait_for
 
-COMPOSITE = {"method": "composite", "weights": {"numeric": 0.75, "tags": 0.25}}
 CONFIGURED = {
     "tags": {"method": "format", "tags": ["think", "answer"], "text_after": False},
-    "both": COMPOSITE,
+    "both": {"method": "composite", "weights": {"numeric": 0.75, "tags": 0.25}},
     "qa": {"method": "qa", "threshold": None},
 }
 
 
-def verify(seconds: float = 5.0, max_failure_rate: float = 0.0, processes: int = 2) -> Verify:
-    return Verify(processes, seconds, 4.0, max_failure_rate, CONFIGURED)
+def verify(seconds: float = 5.0, max_failure_rate: float = 0.0) -> Verify:
+    return Verify(2, seconds, 4.0, max_failure_rate, CONFIGURED)
 
 
 @pytest.mark.usefixtures("hostile_verifier")
 def test_worker_that_hangs_or_dies_fails_only_its_own_answer() -> None:
-    texts = ["a", "hang", "b", "die", "print", "raise", "d"] + ["e"] * 50
+    texts = ["a", "hang", "b", "die", "print", "raise", "d", *(f"e{i}" for i in range(50))]
     with Grader(verify(1.0, 0.5)) as grader:
         verdicts = grader.grade([Answer("hostile", text, "", False) for text in texts])
     expected = {"hang": "timeout", "die": "error", "raise": "error"}
     assert [verdict.outcome for verdict in verdicts] == [
         expected.get(text, "correct") for text in texts
     ]
+    assert verdicts[1].answer == "no answer in 1 s of CPU time"
     assert "boom" in verdicts[5].answer
+    graded = [verdict.answer for verdict in verdicts if verdict.outcome == "correct"]
+    assert graded == [text for text in texts if text not in expected]
 
 
-@pytest.mark.usefixtures("hostile_verifier")
-@pytest.mark.parametrize(
-    ("text", "clock_factor", "limit"),
-    [("sleep", 4.0, "1 s on the clock"), ("hang", 1000.0, "0.25 s of CPU time")],
-)
-def test_answer_is_timed_out_by_cpu_time_or_clock_time(
-    text: str, clock_factor: float, limit: str
-) -> None:
-    with Grader(Verify(2, 0.25, 4.0, 1.0, {}, clock_factor=clock_factor)) as grader:
-        (verdict,) = grader.grade([Answer("hostile", text, "", False)])
-    assert (verdict.outcome, verdict.answer) == ("timeout", f"no answer in {limit}")
-
-
-@pytest.mark.usefixtures("hostile_verifier")
-def test_too_many_failures_are_an_error_with_examples() -> None:
-    answers = [Answer("hostile", "raise", "gold 7", False)] * 3 + [
-        Answer("hostile", "fine", "", False)
-    ] * 7
-    with (
-        Grader(verify(5.0, 0.2)) as grader,
-        pytest.raises(FailureRateError, match=r"'error': 3.*boom.*gold 7"),
-    ):
-        grader.grade(answers)
-    with Grader(verify(5.0, 0.3)) as grader:
-        assert [v.outcome for v in grader.grade(answers)].count("error") == 3
-
-
-def test_long_answers_pass_through_the_pipe() -> None:
-    answers = [Answer("exact", f"{i}" * 50_000, f"{i}" * 50_000, False) for i in range(8)]
+def test_long_numbers_pass_through_the_pipe_and_are_graded() -> None:
+    numbers = [f"{i}" * 50_000 for i in range(1, 9)]
+    answers = [
+        Answer(name, rf"\boxed{{{number}}}", number, False)
+        for name, number in zip(["math", "numeric"] * 4, numbers, strict=True)
+    ]
     with Grader(verify()) as grader:
         assert {verdict.outcome for verdict in grader.grade(answers)} == {"correct"}
 
@@ -128,26 +107,6 @@ def test_golds_are_compared_answer_by_answer() -> None:
     }
     with Grader(verify()) as grader:
         assert golds.equal(list(same), grader) == list(same.values())
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("hostile_verifier")
-def test_verdicts_do_not_depend_on_order_or_processes() -> None:
-    texts = [f"{i} is {i % 7}" for i in range(150)] + ["hang", "die", "raise"]
-    answers = [
-        Answer("numeric" if text[0].isdigit() else "hostile", text, "3", False) for text in texts
-    ]
-    with (
-        Grader(verify(1.0, 1.0, processes=1)) as one,
-        Grader(verify(1.0, 1.0, processes=3)) as three,
-    ):
-        forwards, backwards = one.grade(answers), three.grade(answers[::-1])
-        assert three.pool is not None
-        three.pool.seconds_per_request = (
-            1.0  # so slow that each answer is sent separately, and all processes are used
-        )
-        alone = three.grade(answers)
-    assert forwards == backwards[::-1] == alone
 
 
 @pytest.mark.usefixtures("hostile_verifier")

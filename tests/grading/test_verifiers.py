@@ -19,6 +19,8 @@ from tasks.grading.settings import Verify
 from tasks.grading.verdict import Verdict
 from tasks.grading.verifiers import reasoning_gym
 from tests.grading.test_code import ADD, SETTINGS
+from tests.grading.test_ifeval import gold as ifeval_gold
+from tests.grading.test_text_verifiers import JSON, QA, REGEX, WORDS
 
 PART = {
     "method": "part",
@@ -33,17 +35,11 @@ CONFIGURED: dict[str, dict[str, Any]] = {
     "composite": {"method": "composite", "weights": {"numeric": 0.75, "format": 0.25}},
     "sympy": {"method": "math", "dialect": "sympy"},
     "part": PART,
-    "regex": {"method": "regex", "pattern": None, "match": "full"},
-    "json_schema": {"method": "json_schema", "schema": None, "place": "either"},
-    "qa": {"method": "qa", "threshold": None},
+    "regex": REGEX,
+    "json_schema": JSON,
+    "qa": QA,
     "ifeval": {"method": "ifeval", "loose": True},
-    "length": {
-        "method": "length",
-        "unit": "characters",
-        "minimum": 1,
-        "maximum": 1,
-        "slack": 0,
-    },
+    "length": {**WORDS, "unit": "characters", "minimum": 1, "maximum": 1},
     # the sandbox itself is tested in test_sandbox.py
     "code": {**SETTINGS, "sandbox": "process"},
     "strict": {**PART, "verifier": "numeric", "pattern": "####(.*)"},
@@ -54,21 +50,11 @@ PROBLEM = library.create_dataset("countdown", seed=1, size=1)[0]
 GOLDS = {
     "choice": "B",
     "code": ADD,
-    "ifeval": json.dumps(
-        {
-            "instruction_id_list": [
-                "keywords:existence",
-                "language:response_language",
-                "length_constraints:number_sentences",
-                "detectable_content:number_placeholders",
-            ],
-            "kwargs": [
-                {"keywords": ["kept"]},
-                {"language": "en"},
-                {"num_sentences": 1, "relation": "at least"},
-                {"num_placeholders": 1},
-            ],
-        }
+    "ifeval": ifeval_gold(
+        ("keywords:existence", {"keywords": ["kept"]}),
+        ("language:response_language", {"language": "en"}),
+        ("length_constraints:number_sentences", {"num_sentences": 1, "relation": "at least"}),
+        ("detectable_content:number_placeholders", {"num_placeholders": 1}),
     ),
     "regex": r"\d",
     "json_schema": '{"type": "integer", "maximum": 7, "minimum": 7}',
@@ -114,10 +100,6 @@ def test_cases_by_hand(name: str) -> None:
                 outcome = "error"  # the worker turns any exception into an error
             found.append({**case, "found": outcome})
     assert [one for one in found if one["found"] != one["outcome"]] == []
-
-
-def test_number_of_very_many_digits_is_read() -> None:
-    assert graded("numeric", "9" * 6000, "9").outcome == "wrong"
 
 
 @pytest.mark.parametrize("name", names())
@@ -180,54 +162,35 @@ HOSTILE = {
     "import": "__import__('os').system('touch HARMED') or exec(\"open('HARMED','w')\")",
     "import in a formula": "$__import__('os').system('touch HARMED')$ "
     "\\boxed{__import__('os').system('touch HARMED')}",
-    "unclosed box": r"\boxed{8",
-    "several boxes": r"\boxed{6} \boxed{\boxed{8}} and \boxed{9}",
     "lone surrogates": "\ud800 \udfff none",
     "tags": "<answer>" * 100_000,
     "commas": "1,111" * 100_000,
 }
 
 
-@pytest.fixture(scope="module")
-def hostile_verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Verdict]]:
-    """Return the verdicts of each verifier on all hostile answers, each with a correct one after
-    it. No answer is executed: that would create a file."""
+@pytest.mark.slow
+def test_hostile_answers_are_graded_in_time_and_not_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No hostile answer is correct, and the correct answer after each is graded as usual. An answer
+    that is executed would create a file."""
     answers = [
-        (name, Answer(name, text, gold, False))
+        Answer(name, text, GOLDS.get(name, "7"), False)
         for name in names()
-        for gold in [GOLDS.get(name, "7")]
         for hostile in HOSTILE.values()
         for text in (hostile, RIGHT.get(name, "7"))
     ]
-    folder = tmp_path_factory.mktemp("hostile")
-    with (
-        pytest.MonkeyPatch.context() as patched,
-        Grader(Verify(2, 1.0, 1.0, 1.0, CONFIGURED)) as grader,
-    ):
-        patched.setenv("PYTHONPATH", str(Path.cwd()))
-        patched.chdir(folder)
-        verdicts = grader.grade([answer for _, answer in answers])
-    assert list(folder.rglob("HARMED")) == []
-    found: dict[str, list[Verdict]] = {}
-    for (name, _), verdict in zip(answers, verdicts, strict=True):
-        found.setdefault(name, []).append(verdict)
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("hostile answers")
-@pytest.mark.parametrize("name", names())
-def test_hostile_answers_are_graded_in_time_and_not_executed(
-    name: str, hostile_verdicts: dict[str, list[Verdict]]
-) -> None:
-    """No hostile answer is correct, and the answers after it are graded as usual."""
-    verdicts = hostile_verdicts[name]
-    assert {verdict.outcome for verdict in verdicts[1::2]} == {"correct"}
-    assert {
-        kind: verdict
-        for kind, verdict in zip(HOSTILE, verdicts[::2], strict=True)
-        if verdict.outcome not in {*OUTCOMES} - {"correct", "truncated"}
-    } == {}
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    monkeypatch.chdir(tmp_path)
+    with Grader(Verify(2, 1.0, 1.0, 1.0, CONFIGURED)) as grader:
+        verdicts = grader.grade(answers)
+    assert list(tmp_path.rglob("HARMED")) == []
+    allowed = ({*OUTCOMES} - {"correct", "truncated"}, {"correct"})
+    assert [
+        (answer.verifier, answer.completion[:80], verdict)
+        for place, (answer, verdict) in enumerate(zip(answers, verdicts, strict=True))
+        if verdict.outcome not in allowed[place % 2]
+    ] == []
     assert max(len(verdict.answer.encode()) for verdict in verdicts) < 5000
 
 
@@ -236,9 +199,7 @@ def test_hostile_answers_are_graded_in_time_and_not_executed(
     [
         ("94*4 - 61 - (6 + 1)", True),
         ("x**2/2 + 3*sin(2*x) + sqrt(x)", True),
-        ("[[0, 1], [1, 0]]", True),
         ("['A', 'B', 'C']", True),
-        ("_ Q _ _\n_ _ _ Q", True),
         ("__import__('os').system('true')", False),
         ("open('x', 'w')", False),
         ("(open)(x)", False),
@@ -256,16 +217,10 @@ def test_scorer_evaluates_only_harmless_text(text: str, harmless: bool) -> None:
 
 def test_composite_keeps_every_mark_and_rewards_their_weighted_sum() -> None:
     both = graded("composite", "<think>so</think><answer>7</answer>", "7")
-    assert (both.outcome, both.reward, both.parts) == (
-        "correct",
-        1.0,
-        (("numeric", 1.0), ("format", 1.0)),
-    )
-    bare, rewarded = (
-        graded("composite", "7", "7"),
-        graded("composite", "<think>so</think><answer>8</answer>", "7"),
-    )
+    assert both == Verdict("correct", "7", 1.0, (("numeric", 1.0), ("format", 1.0)))
+    bare = graded("composite", "7", "7")
     assert (bare.outcome, bare.reward, bare.score) == ("correct", 0.75, 0.75)
+    rewarded = graded("composite", "<think>so</think><answer>8</answer>", "7")
     assert (rewarded.outcome, rewarded.reward, rewarded.answer) == ("wrong", 0.25, "8")
     assert graded("composite", "7", "seven").outcome == "error"
 

@@ -76,7 +76,7 @@ def test_a_missing_table_is_named(folder: Path) -> None:
         files.fingerprint(files.task_files(folder / "tasks"))
 
 
-@pytest.mark.parametrize("text", ["a: [1\n", "[" * 10_000], ids=["unfinished", "nested"])
+@pytest.mark.parametrize("text", ["a: [1\n", "[" * 2_000], ids=["unfinished", "nested"])
 def test_a_file_that_is_not_yaml_is_refused(folder: Path, text: str) -> None:
     plant(folder, {"tasks/other.yaml": text})
     with pytest.raises(ArtifactError, match="other.yaml is not YAML"):

@@ -1,7 +1,5 @@
 """Prompts in the terminal, in the policy's form."""
 
-from pathlib import Path
-
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -15,10 +13,11 @@ from tests.policies import make_policy, place_policy
 TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
 
 
-@pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    layout = Layout(tmp_path / "data")
-    folder = make_policy(tmp_path / "policy", "llama")
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    root = tmp_path_factory.mktemp("prompts")
+    layout = Layout(root / "data")
+    folder = make_policy(root / "policy", "llama")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     place_policy(folder, layout, AutoModelForCausalLM.from_pretrained(folder))
     row = {**dict.fromkeys(PROMPTS.columns), "verifier": "numeric", "source": "mine"}

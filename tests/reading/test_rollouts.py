@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS
+from tasks.common.artifacts import PROMPTS, ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
-from tasks.reading.comparisons import CLASSES, Wanted, escaped, read
+from tasks.reading.comparisons import CLASSES, Wanted, read
 
 BEFORE = {"p0": "cw", "p1": "cw", "p2": "cc", "p3": "ww", "p4": "ee", "p5": "cw"}
 AFTER = {"p0": "cc", "p1": "wt", "p2": "cc", "p3": "ww", "p4": "cw", "p5": "ee"}
@@ -41,8 +41,8 @@ def layout(tmp_path: Path) -> Layout:
     rows = [{**prompt, "prompt_id": name, "prompt": f"asked {name}\x1b"} for name in BEFORE]
     PROMPTS.write(layout.prompts("test"), PROMPTS.frame(rows))
     for folder, outcomes, text in (
-        (layout.baseline, BEFORE, "old\x1b]0;title\x07"),
-        (layout.evaluation("sgpo", 0), AFTER, "new\u202e"),
+        (layout.baseline, BEFORE, "old\x1b]0;title\x07\r\x9b31m\x7f"),
+        (layout.evaluation("sgpo", 0), AFTER, "new\u202e\u2028\u200f\u2066\n\t3 × π, 漢字\u00a0"),
     ):
         ROLLOUTS.write(folder / "rollouts.parquet", ROLLOUTS.frame(rollouts(outcomes, text)))
     return layout
@@ -70,9 +70,7 @@ def test_both_sides_of_a_prompt_are_shown(layout: Layout) -> None:
         ("lost", ["p1"]),
         ("solved", ["p2"]),
         ("unsolved", ["p3"]),
-        ("truncated", ["p1"]),
         ("correct", ["p0", "p2", "p4"]),
-        ("error", ["p5"]),
     ],
 )
 def test_a_class_chooses_prompts(layout: Layout, kind: str, prompts: list[str]) -> None:
@@ -86,25 +84,14 @@ def test_a_prompt_without_a_graded_sample_has_no_rate(layout: Layout) -> None:
     assert "solved 50% before, – after" in text
 
 
-def test_no_control_character_of_a_text_reaches_the_terminal(layout: Layout) -> None:
+def test_only_invisible_characters_are_escaped(layout: Layout) -> None:
     text = shown(layout)
-    assert all(character.isprintable() or character == "\n" for character in text)
-    for escape in ("\\x1b[2J", "\\x1b]0;title\\x07", "\\u202e", "7\\x07", "asked p0\\x1b"):
-        assert escape in text
-
-
-@pytest.mark.parametrize(
-    ("text", "seen"),
-    [
-        ("a\nb\tc", "a\nb\tc"),
-        ("x = 3 × π, 漢字", "x = 3 × π, 漢字"),
-        ("\r\x9b31m\x7f", "\\r\\x9b31m\\x7f"),
-        ("\u2028\u200f\u2066", "\\u2028\\u200f\\u2066"),
-        ("a\u00a0b", "a\u00a0b"),
-    ],
-)
-def test_only_invisible_characters_are_escaped(text: str, seen: str) -> None:
-    assert escaped(text) == seen
+    assert all(one.isprintable() or one in "\n\t\u00a0" for one in text)
+    for seen in (
+        *("\\x1b[2J", "\\x1b]0;title\\x07\\r\\x9b31m\\x7f", "7\\x07", "asked p0\\x1b"),
+        "\\u202e\\u2028\\u200f\\u2066\n\t3 × π, 漢字\u00a0",
+    ):
+        assert seen in text
 
 
 def test_missing_files_and_prompts_are_named(layout: Layout) -> None:
@@ -122,4 +109,3 @@ def test_the_command_offers_every_class() -> None:
     from flows.cli.read import CLASSES as offered
 
     assert offered == CLASSES
-    assert set(OUTCOMES) < set(CLASSES)

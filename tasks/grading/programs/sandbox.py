@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.files import temporary_folder
-from tasks.common.params import ParamsError
 from tasks.common.processes.clock import RunningClock
 from tasks.grading.programs import runner
 from tasks.grading.programs.command import (
@@ -57,11 +56,6 @@ KILLS = (signal.SIGKILL, signal.SIGTERM)  # may come from an operator or the out
 MAX_DIGITS = 5_000  # of an integer in a reply
 HASHED_DIGITS = 18  # integers with at most this many digits all have distinct hashes
 MAX_LARGE = 10_000  # integers with more digits than that, per reply
-ADVICE = (
-    "Install bubblewrap (Debian: apt-get install bubblewrap) and, unless root runs this, allow "
-    "unprivileged user namespaces; a container must be allowed to make namespaces. Or set "
-    "`sandbox: process`, which does not protect from hostile programs"
-)
 
 
 class Stopped(Exception):
@@ -367,9 +361,3 @@ def output_of(encoded: Any) -> str | None:
         return base64.b64decode(encoded, validate=True).decode("utf-8", "replace")
     except (TypeError, ValueError):
         return None
-
-
-def require(sandbox: Sandbox) -> None:
-    """Raise ParamsError if this sandbox does not work here."""
-    if (reason := problem(sandbox)) is not None:
-        raise ParamsError(f"the sandbox {sandbox.kind!r} does not work here: {reason}. {ADVICE}")

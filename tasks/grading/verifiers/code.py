@@ -13,7 +13,6 @@ is an `error` if the program cannot have sent the signal.
 
 Not supported: languages other than Python; judges that are programs; a score for style or speed."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,7 +31,7 @@ from tasks.grading.programs.sandbox import (
     Session,
     Stopped,
     output_of,
-    require,
+    problem,
     signal_message,
 )
 from tasks.grading.verdict import Verdict
@@ -91,7 +90,13 @@ class Settings:
 
 def ready(settings: Settings) -> None:
     """Raise ParamsError if the sandbox does not work on this machine."""
-    require(settings.place)
+    if (reason := problem(settings.place)) is not None:
+        raise ParamsError(
+            f"the sandbox {settings.sandbox!r} does not work here: {reason}. Install bubblewrap "
+            "(Debian: apt-get install bubblewrap) and, unless root runs this, allow unprivileged "
+            "user namespaces; a container must be allowed to make namespaces. Or set "
+            "`sandbox: process`, which does not protect from hostile programs"
+        )
 
 
 def verify(completion: str, answer: str, settings: Settings) -> Verdict:
@@ -144,13 +149,12 @@ class Execution:
         self.settings = settings
         self.session: Session | None = None
         self.clock = RunningClock()
-        self.deadline = math.inf
+        self.deadline = self.clock.read() + settings.total_seconds
         self.was_killed = False
 
     def failures(self) -> Iterator[str | None]:
         """Yield the failure of each test, or None if it passed. Stop after the first failure if
         `stop_at_failure` is set, and in any case if the program cannot be loaded."""
-        self.deadline = self.clock.read() + self.settings.total_seconds
         try:
             for index in range(number_of(self.tests)):
                 try:
