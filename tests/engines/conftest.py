@@ -136,7 +136,8 @@ def logprob_gaps(
         prompt, completion = list(request.prompts[owner]), samples.token_ids[row]
         logits_TV = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
         every_TV = (logits_TV / request.sampling.temperature).log_softmax(-1)
-        expected_T = every_TV[torch.arange(len(completion)), torch.tensor(completion)]
+        chosen_T = torch.tensor(completion, dtype=torch.int64)
+        expected_T = every_TV[torch.arange(len(completion)), chosen_T]
         gaps.append(np.abs(expected_T.numpy() - np.array(samples.logprobs[row])))
     return gaps
 
