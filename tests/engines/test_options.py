@@ -46,13 +46,6 @@ def test_parts_of_a_server_on_a_cluster_share_its_gpus() -> None:
         dataclasses.replace(chosen, vllm={"tensor_parallel_size": 2})
 
 
-def test_only_options_that_change_samples_are_part_of_a_key() -> None:
-    fast = {"max_model_len": 512, "enforce_eager": True, "data_parallel_size": 2}
-    assert options.altering(fast) == {}
-    coarse = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
-    assert options.altering({**fast, **coarse, "unknown": 1}) == {"vllm": {**coarse, "unknown": 1}}
-
-
 @pytest.mark.parametrize(("longest", "expected"), [(100, 100), (3, LEAST_LENGTH), (9999, 512)])
 def test_context_of_an_engine_fits_the_longest_sample(
     policy: Policy, longest: int, expected: int
