@@ -23,13 +23,10 @@ BFLOAT16 = TrainingMemory(12 * GIB, 6 * GIB, 6 * GIB, 3 * GIB, 2 * GIB)
 def test_memory_of_a_model_by_hand(qwen: Path) -> None:
     model = load(qwen)
     num_parameters = sum(p.numel() for p in model.parameters())
-    # all matrices of the layers; embeddings, which are the head too, and norms are not cast
-    num_cast = sum(p.numel() for name, p in model.named_parameters() if "_proj" in name)
     plain = memory(model)
     logits = 4 * 4 * 50 * model.config.vocab_size  # chunks of 50 tokens
     assert plain == TrainingMemory(8 * num_parameters, 0, 4 * num_parameters, 0, logits)
-    found = memory(model, dtype="bfloat16", kl_coefficient=0.1)
-    assert (found.reference, found.low_precision) == (4 * num_parameters, 2 * num_cast)
+    assert memory(model, kl_coefficient=0.1).reference == 4 * num_parameters
 
 
 def memory(model: Any, **changes: Any) -> TrainingMemory:
