@@ -1,7 +1,5 @@
 """The check that no argument of a model's attention is ignored."""
 
-from typing import Any
-
 import pytest
 import torch
 from transformers import (
@@ -25,9 +23,10 @@ WITH_EXTRAS = {
 }
 
 
-def with_window(window: int) -> Any:
-    """Return a model whose window is in transformers' masks only."""
-    return Qwen2MoeConfig(
+@pytest.mark.parametrize("window", [3, 4096])
+def test_window_that_packed_attention_does_not_get_is_refused(window: int) -> None:
+    """The window is in transformers' masks only."""
+    config = Qwen2MoeConfig(
         **GROUPED,
         **EXPERTS,
         shared_expert_intermediate_size=24,
@@ -35,11 +34,7 @@ def with_window(window: int) -> Any:
         sliding_window=window,
         max_window_layers=2,
     )
-
-
-@pytest.mark.parametrize("window", [3, 4096])
-def test_window_that_packed_attention_does_not_get_is_refused(window: int) -> None:
-    model = make(with_window(window))
+    model = make(config)
     with pytest.raises(
         ArtifactError,
         match=f"Qwen2MoeForCausalLM has an attention window of {window} tokens, which would be "
