@@ -102,13 +102,18 @@ def update_in_process(root: Path) -> None:
     """Check updates of each architecture in a process of their own: vLLM creates the groups that
     experts need only if its first model has experts."""
     for name in ARCHITECTURES:
-        policy, model = make(name, root / name)
-        engine = load_engine(replace(ENGINE, name="vllm"), policy, model)
-        check_updates(engine, model)
-        if name == "mixtral":
-            # names in memory differ from the names in files
-            with pytest.raises(ArtifactError, match=REFUSAL):
-                engine.set_weights(dict(NamedWeights(model)))
+        check_architecture(name, root / name)
+
+
+def check_architecture(name: str, root: Path) -> None:
+    """Check updates of one architecture. Its engine ends before the next one begins."""
+    policy, model = make(name, root)
+    engine = load_engine(replace(ENGINE, name="vllm"), policy, model)
+    check_updates(engine, model)
+    if name == "mixtral":
+        # names in memory differ from the names in files
+        with pytest.raises(ArtifactError, match=REFUSAL):
+            engine.set_weights(dict(NamedWeights(model)))
 
 
 @pytest.mark.vllm
