@@ -136,10 +136,11 @@ def check_changes(engine: ServerEngine, model: PreTrainedModel) -> None:
     """Update few elements twice. The second update is read on top of the first."""
     assert isinstance(engine.transfer, FileTransfer)
     engine.transfer.only_changes = True
-    for num_changes in (1, 2):
+    names = ("model.norm.weight", "model.layers.0.input_layernorm.weight")
+    for num_changes, name in enumerate(names, 1):
         before = check_samples(engine, model)
         with torch.no_grad():
-            model.get_parameter("model.norm.weight").mul_(1.2)
+            model.get_parameter(name).mul_(1.2)
         engine.set_weights(NamedWeights(model))
         (piece,) = engine.transfer.pieces.values()
         assert len(piece.changes) == num_changes

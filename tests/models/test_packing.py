@@ -291,6 +291,18 @@ def test_many_long_prompts_need_several_prefills(
     assert sum(prefilled) == 2 * 128
 
 
+def test_packing_by_hand() -> None:
+    packing, prompts, rest = pack(
+        [[1, 2], [3, 4, 5]], np.array([0, 1, 1]), [[6], [], [7, 8]], torch.device("cpu")
+    )
+    # the longest prompt first, then the longest continuation
+    assert packing.ids.tolist() == [3, 4, 5, 1, 2, 7, 8, 6]
+    assert packing.positions.tolist() == [0, 1, 2, 0, 1, 3, 4, 2]
+    assert prompts.starts.tolist() == [3, 0]
+    assert rest.starts[[0, 2]].tolist() == [7, 5]
+    assert rest.lengths.tolist() == [1, 0, 2]
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_host_waits_once_per_decoded_token(
     device: str, guesser: Path, monkeypatch: pytest.MonkeyPatch
