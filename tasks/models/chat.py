@@ -58,10 +58,6 @@ class Template:
             yield from map(in_words, self.pool.map(chunk))
             start, size = start + size, min(2 * size, MAX_AT_ONCE)
 
-    def close(self) -> None:
-        """Stop the process. The next use starts another."""
-        self.pool.close()
-
 
 def in_words(reply: Any) -> str | TemplateFailed:
     """Return the rendered text in a reply of the process, or a description of the failure."""

@@ -1,7 +1,7 @@
 """Servers that several tests share, policies, and processes that run side by side."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -127,16 +127,25 @@ def scale(model: PreTrainedModel, factor: float) -> PreTrainedModel:
 
 
 @torch.no_grad()
+def logits_of(
+    model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int]
+) -> torch.Tensor:
+    """Return the logits [T, V] of a completion, computed without a cache."""
+    found: torch.Tensor = model(torch.tensor([[*prompt, *completion]])).logits
+    return found[0, len(prompt) - 1 : -1]
+
+
 def logprob_gaps(
     model: PreTrainedModel, request: Request, samples: Samples
 ) -> list[npt.NDArray[np.float32]]:
     """Return [B] the |difference| of each token's log-probability to the model's."""
     gaps = []
     for row, owner in enumerate(request.owner_B()):
-        prompt, completion = list(request.prompts[owner]), samples.token_ids[row]
-        logits_TV = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        completion = samples.token_ids[row]
+        logits_TV = logits_of(model, request.prompts[owner], completion)
         every_TV = (logits_TV / request.sampling.temperature).log_softmax(-1)
-        expected_T = every_TV[torch.arange(len(completion)), torch.tensor(completion)]
+        chosen_T = torch.tensor(completion, dtype=torch.int64)
+        expected_T = every_TV[torch.arange(len(completion)), chosen_T]
         gaps.append(np.abs(expected_T.numpy() - np.array(samples.logprobs[row])))
     return gaps
 

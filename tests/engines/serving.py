@@ -37,7 +37,6 @@ class Behaviour:
     version: str = "default"  # the reported version, also of weights that are not in effect
     paused: bool = False
     updating: bool = False  # during an update another one is rejected
-    samples_from: str | None = None  # the reported version of the samples, if it differs
     requests: int = 0  # completions requested
     served: int = 0  # completions answered
     num_tokens: int = 0  # of the completions
@@ -191,8 +190,7 @@ class Server:
             (choice,) = answer["choices"]
             logprobs = choice["logprobs"]["token_logprobs"]
             choice["logprobs"] = {"content": [{"logprob": value} for value in logprobs]}
-            version = does.samples_from or does.version
-            span = {"version": version, "start": 0, "end": len(logprobs)}
+            span = {"version": does.version, "start": 0, "end": len(logprobs)}
             choice["weight_versions"] = [span]
         return web.json_response(answer)
 

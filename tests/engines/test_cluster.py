@@ -1,5 +1,5 @@
-"""Parts of a cluster, tested without Ray: the host of a process, the gate of a server, and the
-settings. For a real cluster see `test_ray.py`."""
+"""Parts of a cluster, tested without Ray: the host of a process, and the gate of a server. For a
+real cluster see `test_ray.py`."""
 
 import dataclasses
 import os
@@ -15,19 +15,15 @@ import httpx
 import pytest
 
 from tasks.common.files import ArtifactError, WriteError
-from tasks.common.params import ParamsError, parse
 from tasks.engines.cluster.host import ADDRESS, PIECE, SCRATCH, Host
 from tasks.engines.cluster.places import check_shared, shared_folder
 from tasks.engines.cluster.ranks import MAX_RESTARTS, Ended, supervise
 from tasks.engines.cluster.servers import RemoteReplica
-from tasks.engines.devices import sampling_gpus, training_gpus
-from tasks.engines.loading import engine_name
 from tasks.engines.server import gate
-from tasks.engines.settings import Cluster, EngineSettings
+from tasks.engines.settings import Cluster
 from tasks.engines.weights import nccl
 from tests.flows.test_processes import is_gone
 from tests.patience import wait_for
-from tests.policies import ENGINE
 
 CLUSTER = Cluster("head:6379", 2, 1, 1, "data")
 
@@ -64,8 +60,6 @@ def test_host_starts_polls_and_interrupts_a_process(
         written += progress.output
     arguments = [f"{host.folder}/s", "127.0.0.1"]
     assert written.decode() == f"{arguments} 1 3\n"
-    with pytest.raises(RuntimeError, match="already running here"):
-        host.start(command, environment, str(tmp_path), is_guarded=False)
     host.interrupt()
     while (progress := host.poll()).status is None or progress.output:
         written += progress.output
@@ -107,22 +101,6 @@ def test_host_ends_all_descendants_of_its_process(host: Host, tmp_path: Path) ->
     host.end()
     assert is_gone(pid)
     assert host.poll().status == -signal.SIGKILL
-
-
-def test_next_host_removes_the_files_of_a_killed_one(tmp_path: Path) -> None:
-    script = """
-import os, signal
-from tasks.engines.cluster.host import Host
-host = Host("127.0.0.1")
-print(host.folder, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    command, environment = [sys.executable, "-c", script], {**os.environ, "TMPDIR": str(tmp_path)}
-    found = []
-    for _ in range(2):
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-        found.append(Path(done.stdout.strip()))
-    assert [folder.exists() for folder in found] == [False, True]
 
 
 def test_folder_that_a_machine_does_not_share_is_refused(host: Host, tmp_path: Path) -> None:
@@ -185,52 +163,6 @@ def test_gate_forwards_exactly_the_routes_in_use() -> None:
     routes |= {f"/v1{route}" for route in re.findall(r"endpoint\.url\}(/[a-z_]+)", source)}
     routes |= {f"/{nccl.LEAVE}", "/init_weight_transfer_engine"}
     assert routes | {"/health"} == {route for _, route in gate.ROUTES}
-
-
-def cluster(**changes: Any) -> EngineSettings:
-    settings = {"name": "auto", "cluster": CLUSTER, **changes}
-    return dataclasses.replace(ENGINE, **settings)
-
-
-def test_servers_on_a_cluster_use_no_gpu_of_this_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert engine_name(cluster()) == "server"
-    assert engine_name(cluster(cluster=dataclasses.replace(CLUSTER, engines=0))) != "server"
-    settings = cluster(device="cuda")
-    assert sampling_gpus(settings) == training_gpus(settings, 2) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"name": "hf"}, "engine.cluster.engines is 1, which are vLLM servers"),
-        ({"num_processes": 2}, "leave engine.num_processes and engine.num_replicas at 1"),
-        ({"urls": ["http://a/v1"]}, "engine.urls empty"),
-        (
-            {"name": "server", "cluster": dataclasses.replace(CLUSTER, engines=0)},
-            "engine.cluster.engines is 0: raise it",
-        ),
-    ],
-)
-def test_contradictory_settings_of_a_cluster_are_refused(
-    changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ParamsError, match=message):
-        cluster(**changes)
-
-
-def test_cluster_is_local_or_has_all_its_keys() -> None:
-    with pytest.raises(ParamsError, match=r"engine\.cluster\.trainers is 0"):
-        dataclasses.replace(CLUSTER, trainers=0)
-    values = dataclasses.asdict(ENGINE)
-    assert parse(values, EngineSettings, "engine").cluster == "local"
-    given = {**values, "name": "server", "cluster": dataclasses.asdict(CLUSTER)}
-    assert parse(given, EngineSettings, "engine").cluster == CLUSTER
-    with pytest.raises(ParamsError, match="engine.cluster is 'here'; allowed: local"):
-        parse({**values, "cluster": "here"}, EngineSettings, "engine")
-    with pytest.raises(ParamsError, match="engine.cluster"):
-        parse({**values, "cluster": {"ray": "head:6379"}}, EngineSettings, "engine")
 
 
 def test_shared_folder_that_is_not_writable_is_named(tmp_path: Path) -> None:

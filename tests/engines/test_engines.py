@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from tasks import engines
 from tasks.common import registry
@@ -18,15 +19,13 @@ from tasks.engines.settings import Sampling
 from tasks.engines.vllm import VllmEngine
 from tasks.models.policy import Policy, load_tokenizer
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import Servers, load, placed
+from tests.engines.conftest import Servers, load, logits_of, logprob_gaps, placed
 from tests.policies import ENGINE
 
 SETTINGS = dataclasses.replace(ENGINE, max_rows=8)
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
 TOLERANCE = 2e-4  # log-probabilities in float32 against a plain forward
 BY_VLLM = {"vllm", "server"}
-
-Reference = Callable[[list[int], list[int]], torch.Tensor]
 
 
 # servers run the code of `vllm`: another architecture would need more servers for the same result
@@ -75,60 +74,50 @@ def prompts(policy: Policy) -> list[list[int]]:
     ]
 
 
-def reference(model: torch.nn.Module) -> Reference:
-    """Return a function that computes the logits [T, V] of a completion without a cache."""
-
-    @torch.no_grad()
-    def logits(prompt: list[int], completion: list[int]) -> torch.Tensor:
-        found = model(input_ids=torch.tensor([prompt + completion])).logits
-        return found[0, len(prompt) - 1 : -1].double()
-
-    return logits
-
-
 @pytest.fixture(scope="module")
-def logits(policy: Policy) -> Reference:
-    return reference(load(policy.folder))
+def model(policy: Policy) -> PreTrainedModel:
+    return load(policy.folder)
 
 
-def check_logprobs(found: list[float], logits: torch.Tensor, completion: list[int]) -> None:
-    """Compare log-probabilities with those under the sampling distribution of `logits` [T, V]."""
-    logprobs = (logits / SAMPLING.temperature).log_softmax(-1)
-    expected = logprobs[torch.arange(len(completion)), torch.tensor(completion)]
-    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
-
-
-def test_counts_and_logprobs(engine: Engine, logits: Reference, prompts: list[list[int]]) -> None:
-    counts = [3, 1, 7, 2, 4]  # more rows than slots, and groups that end at different times
+def test_counts_ends_and_logprobs(
+    engine: Engine, model: PreTrainedModel, prompts: list[list[int]]
+) -> None:
+    counts = [40, 1, 97, 2, 60]  # more rows than slots, and groups that end at different times
     ended: dict[int, tuple[list[int], str]] = {}
 
     def on_ended(row: int, token_ids: Sequence[int], reason: str) -> None:
         assert row not in ended
         ended[row] = (list(token_ids), reason)
 
-    samples = engine.generate(Request(prompts, counts, list(range(17)), SAMPLING), on_ended)
-    rows = zip(samples.token_ids, samples.finish_reasons, strict=True)
-    assert [ended[row] for row in range(17)] == list(rows)
-    for row, owner in enumerate(np.repeat(np.arange(5), counts)):
-        ids = samples.token_ids[row]
-        check_logprobs(samples.logprobs[row], logits(prompts[owner], ids), ids)
+    request = Request(prompts, counts, list(range(200)), SAMPLING)
+    samples = engine.generate(request, on_ended)
+    rows = list(zip(samples.token_ids, samples.finish_reasons, strict=True))
+    assert [ended[row] for row in range(200)] == rows
+    assert max(gap.max() for gap in logprob_gaps(model, request, samples)) < TOLERANCE
+    assert set(samples.finish_reasons) == {"stop", "length"}
+    for ids, reason in rows:
+        assert (ids[-1] == 1) == (reason == "stop")
+        assert 1 not in ids[:-1]
+        assert reason == "stop" or len(ids) == SAMPLING.max_tokens
 
 
-def test_completions_depend_on_seeds_and_not_on_order(
-    engine: Engine, prompts: list[list[int]]
-) -> None:
+def test_completions_depend_on_seeds_alone(engine: Engine, prompts: list[list[int]]) -> None:
     seeds = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
-    forward = engine.generate(Request(prompts, [2] * 5, seeds, SAMPLING))
+    request = Request(prompts, [2] * 5, seeds, SAMPLING)
+    forward = engine.generate(request)
     backward = engine.generate(Request(prompts[::-1], [2] * 5, seeds[::-1], SAMPLING))
     assert forward.token_ids == backward.token_ids[::-1]
     alone = engine.generate(Request(prompts[1:2], [1], seeds[2:3], SAMPLING))
     assert alone.token_ids == forward.token_ids[2:3]
+    found = engine.generate(dataclasses.replace(request, with_logprobs=False))
+    assert (found.token_ids, found.finish_reasons) == (forward.token_ids, forward.finish_reasons)
+    assert len(found.logprobs) == 10
     other = engine.generate(Request(prompts, [2] * 5, [seed + 100 for seed in seeds], SAMPLING))
     assert other.token_ids != forward.token_ids
 
 
 def test_stopped_completions_can_be_continued(
-    engine: Engine, policy: Policy, logits: Reference, prompts: list[list[int]]
+    engine: Engine, policy: Policy, model: PreTrainedModel, prompts: list[list[int]]
 ) -> None:
     assert isinstance(engine, StoppableEngine)
     room = policy.max_length - max(map(len, prompts))
@@ -158,13 +147,15 @@ def test_stopped_completions_can_be_continued(
     second = engine.generate_until(rest, lambda *_: False)
     whole = engine.generate(request)
     for place, row in enumerate(continued):
-        ids = [*first.token_ids[row], *second.token_ids[place]]
-        found = [*first.logprobs[row], *second.logprobs[place]]
-        check_logprobs(found, logits(prompts[owners[row]], ids), ids)
+        first.logprobs[row].extend(second.logprobs[place])
+        first.token_ids[row].extend(second.token_ids[place])
+        ids = first.token_ids[row]
         is_full = len(ids) == sampling.max_tokens and ids[-1] != 1
         assert second.finish_reasons[place] == ("length" if is_full else "stop")
         if engine.name == "hf":  # its random numbers depend on the position
             assert ids == whole.token_ids[row]
+    gaps = logprob_gaps(model, request, first)
+    assert max(gaps[row].max() for row in continued) < TOLERANCE
 
 
 def test_continued_completion_gets_another_seed() -> None:
@@ -174,44 +165,26 @@ def test_continued_completion_gets_another_seed() -> None:
     assert request.own_seeds()[2] not in (7, 8)
 
 
-def test_stop_and_length(engine: Engine, prompts: list[list[int]]) -> None:
-    samples = engine.generate(Request(prompts, [40] * 5, list(range(200)), SAMPLING))
-    assert set(samples.finish_reasons) == {"stop", "length"}
-    for ids, reason in zip(samples.token_ids, samples.finish_reasons, strict=True):
-        assert (ids[-1] == 1) == (reason == "stop")
-        assert 1 not in ids[:-1]
-        assert reason == "stop" or len(ids) == SAMPLING.max_tokens
-
-
 def test_greedy_chooses_the_most_likely_token(
-    engine: Engine, logits: Reference, prompts: list[list[int]]
+    engine: Engine, model: PreTrainedModel, prompts: list[list[int]]
 ) -> None:
     greedy = dataclasses.replace(SAMPLING, temperature=0.0)
     samples = engine.generate(Request(prompts, [1] * 5, [0] * 5, greedy))
     for prompt, ids in zip(prompts, samples.token_ids, strict=True):
-        assert logits(prompt, ids).argmax(-1).tolist() == ids
+        assert logits_of(model, prompt, ids).argmax(-1).tolist() == ids
 
 
 def test_truncated_distributions_are_renormalised(
-    engine: Engine, logits: Reference, prompts: list[list[int]]
+    engine: Engine, model: PreTrainedModel, prompts: list[list[int]]
 ) -> None:
     sampling = dataclasses.replace(SAMPLING, top_k=3)
     samples = engine.generate(Request(prompts, [4] * 5, list(range(20)), sampling))
     for row, ids in enumerate(samples.token_ids):
-        top = (logits(prompts[row // 4], ids) / sampling.temperature).topk(3)
+        top = (logits_of(model, prompts[row // 4], ids) / sampling.temperature).topk(3)
         place = (top.indices == torch.tensor(ids)[:, None]).int().argmax(-1)
         expected = top.values.log_softmax(-1)[torch.arange(len(ids)), place]
         assert (top.indices == torch.tensor(ids)[:, None]).any(-1).all()
         np.testing.assert_allclose(samples.logprobs[row], expected, atol=TOLERANCE)
-
-
-def test_tokens_do_not_depend_on_with_logprobs(engine: Engine, prompts: list[list[int]]) -> None:
-    request = Request(prompts, [3] * 5, list(range(15)), SAMPLING, with_logprobs=False)
-    samples = engine.generate(request)
-    expected = engine.generate(dataclasses.replace(request, with_logprobs=True))
-    assert samples.token_ids == expected.token_ids
-    assert samples.finish_reasons == expected.finish_reasons
-    assert len(samples.logprobs) == 15
 
 
 def test_requests_without_completions(engine: Engine, prompts: list[list[int]]) -> None:
@@ -278,9 +251,7 @@ def test_weights_replaced_in_place_are_in_effect(
         engine.set_weights(NamedWeights(model))
         after = engine.generate(request)
         assert after.token_ids != before.token_ids
-        new_logits = reference(model)
-        for row, ids in enumerate(after.token_ids):
-            check_logprobs(after.logprobs[row], new_logits(prompts[row // 2], ids), ids)
+        assert max(gap.max() for gap in logprob_gaps(model, request, after)) < TOLERANCE
     finally:
         engine.set_weights(original)
     engine.sleep()
@@ -288,11 +259,11 @@ def test_weights_replaced_in_place_are_in_effect(
 
 
 def test_samples_follow_the_distribution(
-    engine: Engine, logits: Reference, prompts: list[list[int]]
+    engine: Engine, model: PreTrainedModel, prompts: list[list[int]]
 ) -> None:
     two_tokens = dataclasses.replace(SAMPLING, max_tokens=2)
     samples = engine.generate(Request(prompts[:1], [2000], list(range(2000)), two_tokens))
-    expected = (logits(prompts[0], [0])[0] / SAMPLING.temperature).softmax(-1).numpy()
+    expected = (logits_of(model, prompts[0], [0])[0] / SAMPLING.temperature).softmax(-1).numpy()
     observed = np.bincount([ids[0] for ids in samples.token_ids], minlength=len(expected)) / 2000
     deviation = np.abs(observed - expected) / np.sqrt(expected * (1 - expected) / 2000 + 1e-9)
     assert deviation[expected > 0.01].max() < 4.5

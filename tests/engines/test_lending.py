@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -31,14 +30,6 @@ from tests.engines.serving import StandIn
 from tests.patience import PATIENCE
 from tests.stages import FORKS, run_together
 
-Lend = Callable[..., Lender]
-
-
-@pytest.fixture
-def lend(fleet: Fleet) -> Lend:
-    """Lend a number of servers of the policy."""
-    return lambda num: Lender(fleet(*[True] * num))
-
 
 def trainer(policy: Policy, lender: Lender, prefix: str) -> ServerEngine:
     """Return the engine of a new trainer."""
@@ -48,8 +39,8 @@ def trainer(policy: Policy, lender: Lender, prefix: str) -> ServerEngine:
     return ServerEngine(FLEET, policy, borrowed, borrowed.wait_for_one(), prefix)
 
 
-def test_next_trainer_loads_its_own_weights_before_sampling(lend: Lend, policy: Policy) -> None:
-    lender = lend(2)
+def test_next_trainer_loads_its_own_weights_before_sampling(fleet: Fleet, policy: Policy) -> None:
+    lender = Lender(fleet(True, True))
     first = trainer(policy, lender, "a-")
     first.set_weights(NamedWeights(scaled(policy, 1.0)))
     first.set_weights(NamedWeights(scaled(policy, 1.5)))
@@ -64,8 +55,8 @@ def test_next_trainer_loads_its_own_weights_before_sampling(lend: Lend, policy: 
     assert lender.replicas.attempts == [0, 0]
 
 
-def test_interrupted_update_does_not_prevent_the_next_one(lend: Lend, policy: Policy) -> None:
-    lender = lend(3)
+def test_interrupted_update_does_not_prevent_the_next_one(fleet: Fleet, policy: Policy) -> None:
+    lender = Lender(fleet(True, True, True))
     first = trainer(policy, lender, "a-")
     first.set_weights(NamedWeights(scaled(policy, 1.5)))
     paused, updating, stuck = (does(lender.replicas, place) for place in range(3))
@@ -83,8 +74,8 @@ def test_interrupted_update_does_not_prevent_the_next_one(lend: Lend, policy: Po
     assert second.generate(REQUEST).token_ids == expected(policy, 1.5)
 
 
-def test_refused_server_is_restarted_by_the_command(lend: Lend, policy: Policy) -> None:
-    lender = lend(2)
+def test_refused_server_is_restarted_by_the_command(fleet: Fleet, policy: Policy) -> None:
+    lender = Lender(fleet(True, True))
     engine = trainer(policy, lender, "a-")
     does(lender.replicas, 1).loads = False  # it only reports the new weights
     engine.set_weights(NamedWeights(scaled(policy, 1.5)))
@@ -101,8 +92,8 @@ def test_server_that_does_not_start_ends_the_command_with_its_log(tmp_path: Path
         lender.tend()
 
 
-def test_command_ends_after_too_many_restarts(lend: Lend) -> None:
-    lender = lend(1)
+def test_command_ends_after_too_many_restarts(fleet: Fleet) -> None:
+    lender = Lender(fleet(True))
     lender.tend()
     for _ in range(MAX_RESTARTS + 1):
         lender.replicas.replicas[0].end()

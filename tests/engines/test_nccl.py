@@ -24,20 +24,16 @@ from tests.engines.conftest import REQUEST, SETTINGS, logprob_gaps, scaled
 from tests.engines.group import FOLDER, FileGroup
 
 
-@pytest.fixture
-def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of the group's files."""
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_servers_sample_with_broadcast_weights(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setattr(nccl, "make_id", lambda: os.urandom(128))
     monkeypatch.setattr(nccl, "join", lambda unique_id, size: FileGroup(unique_id, 0, size))
     monkeypatch.setattr(server_engine, "check_transfer", lambda *_: None)
     monkeypatch.setitem(transfer.EXTENSIONS, "nccl", "tests.engines.group.Extension")
-    return tmp_path
-
-
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_servers_sample_with_broadcast_weights(policy: Policy, group: Path) -> None:
     settings = dataclasses.replace(SETTINGS, weight_transfer="nccl", num_replicas=1)
     engine = load_engine(settings, policy, scaled(policy, 1.0))
     assert isinstance(engine, ServerEngine)
@@ -47,7 +43,7 @@ def test_servers_sample_with_broadcast_weights(policy: Policy, group: Path) -> N
             engine.set_weights(NamedWeights(model))
             gaps = logprob_gaps(model, REQUEST, engine.generate(REQUEST))
             assert max(each.max() for each in gaps) < 1e-4
-        assert len(list(group.iterdir())) == 1  # the group is reused
+        assert len(list(tmp_path.iterdir())) == 1  # the group is reused
     finally:
         engine.close()
 

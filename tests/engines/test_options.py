@@ -1,6 +1,5 @@
-"""vLLM's own options: refused ones, those that are part of a key, and vLLM's errors."""
+"""The section `engine`, vLLM's own options in it, and vLLM's errors."""
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,19 @@ import pytest
 
 from tasks.common.params import ParamsError, parse
 from tasks.engines import options
-from tasks.engines.loading import LEAST_LENGTH, load_engine
+from tasks.engines.loading import LEAST_LENGTH, engine_name, load_engine
 from tasks.engines.settings import Cluster, EngineSettings
 from tasks.models.policy import Policy
 from tests.policies import ENGINE
+
+CLUSTER: dict[str, Any] = {
+    "ray": "head:6379",
+    "trainers": 2,
+    "engines": 1,
+    "gpus_per_engine": 4,
+    "shared": "/shared",
+}
+PARTS = {"data_parallel_size": 2, "pipeline_parallel_size": 2}
 
 
 def settings(**changes: Any) -> EngineSettings:
@@ -28,29 +36,35 @@ def settings(**changes: Any) -> EngineSettings:
         ({"name": "hf", "vllm": {"block_size": 16}}, "engine.vllm applies to the engine vllm"),
         ({"urls": ["http://a/v1"], "vllm": {"block_size": 16}}, "with empty engine.urls"),
         ({"name": "vllm", "vllm": {"tensor_parallel_size": 2}}, "need servers: set engine.name"),
+        ({"num_replicas": 0}, "num_replicas is 0"),
+        ({"max_rows": 0}, r"engine\.max_rows is 0; it must be at least 1"),
+        ({"name": "hf", "num_replicas": 2}, "engine.urls and engine.num_replicas .* is hf"),
+        ({"cluster": "here"}, "engine.cluster is 'here'; allowed: local"),
+        ({"cluster": {"ray": "head:6379"}}, "engine.cluster"),
+        ({"cluster": {**CLUSTER, "trainers": 0}}, r"engine\.cluster\.trainers is 0"),
+        ({"cluster": {**CLUSTER, "engines": 0}}, "engine.cluster.engines is 0: raise it"),
+        ({"cluster": CLUSTER, "name": "hf"}, "cluster.engines is 1, which are vLLM servers"),
+        ({"cluster": CLUSTER, "num_processes": 2}, "leave engine.num_processes and engine.num_rep"),
+        ({"cluster": CLUSTER, "urls": ["http://a/v1"]}, "engine.urls empty"),
+        ({"cluster": {**CLUSTER, "gpus_per_engine": 6}, "vllm": PARTS}, "multiple of the 4 parts"),
+        ({"cluster": CLUSTER, "vllm": {"tensor_parallel_size": 2}}, "be equal to the 2 parts"),
     ],
 )
-def test_invalid_options_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         settings(**changes)
 
 
-def test_parts_of_a_server_on_a_cluster_share_its_gpus() -> None:
-    cluster = Cluster("head:6379", 1, 1, 4, "/shared")
-    parts = {"data_parallel_size": 2, "pipeline_parallel_size": 2}
-    chosen = dataclasses.replace(settings(vllm=parts), cluster=cluster)
-    assert chosen.num_parts == 4
-    with pytest.raises(ParamsError, match="must be a multiple of the 4 parts"):
-        dataclasses.replace(chosen, cluster=dataclasses.replace(cluster, gpus_per_engine=6))
-    with pytest.raises(ParamsError, match="must be equal to the 2 parts"):
-        dataclasses.replace(chosen, vllm={"tensor_parallel_size": 2})
+def test_cluster_is_local_or_has_all_its_keys() -> None:
+    assert settings().cluster == "local"
+    chosen = settings(cluster=CLUSTER, vllm=PARTS)
+    assert (chosen.cluster, chosen.num_parts) == (Cluster(**CLUSTER), 4)
 
 
-def test_only_options_that_change_samples_are_part_of_a_key() -> None:
-    fast = {"max_model_len": 512, "enforce_eager": True, "data_parallel_size": 2}
-    assert options.altering(fast) == {}
-    coarse = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
-    assert options.altering({**fast, **coarse, "unknown": 1}) == {"vllm": {**coarse, "unknown": 1}}
+def test_auto_chooses_servers_if_they_are_set() -> None:
+    for changes in ({"urls": ["http://host"]}, {"num_replicas": 2}, {"cluster": CLUSTER}):
+        assert engine_name(settings(name="auto", **changes)) == "server"
+    assert engine_name(settings(name="auto", cluster={**CLUSTER, "engines": 0})) != "server"
 
 
 @pytest.mark.parametrize(("longest", "expected"), [(100, 100), (3, LEAST_LENGTH), (9999, 512)])

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ import yaml
 
 from tasks.common.artifacts import Layout
 from tests.engines.ray_cluster import RayCluster
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 from tests.train.worlds import PARAMS, make_world, outputs
 
 pytest.importorskip("ray")
@@ -72,11 +71,11 @@ class Training:
             )
 
     def wait_for(self, happens: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not happens():
+        def look() -> object:
             assert self.process.poll() is None, self.words()
-            assert time.monotonic() < deadline, self.words()
-            time.sleep(0.02)
+            return happens()
+
+        wait_for(look)
 
     def words(self) -> str:
         return self.log.read_text(errors="replace")
@@ -109,24 +108,13 @@ def left_over(layout: Layout) -> list[psutil.Process]:
 
 def wait_for_none(layout: Layout) -> None:
     """Wait until no process of the training is left."""
-    deadline = time.monotonic() + PATIENCE
-    while left := left_over(layout):
-        assert time.monotonic() < deadline, [process.cmdline() for process in left]
-        time.sleep(0.1)
+    wait_for(lambda: not left_over(layout))
 
 
 def steps(layout: Layout) -> int:
     """Return the number of steps in the newest checkpoint."""
     found = [int(path.name.split("-")[1]) for path in layout.checkpoints.glob("*/step-*")]
     return max(found, default=0)
-
-
-@pytest.fixture(scope="module")
-def expected(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the outputs of a training with two processes on one machine."""
-    layout = world(tmp_path_factory.mktemp("one"), guesser, SIZES * 2, num_processes=2)
-    Training(layout, dict(os.environ)).finish()
-    return outputs(layout)
 
 
 def check_outputs(layout: Layout, expected: dict[str, Any]) -> None:
@@ -141,11 +129,11 @@ def runs_a_rank(cluster: RayCluster, number: int, layout: Layout) -> bool:
     return any(rank in own for rank in trainers(layout).values())
 
 
-def test_rank_and_head_die_and_the_same_command_continues(
-    guesser: Path, tmp_path: Path, expected: dict[str, Any]
-) -> None:
+def test_rank_and_head_die_and_the_same_command_continues(guesser: Path, tmp_path: Path) -> None:
+    one, root = world(tmp_path / "one", guesser, SIZES * 2, num_processes=2), tmp_path / "cluster"
+    Training(one, dict(os.environ)).finish()
     with RayCluster([1, 2]) as cluster:
-        layout = world(tmp_path, guesser, SIZES * 2, cluster=on(cluster, tmp_path, 2, 0))
+        layout = world(root, guesser, SIZES * 2, cluster=on(cluster, root, 2, 0))
         training = Training(layout, cluster.environment)
         training.wait_for(lambda: steps(layout) >= 2)
         trainers(layout)[1].kill()
@@ -165,11 +153,11 @@ def test_rank_and_head_die_and_the_same_command_continues(
             assert words not in log
         wait_for_none(layout)
     with RayCluster([2]) as cluster:
-        values = yaml.safe_load((tmp_path / "params.yaml").read_text())
+        values = yaml.safe_load((root / "params.yaml").read_text())
         values["engine"]["cluster"]["ray"] = cluster.address
-        (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+        (root / "params.yaml").write_text(yaml.safe_dump(values))
         assert "resumed after" in Training(layout, cluster.environment).finish()
-        check_outputs(layout, expected)
+        check_outputs(layout, outputs(one))
 
 
 @pytest.mark.vllm

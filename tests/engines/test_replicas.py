@@ -1,8 +1,6 @@
-"""Servers that Winnow starts: they share the rows, lose none if one is killed, and end with their
-parent."""
+"""Servers that Winnow starts: they sample for all trainers, end with their parent and keep logs."""
 
 import dataclasses
-import itertools
 import json
 import os
 import sys
@@ -24,6 +22,7 @@ from tasks.common.files import ArtifactError, temporary_folder
 from tasks.engines.engine import Request, Samples
 from tasks.engines.loading import load_engine
 from tasks.engines.server.engine import ServerEngine
+from tasks.engines.server.logs import MAX_BYTES, MAX_STARTS, new_folder, shorten, tail
 from tasks.engines.server.replicas import (
     Replicas,
     choose_devices,
@@ -36,6 +35,7 @@ from tasks.models.policy import Policy, read_policy
 from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks
 from tests.engines.conftest import (
+    REQUEST,
     SETTINGS,
     Servers,
     load,
@@ -100,21 +100,6 @@ def check_versions(samples: Samples, models: list[PreTrainedModel]) -> None:
         assert gaps_N[places_N != place].max() > 0.1
 
 
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_versions_of_tokens_are_those_of_their_policies(policy: Policy, servers: Servers) -> None:
-    engine = servers.of(policy)
-    models = [scaled(policy, factor) for factor in FACTORS]
-    try:
-        check_versions(swapped_in_flight(engine, models), models)
-        engine.swap_weights(NamedWeights(models[1]), 4000)
-        again = engine.generate(LONG)  # of the last policy
-        assert again.versions is not None
-        assert set(itertools.chain(*again.versions)) == {4000}
-    finally:
-        engine.set_weights(NamedWeights(models[0]))
-
-
 def start_and_wait(folder: Path) -> None:
     """Start a command under a guard, write its process group, and wait to be killed."""
     command = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '600'])"]
@@ -159,20 +144,13 @@ def test_server_with_a_model_that_is_not_compiled_compiles_nothing(
 class Slow(StandIn):
     """A server that ends at the second poll after a call of `end`."""
 
-    num_polls = -1
-
     def __init__(self, place: int, attempt: int) -> None:
         super().__init__(None, f"{place}-{attempt}")
-
-    def is_serving(self) -> bool:
-        return self.num_polls < 0
+        self.is_gone, self.num_polls = False, 0
 
     def has_ended(self) -> bool:
-        self.num_polls += self.num_polls >= 0
+        self.num_polls += self.is_gone
         return self.num_polls > 1
-
-    def end(self) -> None:
-        self.num_polls = 0
 
 
 def test_server_that_ends_during_a_wait_is_restarted(tmp_path: Path) -> None:
@@ -236,3 +214,40 @@ def test_gpus_of_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_devices(settings, 1) == ["5,7", "8,9"]
     with pytest.raises(ArtifactError, match="num_replicas is 3 with 2 GPUs each, but this machine"):
         choose_devices(dataclasses.replace(settings, num_replicas=3))
+
+
+def test_logs_of_the_newest_starts_are_kept(tmp_path: Path) -> None:
+    for number in range(1, MAX_STARTS + 3):
+        (new_folder(tmp_path) / "0.log").write_text(str(number))
+    kept = {int(path.parent.name): path.read_text() for path in tmp_path.glob("*/0.log")}
+    assert kept == {number: str(number) for number in range(3, MAX_STARTS + 3)}
+
+
+def test_long_log_keeps_its_newer_half(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("ab", buffering=0) as server:
+        server.write(b"old\n" * (MAX_BYTES // 4))
+        shorten(log)
+        assert log.stat().st_size == MAX_BYTES
+        server.write(b"new\n")
+        shorten(log)
+        server.write(b"newer\n")
+    assert log.stat().st_size == MAX_BYTES // 2 + len("newer\n")
+    assert tail(log).endswith("old\nnew\nnewer\n")
+
+
+@pytest.mark.vllm
+def test_servers_write_logs_and_metrics(policy: Policy, servers: Servers) -> None:
+    engine = servers.of(policy)
+    before = engine.metrics()
+    samples = engine.generate(REQUEST)
+    after = engine.metrics()
+    num_tokens = sum(map(len, samples.token_ids))
+    counted = "engine/generation_tokens"
+    assert after[counted] - before.get(counted, 0.0) >= num_tokens  # probes have tokens as well
+    assert after["engine/generation_tokens_per_second"] > 0.0
+    preempted = "engine/num_preemptions"  # updates in flight preempt rows
+    assert after[preempted] == before.get(preempted, 0.0)
+    newest = max(servers.logs.iterdir(), key=lambda path: int(path.name))
+    for name in ("0.log", "1.log"):
+        assert "Application startup complete" in (newest / name).read_text()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -13,7 +14,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Request, Samples
 from tasks.engines.hf.engine import HfEngine
-from tasks.engines.loading import engine_name, load_engine
+from tasks.engines.loading import load_engine
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.settings import Sampling, parse_url
 from tasks.models.policy import Policy
@@ -56,12 +57,14 @@ def connect(policy: Policy, *servers: Server | str, **settings: Any) -> ServerEn
     return engine
 
 
-def test_samples_are_those_of_the_engine_behind_the_server(
+def test_samples_are_those_of_the_engine_behind_the_servers(
     serve: Serve, policy: Policy, local: Samples
 ) -> None:
     finished: list[int] = []
-    server = serve()
-    engine = connect(policy, server)
+    servers = [serve(delay=0.02), serve(delay=0.02)]
+    engine = connect(policy, *servers, max_rows=8)
+    for server in servers:
+        server.does.prompts.clear()
     samples = engine.generate(REQUEST, lambda row, *_: finished.append(row))
     assert samples.token_ids == local.token_ids
     assert samples.finish_reasons == local.finish_reasons
@@ -70,7 +73,12 @@ def test_samples_are_those_of_the_engine_behind_the_server(
     )
     assert sorted(finished) == list(range(24))
     assert (engine.version, engine.prefix_block, engine.max_length) == ("vllm-0.32.0", 16, 512)
-    assert 1 < server.does.most_in_flight <= 4
+    assert all(1 < server.does.most_in_flight <= 8 for server in servers)
+    # all samples of a prompt go to one server
+    first, second = (set(server.does.prompts) for server in servers)
+    assert first
+    assert second
+    assert not first & second
 
 
 def test_metrics_sum_over_all_servers_since_the_start(serve: Serve, policy: Policy) -> None:
@@ -91,18 +99,6 @@ def test_metrics_sum_over_all_servers_since_the_start(serve: Serve, policy: Poli
     assert found["engine/num_preemptions"] == 0.0
     assert found["engine/generation_tokens_per_second"] == total / engine.meter.seconds
     assert found["engine/kv_cache_usage_perc"] in {n / 8 for n in range(1, 5)}
-
-
-def test_samples_of_a_prompt_go_to_one_server(serve: Serve, policy: Policy) -> None:
-    servers = [serve(delay=0.02), serve(delay=0.02)]
-    engine = connect(policy, *servers, max_rows=8)
-    for server in servers:
-        server.does.prompts.clear()
-    engine.generate(REQUEST)
-    first, second = (set(server.does.prompts) for server in servers)
-    assert first
-    assert second
-    assert not first & second
 
 
 def test_others_take_the_rows_of_a_server_that_dies(
@@ -142,11 +138,28 @@ def test_server_that_was_down_at_first_joins_later(
     assert late.does.served > 1
 
 
-def test_others_take_the_rows_after_a_timeout(serve: Serve, policy: Policy, local: Samples) -> None:
+@pytest.mark.parametrize(
+    ("trouble", "seconds", "message"),
+    [
+        ({"delay": 600.0}, 2.0, r"is not reachable \(no response in time\)"),
+        ({"hangs": True}, 600.0, "sent no heartbeat for 1.5 s; other servers take its rows"),
+    ],
+)
+def test_others_take_the_rows_of_a_server_that_does_not_answer(
+    trouble: dict[str, Any],
+    seconds: float,
+    message: str,
+    serve: Serve,
+    policy: Policy,
+    local: Samples,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     hanging, other = serve(has_metrics=False), serve(has_metrics=False)
-    engine = connect(policy, hanging, other, timeout_seconds=2.0)
-    hanging.does.delay = 600.0
+    engine = connect(policy, hanging, other, timeout_seconds=seconds)
+    engine.beat_seconds = 0.5  # type: ignore[misc]
+    vars(hanging.does).update(trouble)
     assert engine.generate(REQUEST).token_ids == local.token_ids
+    assert re.search(f"{hanging.url} {message}", caplog.text)
     assert engine.metrics() == {}  # the servers have none
 
 
@@ -189,12 +202,25 @@ def test_key_is_sent_and_never_shown(
     assert "sesame" not in str(caught.value) + caplog.text
 
 
-@pytest.mark.parametrize("behaviour", [{"noise": 0.01}, {"raw_logprobs": True}])
-def test_another_policy_is_refused(serve: Serve, policy: Policy, behaviour: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [
+        ({"noise": 0.01}, "serves .* not the policy {}"),
+        ({"raw_logprobs": True}, "serves .* not the policy {}"),
+        ({"names": ["one", "two"]}, "serves one, two: start it with --served-model-name {}"),
+        ({"token_ids": False}, "returns no token ids"),
+    ],
+)
+def test_server_of_something_else_is_refused(
+    serve: Serve, policy: Policy, behaviour: dict[str, Any], message: str
+) -> None:
     server = serve(**behaviour)
-    message = rf"{server.url} serves .* not the policy {policy.digest}"
-    with pytest.raises(ArtifactError, match=message):
+    with pytest.raises(ArtifactError, match=f"{server.url} {message.format(policy.digest)}"):
         connect(policy, server)
+
+
+def test_server_of_several_models_may_name_the_policy(serve: Serve, policy: Policy) -> None:
+    assert connect(policy, serve(names=["other", policy.digest])).generate(ONE)
 
 
 def test_server_that_returns_with_another_policy_is_refused(serve: Serve, policy: Policy) -> None:
@@ -204,18 +230,6 @@ def test_server_that_returns_with_another_policy_is_refused(serve: Serve, policy
     server.does.fault = lambda number: 503 if number == 3 else None
     with pytest.raises(ArtifactError, match="not the policy"):
         engine.generate(REQUEST)
-
-
-def test_server_of_several_models_must_name_the_policy(serve: Serve, policy: Policy) -> None:
-    assert connect(policy, serve(names=["other", policy.digest])).generate(ONE)
-    message = f"serves one, two: start it with --served-model-name {policy.digest}"
-    with pytest.raises(ArtifactError, match=message):
-        connect(policy, serve(names=["one", "two"]))
-
-
-def test_server_without_token_ids_is_refused(serve: Serve, policy: Policy) -> None:
-    with pytest.raises(ArtifactError, match="returns no token ids"):
-        connect(policy, serve(token_ids=False))
 
 
 def test_weights_of_servers_under_urls_are_not_replaced(serve: Serve, policy: Policy) -> None:
@@ -240,14 +254,6 @@ def test_urls() -> None:
         assert "hunter2" not in str(caught.value)
 
 
-def test_contradictory_settings_are_refused(policy: Policy) -> None:
+def test_urls_and_replicas_are_contradictory(policy: Policy) -> None:
     with pytest.raises(ParamsError, match="set one of the two"):
         connect(policy, "http://127.0.0.1:9/v1", num_replicas=2)
-    with pytest.raises(ParamsError, match="num_replicas is 0"):
-        connect(policy, num_replicas=0)
-    with pytest.raises(ParamsError, match=r"engine\.max_rows is 0; it must be at least 1"):
-        connect(policy, max_rows=0)
-    with pytest.raises(ParamsError, match="engine.urls and engine.num_replicas .* is hf"):
-        dataclasses.replace(ENGINE, name="hf", num_replicas=2)
-    assert engine_name(dataclasses.replace(ENGINE, name="auto", urls=["http://host"])) == "server"
-    assert engine_name(dataclasses.replace(ENGINE, name="auto", num_replicas=2)) == "server"

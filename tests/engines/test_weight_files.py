@@ -10,12 +10,10 @@ import torch.distributed as distributed
 from safetensors.torch import load_file
 
 from tasks.common.files import ArtifactError
-from tasks.engines.server.engine import ServerEngine
 from tasks.engines.weights import changes
 from tasks.engines.weights.files import FileTransfer
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import FLEET, REQUEST, Fleet, does, expected, scaled
 from tests.policies import adapted
 from tests.stages import run_together
 
@@ -116,26 +114,6 @@ def test_missing_change_is_an_error(tmp_path: Path) -> None:
     assert files.pieces[0] == (str(tmp_path / "w" / "4-0.safetensors"), ())
 
 
-def test_restarted_server_gets_every_change(fleet: Fleet, policy: Policy) -> None:
-    servers = fleet(True, True)
-    engine = ServerEngine(FLEET, policy, servers, servers.serving())
-    assert isinstance(engine.transfer, FileTransfer)
-    engine.transfer.only_changes = True
-    model = scaled(policy, 1.5)
-    engine.set_weights(NamedWeights(model))
-    with torch.no_grad():  # a change of one weight, and back
-        weight = model.get_parameter("model.layers.0.mlp.down_proj.weight")
-        weight.mul_(2.0)
-        engine.set_weights(NamedWeights(model))
-        weight.mul_(0.5)
-        servers.drop(engine.endpoints[0])
-        engine.set_weights(NamedWeights(model))
-    assert sum(len(piece.changes) for piece in engine.transfer.pieces.values()) == 2
-    assert len(engine.transfer.pieces) == 1
-    assert [does(servers, place).version for place in (0, 1)] == ["3", "3"]
-    assert engine.generate(REQUEST).token_ids == expected(policy, 1.5)
-
-
 def test_only_adapters_are_written(policy: Policy, tmp_path: Path) -> None:
     files = FileTransfer(tmp_path / "w", policy.folder, torch.float32)
     weights = NamedWeights(adapted(policy.folder, ["q_proj"]))
@@ -148,18 +126,6 @@ def test_only_adapters_are_written(policy: Policy, tmp_path: Path) -> None:
     found = received(files)
     assert weights.keys() == found.keys()
     assert all(same_bits(found[name], weights[name]) for name in found)
-
-
-def test_server_adds_adapters_to_its_own_weights(fleet: Fleet, policy: Policy) -> None:
-    servers = fleet(True)
-    engine = ServerEngine(FLEET, policy, servers, servers.serving())
-    before = engine.generate(REQUEST).token_ids
-    engine.set_weights(NamedWeights(adapted(policy.folder, ["q_proj"])))
-    after = engine.generate(REQUEST).token_ids
-    merged = fleet(True)
-    whole = ServerEngine(FLEET, policy, merged, merged.serving())
-    whole.set_weights(dict(NamedWeights(adapted(policy.folder, ["q_proj"]))))
-    assert whole.generate(REQUEST).token_ids == after != before
 
 
 def test_policy_with_other_names_is_written_whole(policy: Policy, tmp_path: Path) -> None:

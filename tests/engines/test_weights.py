@@ -10,6 +10,7 @@ from tasks.common.files import ArtifactError
 from tasks.engines.engine import NoServerError
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import Replicas
+from tasks.engines.weights.files import FileTransfer
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
 from tests.engines.conftest import FLEET, REQUEST, Fleet, does, expected, names, scaled
@@ -50,19 +51,6 @@ def test_run_ends_if_no_server_accepts_the_first_weights(fleet: Fleet, policy: P
     ):
         engine.set_weights(NamedWeights(scaled(policy, 1.0)))
     assert servers.attempts == [0, 0]
-
-
-def test_samples_of_unknown_weights_are_refused(fleet: Fleet, policy: Policy) -> None:
-    """The server reports the current weights, but samples from others."""
-    servers = fleet(True, True)
-    engine = engine_of(servers, policy)
-    engine.set_weights(NamedWeights(scaled(policy, 1.5)))
-    does(servers, 1).samples_from = "7"
-    new = expected(policy, 1.5)
-    assert engine.generate(REQUEST).token_ids == new
-    does(servers, 0).samples_from = "7"
-    with pytest.raises(ArtifactError, match="sampled from weights of version '7', not '1'"):
-        engine.generate(REQUEST)
 
 
 def test_restarted_server_gets_the_current_weights(fleet: Fleet, policy: Policy) -> None:
@@ -112,26 +100,16 @@ def test_swap_ends_servers_without_the_new_weights(fleet: Fleet, policy: Policy)
     assert engine.generate(REQUEST).token_ids == samples.token_ids
 
 
-class Once:
+class Once(FileTransfer):
     """A transfer that fails once for all servers, and cannot be repeated later."""
 
-    repeats = False
-
-    def __init__(self, files: Any) -> None:
-        self.files, self.num_failures = files, 1
-
-    def take(self, weights: Any, version: str) -> None:
-        self.files.take(weights, version)
-
-    async def prepare(self, connections: Any) -> list[str | None]:
-        return [None] * len(connections)
+    repeats, num_failures = False, 1
 
     async def send(self, connections: Any) -> list[str | None]:
         if self.num_failures:
             self.num_failures -= 1
             return ["the group has ended"] * len(connections)
-        found: list[str | None] = await self.files.send(connections)
-        return found
+        return await super().send(connections)
 
 
 def test_swap_that_fails_for_all_continues_with_restarted_servers(
@@ -141,7 +119,8 @@ def test_swap_that_fails_for_all_continues_with_restarted_servers(
     engine = engine_of(servers, policy)
     assert engine.loading is not None
     engine.set_weights(NamedWeights(scaled(policy, 1.0)), 0)
-    engine.transfer = engine.loading.transfer = Once(engine.transfer)
+    folder = servers.folder / "weights"
+    engine.transfer = engine.loading.transfer = Once(folder, policy.folder, torch.float32)
     before = list(engine.endpoints)
     engine.swap_weights(NamedWeights(scaled(policy, 1.5)), 1)
     assert dropped(servers) == ["0-0", "1-0"]

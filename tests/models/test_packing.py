@@ -23,6 +23,7 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Phi3Config,
     Qwen2Config,
@@ -34,6 +35,7 @@ from transformers import (
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Request
 from tasks.engines.hf import engine as hf
+from tasks.engines.hf.decoding import Slots
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.settings import Sampling
 from tasks.models import packing
@@ -50,7 +52,7 @@ from tasks.models.packing import (
 )
 from tasks.models.policy import load_model
 from tests.engines.conftest import logprob_gaps
-from tests.waits import Waits
+from tests.waits import Waits, num_waits
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
@@ -89,6 +91,7 @@ OTHERS = {
     "gpt2": GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128),
     "gpt_neox": GPTNeoXConfig(**SHAPE, intermediate_size=48),
     "granite": GraniteConfig(**{**GROUPED, "logits_scaling": 3.0, "attention_multiplier": 0.2}),
+    "mixtral": MixtralConfig(**GROUPED, num_local_experts=4, sliding_window=6),
     "olmo2": Olmo2Config(**GROUPED),
     "phi3": Phi3Config(**{**GROUPED, "bos_token_id": 1, "eos_token_id": 1}),
     "qwen3_moe": Qwen3MoeConfig(**GROUPED, **EXPERTS),
@@ -121,7 +124,10 @@ def make(config: Any) -> Any:
 
 @pytest.mark.parametrize("name", [*FAMILY, *OTHERS])
 def test_packed_forward_yields_the_models_own_logits(name: str) -> None:
-    check_forward(make((FAMILY | OTHERS)[name]), packed=True)
+    model = make((FAMILY | OTHERS)[name])
+    before = model.config.to_dict(), model.config._attn_implementation
+    check_forward(model, packed=True)
+    assert (model.config.to_dict(), model.config._attn_implementation) == before
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -295,11 +301,34 @@ def test_packing_by_hand() -> None:
     assert prompts.starts.tolist() == [3, 0]
     assert rest.starts[[0, 2]].tolist() == [7, 5]
     assert rest.lengths.tolist() == [1, 0, 2]
-    own = [block for block in packing.blocks if 5 in block.queries]
-    assert len(own) == 1
-    assert (own[0].bias(None, torch.float32)[0, 0] == 0).tolist() == [
-        [True] * 4 + [False],
-        [True] * 5,
-    ]
-    narrow = own[0].bias(2, torch.float32)[0, 0] == 0
-    assert narrow.tolist() == [[False, False, True, True, False], [False, False, False, True, True]]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_host_waits_once_per_decoded_token(
+    device: str, guesser: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the tokens, in one copy, which is not counted as a wait on a CPU."""
+    copies: list[int] = []
+    copy = torch.Tensor.cpu
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(tensor.numel())
+        return copy(tensor)
+
+    model = load_model(guesser, dtype=torch.float32, device=torch.device(device))
+    with torch.inference_mode():
+        slots = Slots(model, 4, 5, Sampling(1.0, 1.0, 0, 64, 0), np.array([], dtype=np.int64))
+        owners = np.array([0, 0, 1, 1])
+        prefill = slots.prefill([[20, 14, 20, 3, 32], [20, 3, 32]])
+        slots.start([0, 1, 2, 3], [5, 6, 7, 8], np.zeros(4, dtype=np.int64), prefill, owners)
+        slots.step()  # creates the objects that are reused
+
+        monkeypatch.setattr(torch.Tensor, "cpu", counted)
+
+        def decode() -> None:
+            for _ in range(10):
+                slots.step()
+
+        assert num_waits(decode, torch.device(device)) == (10 if device == "cuda" else 0)
+    assert copies == [8] * 10  # a token and a log-probability for each of four rows
+    assert slots.count.tolist() == [12] * 4

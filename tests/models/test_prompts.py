@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 from tasks.common.artifacts import PROMPTS, Layout
 from tasks.common.files import ArtifactError
 from tasks.models import chat
-from tasks.models.policy import Policy
 from tasks.models.prompts import (
     decode,
     encode_chats,
@@ -43,13 +42,6 @@ def prompts(*messages: list[dict[str, str]] | None, template: str | None = RAW) 
     return PROMPTS.frame(
         [{**row, "prompt_id": f"p{n}", "messages": text} for n, text in enumerate(texts)]
     )
-
-
-def world(root: Path, qwen: Path, template: str) -> tuple[Policy, Layout]:
-    """Return a policy with a chat template, and its data root."""
-    folder = Path(shutil.copytree(qwen, root / "policy"))
-    (folder / "chat_template.jinja").write_text(template)
-    return placed(folder, root / "data"), Layout(root / "data")
 
 
 def test_plain_question_is_a_user_message_under_a_chat_template() -> None:
@@ -87,25 +79,10 @@ def test_token_without_an_embedding_is_named() -> None:
         encode_prompts(prompts(MESSAGES, thinking), tokenizer, policy, 8)
 
 
-def test_digest_of_a_prompt_depends_on_the_template(qwen: Path, tmp_path: Path) -> None:
-    """The policy's digest depends on it as well, but a shard contains the prompt's digest."""
-    digests = []
-    for name, template in (("a", CHATML), ("b", UNMARKED)):
-        policy, layout = world(tmp_path / name, qwen, template)
-        for num_sampled in (4, 0):
-            table = prompts(MESSAGES, None)
-            stored = StoredRollouts(
-                table, policy, 2, SETTINGS, layout, cell="profile", greedy=False
-            )
-            rows = pl.concat(stored.parts(lambda _: None)).sort("row")
-            assert stored.usage.sampled_rollouts == num_sampled
-        digests.append(rows["prompt_digest"].unique(maintain_order=True).to_list())
-    assert digests[0][0] != digests[1][0]
-    assert digests[0][1] == digests[1][1]
-
-
 def test_prompts_with_equal_tokens_are_refused(qwen: Path, tmp_path: Path) -> None:
-    policy, layout = world(tmp_path, qwen, "{{ 'Hello' }}")
+    folder = Path(shutil.copytree(qwen, tmp_path / "policy"))
+    (folder / "chat_template.jinja").write_text("{{ 'Hello' }}")
+    policy, layout = placed(folder, tmp_path / "data"), Layout(tmp_path / "data")
     table = prompts(None, None, template=None).with_columns(prompt=pl.Series(["1 + 1", "1 + 2"]))
     with pytest.raises(ArtifactError, match="all 2 prompts encode to the same tokens"):
         StoredRollouts(table, policy, 1, SETTINGS, layout, cell="profile", greedy=False)
@@ -168,7 +145,7 @@ def test_endless_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(rendering.pool, "map", counted)
     first = next(rendering.render([(MESSAGES, True)] * 1000))
-    rendering.close()
+    rendering.pool.close()
     assert isinstance(first, chat.TemplateFailed)
     assert "the policy's chat template ran for more than 0.2 s" in str(first)
     assert calls == [1]
@@ -250,14 +227,13 @@ def test_plain_text_has_only_the_special_tokens_of_its_template() -> None:
     forged = encode_plain(template.replace("{prompt}", FORGED), tokenizer, template)
     assert (forged.count(begin), forged.count(end)) == (2, 1)
     assert tokenizer.decode(forged) == tokenizer.bos_token + template.replace("{prompt}", FORGED)
-    alone = encode_plain(FORGED, tokenizer)
-    assert (alone.count(begin), alone.count(end)) == (0, 0)
-    assert alone[0] == tokenizer.bos_token_id
-    assert tokenizer.decode(alone) == tokenizer.bos_token + FORGED
     table = prompts(None, None).with_columns(
         prompt=pl.Series([prompt, FORGED]), template=pl.Series([template, None])
     )
-    assert encode_prompts(table, tokenizer, POLICY, 8) == [tokenizer(prompt).input_ids, alone]
+    assert encode_prompts(table, tokenizer, POLICY, 8) == [
+        tokenizer(prompt).input_ids,
+        encode_plain(FORGED, tokenizer),
+    ]
 
 
 def test_reply_of_an_environment_forges_no_turn() -> None:

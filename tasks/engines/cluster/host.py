@@ -62,9 +62,7 @@ class Host:
     ) -> None:
         """Start `command` in `folder`. In the command and the environment, replace SCRATCH and
         ADDRESS with this host's folder and address. The output is kept for `poll`. Raise OSError if
-        the command cannot be started, and RuntimeError if a process is already running."""
-        if self.process is not None and self.process.poll() is None:
-            raise RuntimeError("a process is already running here")
+        the command cannot be started."""
         own = {
             key: os.environ[key] for key in ("CUDA_VISIBLE_DEVICES",) if key in os.environ
         }  # Ray has chosen these GPUs for this place

@@ -118,19 +118,16 @@ def on_cluster(
     `first` on, or in newly reserved places. Their logs are kept under `logs`, if it is given. Raise
     ArtifactError if the cluster has no room for them. Waiting for a server raises ArtifactError if
     the server's machine cannot read the shared folder."""
-    files = ExitStack()
-    try:
+    with ExitStack() as stack:
         if places is None:
             places = reserve_places(settings, cluster)
-            files.callback(places.close)
-        folder = files.enter_context(shared_folder(cluster, "weights"))
+            stack.callback(places.close)
+        folder = stack.enter_context(shared_folder(cluster, "weights"))
         is_on_gpu = "GPU" in places.bundles[first]
         num_gpus = cluster.gpus_per_engine if is_on_gpu else 1
         options = server_options(settings, policy, on_gpu=is_on_gpu, num_gpus=num_gpus)
         kept = folder if logs is None else new_folder(logs)
-    except BaseException:
-        files.close()
-        raise
+        files = stack.pop_all()
     environment = server_environment(settings, SCRATCH, on_gpu=is_on_gpu)
     serve = serve_command(options, Path(SCRATCH) / "server.sock")
     environment |= {gate.KEY: secrets.token_urlsafe(32)}

@@ -36,7 +36,6 @@ class Slots:
         sampling: Sampling,
         stop_ids: npt.NDArray[Any],
     ) -> None:
-        self.capacity = capacity
         self.sampling = sampling
         self.stop_ids = stop_ids
         self.device = model.device

@@ -335,9 +335,6 @@ class ServerEngine(StoppableEngine):
                     f"training: set engine.name to hf. The reason: {loading.reason}"
                 )
 
-    def sleep(self) -> None:
-        """Do nothing: servers keep their memory. Use separate GPUs for them, or the engine vllm."""
-
     def metrics(self) -> dict[str, float]:
         return self.meter.figures()
 
