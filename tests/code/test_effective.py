@@ -51,6 +51,9 @@ def of(stage: str) -> set[str]:
         ({"recipes": {"sgpo": {"allocate": {"strategy": "uniform", "group_size": 2}}}},
          {"sgpo/allocate"}),
         ({"engine": {"max_rows": 3}, "learner": {"share_prompts": False}}, set()),
+        ({"engine": {"name": "server", "vllm": {"block_size": 16}}}, of("train")),
+        ({"engine": {"name": "server", "vllm": {"quantization": "fp8"}}},
+         {"profile", "baseline"} | of("allocate") | of("train") | of("evaluate")),
         ({"guards": {"max_nonfinite_steps": 9}, "store": {"batch_rollouts": 3}}, set()),
         ({"verify": {"processes": 7}, "checkpoint": {"keep": 9}}, set()),
         ({"tracking": {"experiment": "other"}}, set()),
@@ -60,22 +63,6 @@ def test_a_value_changes_the_cells_that_it_can_change(
     sections: dict[str, Any], cells: set[str]
 ) -> None:
     assert changed(**sections) == cells
-
-
-def test_options_of_vllm_change_the_cells_whose_samples_they_change() -> None:
-    experiment = {"recipes": [*RECIPES], "seeds": [0]}
-    none, fast, coarse = (
-        of_cells(complete({**WRITTEN, "experiment": experiment, "engine": engine}))
-        for engine in (
-            {"name": "server", "vllm": vllm}
-            for vllm in ({}, {"block_size": 16}, {"block_size": 16, "quantization": "fp8"})
-        )
-    )
-    assert fast == none
-    stages = ("allocate", "train", "evaluate")
-    cells = {"profile", "baseline"}.union(*map(of, stages))
-    assert {name for name in none if none[name] != coarse[name]} == cells
-    assert coarse["profile"]["engine"] == {"vllm": {"quantization": "fp8"}}
 
 
 def test_an_external_policy_does_not_depend_on_the_tiny_policy() -> None:

@@ -34,16 +34,9 @@ def test_other_root_has_all_stages_and_no_path_of_the_first() -> None:
 
 
 def test_dvc_stores_all_outputs_of_another_root() -> None:
-    assert found_options(MAIN["policy"]) == ["cache", "persist", "cache", "persist"]
-    assert found_options(stages("other")["policy"]) == []
+    assert all(isinstance(out, str) for out in stages("other")["policy"]["outs"])
     made = yaml.safe_load(pipeline(TEXT, SECOND, Round(("data",), SGPO)))
     assert (made["metrics"], made["plots"]) == (["report/metrics"], ["report/plots"])
-
-
-def found_options(stage: dict[str, Any]) -> list[str]:
-    """Return the options of a stage's outputs."""
-    options = [next(iter(out.values())) for out in stage["outs"] if isinstance(out, dict)]
-    return [name for option in options for name in option]
 
 
 def test_later_round_reads_the_first_prompts_and_a_policy() -> None:

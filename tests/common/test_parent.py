@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tasks.common.processes.guard import guarded
@@ -59,16 +60,6 @@ def test_stage_ends_with_dvc(tmp_path: Path) -> None:
     assert marker.read_text() == "alive "
 
 
-def in_a_container(*command: str, **options: Any) -> "subprocess.Popen[str]":
-    """Start a command whose orphans are adopted by a process of its own session, until the standard
-    input ends."""
-    return subprocess.Popen([sys.executable, "-c", ADOPTER, *command], **SESSION, **options)
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 @pytest.mark.parametrize("evidence", ["variable of the flow", "lock of dvc"])
 def test_stage_ends_with_dvc_in_a_container(evidence: str, tmp_path: Path) -> None:
     """dvc is killed while the stage imports, and process 1 is in dvc's own session."""
@@ -82,15 +73,17 @@ def test_stage_ends_with_dvc_in_a_container(evidence: str, tmp_path: Path) -> No
             f"open({str(lock)!r}, 'w'))"
         )
     parent = f"import json, os; {note}; {PARENT}"
-    container = in_a_container(
-        *(sys.executable, "-c", parent, CHILD, str(marker), "imports", "30"),
+    stage = [sys.executable, "-c", parent, CHILD, str(marker), "imports", "30"]
+    container = subprocess.Popen(
+        [sys.executable, "-c", ADOPTER, *stage],
         env={**os.environ, "DVC_STAGE": "train", "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
+        **SESSION,
     )
     assert container.stdin is not None
     assert container.stdout is not None
     child = int(container.stdout.readline())
-    os.kill(parent_of(child), signal.SIGKILL)
+    psutil.Process(child).parent().kill()
     wait_for(lambda: marker.read_text() or not is_running(child))
     assert marker.read_text() == ""
     container.stdin.close()

@@ -89,18 +89,16 @@ def test_long_curves_are_thinned_and_keep_both_ends(layout: Layout) -> None:
 
 
 def test_parameters_are_flattened_and_long_values_truncated(layout: Layout) -> None:
-    many = {f"key{index}": index for index in range(250)}
+    values = {
+        "loss": {"clip": {"low": 0.2}},
+        "buckets": [2, 4],
+        "text": "x" * 7000,
+        "empty": {},
+        "switch": {"on": True, "limit": None},
+        **{f"key{index}": index for index in range(250)},
+    }
     with track(LOCAL, layout, "train", "grpo", 0) as tracker:
-        tracker.params(
-            {
-                "loss": {"clip": {"low": 0.2}},
-                "buckets": [2, 4],
-                "text": "x" * 7000,
-                "empty": {},
-                "switch": {"on": True, "limit": None},
-                **many,
-            }
-        )
+        tracker.params(values)
     params = runs_of(layout)["train grpo/0"].data.params
     assert params["loss.clip.low"] == "0.2"
     assert params["buckets"] == "[2, 4]"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import mlflow
@@ -136,48 +137,42 @@ def test_every_flipped_bit_of_a_pending_file_is_detected(tmp_path: Path) -> None
     }
 
 
-class Server:
-    """A real `mlflow server` on this machine, which can be restarted on the same database."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        shutil.copy(once("record", make_record) / "mlflow.db", folder / "server.db")
-        self.folder, port = folder, free_port()
-        self.uri = f"http://127.0.0.1:{port}"
-        self.address = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-        self.start()
-
-    def start(self) -> None:
-        store = ["--backend-store-uri", f"sqlite:///{self.folder}/server.db"]
-        artifacts = ["--artifacts-destination", "artifacts"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", *store, *artifacts, *self.address],
-            cwd=self.folder,
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        assert comes_up(self.process, f"{self.uri}/health")
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+@contextmanager
+def serving(folder: Path, port: int) -> Iterator[None]:
+    """Run a real `mlflow server` on the database in `folder`."""
+    line = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    line += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
+    process = subprocess.Popen(
+        [*line, "--artifacts-destination", "artifacts"],
+        cwd=folder,
+        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert comes_up(process, f"http://127.0.0.1:{port}/health")
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path / "server")
-    yield server
-    server.stop()
+def running() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
 
 
 @pytest.mark.slow
 def test_events_after_the_end_of_a_server_are_replayed_into_the_same_run(
-    layout: Layout, server: Server
+    layout: Layout, running: ExitStack
 ) -> None:
-    settings = Tracking(server.uri, "winnow", 0.0, [])
+    folder, port = layout.root / "server", free_port()
+    shutil.copytree(once("record", make_record), folder)
+    running.enter_context(serving(folder, port))
+    uri = f"http://127.0.0.1:{port}"
+    settings = Tracking(uri, "winnow", 0.0, [])
     kept = layout.root / "kept" / "note.txt"
     kept.parent.mkdir(parents=True)
     kept.write_text("seen")
@@ -185,20 +180,20 @@ def test_events_after_the_end_of_a_server_are_replayed_into_the_same_run(
         tracker.params({"rate": 1})
         tracker.metrics({"loss": 0.5}, step=1)
         tracker.flush()
-        server.stop()
+        running.close()
         tracker.metrics({"loss": 0.4}, step=2)
         tracker.flush()
         tracker.artifact(kept.parent)
         tracker.model("sgpo/0", kept.parent, "abc")
         tracker.output(kept, digest_file(kept))
-    server.start()
-    before = runs_of(layout, server.uri)["train sgpo/0"]
+    running.enter_context(serving(folder, port))
+    before = runs_of(layout, uri)["train sgpo/0"]
     assert before.info.status == "RUNNING"
     (pending,) = pending_files(layout)
-    assert tracking.replay(pending, server.uri) == before.info.run_id
-    runs = runs_of(layout, server.uri)
+    assert tracking.replay(pending, uri) == before.info.run_id
+    runs = runs_of(layout, uri)
     run = runs["train sgpo/0"]
-    client = tracking.connect(server.uri)
+    client = tracking.connect(uri)
     assert len(runs) == 3  # the pipeline's, the cell's, the stage's
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert run.data.params == {"rate": "1"}
