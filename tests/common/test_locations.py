@@ -112,21 +112,14 @@ def test_refusals_of_the_server_are_explained(bucket: str, monkeypatch: pytest.M
     assert "there is no such bucket or file (NoSuchBucket)" in failure(
         write, "s3://not-there/x", b"1"
     )
-    for name, value, message in (
-        (
-            "AWS_SECRET_ACCESS_KEY",
-            "wrong",
-            "access denied (SignatureDoesNotMatch): check the credentials",
-        ),
-        (
-            "AWS_ACCESS_KEY_ID",
-            "nobody",
-            "access denied (InvalidAccessKeyId): check the credentials",
-        ),
+    for name, code in (
+        ("AWS_SECRET_ACCESS_KEY", "SignatureDoesNotMatch"),
+        ("AWS_ACCESS_KEY_ID", "InvalidAccessKeyId"),
     ):
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, "wrong")
         S3FileSystem.clear_instance_cache()
-        assert f"{bucket}: {message}" in failure(names, bucket)
+        message = f"{bucket}: access denied ({code}): check the credentials"
+        assert message in failure(names, bucket)
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     S3FileSystem.clear_instance_cache()
