@@ -29,12 +29,6 @@ ENGINE = EngineSettings(
     max_rows=64,
     memory_fraction=0.3,
     sleep=False,
-    threads=1,
-    num_processes=1,
-    urls=[],
-    cluster="local",
-    num_replicas=1,
-    weight_transfer="file",
     max_retries=2,
     timeout_seconds=60.0,
 )

@@ -8,15 +8,15 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
-import urllib.error
-import urllib.request
 import uuid
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from tasks.common.processes.ending import die_with_parent
 from tasks.common.processes.ports import free_port
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 
 PROGRAMS = (
     "ceph",
@@ -87,7 +87,7 @@ class S3Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.daemons: dict[str, Any] = {}
         self.port, v2, v1 = (free_port() for _ in range(3))
         self.url = f"http://127.0.0.1:{self.port}"
         values = {"folder": folder, "port": self.port, "v2": v2, "v1": v1, "fsid": uuid.uuid4()}
@@ -139,13 +139,7 @@ class S3Server:
     def start_gateway(self) -> None:
         """Start the S3 side, and wait until it answers."""
         self.spawn("radosgw", "-n", "client.rgw", "-k", str(self.folder / "keyring"))
-        gateway, until = self.daemons["radosgw"], time.monotonic() + PATIENCE
-        while not answers(self.url):
-            if gateway.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(
-                    f"radosgw did not start: see {self.folder}/radosgw.out and client.rgw.log"
-                )
-            time.sleep(0.1)
+        wait_for(lambda: answers(self.url), self.daemons["radosgw"])
 
     def environment(self) -> dict[str, str]:
         """Return the variables that a user sets for this server, without any proxy."""
@@ -190,9 +184,7 @@ def command(line: str) -> None:
 
 def answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except OSError:
+        httpx.get(url, timeout=2.0)
+    except httpx.TransportError:
         return False
+    return True

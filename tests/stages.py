@@ -56,24 +56,18 @@ def run_stage(
     """
     if "--dry-run" not in options:
         give_record(data)
-    arguments = ["--params", str(params), "--data", str(data), *options]
-    return run_command(f"tasks.{stage}", *arguments, level=level)
-
-
-def run_command(module: str, *options: str, level: int) -> Result:
-    """Run `python -m module options` in this process. Return its output and log."""
     output = io.StringIO()
     handler = logging.StreamHandler(output)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {module.split('.', 1)[1]}: %(message)s"))
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {stage}: %(message)s"))
     root, arguments, address = logging.getLogger(), sys.argv, os.environ.pop(forks.ADDRESS, None)
     before, handlers = root.level, {number: signal.getsignal(number) for number in SIGNALS}
-    sys.argv = [module, *options]
+    sys.argv = [f"tasks.{stage}", "--params", str(params), "--data", str(data), *options]
     root.addHandler(handler)
     root.setLevel(level)
     status = 0
     try:
         with redirect_stdout(output), redirect_stderr(output):
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            runpy.run_module(f"tasks.{stage}", run_name="__main__", alter_sys=True)
     except SystemExit as end:
         status = int(end.code or 0)
     finally:

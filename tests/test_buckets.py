@@ -1,10 +1,9 @@
 """Stages with sources, policy, store and MLflow's artifacts in a bucket of a real S3 server."""
 
 import logging
+import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,25 +16,11 @@ import yaml
 
 from tasks.common.artifacts import PROMPTS, Layout
 from tasks.common.locations import open_location
-from tasks.common.tracking import Tracking, replay, track
 from tests.patience import wait_for
 from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
-from tests.stages import give_record, run_stage
+from tests.stages import Forked, give_record, run_stage
 from tests.test_chain import settings
 from tests.train.worlds import make_world
-
-# Run a stage like `python -m tasks.STAGE`, with the debug logs of all libraries.
-DEBUG_LOGS = (
-    "import logging, runpy, sys; logging.basicConfig(level=logging.DEBUG); module = sys.argv.pop(1)"
-)
-RUN = f"{DEBUG_LOGS}; runpy.run_module(module, run_name='__main__', alter_sys=True)"
-
-
-def start(root: Path, stage: str, log: Path) -> "subprocess.Popen[bytes]":
-    line = [sys.executable, "-c", RUN, f"tasks.{stage}"]
-    with log.open("wb") as out:
-        params = ["--params", str(root.parent / "params.yaml"), "--data", str(root)]
-        return subprocess.Popen([*line, *params], stdout=out, stderr=subprocess.STDOUT)
 
 
 def command(root: Path, stage: str) -> str:
@@ -135,49 +120,26 @@ def test_profile_without_its_store_fails_and_can_be_repeated(
         store={"location": bucket},
     )
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
-    log = tmp_path / "cut.log"
-    stage = start(layout.root, "profile", log)
-    wait_for(lambda: "sample (hf): " in log.read_text())
+    variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    stage = Forked("profile", tmp_path / "params.yaml", layout.root, variables=variables)
+    wait_for(lambda: stage.log.exists() and "sample (hf): " in stage.log.read_text())
     s3.hold_gateway()  # the batch that is being sampled cannot be stored
-    wait_until_idle(stage.pid)
+    wait_until_idle(stage.process.pid)
     s3.kill_gateway()
     try:
-        assert stage.wait(300) == 1
+        log = stage.finish()
+        assert stage.returncode == 1
         assert re.search(
-            rf"{bucket}\S*: the server does not respond .* run the same command again",
-            log.read_text(),
+            rf"{bucket}\S*: the server does not respond .* run the same command again", log
         )
-        assert "Traceback" not in log.read_text()
+        assert "Traceback" not in log
     finally:
         s3.start_gateway()
     assert [name for name in objects(bucket) if name.endswith(".parquet")] == []
     assert reused_and_sampled(command(layout.root, "profile")) == (0, 1800)
 
 
-@pytest.mark.s3
-def test_record_without_its_bucket_is_replayed(
-    bucket: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layout, kept = Layout(tmp_path / "data"), tmp_path / "kept.txt"
-    kept.write_text("kept")
-    give_record(layout.root)
-    uri = f"sqlite:///{layout.tracking}/mlflow.db"
-    mlflow.MlflowClient(uri).create_experiment("test", f"{bucket}/mlflow")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
-    s3.kill_gateway()
-    try:
-        with track(Tracking(None, "test", 0.0, []), layout, "report", None, None) as tracker:
-            tracker.artifact(kept)
-    finally:
-        s3.start_gateway()
-    assert objects(bucket) == []
-    (pending,) = (layout.tracking / "pending").glob("*.jsonl")
-    replay(pending, uri)
-    (name,) = objects(bucket)
-    assert name.endswith("artifacts/kept.txt")
-
-
-def wait_until_idle(pid: int) -> None:
+def wait_until_idle(pid: int | None) -> None:
     """Wait until a process has used no CPU time for a while."""
     used, process = -1.0, psutil.Process(pid)
     while used != (used := sum(process.cpu_times()[:2])):

@@ -1,4 +1,4 @@
-"""The pins satisfy pyproject.toml, and exclude versions that break others."""
+"""The pins are complete, and satisfy pyproject.toml, which excludes versions that break others."""
 
 import tomllib
 from importlib import metadata
@@ -55,11 +55,6 @@ def test_docs_and_base_pin_the_same_versions() -> None:
     assert [name for name in docs.keys() & base.keys() if docs[name] != base[name]] == []
 
 
-@pytest.mark.parametrize(("package", "limit"), [("fastapi", "<=0.150"), ("sqlalchemy", "<2.1")])
-def test_versions_that_break_at_run_time_are_excluded(package: str, limit: str) -> None:
-    assert Requirement(f"{package}{limit}").specifier.contains(PINS["requirements.txt"][package])
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_unwanted_packages_are_not_pinned(name: str) -> None:
     assert UNWANTED & set(PINS[name]) == set()
@@ -78,11 +73,6 @@ def test_supported_python_versions_agree() -> None:
     assert "(3, 11) <= sys.version_info[:2] <= (3, 13)" in (ROOT / "Makefile").read_text()
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     assert workflow["jobs"]["compat"]["strategy"]["matrix"]["python"] == versions
-
-
-def test_pins_contain_no_path_or_url() -> None:
-    for name in FILES:
-        assert not any(word in (ROOT / name).read_text() for word in ("://", "file:", "--", "@"))
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])

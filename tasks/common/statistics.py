@@ -202,9 +202,5 @@ def distinct(*counts: npt.NDArray[Any]) -> tuple[tuple[npt.NDArray[Any], ...], n
     each row its index among the distinct ones."""
     shape = tuple(int(values.max()) + 1 for values in counts)
     numbers = np.ravel_multi_index(tuple(values.astype(np.int64) for values in counts), shape)
-    if math.prod(shape) > len(numbers):
-        found, place = np.unique(numbers, return_inverse=True)
-    else:  # a lookup table needs no sorting
-        occurs = np.bincount(numbers, minlength=math.prod(shape)) > 0
-        found, place = np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[numbers]
+    found, place = np.unique(numbers, return_inverse=True)
     return np.unravel_index(found, shape), place

@@ -3,10 +3,6 @@
 A wrong digest would give a stale result silently, so the stages run here, on a tiny world, and
 record the files that they and their children load (`hook/sitecustomize.py`)."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +13,11 @@ from tasks.code.cells import cells
 from tasks.code.left_out import is_left_out
 from tasks.common.code import ROOT, module_file
 from tasks.common.registry import declares
+from tests.code.hook.sitecustomize import run_recorded
 from tests.parameters import every_value
-from tests.stages import give_record
+from tests.stages import FORKS, give_record
 from tests.train.worlds import PARAMS, make_world
 
-HOOK = Path(__file__).with_name("hook")
 RECIPE = {
     "allocate": {"strategy": "uniform", "group_size": 4},
     "train": {"select": {"method": "pods", "keep": 2}},
@@ -52,6 +48,16 @@ POLICY = {
 }
 """For the stage `policy` alone, with its result in git: only code that makes the weights counts."""
 
+
+RECORDED = {
+    "r/train": {
+        "tasks/train/methods/select/pods.py",  # loaded by name
+        "tasks/grading/verifiers/numeric.py",  # in a separate process
+    },
+    "report": {"tasks/report/views/page.html"},  # not Python
+    "policy": {"tasks/policy/families/chain_sum.py"},
+}
+"""Files that must be among those that are loaded."""
 
 OWN = ("train", "recipes")  # sections that `values` writes itself
 
@@ -86,22 +92,18 @@ def loaded(
     root = tmp_path_factory.mktemp("world")
     make_world(root / "data", guesser, [4] * 12)
     (root / "params.yaml").write_text(yaml.safe_dump(values))
-    requests = []
-    for number, (stage, data, *coordinates) in enumerate(STAGES.values()):
+    found = {}
+    for number, (cell, (stage, data, *coordinates)) in enumerate(STAGES.items()):
         give_record(root / data)
         places = ["--params", str(root / "params.yaml"), "--data", str(root / data)]
-        record, log = (str(root / f"{number}.{kind}") for kind in ("loaded", "log"))
-        requests.append([stage, [*places, *coordinates], record, log])
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.code.forks"],
-        input=json.dumps(requests),
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(HOOK)},
-    )
-    assert done.returncode == 0, Path(requests[done.returncode - 1][3]).read_text()
-    records = [Path(request[2]).read_text().splitlines() for request in requests]
-    return {name: files(lines) for name, lines in zip(STAGES, records, strict=True)}
+        record, log = (root / f"{number}.{kind}" for kind in ("loaded", "log"))
+        request = (stage, [*places, *coordinates], str(record), str(log))
+        process = FORKS.Process(target=run_recorded, args=request)
+        process.start()
+        process.join()
+        assert process.exitcode == 0, log.read_text()
+        found[cell] = files(record.read_text().splitlines())
+    return found
 
 
 def files(lines: list[str]) -> set[str]:
@@ -124,6 +126,7 @@ def files(lines: list[str]) -> set[str]:
 def test_a_stage_loads_only_what_is_in_its_digest(
     cell: str, loaded: dict[str, set[str]], values: dict[str, Any]
 ) -> None:
+    assert RECORDED.get(cell, set()) <= loaded[cell]
     known = tuple(POLICY) if cell == "policy" else ()
     rest = loaded[cell] - set(cells(values, ROOT)[cell].digests(ROOT)["files"])
     if cell == "r/allocate":
@@ -131,18 +134,3 @@ def test_a_stage_loads_only_what_is_in_its_digest(
         methods = {path for path in rest if path.startswith("tasks/train/methods/")}
         rest -= {path for path in methods if not declares(ROOT / path, "reads_profile")}
     assert {path for path in rest if not is_left_out(path) and not path.startswith(known)} == set()
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("loaded")
-@pytest.mark.parametrize(
-    ("cell", "path"),
-    [
-        ("r/train", "tasks/train/methods/select/pods.py"),  # loaded by name
-        ("r/train", "tasks/grading/verifiers/numeric.py"),  # in a separate process
-        ("report", "tasks/report/views/page.html"),  # not Python
-        ("policy", "tasks/policy/families/chain_sum.py"),
-    ],
-)
-def test_loaded_files_are_recorded(cell: str, path: str, loaded: dict[str, set[str]]) -> None:
-    assert path in loaded[cell]

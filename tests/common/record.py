@@ -17,10 +17,6 @@ def runs_of(layout: Layout, uri: str | None = None) -> dict[str, Any]:
     return {run.info.run_name: run for run in client.search_runs([experiment])}
 
 
-def children_of(runs: dict[str, Any]) -> dict[str, Any]:
-    return {name: run for name, run in runs.items() if run.data.tags["kind"] == "stage"}
-
-
 def pending_files(layout: Layout, suffix: str = "jsonl") -> list[Path]:
     return sorted((layout.tracking / "pending").glob(f"*.{suffix}"))
 

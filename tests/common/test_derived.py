@@ -20,19 +20,10 @@ def stages(folder: str, later: Round | None = None) -> dict[str, Any]:
     return dict(yaml.safe_load(pipeline(TEXT, folder, later))["stages"])
 
 
-def strings(value: Any) -> list[str]:
-    """Return all strings in a JSON-like value, with its keys."""
-    if isinstance(value, dict):
-        return strings([*value, *value.values()])
-    if isinstance(value, list):
-        return [text for part in value for text in strings(part)]
-    return [value] if isinstance(value, str) else []
-
-
 def test_other_root_has_all_stages_and_no_path_of_the_first() -> None:
     found = stages("other")
     assert list(found) == list(MAIN)
-    assert not [text for text in strings(found) if text.startswith("data/")]
+    assert "data/" not in pipeline(TEXT, "other", None)
     profile = found["profile"]
     assert profile["wdir"] == ".."
     assert profile["cmd"] == "exec python -m tasks.profile --params other/params.yaml --data other"
@@ -43,16 +34,9 @@ def test_other_root_has_all_stages_and_no_path_of_the_first() -> None:
 
 
 def test_dvc_stores_all_outputs_of_another_root() -> None:
-    assert found_options(MAIN["policy"]) == ["cache", "persist", "cache", "persist"]
-    assert found_options(stages("other")["policy"]) == []
+    assert all(isinstance(out, str) for out in stages("other")["policy"]["outs"])
     made = yaml.safe_load(pipeline(TEXT, SECOND, Round(("data",), SGPO)))
     assert (made["metrics"], made["plots"]) == (["report/metrics"], ["report/plots"])
-
-
-def found_options(stage: dict[str, Any]) -> list[str]:
-    """Return the options of a stage's outputs."""
-    options = [next(iter(out.values())) for out in stage["outs"] if isinstance(out, dict)]
-    return [name for option in options for name in option]
 
 
 def test_later_round_reads_the_first_prompts_and_a_policy() -> None:

@@ -16,21 +16,16 @@ def rows(*numbers: int, text: str = "text of") -> pl.DataFrame:
     return pl.DataFrame(data, schema=TYPES, orient="row")
 
 
-def test_parts_are_in_order(tmp_path: Path) -> None:
+def test_parts_are_in_order_and_have_the_last_of_duplicate_rows(tmp_path: Path) -> None:
     with DiskBuffer(tmp_path, rows_per_part=4) as buffer:
         buffer.add(rows(9, 2, 5))
         buffer.add(rows(0, 8, 1, 4))
         buffer.add(rows(7, 3, 6))
         found = [buffer.part(number) for number in range(3)]
+        buffer.add(rows(1, text="later"))
+        assert buffer.part(0)["text"].to_list()[:2] == ["text of 0", "later 1"]
     assert [part["row"].to_list() for part in found] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert pl.concat(found).equals(rows(*range(10)))
-
-
-def test_last_of_duplicate_rows_is_read(tmp_path: Path) -> None:
-    with DiskBuffer(tmp_path, rows_per_part=10) as buffer:
-        buffer.add(rows(0, 1))
-        buffer.add(rows(1, text="later"))
-        assert buffer.part(0)["text"].to_list() == ["text of 0", "later 1"]
 
 
 def test_slice_is_stored_without_its_frame(tmp_path: Path) -> None:

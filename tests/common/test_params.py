@@ -91,9 +91,7 @@ def test_numbers_are_read_as_dvc_reads_them_and_a_key_appears_once(tmp_path: Pat
         params.load(path)
 
 
-def test_missing_section_and_file(tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match=r"train\.rate is missing; train needs: rate, limit"):
-        params.section({"outer": GOOD}, "train", Outer)
+def test_missing_file_and_invalid_yaml(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=r"absent\.yaml does not exist"):
         params.load(tmp_path / "absent.yaml")
     (tmp_path / "bad.yaml").write_text("a: [1")

@@ -1,11 +1,9 @@
 """Messages about locks, and the exit status after an interrupt."""
 
 import errno
-import logging
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,38 +13,26 @@ import pytest
 from tasks.common.files import WriteError
 from tasks.common.processes.locks import exclusive
 from tests.full import largest_file
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 
 
-def test_second_process_waits_and_logs_the_holder(
+def test_second_holder_waits_and_logs_the_first(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lock, held = tmp_path / "lock", []
-    code = (
-        "import sys; from pathlib import Path; from tasks.common.processes.locks import exclusive\n"
-        "with exclusive(Path(sys.argv[1]), 'it'): print('held', flush=True); sys.stdin.read()"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert holder.stdin is not None
-    assert holder.stdout is not None
-    holder.stdout.readline()
 
     def hold() -> None:
         with exclusive(lock, "the checkpoints of sgpo/0"):
-            held.append(holder.poll())
+            held.append(True)
 
-    with caplog.at_level(logging.WARNING), ThreadPoolExecutor(1) as pool:
-        second = pool.submit(hold)
-        while not caplog.records and not second.done():
-            time.sleep(0.01)
-        assert held == []
-        holder.stdin.close()  # the process continues, and ends
+    with ThreadPoolExecutor(1) as pool:
+        with exclusive(lock, "it"):
+            second = pool.submit(hold)
+            wait_for(lambda: caplog.records or second.done())
+            assert held == []
         second.result()
-    assert len(held) == 1
-    assert f"waiting for the checkpoints of sgpo/0: process {holder.pid} holds it" in caplog.text
-    holder.wait()
+    assert held == [True]
+    assert f"waiting for the checkpoints of sgpo/0: process {os.getpid()} holds it" in caplog.text
 
 
 def test_lock_on_a_full_or_read_only_file_system_is_named(

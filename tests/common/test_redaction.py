@@ -10,7 +10,6 @@ from tasks.common.params import ParamsError
 from tasks.common.redaction import has_credentials, without_secrets
 from tasks.common.tracking import Tracking
 from tasks.common.tracking.journal import Journal, Tracker
-from tests.doctor.test_check import changed, found
 
 
 @pytest.mark.parametrize(
@@ -60,12 +59,6 @@ def test_credentials_in_tracking_uri_are_refused(uri: str, message: str) -> None
     with pytest.raises(ParamsError, match=message) as raised:
         Tracking(uri, "winnow", 0.0, [])
     assert "hidden" not in str(raised.value)
-
-
-def test_doctor_refuses_credentials_without_showing_them(tmp_path: Path) -> None:
-    values = changed(tracking__uri="https://name:hidden@host")
-    assert "tracking.uri contains credentials" in str(found(tmp_path, values))
-    assert "hidden" not in str(found(tmp_path, values))
 
 
 def test_address_of_prefect_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:

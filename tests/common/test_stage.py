@@ -16,7 +16,7 @@ from tests.test_imports import ROOT
 Cell = tuple[str | None, int | None]
 
 
-def cell(given: Cell, alone: str | None = None) -> Cell:
+def cell(given: Cell, alone: str | None) -> Cell:
     """Return the recipe and the seed of a command with these options."""
     arguments = argparse.Namespace(recipe=given[0], seed=given[1])
     set_cell(argparse.ArgumentParser(), arguments, alone)
@@ -30,19 +30,16 @@ def cell(given: Cell, alone: str | None = None) -> Cell:
         ("data/rounds/2/dvc.yaml:train@b-c-12", (None, None), ("b-c", 12)),
         ("train@sgpo-0", ("grpo", 3), ("grpo", 3)),
         ("", ("grpo", 3), ("grpo", 3)),
+        ("baseline", (None, None), (None, None)),
+        ("data/rounds/2/dvc.yaml:baseline", (None, None), (None, None)),
+        ("", (None, None), (None, None)),
     ],
 )
 def test_missing_cell_is_read_from_the_name_in_dvc(
     monkeypatch: pytest.MonkeyPatch, stage: str, given: Cell, found: Cell
 ) -> None:
     monkeypatch.setenv("DVC_STAGE", stage)
-    assert cell(given) == cell(given, "baseline") == found
-
-
-@pytest.mark.parametrize("stage", ["baseline", "data/rounds/2/dvc.yaml:baseline", ""])
-def test_stage_without_a_cell(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    monkeypatch.setenv("DVC_STAGE", stage)
-    assert cell((None, None), "baseline") == (None, None)
+    assert cell(given, "baseline") == found
 
 
 @pytest.mark.parametrize(

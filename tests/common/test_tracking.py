@@ -10,7 +10,7 @@ from tasks.common import tracking
 from tasks.common.artifacts import Layout
 from tasks.common.files import digest_file
 from tasks.common.tracking import Tracking, system, track
-from tests.common.record import LOCAL, children_of, runs_of
+from tests.common.record import LOCAL, runs_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,7 +21,6 @@ def test_stages_without_a_flow_share_a_parent_run(layout: Layout) -> None:
     with track(LOCAL, layout, "train", "sgpo", 0):
         pass
     runs = runs_of(layout)
-    children = children_of(runs)
     (parent,) = [run for run in runs.values() if run.data.tags["kind"] == "pipeline"]
     cell = runs["sgpo/0"]
     assert len(runs) == 4
@@ -33,7 +32,8 @@ def test_stages_without_a_flow_share_a_parent_run(layout: Layout) -> None:
         "train sgpo/0": cell.info.run_id,
     }
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
-    tags = children["train sgpo/0"].data.tags
+    tags = runs["train sgpo/0"].data.tags
+    assert tags["kind"] == "stage"
     assert (tags["stage"], tags["recipe"], tags["seed"]) == ("train", "sgpo", "0")
     assert len(tags["mlflow.source.git.commit"]) == 40
 
@@ -89,18 +89,16 @@ def test_long_curves_are_thinned_and_keep_both_ends(layout: Layout) -> None:
 
 
 def test_parameters_are_flattened_and_long_values_truncated(layout: Layout) -> None:
-    many = {f"key{index}": index for index in range(250)}
+    values = {
+        "loss": {"clip": {"low": 0.2}},
+        "buckets": [2, 4],
+        "text": "x" * 7000,
+        "empty": {},
+        "switch": {"on": True, "limit": None},
+        **{f"key{index}": index for index in range(250)},
+    }
     with track(LOCAL, layout, "train", "grpo", 0) as tracker:
-        tracker.params(
-            {
-                "loss": {"clip": {"low": 0.2}},
-                "buckets": [2, 4],
-                "text": "x" * 7000,
-                "empty": {},
-                "switch": {"on": True, "limit": None},
-                **many,
-            }
-        )
+        tracker.params(values)
     params = runs_of(layout)["train grpo/0"].data.params
     assert params["loss.clip.low"] == "0.2"
     assert params["buckets"] == "[2, 4]"

@@ -16,7 +16,7 @@ from tasks.common import tracking
 from tasks.common.artifacts import Layout
 from tasks.common.files import digest_file, write_json
 from tasks.common.tracking import results, track
-from tasks.common.tracking.pipelines import current_pipeline, is_alive, process_tags, this_host
+from tasks.common.tracking.pipelines import is_alive, process_tags, this_host
 from tasks.common.tracking.runs import TrackedRun
 from tests.common.record import LOCAL, runs_of
 
@@ -75,12 +75,6 @@ def launched(*launcher: str) -> list[str]:
     return str(subprocess.run(command, **options).stdout).splitlines()
 
 
-def test_another_launcher_is_another_pipeline() -> None:
-    first = current_pipeline()
-    assert current_pipeline() == first
-    assert launched()[0].split()[1] != first["id"]
-
-
 def test_stages_of_one_dvc_process_share_a_pipeline(tmp_path: Path) -> None:
     dvc = tmp_path / "dvc"
     dvc.write_text(
@@ -92,31 +86,18 @@ def test_stages_of_one_dvc_process_share_a_pipeline(tmp_path: Path) -> None:
     assert first[0] != second[0]
 
 
-def begin_and_kill(layout: Layout) -> None:
-    """Record a training that is killed."""
-    script = (
-        "from pathlib import Path; from tasks.common import tracking, artifacts; import os, sys\n"
-        "with tracking.track(tracking.Tracking(), artifacts.Layout(Path(sys.argv[1])), 'train', "
-        "'grpo', 0):\n    os.kill(os.getpid(), 9)\n"
-    )
-    subprocess.run([sys.executable, "-c", script, str(layout.root)], check=False)
-
-
-def test_run_of_a_dead_process_is_marked_killed(layout: Layout) -> None:
-    begin_and_kill(layout)
-    assert runs_of(layout)["train grpo/0"].info.status == "RUNNING"
-    with track(LOCAL, layout, "profile", None, None):
-        pass
-    assert runs_of(layout)["train grpo/0"].info.status == "KILLED"
-
-
 def test_cell_of_a_killed_stage_is_closed_with_its_pipeline(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process of the cell's run is the flow, which continues."""
     pipeline = tracking.start_pipeline()
     monkeypatch.setenv(tracking.PIPELINE_VARIABLE, pipeline)
-    begin_and_kill(layout)
+    script = (
+        "from pathlib import Path; from tasks.common import tracking, artifacts; import os, sys\n"
+        "with tracking.track(tracking.Tracking(), artifacts.Layout(Path(sys.argv[1])), 'train', "
+        "'grpo', 0):\n    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(layout.root)], check=False)
     assert runs_of(layout)["grpo/0"].info.status == "RUNNING"
     tracking.end_pipeline(LOCAL, layout, pipeline, "FAILED")
     assert {run.info.status for run in runs_of(layout).values()} == {"FAILED", "KILLED"}

@@ -76,18 +76,10 @@ def is_orphan() -> bool:
     of this process.
 
     A flow's dvc passes its pid in WINNOW_PARENT. A plain `dvc repro` writes its pid into DVC's lock
-    file while a stage runs. Without either, a parent in another session must have adopted this
-    process, so it is an orphan (but a container's first process may share the session)."""
+    file while a stage runs."""
     given = os.environ.get(PARENT)
     wanted = {int(given)} if given else lock_holders()
-    if wanted:
-        return wanted.isdisjoint(ancestors())
-    if "RANK" in os.environ:  # torchrun manages its ranks, each with its own session
-        return False
-    try:
-        return os.getsid(os.getppid()) != os.getsid(0)
-    except (ProcessLookupError, PermissionError):
-        return True
+    return bool(wanted) and wanted.isdisjoint(ancestors())
 
 
 def ancestors() -> set[int]:

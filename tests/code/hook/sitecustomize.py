@@ -1,10 +1,13 @@
 """Record the files of this project that a process and its children load.
 
-Python imports a module of this name automatically when it starts. Only the processes of
-`test_loaded` have it on their path."""
+Python imports a module of this name automatically when it starts. Only the stages of `test_loaded`
+have it on their path. They are forks of a process that has imported slow libraries, but none of the
+project's files (see `tests.stages.FORKS`)."""
 
 import os
+import runpy
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -28,7 +31,24 @@ class Recorder:
         os.close(descriptor)
 
 
-if "WINNOW_LOADED" in os.environ:
+def start_recording() -> None:
     recorder = Recorder(os.environ["WINNOW_LOADED"])
     sys.meta_path.insert(0, recorder)  # type: ignore[arg-type]
     sys.addaudithook(recorder.opened)
+
+
+def run_recorded(stage: str, arguments: list[str], record: str, log: str) -> None:
+    """Run a stage in this process, with the names of loaded files in `record` and its output in
+    `log`."""
+    assert not [name for name in sys.modules if name.partition(".")[0] == "tasks"]
+    with open(log, "wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.environ |= {"WINNOW_LOADED": record, "PYTHONPATH": str(Path(__file__).parent)}
+    start_recording()
+    sys.argv = [f"tasks.{stage}", *arguments]
+    runpy.run_module(f"tasks.{stage}", run_name="__main__", alter_sys=True)
+
+
+if "WINNOW_LOADED" in os.environ:
+    start_recording()
