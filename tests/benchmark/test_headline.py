@@ -111,27 +111,6 @@ def test_the_largest_budget_is_a_target_if_single_or_exceeded() -> None:
     assert target_budgets(single, [single]) == [100]
 
 
-def test_the_coverage_of_the_interval_of_a_difference_of_five_seeds() -> None:
-    """Seeds differ and prompts do not; about 95 % of the intervals contain the truth."""
-    rng, num_covered, num = np.random.default_rng(0), 0, 300
-    for _ in range(num):
-        parts = []
-        for _ in range(2):
-            lines = [
-                {
-                    **line("r", 100, seed, 0.5, 1.0),
-                    "correct": digits([round(20 + 3 * z)] * 2),
-                    "trials": digits([35] * 2),
-                }
-                for seed, z in enumerate(rng.standard_normal(5))
-            ]
-            parts.append(made("r", [*lines, trial(lines[0], 0.5)]))
-        mine, reference = resample(*parts, 200).drawn
-        low, high = np.quantile(mine - reference, (0.025, 0.975))
-        num_covered += low <= 0 <= high
-    assert 0.92 < num_covered / num < 0.995
-
-
 def test_lines_of_several_settings_are_separate_points() -> None:
     base = line("grpo", 100, 0, 0.5, 1.0)
     lines = [{**base, "seed": seed} for seed in (0, 1)]
@@ -281,14 +260,6 @@ def test_a_frontier_is_read_on_a_logarithmic_axis(target: float, compute: float)
     worse = np.array([[0.5, 0.6, 0.55]])
     assert reach(cost, worse, np.array([0.6])) == pytest.approx(20.0)
     assert reach(cost[:1], accuracy[:, :1], np.array([0.5])) == pytest.approx(10.0)
-
-
-def test_the_ratio_of_the_reference_to_itself_is_one() -> None:
-    found = ratios(REFERENCE, REFERENCE, "charged", 200)
-    for budget in (100, 200, 400):
-        assert found[budget].value == pytest.approx(1.0)
-    # its seeds are drawn twice, so the interval contains 1 and has a width
-    assert found[200].low < 1.0 < found[200].high
 
 
 def test_half_the_compute_is_a_ratio_of_two() -> None:

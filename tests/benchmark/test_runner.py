@@ -130,7 +130,6 @@ def searched(
             "machine": "a laptop",
             "code": "c0de",
             "seconds": 30.0,
-            "cpu_seconds": 30.0,
             "device_seconds": {"decode": cost, "prefill": 1.0, "update": cost},
             **reach(cell, len(seen)),
         }
