@@ -53,15 +53,6 @@ def test_unknown_recipe_is_refused(path: Path) -> None:
     assert path.read_text() == before
 
 
-def test_block_list_is_replaced(path: Path) -> None:
-    inline = "  recipes: [grpo, sgpo, winnow]"
-    path.write_text(path.read_text().replace(inline, "  recipes:\n    - grpo\n    - sgpo"))
-    before = params.load(path)
-    set_recipes(path, ["pods"])
-    experiment = before["experiment"] | {"recipes": ["pods"]}
-    assert params.load(path) == before | {"experiment": experiment}
-
-
 def test_recipe_of_the_parameters_has_no_description() -> None:
     assert what({}, "sgpo").endswith("arXiv 2606.08854")
     assert what({"recipes": {"sgpo": {"from": "grpo"}}}, "sgpo") == "of params.yaml"

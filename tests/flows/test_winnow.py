@@ -130,10 +130,6 @@ def test_every_subcommand_has_help() -> None:
     assert [word for word in SUBCOMMANDS if f"usage: winnow {word} " not in printed] == []
 
 
-def test_console_script_calls_main() -> None:
-    assert 'winnow = "flows.__main__:main"' in (ROOT / "pyproject.toml").read_text()
-
-
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
