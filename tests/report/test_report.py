@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tasks.common.artifacts import CURVE, Layout
 from tasks.common.checksums import read_checked, write_checked
+from tasks.common.files import ArtifactError
 from tasks.common.params import Budget
 from tasks.report.curves import flops_words, unit
 from tasks.report.results import Results, results_of
@@ -178,6 +179,17 @@ def test_curves_start_after_the_profile(found: Results) -> None:
     ]
     ends = found.curves.filter(pl.col("step").is_in([0, 35]), pl.col("seed") == 0)
     assert ends["rollouts"].to_list() == [0, 280, 320, 600]
+
+
+@pytest.mark.parametrize(
+    "name", ["train/steps.parquet", "train/rollouts.parquet", "eval/metrics.json"]
+)
+def test_a_missing_file_is_named_with_recipe_and_seed(layout: Layout, name: str) -> None:
+    path = layout.recipe("sgpo") / "1" / name
+    path.unlink()
+    with pytest.raises(ArtifactError) as error:
+        results(layout)
+    assert str(error.value).startswith(f"{path} does not exist")
 
 
 def test_unmeasured_values_are_dashes(layout: Layout) -> None:
