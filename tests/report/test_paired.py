@@ -80,9 +80,6 @@ def test_the_reference_is_grpo_in_any_order(finished: Layout) -> None:
     assert sgpo["initial"]["over"] == "seeds and prompts"
     lines = text_table(found).splitlines()
     assert any("95 % intervals are over seeds and prompts" in line for line in lines)
-    begin = lines.index(next(line for line in lines if line.startswith("Differences of pass@1")))
-    row = next(line for line in lines[begin:] if line.startswith("sgpo"))
-    assert row.split()[1] == "+1.0"
 
 
 def test_seeds_are_paired() -> None:
