@@ -19,11 +19,12 @@ from tasks.allocate.planning import (
 )
 from tasks.allocate.visits import compare
 from tasks.common.accounting.ledger import Architecture
-from tasks.common.artifacts import OUTCOMES, PROFILE
+from tasks.common.artifacts import PROFILE
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
 from tasks.train.loading import settings_of
 from tasks.train.settings import WarmStart
+from tests.report.conftest import profile_of as named_profile
 
 SGPO = {"strategy": "sgpo", "trivial_above": 0.75, "unsolved_rate": 0.1, "buckets": [2, 4, 8]}
 MATCHED = {name: value for name, value in SGPO.items() if name != "strategy"} | {"group_size": 8}
@@ -58,19 +59,10 @@ def train_of(select: dict[str, object], **changes: object) -> dict[str, object]:
 
 def profile_of(counts: list[tuple[int, int]]) -> pl.DataFrame:
     """Return a PROFILE table of (correct, samples) pairs; names of prompts are their places."""
-    rows = [
-        {
-            **PROFILE.example,
-            "prompt_id": f"p{place:05d}",
-            "num_samples": samples,
-            **dict.fromkeys(OUTCOMES, 0),
-            "correct": correct,
-            "wrong": samples - correct,
-            "pass_rate": correct / samples,
-        }
-        for place, (correct, samples) in enumerate(counts)
-    ]
-    return PROFILE.frame(rows)
+    places = enumerate(counts)
+    return named_profile(
+        {f"p{place:05d}": (right, samples - right, 0) for place, (right, samples) in places}
+    )
 
 
 def run(
