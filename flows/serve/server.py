@@ -220,9 +220,10 @@ def comes_up(child: "subprocess.Popen[bytes]", url: str) -> bool:
     import httpx
 
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and child.poll() is None:
-        with suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=5.0, trust_env=False).is_success:
-                return True
-        time.sleep(0.05)
+    with httpx.Client(timeout=5.0, trust_env=False) as client:
+        while time.monotonic() < deadline and child.poll() is None:
+            with suppress(httpx.HTTPError):
+                if client.get(url).is_success:
+                    return True
+            time.sleep(0.05)
     return False
