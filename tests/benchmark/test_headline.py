@@ -111,6 +111,27 @@ def test_the_largest_budget_is_a_target_if_single_or_exceeded() -> None:
     assert target_budgets(single, [single]) == [100]
 
 
+def test_the_coverage_of_the_interval_of_a_difference_of_five_seeds() -> None:
+    """Seeds differ and prompts do not; about 95 % of the intervals contain the truth."""
+    rng, num_covered, num = np.random.default_rng(0), 0, 300
+    for _ in range(num):
+        parts = []
+        for _ in range(2):
+            lines = [
+                {
+                    **line("r", 100, seed, 0.5, 1.0),
+                    "correct": digits([round(20 + 3 * z)] * 2),
+                    "trials": digits([35] * 2),
+                }
+                for seed, z in enumerate(rng.standard_normal(5))
+            ]
+            parts.append(made("r", [*lines, trial(lines[0], 0.5)]))
+        mine, reference = resample(*parts, 200).drawn
+        low, high = np.quantile(mine - reference, (0.025, 0.975))
+        num_covered += low <= 0 <= high
+    assert 0.92 < num_covered / num < 0.995
+
+
 def test_lines_of_several_settings_are_separate_points() -> None:
     base = line("grpo", 100, 0, 0.5, 1.0)
     lines = [{**base, "seed": seed} for seed in (0, 1)]
