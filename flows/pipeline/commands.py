@@ -117,13 +117,15 @@ class Dvc:
 
     def ask(self, *arguments: str, stage: str | None = None) -> Any:
         """Run one dvc command line, and return its answer (see `flows.pipeline.launch`). With
-        `stage`, dvc may write to the terminal, and `started` refers to that stage's command."""
+        `stage`, dvc may write to the terminal, and `started` refers to that stage's command.
+        `output.lines` then contains the lines that dvc wrote."""
+        self.output.lines.clear()
         try:
             environ = {**environment(), **self.extra}
             request = {"arguments": arguments, "stage": stage, "environment": environ}
             self.requests.write(json.dumps(request) + "\n")
             self.requests.flush()
-            return json.loads(self.read_line())
+            answer = json.loads(self.read_line())
         except (BrokenPipeError, ValueError) as error:
             if self.is_ended:  # by another, interrupted thread
                 raise KeyboardInterrupt from error
@@ -133,6 +135,8 @@ class Dvc:
         except BaseException:  # an interrupt: the stage must save now, not at the end
             end_all([self], interrupt=True)
             raise
+        self.output.settle()
+        return answer
 
     def read_line(self) -> bytes:
         """Return the next line that dvc sends, or the partial line if dvc has ended.
@@ -152,16 +156,9 @@ class Dvc:
                 line += part
         return line
 
-    def ask_and_read(self, *arguments: str, stage: str | None = None) -> Any:
-        """Return the answer of `ask`. `output.lines` then contains the lines that dvc wrote."""
-        self.output.lines.clear()
-        answer = self.ask(*arguments, stage=stage)
-        self.output.settle()
-        return answer
-
     def query(self, *arguments: str) -> str:
         """Return what a read-only dvc command prints. If it fails, raise CommandError."""
-        answer = self.ask_and_read(*arguments)
+        answer = self.ask(*arguments)
         if answer["code"]:
             said = " ".join(self.output.lines.tail)
             remedies = [NO_GIT] if "is not a git repository" in said else broken_locks()
@@ -188,7 +185,7 @@ class Dvc:
         command was started). `output` then contains the written lines."""
         options = ["--single-item", *(["--force"] if force else [])]
         # another dvc may have the lock when the stage ends: waiting saves the stage's work
-        answer = self.ask_and_read("--wait-for-lock", "repro", *options, stage, stage=stage)
+        answer = self.ask("--wait-for-lock", "repro", *options, stage, stage=stage)
         return int(answer["code"]), bool(answer["started"])
 
 

@@ -149,7 +149,7 @@ def digest_code(dvc: commands.Dvc, root: Root, forced: bool) -> str:
     if not reasons_to_run and ALWAYS not in found:
         return ""
     options = ["--single-item", *(["--force"] if forced or moved else [])]
-    answer = dvc.ask_and_read("--wait-for-lock", "repro", *options, address)
+    answer = dvc.ask("--wait-for-lock", "repro", *options, address)
     if answer["code"]:
         lines = [*str(answer["output"]).splitlines(), *dvc.output.lines.tail]
         raise commands.CommandError(failure(address, answer["code"], True, lines))

@@ -20,9 +20,7 @@ import socket
 import subprocess
 import time
 import tomllib
-import urllib.error
-import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -119,15 +117,12 @@ def kept_auth() -> str:
 def status(url: str, path: str, name: str | None = None) -> int | None:
     """Return the HTTP status of the response to GET `url`/`path`, or None if there is no response.
     `name` replaces the server's name in the Host header."""
-    headers = {"Host": name} if name else {}
+    import httpx  # only here and in `comes_up`: most runs need no server
+
+    headers, place = {"Host": name} if name else {}, f"{url.rstrip('/')}/{path}"
     try:
-        request = urllib.request.Request(f"{url.rstrip('/')}/{path}", headers=headers)
-        # the user's own PREFECT_API_URL: the body of the answer is not read
-        with urllib.request.urlopen(request, timeout=5.0) as answer:  # nosec B310
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except (OSError, ValueError):
+        return httpx.get(place, headers=headers, timeout=5.0, follow_redirects=True).status_code
+    except (httpx.HTTPError, httpx.InvalidURL):
         return None
 
 
@@ -177,7 +172,12 @@ def provide(port: int | None = None) -> None:
         if answers(named):
             warn_if_open(named)
             return
-        logger.warning("%s", away(named))
+        logger.warning(
+            "Prefect's server at %s does not respond (PREFECT_API_URL): starting another one here, "
+            "which records runs only in %s/prefect.db",
+            without_secrets(named),
+            home(),
+        )
     if port is not None:
         check_port("Prefect", HOST, port)
     auth, only = (new_auth(), FOR_ONE_RUN) if port is None else (None, {})
@@ -215,21 +215,15 @@ def lost(error: Exception) -> str:
     )
 
 
-def away(url: str) -> str:
-    return (
-        f"Prefect's server at {without_secrets(url)} does not respond (PREFECT_API_URL): "
-        f"starting another one here, which records runs only in {home()}/prefect.db"
-    )
-
-
 def comes_up(child: "subprocess.Popen[bytes]", url: str) -> bool:
     """Wait for a response at `url`. Return False if `child` exits first, or after START_SECONDS."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    import httpx
+
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and child.poll() is None:
-        try:
-            opener.open(url, timeout=5).close()
-            return True
-        except (urllib.error.URLError, OSError):
+    with httpx.Client(timeout=5.0, trust_env=False) as client:
+        while time.monotonic() < deadline and child.poll() is None:
+            with suppress(httpx.HTTPError):
+                if client.get(url).is_success:
+                    return True
             time.sleep(0.05)
     return False

@@ -131,7 +131,9 @@ def servers(
 ) -> tuple[list[tuple[str, str]], list[Server]]:
     """Return (name, page) of the servers that the settings name, and the servers to start."""
     lasting, started = [], []
-    url, own = server.named_url(), prefect(options.prefect_host, options.prefect_port, auth)
+    url, host, port = server.named_url(), options.prefect_host, options.prefect_port
+    start, settings = server.arguments(host, port, "warning"), server.settings(host, auth)
+    own = Server("Prefect", start, host, port, "api/health", settings)
     if url and (not url.startswith(f"{own.page}/") or server.answers(url)):
         server.warn_if_open(url)
         lasting.append(("Prefect", summary.page_of(url)))
@@ -146,11 +148,6 @@ def servers(
         start = ("mlflow", "ui", "--backend-store-uri", uri, *listen)
         started.append(Server("MLflow", start, server.HOST, options.mlflow_port, "health"))
     return lasting, started
-
-
-def prefect(host: str, port: int, auth: str | None) -> Server:
-    start, settings = server.arguments(host, port, "warning"), server.settings(host, auth)
-    return Server("Prefect", start, host, port, "api/health", settings)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from tasks.allocate.forecast import profiled_tokens
 from tasks.allocate.planning import phase, shuffled
 from tasks.allocate.strategies import sgpo
 from tasks.allocate.visits import prompts_of
-from tasks.common.params import at_least
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,7 +44,6 @@ def uniform_until(
 ) -> list[pl.DataFrame]:
     """Return passes over the prompts in `rows`, each in a new random order, with groups of
     `group_size`. The last pass ends where `budget`, in trained tokens, is spent."""
-    at_least(1, allocate__group_size=group_size)  # empty groups would never spend the budget
     passes: list[pl.DataFrame] = []
     while budget > 0 and len(rows):
         visits = phase(len(passes), shuffled(rows, rng), group_size)

@@ -91,7 +91,6 @@ def write_rollouts(path: Path, layout: Layout, results: Results, runs: Sequence[
     table = {
         name: pl.concat(found).partition_by("prompt_id", as_dict=True)
         for name, found in samples.items()
-        if found
     }
     asked = {row["prompt_id"]: row for row in prompts.to_dicts()}
     return {
@@ -149,7 +148,7 @@ def shown(
         name: {
             "rate": rates[name],
             "change": change_of(rates[INITIAL], rates[name]),
-            "samples": picked(samples[name][key]) if key in samples.get(name, {}) else [],
+            "samples": picked(samples[name][key]),
         }
         for name in (INITIAL, *runs)
     }

@@ -219,9 +219,7 @@ def differences_of(
     mine = [run.name for run in evidence.seeds(recipe)]
     others = {
         "reference": None if recipe == reference else [r.name for r in evidence.seeds(reference)],
-        "champion": None
-        if champion is None or recipe == champion["recipe"]
-        else [f"{champion['recipe']}/{champion['seed']}"],
+        "champion": [name_of(champion)] if champion and recipe != champion["recipe"] else None,
         "initial": [INITIAL],
     }
     return {

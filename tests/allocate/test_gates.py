@@ -8,6 +8,8 @@ from tasks.allocate.settings import Gates
 from tasks.common.params import ParamsError
 
 GATES = Gates(min_solved_rate=0.001, max_truncated_rate=0.95)
+EIGHTH = Gates(min_solved_rate=0.125, max_truncated_rate=0.5)
+HALF = Gates(0.5, 1.0)
 
 
 def profile(
@@ -18,51 +20,41 @@ def profile(
     return pl.DataFrame({**columns, **lengths})
 
 
-def test_truncated_and_unsolved_samples_stop_the_run_with_advice() -> None:
-    nothing = profile([0] * 8, [1.0] * 7 + [0.875])
-    with pytest.raises(ParamsError) as error:
-        check_gates(GATES, nothing, 64)
-    message = str(error.value)
-    assert "of 64 samples 0 are correct (0.0%), and 98.4% are cut off" in message
-    assert "raise sampling.max_tokens" in message
-    assert "gates.min_solved_rate 0.001 is not reached" in message
+@pytest.mark.parametrize(
+    ("gates", "found", "message"),
+    [
+        (
+            GATES,
+            profile([0] * 8, [1.0] * 7 + [0.875]),
+            r"of 64 samples 0 are correct \(0.0%\), and 98.4% are cut off .* raise sampling"
+            r".max_tokens.* gates.min_solved_rate 0.001 is not reached",
+        ),
+        (GATES, profile([0] * 8, [0.0] * 8), "use easier prompts or a stronger policy"),
+        (GATES, profile([0] * 8, [0.0] * 8, longest=1), "after one token: set `raw: true`"),
+        (GATES, profile([1, 0], [1.0] * 2), "max_truncated_rate 0.95 is passed.*raise it"),
+        (EIGHTH, profile([1, 0], [0.5, 0.5]), "is not reached"),
+        (HALF, profile([1], [0.0]), "min_solved_rate 0.5 is not reached"),
+    ],
+)
+def test_a_profile_that_stops_the_run_leads_to_advice(
+    gates: Gates, found: pl.DataFrame, message: str
+) -> None:
+    with pytest.raises(ParamsError, match=message):
+        check_gates(gates, found, 64)
 
 
-def test_complete_but_unsolved_samples_stop_the_run_with_advice() -> None:
-    with pytest.raises(ParamsError, match="use easier prompts or a stronger policy"):
-        check_gates(GATES, profile([0] * 8, [0.0] * 8), 64)
+def test_the_limits_themselves_pass_and_errors_are_not_wrong_answers() -> None:
+    check_gates(Gates(min_solved_rate=0.0, max_truncated_rate=1.0), profile([0], [1.0]), 64)
+    check_gates(EIGHTH, profile([1, 1], [0.5, 0.5]), 64)
+    check_gates(HALF, profile([1], [0.0], error=6), 64)  # one of two graded samples is correct
 
 
 def test_empty_completions_are_reported(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ParamsError, match="completions end after one token: set `raw: true`"):
-        check_gates(GATES, profile([0] * 8, [0.0] * 8, longest=1), 64)
-    caplog.clear()
     check_gates(Gates(0.0, 1.0), profile([0] * 8, [0.0] * 8, longest=1), 64)
     assert "8 of 8 prompts get no text at all" in caplog.text
     caplog.clear()
     check_gates(Gates(0.0, 1.0), profile([0] * 8, [1.0] * 8, longest=1), 1)
     assert not caplog.text
-
-
-def test_truncated_completions_stop_a_partly_correct_policy() -> None:
-    with pytest.raises(ParamsError, match=r"gates.max_truncated_rate 0.95 is passed.*raise it"):
-        check_gates(GATES, profile([1, 0], [1.0, 1.0]), 64)
-
-
-def test_the_limits_themselves_pass() -> None:
-    check_gates(Gates(min_solved_rate=0.0, max_truncated_rate=1.0), profile([0], [1.0]), 64)
-    at_limit = Gates(min_solved_rate=0.125, max_truncated_rate=0.5)
-    check_gates(at_limit, profile([1, 1], [0.5, 0.5]), 64)
-    with pytest.raises(ParamsError):
-        check_gates(at_limit, profile([1, 0], [0.5, 0.5]), 64)
-
-
-def test_errors_are_not_wrong_answers() -> None:
-    """One of two graded samples is correct; six could not be graded."""
-    half = Gates(0.5, 1.0)
-    check_gates(half, profile([1], [0.0], error=6), 64)
-    with pytest.raises(ParamsError, match=r"min_solved_rate 0.5 is not reached"):
-        check_gates(half, profile([1], [0.0]), 64)
 
 
 @pytest.mark.parametrize("rates", [(-0.1, 1.0), (0.0, 1.5)])

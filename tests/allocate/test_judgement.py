@@ -10,7 +10,7 @@ from tasks.allocate import judgement
 from tasks.allocate.judgement import judge, judgement_words
 from tasks.allocate.planning import load_strategy, make_plan
 from tasks.allocate.visits import compare
-from tests.allocate.test_allocate import profile_of
+from tests.allocate.test_allocate import SGPO, profile_of
 
 
 def judged(spec: dict[str, Any], profile: pl.DataFrame, passes: int) -> dict[str, dict[str, Any]]:
@@ -53,8 +53,7 @@ def test_profiling_pays_with_more_dead_prompts_and_more_passes() -> None:
 
 
 def test_small_groups_lose_information_with_any_number_of_passes() -> None:
-    sgpo = {"strategy": "sgpo", "trivial_above": 0.75, "unsolved_rate": 0.1, "buckets": [2, 4, 8]}
-    found = judged(sgpo, profile_of([(k % 9, 8) for k in range(300)]), passes=50)
+    found = judged(SGPO, profile_of([(k % 9, 8) for k in range(300)]), passes=50)
     assert found["charged_mixed"]["passes_to_pay"] is None
     assert "however many passes" in judgement_words(found)
 

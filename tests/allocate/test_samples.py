@@ -64,15 +64,11 @@ def test_samples_of_the_plan_are_those_of_the_profile(profiled: Layout) -> None:
     assert (scored > 0) == (not kept)
 
 
-def test_a_recipe_that_reads_no_samples_gets_none(profiled: Layout) -> None:
-    shutil.rmtree(profiled.store)  # the store is not needed
+def test_a_store_without_the_samples_is_named_if_a_recipe_reads_them(profiled: Layout) -> None:
+    shutil.rmtree(profiled.store)
     assert allocate(profiled, "plain").returncode == 0
     assert SAMPLES.read(profiled.plan("plain", 0) / "samples.parquet").is_empty()
     assert not read_checked(profiled.plan("plain", 0) / "forecast.json")["reads_profile"]
-
-
-def test_a_store_without_the_samples_is_named(profiled: Layout) -> None:
-    shutil.rmtree(profiled.store)
     result = allocate(profiled, "r")
     assert result.returncode == 1
     assert "the rollout store lacks 36 of the profile's 36 samples" in result.output

@@ -20,7 +20,6 @@ from tasks.common.artifacts import PROMPTS, TRAIN_ROLLOUTS
 from tasks.common.recipes import recipe as recipe_of
 from tests.parameters import every_value
 
-ROOT = Path(__file__).resolve().parents[2]
 VALUES = every_value()
 BONUS = {"method": "clip", "entropy": {"coefficient": 0.01}}
 
@@ -85,12 +84,10 @@ def test_other_scored_tokens_have_the_lengths_of_the_rollouts() -> None:
     ("recipe", "change", "expected"),
     [
         ("grpo", {}, Passes()),
-        ("winnow", {}, Passes()),
         ("replay", {}, Passes()),
         ("grpo", {"kl_coefficient": 0.1}, Passes(has_reference=True)),
         ("grpo", {"loss": BONUS}, Passes(has_bonus=True)),
         ("f_tis", {}, Passes(is_seen=True)),
-        ("poise", {}, Passes(is_seen=True)),
         ("value_probe", {}, Passes(is_seen=True)),
         ("clip_cov", {}, Passes(is_seen=True)),
         ("kondo", {}, Passes()),

@@ -283,14 +283,6 @@ def test_a_frontier_is_read_on_a_logarithmic_axis(target: float, compute: float)
     assert reach(cost[:1], accuracy[:, :1], np.array([0.5])) == pytest.approx(10.0)
 
 
-def test_the_ratio_of_the_reference_to_itself_is_one() -> None:
-    found = ratios(REFERENCE, REFERENCE, "charged", 200)
-    for budget in (100, 200, 400):
-        assert found[budget].value == pytest.approx(1.0)
-    # its seeds are drawn twice, so the interval contains 1 and has a width
-    assert found[200].low < 1.0 < found[200].high
-
-
 def test_half_the_compute_is_a_ratio_of_two() -> None:
     cheap = runs("cheap", [(100, 0.5, 5.0), (200, 0.6, 10.0), (400, 0.7, 20.0)])
     found = ratios(cheap, REFERENCE, "executed", 300)

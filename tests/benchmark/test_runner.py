@@ -49,13 +49,6 @@ def protocol_of(folder: Path, **changes: Any) -> tuple[Protocol, dict[str, Any]]
     return read_protocol(path)
 
 
-def test_every_cell_of_the_projects_protocol_can_be_made() -> None:
-    protocol, values = read_protocol(ROOT / "docs" / "results" / "protocol.yaml")
-    found = list(runnable(protocol, values, {}))
-    assert len({cell.key for cell in found}) == len(found) > 100
-    assert expected_hours(protocol, {}, 2) < 12
-
-
 def test_a_part_of_the_protocol_has_the_named_families_and_recipes(tmp_path: Path) -> None:
     small = {"budgets": [100], "changes": {"profile": {"num_samples": 4}}}
     families = {"small": PROTOCOL["families"]["small"], "other": small}
@@ -130,7 +123,6 @@ def searched(
             "machine": "a laptop",
             "code": "c0de",
             "seconds": 30.0,
-            "cpu_seconds": 30.0,
             "device_seconds": {"decode": cost, "prefill": 1.0, "update": cost},
             **reach(cell, len(seen)),
         }

@@ -5,11 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from tests.files import commit_all, copy_project
 from tests.patience import PATIENCE, wait_for
@@ -127,21 +127,11 @@ class Project:
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """Return the answer of the Prefect server."""
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         url = self.environment["PREFECT_API_URL"]
-        with opener.open(f"{url}/csrf-token?client=tests", timeout=30) as answer:
-            token = json.load(answer)["token"]
-        request = urllib.request.Request(
-            f"{url}/{path}",
-            json.dumps(body).encode(),
-            {
-                "Content-Type": "application/json",
-                "Prefect-Csrf-Client": "tests",
-                "Prefect-Csrf-Token": token,
-            },
-        )
-        with opener.open(request, timeout=30) as answer:
-            return json.load(answer)
+        with httpx.Client(base_url=url, trust_env=False, verify=False, timeout=30) as client:
+            token = client.get("csrf-token", params={"client": "tests"}).json()["token"]
+            own = {"Prefect-Csrf-Client": "tests", "Prefect-Csrf-Token": token}
+            return client.post(path, json=body, headers=own).raise_for_status().json()
 
     def record(self) -> Any:
         return json.loads((self.root / "data/tracking/record.json").read_text())

@@ -1,8 +1,6 @@
 """The states in Prefect of runs that were killed, are alive, or run on another machine."""
 
 import fcntl
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -75,15 +73,6 @@ def shows_runs(browser: Browser, name: str) -> bool:
     return text.startswith(name) and "of 15 stages" in text
 
 
-def answers(url: str) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        opener.open(url, timeout=5).close()
-    except (urllib.error.URLError, OSError):
-        return False
-    return True
-
-
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
     browser = Browser(tmp_path / "chromium")
@@ -122,8 +111,6 @@ def test_pages_show_killed_runs_and_end_with_a_killed_command(
         browser.call("Page.navigate", url=f"http://{name}:{port}/runs")
         wait_for(partial(shows_runs, browser, name))
     assert browser.problems == []
-    assert all(map(answers, urls))
     pages.kill()
     pages.communicate()
     assert all(is_gone(pid) for pid in processes)
-    assert not any(map(answers, urls))

@@ -1,4 +1,4 @@
-"""The options of `winnow eval`."""
+"""The options of `winnow eval`, and wrong options of others."""
 
 import argparse
 from pathlib import Path
@@ -15,9 +15,7 @@ VALUES = every_value()
 
 
 def options(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    word.add_options(parser)
-    return parser.parse_args(arguments)
+    return parser_of("eval").parse_args(["eval", *arguments])
 
 
 @pytest.mark.parametrize(
@@ -44,18 +42,26 @@ def test_tasks_are_a_list_with_commas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (("--tasks", ","), "--tasks: no task: use gsm8k"),
-        (("--tasks", "gsm8k", "--limit", "0"), "--limit: 0 is below 1"),
-        (("--tasks", "gsm8k", "--few-shot", "-1"), "--few-shot: -1 is below 0"),
+        ("eval grpo --tasks ,", "--tasks: no task: use gsm8k"),
+        ("eval grpo --tasks gsm8k --limit 0", "--limit: 0 is below 1"),
+        ("eval grpo --tasks gsm8k --few-shot -1", "--few-shot: -1 is below 0"),
+        ("plan --price=nan", "invalid money value: 'nan'"),
+        ("plan --price=-1", "invalid money value: '-1'"),
+        ("plan --price=inf", "invalid money value: 'inf'"),
+        (
+            "serve --cron nonsense",
+            "winnow serve: error: argument --cron: 'nonsense' is not a cron expression: it must "
+            "have five fields, such as '0 3 * * *'\n",
+        ),
     ],
 )
 def test_wrong_options_are_refused(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        options("grpo", *arguments)
+        parser_of(words.split()[0]).parse_args(words.split())
     assert message in capsys.readouterr().err
 
 

@@ -4,13 +4,12 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
 
 from tests.flows.project import Project, lines, shell
-from tests.patience import PATIENCE
+from tests.patience import wait_for
 
 NUM_STAGES = 15  # of the scratch project's experiment
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED", "NotReady"}
@@ -26,13 +25,13 @@ def task_runs(project: Project, number: int = NUM_STAGES) -> list[dict[str, Any]
     """Return the task runs of the newest flow run, after the end of all `number` stages has been
     recorded. The server records them from events, with a delay."""
     chosen = {"flow_runs": {"id": {"any_": [flow_run(project)["id"]]}}}
-    end = time.monotonic() + PATIENCE
-    while True:
-        found = list(project.post("task_runs/filter", chosen))
-        ended = [task for task in found if {task["state_type"], task["state_name"]} & FINAL]
-        if len(ended) == number or time.monotonic() > end:
-            return found
-        time.sleep(0.2)
+
+    def ended() -> list[dict[str, Any]]:
+        found = project.post("task_runs/filter", chosen)
+        return [task for task in found if {task["state_type"], task["state_name"]} & FINAL]
+
+    wait_for(lambda: len(ended()) == number)
+    return ended()
 
 
 def flow_run(project: Project) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,11 @@ from flows.pipeline import commands
 from tasks.common.processes import ending
 from tests.common.test_parent import in_a_container, parent_of
 from tests.flows.project import ROOT, Project
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 
 
-def is_gone(pid: int, seconds: float = PATIENCE) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not os.path.exists(f"/proc/{pid}"):
-            return True
-        time.sleep(0.02)
-    return False
+def is_gone(pid: int) -> bool:
+    return wait_for(lambda: not os.path.exists(f"/proc/{pid}"))
 
 
 def descendants(pid: int) -> list[int]:

@@ -1,7 +1,6 @@
 """Rounds and data roots: refused requests, and a second round on the scratch project."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import yaml
 
 from flows.__main__ import parser_of
 from flows.cli import flags
-from flows.pipeline import commands, roots, rounds
+from flows.pipeline import commands, lock, roots, rounds
 from flows.pipeline.overrides import applied
 from flows.pipeline.roots import Root, root_of
 from flows.pipeline.rounds import FlowRequest
@@ -92,8 +91,8 @@ def test_second_round_starts_from_the_champion_and_runs_once(project: Project) -
     assert lines(output, "starts") == ["report"]  # of fewer recipes
     cell = ["allocate@sgpo-0", "train@sgpo-0", "evaluate@sgpo-0"]
     assert titled(output, "ran") == ["code", "policy", "profile", "baseline", *cell, "report"]
-    second = lock(project.root / SECOND / "dvc.lock")
-    champion = digest_of(lock(project.root / "dvc.lock")["train@sgpo-0"], "outs", SGPO)
+    second = lock.read(project.root / SECOND / "dvc.lock")
+    champion = digest_of(lock.read(project.root / "dvc.lock")["train@sgpo-0"], "outs", SGPO)
     assert digest_of(second["policy"], "deps", SGPO) == champion
     values = yaml.safe_load((project.root / SECOND / "params.yaml").read_text())
     assert values["policy"]["source"] == SGPO
@@ -160,10 +159,6 @@ def test_plan_changes_a_round_only_while_no_flow_runs(
     assert "data, from tiny:\n" in printed
     assert "requested by --force" in printed
     assert f"{SECOND}, from tiny:" in printed
-
-
-def lock(path: Path) -> dict[str, Any]:
-    return dict(yaml.safe_load(path.read_text())["stages"])
 
 
 def digest_of(entry: dict[str, Any], kind: str, path: str) -> str:

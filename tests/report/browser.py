@@ -4,25 +4,22 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 from websockets.sync.client import connect
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-def executable() -> str | None:
-    """Return the path of a Chromium, or None."""
-    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+EXECUTABLE = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def missing() -> str | None:
     """Return why no page can be opened, or None."""
-    return None if executable() else "no Chromium (Debian's package chromium)"
+    return None if EXECUTABLE else "no Chromium (Debian's package chromium)"
 
 
 class Browser:
@@ -32,7 +29,7 @@ class Browser:
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(
             [
-                str(executable()),
+                str(EXECUTABLE),
                 "--headless=new",
                 "--no-sandbox",  # root has no sandbox; only this one file is opened
                 "--disable-gpu",
@@ -63,13 +60,9 @@ class Browser:
 
     def address(self, path: Path) -> tuple[str, str]:
         """Wait for the port and the path of the protocol."""
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end and self.process.poll() is None:
-            lines = path.read_text().split() if path.exists() else []
-            if len(lines) == 2:
-                return lines[0], lines[1]
-            time.sleep(0.05)
-        raise RuntimeError("Chromium did not start")
+        wait_for(lambda: path.exists() and len(path.read_text().split()) == 2, self.process)
+        port, address = path.read_text().split()
+        return port, address
 
     def close(self) -> None:
         """End the browser."""
@@ -130,12 +123,8 @@ class Browser:
     def open(self, path: Path) -> None:
         """Open a file, and wait until its scripts have run."""
         self.call("Page.navigate", url=path.absolute().as_uri())
-        end = time.monotonic() + PATIENCE
         loaded = "location.protocol === 'file:' && document.readyState === 'complete'"
-        while not self.run(loaded):
-            if time.monotonic() > end:
-                raise RuntimeError(f"{path} did not load")
-            time.sleep(0.05)
+        wait_for(lambda: self.run(loaded))
         self.settle()
 
     def settle(self) -> None:

@@ -111,13 +111,6 @@ def test_a_recipe_is_hidden_by_its_button_and_by_the_keyboard(
     assert browser.run("document.querySelector('[data-recipe=grpo]').ariaPressed") == "true"
 
 
-def test_the_axis_is_chosen(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["plain"])
-    for axis, title in (("executed", "executed compute, GFLOPs"), ("rollouts", "rollouts")):
-        put(browser, "[data-chart=accuracy] select", axis)
-        assert texts(browser, "[data-chart=accuracy] .xtitle") == [title]
-
-
 def test_the_advice_follows_the_budget(browser: Browser, pages: dict[str, Path]) -> None:
     """grpo trains while sgpo still profiles (100 GFLOPs); later sgpo is better."""
     browser.open(pages["plain"])
@@ -130,6 +123,7 @@ def test_the_advice_follows_the_budget(browser: Browser, pages: dict[str, Path])
         assert advice.startswith(f"With {words}: ")
     put(browser, "[data-chart=budget] select", "rollouts")
     assert texts(browser, "#advice")[0].startswith("With 300 rollouts, take ")
+    assert texts(browser, "[data-chart=budget] .xtitle") == ["rollouts"]
 
 
 def test_rollouts_are_found_by_text_and_change(browser: Browser, pages: dict[str, Path]) -> None:

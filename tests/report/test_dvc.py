@@ -4,7 +4,6 @@ with the real dvc.yaml."""
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from tasks.common.artifacts import Layout
 from tasks.common.files import read_json
 from tests.files import commit_all, copy_project
+from tests.flows.project import shell
 from tests.report.conftest import run_report
 
 COPIED = ("dvc.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore")
@@ -21,14 +21,7 @@ COLUMNS = [*ACCOUNTS, "greedy", "pass@1", "recipe", "seed", "val"]
 
 
 def run(folder: Path, *command: str) -> str:
-    """Return the output of a command that must succeed."""
-    identity = {
-        f"GIT_{who}_{what}": "t" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
-    }
-    environment = {**os.environ, **identity, "DVC_NO_ANALYTICS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return shell(folder, {**os.environ, "DVC_NO_ANALYTICS": "1"}, *command)
 
 
 def dvc(folder: Path, *arguments: str) -> str:

@@ -87,7 +87,7 @@ def test_a_start_that_the_earlier_round_lacks_is_named(second: Layout) -> None:
     assert "pods/0, from which the next round started, is not on the leaderboard of" in done.output
 
 
-@pytest.mark.parametrize("source", ["tiny", "hf://org/name@1", "models/runs/sgpo/0/policy"])
+@pytest.mark.parametrize("source", ["tiny", "models/runs/sgpo/0/policy"])
 def test_a_policy_that_no_round_trained_is_refused(source: str) -> None:
     assert rounds.cell_of(str(Path("/x") / SOURCE)) == "sgpo/1"
     with pytest.raises(ArtifactError, match="was not trained in any round"):

@@ -128,9 +128,8 @@ def curves(stage: Stage, results: Results, run: Trained) -> list[Event]:
         point({name: row[name] for name in accuracy}, when, row["step"], row["flops_charged"])
         for row in trunk.to_dicts()
     ]
-    kept = [name for name in ("reward_mean", "loss", "entropy", "kl") if name in run.steps.columns]
     mixed = (pl.col("num_mixed_groups") / pl.col("num_prompts")).alias("mixed_rate")
-    seen = run.steps.select("step", mixed, *kept).to_dicts()
+    seen = run.steps.select("step", mixed, "reward_mean", "loss", "entropy", "kl").to_dicts()
     return found + [
         point({k: row[k] for k in row if k != "step"}, when, row["step"]) for row in seen
     ]
