@@ -2,7 +2,7 @@
 
 Runs the cells of the protocol that are missing from the results file beside it, two at a time,
 without DVC or Prefect, and writes the tables. An interrupted benchmark resumes. Result lines from
-older code or settings stay in the file: --supersede REASON marks them and runs nothing."""
+older code or settings stay in the file; --supersede REASON marks them and runs nothing."""
 
 import argparse
 import importlib

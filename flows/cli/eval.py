@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def cells_of(options: argparse.Namespace, values: dict[str, Any], cell: Any) -> list[Any]:
-    """Return the requested policies as `cell` objects, initial first. Raise ParamsError if none."""
+    """Return a `cell` per requested policy, initial first. Raise ParamsError if there is none."""
     if options.recipe is None and not options.baseline:
         raise params.ParamsError("set RECIPE, or --baseline for the initial policy")
     initial = [cell()] if options.baseline else []

@@ -114,7 +114,7 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def place(text: str, options: argparse.Namespace) -> str:
-    """Make an existing path relative if in the project, else absolute. Return other text as is."""
+    """Return an existing path relative to the project, or absolute if outside; other text as is."""
     full = Path(text).expanduser().absolute()
     base = Path(options.folder or commands.ROOT).expanduser().absolute()
     if text == "tiny" or "://" in text or not full.exists():

@@ -1,7 +1,7 @@
 """dvc as a subprocess: queries (graph, status), and bringing one stage up to date.
 
 One dvc process serves a whole flow run (see `flows.pipeline.launch`). Stages that run at the same
-time have one each. To keep these apart, dvc locks the repository while it accesses dvc.lock, but
+time have a dvc each. To keep these apart, dvc locks the repository while it accesses dvc.lock, but
 not while a stage runs. Each dvc has its own process group, so Ctrl-C reaches only the flow,
 which then stops the whole group: first with SIGINT, so that the stage saves its state and exits
 while dvc waits for it; then, after GRACE_SECONDS, with SIGKILL. (SIGTERM would kill dvc and its

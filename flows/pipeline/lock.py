@@ -43,7 +43,7 @@ def unreadable(name: str, why: str) -> str:
 
 
 def refused(said: str) -> list[str]:
-    """Return messages about lock files that DVC's output `said` rejects; `read` may accept them."""
+    """Return messages about lock files that DVC rejects in its output; `read` may accept them."""
     return [unreadable(name, "see DVC's output above") for name in REFUSED.findall(said)]
 
 

@@ -48,7 +48,7 @@ class Placing:
         return cls(gpus, each, concurrency > 1 and each == 1 and len(gpus) > 1)
 
     def take(self, stage: str) -> list[str]:
-        """Return a stage's GPUs, if any: the first `each`; if split, take the least used one."""
+        """Return a stage's GPUs, if any: the least used one if split, else the first `each`."""
         if params.coordinates(stage)[0] not in ON_DEVICE:
             return []
         if not self.is_split:

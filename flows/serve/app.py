@@ -4,7 +4,7 @@ Any page in a browser can send requests to this machine. With Prefect's CORS and
 `flows.serve.server`), it cannot read a response or forge a request that changes data. Two gaps are
 closed here. A page whose host name resolves to this machine (DNS rebinding) has the same origin, so
 requests for any host name other than the server's are refused. Neither setting covers WebSockets,
-so cross-origin requests are refused.
+so cross-origin requests of every kind are refused.
 
 In SQLite, a transaction that reads before it writes fails if another one commits in between. A busy
 server would refuse a request again and again, so each transaction waits for the right to write."""

@@ -3,8 +3,8 @@
 Prefect's server shows the runs of the flow and runs schedules; MLflow shows every stage that ran.
 If PREFECT_API_URL or tracking.uri names another server, its address is printed and none is started.
 With --prefect-host other machines can reach Prefect's server, which then requires a password. With
---login it also requires one on loopback, for machines with several users. No server sends telemetry
-(see `flows.QUIET`). Both servers end with this process, even if it is killed."""
+--login it requires a password on loopback, too, for machines with several users. No server sends
+telemetry (see `flows.QUIET`). Both servers end with this process, even if it is killed."""
 
 import argparse
 import os

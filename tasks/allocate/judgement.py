@@ -71,7 +71,7 @@ def expected(prior: tuple[float, float]) -> Any:
 
 
 def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Generator) -> Any:
-    """Draw rates and prompts. Return `expected`'s function for them, on `by_prompt` tables."""
+    """Draw rates and prompts. Return a function of `by_prompt` tables for them (see `expected`)."""
     correct = profile["correct"].to_numpy()
     graded = (profile["num_samples"] - profile["error"]).to_numpy()
     rates = rng.beta(prior[0] + correct, prior[1] + graded - correct)

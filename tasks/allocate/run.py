@@ -101,8 +101,8 @@ def write_budget(
     *,
     reads_profile: bool,
 ) -> None:
-    """Write the compute that the cell may spend. Raise ParamsError if the warm start, plus the
-    profile for a recipe that reads it, costs at least the budget."""
+    """Write the compute that the recipe may spend with this seed. Raise ParamsError if the warm
+    start, plus the profile for a recipe that reads it, costs at least the budget."""
     recipe, seed = run.coordinates()
     path = run.layout.plan(recipe, seed) / "budget.json"
     budget = run.section("experiment", params.Experiment).budget
@@ -117,8 +117,8 @@ def write_budget(
 
 
 def check_gates(gates: Gates, profile: pl.DataFrame, max_tokens: int) -> None:
-    """Raise ParamsError, with a remedy, if a profile does not pass the gates, because a policy that
-    never succeeds learns nothing, and truncated completions do not measure the policy."""
+    """Raise ParamsError, with a remedy, if a profile does not pass the gates. A policy that never
+    succeeds learns nothing, and truncated completions do not measure the policy."""
     samples, errors, solved = profile.select(
         pl.col("num_samples").sum(), pl.col("error").sum(), pl.col("correct").sum()
     ).row(0)

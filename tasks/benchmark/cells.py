@@ -243,10 +243,10 @@ def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
 
 
 def device_seconds(rollouts: pl.DataFrame, passes: Passes, time_of: DeviceTime) -> Seconds:
-    """Return the modelled seconds for the steps of a TRAIN_ROLLOUTS table: per step one wave of the
-    fresh rollouts, a prefill per group, the passes that slots require, and updates on rollouts with
-    a gradient (with a reference or bonus, on all kept ones). Lengths are scaled by LENGTH_FACTOR. A
-    wave has ROWS_FACTOR copies of the rollouts, so that the device is busy; a step pays for one."""
+    """Return the modelled seconds for the steps of a TRAIN_ROLLOUTS table. A step decodes its fresh
+    rollouts in one wave, prefills each group once, scores rollouts as `passes` requires, and uses
+    those with a gradient (all kept ones if there is a reference or bonus) for updates. A wave has
+    ROWS_FACTOR copies, to fill the device; a step pays for one. LENGTH_FACTOR scales lengths."""
     seconds = Seconds()
     for (_step,), rows in rollouts.group_by("step", maintain_order=True):
         prompts, completions = lengths_of(rows)

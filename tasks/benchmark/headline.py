@@ -7,12 +7,12 @@ accuracies of the reference at its own budgets, except the largest. At the large
 recipe reaches the target only by chance, and its ratio is then above 1.
 
 The interval comes from a hierarchical bootstrap. Prompts are drawn once for all recipes, because
-all are tested on the same ones. Seeds are drawn for every point. For every recipe the result of its
-search is drawn, with the variance between searches of the family's recipes. With one search this
-last part is omitted.
+all are tested on the same ones. Seeds are drawn for every point. For every recipe, a deviation due
+to its search is drawn, with the variance between repeated searches, pooled over the family's
+recipes. This last part is omitted if no recipe was searched more than once.
 
-Profiling is charged in full to the recipes that read the profile; `uses` is the number of runs over
-which it is amortised. A ratio above 1 means less compute than the reference. A target that a
+Profiling is charged to the recipes that read the profile: in full, or 1 / `uses` of it if it is
+amortised over `uses` runs. A ratio above 1 means less compute than the reference. A target that a
 frontier does not reach is reported as such, and counts as a ratio of 0 in the draws. A target below
 a frontier's first point is counted at that point's compute, so the ratio is a lower bound.
 
@@ -250,7 +250,7 @@ def ratios(
     )
 
     def needed(which: int, accuracy: tuple[Floats, Floats], target: int) -> Floats:
-        """Return the compute [D] that `which` (1: reference) needs to match point `target`."""
+        """Return the compute [D] at which `mine` (0) or the reference (1) matches `target`."""
         own = accuracy[which][:, list(places[which])]
         return reach(costs[which], own, accuracy[1][:, target])
 

@@ -1,5 +1,5 @@
-"""The results file: one line of JSON for every finished cell, so that a table can be filled in
-several sittings and on several machines. Lines are appended, and never deleted. The only later
+"""The results file: one line of JSON for every finished cell, so that a table can be completed over
+several sessions and machines. Lines are appended, and never deleted. The only later
 change is the field `superseded`, the reason why a line no longer counts. The facts of the families
 are in a file beside it (`.facts.json`)."""
 

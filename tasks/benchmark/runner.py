@@ -129,9 +129,9 @@ def lines_of(protocol: Protocol, values: Values, family: str, find: Find) -> lis
 
 def due(protocol: Protocol, values: Values, lines: Collection[Line]) -> list[Line]:
     """Return the lines to show: those of the cells that `turn` yields, and so none of other
-    settings, other code or an older protocol. If these lack a test run of a family's reference and
-    superseded lines have one, return superseded lines for this family: for each recipe, those with
-    the same reason as its last superseded line, because they were superseded together."""
+    settings, other code or an older protocol. A family whose reference has a test run only in its
+    superseded lines is shown with these: for each recipe, the lines with the same reason as its
+    last superseded line, because they were superseded together."""
     results = current(lines)
     marked = [line for line in lines if "superseded" in line]
     last = {(line["family"], line["recipe"]): line["superseded"] for line in marked}

@@ -102,7 +102,7 @@ def train_of(values: Values) -> dict[str, Any]:
 
 def recipes_of(problems: Problems, values: Values, names: Iterable[str]) -> dict[str, Any]:
     """Return the recipes with all settings of their methods, after checking them. A mistake that
-    several recipes share is one problem."""
+    several recipes share is reported once."""
     found, wrong = {}, defaultdict[str, list[str]](list)
     for name in names:
         try:

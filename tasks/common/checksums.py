@@ -1,5 +1,5 @@
-"""Files of the pipeline with a checksum, so that damage and manual edits are noticed wherever a
-file is copied.
+"""Files of the pipeline that contain their own checksum, so that damage and manual edits are
+noticed in every copy of a file.
 
 The footer of a Parquet file contains the sha256 of all bytes of the file, computed with zeros in
 place of the checksum's own 64 characters. The file stays plain Parquet. JSON files are objects:
@@ -42,7 +42,7 @@ END = 8  # bytes: the footer's length and Parquet's magic number
 
 
 class DamagedError(ArtifactError):
-    """Raised if the bytes of a file differ from the written ones."""
+    """Raised if the bytes of a file differ from those that were written."""
 
 
 # ------------------------------------------------------------------------------------------ JSON
@@ -50,7 +50,7 @@ class DamagedError(ArtifactError):
 
 class CheckedValues(dict[str, Any]):
     """The values of a file with a checksum. Looking up a missing key, at any depth outside lists,
-    raises ArtifactError with the file's name: it is another file, or from an earlier version."""
+    raises an ArtifactError naming the file, which is the wrong one or from an earlier version."""
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         super().__init__(
@@ -123,7 +123,7 @@ def checksum(value: Any) -> str:
 
 
 def add_checksum(file: BinaryIO) -> None:
-    """Write the checksum into an open Parquet file with METADATA in its footer."""
+    """Write the checksum into an open Parquet file whose footer contains METADATA."""
     offset = checksum_offset(file)
     checksum = checksum_of(file, offset)
     file.seek(offset)

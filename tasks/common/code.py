@@ -92,8 +92,8 @@ def is_of_settings(node: ast.AST) -> bool:
 
 
 def without_defaults(node: Any) -> ast.ClassDef:
-    """Return a settings class with a placeholder for every default: only its existence counts here.
-    Its value is among the effective settings of a cell (see tasks/code/effective.py)."""
+    """Return a settings class with a placeholder for every default. A digest depends on whether a
+    default exists; its value is in a cell's effective settings (see tasks/code/effective.py)."""
     body = [
         ast.AnnAssign(line.target, line.annotation, ast.Constant("default"), line.simple)
         if isinstance(line, ast.AnnAssign) and line.value

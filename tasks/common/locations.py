@@ -96,11 +96,11 @@ def quiet_loggers() -> None:
 
 @contextmanager
 def reaching(location: str) -> Iterator[None]:
-    """Turn an error in reading or writing `location` into an ArtifactError with the remedy, which
-    is a WriteError if the local disk refused a write.
+    """Turn an error in reading or writing `location` into an ArtifactError that states the remedy.
+    The error is a WriteError if the local disk refused a write.
 
-    Damaged content is excluded: a caller that may set a damaged file aside reads its bytes inside
-    this block, and parses them outside."""
+    This is not meant for damaged content: a caller that may set a damaged file aside reads its
+    bytes inside this block, and parses them outside."""
     try:
         yield
     except WriteError:

@@ -283,8 +283,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def convert_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:
-    """Return `value` as one type of a union: None stays None if allowed, a string must be a word of
-    the Literals, if any, and others match the first type except None. Raise as `convert` does."""
+    """Return `value` as one type of a union: None if allowed, a string as a word of the Literals if
+    there are any, anything else as the first type except None. Raise as `convert` does."""
     if value is None and type(None) in arguments:
         return None
     words = [word for a in arguments for word in typing.get_args(a)]  # of a Literal

@@ -3,8 +3,8 @@
 A recipe has `allocate` (its strategy) and `train` (its differences from the section `train`; a slot
 with a method replaces the section's whole slot). With `from: NAME` it is the recipe NAME with these
 values merged in, key by key, except that a slot with a different method, or a different strategy,
-replaces the whole mapping. A recipe in params.yaml takes precedence over a file of the same name.
-Without a strategy or `from` it extends that file, so it can set single keys of a built-in one."""
+replaces the whole mapping. A recipe in params.yaml takes precedence over a file of the same name;
+without a strategy or `from` it extends that file, so it need only set the keys that differ."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -126,8 +126,8 @@ def run(
 def set_cell(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, alone: str | None
 ) -> None:
-    """If recipe and seed are missing, read DVC_STAGE. Exit if one stays missing, unless the
-    stage's name is `alone`."""
+    """If recipe and seed are missing, read them from DVC_STAGE. Exit if either is still missing,
+    unless the stage's name is `alone`."""
     named = os.environ.get("DVC_STAGE", "").rpartition(":")[2]  # without another root's file name
     if (arguments.recipe, arguments.seed) == (None, None):
         name, arguments.recipe, arguments.seed = params.coordinates(named or alone or "")

@@ -119,9 +119,9 @@ def crossed_interval(values_SP: npt.ArrayLike, bounds: tuple[float, float]) -> t
 
 
 def equal_interval(value: float, num: int, bounds: tuple[float, float]) -> tuple[float, float]:
-    """Return the interval of a mean if all `num` observed values equal `value`, where a bootstrap
-    would have zero width. Other values within `bounds` may make up a share of the population, at
-    most Wilson's upper limit for 0 of `num`. For 0 or 1 in [0, 1] this is Wilson's interval."""
+    """Return the interval of a mean if all `num` observed values equal `value`; a bootstrap would
+    have zero width. It allows for a share of other values within `bounds` in the population, up to
+    Wilson's upper limit for 0 of `num`. For 0 or 1 in [0, 1] this is Wilson's interval."""
     others = float(wilson_interval(0, num)[1])
     return value - others * (value - bounds[0]), value + others * (bounds[1] - value)
 

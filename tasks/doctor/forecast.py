@@ -54,8 +54,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class World:
-    """The known values before the run: the policy's FLOPs, the profile if it exists, prompts by
-    split, tokens of a prompt and of a completion, and the speed of the machine."""
+    """The values known before the run: the policy's architecture, the profile if it exists, prompts
+    by split, tokens of a prompt and of a completion, and the speed of the machine."""
 
     values: Values
     layout: Layout
@@ -189,8 +189,8 @@ def run_flops(world: World, run: Planned, train: Values) -> float:
 
 def plans_of(world: World, recipe: str) -> list[Planned]:
     """Return three plans of the recipe: with the cheapest rollouts (shortest, fewest trained on),
-    with the expected ones, and with the most expensive ones. Without a usable profile, the recipe's
-    largest group goes to all prompts (strategy `uniform`) or to 5 % to 100 % of them (others)."""
+    with the expected ones, and with the most expensive ones. Without a usable profile, every prompt
+    (strategy `uniform`) or a share of 5 % to 100 % (other strategies) gets the largest group."""
     chosen, limit = recipes.recipe(world.values, recipe), world.values["sampling"]["max_tokens"]
     spec, train = chosen["allocate"], chosen["train"]
     with suppress(ParamsError):  # a plan may have no visit

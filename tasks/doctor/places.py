@@ -58,7 +58,7 @@ class Model:
 
 def model_folder(source: str) -> Path | None:
     """Return the folder of a local policy, which may not exist, or of a hub policy in the cache.
-    Return None for a hub policy if the stage would fetch files, and for any other policy."""
+    Return None for `tiny`, for a bucket, and for a hub policy if the stage would fetch files."""
     if (match := POLICY_HUB.fullmatch(source)) is None:
         return None if "://" in source or source == "tiny" else Path(source).expanduser()
     with suppress(LocalEntryNotFoundError):

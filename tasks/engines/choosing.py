@@ -35,7 +35,7 @@ def choose(
 
 
 def truncated_logprobs(logits: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
-    """Keep the `top_k` most likely tokens and ties (all tokens if `top_k` is 0), and of these the
+    """Keep the `top_k` most likely tokens with ties (all tokens if `top_k` is 0), and of these the
     nucleus `top_p`. Return renormalised log-probabilities [B, V], -inf for the other tokens."""
     if top_k > 0:
         smallest = logits.topk(min(top_k, logits.shape[1]), -1).values[:, -1:]

@@ -22,7 +22,7 @@ FOLDER = "WINNOW_LOCKS"
 
 
 def sampling_gpus(settings: EngineSettings) -> list[str]:
-    """Return the UUIDs of the engine's local GPUs (none with `urls` or cluster engines)."""
+    """Return the UUIDs of the engine's local GPUs (none if `urls` or cluster engines are set)."""
     if settings.urls or settings.has_cluster_engines:
         return []
     servers = settings.num_server_gpus if engine_name(settings) == "server" else 1
@@ -30,7 +30,7 @@ def sampling_gpus(settings: EngineSettings) -> list[str]:
 
 
 def training_gpus(settings: EngineSettings, num_processes: int) -> list[str]:
-    """Return the UUIDs of the local GPUs of trainer and engine: none on a CPU or a cluster."""
+    """Return the UUIDs of the trainer's and engine's local GPUs (none on a CPU or a cluster)."""
     if settings.cluster != "local":  # Ray places them
         return []
     device = torch_device(settings.device)

@@ -29,8 +29,8 @@ class Request:
     """`counts[i]` completions of `prompts[i]` (token ids), with one seed per completion in order.
 
     If `with_logprobs` is false, the lists of log-probabilities may be empty: vLLM is faster without
-    them. The last `written[i]` tokens of `prompts[i]` belong to the completion: an earlier call
-    sampled them before it was stopped. They count towards `sampling.max_tokens`. None means 0."""
+    them. The last `written[i]` tokens of `prompts[i]` (0 if None) belong to the completion: an
+    earlier call sampled them before it was stopped. They count towards `sampling.max_tokens`."""
 
     prompts: Sequence[Sequence[int]]
     counts: Sequence[int]
@@ -62,7 +62,7 @@ class Request:
 class Samples:
     """B completions in the order of the request: those of a prompt are consecutive.
 
-    `token_ids` end with the stop token when `finish_reasons` is "stop". "length" means that the
+    The finish reason "stop" means that `token_ids` end with the stop token, "length" that the
     completion was cut at the limit, and "abort" (of `StoppableEngine`) that the call was stopped
     before the completion ended. `logprobs` are under the sampling distribution: after temperature,
     renormalised over top-p and top-k.
@@ -213,5 +213,5 @@ def check_lengths(request: Request, max_length: int) -> None:
 
 
 def sample_seed(*parts: Any) -> int:
-    """Return a 63-bit seed from the parts that identify a completion, the same on every machine."""
+    """Return a 63-bit seed, equal on all machines, from the parts that identify a completion."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1

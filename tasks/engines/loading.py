@@ -36,8 +36,8 @@ def load_engine(
     longest: int | None = None,
     logs: Path | None = None,
 ) -> Engine:
-    """Return the engine `settings.name` for `policy`. With the trainer's `model`, the engine must
-    support new weights in place; `hf` samples from `model` itself if it can.
+    """Return the engine `settings.name` for `policy`. If the trainer's `model` is given, the engine
+    must support new weights in place; `hf` then samples from `model` itself if it can.
 
     `longest` is the length in tokens of the longest prompt with its completion (None: unknown). No
     memory is reserved for longer sequences. The logs of servers are kept under `logs`."""

@@ -64,7 +64,7 @@ MAX_REASON = 300  # characters of vLLM's own message
 
 
 def check_allowed(options: Options) -> None:
-    """Raise ParamsError for options that Winnow sets, and for PARTS that are not positive ints."""
+    """Raise ParamsError for options that Winnow sets, and if one of PARTS is not a positive int."""
     with gathered() as problems:
         for reason, names in OWN.items():
             for name in names:

@@ -7,10 +7,10 @@ argument `settings`. A verifier with settings has a name and values in params.ya
 define:
 
 - `canonical_completion(answer)`: returns a completion with exactly this gold as its answer, to
-  check golds before sampling; None if no single completion can contain the gold, which is then only
-  checked not to be an `error`. Set `canonical_completion = None` if that applies to all golds.
-  Without the function, the gold itself is the completion.
-- `texts(answer)`: returns the answers of a gold that lists several in the verifier's own form.
+  check golds before sampling, or None if no single completion can contain the gold; then the only
+  check is that the gold is not an `error`. Set `canonical_completion = None` if that applies to all
+  golds. Without the function, the gold itself is the completion.
+- `texts(answer)`: returns the answers in a gold, if the verifier has its own form for several.
 - `uses(settings)`: returns the names of verifiers that this verifier calls; `verify` then receives
   a mapping `verifiers` from these names to the loaded verifiers.
 - `ALONE = True`: no other verifier may call it.
@@ -78,8 +78,8 @@ class Verifier:
 
     def check(self, answer: str, given: str = "") -> Verdict:
         """Return the verdict on a gold's canonical completion (without one, `correct` unless the
-        gold is an `error`) or, if this verifier calls others, the first fault that they find. With
-        another gold `given`, grade its completion instead, with only the first of the others."""
+        gold is an `error`) or, if this verifier calls others, their first verdict other than
+        `correct`, if any. With a second gold `given`, grade its completion, by only the first."""
         usable = Verdict("correct", "")
         if self.others:
             verdicts = (other.check(answer, given) for other in self.others[: 1 if given else None])
@@ -92,7 +92,7 @@ class Verifier:
 
     def same(self, gold: str, other: str) -> bool:
         """Return whether two golds are equivalent: forms and tolerances are equal, every answer of
-        `gold` is accepted by one of `other`, and every answer of `other` accepts one of `gold`."""
+        `gold` is correct against one of `other`, and none of `other` is left without a match."""
         texts = getattr(self.module, "texts", lambda answer: read_gold(answer).answers)
         forms = [replace(read_gold(answer), answers=()) for answer in (gold, other)]
         same = [[self.check(b, a).outcome == "correct" for b in texts(other)] for a in texts(gold)]

@@ -6,8 +6,8 @@
      "versions": {"lm_eval": "0.4.13", ...}, "seconds": 512.3, "is_told": true}
 
 The files are in `harness/` under the data root, beside the outputs of the pipeline. `evidence` is
-the digest of a file that identifies a policy without its weights: a record is kept but not shown if
-its policy has since been retrained. `is_told`: whether the record is in MLflow."""
+the digest of a small file that changes whenever the policy changes: if the policy has since been
+retrained, its record is kept but not shown. `is_told`: whether the record is in MLflow."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -47,8 +47,8 @@ BATCH_SIZE = 16  # for hf on a CPU; otherwise the harness chooses it
 
 @dataclass(frozen=True)
 class Asked:
-    """The request. None means the task file's default, except that `backend` follows `engine.name`,
-    `batch_size` is what fits, `chat_template` is true if one exists, `limit` is all problems."""
+    """The request. If None, `backend` follows `engine.name`, `batch_size` is automatic, `limit` is
+    all problems, `chat_template` is true if one exists, and the others are the task's defaults."""
 
     tasks: list[str]
     limit: int | None
@@ -285,7 +285,7 @@ def metrics(values: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number, not NaN; the harness writes N/A if it has none."""
+    """Return whether a value is a number, but not NaN. The harness may write N/A instead."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 

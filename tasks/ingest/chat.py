@@ -17,7 +17,7 @@ SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "a
 
 
 def messages_of(value: list[Any]) -> list[dict[str, str]]:
-    """Return each message's role and content. Raise Unusable if invalid or not ending in `user`."""
+    """Return roles and contents. Raise Unusable if any is invalid, or the last not by `user`."""
     messages: list[dict[str, str]] = []
     value = [renamed(message) for message in value]
     if len(value) > 1 and is_waiting(value[-1]):

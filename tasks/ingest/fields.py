@@ -67,8 +67,8 @@ def decoded(text: str) -> Any:
 
 
 def paths(template: str) -> dict[str, bool]:
-    """Return the paths in a template, and whether each is marked as optional: `{context?}`. A plain
-    field name has no paths."""
+    """Return the paths in a template, and whether each is marked as optional: `{context?}`. The
+    result is empty for a plain field name, which has no braces."""
     found = [match["path"] for match in BRACES.finditer(template) if match["path"]]
     return {path: f"{path}?" in found for path in (one.removesuffix("?") for one in found)}
 

@@ -17,7 +17,7 @@ CHUNK_ROWS = 4096  # checked in one call of the grader
 def check(
     found: Iterable[tuple[int, Row | Rejection]], grader: Grader
 ) -> Iterator[tuple[int, Row | Rejection]]:
-    """Yield the items in order, with rows that have a failing gold replaced by rejections."""
+    """Yield the items in order, but a rejection in place of each row whose gold fails the check."""
     items = iter(found)
     while chunk := list(islice(items, CHUNK_ROWS)):
         rows = [row for _, row in chunk if isinstance(row, Row)]

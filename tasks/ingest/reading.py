@@ -105,8 +105,8 @@ def rows(
     folder: Path | None,
     limit: int | None = None,
 ) -> Iterator[Row | Rejection]:
-    """Yield a source's rows; with a `limit`, at most that many from the first HEAD_BYTES of a
-    remote file. Raise ParamsError if there were none, or, unless `limit` was reached, if all lack a
+    """Yield a source's rows; with a `limit`, at most that many from a remote file's first
+    HEAD_BYTES. Raise ParamsError if there are none; unless `limit` was reached, also if all lack a
     field or the texts of `question`; with no limit, also if `where` and `verifier` exclude all."""
     where = f"ingest.sources[{index}] ({source.preset})"
     row = None

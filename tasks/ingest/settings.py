@@ -52,7 +52,7 @@ class Source:
 
     @property
     def template(self) -> str | None:
-        """The template with {prompt} for plain text; None: the policy's chat template applies."""
+        """The template, with {prompt}, for plain text; None to use the policy's chat template."""
         return "{prompt}" if self.raw else self.prompt_template
 
 

@@ -1,7 +1,7 @@
 """A policy's folder: its permitted files, and its digest, which covers all files that are loaded.
 
-Pickled weights are rejected, because unpickling runs code. References to places outside the
-folder are rejected, too: in an index or a setting, by a link, or to an adapter's base model."""
+Pickled weights are rejected, because unpickling runs code. Indexes, settings and links that refer
+to places outside the folder are rejected, too, as are adapters (their base model is elsewhere)."""
 
 import math
 import re
@@ -91,7 +91,7 @@ def has_chat_template(folder: Path) -> bool:
 def loading(
     folder: Path, what: str, kinds: tuple[type[Exception], ...] = (Exception,)
 ) -> Iterator[None]:
-    """Convert errors (`kinds`) of a library that reads a policy's files into an ArtifactError of
+    """Convert the errors (`kinds`) of a library that reads a policy's files to ArtifactErrors of
     one sentence, with the file at fault if possible. `what` is the name of the loaded object."""
     try:
         yield

@@ -50,8 +50,8 @@ def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
 
 
 def gives_own_logits(model: PreTrainedModel, *, packed: bool) -> bool:
-    """Return whether a forward of `packing` gives the model's own logits for a test sequence. In 16
-    bits, torch's attention is used: rounding in eager attention may exceed a fault's effect."""
+    """Return whether a forward of `packing` gives the model's own logits for a test sequence. The
+    model's forward uses eager attention, except in 16 bits, where its rounding may hide a fault."""
     ids = [(7 * n + 3) % model.config.get_text_config().vocab_size for n in range(LENGTH)]
     whole = torch.tensor([ids], device=model.device)
     is_precise = model.dtype == torch.float32 and not torch.is_autocast_enabled(whole.device.type)

@@ -61,7 +61,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class Layer:
-    """The fused projections of one layer, which include the norm before them, and the layer's
+    """The fused projections of one layer (including the weights of the norms before them), and its
     attention settings."""
 
     qkv: "Projection"

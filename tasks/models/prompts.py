@@ -2,7 +2,7 @@
 
 The policy's own chat template renders chat messages. A plain question becomes a user's message if
 the policy has such a template and the question's source has no template. Otherwise it is encoded as
-plain text. Text of users that spells special tokens stays text (`literal`)."""
+plain text. User text that spells special tokens is encoded as text (`literal`)."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -166,7 +166,7 @@ def to_location(
     destination: str, files: Mapping[str, Path], texts: Mapping[str, str], overwrite: bool
 ) -> None:
     """Write a policy to a bucket or a folder. First remove the former one, beginning with its card
-    and configuration; write the new card and configuration last, so that no mix can be loaded."""
+    and configuration; write the new ones last, so that no mix of the two policies can be loaded."""
     if Path(destination).expanduser().resolve() in {p.parent.resolve() for p in files.values()}:
         raise ArtifactError(f"{destination} has the files to push: use another place")
     store, place = open_location(destination)

@@ -28,7 +28,7 @@ CLASSES = (*MOVES, *OUTCOMES)
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which prompts (by id prefix and class), how many of them, and how many samples per side."""
+    """The requested prompts (by id prefix and class), their number, and the samples per side."""
 
     prompt: str | None
     kind: str | None

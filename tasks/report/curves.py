@@ -1,14 +1,14 @@
 """Validation accuracy as a monotone curve over compute, and the compute that an accuracy requires.
 
-A validation curve is noisy, and its first point above a target is often due to luck: the first
+A validation curve is noisy, and its first point above a target is often due to luck. So the first
 crossing comes too early, especially with frequent validation. The curve of a recipe is therefore
 the non-decreasing curve fitted to the points of all its seeds together. Where accuracy falls, the
 fit is the mean of the points around the fall.
 
 Intervals come from a parametric bootstrap: seeds are resampled, then each point of a drawn seed is
-drawn about that seed's own fit, with the width of the point's interval. A point's interval includes
-the variance over validation prompts, which all points share, so the derived intervals tend to be
-too wide. The curve is linear between fitted points."""
+drawn around that seed's own fit, with the spread given by the point's interval. This interval
+includes the variance over validation prompts, which all points share, so the derived intervals tend
+to be too wide. The curve is linear between fitted points."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -110,7 +110,7 @@ def row_of(rows: Sequence[Row], cell: str, where: str) -> Row:
 
 
 def cumulative(rounds: Sequence[Round], account: str) -> list[float]:
-    """Return, per round, the FLOPs in `account` of the policies kept up to and in that round."""
+    """Return, for each round, the FLOPs in `account` of its kept policy and all earlier ones."""
     return list(accumulate(one.kept[f"flops_{account}"]["total"] for one in rounds))
 
 

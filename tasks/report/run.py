@@ -61,7 +61,7 @@ def write_metrics(folder: Path, rows: Sequence[Row]) -> None:
         metrics/sgpo/0.json    {"recipe": "sgpo", "seed": 0, "pass@1": 0.469, "charged": 34.4}
 
     `val` is the validation accuracy, `val@0.25` that of the branch ending at a quarter of the run.
-    FLOPs are in GFLOPs, to five significant digits: DVC prints all digits of numbers below 1e16."""
+    FLOPs are in GFLOPs, to five significant digits, as DVC prints numbers below 1e16 in full."""
     shutil.rmtree(folder, ignore_errors=True)
     for row in rows:
         metrics = {

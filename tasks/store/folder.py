@@ -65,7 +65,7 @@ class RolloutStore:
 
     @property
     def location(self) -> str:
-        """The folder in the form that users write."""
+        """The folder as users would write it: a local path, or an `s3://` address."""
         return self.folder if is_local(self.files) else f"s3://{self.folder}"
 
     # ----------------------------------------------------------------------------------------------

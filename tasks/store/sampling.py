@@ -100,8 +100,8 @@ def as_keys(groups: Sequence[Group]) -> pl.DataFrame:
 
 
 def batches(groups: Sequence[Group], size: int) -> list[list[Group]]:
-    """Return batches of whole groups, with at most `size` samples or one group each, so that a
-    prompt's samples share its prefill."""
+    """Return batches of whole groups, so that a prompt's samples share its prefill. A batch has at
+    most `size` samples, unless it is a single group."""
     result: list[list[Group]] = [[]]
     for group in groups:
         if result[-1] and sum(len(indices) for _, indices in result[-1]) + len(group[1]) > size:

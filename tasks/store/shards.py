@@ -53,8 +53,8 @@ def parse(name: str) -> tuple[Span, bool] | None:
 def live(spans: Iterable[Span]) -> list[Span]:
     """Return the spans in order, without spans that a compacted span covers.
 
-    Compacted spans overlap if two machines compacted at once. The first row of a key stays the same
-    because a shard that covers the lowest sequence number with this key contains that row."""
+    Compacted spans overlap if two machines compacted at once. Even then, the first row of a key is
+    the same, because every shard that covers the key's lowest sequence number contains that row."""
     result: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.first, -span.last)):
         if not result or span.last > result[-1].last:

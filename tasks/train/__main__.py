@@ -22,8 +22,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def launch_ranks(options: argparse.Namespace) -> None:
-    """Replace this process with torchrun, or the launcher of a cluster, if params.yaml requests
-    several processes and this is not a rank yet. The stage reports errors in the file."""
+    """Run a cluster's ranks, or several local ranks with torchrun, in place of this process, if
+    params.yaml requests them and this is no rank itself. The stage reports errors in that file."""
     if "RANK" in os.environ:
         return
     from tasks.common import params

@@ -39,9 +39,9 @@ class Plan:
         return int(self.group_sizes_V.sum())
 
     def start(self, position: int, done: float | None) -> int | None:
-        """Return the next visit: `position`, or None after the plan's last. With a budget, `done`
-        is its spent share. If `position` is not in the phase at this share of the plan's rollouts,
-        return that phase's first visit: a completed phase repeats until its share is spent."""
+        """Return the next visit: `position`, or None after the plan's last. With a budget, of which
+        a share `done` is spent, the phase at that share of the plan's rollouts is due. If it does
+        not contain `position`, return its first visit. So a phase repeats until another is due."""
         if done is None:
             return position if position < len(self) else None
         shares = self._rollouts_before[self._phase_ends] / self._rollouts_before[-1]

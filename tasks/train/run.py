@@ -126,8 +126,8 @@ class LostError(stage.StageError):
 
 @contextmanager
 def explaining_failures(ranks: Ranks, trainers: Sequence[Trainer]) -> Iterator[None]:
-    """Convert a TrainingError into a StageError, and a loss of all servers or a rank into a
-    LostError, which for a lost rank names the reporting rank and, given `trainers`, the step."""
+    """Raise a StageError for a TrainingError, and a LostError if all servers or another rank are
+    lost. The message about a rank names the reporting rank and, given `trainers`, the step."""
     try:
         yield
     except TrainingError as error:
@@ -190,13 +190,13 @@ def run_components(
 
 
 def budget_file(run: stage.Stage) -> Path:
-    """Return the path of the file with the cell's budget."""
+    """Return the path of the file with the budget of this recipe and seed."""
     return run.layout.plan(*run.coordinates()) / "budget.json"
 
 
 def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any]:
-    """Return the parameters that change the result. The stage `code` lists the same ones, so a
-    change that reruns training also invalidates its checkpoints."""
+    """Return the parameters that change the result. The pipeline's stage `code` records the same
+    parameters, so a change that reruns training also invalidates its checkpoints."""
     verify = sections.verify
     return {
         "train": dataclasses.asdict(settings),

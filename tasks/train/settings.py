@@ -198,9 +198,9 @@ class WarmStart:
 
 @settings
 class TrainSettings:
-    """The section `train`. A slot is a mapping with the key `method`, which names a file in the
-    slot's folder in tasks/train/methods (without the key, the default), and that method's settings;
-    `shape` is a list of such mappings."""
+    """The section `train`. A slot is a mapping: the key `method` names a file in the slot's folder
+    in tasks/train/methods (the slot's default method if the key is missing), and the other keys are
+    that method's settings. `shape` is a list of such mappings."""
 
     batch: BatchSettings = BatchSettings()  # of a step
     updates: Updates = Updates()  # of a batch

@@ -54,8 +54,8 @@ Score = Callable[[Rollouts], Observed]
 class SoFar:
     """The state of a step when the control is called: its graded fresh rollouts (None in the first
     call), the number of requests so far, and the size of the replayed part, in the batch's unit.
-    With a budget, `done` is the spent share of what it leaves for steps (`Spending.done`), `most`
-    limits this step in the batch's unit, and the run ends with the budget, not the plan."""
+    With a budget, `done` is the spent share of the budget's part for steps (`Spending.done`),
+    `most` limits this step in the batch's unit, and the run ends with the budget, not the plan."""
 
     rollouts: Rollouts | None
     num_requests: int

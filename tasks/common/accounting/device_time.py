@@ -5,12 +5,12 @@ by memory, not arithmetic. This model estimates the time of the same rollouts on
 
 - a decoding step of b rollouts with S tokens of context in total reads the weights and the KV cache
   once: t0 + (2 Pw + kv S) / (e BW) + 2 Pw b / (ec F);
-- prefill and scoring take (2 P + 2 L d s) / (0.5 F) a token at length s; an update has three times
-  these FLOPs, with MFU in place of 0.5.
+- prefill and scoring take (2 P + 2 L d s) / (0.5 F) per token of a sequence of length s; an update
+  has three times these FLOPs, with MFU in place of 0.5.
 
-Its constants come from published measurements. Against an A100 sweep the mean error is 6 % and the
-largest 20 % up to 32 rollouts, and 50 % at 48 and 64. So the benchmark also counts scoring and
-updates at half and at double their modelled time.
+Its constants come from published measurements. Compared with a sweep on an A100, its error is 6 %
+on average and 20 % at most for up to 32 rollouts; for 48 and for 64 it is 50 %. So the benchmark
+also counts scoring and updates at half and at double their modelled time.
 
 Legend: B rollouts, P parameters, Pw parameters read per step (all but an untied input embedding), L
 layers, d width, BW bytes and F FLOPs a second at their peaks, e and ec the shares of these that
@@ -34,8 +34,8 @@ MEMORY_SHARE = 0.85  # of the device's memory, for weights and cache
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU: its peak bandwidth in bytes and bfloat16 FLOPs a second, its memory in bytes, and the
-    fixed time of a decoding step in seconds."""
+    """A GPU: its peak bandwidth in bytes per second, its peak bfloat16 FLOPs per second, its memory
+    in bytes, and the fixed time of a decoding step in seconds."""
 
     name: str
     bandwidth: float
@@ -109,7 +109,7 @@ class DeviceTime:
         )
 
     def max_rows(self, tokens: float) -> int:
-        """Return how many rollouts of `tokens` tokens fit in memory with the weights; 1 or more."""
+        """Return how many rollouts of `tokens` tokens fit beside the weights; at least 1."""
         free = MEMORY_SHARE * self.device.memory - 2.0 * self.model.parameters
         return max(int(free / (self.model.cache_bytes * max(tokens, 1.0))), 1)
 
@@ -142,7 +142,7 @@ class DeviceTime:
         return float(3.0 * self.forward_flops(tokens) / (MFU * self.device.flops))
 
     def forward_flops(self, tokens: Sequence[float] | Ints) -> float:
-        """Return a forward pass's FLOPs over all sequences: 2 P + 2 L d s a token at length s."""
+        """Return the FLOPs of a forward pass: 2 P + 2 L d s per token of a sequence of length s."""
         lengths, model = np.asarray(tokens, dtype=np.float64), self.model
         attention = 2.0 * model.layers * model.width * lengths
         return float((lengths * (2.0 * model.parameters + attention)).sum())

@@ -1,6 +1,6 @@
 """The cost of rollouts in the account of a budget, computed from their lengths by fixed rules.
 
-A run ends when its budget is spent, so the count must not depend on the engine, the packing or the
+A run ends when its budget is spent, so this cost must not depend on the engine, the packing or the
 machine. In the account `executed`, generation reads a prompt once per group and decodes completions
 token by token from a KV cache. Every pass (scoring, reference, update) reads each completion once
 and each prompt once per group, or per rollout for features that cannot share prompts
@@ -49,8 +49,8 @@ def read_budget(path: Path) -> CellBudget | None:
 
 @dataclass(frozen=True)
 class Rows:
-    """The lengths of rollouts: arrays [B] of each one's group, count of prompt tokens and count of
-    completion tokens. Rows([0, 0], [9, 9], [2, 3]) has two rollouts of one prompt of 9 tokens."""
+    """The lengths of rollouts: arrays [B] of each rollout's group, prompt tokens and completion
+    tokens (counts). Rows([0, 0], [9, 9], [2, 3]) has two rollouts of one prompt of 9 tokens."""
 
     group_B: Ints
     prompt_tokens_B: Ints

@@ -50,7 +50,7 @@ class Round:
 
 def own_pipeline(text: str) -> str:
     """Return the `dvc.yaml` of a user's own project, derived from `text`, the installation's file.
-    Its stage `code` lists no source files as dependencies, so it is marked to run every time."""
+    In it, the stage `code` depends on no source files, so it is marked to run every time."""
     main = yaml.safe_load(text)
     del main["stages"]["code"]["deps"]
     main["stages"]["code"]["always_changed"] = True

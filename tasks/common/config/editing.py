@@ -30,8 +30,8 @@ def set_values(text: str, values: Mapping[str, Any]) -> str:
 
 
 def find(node: Any, name: str) -> tuple[yaml.Node, list[str]]:
-    """Return the node of the value under a dotted name, and no keys. If there is none, return the
-    deepest existing node on the path (a mapping or a null) and the keys that are missing in it."""
+    """Return the node of the value under a dotted name, and an empty list. If there is no value,
+    return the deepest existing node on the path (a mapping or a null) and the missing keys."""
     keys = name.split(".")
     for number, key in enumerate(keys):
         if node.tag == "tag:yaml.org,2002:null":

@@ -41,8 +41,8 @@ def exit_interrupted(number: int, frame: object) -> None:
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C in this thread, and in processes started here until they unblock it: a Ctrl-C
-    before they set their handlers would print a traceback."""
+    """Block Ctrl-C in this thread, and in processes started here until they unblock it. Otherwise,
+    a Ctrl-C before they set their handlers would print a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

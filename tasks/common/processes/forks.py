@@ -174,7 +174,7 @@ def serve(listener: socket.socket, libraries: Iterable[str] = ()) -> ForkRequest
     """Create a fork for every connection until this process ends. Return only in the forks, with
     the request of each.
 
-    `libraries` are imported at the first connection: a flow that forks no stage pays nothing."""
+    `libraries` are imported at the first connection, so a flow that forks no stage imports none."""
     forks: dict[int, Fork] = {}
     woken, wake = socket.socketpair()
     wake.setblocking(False)

@@ -4,9 +4,9 @@ started the guard, exits, stop the command and all processes that the command ha
 The owner starts the guard in a separate session, with a pipe as standard input. When the owner
 closes its end of the pipe or is killed, the guard sends SIGTERM to the command, waits up to
 SECONDS, and kills its whole process group. If the command exits first, the group is killed at once.
-If the guard itself is killed, its fork kills the group.
+If the guard itself is killed, a fork that it has created kills the group.
 
-It is run as a file: as a module it would first import its packages, which can take seconds."""
+The guard is run as a file, because `-m` would first import its packages, which can take seconds."""
 
 import os
 import signal

@@ -144,7 +144,7 @@ class Process:
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the process so far, or the pool's clock where the system does not
-        report CPU time. (This runs for every list of requests; psutil takes ten times as long.)"""
+        report it. (psutil takes ten times as long, too long for a call per list of requests.)"""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()

@@ -7,8 +7,8 @@ The loader's socket carries a configuration line and the reply when it is ready 
 then a connection for each process.
 
 A process receives a line with a list of requests, and returns lines with replies in order; it may
-answer a list in several lines. Faster replies lead to longer lists: fast requests do not wait for
-the pipe, and slow ones are distributed evenly. If a process hangs or dies, each of its pending
+answer a list in several lines. Faster replies lead to longer lists, so fast requests do not wait
+for the pipe and slow ones are distributed evenly. If a process hangs or dies, each of its pending
 requests is repeated alone, and a request that fails alone is marked as failed. A process that dies
 may have been killed from outside, so a request has failed only if its process dies twice while
 working on it alone. If the loader dies, its processes die too, and it is replaced. So the replies,

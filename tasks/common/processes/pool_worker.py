@@ -1,8 +1,8 @@
 """The worker processes of a pool: JSON lines in, JSON lines out. The pool (see `pool`) kills a
 worker if a reply takes too long.
 
-In the handshake, the first line contains the configuration with the memory limit, and the reply is
-that the loader is ready, or why it is not. The loader then becomes a fork server (see `forks`), and
+In the handshake, the first line is the configuration with the memory limit; the reply states that
+the loader is ready, or why it is not. The loader then becomes a fork server (see `forks`), and
 each fork is a worker, which reads lists of requests. Before a worker starts on a further
 request, it sends replies older than HOLD_SECONDS: the pool measures the time between lines."""
 

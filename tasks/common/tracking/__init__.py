@@ -172,7 +172,7 @@ def write_event(run: TrackedRun, event: Event) -> None:
 
 
 def replay_pending(layout: Layout, uri: str) -> None:
-    """Replay pending files of earlier stages, now that the server responds; keep failing files."""
+    """Replay pending files of earlier stages, now that the server responds; keep any that fail."""
     with suppress(OSError), locked(layout.tracking):
         for path in sorted((layout.tracking / "pending").glob("*.jsonl")):
             try:

@@ -106,7 +106,7 @@ class Tracker:
         self._record("dataset", **self._dataset(name, path, digest, context))
 
     def output(self, path: Path, digest: str) -> None:
-        """Record a file that the stage wrote: later runs find this run by the file's digest."""
+        """Record a file that the stage wrote, so that later runs find this run by its digest."""
         self._record("output", key=key_of(self.root, path), digest=digest)
 
     def artifact(self, path: Path) -> None:

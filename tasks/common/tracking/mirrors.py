@@ -59,7 +59,7 @@ class Writer:
             self.lose("their process is too slow")
 
     def start(self) -> None:
-        """Start the process in its own session: Ctrl-C reaches only the stage, which closes it."""
+        """Start the process in its own session, so Ctrl-C reaches the stage alone; see `close`."""
         make_private_folder(self.log.parent)
         grown = self.log.exists() and self.log.stat().st_size > MAX_LOG
         with self.log.open("wb" if grown else "ab") as log:

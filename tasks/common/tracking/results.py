@@ -34,7 +34,7 @@ def write_experiment(run: TrackedRun, event: Event) -> None:
 
 
 def write_cell(run: TrackedRun, event: Event) -> None:
-    """Write a cell's settings and results into the run of its stages, else into a new run. Do
+    """Write a cell's settings and results into its run, or into a new one if it has none. Do
     nothing if a run already has the same result. The tag RESULT is written last and marks a
     complete result, so the report rewrites a result left incomplete by a kill."""
     client, cell = run.client, f"{event['recipe']}/{event['seed']}"

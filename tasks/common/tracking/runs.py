@@ -144,7 +144,7 @@ def find_cell(client: Any, experiment: str, parent: str, cell: str) -> Any:
 
 
 def first_run(client: Any, experiment: str, where: str) -> Any:
-    """Return the latest run of an experiment that satisfies `where`, or None."""
+    """Return the latest of an experiment's runs that satisfy `where`, or None."""
     return next(iter(client.search_runs([experiment], where, max_results=1)), None)
 
 

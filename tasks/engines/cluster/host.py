@@ -1,7 +1,7 @@
 """Start, watch and stop one process on a machine of a cluster, from another machine. Ray runs a
 `Host` in each reserved place, but nothing here imports Ray.
 
-If the host's own process dies, the process it started dies, too: a kernel setting kills a rank
+If the host's own process dies, the process it started dies, too: the kernel kills a rank
 (`common/processes/ending.py`), and a guard kills a server (`common/processes/guard.py`)."""
 
 import os

@@ -55,7 +55,7 @@ def import_ray() -> Any:
 
 
 def connect(address: str) -> Any:
-    """Connect this process to the Ray head at `address`, unless it is connected. Return the module
+    """Connect this process to the Ray head at `address`, unless it already is. Return the module
     `ray`. Raise ArtifactError if the head does not respond, rejects the token or accepts any token.
 
     Separate processes try first, because Ray itself would wait many minutes for a response."""

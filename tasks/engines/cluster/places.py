@@ -1,7 +1,7 @@
 """The reserved places on a cluster: one for every training process, then one for every server.
 
 The command that starts the training run reserves all of them together, so that trainers and servers
-never wait for each other's places. A stage that only samples reserves places for servers."""
+never wait for each other's places. A stage that only samples reserves places only for servers."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -172,8 +172,8 @@ class Dispatch(Generic[S, T]):
         """Probe a server at every beat, and declare it dead if it has responded to none of
         MAX_MISSED probes.
 
-        A late response counts. The time between beats is a sleep of this process: if the process is
-        delayed, its beats are delayed, too, so its delay makes no server miss a beat."""
+        A late response counts. This process sleeps between beats. If it is delayed, its beats are
+        delayed, too, so no server misses a beat because of the delay."""
         beats: list[asyncio.Task[bool]] = []  # since the last answer
         try:
             while True:

@@ -115,7 +115,7 @@ class Connection:
         self, method: str, url: str, body: Any = None, seconds: float = math.inf
     ) -> Any:
         """Return the JSON response, None if empty. Raise Unavailable for temporary failures, such
-        as no response in `seconds`. Raise ArtifactError for others, and if the body is not JSON."""
+        as no response in `seconds`, and ArtifactError for other failures and invalid JSON."""
         text = await self.text(url, method, body, seconds)
         try:
             return json.loads(text) if text else None

@@ -63,8 +63,8 @@ class ServerEngine(StoppableEngine):
     """One or more servers of one policy. `replicas` are the servers that this process started or
     borrowed; None for `engine.urls`, and in all training processes but the first, which sends new
     weights to the servers. All training processes sample from the `started` servers, and write new
-    weights under the servers' `folder`. Names of weights begin with `prefix`. If it is not empty,
-    the servers may have another process's weights until the first update."""
+    weights under the servers' `folder`. Names of weights begin with `prefix`. If `prefix` is not
+    empty, the servers may have another process's weights until the first update."""
 
     name = "server"
     shares_weights = False
@@ -293,8 +293,8 @@ class ServerEngine(StoppableEngine):
         self, weights: Mapping[str, torch.Tensor], version: int | None, *, in_flight: bool
     ) -> None:
         """Name the new weights in all processes before any server gets them. Then load them into
-        the servers that sample if completions are `in_flight`, otherwise into all servers that are
-        up."""
+        all servers that are up or, if completions are `in_flight`, only into the servers that are
+        already sampling."""
         if self.transfer is None:
             raise ArtifactError(NOT_OURS)
         self.versions.count(version, in_flight=in_flight)
@@ -365,7 +365,7 @@ def load(
     model: PreTrainedModel | None,
     logs: Path | None = None,
 ) -> ServerEngine:
-    """Return the engine for `policy`. `urls` with a `model` or several replicas is an error."""
+    """Return the engine for `policy`. With `urls`, a `model` or several replicas raise an error."""
     if settings.urls and settings.num_replicas > 1:
         raise ParamsError(
             "engine.urls names servers and engine.num_replicas starts them: set one of the two"

@@ -45,8 +45,8 @@ class Identity:
         self, connection: Connection, version: str
     ) -> tuple[dict[str, Any], Completion]:
         """Return the policy's entry in the server's list of models, and the server's completion of
-        the probe. Raise ArtifactError if it serves another policy. Raise Unavailable if it does not
-        respond, or if it was started here and lacks the weights of `version` (empty: any)."""
+        the probe. Raise ArtifactError if the server serves another policy. Raise Unavailable if it
+        does not respond, or was started here and lacks the weights of `version` (empty: any)."""
         url = connection.endpoint.url
         models = {str(model["id"]): model for model in await connection.models()}
         name = choose_model(list(models), self.policy.digest, url)

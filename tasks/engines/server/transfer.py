@@ -27,9 +27,8 @@ async def begin(connection: Connection, *, in_flight: bool) -> None:
 
 async def finish(connection: Connection, version: str) -> None:
     """Put a server's new weights into effect under the name `version`, and clear its prefix cache,
-    which contains the old policy's keys and values.
-
-    On failure, raise Unavailable or ArtifactError with the server's name. Stop that server."""
+    which contains the old policy's keys and values. On failure, raise Unavailable or ArtifactError
+    with the server's name; the caller must then stop that server."""
     await put_into_effect(connection, version)
     await resume(connection)
 
@@ -62,9 +61,8 @@ async def leave_update(connection: Connection) -> None:
     """Finish a server's interrupted update: until then the server rejects any other update. The
     resulting weights belong to no policy, and are named UNFINISHED. A server that was only paused
     rejects the request to finish, and keeps its previous weights. A server that cannot finish
-    rejects the next update.
-
-    On failure, raise Unavailable or ArtifactError with the server's name. Stop that server."""
+    rejects the next update. On failure, raise Unavailable or ArtifactError with the server's name;
+    the caller must then stop that server."""
     url = f"{connection.endpoint.root}/is_paused"
     if (await connection.request("GET", url, seconds=QUICK_SECONDS))["is_paused"]:
         # use a separate connection: the server closes the connection of a failed request

@@ -141,7 +141,7 @@ class Loading:
 
     def compare(self, endpoint: Endpoint, answer: Completion) -> str | None:
         """Return how a server's completion of the probe differs from that of a server with the new
-        weights, or None. Whether those are the policy's weights is not checked here."""
+        weights, or None. Whether the new weights are the policy's is not checked here."""
         if self.probe is None or self.identity.agrees(answer, self.probe):
             return None
         return f"{endpoint.url} responds to a probe differently from servers with the new weights"

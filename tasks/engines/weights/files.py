@@ -115,7 +115,7 @@ class FileTransfer:
 
     def write_adapters(self, weights: NamedWeights, version: str) -> dict[int, Piece]:
         """Write the adapters, and the first time also a tied head, which is not in the policy's
-        files. In all processes but the first, only gather what is sharded."""
+        files. In all processes but the first, only gather the sharded weights."""
         tensors: dict[str, torch.Tensor] = {}
         for name, (low, high, factor) in weights.adapters.items():
             tensors |= changes.adapter(name, whole(low.detach()), whole(high.detach()), factor)

@@ -40,7 +40,7 @@ class Communicator(Protocol):
 
 
 class NcclTransfer:
-    """Transfers weights to servers with `num_gpus` each. A request may take up to `seconds`."""
+    """Transfers weights to servers with `num_gpus` GPUs each, with up to `seconds` per request."""
 
     repeats = False
 
@@ -59,7 +59,7 @@ class NcclTransfer:
 
     async def prepare(self, connections: "Sequence[Connection]") -> list[str | None]:
         """Create a group of these servers, unless they form one already. This is done before the
-        update, in which servers cannot leave a group. If one server fails, all count as failed."""
+        update, while servers can still leave a group. If one server fails, all count as failed."""
         if members_of(connections) == self.members:
             return [None] * len(connections)
         self.leave()
@@ -92,7 +92,7 @@ class NcclTransfer:
     async def together_or_not(
         self, connections: "Sequence[Connection]", work: Awaitable[None]
     ) -> list[str | None]:
-        """Await work that succeeds or fails for all servers. Return each one's failure, or None."""
+        """Await work that succeeds for all servers or none. Return a failure or None for each."""
         try:
             await work
         except torch.OutOfMemoryError:  # not the servers' fault

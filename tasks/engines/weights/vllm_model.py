@@ -29,8 +29,8 @@ def pack_experts(model: torch.nn.Module) -> None:
     """Pack the experts of a vLLM model for the CPU kernel.
 
     vLLM 0.32 packs experts at the first load only. In an update it copies unpacked experts over the
-    packed ones, and every log-probability is wrong, even if the weights have not changed. If vLLM
-    packed them in an update, they would be packed twice, and the probe after it would fail."""
+    packed ones, and every log-probability is wrong, even if the weights have not changed. If a
+    later vLLM packs them in updates, they are packed twice, and the probe after an update fails."""
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
         if kernel is not None:

@@ -98,8 +98,8 @@ def formulas(prompt: str) -> dict[Symbols, str]:
 
 
 def forms(value: str) -> Iterator[str]:
-    """Yield a value without its unit and, if it is an equation whose left sides are names or
-    formulas, its right side."""
+    """Yield a value without its unit. If it is an equation, also yield its right side, unless one
+    of the sides before it is neither a name nor a formula."""
     value = units.split(value)[0]
     yield value
     *left, right = sides_of(value)

@@ -85,8 +85,8 @@ def same(gold: str, given: str, tolerance: Tolerance, dialect: str = "latex") ->
 
 
 def same_as_python(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Apply `same` to a gold in Python notation. Compare its LaTeX form by all rules, and the gold
-    itself with an answer in Python notation."""
+    """Apply `same` to a gold in Python notation. The answer is compared with the gold's LaTeX form
+    by all rules, and also with the gold itself if the answer is in Python notation."""
     if key(gold) == key(clean(given)):
         return True
     expression, answer = symbolic.from_python(gold), symbolic.from_python(clean(given))
@@ -196,7 +196,7 @@ def apart(text: str) -> str:
 
 
 def by_number(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare numbers, with units if any. For other answers, False if units conflict, else None."""
+    """Compare numbers with any units. For others, return False if units conflict, else None."""
     found = numbers_equal(gold, given, tolerance)
     if found is not None:
         return found

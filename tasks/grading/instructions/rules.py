@@ -47,7 +47,7 @@ def has_keywords(text: str, *, keywords: list[str]) -> bool:
 
 
 def keyword_frequency(text: str, *, keyword: str, frequency: int, relation: str) -> bool:
-    """Return whether the count of a keyword, ignoring case, is `relation` `frequency`."""
+    """Compare the count of a keyword, ignoring case, with `frequency` by `relation`."""
     return compares(text.lower().count(keyword.lower()), relation, frequency)
 
 
@@ -59,7 +59,7 @@ def no_forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
 
 
 def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
-    """Return whether the count of a letter, ignoring case, is `let_relation` `let_frequency`."""
+    """Compare the count of a letter, ignoring case, with `let_frequency` by `let_relation`."""
     return compares(text.lower().count(letter.lower()), let_relation, let_frequency)
 
 
@@ -75,7 +75,7 @@ def in_language(text: str, *, language: str) -> bool:
 
 
 def number_of_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
-    """Return whether the number of sentences is `relation` `num_sentences`."""
+    """Compare the number of sentences with `num_sentences` by `relation` (see `compares`)."""
     return compares(count_sentences(text), relation, num_sentences)
 
 
@@ -103,7 +103,7 @@ def number_of_paragraphs(text: str, *, num_paragraphs: int) -> bool:
 
 
 def number_of_words(text: str, *, num_words: int, relation: str) -> bool:
-    """Return whether the number of words (letters, digits and `_`) is `relation` `num_words`."""
+    """Compare the number of words (letters, digits and `_`) with `num_words` by `relation`."""
     return compares(sum(1 for _ in re.finditer(r"\w+", text)), relation, num_words)
 
 
@@ -216,7 +216,7 @@ def in_quotation_marks(text: str) -> bool:
 
 
 def capital_words(text: str, *, capital_frequency: int, capital_relation: str) -> bool:
-    """Return whether the number of all-caps words is `capital_relation` `capital_frequency`."""
+    """Compare the number of all-caps words with `capital_frequency` by `capital_relation`."""
     count = sum(token.isupper() for token in CAPITAL_TOKEN.findall(text))
     return compares(count, capital_relation, capital_frequency)
 

@@ -42,8 +42,8 @@ OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
 
 
 def verify(completion: str, answer: str) -> Verdict:
-    """Return `correct`, `wrong`, or `unparsed` without an arithmetic expression. A gold in another
-    form is an `error`."""
+    """Return `correct`, `wrong`, or `unparsed` if there is no arithmetic expression. A gold in
+    another form is an `error`."""
     gold = json.loads(answer)
     numbers = sorted(map(Fraction, gold["numbers"]))
     target = Fraction(gold["target"])

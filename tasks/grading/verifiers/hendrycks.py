@@ -4,7 +4,7 @@ which most trainers use.
 The answer must be in a box. It is correct if it equals the gold after both are normalised (spacing,
 \left, \dfrac, units, degrees, 0.5 for 1/2), or if math-verify judges them equal. But a fraction
 must be reduced like the gold, only an integer equals an integer gold, and tuples must agree element
-by element. `math` is less strict: it accepts 2/4 for 1/2. The published policy is kept with its
+by element. `math` is less strict: it accepts 2/4 for 1/2. The published rule is kept with its
 faults: a trailing letter that could be a unit is dropped, so `2s` is read as `2`."""
 
 import re

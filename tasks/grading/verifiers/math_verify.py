@@ -1,7 +1,7 @@
 r"""`math_verify`: the completion's answer equals the gold, as judged by the library math-verify
-(Apache-2.0). Several trainers use its policy unchanged.
+(Apache-2.0). Several trainers use its rules unchanged.
 
-The policy is kept as published: a trailing unit is dropped even if it is a letter of an expression,
+The rules are kept as published: a trailing unit is dropped even if it is a letter of an expression,
 and decimals are compared to six places. `math` is stricter in both respects.
 
 Answers are found in boxes, in LaTeX and in plain text; of several boxes, the last one counts. 1/2,

@@ -78,8 +78,8 @@ def limit_of(path: Path) -> int:
 
 
 def packing(head: bytes) -> str | None:
-    """Return the compression format that the first bytes of a text show, if `decompressed` has not
-    unpacked it; None for plain text."""
+    """Return the compression format of a text that is still compressed after `decompressed`,
+    recognised by its first bytes; None for plain text."""
     known = {**COMPRESSED, **NOT_READ}
     return next((name for magic, name in known.items() if head.startswith(magic)), None)
 
@@ -103,8 +103,8 @@ def skip_line(file: IO[bytes] | IO[str], begun: bytes | str) -> None:
 
 
 class RecordedLines:
-    """An iterator over the lines of a text that also appends each line to `record`, the lines of
-    one row. It raises RowTooLarge when the row exceeds the limit."""
+    """An iterator over a text's lines, which it also appends to `record`, the list of one row's
+    lines. It raises RowTooLarge when the row exceeds the limit."""
 
     def __init__(self, text: io.TextIOWrapper, record: list[str]) -> None:
         self.text = text

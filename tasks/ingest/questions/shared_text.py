@@ -1,5 +1,5 @@
-"""Find the instruction that nearly all prompts of a source share, from its own prompts, so that
-questions are compared without it.
+"""Find, from a source's prompts, the instruction that nearly all of them share, so that questions
+are compared without it.
 
 It consists of the words at the beginning or end of nearly all prompts of a source, as whole
 sentences, such as `Solve the problem step by step.` Words in which the prompts differ are never

@@ -190,8 +190,8 @@ def same(one: Text, other: Text, common: Set[str], same_numbers: bool) -> bool:
 
 
 def wholes(one: Text, other: Text) -> Iterator[Text]:
-    """Yield the longer prompt `other`, and then parts of it: without the text around the sentences
-    shared with `one` (if `one` has numbers), and without the value of a variable at the end."""
+    """Yield the longer prompt `other`, then its parts: without the text around sentences shared
+    with `one` (if `one` has numbers), without a variable's value at the end, and without both."""
     yield other
     core = shared_part(other.question, one.tokens) if one.numbers else ""
     general = (SPECIAL_CASE.sub("", text) for text in (core, other.question))

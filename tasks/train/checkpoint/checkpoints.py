@@ -150,8 +150,8 @@ class Checkpoints:
         return name
 
     def rollouts(self) -> Iterator[pl.DataFrame]:
-        """Yield the rollouts of the last checkpoint in tables of ROWS rows. Tables do not depend on
-        the parts' sizes, which a kill changes, so the result file is the same."""
+        """Yield the rollouts of the last checkpoint in tables of ROWS rows. The sizes of the parts
+        differ after a kill, but the tables do not, so the result file is the same."""
         rest = TRAIN_ROLLOUTS.frame([])
         for name in self.parts:
             # by a small buffer: Arrow would otherwise read the whole part, which is a row group
@@ -208,7 +208,7 @@ class Checkpoints:
 
     def steps(self) -> list[Path]:
         """Return the folders of complete checkpoints in the order of writing. After a branch, the
-        trunk's steps are lower again."""
+        step numbers drop back to those of the trunk."""
         return checkpoints_in(self.folder)
 
     def trunk(self) -> Loaded:
@@ -244,9 +244,9 @@ class Checkpoints:
         return None
 
     def branch_from(self, chosen: Path) -> None:
-        """Unless the loaded checkpoint `chosen` is the newest, copy it as the newest, so that the
-        next restart resumes from it. Later checkpoints stay until `keep` newer ones are written, so
-        `--resume` with one of them undoes a mistake."""
+        """Unless the loaded checkpoint `chosen` is the newest, make a copy of it the newest, so
+        that the next restart resumes there. The checkpoints after `chosen` stay until `keep` newer
+        ones are written; until then, a run resumed by mistake can return to one of them."""
         if self.steps() and chosen.resolve() == self.steps()[-1].resolve():
             return
         # the work executed after `chosen` was not lost by a kill

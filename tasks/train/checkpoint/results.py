@@ -32,7 +32,7 @@ def keep(out: Path, folder: Path, key: str) -> None:
 
 def restore(out: Path, folder: Path, key: str, locks: list[Path]) -> bool:
     """Restore results with this key to `out`, and return whether there were any. Delete kept
-    results that are damaged, of another key, or recorded (DVC is then repeating the run)."""
+    results that are damaged, have another key, or are recorded by DVC (it is repeating the run)."""
     results = folder / "results"
     try:
         kept = read_json(folder / "key.json")

@@ -18,7 +18,7 @@ WHOLE = "tensors.safetensors"
 
 
 def shard_name(rank: int, size: int) -> str:
-    """Return the file name of one rank of `size`. Sorting by name puts the files' rows in order."""
+    """Return the file name of rank `rank` out of `size`. Sorting by name puts the rows in order."""
     return f"tensors-{rank:05d}-of-{size:05d}.safetensors"
 
 

@@ -23,7 +23,7 @@ class Episode(Protocol):
 
 
 class Environment(Protocol):
-    """Starts episodes. The same turns must get the same replies: a resumed run repeats the
+    """Starts episodes. The same turns must get the same replies, because a resumed run repeats the
     interrupted part."""
 
     def start(self, prompt: str, answer: str) -> Episode:

@@ -2,7 +2,7 @@
 too small or too large, until it is right.
 
 Numbers are read and compared as in the verifier `numeric`, so that both judge alike. A turn without
-a number gets `no_number`. The replies are settings, since the policy must be able to read them.
+a number gets `no_number`. The replies are settings, so that their wording can suit the policy.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Episode(environment.Episode):
         self.gold = gold and gold[0]
 
     def reply(self, turn: str) -> str | None:
-        """Return a reply from the settings; None if the number is right or the gold has none."""
+        """Return a reply; None if the number is right, or the gold answer contains no number."""
         found = numeric.find_number(turn)
         if self.gold is None:
             return None

@@ -64,7 +64,7 @@ def split(groups: list[Group], mean: float, num_ranks: int) -> dict[int, int]:
 
 
 def pieces(rollouts: Rollouts, rows: Ints, *, shares: bool) -> list[Group]:
-    """Return the rollouts in `rows` as groups with a shared prompt; without `shares`, singly."""
+    """Return the rollouts in `rows`, grouped by shared prompt; without `shares`, each alone."""
     prompts_B, tokens_B = rollouts.prompt_tokens_B(), rollouts.tokens_B()
     if not shares:
         return [Group(0, np.array([row]), tokens_B[[row]]) for row in rows]

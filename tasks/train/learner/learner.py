@@ -287,8 +287,8 @@ class Learner:
         )
 
     def fillers(self, rollouts: Rollouts, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Return dummy micro-batches, with which all ranks of a sharded policy have equally many,
-        since ranks gather parameters together. All ranks must call this before they compute."""
+        """Return dummy micro-batches that give every rank of a sharded policy the same number, as
+        ranks gather parameters together. All ranks must call this before they compute."""
         if not self.is_sharded:
             return []
         missing = max(self.ranks.all_gather(len(batches))) - len(batches)

@@ -110,8 +110,8 @@ def initialize(model: PreTrainedModel, seed: int) -> None:
 
 
 def quantize_base(model: PreTrainedModel, device: torch.device) -> None:
-    """Quantize to 4 bits, one layer at a time on `device`, the frozen weights of each adapted
-    linear layer if their number is a multiple of BLOCK. Then move the whole model there."""
+    """Quantize the frozen weights of each adapted linear layer to 4 bits on `device`, one layer at
+    a time, if their number is a multiple of BLOCK. Then move the whole model there."""
     from torchao.quantization import to_nf4
 
     for layer in adapted_layers(model).values():

@@ -42,7 +42,7 @@ class Ranks:
         return replace(self, group=distributed.new_group(backend="gloo", timeout=self.timeout))
 
     def wait_for_main(self) -> None:
-        """Wait until rank 0 calls this, which may take hours if a GPU is in use."""
+        """Wait until rank 0 calls this, perhaps for hours, since rank 0 may first wait for GPUs."""
         if self.size > 1:
             patient = distributed.new_group(backend="gloo", timeout=timedelta(days=365))
             replace(self, group=patient).barrier()

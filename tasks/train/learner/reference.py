@@ -1,6 +1,6 @@
 """The reference of a KL term or loss: the initial policy (until reset) or a teacher.
 
-A teacher is a policy with the same vocabulary: it reads the trained policy's token ids."""
+A teacher must have the trained policy's vocabulary, because it reads that policy's token ids."""
 
 import copy
 import dataclasses

@@ -180,7 +180,7 @@ def of_batch(batch: MicroBatch, values_N: Floats | Bools, like: torch.Tensor) ->
 
 def read(stats: UpdateStats, unread: list[dict[str, torch.Tensor]]) -> None:
     """Wait for the device, and copy results to the host: set fields of `stats` to the sums over all
-    micro-batches in `unread`, and replace the log-ratios and log-weights."""
+    micro-batches in `unread`, and replace the log-ratios and log-weights with copies."""
     sums, *lists = to_host(
         [
             torch.stack([torch.as_tensor(sum(part[k] for part in unread)) for k in unread[0]]),
@@ -197,8 +197,8 @@ def read(stats: UpdateStats, unread: list[dict[str, torch.Tensor]]) -> None:
 def reference_logprobs(
     batch: MicroBatch, objective: Objective, rollouts: Rollouts, architecture: Architecture
 ) -> tuple[torch.Tensor | None, float]:
-    """Return [N] the reference's log-probabilities, None without a reference, and the executed
-    FLOPs: 0 if `rollouts` contain the log-probabilities. The reference may be the policy without
+    """Return [N] the reference's log-probabilities (None without a reference) and the executed
+    FLOPs (0 if `rollouts` contain the log-probabilities). The reference may be the policy without
     its adapters, so call this before the forward with gradient."""
     if objective.reference is None:
         return None, 0.0
@@ -231,8 +231,8 @@ def accumulate_nothing(
     objective: Objective,
     architecture: Architecture,
 ) -> UpdateStats:
-    """Compute `batch` as `accumulate_gradients` does, for a gradient of zero: with a sharded
-    policy, a rank with fewer micro-batches must take part in the others' passes."""
+    """Compute `batch` as `accumulate_gradients` does, but with a gradient of zero, because a rank
+    of a sharded policy that has fewer micro-batches must take part in the others' passes."""
     stats = UpdateStats()
     _, stats.reference_flops = reference_logprobs(batch, objective, rollouts, architecture)
     logprobs_N, _ = token_logprobs(model, batch, objective)

@@ -1,12 +1,12 @@
 """Decayed branches estimate the result of a run with less compute (`train.branches`).
 
 A learning rate that has not decayed yet hides part of the progress, so two runs cannot be compared
-halfway. The trunk keeps a constant rate. When the last `decay_share` of a listed share of the run
-begins, training leaves the trunk, decays the rate until the end of that share, validates, and
-returns (Haegele et al., arXiv 2405.18392). A branch's point includes the cost of the trunk up to
-the fork and of the decay. The branch's executed work is in the ledger's phase `branch`; its steps
-and rollouts are not kept. A branch is checkpointed like the trunk. The trunk's last checkpoint is
-kept meanwhile, so a kill during a branch loses no more than at other times."""
+halfway. The trunk keeps a constant rate. A branch ends at one of the shares of the run that
+`train.branches` lists. For the last `decay_share` of that share, training leaves the trunk and
+decays the rate; at the end it validates and returns (Haegele et al., arXiv 2405.18392). A branch's
+point includes the cost of the trunk up to the fork and of the decay. The branch's executed work is
+in the ledger's phase `branch`; its steps and rollouts are not kept. A branch is checkpointed like
+the trunk. Meanwhile the trunk's last checkpoint is kept, so a kill loses no more than usual."""
 
 import logging
 from collections.abc import Sequence

@@ -61,7 +61,7 @@ def charge(trainer: Trainer, batch: Batch, rollouts: Rollouts, update: UpdateSta
     """Enter the step into the accounts (see the ledger), except for the passes that
     `Trainer.charge_pass` enters. The generation of replayed rollouts was charged earlier; the
     update of a rollout is charged once per epoch. `charged_paper` is sGPO's flat rate, which covers
-    the initial policy as reference; a teacher's pass is added to the rate without a reference."""
+    the initial policy as reference; a teacher's pass is added to the reference-free rate."""
     architecture, ledger = trainer.run.policy.architecture, trainer.state.ledger
     epochs = trainer.run.settings.updates.epochs
     is_own = trainer.run.settings.reference.source is None

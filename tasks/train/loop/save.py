@@ -107,7 +107,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
 
 
 def unreadable_part(trainer: Trainer, loaded: Loaded) -> str | None:
-    """Name what this code cannot read in a checkpoint that other code wrote, or return None."""
+    """Return a name for the part of the checkpoint that this code cannot read, or None."""
     tensors, numbers, tables = loaded
     if BUFFER not in numbers or not {*COLUMNS} <= {*tables[BUFFER].columns}:
         return "rollouts"

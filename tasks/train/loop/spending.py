@@ -1,4 +1,4 @@
-"""The progress of a run in its budget: the cost of its steps so far, and the limit of the next one.
+"""A run's progress through its budget: the cost of its steps so far, and the next step's limit.
 
 While batches are in flight, their cost is predicted from the newest steps, and either a whole batch
 or none is requested. Otherwise the remaining budget limits the size of the next batch."""
@@ -63,7 +63,7 @@ class Spending:
 
     def most(self, num_ahead: int) -> int:
         """Return the limit of the next step in the batch's unit: `size` or, with no batches ahead,
-        what the remaining budget pays for at the newest steps' highest cost, if that is less."""
+        the amount that the budget left buys at the newest steps' highest cost, if that is less."""
         if num_ahead or not self.costs:
             return self.size
         return min(self.size, int((self.budget.amount - self.spent) / max(self.costs)))

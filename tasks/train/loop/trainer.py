@@ -260,8 +260,8 @@ class Trainer:
 
     def learning_rate(self, progress: float) -> float:
         """Return the learning rate of this step, after which a share `progress` of the run is done.
-        A branch ends at its share of the run. The part of a budget that was spent before the first
-        step is not in the schedule."""
+        On a branch, the schedule ends at the branch's share of the run. It does not include the
+        part of a budget that was spent before the first step."""
         first, last = self.buffer.first_share, self.state.branch or 1.0
         trained = min((progress - first) / (last - first), 1.0)
         return learning_rate(self.run.settings, self.state.num_steps, trained)

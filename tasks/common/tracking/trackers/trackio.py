@@ -8,8 +8,8 @@ from tasks.common.tracking.trackers import PROJECT, MirrorRun, Point, with_gflop
 
 
 class Client:
-    """Trackio resumes the latest run with the same name. To prevent this for a new run, an empty
-    file in `trackio-runs` marks each started run. Parameters are set at a run's start."""
+    """Trackio resumes the latest run with the same name. So an empty file in `trackio-runs` marks
+    each started run, and only a marked run is resumed. Parameters are set at a run's start."""
 
     def __init__(self, run: MirrorRun) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(run.folder / "trackio"))

@@ -1,5 +1,5 @@
-"""`grpo_sample`: GRPO as in the code of PODS and TRL, divided by the sample standard deviation plus
-`epsilon`.
+"""`grpo_sample`: GRPO as in the code of PODS and TRL, where the divisor is the sample standard
+deviation plus `epsilon`.
 
 A mixed pair has the advantages +-0.707, not +-1; in larger groups they are nearer to `grpo`'s."""
 

@@ -7,7 +7,7 @@ baseline is the mean prediction from the others, so it does not depend on the ro
 gradient stays unbiased; two rollouts per prompt are enough. The regression is fitted after the
 advantages are computed. Replay is refused: the regression may have been fitted to those rollouts.
 Before the first fit, and in a group of one, the advantage is `rloo`'s. Groups with equal rewards
-have a gradient: rewards differ from predictions. A random projection replaces the paper's PCA."""
+have a gradient, as rewards differ from predictions. Random projection replaces the paper's PCA."""
 
 import numpy as np
 

@@ -5,9 +5,9 @@ p), and costs 1 + c, where c, `update_cost`, is the cost of training on a rollou
 sampling it. If only the rarer outcome is trained on (`advantage: posterior` or `one_sided`), it
 adds p (1 - p) (1 - m), with m = min(p, 1 - p), and costs 1 + c m. A prompt's worth is the larger of
 these two ratios of information to cost: highest at pass rates near 0.2 and 0.8, a fifth lower at
-0.5, and 0 at 0 and 1. A step draws `candidates` batches of prompts at random, draws each prompt's
-pass rate from its posterior (Thompson sampling, which explores unknown prompts), and takes the
-prompts with the largest worth. With `candidates: 1` all prompts are equally likely.
+0.5, and zero if p is 0 or 1. A step draws `candidates` batches of prompts at random, draws each
+prompt's pass rate from its posterior (Thompson sampling, which explores unknown prompts), and takes
+the prompts with the largest worth. With `candidates: 1` all prompts are equally likely.
 
 The pass rates are estimated during the run (`methods/pass_rates.py`); no profile is read. The
 plan gives the pool, the group sizes and the budget, not the order.

@@ -19,7 +19,7 @@ class State:
 
 
 class Method(Control):
-    """Also the base of other controls that follow the plan, whose states have a `position`."""
+    """The control `plan`, and the base of others that follow the plan by their `state.position`."""
 
     state: Any
 

@@ -3,14 +3,14 @@
 A RECONSTRUCTION from the paper's abstract and summaries of it, since the full text was not
 available: not the authors' verified algorithm. A synchronous step waits for its longest rollout. A
 larger group is more likely to contain a straggler: a rollout longer than `threshold` times the
-running median of all lengths (by its own median, a group of two has none from a threshold of 2 on).
-A Beta posterior per size of `group_sizes` estimates that risk. The group size G of a step maximises
-log2(G) / log2(G_max) minus the risk times a multiplier (its price). The multiplier rises at rates
-above `budget`, falls below it, and is capped. A budget below the smallest size's straggler rate
-cannot be met: the size then stays at the smallest, the multiplier at `max_multiplier`. The plan
-sets the prompts and the largest group sizes; with smaller groups a step takes more prompts, to fill
-`train.batch`. Fewer stragglers need not mean more rollouts per second: compare tokens per second.
-"""
+running median of all lengths. (With its own median, a group of two could never contain one if the
+threshold is 2 or more.) A Beta posterior per size of `group_sizes` estimates that risk. The group
+size G of a step maximises log2(G) / log2(G_max) minus the risk times a multiplier (its price). The
+multiplier rises at rates above `budget`, falls below it, and is capped. A budget below the smallest
+size's straggler rate cannot be met: the size then stays at the smallest, the multiplier at
+`max_multiplier`. The plan sets the prompts and the largest group sizes; with smaller groups a step
+takes more prompts, to fill `train.batch`. Fewer stragglers need not mean more rollouts per second:
+compare tokens per second."""
 
 from dataclasses import dataclass, field
 

@@ -2,8 +2,8 @@
 2505.20686).
 
 The loss is the mean over completions of w (beta * sum of log-ratios - advantage)^2, with w the
-completion's mean importance weight. If `a_star` has the same beta, it is 0 at the optimum of the
-reward minus beta times the KL divergence from the reference, the initial policy. A batch allows
+completion's mean importance weight. If `a_star` has the same beta, the loss is 0 at the optimum of
+the reward minus beta times the KL divergence from the reference, the initial policy. A batch allows
 several updates, without clipping. At the reference the gradient is REINFORCE's times 2 beta."""
 
 from typing import TYPE_CHECKING

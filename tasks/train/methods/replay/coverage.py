@@ -1,5 +1,5 @@
-"""`coverage`: like `recent`, but keeps the mixed groups whose successes best represent all of them,
-stored and new (facility location, Nemhauser et al., 1978; our own buffer).
+"""`coverage`: like `recent`, but keeps the mixed groups whose successes best represent those of all
+mixed groups, stored and new (facility location, Nemhauser et al., 1978; our own buffer).
 
 The likeness of two groups is the Jaccard index of the token n-grams in their correct rollouts.
 Groups are chosen one by one, each time the one that most raises the sum, over all groups, of the

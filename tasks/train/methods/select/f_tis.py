@@ -1,5 +1,5 @@
-"""`f_tis`: drop rollouts that another policy sampled if their reward is at most their group's mean
-and they are too far from the current policy (F-TIS, arXiv 2605.22537; from summaries).
+"""`f_tis`: drop a rollout of another policy if its reward is at most its group's mean and it is too
+far from the current policy (F-TIS, arXiv 2605.22537; from summaries).
 
 A rollout is kept if its reward is above its group's mean or its KL(policy | sampler) is below
 `limit`. The KL is estimated from the rollout itself, token by token: r log r - (r - 1) with r the

@@ -1,1 +1,1 @@
-"""One method per file. For example `overlong`: long completions lose a part of their reward."""
+"""Shapes change rewards or advantages. Each method is a file here."""

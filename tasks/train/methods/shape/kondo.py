@@ -1,10 +1,10 @@
 """`kondo`: train only on the step's tokens with the largest advantage times surprise (Kondo gate,
 arXiv 2603.20526; the authors' hard rule for tokens).
 
-The priority of a token is A (-log p), with the sampler's log-probability: it needs no pass over the
-rollouts. Tokens of negative advantage are dropped first, so with a small `keep` only rare tokens of
-successes remain. The survivors keep their weight and the divisors count every token, so the
-gradient is biased. The authors use the reward minus the group's mean (`advantage: {method:
+The priority of a token is A (-log p), where p is the sampler's probability, so no pass is needed.
+Tokens of negative advantage are dropped first, so with a small `keep` only rare tokens of successes
+remain. The survivors keep their weight and the divisors count every token, so the gradient is
+biased. The authors use the reward minus the group's mean (`advantage: {method:
 dr_grpo}`). A rollout without a surviving token is dropped; the others are computed whole. Left out:
 the random gate with a price, and other priorities."""
 

@@ -1,7 +1,7 @@
 """`signs`: factors on positive and on negative advantages (arXiv 2506.01347).
 
-With `advantage: {method: raw, wrong: -1}` factors of 1 and 0 are the paper's positive-sample
-reinforcement, 0 and 1 its negative-sample reinforcement, and 0.1 and 1 its weighted REINFORCE."""
+With `advantage: {method: raw, wrong: -1}` the factors (1, 0) are the paper's positive-sample
+reinforcement, (0, 1) its negative-sample reinforcement, and (0.1, 1) its weighted REINFORCE."""
 
 import numpy as np
 
