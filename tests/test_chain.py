@@ -145,3 +145,11 @@ def test_training_through_servers_under_urls_is_refused(guesser: Path, tmp_path:
     )
     assert "Traceback" not in log
     assert not layout.train("r", 0).exists()
+
+
+def test_unknown_key_is_named(guesser: Path, tmp_path: Path) -> None:
+    make_world(tmp_path / "data", guesser, [4, 4])
+    values = yaml.safe_load((tmp_path / "data" / "params.yaml").read_text())
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values | {"profile": {"num_sample": 6}}))
+    log = run(tmp_path, "profile", ok=False)
+    assert "profile.num_sample is unknown; allowed: num_samples" in log
