@@ -17,9 +17,11 @@ from tasks.common.files import ArtifactError
 from tasks.engines.engine import Request
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.settings import Sampling
-from tasks.models.adapters import adapted_layers
+from tasks.models.adapters import adapted_layers, adapters_off
 from tasks.models.folder import policy_digest
+from tasks.models.fused import fits
 from tasks.models.policy import load_model, load_tokenizer
+from tasks.models.weights import NamedWeights
 from tasks.train.checkpoint.tensors import optimizer_tensors
 from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.micro_batches import micro_batches
@@ -64,6 +66,33 @@ def logprobs(model: Any, rollouts: Rollouts) -> torch.Tensor:
     (batch,) = micro_batches(rollouts, rows, 10**6, CPU, by_group=False)
     with torch.no_grad():
         return token_logprobs(model, batch, OBJECTIVE)[0] - batch.sampler_logprobs_N
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama"])
+def test_the_engine_samples_with_the_adapters(name: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(name)
+    model = adapted(folder)
+    assert fits(model)  # the adapters are added to copies of the weights
+    rollouts = sample(HfEngine(model, [1], 64, 512), load_tokenizer(folder))
+    assert logprobs(model, rollouts).abs().max() < 1e-4
+    with adapters_off(model):
+        assert logprobs(model, rollouts).abs().mean() > 0.05
+    initial = load_model(folder, dtype=torch.float32, device=CPU)
+    with adapters_off(model):
+        assert torch.equal(logprobs(model, rollouts), logprobs(initial, rollouts))
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama"])
+def test_an_engine_with_separate_weights_gets_the_merged_ones(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue(name)
+    model = adapted(folder)
+    own = load_model(folder, dtype=torch.float32, device=CPU)
+    assert set(own.state_dict()) <= set(NamedWeights(model))
+    engine = HfEngine(own, [1], 64, 512)
+    engine.set_weights(NamedWeights(model))
+    assert logprobs(model, sample(engine, load_tokenizer(folder))).abs().max() < 1e-4
 
 
 def test_only_adapters_are_trained_and_the_result_is_a_policy(
