@@ -118,3 +118,24 @@ def test_a_killed_run_ends_bit_identical_with_plain_tensors(
     assert {tensor.dtype for tensor in ours.values()} >= {torch.uint8, torch.float32}
     assert set(ours) == set(theirs)
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+@needs_torchao
+@pytest.mark.slow
+def test_the_compiled_step_equals_the_eager_one() -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        # one tensor with moments in 8 bits, and a small one
+        parameters = [torch.nn.Parameter(torch.randn(size)) for size in ((64, 64), (64,))]
+        optimizer = make_optimizer(parameters, settings_of(**EIGHT, learning_rate=0.01))
+        for _ in range(3):
+            for parameter in parameters:
+                parameter.grad = torch.randn_like(parameter)
+            if compiled:
+                optimizer.step()
+            else:
+                step(optimizer, 0.01)
+        found.append(parameters)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0.0)
