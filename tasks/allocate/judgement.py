@@ -86,8 +86,8 @@ def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Gener
 
 
 def savings(compared: Sequence[pl.DataFrame], known: Any) -> dict[str, tuple[float, float | None]]:
-    """Return, by account, the saving of the first plan over the second, and the number of runs of
-    the first that pay for the profile (None: never). The third plan is the profile's samples."""
+    """Return, by account, the saving of the first plan over the second, and after how many runs the
+    first has repaid the profile (None: never). The third plan describes the profile's samples."""
     mine, theirs, samples = compared
     information, cost = totals(mine, known)
     uniform_information, uniform_cost = totals(theirs, known)

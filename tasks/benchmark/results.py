@@ -38,8 +38,8 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def current(lines: Collection[Line]) -> dict[str, Line]:
-    """Return the valid lines by the key of their cell: those that are not superseded. If a cell has
-    several, the last one is valid."""
+    """Return, by the key of its cell, every line that is not superseded; the last one if a cell has
+    several."""
     return {line["key"]: line for line in lines if "superseded" not in line}
 
 

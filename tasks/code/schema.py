@@ -65,7 +65,7 @@ def of_field(name: str, hint: Any) -> Schema:
 
 
 def of_slot(name: str) -> Schema:
-    """Return the schema of a slot: `method` names a file of its folder; all else is allowed."""
+    """Return the schema of a slot: `method` is one of its methods; other keys are not checked."""
     package = importlib.import_module(f"tasks.train.methods.{name}")
     return {
         "type": "object",

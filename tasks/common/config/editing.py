@@ -71,8 +71,8 @@ def end_of(node: yaml.Node) -> int:
 
 
 def written(value: Any, column: int) -> str:
-    """Return a value as YAML: a list of mappings as a block indented to `column`, one key per line;
-    anything else on one line, as JSON (which is valid YAML), with words unquoted if possible."""
+    """Return a value as YAML. A list of mappings is a block indented to `column`, one key per line.
+    Anything else is one line of JSON (which is valid YAML), with words unquoted if possible."""
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         indent = "\n" + " " * column
         items = (

@@ -1,6 +1,6 @@
 """A stage's records as events: sent to the server until one fails, then written to a file.
 
-This part of tracking does not depend on MLflow: `tracking` passes it the two functions that open a
+This module does not depend on MLflow: the package `tracking` passes in two functions, which open a
 run and write an event."""
 
 import errno

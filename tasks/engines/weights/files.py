@@ -164,7 +164,7 @@ def can_add(weights: NamedWeights, folder: Path) -> bool:
 def numbered(
     weights: Mapping[str, torch.Tensor], piece_bytes: int, dtype: torch.dtype
 ) -> Iterator[tuple[int, str, torch.Tensor]]:
-    """Yield (piece number, name, weight), with the names in a policy's files and floats in `dtype`.
+    """Yield (piece number, name in a policy's files, weight); floating-point weights in `dtype`.
     Each piece contains as many weights as fit in `piece_bytes`, and at least one."""
     number, size = 0, 0
     for name, tensor in as_saved(weights):

@@ -238,8 +238,8 @@ def same_interval(gold: Interval, given: Interval, tolerance: Tolerance) -> bool
 
 
 def by_list(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare lists of values in any order; None for two single values, or for different lists of
-    equal length. A list in () or [] is ordered, so it is one value here, left to `by_symbols`."""
+    """Compare lists of values in any order. Return None for two single values, or if lists of
+    equal length differ. A list in () or [] is ordered, so it is one value, left to `by_symbols`."""
     first, second = parts_of(gold), parts_of(given)
     if len(first) == 1 and len(second) == 1:
         return None

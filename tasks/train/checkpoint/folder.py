@@ -27,8 +27,8 @@ def read_checkpoint(folder: Path) -> tuple[Loaded, list[str]]:
 
 
 def verified_index(folder: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's `state.json`. Raise ArtifactError if it, or a file or
-    part of rollouts that it lists, is missing or was changed."""
+    """Return the content of a checkpoint's `state.json`. Raise ArtifactError if this
+    file, or a file or a part of the rollouts that it lists, is missing or was changed."""
     index = read_index(folder)
     for name, value in index["files"].items():
         verify(folder / name, value)

@@ -72,7 +72,7 @@ class State:
         self.seconds[part] += time.perf_counter() - started
 
     def numbers(self) -> dict[str, Any]:
-        """Return the values for `fill`, except the tables of steps and curve, as JSON."""
+        """Return the values for `fill` as JSON, except the tables `steps` and `curve`."""
         plain = {name: getattr(self, name) for name in PLAIN}
         ledger, seconds, work = self.ledger.as_dict(), dict(self.seconds), dict(self.work)
         return {**plain, "ledger": ledger, "seconds": seconds, "work": work}

@@ -93,8 +93,8 @@ class Trainer:
         return Features(layers.pop() if layers else None, norms)
 
     def observe_policy(self, rollouts: Rollouts) -> Rollouts:
-        """Add the policy's features to the rollouts, if a part of the step needs them, and the old
-        policy's log-probabilities, unless the old policy is the present one."""
+        """Add two things to the rollouts: the policy's features, if a part of the step needs them;
+        and the old policy's log-probabilities, unless the old policy is the present one."""
         features = self.features()
         if features is not None:
             rollouts = replace(rollouts, observed=self.score(rollouts, features))

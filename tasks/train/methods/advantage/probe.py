@@ -18,7 +18,7 @@ SEED = 0  # seed of the projection, which is the same in every run
 @settings
 class Settings:
     """The layer of the hidden states (-1: the last), the dimensions of their projection, the ridge,
-    and the share of the sums that a step keeps."""
+    and the factor by which a step decays the accumulated sums."""
 
     layer: int = -1  # layer of the hidden states; -1: the last
     dimensions: int = 32  # dimensions of the projection

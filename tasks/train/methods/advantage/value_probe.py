@@ -52,7 +52,7 @@ class Method(Advantage):
         return np.asarray(errors_N)
 
     def rows(self, rollouts: Rollouts) -> Floats:
-        """Return [N, F] the probe's features, from the hidden state before each token."""
+        """Return the probe's features [N, F], from the hidden state before each token."""
         assert rollouts.observed is not None
         assert rollouts.observed.hidden_ND is not None
         projected = probe.project(rollouts.observed.hidden_ND, self.settings.dimensions)
