@@ -172,12 +172,7 @@ def provide(port: int | None = None) -> None:
         if answers(named):
             warn_if_open(named)
             return
-        logger.warning(
-            "Prefect's server at %s does not respond (PREFECT_API_URL): starting another one here, "
-            "which records runs only in %s/prefect.db",
-            without_secrets(named),
-            home(),
-        )
+        logger.warning("%s", away(named))
     if port is not None:
         check_port("Prefect", HOST, port)
     auth, only = (new_auth(), FOR_ONE_RUN) if port is None else (None, {})
@@ -212,6 +207,13 @@ def lost(error: Exception) -> str:
         f"Prefect's server at {without_secrets(PREFECT_API_URL.value() or '')} has failed this run "
         f"({without_secrets(why)}{more}): finished results are kept; run the same command again "
         "to resume"
+    )
+
+
+def away(url: str) -> str:
+    return (
+        f"Prefect's server at {without_secrets(url)} does not respond (PREFECT_API_URL): "
+        f"starting another one here, which records runs only in {home()}/prefect.db"
     )
 
 

@@ -27,7 +27,7 @@ def profile(
             GATES,
             profile([0] * 8, [1.0] * 7 + [0.875]),
             r"of 64 samples 0 are correct \(0.0%\), and 98.4% are cut off .* raise sampling"
-            r".max_tokens.* gates.min_solved_rate 0.001 is not reached",
+            r".max_tokens.*gates.min_solved_rate 0.001 is not reached",
         ),
         (GATES, profile([0] * 8, [0.0] * 8), "use easier prompts or a stronger policy"),
         (GATES, profile([0] * 8, [0.0] * 8, longest=1), "after one token: set `raw: true`"),

@@ -40,9 +40,9 @@ class Measure:
 def measures(root: Path) -> Iterator[Measure]:
     """Yield every measure of the tree at `root`."""
     product = [*files(root / "tasks"), *files(root / "flows")]
-    yield Measure("product lines", num_lines(product), 51_395, 39_000)
+    yield Measure("product lines", num_lines(product), 51_400, 39_000)
     for folder, limit, aim in (
-        ("flows", 4_225, 2_600),
+        ("flows", 4_230, 2_600),
         ("tasks/common", 6_380, 4_200),
         ("tasks/grading", 6_385, 4_800),
         ("tasks/ingest", 3_790, 3_000),

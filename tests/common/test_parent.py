@@ -60,6 +60,12 @@ def test_stage_ends_with_dvc(tmp_path: Path) -> None:
     assert marker.read_text() == "alive "
 
 
+def in_a_container(*command: str, **options: Any) -> "subprocess.Popen[str]":
+    """Start a command whose orphans are adopted by a process of its own session, until the standard
+    input ends."""
+    return subprocess.Popen([sys.executable, "-c", ADOPTER, *command], **SESSION, **options)
+
+
 @pytest.mark.parametrize("evidence", ["variable of the flow", "lock of dvc"])
 def test_stage_ends_with_dvc_in_a_container(evidence: str, tmp_path: Path) -> None:
     """dvc is killed while the stage imports, and process 1 is in dvc's own session."""
@@ -74,12 +80,8 @@ def test_stage_ends_with_dvc_in_a_container(evidence: str, tmp_path: Path) -> No
         )
     parent = f"import json, os; {note}; {PARENT}"
     stage = [sys.executable, "-c", parent, CHILD, str(marker), "imports", "30"]
-    container = subprocess.Popen(
-        [sys.executable, "-c", ADOPTER, *stage],
-        env={**os.environ, "DVC_STAGE": "train", "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        **SESSION,
-    )
+    environment = {**os.environ, "DVC_STAGE": "train", "PYTHONPATH": str(ROOT)}
+    container = in_a_container(*stage, env=environment, cwd=tmp_path)
     assert container.stdin is not None
     assert container.stdout is not None
     child = int(container.stdout.readline())

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tasks.common.processes.ports import free_port
-from tests.common.test_parent import parent_of
 from tests.flows.project import Project
 from tests.flows.test_pipeline import CELLS
 from tests.flows.test_processes import descendants, is_gone
@@ -47,7 +47,7 @@ def test_stages_end_with_a_killed_flow_and_the_next_run_marks_it(project: Projec
     project.behave(evaluate__grpo_0="hang", evaluate__winnow_0="hang")
     flow = project.start("flows", "run", "--concurrency", "2", "--force", *CELLS)
     stages = project.all_hanging(2)
-    dvcs = [parent_of(stage) for stage in stages]
+    dvcs = [psutil.Process(stage).ppid() for stage in stages]
     killed, elsewhere, living = run_of(project), running(project), running(project)
     flow.kill()
     flow.wait(60)

@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flows.pipeline import commands
 from tasks.common.processes import ending
-from tests.common.test_parent import in_a_container, parent_of
+from tests.common.test_parent import in_a_container
 from tests.flows.project import ROOT, Project
 from tests.patience import PATIENCE, wait_for
 
@@ -63,7 +64,7 @@ def test_stage_ends_if_dvc_is_killed_in_a_container_during_imports(project: Proj
     container = in_a_container(*repro, cwd=project.root, env=project.environment)
     assert container.stdin is not None
     stage = project.hanging()
-    os.kill(parent_of(stage), signal.SIGKILL)
+    psutil.Process(stage).parent().kill()
     assert is_gone(stage)
     container.stdin.close()
     container.wait()

@@ -148,7 +148,7 @@ def test_averages_over_prompts_and_tokens_agree_for_groups_of_one_length(
         trainer.learner.memory = dataclasses.replace(
             trainer.learner.memory, max_tokens_per_micro_batch=most
         )
-        loss = clip.Method(dataclasses.replace(clip.EXAMPLE, normalize=normalize))
+        loss = clip.Method(clip.Settings(normalize=normalize))
         rollouts = rollouts_of([0.0] * 6, groups, [2, 4, 3, 3, 1, 5])
         signs = np.array([1.0, -2.0, 1.5, -1.0, 2.0, -0.5])
         trainer.learner.compute_gradient(estimated(rollouts, signs), loss)
