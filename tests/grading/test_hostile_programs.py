@@ -3,6 +3,7 @@
 import json
 import time
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,10 +12,17 @@ from tasks.grading.grader import Answer, Grader
 from tasks.grading.programs import sandbox
 from tasks.grading.settings import Verify
 from tests.grading.test_code import ADD, SETTINGS, SUM, graded
-from tests.grading.test_sandbox import RIGHT_SUM, running
+from tests.grading.test_sandbox import RIGHT_ADD, RIGHT_SUM, running
 from tests.patience import wait_for
 
 pytestmark = pytest.mark.sandbox
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _check_the_next_verdict() -> Iterator[None]:
+    yield
+    assert graded(RIGHT_ADD, ADD).outcome == "correct"
+    assert graded(RIGHT_SUM, SUM).outcome == "correct"
 
 
 FORGERIES = {

@@ -108,6 +108,7 @@ def test_reference_is_never_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
         (r"It is \boxed{Paris}", "paris", "correct", 1.0),
         ("hello world", "hello", "wrong", 2 / 3),
         ("hello world", '["hello", "world hello there"]', "wrong", 4 / 5),
+        ("a b b", "b b c", "wrong", 4 / 5),
         ("no no no", "no", "wrong", 1 / 2),
         ("The", "an", "correct", 1.0),
         ("The", "cat", "wrong", 0.0),
