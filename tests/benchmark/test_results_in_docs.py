@@ -17,7 +17,10 @@ from tasks.benchmark.tables import write_tables
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 COMMAND = "winnow bench docs/results/{}.yaml --tables"
-PARAGRAPHS = ["brief", "embedded", "deep", "worked", "hard", "sgpo", "winnow_all", "winnow_random"]
+PARAGRAPHS = [
+    *("brief", "embedded", "deep", "worked", "hard"),
+    *("sgpo", "one_sided", "dapo", "winnow_all", "winnow_random"),
+]
 
 
 @cache
