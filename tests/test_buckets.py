@@ -16,6 +16,7 @@ import yaml
 
 from tasks.common.artifacts import PROMPTS, Layout
 from tasks.common.locations import open_location
+from tasks.common.tracking import Tracking, replay, track
 from tests.patience import wait_for
 from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.stages import Forked, give_record, run_stage
@@ -144,3 +145,26 @@ def wait_until_idle(pid: int | None) -> None:
     used, process = -1.0, psutil.Process(pid)
     while used != (used := sum(process.cpu_times()[:2])):
         time.sleep(0.5)
+
+
+@pytest.mark.s3
+def test_record_without_its_bucket_is_replayed(
+    bucket: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, kept = Layout(tmp_path / "data"), tmp_path / "kept.txt"
+    kept.write_text("kept")
+    give_record(layout.root)
+    uri = f"sqlite:///{layout.tracking}/mlflow.db"
+    mlflow.MlflowClient(uri).create_experiment("test", f"{bucket}/mlflow")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    s3.kill_gateway()
+    try:
+        with track(Tracking(None, "test", 0.0, []), layout, "report", None, None) as tracker:
+            tracker.artifact(kept)
+    finally:
+        s3.start_gateway()
+    assert objects(bucket) == []
+    (pending,) = (layout.tracking / "pending").glob("*.jsonl")
+    replay(pending, uri)
+    (name,) = objects(bucket)
+    assert name.endswith("artifacts/kept.txt")

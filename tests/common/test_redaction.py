@@ -10,6 +10,7 @@ from tasks.common.params import ParamsError
 from tasks.common.redaction import has_credentials, without_secrets
 from tasks.common.tracking import Tracking
 from tasks.common.tracking.journal import Journal, Tracker
+from tests.doctor.test_check import changed, found
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,9 @@ def test_address_of_prefect_is_shown_without_its_password(monkeypatch: pytest.Mo
     assert summary.prefect_place() == "http://host:4200"
     assert "http://host:4200/api" in server.away(url)
     assert "hidden" not in server.away(url)
+
+
+def test_doctor_refuses_credentials_without_showing_them(tmp_path: Path) -> None:
+    values = changed(tracking__uri="https://name:hidden@host")
+    assert "tracking.uri contains credentials" in str(found(tmp_path, values))
+    assert "hidden" not in str(found(tmp_path, values))

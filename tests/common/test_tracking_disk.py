@@ -2,11 +2,13 @@
 
 import os
 import sqlite3
+import time
 from contextlib import closing
 from functools import partial
 from typing import Any
 
 import pytest
+import sqlalchemy
 
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
@@ -106,3 +108,31 @@ def test_record_begins_once_its_start_has_room(
     uri = tracking.address(LOCAL, layout)
     run = tracking.connect(uri).get_run(tracking.replay(*pending_files(layout), uri))
     assert (run.data.tags["reason"], run.info.status) == ("room", "FINISHED")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a lock for less than sqlite's five seconds, or MLflow's twenty."""
+    text = sqlalchemy.sql.text
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, timeout=0.3))
+    monkeypatch.setattr(sqlalchemy.sql, "text", lambda words: text(words.replace("20000", "300")))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_locked_database_leads_to_a_pending_file(layout: Layout) -> None:
+    with track(LOCAL, layout, "profile", None, None) as tracker:
+        lock = sqlite3.connect(layout.tracking / "mlflow.db", isolation_level=None)
+        lock.execute("BEGIN EXCLUSIVE")
+        started = time.monotonic()
+        tracker.metrics({"pass_rate": 0.5})
+        tracker.flush()
+        tracker.metrics({"pass_rate": 0.6})
+        tracker.flush()
+        assert time.monotonic() - started < 60
+        lock.execute("ROLLBACK")
+        lock.close()
+    (pending,) = pending_files(layout)
+    tracking.replay(pending, tracking.address(LOCAL, layout))
+    run = runs_of(layout)["profile"]
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["pass_rate"] == 0.6

@@ -10,10 +10,12 @@ import torch.distributed as distributed
 from safetensors.torch import load_file
 
 from tasks.common.files import ArtifactError
+from tasks.engines.server.engine import ServerEngine
 from tasks.engines.weights import changes
 from tasks.engines.weights.files import FileTransfer
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
+from tests.engines.conftest import FLEET, REQUEST, Fleet, does, expected, scaled
 from tests.policies import adapted
 from tests.stages import run_together
 
@@ -157,3 +159,23 @@ def take_together(rank: int, meeting: str, root: Path) -> None:
 def test_trainers_write_pieces_side_by_side(tmp_path: Path) -> None:
     meeting = f"file://{tmp_path}/meeting"
     run_together(take_together, [(rank, meeting, tmp_path) for rank in range(2)])
+
+
+def test_restarted_server_gets_every_change(fleet: Fleet, policy: Policy) -> None:
+    servers = fleet(True, True)
+    engine = ServerEngine(FLEET, policy, servers, servers.serving())
+    assert isinstance(engine.transfer, FileTransfer)
+    engine.transfer.only_changes = True
+    model = scaled(policy, 1.5)
+    engine.set_weights(NamedWeights(model))
+    with torch.no_grad():  # a change of one weight, and back
+        weight = model.get_parameter("model.layers.0.mlp.down_proj.weight")
+        weight.mul_(2.0)
+        engine.set_weights(NamedWeights(model))
+        weight.mul_(0.5)
+        servers.drop(engine.endpoints[0])
+        engine.set_weights(NamedWeights(model))
+    assert sum(len(piece.changes) for piece in engine.transfer.pieces.values()) == 2
+    assert len(engine.transfer.pieces) == 1
+    assert [does(servers, place).version for place in (0, 1)] == ["3", "3"]
+    assert engine.generate(REQUEST).token_ids == expected(policy, 1.5)

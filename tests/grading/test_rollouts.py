@@ -1,6 +1,8 @@
 """Rollouts are graded during sampling, and written in the order of the rows."""
 
+import contextlib
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -25,6 +27,16 @@ CONFIGURED = {
     "both": {"method": "composite", "weights": {"numeric": 0.75, "tags": 0.25}},
 }
 VERIFY = Verify(1, 5.0, 4.0, 0.5, CONFIGURED)
+
+
+def graders() -> list[int]:
+    """Return the descendants of this process that run verifiers."""
+    found = []
+    for child in psutil.Process(os.getpid()).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "tasks.grading.verifier_worker" in child.cmdline():
+                found.append(child.pid)
+    return found
 
 
 def rows(
@@ -211,3 +223,17 @@ def test_interrupt_ends_sampling_and_grading(hostile_verifier: Path, tmp_path: P
         process.kill()
     assert log.splitlines()[-1] == "KeyboardInterrupt"
     assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
+
+
+def test_failed_sampling_leaves_no_hanging_grader(hostile_verifier: Path, tmp_path: Path) -> None:
+    """A cancelled grader ends its processes."""
+
+    def sample(_: pl.DataFrame) -> None:
+        wait_for((hostile_verifier / "hang").exists)
+        raise RuntimeError("sampling failed")
+
+    hanging = [rows(0, 1, text="hang", verifier="hostile")]
+    source = Given([rows(0, 1)], hanging, after_sampled=sample)
+    with pytest.raises(RuntimeError, match="sampling failed"):
+        graded(source, tmp_path, Verify(1, 1000.0, 4.0, 0.5, {}))
+    wait_for(lambda: graders() == [])

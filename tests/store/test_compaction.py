@@ -2,8 +2,11 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import polars as pl
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tasks.common.artifacts import STORE
 from tasks.store import compaction, shards
@@ -12,6 +15,14 @@ from tasks.store.folder import RolloutStore, is_local
 from tasks.store.shards import Span
 from tasks.store.view import StoreView
 from tests.store.conftest import damage, owners, reopened, rows
+
+
+def first_rows(found: dict[Span, pl.DataFrame]) -> dict[Any, str]:
+    owner: dict[Any, str] = {}
+    for span in sorted(found):
+        for key_and_text in found[span].select(*shards.KEYS, "text").iter_rows():
+            owner.setdefault(key_and_text[:2], key_and_text[2])
+    return owner
 
 
 def test_overlapping_compactions_are_merged(store: RolloutStore) -> None:
@@ -137,3 +148,33 @@ def test_gc_lists_its_actions_and_keeps_every_row(store: RolloutStore) -> None:
     assert owners(store, keys) == before == {("a", n): f"shard {n}" for n in range(4)}
     assert store.names() == [Span(0, 3).name, "sampling.json"]
     assert list(maintenance.collect_garbage(store, dry_run=False)) == []
+
+
+@given(st.randoms(use_true_random=False), st.integers(3, 12))
+def test_overlapping_or_killed_compactions_keep_every_owner(
+    rng: random.Random, num_shards: int
+) -> None:
+    """Each key keeps its first row, however compacted spans overlap, and whichever covered shards
+    have been removed."""
+    keys = [("p", i) for i in range(6)]
+    appended = {
+        Span(n, n): rows(rng.sample(keys, rng.randint(1, 4)), f"shard {n}")
+        for n in range(num_shards)
+    }
+    expected = first_rows(appended)
+    present, views = dict(appended), [dict(appended)]
+    for _ in range(rng.randint(1, 4)):
+        view = rng.choice(views)  # this machine's view, perhaps older than the work of the others
+        run = shards.live(view)
+        if len(run) < 2:
+            break
+        first = rng.randint(0, len(run) - 2)
+        last = rng.randint(first + 1, len(run) - 1)
+        merged = Span(run[first].first, run[last].last)
+        inside = [view[span] for span in run[first : last + 1]]
+        present[merged] = pl.concat(inside).unique(shards.KEYS, keep="first", maintain_order=True)
+        covered = [span for span in present if merged.covers(span) and span != merged]
+        for span in rng.sample(covered, rng.randint(0, len(covered))):
+            del present[span]
+        views.append(dict(present))
+        assert first_rows({span: present[span] for span in shards.live(present)}) == expected

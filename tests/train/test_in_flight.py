@@ -19,6 +19,7 @@ from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Engine, Request, Samples
+from tasks.train.loop.reporter import ages
 from tasks.train.loop.trainer import Trainer
 from tests.patience import PATIENCE
 from tests.train import test_sharding as sharding
@@ -297,3 +298,23 @@ def test_a_record_with_tokens_of_other_policies_is_refused(guesser: Path, tmp_pa
 def test_an_engine_without_in_flight_updates_is_refused(guesser: Path, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="the engine hf cannot load weights while it samples"):
         run(make_world(tmp_path, guesser, SIZES), CHANGES)
+
+
+def test_a_checkpoint_keeps_the_versions_of_tokens(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    trainer = make_trainer(layout, **CHANGES)
+    engine = trainer.collector.engine = Swapping(trainer.collector.engine)
+    with closing(trainer.collector.grader):
+        weights = {name: 1.01 * tensor for name, tensor in trainer.learner.weights().items()}
+        engine.between = lambda: engine.swap_weights(weights, 2)
+        trainer.buffer.reserve(1)
+        trainer.buffer.fill(version=0)
+    table = trainer.buffer.batches[0].fresh.table
+    trainer.buffer.restore(trainer.buffer.numbers(), trainer.buffer.table())
+    (kept,) = trainer.buffer.take(1)
+    assert kept.fresh.table.equals(table)
+    assert set(kept.fresh.versions_N()) == {0, 2}
+    assert (kept.fresh.versions_B == 0).all()
+    age = ages(2, kept)
+    assert age["staleness"] == 2
+    assert 0 < age["staleness_mean"] < 2

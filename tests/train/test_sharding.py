@@ -365,3 +365,23 @@ def test_a_rank_reads_only_its_rows(tmp_path: Path) -> None:
     # the rows, their pages of the mapped files, and the tensor in progress
     for rank in (0, 1):
         assert int((tmp_path / f"{rank}.kb").read_text()) < 0.9 * 2 * whole_kb
+
+
+def test_two_resumed_ranks_take_the_steps_of_an_uninterrupted_run(
+    stopped: tuple[Layout, Path], guesser: Path, tmp_path: Path
+) -> None:
+    resumed = run(copied(stopped[0], tmp_path / "copy", "fsdp2"), 2, 6, tmp_path / "resumed")
+    whole_run = run(world(tmp_path / "world", guesser, {}, "fsdp2"), 2, 6, tmp_path / "whole")
+    assert same_tensors(resumed / "after.safetensors", whole_run / "after.safetensors")
+    assert steps_of(resumed) == steps_of(whole_run)
+
+
+def test_a_checkpoint_without_the_file_of_a_rank_is_skipped(
+    stopped: tuple[Layout, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout = copied(stopped[0], tmp_path / "world", "fsdp2")
+    checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=1)
+    (newest,) = checkpoints.steps()
+    (newest / "tensors-00001-of-00002.safetensors").unlink()
+    assert checkpoints.load() is None
+    assert "skipping the damaged checkpoint" in caplog.text
