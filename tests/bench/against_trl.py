@@ -30,6 +30,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.bench.clock import Job
 from tests.bench.peak import in_new_process
 from tests.bench.world import make_world
 
@@ -37,10 +38,10 @@ SIDES = ("grpo", "winnow", "trl")
 Report = dict[str, Any]
 
 
-def measure(side: str, *arguments: Any) -> Report:
+def measure(job: Job) -> Report:
     """Run one side in this process."""
-    module = importlib.import_module(f"tests.bench.side_{'trl' if side == 'trl' else 'winnow'}")
-    report: Report = module.measure(*arguments, side)
+    module = importlib.import_module(f"tests.bench.side_{'trl' if job.side == 'trl' else 'winnow'}")
+    report: Report = module.measure(job)
     return report
 
 
@@ -54,7 +55,8 @@ def run_side(
 ) -> Report:
     """Run one side in its own process, and return its report."""
     out = root / f"{side}-{seed}-{learning_rate or 0:g}"
-    report: Report = in_new_process(measure, side, root, out, steps, seed, points, learning_rate)
+    job = Job(side, root, out, steps, seed, points, learning_rate)
+    report: Report = in_new_process(measure, job)
     return report
 
 

@@ -1,12 +1,27 @@
 """Time and memory of one training process, measured in the same way on both sides of a comparison.
 The module imports nothing heavy."""
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The run of one side: `steps` steps in the world under `root`, with the policy saved after the
+    steps in `points`. Without a learning rate, the world's own applies."""
+
+    side: str
+    root: Path
+    out: Path
+    steps: int
+    seed: int
+    points: list[int]
+    learning_rate: float | None
 
 
 class Clock:

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
 from tasks.grading.loading import load
-from tests.bench.clock import Clock, children_megabytes, peak_megabytes
+from tests.bench.clock import Clock, Job, children_megabytes, peak_megabytes
 
 
 def config(
@@ -106,32 +106,24 @@ class Recorder(TrainerCallback):
             )
 
 
-def measure(
-    root: Path,
-    out: Path,
-    steps: int,
-    seed: int,
-    points: list[int],
-    learning_rate: float | None,
-    _: str,
-) -> dict[str, Any]:
-    """Train, save the policy at the points as `out` with the number of the step, and return the
+def measure(job: Job) -> dict[str, Any]:
+    """Train, save the policy at the points as `job.out` with the number of the step, and return the
     measurements."""
     torch.set_num_threads(1)
     disable_progress_bars()
-    values = yaml.safe_load((root / "params.yaml").read_text())
-    rows = [json.loads(line) for line in (root / "order.jsonl").read_text().splitlines()]
-    policy = root / "policy"
+    values = yaml.safe_load((job.root / "params.yaml").read_text())
+    rows = [json.loads(line) for line in (job.root / "order.jsonl").read_text().splitlines()]
+    policy = job.root / "policy"
     model = AutoModelForCausalLM.from_pretrained(
         policy, dtype=torch.float32, attn_implementation="sdpa"
     )
     tokenizer = AutoTokenizer.from_pretrained(policy)
     verify = load(rows[0]["verifier"], values["verify"]["verifiers"]).judge
-    recorder = Recorder(out, points, policy, tokenizer, verify)
+    recorder = Recorder(job.out, job.points, policy, tokenizer, verify)
     trainer = GRPOTrainer(
         model,
         reward_funcs=recorder,
-        args=config(values, steps, seed, root / "trl", learning_rate),
+        args=config(values, job.steps, job.seed, job.root / "trl", job.learning_rate),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=[recorder],

@@ -16,7 +16,7 @@ from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings
-from tests.bench.clock import Clock, children_megabytes, peak_megabytes
+from tests.bench.clock import Clock, Job, children_megabytes, peak_megabytes
 from tests.bench.world import RECIPES
 from tests.train.worlds import make_trainer
 
@@ -32,27 +32,21 @@ def bench_trainer(root: Path, seed: int, side: str = "grpo", **changes: Any) -> 
     return trainer
 
 
-def measure(
-    root: Path,
-    out: Path,
-    steps: int,
-    seed: int,
-    points: list[int],
-    learning_rate: float | None,
-    side: str,
-) -> dict[str, Any]:
-    """Train, save the policy at the points as `out` with the number of the step, and return the
+def measure(job: Job) -> dict[str, Any]:
+    """Train, save the policy at the points as `job.out` with the number of the step, and return the
     measurements."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    changes: dict[str, Any] = {"max_steps": steps}
-    if learning_rate:
-        changes["learning_rate"] = learning_rate
-    trainer = bench_trainer(root, seed, side, **changes)
+    changes: dict[str, Any] = {"max_steps": job.steps}
+    if job.learning_rate:
+        changes["learning_rate"] = job.learning_rate
+    trainer = bench_trainer(job.root, job.seed, job.side, **changes)
     saved = []
-    settings = params.section(params.load(root / "params.yaml"), "checkpoint", CheckpointSettings)
-    key = {"recipe": side, "seed": seed, "learning_rate": learning_rate}
-    checkpoints = Checkpoints(Layout(root).checkpoints, key, settings.keep)
+    settings = params.section(
+        params.load(job.root / "params.yaml"), "checkpoint", CheckpointSettings
+    )
+    key = {"recipe": job.side, "seed": job.seed, "learning_rate": job.learning_rate}
+    checkpoints = Checkpoints(Layout(job.root).checkpoints, key, settings.keep)
     trainer.add_point(0.0)
     with closing(trainer.collector.grader):
         trainer.collector.grader.grader.started(set(trainer.prompts.table["verifier"]))
@@ -64,8 +58,8 @@ def measure(
                 return
             clock.tick()
             num_steps = trainer.state.num_steps
-            if num_steps in points:
-                folder = out.with_name(f"{out.name}-{num_steps}")
+            if num_steps in job.points:
+                folder = job.out.with_name(f"{job.out.name}-{num_steps}")
                 with clock.paused():
                     save_trained(trainer.learner.model, trainer.run.policy.folder, folder)
                 saved.append({"step": num_steps, "seconds": clock.wall[-1], "folder": str(folder)})
