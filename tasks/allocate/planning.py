@@ -66,6 +66,8 @@ def decide(
 
 def solved_words(size: int, sizes: list[int]) -> str:
     """Return a description of the pass rates that bucket `size` of the ascending `sizes` covers."""
+    if len(sizes) == 1:
+        return "the only group size"
     if size == sizes[-1]:
         return f"at most one success in {size} expected"
     return f"a success expected in fewer than {sizes[sizes.index(size) + 1]} rollouts"

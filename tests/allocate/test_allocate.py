@@ -95,22 +95,23 @@ def test_bucket_of_k_of_8() -> None:
     decisions = check_decisions(allocation.decisions, profile_of([(k, 8) for k in range(9)]))
     assert decisions["group_size"].to_list()[1:] == [8, 4, 2, 2, 2, 2, 0, 0]
     assert decisions["decision"].to_list() == BY_SOLVED
-    assert decisions["reason"][1].startswith("solved 1 of 8; at most one success in 8 expected")
 
 
 @pytest.mark.parametrize(
-    ("correct", "samples", "buckets", "size"),
+    ("correct", "samples", "buckets", "size", "words"),
     [
-        (1, 16, [2, 4, 8, 16], 16),
-        (1, 3, [2, 4, 8], 2),
-        (2, 5, [3, 5], 3),
+        (1, 16, [2, 4, 8, 16], 16, "at most one success in 16 expected"),
+        (1, 3, [2, 4, 8], 2, "fewer than 4 rollouts"),
+        (2, 5, [3, 5], 3, "fewer than 5 rollouts"),
+        (6, 8, [8], 8, "solved 6 of 8; the only group size: groups of 8"),
     ],
 )
 def test_other_sample_counts_and_buckets(
-    correct: int, samples: int, buckets: list[int], size: int
+    correct: int, samples: int, buckets: list[int], size: int, words: str
 ) -> None:
-    allocation, _ = run({**SGPO, "buckets": buckets}, profile_of([(correct, samples)]))
-    assert allocation.decisions["group_size"].to_list() == [size]
+    decisions = run({**SGPO, "buckets": buckets}, profile_of([(correct, samples)]))[0].decisions
+    assert decisions["group_size"].to_list() == [size]
+    assert words in decisions["reason"][0]
 
 
 def test_the_papers_cluster_sizes_reproduce_its_figures() -> None:

@@ -12,8 +12,6 @@ from tasks.train.slots import Advantage
 
 @settings
 class Settings:
-    """The settings of `grpo_sample`."""
-
     epsilon: float = 1.0e-4  # added to the deviation
 
 

@@ -17,8 +17,6 @@ from tasks.train.slots import Advantage
 
 @settings
 class Settings:
-    """The settings of `mc_grpo`."""
-
     min_deviation: float = 1.0  # minimum divisor of a group's advantages
 
 
