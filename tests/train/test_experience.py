@@ -40,11 +40,12 @@ def control_of(num_prompts: int, size: int, batch: int, **settings: Any) -> expe
 
 def test_buckets_near_one_half_are_drawn_most() -> None:
     """The density is normal around 4 of 8; prompts of a bucket share it."""
-    found = experience.bucket_weights(np.arange(1, 8), np.full(7, 8))
+    found = np.exp(experience.log_weights(np.arange(1, 8), np.full(7, 8)))
     expected = [0.0044, 0.0540, 0.2420, 0.3991, 0.2420, 0.0540, 0.0044]
     assert found / found.sum() == pytest.approx(expected, abs=5e-5)
-    shared = experience.bucket_weights(np.array([3, 3, 4]), np.full(3, 8))
-    assert shared[0] == shared[1] == pytest.approx(found[2] / 2)
+    shared = experience.log_weights(np.array([3, 3, 4]), np.full(3, 8))
+    assert shared[0] == shared[1] == pytest.approx(np.log(found[2] / 2))
+    assert np.diff(experience.log_weights(np.array([1, 2]), np.full(2, 128))) == [62.5]
 
 
 def test_prompts_are_drawn_in_proportion_to_the_weights_of_buckets() -> None:
@@ -55,7 +56,7 @@ def test_prompts_are_drawn_in_proportion_to_the_weights_of_buckets() -> None:
     visits = np.array([14, 15])
     rng = np.random.default_rng(0)
     drawn = [int(method.again(visits, rng)[0]) for _ in range(4000)]
-    expected = experience.bucket_weights(np.arange(1, 8), np.full(7, 8))
+    expected = np.exp(experience.log_weights(np.arange(1, 8), np.full(7, 8)))
     found = np.bincount(drawn, minlength=7) / 4000
     assert found == pytest.approx(expected / expected.sum(), abs=0.02)
 

@@ -75,9 +75,9 @@ class Method(PoolControl):
             return np.zeros(0, dtype=np.int64)
         places = np.flatnonzero(self.is_open() & (self.pool.group_sizes > 1))
         rows = self.pool.prompt_rows[places]
-        weights = bucket_weights(self.state.correct[rows], self.state.sizes[rows])
+        weights = log_weights(self.state.correct[rows], self.state.sizes[rows])
         # the largest sums of log-weight and Gumbel noise are a draw without replacement
-        keys = np.log(weights) + rng.gumbel(size=len(places))
+        keys = weights + rng.gumbel(size=len(places))
         chosen = places[np.argsort(-keys, kind="stable")]
         is_new = ~np.isin(self.pool.prompt_rows[chosen], self.plan.prompt_rows_V[visits])
         return chosen[is_new][:most]
@@ -103,8 +103,8 @@ class Method(PoolControl):
         return {"open_rate": float(self.is_open().mean()), "retired_rate": float(is_retired.mean())}
 
 
-def bucket_weights(correct: Ints, sizes: Ints) -> Floats:
-    """Return the probability of each prompt in the first draw, up to a factor: the density of its
-    bucket, shared among the bucket's prompts."""
-    density = np.exp(-((correct - sizes / 2.0) ** 2) / 2.0)
-    return np.asarray(density / np.bincount(correct)[correct])
+def log_weights(correct: Ints, sizes: Ints) -> Floats:
+    """Return the log-probability of each prompt in the first draw, up to a constant: the density of
+    its bucket, which may be too small for a float, shared among the bucket's prompts."""
+    density = -((correct - sizes / 2.0) ** 2) / 2.0
+    return np.asarray(density - np.log(np.bincount(correct)[correct]))
