@@ -89,6 +89,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # controls and replay
     (of("control", "greso", p_max=1.5), r"train\.control\.p_max is .*; it must be from 0 to 1"),
     (of("control", "greso", floor=0.0), r"train\.control\.floor is 0.0; it must be above 0"),
+    (of("control", "greso", p_min=0.5, p_max=0.4), r"p_max is 0.4; it must be at least 0.5"),
+    (of("control", "greso", step=-0.1), r"train\.control\.step is -0.1"),
+    (of("control", "sagc", threshold=0.0), r"train\.control\.threshold is 0.0"),
+    (of("control", "sagc", max_multiplier=-1.0), r"train\.control\.max_multiplier is -1.0"),
     (of("control", "sagc", memory=1.01), r"train\.control\.memory is .*; it must be from 0 to 1"),
     (of("control", "sagc", group_sizes=[1, 4]), "distinct sizes of at least 2"),
     (of("control", "sagc", group_sizes=[]), "distinct sizes of at least 2"),
@@ -103,6 +107,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (of("select", "random", keep=0), r"train\.select\.keep is 0"),
     # advantages
     (of("advantage", "a_star", beta=0), "train.advantage.beta is 0"),
+    (of("advantage", "mc_grpo", min_deviation=0.0), "min_deviation is 0.0; it must be above 0"),
+    (of("advantage", "grpo_sample", epsilon=-1.0), "advantage.epsilon is -1.0"),
     (of("advantage", "pass_at", k=0), r"train.advantage.k"),
     (of("advantage", "posterior", update_cost=-1.0), r"train\.advantage\.update_cost is -1"),
     ({**WINNOW, **RECENT}, "include a replayed rollout itself: set train.replay none"),
@@ -130,6 +136,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (of("loss", "dgg", window=1), r"train.loss.window is 1; it must be at least 2"),
     (of("loss", "dgg", limit=0.0), r"train.loss.limit is 0.0; it must be above 0"),
     (of("loss", "dgg", dual=1.0), r"train.loss.dual is 1"),
+    (of("loss", "vcpo", power=-1.0), "train.loss.power is -1.0"),
+    (of("loss", "clip", clip_low=-0.1), "clip_low is -0.1; it must be at least 0"),
     (of("loss", "clip", dual=1.0), r"train.loss.dual is 1"),
     (of("loss", "clip", max_ratio=0.5), r"train.loss.max_ratio is 0.5"),
     (of("loss", "shaped", shaping=0.0), r"train.loss.shaping is 0.0; it must be above 0"),

@@ -5,7 +5,7 @@ A mixed pair has the advantages +-0.707, not +-1; in larger groups they are near
 
 import numpy as np
 
-from tasks.common.params import settings
+from tasks.common.params import at_least, settings
 from tasks.train.rollouts import Floats, Ints, Rollouts, centred_rewards, group_means
 from tasks.train.slots import Advantage
 
@@ -13,6 +13,9 @@ from tasks.train.slots import Advantage
 @settings
 class Settings:
     epsilon: float = 1.0e-4  # added to the deviation
+
+    def __post_init__(self) -> None:
+        at_least(0, train__advantage__epsilon=self.epsilon)
 
 
 class Method(Advantage):

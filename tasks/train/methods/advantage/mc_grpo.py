@@ -10,7 +10,7 @@ nor are others at the median. All count in the loss's denominator; the paper cou
 
 import numpy as np
 
-from tasks.common.params import settings
+from tasks.common.params import above_zero, settings
 from tasks.train.rollouts import Floats, Ints, Rollouts, mixed_groups
 from tasks.train.slots import Advantage
 
@@ -18,6 +18,9 @@ from tasks.train.slots import Advantage
 @settings
 class Settings:
     min_deviation: float = 1.0  # minimum divisor of a group's advantages
+
+    def __post_init__(self) -> None:
+        above_zero(train__advantage__min_deviation=self.min_deviation)
 
 
 class Method(Advantage):

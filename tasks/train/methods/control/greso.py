@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.common.params import above_zero, settings, share
+from tasks.common.params import above_zero, at_least, settings, share
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
 from tasks.train.slots import Control, SoFar
@@ -35,6 +35,8 @@ class Settings:
         above_zero(train__control__floor=self.floor)  # or all prompts may be skipped forever
         share(train__control__p_start=self.p_start)
         share(train__control__p_min=self.p_min, train__control__p_max=self.p_max)
+        at_least(self.p_min, train__control__p_max=self.p_max)
+        at_least(0, train__control__step=self.step)
 
 
 @dataclass

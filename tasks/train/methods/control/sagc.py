@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tasks.common.params import ParamsError, settings, share
+from tasks.common.params import ParamsError, above_zero, at_least, settings, share
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Bools, Floats, GroupRequest, Ints, Rollouts
 from tasks.train.slots import Control, SoFar
@@ -40,6 +40,10 @@ class Settings:
                 f"train.control.group_sizes is {sizes}: it must be distinct sizes of at least 2"
             )
         share(train__control__budget=self.budget, train__control__memory=self.memory)
+        above_zero(train__control__threshold=self.threshold)
+        at_least(
+            0, train__control__step=self.step, train__control__max_multiplier=self.max_multiplier
+        )
 
 
 EXAMPLE = Settings([2, 4, 8], 4.0, 0.2, 0.2, memory=0.99, max_multiplier=20.0)

@@ -12,7 +12,7 @@ arXiv 2505.07291): the plain clip lets a negative advantage through at any ratio
 
 from typing import TYPE_CHECKING
 
-from tasks.common.params import ParamsError, settings
+from tasks.common.params import ParamsError, at_least, settings
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
 from tasks.train.tokens import Gains, Level, Normalize, Tokens
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 @settings
 class Settings:
-    """The clips below and above a ratio of 1, the level of the ratio, and the average."""
-
     clip_low: float = 0.2  # clip below a ratio of 1
     clip_high: float = 0.28  # clip above a ratio of 1
     ratio: Level = "token"  # level of the ratio
@@ -34,6 +32,7 @@ class Settings:
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 
     def __post_init__(self) -> None:
+        at_least(0, train__loss__clip_low=self.clip_low, train__loss__clip_high=self.clip_high)
         if self.dual is not None and self.dual <= 1.0:
             raise ParamsError(
                 f"train.loss.dual is {self.dual}; it is a ratio above 1, such as 3, or null"

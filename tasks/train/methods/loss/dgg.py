@@ -22,8 +22,6 @@ NOTHING = np.zeros(0)
 
 @settings
 class Settings(clip.Settings):
-    """The settings of `clip`, and the gate."""
-
     limit: float = 0.5  # standard deviations above the mean
     window: int = 32  # number of accepted updates in the comparison
 

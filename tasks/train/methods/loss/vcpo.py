@@ -10,7 +10,7 @@ paper's `power` is 0.5, and 1.0 is its linear option."""
 
 import numpy as np
 
-from tasks.common.params import ParamsError, settings
+from tasks.common.params import ParamsError, at_least, settings
 from tasks.train.rollouts import Floats
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
@@ -25,6 +25,7 @@ class Settings:
     entropy: Entropy = Entropy()  # a bonus for the policy's entropy
 
     def __post_init__(self) -> None:
+        at_least(0, train__loss__power=self.power)
         if not 0.0 < self.base <= 1.0:
             raise ParamsError(f"train.loss.base is {self.base}: it must be above 0 and at most 1")
 

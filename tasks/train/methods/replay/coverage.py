@@ -21,8 +21,6 @@ Grams = set[tuple[int, ...]]
 
 @settings
 class Settings(Recent):
-    """The settings of `recent`, and the n-grams."""
-
     share: float = 0.5  # share of a batch
     capacity: int = 64  # maximum number of stored groups
     n: int = 4  # length of an n-gram in tokens

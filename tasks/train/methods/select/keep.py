@@ -9,8 +9,6 @@ from tasks.train.slots import Select
 
 @settings
 class Settings:
-    """The number of rollouts kept per group; a smaller group is kept whole."""
-
     keep: int  # rollouts kept per group; a smaller group is kept whole
 
     def __post_init__(self) -> None:
