@@ -262,9 +262,9 @@ class Loss(Configured, Protocol):
     def __call__(
         self, tokens: Tokens, totals: StepTotals
     ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """Return a micro-batch's share of the step's loss, and sums over its tokens (`clipped`)."""
+        """Return a micro-batch's share of the step's loss, and which tokens are `clipped`."""
         gain_N, is_clipped_N = self.gains(tokens)
-        return -average(gain_N, tokens, totals, self.normalize), {"clipped": is_clipped_N.sum()}
+        return -average(gain_N, tokens, totals, self.normalize), {"clipped": is_clipped_N}
 
     def gains(self, tokens: Tokens) -> Gains:
         """Return each token's weighted objective [N], whose average is maximised, and whether the

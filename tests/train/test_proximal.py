@@ -10,16 +10,12 @@ import pytest
 import torch
 
 from tasks.train.learner.proximal import MEAN, ProximalPolicy
+from tasks.train.learner.update import UpdateStats, statistics
 from tasks.train.loop.loop import learn
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Features, Rollouts
 from tasks.train.settings import Proximal
-from tests.train.worlds import (
-    make_trainer,
-    make_world,
-    run_in_process,
-    sampled,
-)
+from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 
 SIZES = [4, 2, 6] * 6
 
@@ -110,6 +106,10 @@ def test_a_mean_of_versions_by_hand() -> None:
     weights = 0.75 ** np.arange(4)[::-1]
     expected = float(np.average(values, weights=weights))
     assert float(policy.copies[MEAN]["weight"]) == pytest.approx(expected)
+    ones, cut = torch.ones(4), torch.tensor([True, True, False, False])
+    sums = statistics(ones.sum(), torch.tensor([True, False, True, False]), ones, ones, cut, ones)
+    stats = UpdateStats(num_tokens=4, inactive=float(sums["inactive"]))
+    assert stats.active_share == 0.25  # a token that is both clipped and capped counts once
     policy.observe(active_share=0.89)
     assert float(policy.copies[MEAN]["weight"]) == 5.0
     assert policy.weight == 1.0

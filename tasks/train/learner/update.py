@@ -54,14 +54,16 @@ class UpdateStats:
     """Sums over the tokens of a step's micro-batches, and the executed FLOPs of forward and
     backward (and of the reference's forward). `log_ratios` are between trainer and sampler, for
     fresh rollouts of the current policy. `log_weights` are the logs of all rollouts' importance
-    weights, not capped. `norms` (before clipping) and `rate_factors` (of the learning rate) have an
-    entry per optimizer step. `num_nonfinite` counts updates with a non-finite loss or gradient."""
+    weights, not capped. `inactive` counts tokens that are clipped or capped. `norms` (before
+    clipping) and `rate_factors` (of the learning rate) have an entry per optimizer step.
+    `num_nonfinite` counts updates with a non-finite loss or gradient."""
 
     loss: float = 0.0
     num_tokens: int = 0
     entropy: float = 0.0
     clipped: float = 0.0
     capped: float = 0.0
+    inactive: float = 0.0
     weights: float = 0.0
     squared_weights: float = 0.0
     kl: float = 0.0
@@ -76,8 +78,8 @@ class UpdateStats:
 
     @property
     def active_share(self) -> float:
-        """1 - the share of clipped tokens - the share of tokens whose weight a bound changed."""
-        return 1.0 - (self.clipped + self.capped) / max(self.num_tokens, 1)
+        """The share of tokens that are neither clipped nor have a weight that a bound changed."""
+        return 1.0 - self.inactive / max(self.num_tokens, 1)
 
 
 def merge_stats(parts: list[UpdateStats]) -> UpdateStats:
@@ -139,8 +141,7 @@ def accumulate_gradients(
         part.backward()
 
         # statistics stay on the device: reading them here would make the host wait
-        clipped = sums["clipped"]
-        unread.append(statistics(part, clipped, entropy_N, kl_N, cut_N, tokens.weights_N))
+        unread.append(statistics(part, sums["clipped"], entropy_N, kl_N, cut_N, tokens.weights_N))
         is_current = chosen(is_current_N[batch.places_N][own_N], batch.device)
         stats.log_ratios.append((logprobs_N.detach() - sampler_N)[is_current])
         stats.log_weights.append(tokens.by_row(old_N - sampler_N))
@@ -154,7 +155,7 @@ def accumulate_gradients(
 
 def statistics(
     loss: torch.Tensor,
-    clipped: torch.Tensor,
+    is_clipped_N: torch.Tensor,
     entropy_N: torch.Tensor,
     kl_N: torch.Tensor,
     cut_N: torch.Tensor,
@@ -164,8 +165,9 @@ def statistics(
     sums = {
         "loss": loss,
         "entropy": entropy_N.sum(),
-        "clipped": clipped,
+        "clipped": is_clipped_N.sum(),
         "capped": cut_N.sum(),
+        "inactive": (cut_N | (is_clipped_N > 0)).sum(),
         "kl": kl_N.sum(),
         "weights": weights_N.sum(),
         "squared_weights": (weights_N**2).sum(),
